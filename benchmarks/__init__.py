@@ -1,0 +1,1 @@
+"""What a cycle and a task cost: `python -m benchmarks`."""

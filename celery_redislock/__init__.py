@@ -1,0 +1,23 @@
+"""Celery tasks that never run twice at once: a Redis lock per task and arguments."""
+
+from .errors import (
+    LockConfigError,
+    LockConflict,
+    LockKeyError,
+    LockLost,
+    LockUnavailable,
+    RedisLockError,
+)
+from .info import LockInfo
+from .task import LockedTask
+
+__all__ = [
+    "LockConfigError",
+    "LockConflict",
+    "LockInfo",
+    "LockKeyError",
+    "LockLost",
+    "LockUnavailable",
+    "LockedTask",
+    "RedisLockError",
+]

@@ -1,0 +1,98 @@
+"""Coming back: the same attempt is published again, to be tried later.
+
+The one way for copies, successors, begun work, outages and the policy ``retry``. ``request.retries`` stays as it is:
+nothing of the task has run.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+if TYPE_CHECKING:
+    from celery import Celery, Task
+    from celery.app.task import Context
+
+#: The message header that a message carries when it comes back.
+HEADER = "redislock"
+#: For brokers that redeliver what is not acked in time; theirs is longer than this unless configured. Seconds.
+DEFAULT_VISIBILITY_TIMEOUT = 1800.0
+_MAX_DOUBLINGS = 16
+
+
+class Return(NamedTuple):
+    """How often and why a message has come back."""
+
+    times: int = 0
+    since: float = 0.0
+    """When it was first sent back: seconds since the epoch; 0 before that."""
+    copy: bool = False
+    """It was seen to be a copy, or was marked redelivered: its attempt may finish elsewhere."""
+
+    @classmethod
+    def read(cls, header: Any) -> Self:
+        """From a message header; a malformed one counts as none."""
+        if not isinstance(header, Mapping):
+            return cls()
+        times, since, copy = header.get("times"), header.get("since"), header.get("copy")
+        if type(times) is not int or times < 0 or type(copy) is not bool:
+            return cls()
+        if not isinstance(since, int | float) or not 0 < since <= time.time() + 60:  # NaN fails too
+            return cls()
+        return cls(times, float(since), copy)
+
+    def next(self, *, copy: bool) -> Self:
+        """The header of the message when it is sent back once more."""
+        return self._replace(times=self.times + 1, since=self.since or time.time(), copy=self.copy or copy)
+
+    def delay(self, shortest: float, longest: float) -> float:
+        """Seconds until it should be tried again: exponential, with jitter."""
+        doubled = shortest * 2 ** min(self.times + 1, _MAX_DOUBLINGS)
+        return min(random.uniform(shortest, doubled), longest)  # noqa: S311 - jitter, no secret
+
+
+def visibility_timeout(app: Celery) -> float:
+    """How long the broker waits for an ack until it delivers a message again, in seconds."""
+    options = app.conf.broker_transport_options or {}
+    configured = options.get("visibility_timeout")
+    return float(configured) if configured else DEFAULT_VISIBILITY_TIMEOUT
+
+
+def shortest_countdown(app: Celery) -> float:
+    """The least countdown that the broker takes, in seconds: one where it delays messages natively."""
+    try:
+        from celery.utils.quorum_queues import detect_quorum_queues
+    except ImportError:
+        return 0.0
+    with app.connection_for_write() as connection:
+        return 1.0 if detect_quorum_queues(app, connection.transport.driver_type)[0] else 0.0
+
+
+def publish_again(task: Task[..., Any], request: Context, header: Return, countdown: float) -> None:
+    """Send `request`'s message again as it is: id, arguments, canvas, headers, priority, queue, expiry.
+
+    Raises:
+        Exception: The broker's, where the message could not be sent.
+    """
+    signature = task.signature_from_request(
+        request,
+        countdown=countdown,
+        retries=request.retries,
+        headers={**custom_headers(request), HEADER: header._asdict()},
+        # Celery before 5.7 takes it from the task, not from the request.
+        ignore_result=ignores_result(task, request),
+    )
+    signature.apply_async(add_to_parent=False)
+
+
+def custom_headers(request: Context) -> dict[str, Any]:
+    """The user's own headers of a message."""
+    return request.headers if isinstance(request.headers, dict) else {}
+
+
+def ignores_result(task: Task[..., Any], request: Context) -> bool:
+    """Whether the result of this request is not stored: the request's own word before the task's."""
+    own = request.__dict__.get("ignore_result")
+    return bool(task.ignore_result if own is None else own)

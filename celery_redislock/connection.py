@@ -1,0 +1,101 @@
+"""From an app's URL and options to a redis-py client with sane time-outs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import redis
+from kombu.utils.url import maybe_sanitize_url
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from .errors import LockConfigError
+
+#: redis-py's own defaults differ by constructor, up to 58 s for one command to a silent server.
+DEFAULTS: Mapping[str, Any] = {"socket_timeout": 2.0, "socket_connect_timeout": 1.0, "max_connections": 50}
+#: Ours: the store retries by itself, so that it knows when an answer is ambiguous, and reads bytes. RESP2 keeps a
+#: reply whole where an exception interrupts its reading.
+_FIXED: Mapping[str, Any] = {"decode_responses": False, "protocol": 2, "retry_on_timeout": False}
+_NOT_FOR_USERS = frozenset({*_FIXED, "retry", "retry_on_error", "single_connection_client", "connection_pool"})
+_SCHEMES = frozenset({"redis", "rediss", "unix", "redis+socket"})
+
+
+def lock_url(configured: str | None, broker: str | None, result_backend: str | None) -> str:
+    """The URL of the lock server: the configured one, else the broker's, else the result backend's.
+
+    Raises:
+        LockConfigError: None of them is a Redis that this version can use.
+    """
+    if configured is not None:
+        return _redis_py_url(configured)
+    for url in (broker, result_backend):
+        first = (url or "").split(";")[0]  # the first of a list of brokers
+        if first.split(":", 1)[0] in _SCHEMES:
+            return _redis_py_url(first)
+    raise LockConfigError(
+        "neither the broker nor the result backend is a Redis, so there is no server for the locks: set "
+        'redislock_url, for instance "redis://localhost:6379/0"'
+    )
+
+
+def _redis_py_url(url: str) -> str:
+    """`url` as redis-py spells it: kombu's ``redis+socket://`` is its ``unix://``."""
+    scheme = url.split(":", 1)[0]
+    if scheme not in _SCHEMES or "://" not in url:
+        raise LockConfigError(
+            f"redislock_url = {maybe_sanitize_url(url)!r} cannot be used; allowed: redis://, rediss://, unix:// and "
+            "redis+socket:// URLs"
+        )
+    if scheme != "redis+socket":
+        return url
+    parts = urlsplit(url)
+    database = parse_qs(parts.query).get("virtual_host", ["0"])[0].strip("/")
+    credentials, _, _ = parts.netloc.rpartition("@")
+    return f"unix://{credentials + '@' if credentials else ''}{unquote(parts.path)}?db={database}"
+
+
+def connect(url: str, options: Mapping[str, Any]) -> redis.Redis:
+    """A client for `url`; it opens its first connection with its first command.
+
+    Its pool makes a caller wait for a free connection where redis-py's default pool raises.
+
+    Args:
+        url: From `lock_url`.
+        options: `redislock_client_options`.
+
+    Raises:
+        LockConfigError: redis-py cannot make a client of them.
+    """
+    ours = sorted(_NOT_FOR_USERS & options.keys())
+    if ours:
+        raise LockConfigError(f"redislock_client_options: {', '.join(ours)} cannot be set: celery-redislock sets them")
+    merged = {**DEFAULTS, **options, **_FIXED, "retry": Retry(NoBackoff(), 0)}
+    try:
+        pool = redis.BlockingConnectionPool.from_url(url, timeout=command_time(options), **merged)
+        pool.connection_class(**pool.connection_kwargs)  # not connected: only shows what redis-py refuses
+        return redis.Redis(connection_pool=pool)
+    except (TypeError, ValueError, redis.RedisError) as error:
+        raise LockConfigError(
+            f"no Redis client can be made of redislock_url = {maybe_sanitize_url(url)!r} and "
+            f"redislock_client_options: {type(error).__name__}: {error}"
+        ) from None
+
+
+def command_time(options: Mapping[str, Any]) -> float:
+    """The longest that one command may take until it fails: connecting and reading, in seconds.
+
+    Raises:
+        LockConfigError: A time-out is not a number of seconds.
+    """
+    total = 0.0
+    for name in ("socket_connect_timeout", "socket_timeout"):
+        value = options.get(name, DEFAULTS[name])
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            raise LockConfigError(
+                f"redislock_client_options: {name} = {value!r} is not allowed; allowed: seconds greater than 0: "
+                "without a time-out a silent server would hang every task"
+            )
+        total += value
+    return total

@@ -1,0 +1,254 @@
+"""Execution: one process running one delivered message, from asking for the key to giving it back."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from celery import states
+from celery.exceptions import Ignore, Reject, TaskRevokedError
+
+from . import signals, tokens
+from .comeback import HEADER, Return, custom_headers, publish_again
+from .errors import LockConflict, LockUnavailable
+from .info import LockInfo
+from .keeper import HeldLock
+from .locks import wait_for
+from .policies import POLICIES, skip_reason
+from .server import LockServer
+from .store import Finished, Granted, Held
+from .tokens import Attempt
+
+if TYPE_CHECKING:
+    from celery.app.task import Context
+
+    from .plan import LockPlan
+    from .task import LockedTask
+
+logger = logging.getLogger(__name__)
+
+#: The first pause of a copy, a successor or begun work, in seconds: what it waits for mostly ends in a moment.
+SOON = 0.05
+#: Attempts that ended so are over: a copy of their message must not run again. A rejected or requeued message, a
+#: body that raised SystemExit and a dead child leave no note: their message is to run again.
+_OVER = frozenset({states.SUCCESS, states.FAILURE, states.RETRY, states.IGNORED})
+
+
+class Delivery(NamedTuple):
+    """What the worker's main process tells the pool child about a message. A header cannot imitate it."""
+
+    nonce: str
+    received_at: float
+    """`time.monotonic()`, which processes of one host share."""
+
+
+#: The request attribute that holds the `Delivery`.
+DELIVERY = "redislock_delivery"
+
+
+class Execution:
+    """Takes, keeps and gives back the key of one request.
+
+    Attributes:
+        task: The task object; many threads share it, so nothing of a run is kept there.
+        plan: What is known once per task class.
+        request: Celery's request.
+        returned: How often the message has come back.
+        lock: The held lock; None while nothing is held.
+    """
+
+    __slots__ = ("_server", "attempt", "lock", "plan", "received_at", "request", "returned", "task")
+
+    def __init__(self, task: LockedTask, plan: LockPlan, request: Context) -> None:
+        self.task = task
+        self.plan = plan
+        self.request = request
+        self.lock: HeldLock | None = None
+        self._server = LockServer.of(plan.app)
+        self.attempt = Attempt(str(request.id), request.retries or 0, request.replaced_task_nesting or 0)
+        self.returned = Return()
+
+    def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Take the key of this call, or end the run as its options say.
+
+        Raises:
+            LockKeyError: The arguments cannot make a key.
+            LockConflict, LockUnavailable: By policy.
+            Ignore, Reject, Retry: The run has ended without its body.
+            TaskRevokedError: Skipped in eager mode.
+        """
+        try:
+            key = self.plan.redis_key(args, kwargs)
+        except TypeError:  # the arguments do not fit the signature: the body raises Celery's own error
+            return
+        nonce = self._read_request()
+        token = tokens.mint(nonce, self.attempt, self.plan.origin(self.request.hostname))
+        options = self.plan.options
+        lock = HeldLock(self._server.store, key, token, nonce, options.lease, options.max_hold, self._on_lost)
+        # Before the answer: where a time limit strikes while it is read, the postrun hook releases the key.
+        self.lock = lock
+        if self.request.is_eager:
+            self._take_eagerly(lock)
+        else:
+            self._take(lock)
+
+    def end(self, state: str | None) -> None:
+        """Give the key back; whatever happens, the task's own outcome stands.
+
+        Args:
+            state: What the task ended with; None where nobody knows.
+        """
+        lock, self.lock = self.lock, None
+        if lock is None:
+            return
+        self._server.keeper.remove(lock)
+        over = state in _OVER and not self.request.is_eager
+        try:
+            was_held = self._server.store.release(
+                lock.key,
+                lock.nonce,
+                self._note(lock.key) if over else None,
+                copy_may_wait=self._copy_may_wait(),
+            )
+        except LockUnavailable as error:
+            logger.warning("%s could not give back %s: it ends in %.0f s", self._name, error, lock.lease)
+            return
+        if not was_held:
+            lock.lose("its key was not ours at the release")
+        if signals.lock_released.receivers:
+            signals.lock_released.send(sender=self.task, lock=lock)
+
+    def send_back(self, delay: float, *, copy: bool = False) -> float | None:
+        """Publish the message again, to be tried after about `delay` seconds.
+
+        Returns:
+            The countdown in seconds; None where the broker is away too and the message has been acked, so that it
+            must be held here: then this call has slept.
+
+        Raises:
+            Reject: The broker is away, and will deliver the message again by itself.
+        """
+        countdown = max(min(delay, self.plan.longest_countdown), self.plan.shortest_countdown)
+        self.returned = self.returned.next(copy=copy)
+        try:
+            publish_again(self.task, self.request, self.returned, countdown)
+        except Exception as error:
+            if self.task.acks_late:
+                raise Reject(error, requeue=True) from error
+            logger.warning("%s cannot be sent again (%s): trying here", self._name, type(error).__name__)
+            time.sleep(countdown)
+            return None
+        return countdown
+
+    @property
+    def _name(self) -> str:
+        return f"task {self.task.name}[{self.request.id}]"
+
+    def _read_request(self) -> str:
+        """Take from the request what is ours; return the nonce."""
+        request = self.request
+        delivery, header = getattr(request, DELIVERY, None), getattr(request, HEADER, None)
+        if header is not None:
+            self.returned = Return.read(header)
+        headers = custom_headers(request)  # these go along with self.retry(), ours must not
+        headers.pop(DELIVERY, None)
+        headers.pop(HEADER, None)
+        if isinstance(delivery, Delivery):
+            self.received_at = delivery.received_at
+            return delivery.nonce
+        self.received_at = time.monotonic()
+        return tokens.mint_nonce()
+
+    def _take(self, lock: HeldLock) -> None:
+        redelivered = bool((self.request.delivery_info or {}).get("redelivered"))
+        while True:
+            # Only such a message reads the note that its attempt is over.
+            note = self._note(lock.key) if redelivered or self.returned.copy else None
+            try:
+                result = lock.store.acquire(lock.key, lock.token, lock.nonce, lock.lease, note)
+            except LockUnavailable as error:
+                self.lock = None
+                if self._runs_without(error):
+                    return
+                continue
+            if isinstance(result, Granted):
+                lock.renewed(result.sent_at)
+                self._taken(lock)
+                return
+            self.lock = None
+            if isinstance(result, Finished):
+                raise Ignore("this attempt has finished in another delivery of its message")
+            self._conflict(lock.key, result, redelivered)
+            self.lock = lock
+
+    def _taken(self, lock: HeldLock) -> None:
+        self.lock = lock
+        self._server.keeper.add(lock)
+        if signals.lock_acquired.receivers:
+            signals.lock_acquired.send(sender=self.task, lock=lock)
+
+    def _take_eagerly(self, lock: HeldLock) -> None:
+        """In eager mode nothing can be sent again: skip, or block for the key."""
+        options = self.plan.options
+        try:
+            conflict = wait_for(lock, 0.0 if options.on_conflict == "skip" else options.wait)
+        except LockUnavailable:
+            self.lock = None
+            if options.on_outage == "run":
+                return
+            raise
+        if conflict is None:
+            self._taken(lock)
+            return
+        self.lock = None
+        holder = conflict.holder.info(lock.key, conflict.ttl)
+        self._announce(holder, options.on_conflict)
+        if options.on_conflict == "skip":
+            raise TaskRevokedError(skip_reason(holder))
+        raise LockConflict(lock.key, holder)
+
+    def _conflict(self, key: str, conflict: Held, redelivered: bool) -> None:
+        holder = conflict.holder.info(key, conflict.ttl)
+        copy = conflict.holder.attempt == self.attempt
+        if not (copy or redelivered or self.attempt.retries or self._follows(holder)):
+            policy = self.plan.options.on_conflict
+            self._announce(holder, policy)
+            POLICIES[policy](self, holder)
+            return
+        self._announce(holder, "come back")
+        delay = self.returned.delay(SOON, self.plan.options.retry_max_delay)
+        if self.send_back(delay, copy=copy or redelivered) is not None:
+            raise Ignore(f"the lock is held by {holder.who}; the message comes back")
+
+    def _follows(self, holder: LockInfo) -> bool:
+        """Whether the holder itself caused this message: no duplicate, but work that comes after it."""
+        return holder.task_id is not None and holder.task_id in {self.request.id, self.request.parent_id}
+
+    def _runs_without(self, error: LockUnavailable) -> bool:
+        """What an outage does: True to run without the lock, False where the key must be asked for again."""
+        policy = self.plan.options.on_outage
+        signals.lock_unavailable.send(sender=self.task, key=error.key, error=error)
+        logger.warning("%s: %s; lock_on_outage = %r", self._name, error, policy)
+        if policy == "raise":
+            raise error
+        if policy == "run":
+            return True
+        options = self.plan.options
+        if self.send_back(self.returned.delay(options.retry_delay, options.retry_max_delay)) is not None:
+            raise Ignore("Redis could not be asked for the lock; the message comes back")
+        return False
+
+    def _announce(self, holder: LockInfo, policy: str) -> None:
+        logger.info("%s: lock %s is held by %s: %s", self._name, holder.key, holder.who, policy)
+        signals.lock_conflict.send(sender=self.task, key=holder.key, holder=holder, policy=policy)
+
+    def _on_lost(self, lock: HeldLock, reason: str) -> None:
+        signals.lock_lost.send(sender=self.task, lock=lock, reason=reason)
+
+    def _note(self, key: str) -> str:
+        return f"{key}:note:{self.attempt}"
+
+    def _copy_may_wait(self) -> bool:
+        return time.monotonic() - self.received_at > self.plan.visibility_timeout

@@ -1,0 +1,233 @@
+"""Keeper: the thread that renews every lock a process holds on one server."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from .errors import LockLost, LockUnavailable
+from .options import DEADLINE_MARGIN
+from .store import LockStore, describe
+
+logger = logging.getLogger(__name__)
+
+#: Renewal is due after this share of the lease.
+INTERVAL = 1 / 3
+#: What falls due within this share of the interval is renewed together, and a failed renewal is tried again
+#: after at most so long.
+TICK = 1 / 10
+#: Locks in one renewal call; more would keep the server from others for milliseconds.
+BATCH = 500
+
+PAST_DEADLINE = "it was not renewed until its deadline"
+KEY_GONE = "its key was deleted, expired or taken"
+
+LostHandler = Callable[["HeldLock", str], Any]
+
+
+class HeldLock:
+    """A lock that is held, from its grant to its release.
+
+    Attributes:
+        key: The key in Redis.
+        token: What the key holds while it is ours.
+        lease: Seconds.
+    """
+
+    __slots__ = (
+        "_lost",
+        "deadline",
+        "key",
+        "lease",
+        "nonce",
+        "on_lost",
+        "renew_at",
+        "stop_at",
+        "store",
+        "token",
+    )
+
+    def __init__(
+        self,
+        store: LockStore,
+        key: str,
+        token: str,
+        nonce: str,
+        lease: float,
+        max_hold: float | None = None,
+        on_lost: LostHandler | None = None,
+    ) -> None:
+        self.store = store
+        self.key = key
+        self.token = token
+        self.nonce = nonce
+        self.lease = lease
+        self.on_lost = on_lost
+        self.stop_at = math.inf if max_hold is None else time.monotonic() + max_hold
+        self._lost: str | None = None
+        self.renewed(-math.inf)
+
+    def __repr__(self) -> str:
+        return f"<HeldLock {self.key} {self.state}>"
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the holder's own deadline; it is moved by every renewal. 0.0 once the lock is lost."""
+        return 0.0 if self._lost else max(0.0, self.deadline - time.monotonic())
+
+    @property
+    def state(self) -> str:
+        """``"held"``, ``"at_risk"`` (renewals are late: less than half of the lease is left) or ``"lost"``."""
+        remaining = self.remaining
+        if remaining <= 0:
+            return "lost"
+        return "held" if remaining >= self.lease / 2 else "at_risk"
+
+    def check(self) -> None:
+        """Raise if the lock is lost. Call it before what must not happen twice.
+
+        Raises:
+            LockLost: The key was lost, or could not be renewed until the holder's deadline.
+        """
+        if self.remaining <= 0:
+            raise LockLost(self.key, self._lost or "its lease has ended")
+
+    def extend(self) -> None:
+        """Renew now, for a whole lease from now. Without a keeper's failure nobody needs it.
+
+        Raises:
+            LockLost: The key is not held any more.
+            LockUnavailable: Redis did not answer or refused; the lock is still held until its deadline.
+        """
+        self.check()
+        sent_at = time.monotonic()
+        try:
+            (still_held,) = self.store.renew([(self.key, self.nonce, self.lease)])
+        except RedisError as error:
+            raise LockUnavailable(self.key, describe(error)) from error
+        if not still_held:
+            self.lose(KEY_GONE)
+        self.check()
+        self.renewed(sent_at)
+
+    def renewed(self, sent_at: float) -> None:
+        """The server gave the whole lease again, no earlier than at `sent_at`."""
+        self.deadline = sent_at + self.lease * (1 - DEADLINE_MARGIN)
+        self.renew_at = sent_at + self.lease * INTERVAL
+
+    def lose(self, reason: str) -> None:
+        """Note, for good, that the lock is lost; tell its owner once."""
+        if self._lost is None:
+            self._lost = reason
+            logger.warning("%s", LockLost(self.key, reason))
+            if self.on_lost:
+                self.on_lost(self, reason)
+
+
+class Keeper:
+    """Renews the locks that are added to it until they are removed or lost.
+
+    One thread, started with the first lock, on the store's own connection. It sleeps until the next renewal is due
+    and, while nothing is held, for ever; adding and removing a lock costs a dict entry.
+
+    Args:
+        store: On a connection that nobody else uses, so that waiters cannot starve renewals.
+    """
+
+    def __init__(self, store: LockStore) -> None:
+        self._store = store
+        self._held: dict[int, HeldLock] = {}
+        self._wake = threading.Event()
+        self._wake_at = math.inf
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        self._failures = 0
+        self.pid = os.getpid()
+
+    def add(self, lock: HeldLock) -> None:
+        """Renew `lock` from now on."""
+        self._held[id(lock)] = lock
+        if lock.renew_at < self._wake_at:
+            if self._thread is None:
+                self._start()
+            self._wake.set()
+
+    def remove(self, lock: HeldLock) -> None:
+        """Renew `lock` no more. A renewal that is on its way may still arrive; it renews only a key still ours."""
+        self._held.pop(id(lock), None)
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="redislock-keeper", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                pause = self._turn()
+            except Exception:
+                logger.exception("the keeper failed; it goes on in a second")
+                pause = 1.0
+            self._wake.wait(None if pause == math.inf else max(0.0, pause))
+
+    def _turn(self) -> float:
+        """Renew what is due; return the seconds until something is due again."""
+        # From here on every add wakes the thread: what it adds may not be in the copy that is looked at.
+        self._wake_at = math.inf
+        self._wake.clear()
+        now = time.monotonic()
+        due = [lock for lock in self._held.copy().values() if self._is_due(lock, now)]
+        for start in range(0, len(due), BATCH):
+            self._renew(due[start : start + BATCH])
+        upcoming = (min(lock.renew_at, lock.deadline) for lock in self._held.copy().values())
+        self._wake_at = min(upcoming, default=math.inf)
+        return self._wake_at - time.monotonic()
+
+    def _is_due(self, lock: HeldLock, now: float) -> bool:
+        if lock.deadline <= now:
+            self._lose(lock, PAST_DEADLINE)
+            return False
+        if lock.stop_at <= now and lock.renew_at != math.inf:
+            lock.renew_at = math.inf
+            logger.warning(
+                "lock %s has been held for lock_max_hold: it is not renewed any more and is lost in %.1f s",
+                lock.key,
+                lock.remaining,
+            )
+        return lock.renew_at <= now + lock.lease * INTERVAL * TICK
+
+    def _renew(self, due: Sequence[HeldLock]) -> None:
+        sent_at = time.monotonic()
+        try:
+            answers = self._store.renew([(lock.key, lock.nonce, lock.lease) for lock in due])
+        except RedisError as error:
+            self._try_again(due, error)
+            return
+        self._failures = 0
+        for lock, still_held in zip(due, answers, strict=True):
+            if still_held and lock.remaining > 0:
+                lock.renewed(sent_at)
+            elif still_held:  # too late: its holder may have been told
+                self._lose(lock, PAST_DEADLINE)
+            elif id(lock) in self._held:  # else it was released meanwhile
+                self._lose(lock, KEY_GONE)
+
+    def _try_again(self, due: Sequence[HeldLock], error: RedisError) -> None:
+        if self._failures == 0:
+            logger.warning("locks cannot be renewed, trying again: %s", describe(error))
+        now = time.monotonic()
+        for lock in due:
+            lock.renew_at = now + min(0.05 * 2**self._failures, lock.lease * INTERVAL * TICK)
+        self._failures = min(self._failures + 1, 10)
+
+    def _lose(self, lock: HeldLock, reason: str) -> None:
+        self.remove(lock)
+        lock.lose(reason)

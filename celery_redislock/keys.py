@@ -1,0 +1,272 @@
+"""Bound arguments to the name of a lock. Pure: the same call gives the same name in every process.
+
+The publisher has the caller's own objects, the worker has what the broker's JSON made of them, so a name is
+made from the *shape of the wire*: tuples are lists, ``{1: 2}`` is ``{"1": 2}``, a datetime is what kombu writes
+for it. The encoding is ours and versioned, so that another version of kombu does not split a lock.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date, datetime, time
+from decimal import Decimal
+from hashlib import sha256
+from string import Formatter
+from typing import Any
+from uuid import UUID
+
+from kombu.utils.json import dumps as kombu_dumps
+
+from .errors import LockConfigError, LockKeyError
+
+Arguments = Mapping[str, Any]
+Binder = Callable[[Sequence[Any], Mapping[str, Any]], dict[str, Any]]
+Namer = Callable[[Arguments], str]
+
+#: Part of what is digested. A change of the encoding below changes it, and so every default name.
+FORMAT_VERSION = "1"
+#: Longer names end in a digest instead, in characters.
+MAX_NAME = 200
+
+#: A datetime is a date too, so it comes first; the methods of the base classes, as kombu calls them.
+_MARKERS: Sequence[tuple[type, str, Callable[[Any], str]]] = (
+    (datetime, "datetime", datetime.isoformat),
+    (date, "date", date.isoformat),
+    (time, "time", time.isoformat),
+)
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+
+class KeyMaker:
+    """Makes the names of one task's locks. Everything that can be done once is done here, once.
+
+    Args:
+        task: The task's name, for default names and messages.
+        signature: Of the body, without ``self``.
+        lock_args: The parameters that make the key; None for all.
+        lock_key: A template over parameter names, or a callable taking the bound arguments.
+
+    Raises:
+        LockConfigError: Both are given, a parameter does not exist, or the template is malformed.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        signature: inspect.Signature,
+        lock_args: Iterable[str] | None = None,
+        lock_key: str | Callable[[Arguments], str] | None = None,
+    ) -> None:
+        if lock_args is not None and lock_key is not None:
+            raise LockConfigError(f"{task}: lock_key and lock_args are both set; set one of them")
+        self.bind = binder(signature)
+        parameters = tuple(signature.parameters)
+        if lock_key is None:
+            self._namer = _digest_namer(task, parameters, lock_args)
+        elif callable(lock_key):
+            self._namer = _callable_namer(task, lock_key)
+        else:
+            self._namer = _template_namer(task, parameters, lock_key)
+
+    def name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """The lock's name for a call.
+
+        Raises:
+            TypeError: The arguments do not fit the signature.
+            LockKeyError: They fit, but cannot make a key.
+        """
+        name = self._namer(self.bind(args, kwargs))
+        return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 40]}:{_digest(name)}"
+
+
+def binder(signature: inspect.Signature) -> Binder:
+    """A function that binds a call to parameter names, defaults applied: ten times `Signature.bind`'s speed.
+
+    Signatures with ``*args``, ``**kwargs`` or positional-only parameters, and calls that do not fit, take
+    `Signature.bind`'s own way, which raises TypeError for the latter.
+    """
+    parameters = signature.parameters.values()
+    simple = all(p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters)
+    positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+    names = signature.parameters.keys()
+
+    def bind_any(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.arguments
+
+    def bind_simple(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        bound = {**defaults, **dict(zip(positional, args, strict=False)), **kwargs}
+        fits = (
+            len(args) <= len(positional)
+            and bound.keys() == names
+            and (not kwargs or not args or kwargs.keys().isdisjoint(positional[: len(args)]))
+        )
+        return bound if fits else bind_any(args, kwargs)
+
+    return bind_simple if simple else bind_any
+
+
+def wire(value: Any) -> Any:
+    """`value` in the shape that Celery's JSON gives it on the wire: plain JSON values only.
+
+    Raises:
+        TypeError, ValueError, RecursionError: It cannot be encoded.
+    """
+    kind = type(value)
+    if kind is str or kind is int or value is None or kind is bool or kind is float:
+        return value
+    if isinstance(value, list | tuple):
+        return [wire(item) for item in value]
+    if isinstance(value, dict):
+        return {_wire_key(key): wire(item) for key, item in value.items()}
+    return _wire_object(value)
+
+
+def _wire_key(key: Any) -> str:
+    if isinstance(key, str):
+        return str.__str__(key)
+    if key is None or isinstance(key, int | float):  # as json.dumps does: 1 -> "1", True -> "true"
+        return _encode(key)
+    raise TypeError(f"a dict key of type {type(key).__name__}")
+
+
+def _wire_object(value: Any) -> Any:
+    for kind, marker, encode in _MARKERS:
+        if isinstance(value, kind):
+            return _marked(marker, encode(value))
+    if isinstance(value, UUID):
+        return _marked("uuid", {"hex": value.hex})
+    if isinstance(value, Decimal):
+        return _marked("decimal", str(value))
+    if isinstance(value, bytes):
+        try:
+            return _marked("bytes", value.decode())
+        except UnicodeDecodeError:
+            return _marked("base64", b64encode(value).decode())
+    if hasattr(value, "model_dump"):  # a pydantic model: what a task with pydantic=True is sent
+        return wire(value.model_dump(mode="json"))
+    # Subclasses of str, int and float, and types that an application registered with kombu.
+    return wire(json.loads(kombu_dumps(value)))
+
+
+def _marked(marker: str, value: Any) -> dict[str, Any]:
+    return {"__type__": marker, "__value__": value}
+
+
+def _digest(text: str) -> str:
+    return sha256(f"{FORMAT_VERSION}:{text}".encode()).hexdigest()[:32]
+
+
+def _digest_namer(task: str, parameters: Sequence[str], lock_args: Iterable[str] | None) -> Namer:
+    chosen = parameters if lock_args is None else tuple(lock_args)
+    _check_parameters(task, "lock_args", chosen, parameters)
+
+    def name(arguments: Arguments) -> str:
+        values = {p: _wire_parameter(task, p, arguments[p]) for p in chosen}
+        try:
+            return f"{task}:{_digest(_encode(values))}"
+        except ValueError as error:  # an int too long for text
+            raise LockKeyError(f"{task}: the arguments cannot make a lock key: {error}") from None
+
+    return name
+
+
+def _wire_parameter(task: str, parameter: str, value: Any) -> Any:
+    try:
+        return wire(value)
+    except (TypeError, ValueError, RecursionError):  # its message may show the value
+        raise LockKeyError(
+            f"{task}: parameter {parameter!r} cannot make a lock key: its {type(value).__name__} cannot be encoded "
+            f"as JSON; leave the parameter out with lock_args, or name the lock with lock_key"
+        ) from None
+
+
+def _callable_namer(task: str, lock_key: Callable[[Arguments], str]) -> Namer:
+    def name(arguments: Arguments) -> str:
+        try:
+            made = lock_key(arguments)
+        except Exception as error:
+            raise LockKeyError(f"{task}: lock_key raised {type(error).__name__}; mend the callable") from error
+        if not isinstance(made, str) or not made:
+            raise LockKeyError(f"{task}: lock_key must return a non-empty str, not {type(made).__name__}")
+        return made
+
+    return name
+
+
+def _template_namer(task: str, parameters: Sequence[str], template: str) -> Namer:
+    parts = parse_template(task, template)
+    _check_parameters(task, "lock_key", [field for _, field in parts if field], parameters)
+    # A value must not imitate what separates two fields, nor ':', the separator of keys.
+    separators = "".join(literal for literal, field in parts[1:] if field)
+    unsafe = re.compile(f"[%:{{}}\\s\\x00-\\x1f\\x7f{re.escape(separators)}]")
+
+    def name(arguments: Arguments) -> str:
+        made = []
+        for literal, field in parts:
+            made.append(literal)
+            if field:
+                made.append(unsafe.sub(_percent, _template_value(task, field, arguments[field])))
+        return "".join(made)
+
+    return name
+
+
+def parse_template(task: str, template: str) -> list[tuple[str, str]]:
+    """A template as pairs of literal text and the field after it (``""`` at the end).
+
+    Raises:
+        LockConfigError: Anything but plain parameter names between braces, or two fields side by side.
+    """
+    allowed = 'only plain parameter names between braces are allowed, as in "stock:{sku}"'
+    refused = f"{task}: lock_key = {template!r}"
+    parts: list[tuple[str, str]] = []
+    text = ""
+    try:
+        for literal, field, spec, conversion in Formatter().parse(template):
+            text += literal
+            if field is None:
+                continue
+            if not field.isidentifier() or spec or conversion:
+                raise LockConfigError(f"{refused}: {allowed}")
+            if parts and not text:
+                raise LockConfigError(f"{refused}: put a separator between {{{parts[-1][1]}}} and {{{field}}}")
+            parts.append((text, field))
+            text = ""
+    except ValueError as error:
+        raise LockConfigError(f"{refused}: {error}; {allowed}") from None
+    if not parts and not text:
+        raise LockConfigError(f"{refused}: it is empty; {allowed}")
+    return [*parts, (text, "")]
+
+
+def _template_value(task: str, parameter: str, value: Any) -> str:
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int.__repr__(value)
+    if isinstance(value, UUID) or (isinstance(value, date) and not isinstance(value, datetime)):
+        return str(value)
+    raise LockKeyError(
+        f"{task}: parameter {parameter!r} is a {type(value).__name__}; a lock_key template takes str, int, UUID and "
+        "date; for others use a callable lock_key"
+    )
+
+
+def _percent(match: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", "surrogatepass"))
+
+
+def _check_parameters(task: str, option: str, wanted: Iterable[str], parameters: Sequence[str]) -> None:
+    for name in wanted:
+        if name not in parameters:
+            raise LockConfigError(
+                f"{task}: {option} names {name!r}, which is no parameter of the task; it has: "
+                f"{', '.join(parameters) or 'none'}"
+            )

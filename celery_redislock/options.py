@@ -1,0 +1,206 @@
+"""Task options and settings: their defaults and their checks. Pure: mappings in, values out.
+
+A wrong value fails here, when the task is bound, and the message says what is allowed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from reprlib import repr as short_repr
+from typing import Any, NamedTuple
+
+from .errors import LockConfigError
+
+#: How far ahead of the key's own end the holder's deadline lies, as a share of the lease: room for clocks that
+#: do not run at one speed.
+DEADLINE_MARGIN = 0.01
+
+
+class Rule(NamedTuple):
+    """What an option or setting may be."""
+
+    default: Any
+    allowed: str
+    accepts: Callable[[Any], bool]
+
+
+def _choice(default: str, *others: str) -> Rule:
+    choices = (default, *others)
+    return Rule(default, " or ".join(repr(c) for c in choices), lambda v: isinstance(v, str) and v in choices)
+
+
+def _is_seconds(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+
+
+def _seconds(default: float) -> Rule:
+    return Rule(default, "seconds greater than 0, int or float", _is_seconds)
+
+
+def _seconds_or_none() -> Rule:
+    return Rule(None, "seconds greater than 0, int or float, or None", lambda v: v is None or _is_seconds(v))
+
+
+def _only(default: Any) -> Rule:
+    return Rule(default, f"only {default!r} in this version", lambda v: type(v) is type(default) and v == default)
+
+
+def _is_names(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, list | tuple | set | frozenset) and all(isinstance(name, str) for name in value)
+    )
+
+
+#: The task options, without their prefix ``lock_``. Those that make the key have no app-wide default.
+KEY_OPTIONS: Mapping[str, Rule] = {
+    "args": Rule(None, "a list or tuple of parameter names, or None for all", _is_names),
+    "key": Rule(None, "a template, a callable, or None", lambda v: v is None or isinstance(v, str) or callable(v)),
+}
+OPTIONS: Mapping[str, Rule] = {
+    "scope": _only("run"),
+    "on_conflict": Rule(None, "'skip' or 'retry'", lambda v: v in {None, "skip", "retry"}),
+    "lease": _seconds(30.0),
+    "max_hold": _seconds_or_none(),
+    "wait": _seconds(10.0),
+    "retry_delay": _seconds(1.0),
+    "retry_max_delay": _seconds(30.0),
+    "retry_for": _seconds_or_none(),
+    "hold_on_retry": _only(False),
+    "cooldown": _only(0.0),
+    "queue_ttl": _seconds(3600.0),
+    "on_lost": _only("warn"),
+    "on_outage": _choice("retry", "raise", "run"),
+    "fence": _only(False),
+}
+#: Settings of the app alone, without their prefix ``redislock_``.
+SETTINGS: Mapping[str, Rule] = {
+    "url": Rule(None, "a Redis URL, or None for the broker's", lambda v: v is None or (isinstance(v, str) and v != "")),
+    "client_options": Rule({}, "a dict of redis-py client options", lambda v: isinstance(v, dict)),
+    "prefix": Rule(
+        "redislock",
+        "text without braces",
+        lambda v: isinstance(v, str) and v != "" and not set(v) & set("{}"),
+    ),
+    "enabled": Rule(True, "True or False", lambda v: isinstance(v, bool)),
+}
+#: Their values may hold a password, so that messages do not show them.
+SECRET = frozenset({"url", "client_options"})
+
+
+@dataclass(frozen=True, slots=True)
+class LockOptions:
+    """The options of one task, resolved and checked. Durations are seconds."""
+
+    args: tuple[str, ...] | None
+    key: str | Callable[[Mapping[str, Any]], str] | None
+    scope: str
+    on_conflict: str
+    lease: float
+    max_hold: float | None
+    wait: float
+    retry_delay: float
+    retry_max_delay: float
+    retry_for: float | None
+    hold_on_retry: bool
+    cooldown: float
+    queue_ttl: float
+    on_lost: str
+    on_outage: str
+    fence: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LockSettings:
+    """The settings of one app, checked."""
+
+    url: str | None
+    client_options: Mapping[str, Any]
+    prefix: str
+    enabled: bool
+
+
+def resolve_options(task: str, own: Mapping[str, Any], app_wide: Mapping[str, Any]) -> LockOptions:
+    """The options of a task from its own attributes and the app's defaults.
+
+    Args:
+        task: The task's name, for messages.
+        own: Its ``lock_*`` attributes, without the prefix. None is a value, not "unset".
+        app_wide: The app's ``redislock_*`` settings, without the prefix.
+
+    Raises:
+        LockConfigError: An unknown option, or a value that is not allowed.
+    """
+    rules = {**KEY_OPTIONS, **OPTIONS}
+    _refuse_unknown(f"{task}: ", "lock_", own, rules)
+    values = {name: own.get(name, app_wide.get(name, rule.default)) for name, rule in rules.items()}
+    for name, rule in rules.items():
+        _check(f"{task}: lock_{name}", values[name], rule)
+    if values["on_conflict"] is None:  # the same work may be skipped; other work must have its turn
+        values["on_conflict"] = "skip" if values["args"] is None and values["key"] is None else "retry"
+    if values["args"] is not None:
+        values["args"] = tuple(values["args"])
+    if values["retry_delay"] > values["retry_max_delay"]:
+        raise LockConfigError(
+            f"{task}: lock_retry_delay = {values['retry_delay']} is greater than lock_retry_max_delay = "
+            f"{values['retry_max_delay']}"
+        )
+    return LockOptions(**values)
+
+
+def check_lease(task: str, lease: float, command_time: float) -> None:
+    """Refuse a lease that one renewal and its retry could outlast.
+
+    Args:
+        task: For the message.
+        lease: `lock_lease`, seconds.
+        command_time: The longest that one command may take, seconds.
+
+    Raises:
+        LockConfigError: The lease is too short. Renewal starts at a third of it, so one command that fails at its
+            time-out must fit into the rest.
+    """
+    shortest = command_time * 1.5
+    if lease < shortest:
+        raise LockConfigError(
+            f"{task}: lock_lease = {lease} is too short: one Redis command may take {command_time:g} s until it "
+            f"times out; allowed: at least {shortest:g}, or shorter socket_timeout and socket_connect_timeout in "
+            "redislock_client_options"
+        )
+
+
+def resolve_settings(app_wide: Mapping[str, Any]) -> LockSettings:
+    """The settings of an app; also checks the app-wide defaults of task options.
+
+    Raises:
+        LockConfigError: An unknown ``redislock_*`` setting, or a value that is not allowed.
+    """
+    rules = {**SETTINGS, **OPTIONS}
+    for name in KEY_OPTIONS.keys() & app_wide.keys():
+        raise LockConfigError(f"redislock_{name} is not a setting: set lock_{name} on the task")
+    _refuse_unknown("", "redislock_", app_wide, rules)
+    for name, value in app_wide.items():
+        _check(f"redislock_{name}", value, rules[name], secret=name in SECRET)
+    return LockSettings(**{name: app_wide.get(name, rule.default) for name, rule in SETTINGS.items()})
+
+
+def _refuse_unknown(where: str, prefix: str, given: Iterable[str], known: Mapping[str, Rule]) -> None:
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {prefix}{near[0]}?" if near else f"known: {', '.join(prefix + k for k in known)}"
+            raise LockConfigError(f"{where}{prefix}{name} is not known; {hint}")
+
+
+def _check(what: str, value: Any, rule: Rule, *, secret: bool = False) -> None:
+    try:
+        accepted = rule.accepts(value)
+    except (TypeError, ValueError):  # an unhashable value, a Mapping that is no dict
+        accepted = False
+    if not accepted:
+        shown = f"(a {type(value).__name__}, not shown)" if secret else short_repr(value)
+        near = get_close_matches(value, rule.allowed.split("'")[1::2], n=1) if isinstance(value, str) else []
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise LockConfigError(f"{what} = {shown} is not allowed; allowed: {rule.allowed}{hint}")

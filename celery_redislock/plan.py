@@ -1,0 +1,91 @@
+"""LockPlan: what is known once per task class, so that no run works it out again."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from . import tokens
+from .comeback import shortest_countdown, visibility_timeout
+from .connection import command_time, connect
+from .keys import KeyMaker
+from .options import check_lease, resolve_options, resolve_settings
+from .server import settings_of, url_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery import Celery
+
+
+class LockPlan:
+    """The lock of one task: options, key maker, and what the broker demands.
+
+    Args:
+        app: The app that the task is bound to.
+        task: The task's name.
+        body: The task's function.
+        is_method: Whether the body's first parameter is the task.
+        own: The task's ``lock_*`` attributes, without the prefix.
+
+    Raises:
+        LockConfigError: An option or a setting is wrong.
+    """
+
+    def __init__(
+        self, app: Celery, task: str, body: Callable[..., Any], is_method: bool, own: Mapping[str, Any]
+    ) -> None:
+        app_wide = settings_of(app)
+        settings = resolve_settings(app_wide)
+        self.app = app
+        self.task = task
+        self.enabled = settings.enabled
+        self.options = resolve_options(task, own, app_wide)
+        self._keys = KeyMaker(task, _signature(body, is_method), self.options.args, self.options.key)
+        self._prefix = settings.prefix
+        self._origins: dict[str | None, str] = {}
+        if self.enabled:
+            check_lease(task, self.options.lease, command_time(settings.client_options))
+            connect(url_of(app), settings.client_options)  # opens nothing: refuses what redis-py refuses
+
+    def redis_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """The key in Redis for a call.
+
+        The braces are a hash tag: a Cluster keeps what belongs to one lock in one slot.
+
+        Raises:
+            TypeError: The arguments do not fit the signature.
+            LockKeyError: They cannot make a key.
+        """
+        return f"{self._prefix}:{{{self._keys.name(args, kwargs)}}}"
+
+    def origin(self, hostname: str | None) -> str:
+        """The end of the tokens of this task on `hostname`."""
+        origin = self._origins.get(hostname)
+        if origin is None:
+            origin = self._origins[hostname] = tokens.origin(hostname or "-", self.task)
+        return origin
+
+    @cached_property
+    def visibility_timeout(self) -> float:
+        """How long the broker waits for an ack until it delivers a message again, in seconds."""
+        return visibility_timeout(self.app)
+
+    @property
+    def longest_countdown(self) -> float:
+        """A message that waits longer would be delivered twice; in seconds."""
+        return self.visibility_timeout / 2
+
+    @cached_property
+    def shortest_countdown(self) -> float:
+        """The least countdown that the broker takes, in seconds."""
+        return shortest_countdown(self.app)
+
+
+def _signature(body: Callable[..., Any], is_method: bool) -> inspect.Signature:
+    signature = inspect.signature(body)
+    if not is_method:
+        return signature
+    return signature.replace(parameters=list(signature.parameters.values())[1:])

@@ -1,0 +1,21 @@
+-- Give the lock back, if it is mine, and leave a note for copies of my message.
+--
+-- KEYS[1]  the lock
+-- KEYS[2]  the note of my attempt; given only where the attempt has ended for good
+-- ARGV[1]  my nonce
+-- ARGV[2]  how long a note lives, in milliseconds
+-- ARGV[3]  '1': a copy may wait unseen, so leave the note in any case
+--
+-- Returns 1: it was mine and is free now
+--         0: it was not mine (any more), and nothing was deleted
+
+local holder = redis.call('GET', KEYS[1])
+local mine = holder and (holder == ARGV[1] or string.sub(holder, 1, #ARGV[1] + 1) == ARGV[1] .. ' ')
+-- Where the lock was lost, a mark that a copy left on it is lost too.
+if KEYS[2] and (not mine or ARGV[3] == '1' or string.sub(holder, -5) == ' copy') then
+  redis.call('SET', KEYS[2], '', 'PX', ARGV[2])
+end
+if not mine then
+  return 0
+end
+return redis.call('DEL', KEYS[1])

@@ -1,0 +1,202 @@
+"""LockStore: acquire, renew, release, inspect. The only caller of the scripts.
+
+Every script is safe to send twice, so the store resends after a lost connection, and knows when an answer is
+ambiguous. It does not know Celery.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from hashlib import sha1
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+import redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from .errors import LockUnavailable
+from .info import LockInfo
+from .tokens import Token, parse
+
+logger = logging.getLogger(__name__)
+
+#: A note outlives every redelivery that a broker may still make, in milliseconds: a day.
+NOTE_TTL_MS = 24 * 3600 * 1000
+#: The longest pause before a command is sent a second time, in seconds. Both failed: Redis counts as away.
+MAX_PAUSE = 0.1
+
+
+class Script:
+    """One Lua file and its digest."""
+
+    def __init__(self, name: str) -> None:
+        self.text = files(__package__).joinpath("scripts", f"{name}.lua").read_text(encoding="utf-8")
+        self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+
+ACQUIRE, RELEASE, RENEW, INSPECT = (Script(name) for name in ("acquire", "release", "renew", "inspect"))
+
+
+class Granted(NamedTuple):
+    """The key is mine."""
+
+    sent_at: float
+    """`time.monotonic()` before the command was sent that granted it: its lease began no earlier."""
+
+
+class Held(NamedTuple):
+    """The key is held by another."""
+
+    holder: Token
+    ttl: float | None
+    """Seconds until the key ends unless it is renewed; None for a key without expiry."""
+
+
+class Finished(NamedTuple):
+    """The attempt that asks has already finished in another execution."""
+
+
+class Reply(NamedTuple):
+    """What a script answered."""
+
+    value: Any
+    sent_at: float
+    """`time.monotonic()` before it was sent."""
+    resent: bool
+    """The script may have run before, because an earlier reply was lost."""
+
+
+class LockStore:
+    """The locks of one server.
+
+    Args:
+        client: Any redis-py client without retries of its own. Replies must be bytes.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+
+    def acquire(
+        self, key: str, token: str, nonce: str, lease: float, note: str | None = None
+    ) -> Granted | Held | Finished:
+        """Take `key` for `lease` seconds: one round trip.
+
+        Args:
+            key: The key in Redis.
+            token: The token to store; it begins with `nonce`.
+            nonce: Of the token.
+            lease: Seconds.
+            note: The key of the attempt's note, where this message may be a copy.
+
+        Returns:
+            Granted, Finished, or Held with who holds it.
+
+        Raises:
+            LockUnavailable: Redis did not answer or refused. The token has been released in case it was granted.
+        """
+        keys = (key,) if note is None else (key, note)
+        try:
+            reply = self._call(ACQUIRE, keys, (nonce, token, int(lease * 1000)))
+        except BaseException as error:
+            self._undo(key, nonce)
+            if isinstance(error, RedisError):
+                raise LockUnavailable(key, describe(error)) from error
+            raise
+        if reply.value == 1:
+            return Granted(reply.sent_at)
+        if reply.value == 0:
+            return Finished()
+        return Held(*_holder(reply.value))
+
+    def release(self, key: str, nonce: str, note: str | None = None, *, copy_may_wait: bool = False) -> bool:
+        """Give `key` back if `nonce` owns it: one round trip.
+
+        Args:
+            key: The key in Redis.
+            nonce: Of the owner.
+            note: The key of the attempt's note, where the attempt has ended for good.
+            copy_may_wait: A copy may wait in the queue unseen, so leave the note in any case.
+
+        Returns:
+            Whether it was still held. True as well where a lost reply leaves it open.
+
+        Raises:
+            LockUnavailable: Redis did not answer or refused; the key ends with its lease.
+        """
+        keys = (key,) if note is None else (key, note)
+        try:
+            reply = self._call(RELEASE, keys, (nonce, NOTE_TTL_MS, int(copy_may_wait)))
+        except RedisError as error:
+            raise LockUnavailable(key, describe(error)) from error
+        return bool(reply.value) or reply.resent
+
+    def renew(self, locks: Sequence[tuple[str, str, float]]) -> list[bool]:
+        """Give each lock its lease again if it is still owned: one round trip, no retry of its own.
+
+        Args:
+            locks: Triples of key, nonce and lease in seconds.
+
+        Returns:
+            For each, whether it is still held.
+
+        Raises:
+            RedisError: Redis did not answer or refused.
+        """
+        values: list[str | int] = []
+        for _, nonce, lease in locks:
+            values += (nonce, int(lease * 1000))
+        reply = self._send(RENEW, [key for key, _, _ in locks], values)
+        return [bool(renewed) for renewed in reply]
+
+    def inspect(self, key: str) -> LockInfo | None:
+        """Who holds `key`; None where it is free.
+
+        Raises:
+            LockUnavailable: Redis did not answer or refused.
+        """
+        try:
+            reply = self._call(INSPECT, (key,), ()).value
+        except RedisError as error:
+            raise LockUnavailable(key, describe(error)) from error
+        if reply is None:
+            return None
+        token, ttl = _holder(reply)
+        return token.info(key, ttl)
+
+    def _undo(self, key: str, nonce: str) -> None:
+        """Release what a failed acquire may have been granted; one try: else the lease ends it."""
+        try:
+            self._send(RELEASE, (key,), (nonce, NOTE_TTL_MS, 0))
+        except RedisError:
+            logger.debug("could not undo a failed acquire of %s; its lease ends it if it was granted", key)
+
+    def _call(self, script: Script, keys: Sequence[str], values: Sequence[str | int]) -> Reply:
+        sent_at = time.monotonic()
+        try:
+            return Reply(self._send(script, keys, values), sent_at, resent=False)
+        except (RedisConnectionError, RedisTimeoutError):
+            time.sleep(random.uniform(0, MAX_PAUSE))  # noqa: S311 - jitter, no secret
+        sent_at = time.monotonic()
+        return Reply(self._send(script, keys, values), sent_at, resent=True)
+
+    def _send(self, script: Script, keys: Sequence[str], values: Sequence[str | int]) -> Any:
+        execute: Callable[..., Any] = self._client.execute_command
+        try:
+            return execute("EVALSHA", script.sha, len(keys), *keys, *values)
+        except NoScriptError:  # a new or restarted server
+            return execute("EVAL", script.text, len(keys), *keys, *values)
+
+
+def _holder(reply: Sequence[Any]) -> tuple[Token, float | None]:
+    value, ttl = reply
+    return parse(value.decode("utf-8", "replace")), ttl / 1000 if ttl >= 0 else None
+
+
+def describe(error: BaseException) -> str:
+    """An error of the client in words."""
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,235 @@
+"""LockedTask: the life of a lock around one task, in Celery's hooks."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from celery import Task, states
+from celery.signals import task_postrun
+
+from .comeback import ignores_result
+from .errors import LockConfigError
+from .execution import Execution
+from .info import LockInfo
+from .keeper import HeldLock
+from .locks import Lock
+from .plan import LockPlan
+from .server import LockServer
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    BaseTask = Task[..., Any]
+else:
+    BaseTask = Task
+
+#: The request attribute that holds the `Execution`.
+EXECUTION = "redislock_execution"
+
+
+class LockedTask(BaseTask):
+    """A task of which no two runs with the same key run at the same time.
+
+    Use it as ``@app.task(base=LockedTask)``, or for all tasks of an app as its ``task_cls``. The options are class
+    attributes, in the decorator, in a subclass or in ``task_annotations``; their app-wide defaults are the settings
+    ``redislock_*``. The README lists them.
+
+    A subclass that overrides ``before_start`` or ``after_return`` must call ``super()``.
+    """
+
+    abstract = True
+    Request = "celery_redislock.request:LockedRequest"
+
+    if TYPE_CHECKING:
+        lock_args: Sequence[str] | None
+        lock_key: str | Callable[[Mapping[str, Any]], str] | None
+        lock_scope: str
+        lock_on_conflict: str | None
+        lock_lease: float
+        lock_max_hold: float | None
+        lock_wait: float
+        lock_retry_delay: float
+        lock_retry_max_delay: float
+        lock_retry_for: float | None
+        lock_hold_on_retry: bool
+        lock_cooldown: float
+        lock_queue_ttl: float
+        lock_on_lost: str
+        lock_on_outage: str
+        lock_fence: bool
+
+    _lock_plan: ClassVar[LockPlan | None] = None
+    #: Celery's `track_started` of this task. Celery itself must not store STARTED: it does so before the hooks,
+    #: and a copy of the message would overwrite the first run's outcome.
+    _lock_track_started: ClassVar[bool] = False
+
+    @classmethod
+    def bind(cls, app: Celery) -> Celery:
+        """Bind to `app`, check the options, and wrap the body.
+
+        Raises:
+            LockConfigError: An option of the task or a setting of the app is wrong.
+        """
+        app = super().bind(app)
+        name = cls.name or app.gen_task_name(str(cls.__name__), cls.__module__)
+        if cls.run is Task.run or name.startswith("celery."):  # no task of the user's
+            return app
+        try:
+            cls._prepare_lock(app, name)
+        except LockConfigError:
+            _tasks_of(app).pop(name, None)  # so that the next use of the task fails as well
+            raise
+        return app
+
+    @classmethod
+    def _prepare_lock(cls, app: Celery, name: str) -> None:
+        static = inspect.getattr_static(cls, "run")
+        is_method = not isinstance(static, staticmethod)
+        body = static if is_method else static.__func__
+        plan = LockPlan(app, name, body, is_method, _own_options(cls))
+        cls._lock_plan = plan if plan.enabled else None
+        if not plan.enabled:
+            return
+        if cls.track_started:
+            cls._lock_track_started, cls.track_started = True, False
+        if not hasattr(body, "__redislock__"):
+            guarded = _guard(cls, name, body)
+            setattr(cls, "run", guarded if is_method else staticmethod(guarded))  # noqa: B010 - mypy
+        task = _tasks_of(app).get(name)
+        original = getattr(task, "_orig_run", None)
+        if task is not None and original is not None and not hasattr(original, "__redislock__"):
+            task._orig_run = _guard(cls, name, original)  # autoretry_for had taken the body before it was wrapped
+
+    def before_start(self, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take the lock, or end the run as the options say."""
+        plan, request = self._lock_plan, self.request_stack.top
+        if plan is not None and request is not None:
+            execution = Execution(self, plan, request)
+            setattr(request, EXECUTION, execution)
+            execution.begin(args, kwargs)
+            if self._lock_track_started and not request.is_eager and not ignores_result(self, request):
+                meta = {"pid": os.getpid(), "hostname": request.hostname}
+                self.backend.store_result(task_id, meta, states.STARTED, request=request)
+        super().before_start(task_id, args, kwargs)
+
+    def after_return(
+        self,
+        status: str,
+        retval: Any,
+        task_id: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        einfo: Any,
+    ) -> None:
+        """Give the lock back after a success or a failure."""
+        # Celery 5.7 also calls this in the main process, at a hard time limit, while the child may still run: there
+        # is no request on the stack there.
+        execution = _execution_of(self)
+        if execution is not None:
+            execution.end(status)
+        super().after_return(status, retval, task_id, args, kwargs, einfo)
+
+    @property
+    def lock(self) -> HeldLock | None:
+        """The lock that the current run holds: key, token, `remaining`, `state`, `check()`, `extend()`.
+
+        None outside a run, where locks are switched off, and where an outage made the task run without.
+        """
+        execution = _execution_of(self)
+        return execution.lock if execution is not None else None
+
+    def lock_for(self, *args: Any, **kwargs: Any) -> Lock:
+        """The lock of the call ``task(*args, **kwargs)``, for code outside the task.
+
+        It waits up to `lock_wait` seconds for the key, and is renewed while it is held.
+
+        Raises:
+            TypeError: The arguments do not fit the task's signature.
+            LockKeyError: They cannot make a key.
+            LockConfigError: The task has no lock: locks are switched off, or it is one of Celery's own.
+        """
+        plan = self._active_plan()
+        server = LockServer.of(plan.app)
+        options = plan.options
+        return Lock(server.store, server.keeper, self._key_of(plan, args, kwargs), options.lease, options.wait)
+
+    def lock_info(self, *args: Any, **kwargs: Any) -> LockInfo | None:
+        """Who holds the lock of the call ``task(*args, **kwargs)``; None where it is free.
+
+        Raises:
+            TypeError, LockKeyError, LockConfigError: As `lock_for`.
+            LockUnavailable: Redis did not answer or refused.
+        """
+        plan = self._active_plan()
+        return LockServer.of(plan.app).store.inspect(self._key_of(plan, args, kwargs))
+
+    def _active_plan(self) -> LockPlan:
+        self.app  # noqa: B018 - binds the task, if it is not yet
+        if self._lock_plan is None:
+            raise LockConfigError(f"{self.name} has no lock: redislock_enabled is False, or it is Celery's own task")
+        return self._lock_plan
+
+    def _key_of(self, plan: LockPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        dump = getattr(self, "_dump_pydantic_arguments", None)  # what apply_async does to pydantic models
+        if dump is not None:
+            args, kwargs = dump(args, kwargs)
+        return plan.redis_key(args, kwargs)
+
+
+def _own_options(cls: type[LockedTask]) -> dict[str, Any]:
+    """The ``lock_*`` attributes of a task class and its bases, without the prefix."""
+    own: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if base not in LockedTask.__mro__:
+            own |= {name: value for name, value in vars(base).items() if name.startswith("lock_")}
+    return {
+        name.removeprefix("lock_"): value.__func__ if isinstance(value, staticmethod) else value
+        for name, value in own.items()
+        if name not in vars(LockedTask)
+    }
+
+
+def _tasks_of(app: Celery) -> dict[str, Any]:
+    """The tasks bound so far; ``app.tasks`` would finalize the app, in the middle of it."""
+    tasks: dict[str, Any] = app._tasks  # type: ignore[attr-defined]
+    return tasks
+
+
+def _guard(cls: type[LockedTask], name: str, body: Callable[..., Any]) -> Callable[..., Any]:
+    """`body`, but refusing to run in a worker where its lock was never asked for."""
+
+    @functools.wraps(body)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        request = cls.request_stack.top
+        if request is not None and not request.called_directly and _execution_in(request) is None:
+            raise LockConfigError(
+                f"{name}: its before_start was overridden without super().before_start(task_id, args, kwargs), so the "
+                "lock was not taken and the body was not run"
+            )
+        return body(*args, **kwargs)
+
+    run.__redislock__ = True  # type: ignore[attr-defined]
+    return run
+
+
+def _execution_of(task: LockedTask) -> Execution | None:
+    request = task.request_stack.top
+    return _execution_in(request) if request is not None else None
+
+
+def _execution_in(request: Any) -> Execution | None:
+    execution = request.__dict__.get(EXECUTION)
+    return execution if isinstance(execution, Execution) else None
+
+
+@task_postrun.connect(weak=False)
+def _release_at_postrun(sender: Any = None, state: str | None = None, **_: Any) -> None:
+    """Give back what after_return did not: RETRY, Ignore, Reject, replace(), an error in a hook, SystemExit."""
+    if isinstance(sender, LockedTask):
+        execution = _execution_of(sender)
+        if execution is not None:
+            execution.end(state)

@@ -1,0 +1,95 @@
+"""The token: the string that one execution owns. Minted and parsed here, and nowhere else.
+
+``<nonce> <attempt> <milliseconds since the epoch> <host> <task>``, fields escaped so that none holds a space;
+``-`` stands for a field without value. The scripts read the nonce (who owns the key) and the attempt (is
+this message a copy of the holder's?), and append ``copy`` once a copy has been seen.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from datetime import UTC, datetime
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+from .info import LockInfo
+
+_FIELDS = 5
+
+
+class Attempt(NamedTuple):
+    """One try at one task: ``self.retry()`` and ``replace()`` make a new one under the same id."""
+
+    task_id: str
+    retries: int
+    replaced: int
+
+    def __str__(self) -> str:
+        return f"{escape(self.task_id)}/{self.retries}/{self.replaced}"
+
+
+class Token(NamedTuple):
+    """A parsed token. All but the nonce are None where another library wrote the value."""
+
+    nonce: str
+    attempt: Attempt | None = None
+    since: datetime | None = None
+    hostname: str | None = None
+    task: str | None = None
+
+    def info(self, key: str, ttl: float | None) -> LockInfo:
+        """The holder of `key`, which ends in `ttl` seconds unless it is renewed."""
+        task_id = self.attempt.task_id if self.attempt else None
+        return LockInfo(key, task_id, self.task, self.hostname, self.since, ttl)
+
+
+def mint_nonce() -> str:
+    """A fresh nonce: 128 random bits as 22 characters."""
+    return secrets.token_urlsafe(16)
+
+
+def escape(field: str) -> str:
+    """`field` as one printable word, so that it can neither end its place in a token nor break a log line."""
+    return quote(field, safe="@:+,", errors="surrogatepass")
+
+
+def mint(nonce: str, attempt: Attempt | None, origin: str) -> str:
+    """A token for one execution.
+
+    Args:
+        nonce: From `mint_nonce`; also known to the worker's main process.
+        attempt: The try it belongs to; None outside tasks.
+        origin: Where it runs, from `origin`; made once, not per run.
+    """
+    return f"{nonce} {attempt or '-'} {int(time.time() * 1000)} {origin}"
+
+
+def origin(hostname: str, task: str | None) -> str:
+    """The end of a token: the host and the task's name."""
+    return f"{escape(hostname)} {escape(task) if task else '-'}"
+
+
+def parse(value: str) -> Token:
+    """The parts of a token; of a value that is no token of ours, itself as the nonce."""
+    fields = value.split(" ")[:_FIELDS]
+    try:
+        nonce, attempt, since, hostname, task = fields
+        return Token(
+            nonce,
+            None if attempt == "-" else _parse_attempt(attempt),
+            datetime.fromtimestamp(int(since) / 1000, UTC),
+            _unescape(hostname),
+            None if task == "-" else _unescape(task),
+        )
+    except (ValueError, OverflowError, OSError):
+        return Token(value)
+
+
+def _parse_attempt(text: str) -> Attempt:
+    task_id, retries, replaced = text.split("/")
+    return Attempt(_unescape(task_id), int(retries), int(replaced))
+
+
+def _unescape(field: str) -> str:
+    return unquote(field, errors="surrogatepass")
