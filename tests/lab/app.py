@@ -50,7 +50,7 @@ def make_app(config: Config) -> Celery:
         task_publish_retry=False,
         broker_transport_options={"socket_keepalive": True},
     )
-    app.conf.update(config.settings)
+    app.conf.update(config.settings, lab_ledger=config.ledger)
     define_tasks(app, Ledger(Path(config.ledger)))
     return app
 
@@ -84,32 +84,43 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
                 raise ValueError(f"{item} fails")
         return item
 
+    @locked("link", base=_Linked, lock_args=["key"], lock_on_conflict="skip")
+    def link(key: Any, item: Any) -> Any:
+        """A step of a chain that still holds its key when the next step arrives."""
+        with ledger.run(key, item):
+            return item
+
     @locked("again", bind=True, lock_args=["key"], max_retries=5, lock_on_conflict="skip")
     def again(self: Any, key: Any, times: int) -> int:
-        """Retries itself at once, with a slow finally."""
+        """Retries itself at once; its next attempt arrives before it has ended."""
         with ledger.run(key, self.request.retries):
-            try:
-                if self.request.retries < times:
+            if self.request.retries < times:
+                met = sum(line["holder"] == self.request.id for line in ledger.conflicts())
+                try:
                     raise self.retry(countdown=0)
-            finally:
-                time.sleep(0.01)
+                finally:
+                    ledger.wait_for_conflict(self.request.id, met)
         return int(self.request.retries)
 
     @locked("becomes", bind=True, lock_args=["key"], lock_on_conflict="skip")
     def becomes(self: Any, key: Any, nesting: int) -> int:
-        """Replaces itself with itself."""
+        """Replaces itself with itself; the replacement arrives before it has ended."""
         with ledger.run(key, nesting):
             if nesting:
-                raise self.replace(becomes.si(key, nesting - 1))
+                met = sum(line["holder"] == self.request.id for line in ledger.conflicts())
+                try:
+                    raise self.replace(becomes.si(key, nesting - 1))
+                finally:
+                    ledger.wait_for_conflict(self.request.id, met)
         return 0
 
     @locked("page", bind=True, lock_args=["key"], lock_on_conflict="skip")
     def page(self: Any, key: Any, number: int, last: int) -> None:
-        """Sends its own next page before it ends."""
+        """Sends its own next page, which arrives before it has ended."""
         with ledger.run(key, number):
             if number < last:
                 self.delay(key, number + 1, last)
-            time.sleep(0.002)
+                ledger.wait_for_conflict(self.request.id)
 
     @locked("ends", bind=True, lock_args=["key"])
     def ends(self: Any, key: Any, how: str) -> str:
@@ -190,6 +201,13 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
         """No lock: the end of a chain, a chord's body, a link."""
         with ledger.run("plain", time.monotonic_ns()):
             return "plain"
+
+
+class _Linked(LockedTask):
+    def on_success(self, retval: Any, task_id: str, *args: Any) -> None:
+        """Celery has published the next step by now."""
+        if self.request.chain:
+            Ledger(Path(self.app.conf.lab_ledger)).wait_for_conflict(task_id)
 
 
 class _FailingHook(LockedTask):

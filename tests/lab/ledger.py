@@ -57,6 +57,18 @@ class Ledger:
                 runs[line["pid"], line["start"]] = Run(**line, end=end)  # type: ignore[arg-type]
         return sorted(runs.values(), key=lambda run: run.start)
 
+    def conflicts(self) -> list[dict[str, object]]:
+        """Every conflict that a worker announced: ``holder`` (its task id) and ``policy``."""
+        return [line for line in self.lines() if line["event"] == "conflict"]
+
+    def wait_for_conflict(self, holder: str, seen: int = 0) -> None:
+        """In a body or hook: hold on until another message has met this holder's lock."""
+        end = time.monotonic() + 5
+        while time.monotonic() < end:
+            if sum(line["holder"] == holder for line in self.conflicts()) > seen:
+                return
+            time.sleep(0.005)
+
     def items(self) -> list[str]:
         """What ran, in order."""
         return [run.item for run in self.runs()]
