@@ -45,7 +45,7 @@ def _redis_py_url(url: str) -> str:
     scheme = url.split(":", 1)[0]
     if scheme not in _SCHEMES or "://" not in url:
         raise LockConfigError(
-            f"redislock_url = {maybe_sanitize_url(url)!r} cannot be used; allowed: redis://, rediss://, unix:// and "
+            f"redislock_url = {_without_password(url)!r} cannot be used; allowed: redis://, rediss://, unix:// and "
             "redis+socket:// URLs"
         )
     if scheme != "redis+socket":
@@ -54,6 +54,13 @@ def _redis_py_url(url: str) -> str:
     database = parse_qs(parts.query).get("virtual_host", ["0"])[0].strip("/")
     credentials, _, _ = parts.netloc.rpartition("@")
     return f"unix://{credentials + '@' if credentials else ''}{unquote(parts.path)}?db={database}"
+
+
+def _without_password(url: str) -> str:
+    try:
+        return str(maybe_sanitize_url(url))
+    except ValueError:  # a malformed port, say: nothing tells where a password may be
+        return f"{url.split(':', 1)[0]}:..."
 
 
 def connect(url: str, options: Mapping[str, Any]) -> redis.Redis:
@@ -78,7 +85,7 @@ def connect(url: str, options: Mapping[str, Any]) -> redis.Redis:
         return redis.Redis(connection_pool=pool)
     except (TypeError, ValueError, redis.RedisError) as error:
         raise LockConfigError(
-            f"no Redis client can be made of redislock_url = {maybe_sanitize_url(url)!r} and "
+            f"no Redis client can be made of redislock_url = {_without_password(url)!r} and "
             f"redislock_client_options: {type(error).__name__}: {error}"
         ) from None
 

@@ -179,7 +179,8 @@ class Execution:
                 return
             self.lock = None
             if isinstance(result, Finished):
-                raise Ignore("this attempt has finished in another delivery of its message")
+                logger.info("%s: dropped, it has finished in another delivery of its message", self._name)
+                raise Ignore("finished in another delivery of its message")
             self._conflict(lock.key, result, redelivered)
             self.lock = lock
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from celery import Celery
 from celery.exceptions import Ignore, Reject
+from pydantic import BaseModel
 
 from celery_redislock import LockedTask
 from tests.lab.ledger import Ledger
@@ -33,6 +34,13 @@ class Config:
     @classmethod
     def from_env(cls) -> Config:
         return cls(**json.loads(os.environ["LAB_CONFIG"]))
+
+
+class Order(BaseModel):
+    """An argument of a task with ``pydantic=True``."""
+
+    number: int
+    lines: tuple[str, ...]
 
 
 def make_app(config: Config) -> Celery:
@@ -195,6 +203,23 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
         before = self.lock.key
         time.sleep(seconds)
         return before, self.lock.key
+
+    @locked("whole")
+    def whole(account: Any, full: bool = False, seconds: float = 0.0) -> None:
+        """All arguments make its key."""
+        with ledger.run(account):
+            time.sleep(seconds)
+
+    @locked("model", pydantic=True)
+    def model(order: Order) -> int:
+        """Takes a pydantic model."""
+        with ledger.run(order.number):
+            time.sleep(0.5)
+        return order.number
+
+    @locked("misdeclared", base=None, lock_args=["key"], lock_lease=5)
+    def misdeclared(key: Any) -> None:
+        """Its author forgot base=LockedTask."""
 
     @locked("plain", base=None)
     def plain(*args: Any) -> str:

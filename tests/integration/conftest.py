@@ -1,0 +1,84 @@
+"""Locks on a real server, without a worker."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from celery_redislock import tokens
+from celery_redislock.connection import connect
+from celery_redislock.keeper import HeldLock, Keeper
+from celery_redislock.store import LockStore
+from celery_redislock.tokens import Attempt
+from tests.lab.servers import Valkey
+
+KEY = "redislock:{shop.bill:7}"
+
+
+@pytest.fixture
+def client(locks: Valkey) -> Iterator[redis.Redis]:
+    client = connect(locks.url(), {"socket_timeout": 0.5, "socket_connect_timeout": 0.5})
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def store(client: redis.Redis) -> LockStore:
+    return LockStore(client)
+
+
+@pytest.fixture
+def keeper(store: LockStore) -> Iterator[Keeper]:
+    keeper = Keeper(store)
+    yield keeper
+    keeper._held.clear()  # its thread lives as long as the process: it must not look for this test's keys
+
+
+class Holder:
+    """One execution's nonce and token."""
+
+    def __init__(self, store: LockStore, attempt: Attempt | None) -> None:
+        self.store = store
+        self.attempt = attempt
+        self.nonce = tokens.mint_nonce()
+        self.token = tokens.mint(self.nonce, attempt, tokens.origin("w@host", "shop.bill" if attempt else None))
+        self.note = f"{KEY}:note:{attempt}"
+
+    def acquire(self, lease: float = 10.0, *, may_be_copy: bool = False) -> object:
+        return self.store.acquire(KEY, self.token, self.nonce, lease, self.note if may_be_copy else None)
+
+    def release(self, *, over: bool = True, copy_may_wait: bool = False) -> bool:
+        return self.store.release(KEY, self.nonce, self.note if over else None, copy_may_wait=copy_may_wait)
+
+
+@pytest.fixture
+def holder(store: LockStore) -> Callable[..., Holder]:
+    """Makes executions: ``holder(task_id, retries)``; without a task id, a lock outside tasks."""
+
+    def make(task_id: str | None = None, retries: int = 0) -> Holder:
+        return Holder(store, Attempt(task_id, retries, 0) if task_id else None)
+
+    return make
+
+
+@pytest.fixture
+def hold(store: LockStore, keeper: Keeper) -> Callable[..., HeldLock]:
+    """Takes keys and gives them to the keeper: ``hold(key, lease)``."""
+
+    def make(key: str = KEY, lease: float = 1.5, **options: object) -> HeldLock:
+        nonce = tokens.mint_nonce()
+        lock = HeldLock(store, key, tokens.mint(nonce, None, "host -"), nonce, lease, **options)
+        lock.renewed(store.acquire(key, lock.token, nonce, lease).sent_at)
+        keeper.add(lock)
+        return lock
+
+    return make
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "celery_redislock")
+    return caplog

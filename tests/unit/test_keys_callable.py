@@ -1,0 +1,71 @@
+"""Names from a callable `lock_key`."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from celery_redislock.errors import LockKeyError
+from celery_redislock.keys import MAX_NAME
+
+from .wire import key_maker, over_the_wire
+
+
+def task(a: Any, b: Any = 2, *rest: Any, c: Any = None, **more: Any) -> None: ...
+
+
+class Tone(str, enum.Enum):  # noqa: UP042 - what people had before StrEnum
+    HIGH = "high"
+
+
+def test_the_callable_gets_a_mapping_of_the_bound_arguments() -> None:
+    calls: list[Mapping[str, Any]] = []
+
+    def name(arguments: Mapping[str, Any]) -> str:
+        calls.append(arguments)
+        return "stock"
+
+    assert key_maker(task, lock_key=name).name((1,), {"c": 3, "d": 4}) == "stock"
+    assert [dict(arguments) for arguments in calls] == [{"a": 1, "b": 2, "rest": (), "c": 3, "more": {"d": 4}}]
+
+
+def test_what_the_callable_returns_is_the_name() -> None:
+    assert key_maker(task, lock_key=lambda arguments: f"stock:{arguments['a']}").name((7,), {}) == "stock:7"
+
+
+def test_an_error_of_the_callable_is_a_lock_key_error_caused_by_it() -> None:
+    with pytest.raises(LockKeyError, match=r"^t: lock_key raised KeyError; mend the callable$") as refused:
+        key_maker(task, lock_key=lambda arguments: arguments["missing"]).name((1,), {})
+    assert isinstance(refused.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("made", [None, "", 7, b"stock", ["stock"]], ids=repr)
+def test_what_is_no_text_is_refused_by_its_type(made: Any) -> None:
+    with pytest.raises(LockKeyError, match=f"^t: lock_key must return a non-empty str, not {type(made).__name__}$"):
+        key_maker(task, lock_key=lambda _: made).name((1,), {})
+
+
+def test_a_str_enum_makes_the_name_that_its_value_makes() -> None:
+    """The publisher has the member, the worker its value."""
+    make_name = key_maker(task, lock_key=lambda arguments: arguments["a"]).name
+    received, _ = over_the_wire([Tone.HIGH], {})
+    assert f"{make_name([Tone.HIGH], {})}" == f"{make_name(received, {})}" == "high"
+
+
+def test_long_names_are_shortened_and_still_differ() -> None:
+    make_name = key_maker(task, lock_key=lambda arguments: "x" * 500 + arguments["a"]).name
+    one, other = make_name(("1",), {}), make_name(("2",), {})
+    assert one != other
+    assert len(one) <= MAX_NAME
+
+
+@pytest.mark.parametrize("made", ["\ud800", "\udfff" * 300], ids=["short", "long"])
+def test_a_name_with_surrogates_can_be_sent_or_is_refused(made: str) -> None:
+    try:
+        name = key_maker(task, lock_key=lambda _: made).name((1,), {})
+    except LockKeyError:
+        return
+    assert name.encode("utf-8")

@@ -1,0 +1,122 @@
+"""The keys of real tasks: bound ones, pydantic ones, and what a Cluster makes of the key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from celery import Celery, Task
+from pydantic import BaseModel
+from redis.crc import key_slot
+
+from celery_redislock import LockConfigError, LockedTask
+
+from .wire import over_the_wire
+
+
+class Order(BaseModel):
+    """An argument of a task with ``pydantic=True``."""
+
+    sku: str
+    quantity: int = 1
+
+
+class HookedOrder(Order):
+    """Its own hook tells kombu how to send it; Celery then leaves it alone."""
+
+    def __json__(self) -> Any:
+        return {"sku": self.sku, "quantity": self.quantity, "hooked": True}
+
+
+def sent(task: Any, *args: Any, **kwargs: Any) -> tuple[list[Any], Mapping[str, Any]]:
+    """A call as a worker receives it from `apply_async`."""
+    dump = getattr(task, "_dump_pydantic_arguments", None)
+    if dump is not None:
+        args, kwargs = dump(args, kwargs)
+    return over_the_wire(args, kwargs)
+
+
+@pytest.mark.parametrize("bind", [False, True], ids=["plain", "bind=True"])
+def test_lock_args_name_the_parameters_of_plain_and_bound_tasks_alike(app: Celery, bind: bool) -> None:
+    def bill(account: int, amount: int = 1) -> None: ...
+    def bill_bound(self: Task[..., Any], account: int, amount: int = 1) -> None: ...
+
+    task = app.task(base=LockedTask, bind=bind, lock_args=["account"], name="bill")(bill_bound if bind else bill)
+    assert task.lock_for(7).name == task.lock_for(account=7, amount=3).name
+    assert task.lock_for(7).name != task.lock_for(8).name
+
+
+def test_a_bound_tasks_self_is_no_parameter(app: Celery) -> None:
+    @app.task(base=LockedTask, bind=True, lock_args=["self"], name="bill")
+    def bill(self: Task[..., Any], account: int) -> None: ...
+
+    with pytest.raises(LockConfigError, match=r"^bill: lock_args names 'self', .* it has: account$"):
+        bill.lock_for(7)
+
+
+def test_plain_and_bound_tasks_of_one_name_have_one_key(app: Celery) -> None:
+    """A task may be given ``bind=True`` in a rolling upgrade."""
+
+    @app.task(base=LockedTask, name="bill")
+    def plain(account: int) -> None: ...
+
+    key = plain.lock_for(7).name
+    with Celery("other", broker="redis://nowhere.invalid/0", set_as_current=False) as other:
+
+        @other.task(base=LockedTask, bind=True, name="bill")
+        def bound(self: Task[..., Any], account: int) -> None: ...
+
+        assert bound.lock_for(7).name == key
+
+
+@pytest.mark.parametrize("order", [Order(sku="7"), {"sku": "7", "quantity": 1}], ids=["model", "dict"])
+@pytest.mark.parametrize("bind", [False, True], ids=["plain", "bind=True"])
+def test_a_pydantic_task_has_one_key_for_a_model_and_for_what_is_sent_of_it(
+    app: Celery, order: Any, bind: bool
+) -> None:
+    def reserve(order: Order) -> None: ...
+    def reserve_bound(self: Task[..., Any], order: Order) -> None: ...
+
+    body = reserve_bound if bind else reserve
+    task = app.task(base=LockedTask, bind=bind, pydantic=True, name="reserve")(body)
+    args, kwargs = sent(task, order)
+    assert task.lock_for(*args, **kwargs).name == task.lock_for(order).name == task.lock_for(order=Order(sku="7")).name
+    assert task.lock_for(Order(sku="7", quantity=2)).name != task.lock_for(order).name
+
+
+def test_a_pydantic_model_with_a_hook_for_kombu_has_one_key_on_both_sides(app: Celery) -> None:
+    @app.task(base=LockedTask, pydantic=True, name="reserve")
+    def reserve(order: HookedOrder) -> None: ...
+
+    order = HookedOrder(sku="7")
+    args, kwargs = sent(reserve, order)
+    assert args == [{"sku": "7", "quantity": 1, "hooked": True}]
+    assert reserve.lock_for(*args, **kwargs).name == reserve.lock_for(order).name
+
+
+def test_a_key_has_the_prefix_and_the_name_as_its_hash_tag(app: Celery) -> None:
+    @app.task(base=LockedTask, lock_key="stock:{sku}", name="reserve")
+    def reserve(sku: str) -> None: ...
+
+    assert reserve.lock_for("7").name == "redislock:{stock:7}"
+
+
+@pytest.mark.parametrize(
+    "lock_key",
+    [
+        "}}{sku}",
+        "{{}}{sku}",
+        "{{{sku}",
+        "{sku}}}",
+        pytest.param(lambda arguments: "}" + arguments["sku"], id="callable"),
+    ],
+)
+def test_what_a_lock_needs_is_in_one_slot_of_a_cluster_whatever_its_name(app: Celery, lock_key: Any) -> None:
+    """An empty hash tag counts as none: then the key and its note would be in two slots."""
+
+    @app.task(base=LockedTask, lock_key=lock_key, name="reserve")
+    def reserve(sku: str) -> None: ...
+
+    key = reserve.lock_for("7").name
+    assert key_slot(key.encode()) == key_slot(f"{key}:note:id/0/0".encode())
