@@ -1,0 +1,291 @@
+"""LockedTask on a real app and a real lock server, without a worker: binding, settings and eager mode."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+from celery import Celery, shared_task
+from celery.exceptions import TaskRevokedError
+
+from celery_redislock import LockConfigError, LockConflict, LockedTask, LockUnavailable
+from celery_redislock.signals import lock_acquired, lock_conflict, lock_released
+
+
+@pytest.fixture
+def make_app(config):
+    """A bare app on the test's servers."""
+    made = []
+
+    def make(**options):
+        app = Celery("shop", broker=config.broker, backend=config.backend, set_as_current=False, **options)
+        app.conf.update(redislock_url=config.locks)
+        made.append(app)
+        return app
+
+    yield make
+    for app in made:
+        app.close()
+
+
+class TestEager:
+    def test_apply_runs_under_the_lock_and_frees_it(self, tasks, locks):
+        assert tasks.bound.apply((1, 7)).get()["state"] == "held"
+        assert locks.client.keys() == []
+
+    def test_skip_raises_task_revoked_error(self, tasks, ledger):
+        with tasks.once.lock_for("k"), pytest.raises(TaskRevokedError, match="duplicate of a lock outside tasks"):
+            tasks.once.apply(("k",)).get()
+        assert ledger.runs() == []
+
+    def test_retry_blocks_for_the_key(self, tasks):
+        lock = tasks.work.lock_for("k")
+        lock.acquire()
+        threading.Timer(0.2, lock.release).start()
+        assert tasks.work.apply(("k", "item")).get() == "item"
+
+    def test_retry_gives_up_after_lock_wait_and_publishes_nothing(self, make_app, config, _broker_server):
+        app = make_app()
+
+        @app.task(base=LockedTask, shared=False, lock_args=["key"], lock_wait=0.2)
+        def task(key, item): ...
+
+        with task.lock_for("k", 1), pytest.raises(LockConflict, match="a lock outside tasks"):
+            task.apply(("k", 2)).get()
+        assert _broker_server.client.llen("celery") == 0
+
+    def test_always_eager_takes_the_lock_too(self, config, ledger):
+        from tests.lab.app import make_app
+
+        config.settings["task_always_eager"] = True
+        app = make_app(config)
+        once = app.tasks["lab.once"]
+        with once.lock_for("k"):
+            assert once.delay("k").state == "FAILURE"
+        assert once.delay("k", "item").get() == "item"
+
+    def test_self_retry_runs_again_under_a_new_lock(self, tasks, ledger):
+        assert tasks.ends.apply(("k", "retry")).get() == "retry"
+        assert ledger.items() == ["retry", "retry"]
+
+
+class TestBinding:
+    def test_options_come_from_the_decorator_a_subclass_annotations_and_the_app(self, make_app):
+        app = make_app()
+        app.conf.redislock_lease = 11
+        app.conf.task_annotations = {"annotated": {"lock_lease": 44}}
+
+        class Base(LockedTask):
+            lock_lease = 22
+
+        @app.task(base=LockedTask, shared=False)
+        def app_wide(): ...
+
+        @app.task(base=Base, shared=False)
+        def subclass(): ...
+
+        @app.task(base=Base, shared=False, lock_lease=33)
+        def decorator(): ...
+
+        @app.task(name="annotated", base=Base, shared=False)
+        def annotated(): ...
+
+        tasks = (app_wide, subclass, decorator, annotated)
+        assert [task._lock_plan.options.lease for task in tasks] == [11, 22, 33, 44]
+
+    @pytest.mark.parametrize("namespace", ["CELERY", "celery", None])
+    def test_settings_follow_celerys_namespaces(self, config, namespace):
+        prefix = f"{namespace}_" if namespace else ""
+        settings = {"broker_url": config.broker, "redislock_lease": 12.0, "redislock_url": config.locks}
+        names = {f"{prefix}{name}".upper() if namespace == "CELERY" else prefix + name for name in settings}
+        assert len(names) == 3
+        values = {
+            (f"{prefix}{name}".upper() if namespace == "CELERY" else prefix + name): value
+            for name, value in settings.items()
+        }
+        app = Celery("shop", set_as_current=False)
+        app.config_from_object(SimpleNamespace(**values), namespace=namespace)
+
+        @app.task(base=LockedTask, shared=False)
+        def task(): ...
+
+        assert task._lock_plan.options.lease == 12.0
+        with task.lock_for() as lock:
+            assert lock.state == "held"
+
+    def test_an_unknown_setting_in_a_namespace_is_refused(self, config):
+        app = Celery("shop", set_as_current=False)
+        app.config_from_object(
+            SimpleNamespace(CELERY_REDISLOCK_LEAS=12, CELERY_BROKER_URL="redis://"), namespace="CELERY"
+        )
+
+        @app.task(base=LockedTask, shared=False)
+        def task(): ...
+
+        with pytest.raises(LockConfigError, match="redislock_leas is not known; did you mean redislock_lease"):
+            task.name  # noqa: B018
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ({"lock_leas": 5}, "shop.task: lock_leas is not known; did you mean lock_lease"),
+            ({"lock_args": ["nope"]}, "names 'nope', which is no parameter of the task; it has: key, item"),
+            ({"lock_args": "key"}, "lock_args = 'key' is not allowed"),
+            ({"lock_args": ["key"], "lock_key": "{key}"}, "lock_key and lock_args are both set"),
+            ({"lock_key": "{}"}, "only plain parameter names"),
+            ({"lock_scope": "job"}, "lock_scope = 'job' is not allowed; allowed: only 'run' in this version"),
+            ({"lock_on_conflict": "wait"}, "allowed: 'skip' or 'retry'"),
+            ({"lock_fence": True}, "only False in this version"),
+        ],
+    )
+    def test_a_bad_option_fails_when_the_task_is_bound_and_locks_nothing(self, make_app, locks, options, said):
+        app = make_app()
+
+        @app.task(name="shop.task", base=LockedTask, shared=False, **options)
+        def task(key, item): ...
+
+        for _ in range(2):
+            with pytest.raises(LockConfigError) as caught:
+                task.delay(1, 2)
+            assert said in str(caught.value)
+        assert locks.client.keys() == []
+
+    def test_a_bad_option_of_an_annotation_fails_too(self, make_app):
+        app = make_app()
+        app.conf.task_annotations = {"*": {"lock_leas": 44}}
+
+        @app.task(base=LockedTask, shared=False)
+        def task(): ...
+
+        with pytest.raises(LockConfigError, match="lock_leas"):
+            task.delay()
+
+    def test_a_class_based_task_with_autoretry_runs_under_its_lock(self, make_app):
+        app = make_app()
+        seen = []
+
+        class Flaky(LockedTask):
+            autoretry_for = (ZeroDivisionError,)
+            retry_backoff = False
+            default_retry_delay = 0
+            lock_args = ("key",)
+
+            def run(self, key):
+                seen.append(self.lock.state)
+                if len(seen) < 3:
+                    raise ZeroDivisionError
+                return key
+
+        task = app.register_task(Flaky())
+        assert task.apply(("k",)).get() == "k"
+        assert seen == ["held"] * 3
+
+    def test_a_shared_task_has_its_own_lock_settings_in_every_app(self, make_app):
+        apps = [make_app(), make_app()]
+        apps[0].conf.redislock_prefix = "one"
+        apps[1].conf.redislock_prefix = "two"
+
+        @shared_task(name="shop.shared", base=LockedTask)
+        def shared(): ...
+
+        names = [app.tasks["shop.shared"].lock_for().name.split(":")[0] for app in apps]
+        assert names == ["one", "two"]
+
+    def test_a_signature_still_shows_the_bodys_parameters(self, make_app):
+        import inspect
+
+        app = make_app()
+
+        @app.task(base=LockedTask, shared=False)
+        def task(key, *, item=1): ...
+
+        assert list(inspect.signature(task.run).parameters) == ["key", "item"]
+        assert task.__wrapped__ is not None
+
+    def test_celerys_own_tasks_stay_unlocked_when_locked_task_is_the_apps_base(self, make_app, locks):
+        app = make_app(task_cls=LockedTask)
+
+        @app.task(shared=False)
+        def task(): ...
+
+        locks.calls()
+        own = [t for name, t in app.tasks.items() if name.startswith("celery.")]
+        assert len(own) > 5
+        assert all(t._lock_plan is None for t in own)
+        app.tasks["celery.accumulate"].apply((1, 2), {"index": 0}).get()
+        assert locks.calls() == {}
+        task.apply().get()
+        assert locks.calls()
+
+    def test_switched_off_every_lock_is_a_no_op(self, make_app):
+        app = make_app()
+        app.conf.update(redislock_enabled=False, redislock_url=None, broker_url="memory://")
+
+        @app.task(bind=True, base=LockedTask, shared=False)
+        def task(self):
+            return self.lock
+
+        assert task.apply().get() is None
+        with pytest.raises(LockConfigError, match="redislock_enabled"):
+            task.lock_for()
+
+    def test_no_redis_anywhere_is_said_at_once(self):
+        app = Celery("shop", broker="amqp://", set_as_current=False)
+
+        @app.task(base=LockedTask, shared=False)
+        def task(): ...
+
+        with pytest.raises(LockConfigError, match='set redislock_url, for instance "redis://localhost:6379/0"'):
+            task.delay()
+
+    def test_the_brokers_redis_is_the_default_lock_server(self, config, _broker_server):
+        app = Celery("shop", broker=config.broker, set_as_current=False)
+
+        @app.task(base=LockedTask, shared=False)
+        def task(): ...
+
+        with task.lock_for() as lock:
+            assert _broker_server.client.get(lock.name)
+
+
+class TestOutage:
+    @pytest.fixture
+    def task(self, make_app, tmp_path):
+        def make(policy):
+            app = make_app()
+            app.conf.redislock_url = f"unix://{tmp_path}/nobody.sock"
+
+            @app.task(bind=True, base=LockedTask, shared=False, lock_on_outage=policy)
+            def task(self):
+                return self.lock is None
+
+            return task
+
+        return make
+
+    def test_run_runs_without_the_lock(self, task):
+        assert task("run").apply().get() is True
+
+    @pytest.mark.parametrize("policy", ["raise", "retry"])
+    def test_an_outage_in_eager_mode_is_lock_unavailable(self, task, policy):
+        with pytest.raises(LockUnavailable, match="cannot be asked for"):
+            task(policy).apply().get()
+
+
+def test_signals_tell_of_every_lock(tasks):
+    told = []
+    receivers = [
+        (signal, lambda name=name, **info: told.append((name, info["sender"].name if info["sender"] else None)))
+        for name, signal in [("acquired", lock_acquired), ("released", lock_released), ("conflict", lock_conflict)]
+    ]
+    for signal, receiver in receivers:
+        signal.connect(receiver, weak=False)
+    try:
+        tasks.once.apply(("k",)).get()
+        with tasks.once.lock_for("k"):
+            tasks.once.apply(("k",))
+    finally:
+        for signal, receiver in receivers:
+            signal.disconnect(receiver)
+    assert told == [("acquired", "lab.once"), ("released", "lab.once"), ("conflict", "lab.once")]
