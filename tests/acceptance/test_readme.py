@@ -22,7 +22,7 @@ print(sync_account.delay(1).get(timeout=20), bill.delay(1, 2).get(timeout=20), r
 def test_the_example_works_as_pasted(tmp_path, config):
     (example,) = re.findall(r"```python\n(# shop\.py\n.*?)```", README, re.DOTALL)
     (tmp_path / "shop.py").write_text(example)
-    command = [sys.executable, "-m", "celery", "-A", "shop", "worker", "-c", "2", "--workdir", str(tmp_path)]
+    command = [sys.executable, "-m", "celery", "-A", "shop", "worker", "-c", "2"]
     # Celery's own variables, so that the example need not be changed to find the test's servers.
     servers = {"CELERY_BROKER_URL": config.broker, "CELERY_RESULT_BACKEND": config.backend}
     log = tmp_path / "worker.log"
