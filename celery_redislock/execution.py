@@ -18,7 +18,7 @@ from .keeper import HeldLock
 from .locks import wait_for
 from .policies import POLICIES, skip_reason
 from .server import LockServer
-from .store import Finished, Granted, Held
+from .store import Finished, Granted, Held, describe
 from .tokens import Attempt
 
 if TYPE_CHECKING:
@@ -129,6 +129,7 @@ class Execution:
 
         Raises:
             Reject: The broker is away, and will deliver the message again by itself.
+            LockUnavailable: It has been held here for `lock_retry_for`; the run is lost.
         """
         countdown = max(min(delay, self.plan.longest_countdown), self.plan.shortest_countdown)
         self.returned = self.returned.next(copy=copy)
@@ -137,10 +138,21 @@ class Execution:
         except Exception as error:
             if self.task.acks_late:
                 raise Reject(error, requeue=True) from error
-            logger.warning("%s cannot be sent again (%s): trying here", self._name, type(error).__name__)
-            time.sleep(countdown)
+            self._hold_here(error, countdown)
             return None
         return countdown
+
+    def _hold_here(self, error: Exception, pause: float) -> None:
+        """Wait with an acked message that cannot be sent again: only this process still has it."""
+        retry_for = self.plan.options.retry_for
+        if retry_for is not None and time.time() - self.returned.since >= retry_for:
+            raise LockUnavailable(
+                self.plan.task,
+                f"its lock was not free and its message, already acked, could not be sent again ({describe(error)}) "
+                f"for {retry_for} s: this run is lost",
+            ) from error
+        logger.warning("%s cannot be sent again (%s): it is held and tried here", self._name, describe(error))
+        time.sleep(pause)
 
     @property
     def _name(self) -> str:

@@ -1,0 +1,78 @@
+"""One delivered message, traced as a pool child does it, while the broker is away."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from celery.app.trace import build_tracer
+
+from celery_redislock.execution import Delivery
+from tests.lab.app import make_app
+from tests.lab.servers import free_port
+
+
+@pytest.fixture
+def deliver(config):
+    """Runs a message of a task as a pool child does; the broker is away. Returns the state and the outcome."""
+    config.broker = f"amqp://127.0.0.1:{free_port()}//"
+    config.settings["task_ignore_result"] = True
+
+    def run(name, *args, retry_for=None, **request):
+        config.settings["redislock_retry_for"] = retry_for
+        app = make_app(config)
+        task = app.tasks[name]
+        request = {
+            "id": "id",
+            "retries": 0,
+            "delivery_info": {"exchange": "", "routing_key": config.queue, "redelivered": False},
+            "hostname": "w@host",
+            "redislock_delivery": Delivery("n" * 22, time.monotonic()),
+            **request,
+        }
+        traced = build_tracer(name, task, app=app)("id", args, {}, request)
+        return traced.info and traced.info.state, traced.retval
+
+    return run
+
+
+@pytest.fixture
+def held(config):
+    """Another's lock on the key ``k`` of the task ``lab.work``."""
+
+    def hold(name="lab.work"):
+        lock = make_app(config).tasks[name].lock_for("k")
+        lock.acquire()
+        return lock
+
+    return hold
+
+
+def test_a_free_key_needs_no_broker(deliver, locks):
+    assert deliver("lab.work", "k", "item") == (None, "item")
+    assert locks.client.keys() == []
+
+
+def test_a_late_acked_message_is_given_back_to_the_broker(deliver, held, ledger):
+    held("lab.late")
+    state, outcome = deliver("lab.late", "k")
+    assert state == "REJECTED"
+    assert outcome.exception.exc.requeue is True
+    assert ledger.runs() == []
+
+
+def test_an_acked_message_is_held_and_runs_when_the_key_is_free(deliver, held, ledger):
+    lock = held()
+    threading.Timer(0.3, lock.release).start()
+    assert deliver("lab.work", "k", "item") == (None, "item")
+    assert ledger.items() == ["item"]
+
+
+@pytest.mark.parametrize("request_of", [{}, {"retries": 1, "redislock": {"times": 1, "since": 1.0, "copy": False}}])
+def test_an_acked_message_that_is_held_in_vain_fails_after_lock_retry_for(deliver, held, ledger, request_of):
+    held()
+    state, outcome = deliver("lab.work", "k", "item", retry_for=0.2, **request_of)
+    assert state == "FAILURE"
+    assert "lock" in str(outcome.exception)
+    assert ledger.runs() == []
