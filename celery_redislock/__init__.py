@@ -1,6 +1,6 @@
 """Celery tasks that never run twice at once: a Redis lock per task and arguments."""
 
-from . import bootsteps as _bootsteps  # connects the checks at worker start
+from . import bootsteps  # noqa: F401 - connects the checks at worker start
 from .errors import (
     LockConfigError,
     LockConflict,

@@ -39,7 +39,9 @@ class Return(NamedTuple):
         times, since, copy = header.get("times"), header.get("since"), header.get("copy")
         if type(times) is not int or times < 0 or type(copy) is not bool:
             return cls()
-        if not isinstance(since, int | float) or not 0 < since <= time.time() + 60:  # NaN fails too
+        if (
+            isinstance(since, bool) or not isinstance(since, int | float) or not 0 < since <= time.time() + 60
+        ):  # NaN fails too
             return cls()
         return cls(times, float(since), copy)
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import redis
-from kombu.utils.url import maybe_sanitize_url
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from .errors import LockConfigError
+from .errors import LockConfigError, describe
 
 #: redis-py's own defaults differ by constructor, up to 58 s for one command to a silent server.
 DEFAULTS: Mapping[str, Any] = {"socket_timeout": 2.0, "socket_connect_timeout": 1.0, "max_connections": 50}
@@ -41,26 +41,20 @@ def lock_url(configured: str | None, broker: str | None, result_backend: str | N
 
 
 def _redis_py_url(url: str) -> str:
-    """`url` as redis-py spells it: kombu's ``redis+socket://`` is its ``unix://``."""
-    scheme = url.split(":", 1)[0]
-    if scheme not in _SCHEMES or "://" not in url:
+    """`url` as redis-py spells it: kombu's ``redis+socket://`` is its ``unix://``, ``CERT_NONE`` its ``none``."""
+    scheme, separator, _ = url.partition("://")
+    if not separator or scheme not in _SCHEMES:
+        shown = f"the scheme {scheme!r}" if separator and scheme.replace("+", "").isalnum() else "no scheme"
         raise LockConfigError(
-            f"redislock_url = {_without_password(url)!r} cannot be used; allowed: redis://, rediss://, unix:// and "
-            "redis+socket:// URLs"
+            f"redislock_url has {shown} and cannot be used; allowed: redis://, rediss://, unix:// and redis+socket:// "
+            "URLs"
         )
     if scheme != "redis+socket":
-        return url
+        return re.sub(r"(?<=ssl_cert_reqs=)CERT_\w+", lambda m: m[0].removeprefix("CERT_").lower(), url)
     parts = urlsplit(url)
     database = parse_qs(parts.query).get("virtual_host", ["0"])[0].strip("/")
     credentials, _, _ = parts.netloc.rpartition("@")
     return f"unix://{credentials + '@' if credentials else ''}{unquote(parts.path)}?db={database}"
-
-
-def _without_password(url: str) -> str:
-    try:
-        return str(maybe_sanitize_url(url))
-    except ValueError:  # a malformed port, say: nothing tells where a password may be
-        return f"{url.split(':', 1)[0]}:..."
 
 
 def connect(url: str, options: Mapping[str, Any]) -> redis.Redis:
@@ -73,32 +67,38 @@ def connect(url: str, options: Mapping[str, Any]) -> redis.Redis:
         options: `redislock_client_options`.
 
     Raises:
-        LockConfigError: redis-py cannot make a client of them.
+        LockConfigError: redis-py cannot make a client of them, or a time-out is missing.
     """
     ours = sorted(_NOT_FOR_USERS & options.keys())
     if ours:
         raise LockConfigError(f"redislock_client_options: {', '.join(ours)} cannot be set: celery-redislock sets them")
-    merged = {**DEFAULTS, **options, **_FIXED, "retry": Retry(NoBackoff(), 0)}
     try:
-        pool = redis.BlockingConnectionPool.from_url(url, timeout=command_time(options), **merged)
+        pool = redis.BlockingConnectionPool.from_url(url, **{**DEFAULTS, **options})
+        # A URL may bring options too, which redis-py prefers to the others.
+        pool.connection_kwargs.update(_FIXED, retry=Retry(NoBackoff(), 0))
         pool.connection_class(**pool.connection_kwargs)  # not connected: only shows what redis-py refuses
-        return redis.Redis(connection_pool=pool)
-    except (TypeError, ValueError, redis.RedisError) as error:
+    except ValueError:  # its message may show a part of the URL
         raise LockConfigError(
-            f"no Redis client can be made of redislock_url = {_without_password(url)!r} and "
-            f"redislock_client_options: {type(error).__name__}: {error}"
+            "redislock_url or redislock_client_options cannot be parsed (not shown: they may hold a password)"
         ) from None
+    except (TypeError, redis.RedisError) as error:
+        raise LockConfigError(
+            f"no Redis client can be made of redislock_url and redislock_client_options: {describe(error)}"
+        ) from None
+    client = redis.Redis(connection_pool=pool)
+    pool.timeout = command_time(client)
+    return client
 
 
-def command_time(options: Mapping[str, Any]) -> float:
-    """The longest that one command may take until it fails: connecting and reading, in seconds.
+def command_time(client: redis.Redis) -> float:
+    """The longest that one command of `client` may take until it fails: connecting and reading, in seconds.
 
     Raises:
         LockConfigError: A time-out is not a number of seconds.
     """
     total = 0.0
     for name in ("socket_connect_timeout", "socket_timeout"):
-        value = options.get(name, DEFAULTS[name])
+        value = client.connection_pool.connection_kwargs[name]
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
             raise LockConfigError(
                 f"redislock_client_options: {name} = {value!r} is not allowed; allowed: seconds greater than 0: "

@@ -24,6 +24,11 @@ __all__ = [
 ]
 
 
+def describe(error: BaseException) -> str:
+    """An error of redis-py or of the broker in words."""
+    return f"{type(error).__name__}: {error}"
+
+
 class RedisLockError(Exception):
     """Base of all errors of celery-redislock."""
 
@@ -33,14 +38,14 @@ class LockConflict(RedisLockError, LockError):
 
     Args:
         key: The key in Redis.
-        holder: Who holds it, as `LockInfo`, or as the list that JSON made of one; None if unknown.
+        holder: Who holds it, as `LockInfo` or its `plain` values; None if unknown.
     """
 
     def __init__(self, key: str, holder: LockInfo | Sequence[Any] | None = None) -> None:
-        self.key = self.lock_name = key
-        self.holder = LockInfo(*holder) if holder else None
-        self.message = str(self)
-        self.args = (key, self.holder)
+        self.key = key
+        self.holder = LockInfo.of(holder) if holder else None
+        super().__init__(str(self), key)
+        self.args = (key, self.holder and self.holder.plain)
 
     def __str__(self) -> str:
         who = self.holder.who if self.holder else "somebody else"
@@ -56,9 +61,9 @@ class LockLost(RedisLockError, LockNotOwnedError):
     """
 
     def __init__(self, key: str, reason: str = "its lease has ended") -> None:
-        self.key = self.lock_name = key
+        self.key = key
         self.reason = reason
-        self.message = str(self)
+        super().__init__(str(self), key)
         self.args = (key, reason)
 
     def __str__(self) -> str:
@@ -76,6 +81,7 @@ class LockUnavailable(RedisLockError, RedisConnectionError):
     def __init__(self, key: str, reason: str = "Redis did not answer") -> None:
         self.key = key
         self.reason = reason
+        super().__init__(str(self))
         self.args = (key, reason)
 
     def __str__(self) -> str:

@@ -12,13 +12,13 @@ from celery.exceptions import Ignore, Reject, TaskRevokedError
 
 from . import signals, tokens
 from .comeback import HEADER, Return, custom_headers, publish_again
-from .errors import LockConflict, LockUnavailable
+from .errors import LockConflict, LockUnavailable, describe
 from .info import LockInfo
 from .keeper import HeldLock
 from .locks import wait_for
 from .policies import POLICIES, skip_reason
 from .server import LockServer
-from .store import Finished, Granted, Held, describe
+from .store import Finished, Granted, Held
 from .tokens import Attempt
 
 if TYPE_CHECKING:

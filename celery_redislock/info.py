@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 
 class LockInfo(NamedTuple):
-    """Who holds a key, as its token tells.
-
-    A tuple of plain values, so that it survives pickle and Celery's JSON result backends.
-    """
+    """Who holds a key, as its token tells."""
 
     key: str
     """The key in Redis."""
@@ -24,6 +22,19 @@ class LockInfo(NamedTuple):
     """When it was acquired, by the holder's clock (aware, UTC)."""
     ttl: float | None
     """Seconds until the key ends unless it is renewed; None for a key without expiry."""
+
+    @classmethod
+    def of(cls, values: Sequence[Any]) -> Self:
+        """From a LockInfo, or from what a serializer has made of its `plain` values."""
+        key, task_id, task, hostname, since, ttl = values
+        return cls(
+            key, task_id, task, hostname, datetime.fromisoformat(since) if isinstance(since, str) else since, ttl
+        )
+
+    @property
+    def plain(self) -> tuple[Any, ...]:
+        """Its values as every serializer can carry them."""
+        return (*self[:4], self.since and self.since.isoformat(), self.ttl)
 
     @property
     def who(self) -> str:

@@ -12,9 +12,9 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from .errors import LockLost, LockUnavailable
+from .errors import LockLost, LockUnavailable, describe
 from .options import DEADLINE_MARGIN
-from .store import LockStore, describe
+from .store import LockStore
 
 logger = logging.getLogger(__name__)
 

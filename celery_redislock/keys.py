@@ -27,16 +27,21 @@ Arguments = Mapping[str, Any]
 Binder = Callable[[Sequence[Any], Mapping[str, Any]], dict[str, Any]]
 Namer = Callable[[Arguments], str]
 
+#: Python refuses to write longer ints as text: 4300 digits.
+_MAX_INT_BITS = 14_000
 #: Part of what is digested. A change of the encoding below changes it, and so every default name.
 FORMAT_VERSION = "1"
-#: Longer names end in a digest instead, in characters.
+#: Names are shorter than this, in characters; what would be longer is cut to exactly this, with a digest at its end.
 MAX_NAME = 200
 
 #: A datetime is a date too, so it comes first; the methods of the base classes, as kombu calls them.
-_MARKERS: Sequence[tuple[type, str, Callable[[Any], str]]] = (
+_MARKERS: Sequence[tuple[type, str, Callable[[Any], Any]]] = (
     (datetime, "datetime", datetime.isoformat),
     (date, "date", date.isoformat),
     (time, "time", time.isoformat),
+    (UUID, "uuid", lambda value: {"hex": value.hex}),
+    (Decimal, "decimal", str),
+    (bytes, "bytes", lambda value: b64encode(value).decode()),
 )
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
@@ -80,7 +85,7 @@ class KeyMaker:
             LockKeyError: They fit, but cannot make a key.
         """
         name = self._namer(self.bind(args, kwargs))
-        return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 40]}:{_digest(name)}"
+        return name if len(name) < MAX_NAME else f"{name[: MAX_NAME - 33]}:{_digest(name)}"
 
 
 def binder(signature: inspect.Signature) -> Binder:
@@ -119,7 +124,11 @@ def wire(value: Any) -> Any:
         TypeError, ValueError, RecursionError: It cannot be encoded.
     """
     kind = type(value)
-    if kind is str or kind is int or value is None or kind is bool or kind is float:
+    if kind is str or value is None or kind is bool or kind is float:
+        return value
+    if kind is int:
+        if value.bit_length() > _MAX_INT_BITS:
+            raise ValueError("an int too long for text")
         return value
     if isinstance(value, list | tuple):
         return [wire(item) for item in value]
@@ -137,26 +146,17 @@ def _wire_key(key: Any) -> str:
 
 
 def _wire_object(value: Any) -> Any:
-    for kind, marker, encode in _MARKERS:
-        if isinstance(value, kind):
-            return _marked(marker, encode(value))
-    if isinstance(value, UUID):
-        return _marked("uuid", {"hex": value.hex})
-    if isinstance(value, Decimal):
-        return _marked("decimal", str(value))
-    if isinstance(value, bytes):
-        try:
-            return _marked("bytes", value.decode())
-        except UnicodeDecodeError:
-            return _marked("base64", b64encode(value).decode())
-    if hasattr(value, "model_dump"):  # a pydantic model: what a task with pydantic=True is sent
-        return wire(value.model_dump(mode="json"))
-    # Subclasses of str, int and float, and types that an application registered with kombu.
-    return wire(json.loads(kombu_dumps(value)))
-
-
-def _marked(marker: str, value: Any) -> dict[str, Any]:
-    return {"__type__": marker, "__value__": value}
+    if not hasattr(value, "__json__"):  # kombu asks that first
+        for kind, marker, encode in _MARKERS:
+            if isinstance(value, kind):
+                return {"__type__": marker, "__value__": encode(value)}
+    try:  # subclasses of str, int and float, and types that an application registered with kombu
+        encoded = kombu_dumps(value)
+    except TypeError:
+        if not hasattr(value, "model_dump"):
+            raise
+        return wire(value.model_dump(mode="json"))  # a pydantic model: what a task with pydantic=True is sent
+    return wire(json.loads(encoded))
 
 
 def _digest(text: str) -> str:
@@ -168,11 +168,7 @@ def _digest_namer(task: str, parameters: Sequence[str], lock_args: Iterable[str]
     _check_parameters(task, "lock_args", chosen, parameters)
 
     def name(arguments: Arguments) -> str:
-        values = {p: _wire_parameter(task, p, arguments[p]) for p in chosen}
-        try:
-            return f"{task}:{_digest(_encode(values))}"
-        except ValueError as error:  # an int too long for text
-            raise LockKeyError(f"{task}: the arguments cannot make a lock key: {error}") from None
+        return f"{task}:{_digest(_encode({p: _wire_parameter(task, p, arguments[p]) for p in chosen}))}"
 
     return name
 
@@ -180,7 +176,7 @@ def _digest_namer(task: str, parameters: Sequence[str], lock_args: Iterable[str]
 def _wire_parameter(task: str, parameter: str, value: Any) -> Any:
     try:
         return wire(value)
-    except (TypeError, ValueError, RecursionError):  # its message may show the value
+    except Exception:  # noqa: BLE001 - a type's own __json__ may raise anything, and its message may show the value
         raise LockKeyError(
             f"{task}: parameter {parameter!r} cannot make a lock key: its {type(value).__name__} cannot be encoded "
             f"as JSON; leave the parameter out with lock_args, or name the lock with lock_key"
@@ -195,7 +191,7 @@ def _callable_namer(task: str, lock_key: Callable[[Arguments], str]) -> Namer:
             raise LockKeyError(f"{task}: lock_key raised {type(error).__name__}; mend the callable") from error
         if not isinstance(made, str) or not made:
             raise LockKeyError(f"{task}: lock_key must return a non-empty str, not {type(made).__name__}")
-        return made
+        return _printable(str.__str__(made), _BRACE)
 
     return name
 
@@ -203,19 +199,26 @@ def _callable_namer(task: str, lock_key: Callable[[Arguments], str]) -> Namer:
 def _template_namer(task: str, parameters: Sequence[str], template: str) -> Namer:
     parts = parse_template(task, template)
     _check_parameters(task, "lock_key", [field for _, field in parts if field], parameters)
-    # A value must not imitate what separates two fields, nor ':', the separator of keys.
-    separators = "".join(literal for literal, field in parts[1:] if field)
-    unsafe = re.compile(f"[%:{{}}\\s\\x00-\\x1f\\x7f{re.escape(separators)}]")
+    # A value must not imitate what separates two fields, nor ':', the usual separator of keys.
+    separators = "".join(_separator(literal) or "" for literal, field in parts[1:] if field)
+    unsafe = re.compile(f"[%:{{}}\\s{re.escape(separators)}]")
 
     def name(arguments: Arguments) -> str:
         made = []
         for literal, field in parts:
             made.append(literal)
             if field:
-                made.append(unsafe.sub(_percent, _template_value(task, field, arguments[field])))
+                made.append(_printable(_template_value(task, field, arguments[field]), unsafe))
+        if not any(made):
+            raise LockKeyError(f"{task}: lock_key makes an empty name of these arguments")
         return "".join(made)
 
     return name
+
+
+def _separator(literal: str) -> str | None:
+    """The first character of `literal` that no escaped value contains."""
+    return next((c for c in literal if c not in "%0123456789ABCDEF"), None)
 
 
 def parse_template(task: str, template: str) -> list[tuple[str, str]]:
@@ -230,13 +233,16 @@ def parse_template(task: str, template: str) -> list[tuple[str, str]]:
     text = ""
     try:
         for literal, field, spec, conversion in Formatter().parse(template):
+            if "{" in literal or "}" in literal:  # they would end the hash tag around the name
+                raise LockConfigError(f"{refused}: it has a brace of its own; {allowed}")
             text += literal
             if field is None:
                 continue
             if not field.isidentifier() or spec or conversion:
                 raise LockConfigError(f"{refused}: {allowed}")
-            if parts and not text:
-                raise LockConfigError(f"{refused}: put a separator between {{{parts[-1][1]}}} and {{{field}}}")
+            if parts and _separator(text) is None:
+                between = f"{{{parts[-1][1]}}} and {{{field}}}"
+                raise LockConfigError(f"{refused}: put a separator between {between}, such as ':'")
             parts.append((text, field))
             text = ""
     except ValueError as error:
@@ -249,7 +255,7 @@ def parse_template(task: str, template: str) -> list[tuple[str, str]]:
 def _template_value(task: str, parameter: str, value: Any) -> str:
     if isinstance(value, str):
         return str.__str__(value)
-    if isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= _MAX_INT_BITS:
         return int.__repr__(value)
     if isinstance(value, UUID) or (isinstance(value, date) and not isinstance(value, datetime)):
         return str(value)
@@ -259,8 +265,25 @@ def _template_value(task: str, parameter: str, value: Any) -> str:
     )
 
 
+#: A brace in a name would end the hash tag around it.
+_BRACE = re.compile("[{}]")
+
+
+def _printable(text: str, unsafe: re.Pattern[str]) -> str:
+    """`text` with what is unsafe or cannot be printed escaped as ``%XX``."""
+    text = unsafe.sub(_percent, text)
+    return text if text.isprintable() else _UNPRINTABLE.sub(_percent_unprintable, text)
+
+
+_UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
+
+
 def _percent(match: re.Match[str]) -> str:
     return "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", "surrogatepass"))
+
+
+def _percent_unprintable(match: re.Match[str]) -> str:
+    return match[0] if match[0].isprintable() else _percent(match)
 
 
 def _check_parameters(task: str, option: str, wanted: Iterable[str], parameters: Sequence[str]) -> None:

@@ -45,7 +45,11 @@ def _seconds_or_none() -> Rule:
 
 
 def _only(default: Any) -> Rule:
-    return Rule(default, f"only {default!r} in this version", lambda v: type(v) is type(default) and v == default)
+    return Rule(
+        default,
+        f"only {default!r} in this version",
+        lambda v: v == default and isinstance(v, bool) is isinstance(default, bool),
+    )
 
 
 def _is_names(value: Any) -> bool:
@@ -197,7 +201,7 @@ def _refuse_unknown(where: str, prefix: str, given: Iterable[str], known: Mappin
 def _check(what: str, value: Any, rule: Rule, *, secret: bool = False) -> None:
     try:
         accepted = rule.accepts(value)
-    except (TypeError, ValueError):  # an unhashable value, a Mapping that is no dict
+    except (TypeError, OverflowError):  # an unhashable value, an int beyond all floats
         accepted = False
     if not accepted:
         shown = f"(a {type(value).__name__}, not shown)" if secret else short_repr(value)

@@ -47,8 +47,8 @@ class LockPlan:
         self._prefix = settings.prefix
         self._origins: dict[str | None, str] = {}
         if self.enabled:
-            check_lease(task, self.options.lease, command_time(settings.client_options))
-            connect(url_of(app), settings.client_options)  # opens nothing: refuses what redis-py refuses
+            client = connect(url_of(app), settings.client_options)  # opens nothing: refuses what redis-py refuses
+            check_lease(task, self.options.lease, command_time(client))
 
     def redis_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """The key in Redis for a call.

@@ -19,7 +19,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from .errors import LockUnavailable
+from .errors import LockUnavailable, describe
 from .info import LockInfo
 from .tokens import Token, parse
 
@@ -195,8 +195,3 @@ class LockStore:
 def _holder(reply: Sequence[Any]) -> tuple[Token, float | None]:
     value, ttl = reply
     return parse(value.decode("utf-8", "replace")), ttl / 1000 if ttl >= 0 else None
-
-
-def describe(error: BaseException) -> str:
-    """An error of the client in words."""
-    return f"{type(error).__name__}: {error}"

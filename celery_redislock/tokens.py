@@ -1,7 +1,7 @@
 """The token: the string that one execution owns. Minted and parsed here, and nowhere else.
 
 ``<nonce> <attempt> <milliseconds since the epoch> <host> <task>``, fields escaped so that none holds a space;
-``-`` stands for a field without value. The scripts read the nonce (who owns the key) and the attempt (is
+``*`` stands for a field without value. The scripts read the nonce (who owns the key) and the attempt (is
 this message a copy of the holder's?), and append ``copy`` once a copy has been seen.
 """
 
@@ -15,6 +15,8 @@ from urllib.parse import quote, unquote
 
 from .info import LockInfo
 
+#: A field without value; no escaped field looks so.
+NOTHING = "*"
 _FIELDS = 5
 
 
@@ -62,12 +64,12 @@ def mint(nonce: str, attempt: Attempt | None, origin: str) -> str:
         attempt: The try it belongs to; None outside tasks.
         origin: Where it runs, from `origin`; made once, not per run.
     """
-    return f"{nonce} {attempt or '-'} {int(time.time() * 1000)} {origin}"
+    return f"{nonce} {attempt or NOTHING} {int(time.time() * 1000)} {origin}"
 
 
 def origin(hostname: str, task: str | None) -> str:
     """The end of a token: the host and the task's name."""
-    return f"{escape(hostname)} {escape(task) if task else '-'}"
+    return f"{escape(hostname)} {escape(task) if task else NOTHING}"
 
 
 def parse(value: str) -> Token:
@@ -77,10 +79,10 @@ def parse(value: str) -> Token:
         nonce, attempt, since, hostname, task = fields
         return Token(
             nonce,
-            None if attempt == "-" else _parse_attempt(attempt),
+            None if attempt == NOTHING else _parse_attempt(attempt),
             datetime.fromtimestamp(int(since) / 1000, UTC),
             _unescape(hostname),
-            None if task == "-" else _unescape(task),
+            None if task == NOTHING else _unescape(task),
         )
     except (ValueError, OverflowError, OSError):
         return Token(value)

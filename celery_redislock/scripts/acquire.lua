@@ -24,7 +24,7 @@ end
 
 -- A copy of the holder's own message: leave a mark on the lock, so that its release leaves a note for me.
 local attempt = string.match(ARGV[2], '^%S+ (%S+)')
-if attempt and attempt ~= '-' and attempt == string.match(holder, '^%S+ (%S+)')
+if attempt and attempt ~= '*' and attempt == string.match(holder, '^%S+ (%S+)')
     and string.sub(holder, -5) ~= ' copy' then
   redis.call('SET', KEYS[1], holder .. ' copy', 'KEEPTTL')
 end

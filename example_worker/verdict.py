@@ -1,0 +1,122 @@
+"""The verdict: what the ledger, the results and the lock server prove together. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from celery import states
+
+from .ledger import Run
+
+RAN, SKIPPED = states.SUCCESS, states.REVOKED
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What became of one message."""
+
+    task_id: str
+    what: str
+    state: str
+    reason: str
+    """Why it was skipped, or how it failed."""
+
+    def __str__(self) -> str:
+        return f"{self.what}, task {self.task_id}: {self.state} {self.reason}".rstrip()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The sums, and a sentence for everything that was not as it should be."""
+
+    runs: int
+    skipped: int
+    lost: list[str]
+    overlaps: list[str]
+    keys_left: list[str]
+    wrong: list[str]
+
+    @property
+    def faults(self) -> list[str]:
+        """Everything that must not be."""
+        return [*self.lost, *self.overlaps, *self.keys_left, *self.wrong]
+
+    def summary(self, seconds: float) -> str:
+        """One line."""
+        wrong = f"wrong: {len(self.wrong)}  " if self.wrong else ""
+        return (
+            f"runs: {self.runs}  skipped: {self.skipped}  lost: {len(self.lost)}  overlaps: {len(self.overlaps)}  "
+            f"keys left: {len(self.keys_left)}  {wrong}({seconds:.1f} s)"
+        )
+
+
+def judge(fates: Sequence[Fate], runs: Sequence[Run], keys_left: Iterable[str], expected: Mapping[str, int]) -> Verdict:
+    """Hold what the callers were told against what the bodies wrote down.
+
+    Args:
+        fates: What became of each message, as its result tells.
+        runs: What the bodies wrote into the ledger.
+        keys_left: The locks that are still held.
+        expected: How many runs each work must have had.
+    """
+    whole = [run for run in runs if run.end is not None]
+    return Verdict(
+        runs=len(whole),
+        skipped=sum(fate.state == SKIPPED for fate in fates),
+        lost=_lost(fates, whole),
+        overlaps=_overlaps(runs),
+        keys_left=[f"left behind: the key {key}" for key in keys_left],
+        wrong=[*_wrong_fates(fates, whole), *_wrong_counts(whole, expected), *_wrong_holders(fates, runs)],
+    )
+
+
+def _lost(fates: Sequence[Fate], whole: Sequence[Run]) -> list[str]:
+    """Messages that neither ran to the end of their body nor were skipped."""
+    finished = {run.task_id for run in whole}
+    lost = [fate for fate in fates if fate.state != SKIPPED and fate.task_id not in finished]
+    return [f"lost: {fate}" for fate in lost]
+
+
+def _overlaps(runs: Sequence[Run]) -> list[str]:
+    """Runs of the same work of which one began before the other's end. Nobody knows the end of a killed one."""
+    by_what: dict[str, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: run.start):
+        by_what.setdefault(run.what, []).append(run)
+    return [
+        f"overlap: {a.what}: task {b.task_id} began {a.end - b.start:.3f} s before the end of task {a.task_id}"
+        for same in by_what.values()
+        for a, b in pairwise(same)
+        if a.end is not None and b.start < a.end
+    ]
+
+
+def _wrong_fates(fates: Sequence[Fate], whole: Sequence[Run]) -> list[str]:
+    """Messages whose body ran more often than once, or although they did not succeed."""
+    times = Counter(run.task_id for run in whole)
+    return [
+        f"wrong: {fate}, bodies run: {times[fate.task_id]}"
+        for fate in fates
+        if times[fate.task_id] > (fate.state == RAN)
+    ]
+
+
+def _wrong_counts(whole: Sequence[Run], expected: Mapping[str, int]) -> list[str]:
+    times = Counter(run.what for run in whole)
+    return [
+        f"wrong: {what}: runs: {times[what]}, expected: {count}"
+        for what, count in expected.items()
+        if times[what] != count
+    ]
+
+
+def _wrong_holders(fates: Sequence[Fate], runs: Sequence[Run]) -> list[str]:
+    """Skipped messages whose reason does not name a run of the same work."""
+    ran = {(run.what, f"duplicate of {run.task_id}") for run in runs}
+    return [
+        f"wrong: {fate}, which is no holder of it"
+        for fate in fates
+        if fate.state == SKIPPED and (fate.what, fate.reason) not in ran
+    ]
