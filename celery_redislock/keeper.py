@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +22,9 @@ INTERVAL = 1 / 3
 #: What falls due within this share of the interval is renewed together, and a failed renewal is tried again
 #: after at most so long.
 TICK = 1 / 10
+#: With nothing held any more the thread looks once again after so many seconds before it sleeps for ever: waking it
+#: for every short task would cost more than the task.
+LINGER = 1.0
 #: Locks in one renewal call; more would keep the server from others for milliseconds.
 BATCH = 500
 
@@ -135,7 +137,7 @@ class Keeper:
     """Renews the locks that are added to it until they are removed or lost.
 
     One thread, started with the first lock, on the store's own connection. It sleeps until the next renewal is due
-    and, while nothing is held, for ever; adding and removing a lock costs a dict entry.
+    and, once nothing is held, for ever; adding and removing a lock costs a dict entry.
 
     Args:
         store: On a connection that nobody else uses, so that waiters cannot starve renewals.
@@ -149,11 +151,12 @@ class Keeper:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._failures = 0
-        self.pid = os.getpid()
+        self._added = False
 
     def add(self, lock: HeldLock) -> None:
         """Renew `lock` from now on."""
         self._held[id(lock)] = lock
+        self._added = True
         if lock.renew_at < self._wake_at:
             if self._thread is None:
                 self._start()
@@ -188,7 +191,9 @@ class Keeper:
         for start in range(0, len(due), BATCH):
             self._renew(due[start : start + BATCH])
         upcoming = (min(lock.renew_at, lock.deadline) for lock in self._held.copy().values())
-        self._wake_at = min(upcoming, default=math.inf)
+        idle = now + LINGER if self._added else math.inf
+        self._added = False
+        self._wake_at = min(upcoming, default=idle)
         return self._wake_at - time.monotonic()
 
     def _is_due(self, lock: HeldLock, now: float) -> bool:

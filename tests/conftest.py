@@ -31,17 +31,17 @@ def _valkey(session_folder: Path, name: str) -> Iterator[Valkey]:
 
 
 @pytest.fixture(scope="session")
-def _lock_server(session_folder: Path) -> Iterator[Valkey]:
+def lock_server(session_folder: Path) -> Iterator[Valkey]:
     yield from _valkey(session_folder, "locks")
 
 
 @pytest.fixture(scope="session")
-def _broker_server(session_folder: Path) -> Iterator[Valkey]:
+def broker_server(session_folder: Path) -> Iterator[Valkey]:
     yield from _valkey(session_folder, "broker")
 
 
 @pytest.fixture(scope="session")
-def _rabbitmq(session_folder: Path) -> Iterator[str]:
+def rabbitmq_url(session_folder: Path) -> Iterator[str]:
     folder = session_folder / "rabbitmq"
     folder.mkdir()
     with rabbitmq(folder) as url:
@@ -49,19 +49,19 @@ def _rabbitmq(session_folder: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def locks(_lock_server: Valkey) -> Valkey:
+def locks(lock_server: Valkey) -> Valkey:
     """The lock server, empty; it is never the broker, so that its commands can be counted."""
-    _lock_server.client.flushall()
-    return _lock_server
+    lock_server.client.flushall()
+    return lock_server
 
 
 @pytest.fixture
-def broker(request: pytest.FixtureRequest, _broker_server: Valkey) -> str:
+def broker(request: pytest.FixtureRequest, broker_server: Valkey) -> str:
     """The broker's URL: Redis, or what `on_every_broker` asks for."""
-    _broker_server.client.flushall()
+    broker_server.client.flushall()
     if getattr(request, "param", "redis") == "rabbitmq":
-        return str(request.getfixturevalue("_rabbitmq"))
-    return _broker_server.celery_url(0)
+        return str(request.getfixturevalue("rabbitmq_url"))
+    return broker_server.celery_url(0)
 
 
 @pytest.fixture
@@ -70,9 +70,9 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 @pytest.fixture
-def config(broker: str, _broker_server: Valkey, locks: Valkey, ledger: Ledger) -> Config:
+def config(broker: str, broker_server: Valkey, locks: Valkey, ledger: Ledger) -> Config:
     """What the app and its workers need to know; a test may still change it."""
-    return Config(broker, _broker_server.celery_url(1), locks.url(), str(ledger.path), queue=f"lab-{uuid4().hex[:8]}")
+    return Config(broker, broker_server.celery_url(1), locks.url(), str(ledger.path), queue=f"lab-{uuid4().hex[:8]}")
 
 
 @pytest.fixture

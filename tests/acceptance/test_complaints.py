@@ -13,12 +13,12 @@ from tests.lab.servers import wait_until
 RICH = {
     "uuid": UUID(int=7),
     "datetime": datetime(2026, 1, 2, 3, 4, 5, 678901, UTC),
-    "naive": datetime(2026, 1, 2, 3, 4, 5),  # noqa: DTZ001
+    "naive": datetime(2026, 1, 2, 3, 4, 5),
     "date": date(2026, 1, 2),
     "decimal": Decimal("1.10"),
     "bytes": b"\xff\x00",
     "tuple": (1, (2, 3)),
-    "keys": {1: "one", True: "yes", None: "none"},
+    "keys": {1: "one", False: "no", None: "none"},
 }
 
 

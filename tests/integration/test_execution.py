@@ -40,14 +40,19 @@ def deliver(config):
 
 @pytest.fixture
 def held(config):
-    """Another's lock on the key ``k`` of the task ``lab.work``."""
+    """Another's lock on the key ``k`` of a task."""
+    made = []
 
     def hold(name="lab.work"):
         lock = make_app(config).tasks[name].lock_for("k")
         lock.acquire()
+        made.append(lock)
         return lock
 
-    return hold
+    yield hold
+    for lock in made:
+        if lock.state:
+            lock.release()
 
 
 def test_a_free_key_needs_no_broker(deliver, locks):

@@ -94,7 +94,7 @@ def test_the_keeper_survives_every_exception(hold, store, log):
 def test_an_idle_keeper_sleeps_until_a_lock_comes(hold, keeper, locks):
     lock = hold(lease=0.6)
     keeper.remove(lock)
-    wait_until(lambda: keeper._wake_at == float("inf"), "it has nothing to do", 2)
+    wait_until(lambda: keeper._wake_at == float("inf"), "it has nothing to do", 5)
     locks.calls()
     time.sleep(0.7)
     assert locks.calls() == {}

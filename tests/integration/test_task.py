@@ -45,7 +45,7 @@ class TestEager:
         threading.Timer(0.2, lock.release).start()
         assert tasks.work.apply(("k", "item")).get() == "item"
 
-    def test_retry_gives_up_after_lock_wait_and_publishes_nothing(self, make_app, config, _broker_server):
+    def test_retry_gives_up_after_lock_wait_and_publishes_nothing(self, make_app, config, broker_server):
         app = make_app()
 
         @app.task(base=LockedTask, shared=False, lock_args=["key"], lock_wait=0.2)
@@ -53,7 +53,7 @@ class TestEager:
 
         with task.lock_for("k", 1), pytest.raises(LockConflict, match="a lock outside tasks"):
             task.apply(("k", 2)).get()
-        assert _broker_server.client.llen("celery") == 0
+        assert broker_server.client.llen("celery") == 0
 
     def test_always_eager_takes_the_lock_too(self, config, ledger):
         from tests.lab.app import make_app
@@ -239,14 +239,14 @@ class TestBinding:
         with pytest.raises(LockConfigError, match='set redislock_url, for instance "redis://localhost:6379/0"'):
             task.delay()
 
-    def test_the_brokers_redis_is_the_default_lock_server(self, config, _broker_server):
+    def test_the_brokers_redis_is_the_defaultlock_server(self, config, broker_server):
         app = Celery("shop", broker=config.broker, set_as_current=False)
 
         @app.task(base=LockedTask, shared=False)
         def task(): ...
 
         with task.lock_for() as lock:
-            assert _broker_server.client.get(lock.name)
+            assert broker_server.client.get(lock.name)
 
 
 class TestOutage:

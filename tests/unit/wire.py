@@ -1,4 +1,4 @@
-"""The way of a call through the broker, and key makers for plain functions."""
+"""What the unit tests share: the way of a call through the broker, key makers, and text that means harm."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from hypothesis import strategies as st
 from kombu.serialization import dumps, loads
 
 from celery_redislock.keys import KeyMaker
@@ -31,3 +32,8 @@ def wire_form(value: Any) -> str:
     """What kombu writes for `value`, dict keys sorted: two values with one wire form are one to the worker."""
     _, _, payload = dumps(value, "json")
     return json.dumps(json.loads(payload), sort_keys=True)
+
+
+def hostile_text(special: str, others: st.SearchStrategy[str], max_size: int = 20) -> st.SearchStrategy[str]:
+    """Text of which about half is `special`; `st.text` over both would hardly ever choose those."""
+    return st.lists(st.sampled_from(special) | others, max_size=max_size).map("".join)

@@ -1,0 +1,116 @@
+"""Coming back: the header of a message that was sent again, and how long it stays away."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from typing import Any
+
+import pytest
+from celery import Celery
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_redislock.comeback import DEFAULT_VISIBILITY_TIMEOUT, Return, visibility_timeout
+
+GOOD: dict[str, Any] = {"times": 3, "since": 1_700_000_000.5, "copy": True}
+
+MALFORMED_FIELDS = [
+    *(("times", value) for value in (-1, -(10**30), 1.0, True, "3", None, math.nan, [3], {"times": 3})),
+    *(("since", value) for value in (0, 0.0, -1.0, math.nan, math.inf, -math.inf, True, "1", None, [1.0], {})),
+    *(("since", value) for value in (time.time() + 3600, 10**30, 10**400, 1 + 2j)),
+    *(("copy", value) for value in (0, 1, "true", None, [True], {})),
+]
+
+
+def test_a_header_is_read_as_it_was_written() -> None:
+    """Through the broker's JSON."""
+    header = Return().next(copy=True).next(copy=False)
+    assert Return.read(json.loads(json.dumps(header._asdict()))) == header
+    assert Return.read(GOOD) == Return(3, 1_700_000_000.5, True)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [None, "", "times", b"{}", 0, 1, True, 1.5, math.nan, [], [3, 1.0, True], (3, 1.0, True), {}, {"times": 3}, {1: 2}],
+    ids=repr,
+)
+def test_a_header_that_is_no_return_counts_as_none(header: Any) -> None:
+    assert Return.read(header) == Return()
+
+
+@pytest.mark.parametrize(("field", "value"), MALFORMED_FIELDS, ids=lambda value: repr(value)[:20])
+def test_a_header_with_a_malformed_field_counts_as_none(field: str, value: Any) -> None:
+    assert Return.read({**GOOD, field: value}) == Return()
+
+
+@pytest.mark.parametrize("field", GOOD)
+def test_a_header_without_a_field_counts_as_none(field: str) -> None:
+    assert Return.read({name: value for name, value in GOOD.items() if name != field}) == Return()
+
+
+def test_what_a_later_version_adds_to_the_header_is_passed_over() -> None:
+    assert Return.read({**GOOD, "claim": "x"}) == Return.read(GOOD)
+
+
+_json_like = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["times", "since", "copy", "x"]), inner, max_size=4)
+    ),
+)
+
+
+@given(
+    _json_like | st.fixed_dictionaries({"times": st.integers() | _json_like, "since": _json_like, "copy": _json_like})
+)
+def test_no_header_makes_reading_raise_or_a_delay_leave_its_bounds(header: Any) -> None:
+    returned = Return.read(header).next(copy=False)
+    assert 0 < returned.since <= time.time() + 60
+    assert 1.0 <= returned.delay(1.0, 30.0) <= 30.0
+
+
+def test_a_message_remembers_when_it_first_came_back_and_that_it_was_a_copy() -> None:
+    first = Return().next(copy=True)
+    assert (first.times, first.copy) == (1, True)
+    assert abs(first.since - time.time()) < 5
+    assert first.next(copy=False) == Return(2, first.since, True)
+
+
+@given(
+    times=st.integers(0, 10**12), shortest=st.floats(0.001, 3600), longest=st.floats(0.001, 86400), copy=st.booleans()
+)
+def test_a_delay_stays_between_the_shortest_and_the_longest(
+    times: int, shortest: float, longest: float, copy: bool
+) -> None:
+    delay = Return(times, 1.0, copy).delay(shortest, longest)
+    assert min(shortest, longest) <= delay <= longest
+
+
+def test_delays_grow_and_spread() -> None:
+    """So that many duplicates neither hammer the server nor arrive together."""
+    early = [Return(0).delay(1.0, 1000.0) for _ in range(200)]
+    late = [Return(8).delay(1.0, 1000.0) for _ in range(200)]
+    assert max(early) <= 2.0
+    assert sum(late) / 200 > 10 * sum(early) / 200
+    assert len(set(early)) > 100
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        (None, DEFAULT_VISIBILITY_TIMEOUT),
+        ({}, DEFAULT_VISIBILITY_TIMEOUT),
+        ({"visibility_timeout": None}, DEFAULT_VISIBILITY_TIMEOUT),
+        ({"visibility_timeout": 7200}, 7200.0),
+        ({"visibility_timeout": 2}, 2.0),
+    ],
+)
+def test_the_visibility_timeout_is_the_brokers_or_shorter_than_any_default(
+    app: Celery, options: Any, seconds: float
+) -> None:
+    app.conf.broker_transport_options = options
+    assert visibility_timeout(app) == seconds
+    assert DEFAULT_VISIBILITY_TIMEOUT < 3600  # of kombu's Redis transport

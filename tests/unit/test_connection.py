@@ -1,0 +1,256 @@
+"""From URLs and client options to a client: nothing here connects."""
+
+from __future__ import annotations
+
+import math
+import ssl
+import traceback
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_redislock import LockedTask
+from celery_redislock.connection import command_time, connect, lock_url
+from celery_redislock.errors import LockConfigError
+
+from .wire import SECRET
+
+
+def client_of(url: str, **options: Any) -> redis.Redis:
+    return connect(lock_url(url, None, None), options)
+
+
+def kwargs_of(client: redis.Redis) -> dict[str, Any]:
+    """What the client's connections are made with."""
+    kwargs: dict[str, Any] = client.connection_pool.connection_kwargs
+    return kwargs
+
+
+def connection_of(client: redis.Redis) -> Any:
+    """A connection as the pool makes them; not connected."""
+    pool = client.connection_pool
+    return pool.connection_class(**pool.connection_kwargs)
+
+
+@pytest.mark.parametrize(
+    ("configured", "broker", "backend", "chosen"),
+    [
+        ("redis://own/1", "redis://broker/0", "redis://backend/0", "redis://own/1"),
+        ("unix:///run/r.sock", "amqp://broker", None, "unix:///run/r.sock"),
+        (None, "redis://broker/0", "redis://backend/0", "redis://broker/0"),
+        (None, "rediss://u:p@broker:6380/3", None, "rediss://u:p@broker:6380/3"),
+        (None, "redis://one/0;redis://two/0", None, "redis://one/0"),
+        (None, "amqp://broker//", "redis://backend/0", "redis://backend/0"),
+        (None, "amqp://broker//;redis://two/0", "rediss://backend/0", "rediss://backend/0"),
+        (None, None, "redis://backend/0", "redis://backend/0"),
+        (None, "redis+socket:///run/r.sock", None, "unix:///run/r.sock?db=0"),
+        (None, "redis+socket:///run/r.sock?virtual_host=3", None, "unix:///run/r.sock?db=3"),
+        (None, "redis+socket:///run/r.sock?virtual_host=/3", None, "unix:///run/r.sock?db=3"),
+        (None, "redis+socket://u:p@/run/r.sock?virtual_host=3", None, "unix://u:p@/run/r.sock?db=3"),
+    ],
+    ids=str,
+)
+def test_the_lock_server_is_the_configured_one_or_the_brokers_or_the_backends(
+    configured: str | None, broker: str | None, backend: str | None, chosen: str
+) -> None:
+    assert lock_url(configured, broker, backend) == chosen
+
+
+@pytest.mark.parametrize(
+    ("broker", "backend"),
+    [
+        (None, None),
+        ("", ""),
+        ("amqp://broker//", "rpc://"),
+        ("memory://", "db+sqlite:///results"),
+        ("sentinel://one;sentinel://two", None),
+        ("redis+cluster://one", None),
+    ],
+)
+def test_without_a_redis_of_the_apps_the_remedy_is_named(broker: str | None, backend: str | None) -> None:
+    with pytest.raises(LockConfigError, match=r'set redislock_url, for instance "redis://localhost:6379/0"'):
+        lock_url(None, broker, backend)
+
+
+@pytest.mark.parametrize("url", ["amqp://host", "sentinel://host", "redis+cluster://host", "http://host", "host", "7:"])
+def test_a_configured_url_of_no_known_scheme_is_refused_with_the_schemes_there_are(url: str) -> None:
+    with pytest.raises(LockConfigError, match=r"allowed: redis://, rediss://, unix:// and redis\+socket:// URLs"):
+        lock_url(url, "redis://broker", None)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("redis://h:6380/3", {"host": "h", "port": 6380, "db": 3}),
+        ("redis://:pw@h", {"password": "pw"}),
+        ("redis://shop:p%40ss%2Fword@h/1", {"username": "shop", "password": "p@ss/word", "db": 1}),
+        ("rediss://shop:pw@h:6380", {"username": "shop", "password": "pw", "port": 6380}),
+        ("unix://shop:pw@/run/r.sock?db=3", {"username": "shop", "password": "pw", "path": "/run/r.sock", "db": 3}),
+        ("redis+socket://shop:pw@/run/r.sock?virtual_host=3", {"username": "shop", "password": "pw", "db": 3}),
+    ],
+)
+def test_user_password_host_and_database_of_the_url_are_kept(url: str, expected: dict[str, Any]) -> None:
+    assert expected.items() <= kwargs_of(client_of(url)).items()
+
+
+def test_client_options_reach_the_client() -> None:
+    options = {"password": SECRET, "socket_timeout": 0.5, "health_check_interval": 7, "client_name": "locks"}
+    assert options.items() <= kwargs_of(client_of("redis://h", **options)).items()
+
+
+def test_the_clients_time_outs_are_short_unless_configured() -> None:
+    kwargs = kwargs_of(client_of("redis://h"))
+    assert (kwargs["socket_connect_timeout"], kwargs["socket_timeout"]) == (1.0, 2.0)
+
+
+def test_the_client_has_no_retries_and_reads_bytes_with_resp2() -> None:
+    """The store must know when an answer is ambiguous, and parses bytes."""
+    connection = connection_of(client_of("redis://h"))
+    assert connection.retry._retries == 0
+    assert connection.encoder.decode_responses is False
+    assert int(connection.protocol) == 2
+
+
+@pytest.mark.parametrize("query", ["protocol=3", "decode_responses=True", "retry_on_timeout=True"])
+def test_the_url_cannot_change_what_the_store_relies_on(query: str) -> None:
+    """redis-py takes options from the URL too, and prefers them."""
+    try:
+        connection = connection_of(client_of(f"redis://h?{query}"))
+    except LockConfigError:
+        return
+    assert connection.retry._retries == 0
+    assert connection.encoder.decode_responses is False
+    assert int(connection.protocol) == 2
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["protocol", "decode_responses", "retry", "retry_on_error", "retry_on_timeout", "single_connection_client"],
+)
+def test_client_options_that_the_store_relies_on_are_refused_by_name(option: str) -> None:
+    with pytest.raises(LockConfigError, match=f"^redislock_client_options: {option} cannot be set"):
+        client_of("redis://h", **{option: True})
+
+
+def test_rediss_verifies_certificate_and_host_by_default() -> None:
+    connection = connection_of(client_of("rediss://h"))
+    assert connection.cert_reqs == ssl.CERT_REQUIRED
+    assert connection.check_hostname is True
+
+
+@pytest.mark.parametrize(
+    ("spelled", "meant"),
+    [
+        ("required", ssl.CERT_REQUIRED),
+        ("none", ssl.CERT_NONE),
+        ("CERT_REQUIRED", ssl.CERT_REQUIRED),
+        ("CERT_OPTIONAL", ssl.CERT_OPTIONAL),
+        ("CERT_NONE", ssl.CERT_NONE),
+    ],
+)
+def test_a_brokers_rediss_url_works_as_celery_spells_it(spelled: str, meant: ssl.VerifyMode) -> None:
+    """Celery's result backend demands ``ssl_cert_reqs`` in a rediss URL, in its own spelling."""
+    url = lock_url(None, f"rediss://h?ssl_cert_reqs={spelled}", None)
+    assert connection_of(connect(url, {})).cert_reqs == meant
+
+
+def test_a_client_is_made_without_connecting() -> None:
+    """A publisher imports its tasks where Redis is away."""
+    assert client_of("redis://nowhere.invalid").connection_pool._connections == []
+
+
+UNUSABLE = {
+    "port that is none": "redis://h:port/0",
+    "port out of range": "redis://h:99999/0",
+    "a list": "redis://:p@a:1;redis://:p@b:2",
+    "broken IPv6": "redis://[::1/0",
+    "unknown option": "redis://h?foo=1",
+    "option that is no number": "redis://h?db=x",
+}
+
+
+@pytest.mark.parametrize("url", UNUSABLE.values(), ids=UNUSABLE)
+def test_a_url_that_redis_py_cannot_use_is_refused(url: str) -> None:
+    with pytest.raises(LockConfigError, match="redislock_url"):
+        client_of(url)
+
+
+@pytest.mark.parametrize("options", [{"foo": 1}, {"port": "x"}, {"ssl_cert_reqs": "required"}], ids=str)
+def test_client_options_that_redis_py_cannot_use_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(LockConfigError, match="redislock_client_options"):
+        client_of("redis://h", **options)
+
+
+SHOWN_TO_NOBODY: dict[str, tuple[str, dict[str, Any]]] = {
+    "scheme": (f"amqp://user:{SECRET}@h", {}),
+    "no scheme": (f"{SECRET}@h:6379", {}),
+    "the password alone": (SECRET, {}),
+    "something before the scheme": (f"{SECRET}@redis://h", {}),
+    "scheme without slashes": (f"redis:{SECRET}@h", {}),
+    "a list of another scheme": (f"sentinel://:{SECRET}@a;sentinel://:{SECRET}@b", {}),
+    "a list": (f"redis://:{SECRET}@a:1;redis://:{SECRET}@b:2", {}),
+    "unescaped / in the password": (f"redis://:{SECRET}/{SECRET}@h", {}),
+    "unescaped # in the password": (f"redis://:{SECRET}#{SECRET}@h", {}),
+    "port": (f"redis://:{SECRET}@h:port", {}),
+    "option in the URL": (f"redis://h?password={SECRET}&foo=1", {}),
+    "unix socket": (f"unix://u:{SECRET}@/run/r.sock?foo=1", {}),
+    "kombu's unix socket": (f"redis+socket://u:{SECRET}@/run/r.sock", {"foo": 1}),
+    "client options": ("redis://h", {"password": SECRET, "foo": 1}),
+    "refused client options": ("redis://h", {"password": SECRET, "retry": 1}),
+}
+
+
+@pytest.mark.parametrize(("url", "options"), SHOWN_TO_NOBODY.values(), ids=SHOWN_TO_NOBODY)
+def test_no_message_shows_the_password(url: str, options: dict[str, Any]) -> None:
+    """Nor does the traceback that a log shows of it."""
+    with pytest.raises(LockConfigError) as refused:
+        client_of(url, **options)
+    assert SECRET not in "".join(traceback.format_exception(refused.value))
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        ({}, 3.0),
+        ({"socket_timeout": 5}, 6.0),
+        ({"socket_connect_timeout": 0.25}, 2.25),
+        ({"socket_timeout": 0.5, "socket_connect_timeout": 0.5, "db": 3}, 1.0),
+    ],
+    ids=str,
+)
+def test_the_worst_command_time_is_connecting_and_reading(options: dict[str, Any], seconds: float) -> None:
+    assert command_time(client_of("redis://h", **options)) == seconds
+
+
+def test_time_outs_in_the_url_count_as_well() -> None:
+    """redis-py prefers them to the options."""
+    assert command_time(client_of("redis://h?socket_timeout=60", socket_timeout=5)) == 61.0
+
+
+@pytest.mark.parametrize("value", [None, 0, -1, True, "2", math.nan, math.inf, [2]], ids=repr)
+@pytest.mark.parametrize("name", ["socket_timeout", "socket_connect_timeout"])
+def test_a_client_without_time_outs_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(LockConfigError, match=f"^redislock_client_options: {name} = .* seconds greater than 0"):
+        client_of("redis://h", **{name: value})
+
+
+@pytest.mark.parametrize(
+    "conf",
+    [
+        {"redislock_client_options": {"socket_timeout": 60}},
+        {"redislock_url": "redis://nowhere.invalid?socket_timeout=60"},
+    ],
+    ids=["option", "URL"],
+)
+def test_a_time_out_that_could_outlast_the_lease_is_refused_wherever_it_is_set(
+    app: Celery, conf: dict[str, Any]
+) -> None:
+    app.conf.update(conf)
+
+    @app.task(base=LockedTask, name="bill", lock_lease=30)
+    def bill() -> None: ...
+
+    with pytest.raises(LockConfigError, match="socket_timeout"):
+        bill.lock_for()

@@ -1,0 +1,264 @@
+"""Task options and settings: defaults, precedence and checks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from celery_redislock.errors import LockConfigError
+from celery_redislock.options import (
+    LockOptions,
+    LockSettings,
+    check_lease,
+    resolve_options,
+    resolve_settings,
+)
+
+from .wire import SECRET
+
+DURATIONS = ["lease", "max_hold", "wait", "retry_delay", "retry_max_delay", "retry_for", "queue_ttl"]
+NO_DURATIONS = [0, 0.0, -1, math.nan, math.inf, -math.inf, "10", True, [10]]
+
+
+def options(own: dict[str, Any] | None = None, **app_wide: Any) -> LockOptions:
+    return resolve_options("shop.bill", own or {}, app_wide)
+
+
+def refusal(own: dict[str, Any] | None = None, **app_wide: Any) -> str:
+    """The message that refuses these options of the task ``shop.bill``."""
+    with pytest.raises(LockConfigError) as refused:
+        options(own, **app_wide)
+    message = str(refused.value)
+    assert message.startswith("shop.bill: ")
+    return message
+
+
+def setting_refusal(**app_wide: Any) -> str:
+    with pytest.raises(LockConfigError) as refused:
+        resolve_settings(app_wide)
+    return str(refused.value)
+
+
+def test_the_defaults_are_those_of_the_documentation() -> None:
+    assert options() == LockOptions(
+        args=None,
+        key=None,
+        scope="run",
+        on_conflict="skip",
+        lease=30.0,
+        max_hold=None,
+        wait=10.0,
+        retry_delay=1.0,
+        retry_max_delay=30.0,
+        retry_for=None,
+        hold_on_retry=False,
+        cooldown=0.0,
+        queue_ttl=3600.0,
+        on_lost="warn",
+        on_outage="retry",
+        fence=False,
+    )
+    assert resolve_settings({}) == LockSettings(url=None, client_options={}, prefix="redislock", enabled=True)
+
+
+@pytest.mark.parametrize(
+    ("own", "policy"),
+    [
+        ({}, "skip"),
+        ({"args": None}, "skip"),
+        ({"args": ["a"]}, "retry"),
+        ({"args": ()}, "retry"),
+        ({"key": "stock:{a}"}, "retry"),
+        ({"key": str}, "retry"),
+        ({"args": ["a"], "on_conflict": "skip"}, "skip"),
+        ({"on_conflict": "retry"}, "retry"),
+    ],
+    ids=str,
+)
+def test_the_default_policy_skips_the_same_work_and_retries_other_work(own: dict[str, Any], policy: str) -> None:
+    assert options(own).on_conflict == policy
+
+
+def test_the_task_comes_before_the_app_and_the_app_before_the_default() -> None:
+    resolved = options({"lease": 12}, lease=60, wait=5)
+    assert (resolved.lease, resolved.wait, resolved.retry_delay) == (12, 5, 1.0)
+
+
+@pytest.mark.parametrize("name", ["max_hold", "retry_for"])
+def test_none_on_the_task_is_a_value_and_not_unset(name: str) -> None:
+    assert getattr(options({name: None}, **{name: 60}), name) is None
+    assert getattr(options(**{name: 60}), name) == 60
+
+
+def test_none_as_the_tasks_policy_is_the_default_by_key_whatever_the_app_says() -> None:
+    assert options({"on_conflict": None}, on_conflict="retry").on_conflict == "skip"
+
+
+@pytest.mark.parametrize("given", [["a", "b"], ("a", "b")])
+def test_lock_args_become_a_tuple(given: Any) -> None:
+    assert options({"args": given}).args == ("a", "b")
+
+
+@pytest.mark.parametrize("value", NO_DURATIONS, ids=repr)
+@pytest.mark.parametrize("name", DURATIONS)
+def test_what_is_no_duration_is_refused_by_task_option_and_what_is_allowed(name: str, value: Any) -> None:
+    message = refusal({name: value})
+    assert message.startswith(f"shop.bill: lock_{name} = ")
+    assert "allowed: seconds greater than 0" in message
+
+
+def test_a_duration_beyond_all_floats_is_refused() -> None:
+    assert "allowed: seconds greater than 0" in refusal({"lease": 10**400})
+
+
+@pytest.mark.parametrize("value", [1, 0.5, 86400])
+@pytest.mark.parametrize("name", DURATIONS)
+def test_a_duration_is_any_number_of_seconds(name: str, value: float) -> None:
+    resolved = options({"retry_delay": 0.1, "retry_max_delay": 86400, name: value})
+    assert getattr(resolved, name) == value
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "allowed"),
+    [
+        ("on_conflict", "skipp", "'skip' or 'retry'; did you mean 'skip'?"),
+        ("on_conflict", "rety", "'skip' or 'retry'; did you mean 'retry'?"),
+        ("on_conflict", ["skip"], "'skip' or 'retry'"),
+        ("on_outage", "rais", "'retry' or 'raise' or 'run'; did you mean 'raise'?"),
+        ("on_outage", None, "'retry' or 'raise' or 'run'"),
+        ("args", "account", "a list or tuple of parameter names, or None for all"),
+        ("args", [1], "a list or tuple of parameter names, or None for all"),
+        ("args", 1, "a list or tuple of parameter names, or None for all"),
+        ("key", 7, "a template, a callable, or None"),
+        ("fence", 0, "only False"),
+        ("fence", "no", "only False"),
+        ("hold_on_retry", None, "only False"),
+        ("lease", None, "seconds greater than 0"),
+    ],
+    ids=repr,
+)
+def test_a_wrong_value_is_refused_with_what_is_allowed(option: str, value: Any, allowed: str) -> None:
+    message = refusal({option: value})
+    assert message.startswith(f"shop.bill: lock_{option} = {value!r} is not allowed; allowed: {allowed}")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("scope", "job"),
+        ("scope", "queue"),
+        ("on_conflict", "wait"),
+        ("on_conflict", "raise"),
+        ("on_conflict", "join"),
+        ("on_lost", "abort"),
+        ("hold_on_retry", True),
+        ("cooldown", 5.0),
+        ("fence", True),
+    ],
+    ids=str,
+)
+def test_what_a_later_version_brings_is_refused_instead_of_ignored(option: str, value: Any) -> None:
+    assert f"lock_{option} = {value!r} is not allowed" in refusal({option: value})
+    assert f"redislock_{option} = {value!r} is not allowed" in setting_refusal(**{option: value})
+
+
+def test_no_cooldown_may_be_written_as_an_int() -> None:
+    """Durations are seconds, int or float."""
+    assert options({"cooldown": 0}).cooldown == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("leas", "lock_lease"), ("on_conflicts", "lock_on_conflict"), ("arg", "lock_args")]
+)
+def test_a_misspelled_option_is_refused_with_the_nearest_name(name: str, meant: str) -> None:
+    assert refusal({name: 5}) == f"shop.bill: lock_{name} is not known; did you mean {meant}?"
+
+
+def test_an_option_like_no_other_is_refused_with_all_names() -> None:
+    message = refusal({"xyzzy": 5})
+    assert message.startswith("shop.bill: lock_xyzzy is not known; known: lock_args, lock_key, ")
+    assert "lock_on_outage" in message
+
+
+def test_an_option_named_as_a_setting_of_the_app_alone_is_refused_on_a_task() -> None:
+    assert "lock_prefix is not known" in refusal({"prefix": "x"})
+
+
+def test_delays_out_of_order_are_refused() -> None:
+    message = "shop.bill: lock_retry_delay = 31 is greater than lock_retry_max_delay = 30.0"
+    assert refusal({"retry_delay": 31}) == message
+    assert refusal(retry_delay=31) == message
+    assert options({"retry_delay": 30}).retry_delay == 30
+
+
+@pytest.mark.parametrize(("lease", "command_time"), [(4.5, 3.0), (30.0, 3.0), (30.0, 20.0)])
+def test_a_lease_with_room_for_a_failed_renewal_and_another_is_allowed(lease: float, command_time: float) -> None:
+    check_lease("shop.bill", lease, command_time)
+
+
+@pytest.mark.parametrize(("lease", "command_time"), [(4.4, 3.0), (3.0, 3.0), (30.0, 20.1), (30.0, 60.0)])
+def test_a_lease_that_the_worst_command_time_could_outlast_is_refused(lease: float, command_time: float) -> None:
+    with pytest.raises(LockConfigError) as refused:
+        check_lease("shop.bill", lease, command_time)
+    message = str(refused.value)
+    assert message.startswith(f"shop.bill: lock_lease = {lease} is too short")
+    assert f"at least {command_time * 1.5:g}" in message
+    assert "redislock_client_options" in message
+
+
+def test_a_misspelled_setting_is_refused_with_the_nearest_name() -> None:
+    assert setting_refusal(leas=5) == "redislock_leas is not known; did you mean redislock_lease?"
+    assert setting_refusal(urll="x") == "redislock_urll is not known; did you mean redislock_url?"
+
+
+@pytest.mark.parametrize("name", ["args", "key"])
+def test_the_options_that_make_the_key_are_no_settings(name: str) -> None:
+    assert setting_refusal(**{name: None}) == f"redislock_{name} is not a setting: set lock_{name} on the task"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("enabled", 1, "True or False"),
+        ("enabled", "true", "True or False"),
+        ("enabled", None, "True or False"),
+        ("prefix", "", "text without braces"),
+        ("prefix", "a{b}", "text without braces"),
+        ("prefix", None, "text without braces"),
+        ("prefix", b"redislock", "text without braces"),
+        ("lease", "30", "seconds greater than 0"),
+        ("on_conflict", "skipp", "'skip' or 'retry'; did you mean 'skip'?"),
+    ],
+    ids=repr,
+)
+def test_a_wrong_setting_is_refused_with_what_is_allowed(name: str, value: Any, allowed: str) -> None:
+    assert setting_refusal(**{name: value}).startswith(
+        f"redislock_{name} = {value!r} is not allowed; allowed: {allowed}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("url", 7),
+        ("url", ""),
+        ("url", [f"redis://:{SECRET}@host"]),
+        ("client_options", f"redis://:{SECRET}@host"),
+        ("client_options", [("password", SECRET)]),
+    ],
+)
+def test_a_setting_that_may_hold_a_password_is_refused_without_its_value(name: str, value: Any) -> None:
+    message = setting_refusal(**{name: value})
+    assert message.startswith(f"redislock_{name} = (a {type(value).__name__}, not shown) is not allowed; allowed: a ")
+    assert SECRET not in message
+
+
+def test_settings_of_the_app_are_taken_as_they_are() -> None:
+    given: dict[str, Any] = {"url": "redis://h", "client_options": {"db": 1}, "prefix": "shop", "enabled": False}
+    assert resolve_settings({**given, "lease": 12}) == LockSettings(**given)
+
+
+def test_a_long_value_is_shortened_in_the_message() -> None:
+    assert len(refusal({"lease": "x" * 10_000})) < 300

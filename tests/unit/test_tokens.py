@@ -1,0 +1,143 @@
+"""Tokens: what the holder writes is what everybody reads."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from celery_redislock.info import LockInfo
+from celery_redislock.tokens import Attempt, Token, escape, mint, mint_nonce, origin, parse
+
+from .wire import hostile_text
+
+NONCE = "AAAAAAAAAAAAAAAAAAAAAA"
+
+#: Any text that JSON can carry, lone surrogates too, with what tokens are made of among it.
+_hostile = hostile_text(" %/-{}:\n\x00\x1b\ud800é", st.characters(exclude_categories=()))
+_counts = st.integers(0, 10**6)
+
+
+@given(
+    attempt=st.builds(Attempt, _hostile, _counts, _counts),
+    hostname=_hostile,
+    task=_hostile.filter(lambda task: task not in {"", "-"}),
+)
+@example(Attempt("", 0, 0), "", " ")
+@example(Attempt("a/1/2 copy", 3, 4), "celery@host 1", "tasks.bill copy")
+def test_whatever_the_ids_and_names_are_a_token_is_parsed_as_it_was_minted(
+    attempt: Attempt, hostname: str, task: str
+) -> None:
+    token = parse(mint(NONCE, attempt, origin(hostname, task)))
+    assert token[:2] == (NONCE, attempt)
+    assert token[3:] == (hostname, task)
+
+
+@given(_hostile, _hostile)
+def test_a_field_is_one_printable_ascii_word(task_id: str, hostname: str) -> None:
+    """The scripts split at spaces; a token is shown in log lines."""
+    value = mint(NONCE, Attempt(task_id, 0, 0), origin(hostname, "t"))
+    assert value.isascii()
+    assert value.isprintable()
+    assert len(value.split(" ")) == 5
+
+
+@given(st.builds(Attempt, _hostile, _counts, _counts), st.builds(Attempt, _hostile, _counts, _counts))
+def test_different_attempts_are_written_differently(one: Attempt, other: Attempt) -> None:
+    """The name of a note is made of it."""
+    assert (str(one) == str(other)) == (one == other)
+
+
+def test_an_attempt_is_told_from_its_retries_and_replacements() -> None:
+    assert len({str(Attempt("id", retries, replaced)) for retries in range(2) for replaced in range(2)}) == 4
+
+
+def test_a_token_outside_tasks_has_no_attempt_and_no_task() -> None:
+    token = parse(mint(NONCE, None, origin("host", None)))
+    assert (token.attempt, token.hostname, token.task) == (None, "host", None)
+
+
+def test_a_task_named_like_the_mark_of_a_missing_field_is_not_missing() -> None:
+    assert parse(mint(NONCE, None, origin("host", "-"))).task == "-"
+
+
+def test_since_is_the_time_of_minting_and_aware() -> None:
+    token = parse(mint(NONCE, None, origin("host", None)))
+    assert token.since is not None
+    assert token.since.tzinfo is UTC
+    assert abs(token.since - datetime.now(UTC)) < timedelta(seconds=5)
+
+
+def test_a_copys_mark_changes_nothing_that_is_read() -> None:
+    value = mint(NONCE, Attempt("id", 1, 2), origin("host", "task"))
+    assert parse(f"{value} copy") == parse(value)
+    assert parse(f"{value} copy copy") == parse(value)
+
+
+FOREIGN = {
+    "redis-py's own token": "c2f8d5a4b1e64b3f9d0a7c6e5f4d3b2a",
+    "empty": "",
+    "a blank": " ",
+    "four blanks": "    ",
+    "a nonce alone": NONCE,
+    "binary, as the store decodes it": b"\xff\x00\xfe".decode("utf-8", "replace"),
+    "control characters": "\x00\x01\n\r\x1b[2J",
+    "a pickle, nearly": "\x80\x04\x95 \x00 a b c d",
+    "JSON": '{"holder": "host", "pid": 1, "since": 1.5}',
+    "five words": "my lock is not yours",
+    "a redlock with a time": "uuid 1700000000000",
+    "attempt with too few parts": f"{NONCE} id/0 1700000000000 host task",
+    "attempt with too many parts": f"{NONCE} id/0/0/0 1700000000000 host task",
+    "attempt without numbers": f"{NONCE} id/x/y 1700000000000 host task",
+    "no time": f"{NONCE} id/0/0 soon host task",
+    "a time out of range": f"{NONCE} id/0/0 {10**30} host task",
+    "a time before the year 1": f"{NONCE} id/0/0 -{10**17} host task",
+    "a time longer than text": f"{NONCE} id/0/0 {'9' * 5000} host task",
+    "a time longer than a float": f"{NONCE} id/0/0 {'9' * 400} host task",
+    "broken escapes": f"{NONCE} %ff/0/0 1700000000000 host task",
+    "a broken host": f"{NONCE} id/0/0 1700000000000 %ff task",
+}
+
+
+@pytest.mark.parametrize("value", FOREIGN.values(), ids=FOREIGN)
+def test_a_foreign_value_is_its_own_nonce_and_nobodys_attempt(value: str) -> None:
+    assert parse(value) == Token(value)
+
+
+@given(st.text() | st.lists(st.text(max_size=8), min_size=5, max_size=6).map(" ".join))
+def test_no_value_of_a_key_makes_parsing_raise(value: str) -> None:
+    assert value.startswith(parse(value).nonce)
+
+
+def test_nonces_are_unique_words() -> None:
+    nonces = {mint_nonce() for _ in range(1000)}
+    assert len(nonces) == 1000
+    assert {len(nonce) for nonce in nonces} == {22}
+    assert all(escape(nonce) == nonce for nonce in nonces)
+
+
+def test_the_holder_is_described_by_its_token() -> None:
+    token = parse(mint(NONCE, Attempt("an id", 1, 0), origin("celery@host", "shop.bill")))
+    assert token.info("redislock:{x}", 1.5) == LockInfo(
+        "redislock:{x}", "an id", "shop.bill", "celery@host", token.since, 1.5
+    )
+
+
+@pytest.mark.parametrize(
+    ("info", "who"),
+    [
+        (LockInfo("k", "an id", "t", "host", None, None), "task an id on host"),
+        (LockInfo("k", None, None, "host", None, None), "a lock outside tasks on host"),
+        (LockInfo("k", None, None, None, None, None), "a lock outside tasks on an unknown host"),
+    ],
+)
+def test_the_holder_in_words(info: LockInfo, who: str) -> None:
+    assert info.who == who
+
+
+def test_a_token_is_short_enough_for_320_bytes_a_lock() -> None:
+    """A task id is a UUID; Redis adds some 100 bytes to a key, its value and its expiry."""
+    attempt = Attempt("123e4567-e89b-12d3-a456-426614174000", 0, 0)
+    assert len(mint(mint_nonce(), attempt, origin("celery@worker-1", "shop.tasks.bill"))) < 128
