@@ -74,6 +74,8 @@ def connect(url: str, options: Mapping[str, Any]) -> redis.Redis:
         raise LockConfigError(f"redislock_client_options: {', '.join(ours)} cannot be set: celery-redislock sets them")
     try:
         pool = redis.BlockingConnectionPool.from_url(url, **{**DEFAULTS, **options})
+        if url.startswith("rediss:") and pool.connection_kwargs.get("ssl_cert_reqs", "required") != "none":
+            pool.connection_kwargs.setdefault("ssl_check_hostname", True)  # redis-py before 6 leaves it off
         # A URL may bring options too, which redis-py prefers to the others.
         pool.connection_kwargs.update(_FIXED, retry=Retry(NoBackoff(), 0))
         pool.connection_class(**pool.connection_kwargs)  # not connected: only shows what redis-py refuses

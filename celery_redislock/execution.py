@@ -11,14 +11,14 @@ from celery import states
 from celery.exceptions import Ignore, Reject, TaskRevokedError
 
 from . import signals, tokens
-from .comeback import HEADER, Return, custom_headers, publish_again
+from .comeback import HEADER, Return, publish_again
 from .errors import LockConflict, LockUnavailable, describe
 from .info import LockInfo
 from .keeper import HeldLock
 from .locks import wait_for
 from .policies import POLICIES, skip_reason
 from .server import LockServer
-from .store import Finished, Granted, Held
+from .store import Finished, Held
 from .tokens import Attempt
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class Delivery(NamedTuple):
     """`time.monotonic()`, which processes of one host share."""
 
 
+_FIRST = Return()
 #: The request attribute that holds the `Delivery`.
 DELIVERY = "redislock_delivery"
 
@@ -59,7 +60,7 @@ class Execution:
         lock: The held lock; None while nothing is held.
     """
 
-    __slots__ = ("_server", "attempt", "lock", "plan", "received_at", "request", "returned", "task")
+    __slots__ = ("_attempt", "_server", "attempt", "lock", "plan", "received_at", "request", "returned", "task")
 
     def __init__(self, task: LockedTask, plan: LockPlan, request: Context) -> None:
         self.task = task
@@ -68,7 +69,8 @@ class Execution:
         self.lock: HeldLock | None = None
         self._server = LockServer.of(plan.app)
         self.attempt = Attempt(str(request.id), request.retries or 0, request.replaced_task_nesting or 0)
-        self.returned = Return()
+        self._attempt = str(self.attempt)
+        self.returned = _FIRST
 
     def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take the key of this call, or end the run as its options say.
@@ -84,7 +86,7 @@ class Execution:
         except TypeError:  # the arguments do not fit the signature: the body raises Celery's own error
             return
         nonce = self._read_request()
-        token = tokens.mint(nonce, self.attempt, self.plan.origin(self.request.hostname))
+        token = tokens.mint(nonce, self._attempt, self.plan.origin(self.request.hostname))
         options = self.plan.options
         lock = HeldLock(self._server.store, key, token, nonce, options.lease, options.max_hold, self._on_lost)
         # Before the answer: where a time limit strikes while it is read, the postrun hook releases the key.
@@ -164,9 +166,9 @@ class Execution:
         delivery, header = getattr(request, DELIVERY, None), getattr(request, HEADER, None)
         if header is not None:
             self.returned = Return.read(header)
-        headers = custom_headers(request)  # these go along with self.retry(), ours must not
-        headers.pop(DELIVERY, None)
-        headers.pop(HEADER, None)
+        if isinstance(request.headers, dict):  # these go along with self.retry(), ours must not
+            request.headers.pop(DELIVERY, None)
+            request.headers.pop(HEADER, None)
         if isinstance(delivery, Delivery):
             self.received_at = delivery.received_at
             return delivery.nonce
@@ -185,8 +187,8 @@ class Execution:
                 if self._runs_without(error):
                     return
                 continue
-            if isinstance(result, Granted):
-                lock.renewed(result.sent_at)
+            if isinstance(result, float):
+                lock.renewed(result)
                 self._taken(lock)
                 return
             self.lock = None
@@ -261,7 +263,7 @@ class Execution:
         signals.lock_lost.send(sender=self.task, lock=lock, reason=reason)
 
     def _note(self, key: str) -> str:
-        return f"{key}:note:{self.attempt}"
+        return f"{key}:note:{self._attempt}"
 
     def _copy_may_wait(self) -> bool:
         return time.monotonic() - self.received_at > self.plan.visibility_timeout

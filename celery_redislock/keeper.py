@@ -73,8 +73,8 @@ class HeldLock:
         self.lease = lease
         self.on_lost = on_lost
         self.stop_at = math.inf if max_hold is None else time.monotonic() + max_hold
+        self.deadline = self.renew_at = -math.inf  # until it is granted
         self._lost: str | None = None
-        self.renewed(-math.inf)
 
     def __repr__(self) -> str:
         return f"<HeldLock {self.key} {self.state}>"

@@ -168,19 +168,19 @@ def _digest_namer(task: str, parameters: Sequence[str], lock_args: Iterable[str]
     _check_parameters(task, "lock_args", chosen, parameters)
 
     def name(arguments: Arguments) -> str:
-        return f"{task}:{_digest(_encode({p: _wire_parameter(task, p, arguments[p]) for p in chosen}))}"
+        shaped = {}
+        for parameter in chosen:
+            try:
+                shaped[parameter] = wire(arguments[parameter])
+            except Exception:  # noqa: BLE001 - a type's own __json__ may raise anything, and show the value
+                kind = type(arguments[parameter]).__name__
+                raise LockKeyError(
+                    f"{task}: parameter {parameter!r} cannot make a lock key: its {kind} cannot be encoded as JSON; "
+                    "leave the parameter out with lock_args, or name the lock with lock_key"
+                ) from None
+        return f"{task}:{_digest(_encode(shaped))}"
 
     return name
-
-
-def _wire_parameter(task: str, parameter: str, value: Any) -> Any:
-    try:
-        return wire(value)
-    except Exception:  # noqa: BLE001 - a type's own __json__ may raise anything, and its message may show the value
-        raise LockKeyError(
-            f"{task}: parameter {parameter!r} cannot make a lock key: its {type(value).__name__} cannot be encoded "
-            f"as JSON; leave the parameter out with lock_args, or name the lock with lock_key"
-        ) from None
 
 
 def _callable_namer(task: str, lock_key: Callable[[Arguments], str]) -> Namer:
@@ -235,7 +235,7 @@ def parse_template(task: str, template: str) -> list[tuple[str, str]]:
         for literal, field, spec, conversion in Formatter().parse(template):
             if "{" in literal or "}" in literal:  # they would end the hash tag around the name
                 raise LockConfigError(f"{refused}: it has a brace of its own; {allowed}")
-            text += literal
+            text = literal
             if field is None:
                 continue
             if not field.isidentifier() or spec or conversion:

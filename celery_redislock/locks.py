@@ -11,7 +11,7 @@ from typing import Self
 from . import tokens
 from .errors import LockConflict, LockLost
 from .keeper import HeldLock, Keeper
-from .store import Granted, Held, LockStore
+from .store import Held, LockStore
 
 #: Between two looks at a held key, in seconds.
 POLL = (0.02, 0.1)
@@ -136,8 +136,8 @@ def wait_for(held: HeldLock, timeout: float) -> Held | None:
     end = time.monotonic() + timeout
     while True:
         result = held.store.acquire(held.key, held.token, held.nonce, held.lease)
-        if isinstance(result, Granted):
-            held.renewed(result.sent_at)
+        if isinstance(result, float):
+            held.renewed(result)
             return None
         left = end - time.monotonic()
         if isinstance(result, Held) and left <= 0:

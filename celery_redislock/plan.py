@@ -65,7 +65,7 @@ class LockPlan:
         """The end of the tokens of this task on `hostname`."""
         origin = self._origins.get(hostname)
         if origin is None:
-            origin = self._origins[hostname] = tokens.origin(hostname or "-", self.task)
+            origin = self._origins[hostname] = tokens.origin(hostname, self.task)
         return origin
 
     @cached_property

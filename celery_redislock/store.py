@@ -42,13 +42,6 @@ class Script:
 ACQUIRE, RELEASE, RENEW, INSPECT = (Script(name) for name in ("acquire", "release", "renew", "inspect"))
 
 
-class Granted(NamedTuple):
-    """The key is mine."""
-
-    sent_at: float
-    """`time.monotonic()` before the command was sent that granted it: its lease began no earlier."""
-
-
 class Held(NamedTuple):
     """The key is held by another."""
 
@@ -59,16 +52,6 @@ class Held(NamedTuple):
 
 class Finished(NamedTuple):
     """The attempt that asks has already finished in another execution."""
-
-
-class Reply(NamedTuple):
-    """What a script answered."""
-
-    value: Any
-    sent_at: float
-    """`time.monotonic()` before it was sent."""
-    resent: bool
-    """The script may have run before, because an earlier reply was lost."""
 
 
 class LockStore:
@@ -83,7 +66,7 @@ class LockStore:
 
     def acquire(
         self, key: str, token: str, nonce: str, lease: float, note: str | None = None
-    ) -> Granted | Held | Finished:
+    ) -> float | Held | Finished:
         """Take `key` for `lease` seconds: one round trip.
 
         Args:
@@ -94,24 +77,25 @@ class LockStore:
             note: The key of the attempt's note, where this message may be a copy.
 
         Returns:
-            Granted, Finished, or Held with who holds it.
+            Where it is granted, `time.monotonic()` before the command was sent: the lease began no earlier. Else Held,
+            with who holds it, or Finished.
 
         Raises:
             LockUnavailable: Redis did not answer or refused. The token has been released in case it was granted.
         """
         keys = (key,) if note is None else (key, note)
         try:
-            reply = self._call(ACQUIRE, keys, (nonce, token, int(lease * 1000)))
+            reply, sent_at, _ = self._call(ACQUIRE, keys, (nonce, token, int(lease * 1000)))
         except BaseException as error:
             self._undo(key, nonce)
             if isinstance(error, RedisError):
                 raise LockUnavailable(key, describe(error)) from error
             raise
-        if reply.value == 1:
-            return Granted(reply.sent_at)
-        if reply.value == 0:
+        if reply == 1:
+            return sent_at
+        if reply == 0:
             return Finished()
-        return Held(*_holder(reply.value))
+        return Held(*_holder(reply))
 
     def release(self, key: str, nonce: str, note: str | None = None, *, copy_may_wait: bool = False) -> bool:
         """Give `key` back if `nonce` owns it: one round trip.
@@ -130,10 +114,10 @@ class LockStore:
         """
         keys = (key,) if note is None else (key, note)
         try:
-            reply = self._call(RELEASE, keys, (nonce, NOTE_TTL_MS, int(copy_may_wait)))
+            reply, _, resent = self._call(RELEASE, keys, (nonce, NOTE_TTL_MS, int(copy_may_wait)))
         except RedisError as error:
             raise LockUnavailable(key, describe(error)) from error
-        return bool(reply.value) or reply.resent
+        return resent or bool(reply)
 
     def renew(self, locks: Sequence[tuple[str, str, float]]) -> list[bool]:
         """Give each lock its lease again if it is still owned: one round trip, no retry of its own.
@@ -160,7 +144,7 @@ class LockStore:
             LockUnavailable: Redis did not answer or refused.
         """
         try:
-            reply = self._call(INSPECT, (key,), ()).value
+            reply = self._call(INSPECT, (key,), ())[0]
         except RedisError as error:
             raise LockUnavailable(key, describe(error)) from error
         if reply is None:
@@ -175,14 +159,15 @@ class LockStore:
         except RedisError:
             logger.debug("could not undo a failed acquire of %s; its lease ends it if it was granted", key)
 
-    def _call(self, script: Script, keys: Sequence[str], values: Sequence[str | int]) -> Reply:
+    def _call(self, script: Script, keys: Sequence[str], values: Sequence[str | int]) -> tuple[Any, float, bool]:
+        """The reply, when it was sent for, and whether the script may have run before, its reply lost."""
         sent_at = time.monotonic()
         try:
-            return Reply(self._send(script, keys, values), sent_at, resent=False)
+            return self._send(script, keys, values), sent_at, False
         except (RedisConnectionError, RedisTimeoutError):
             time.sleep(random.uniform(0, MAX_PAUSE))  # noqa: S311 - jitter, no secret
         sent_at = time.monotonic()
-        return Reply(self._send(script, keys, values), sent_at, resent=True)
+        return self._send(script, keys, values), sent_at, True
 
     def _send(self, script: Script, keys: Sequence[str], values: Sequence[str | int]) -> Any:
         execute: Callable[..., Any] = self._client.execute_command

@@ -7,6 +7,7 @@ this message a copy of the holder's?), and append ``copy`` once a copy has been 
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from .info import LockInfo
 
 #: A field without value; no escaped field looks so.
 NOTHING = "*"
+_PLAIN = re.compile(r"[\w.@:+,~-]+", re.ASCII).fullmatch
 _FIELDS = 5
 
 
@@ -53,23 +55,23 @@ def mint_nonce() -> str:
 
 def escape(field: str) -> str:
     """`field` as one printable word, so that it can neither end its place in a token nor break a log line."""
-    return quote(field, safe="@:+,", errors="surrogatepass")
+    return field if _PLAIN(field) else quote(field, safe="@:+,", errors="surrogatepass")
 
 
-def mint(nonce: str, attempt: Attempt | None, origin: str) -> str:
+def mint(nonce: str, attempt: Attempt | str | None, origin: str) -> str:
     """A token for one execution.
 
     Args:
         nonce: From `mint_nonce`; also known to the worker's main process.
-        attempt: The try it belongs to; None outside tasks.
+        attempt: The try it belongs to, or its text; None outside tasks.
         origin: Where it runs, from `origin`; made once, not per run.
     """
     return f"{nonce} {attempt or NOTHING} {int(time.time() * 1000)} {origin}"
 
 
-def origin(hostname: str, task: str | None) -> str:
+def origin(hostname: str | None, task: str | None) -> str:
     """The end of a token: the host and the task's name."""
-    return f"{escape(hostname)} {escape(task) if task else NOTHING}"
+    return f"{NOTHING if hostname is None else escape(hostname)} {escape(task) if task else NOTHING}"
 
 
 def parse(value: str) -> Token:
@@ -81,7 +83,7 @@ def parse(value: str) -> Token:
             nonce,
             None if attempt == NOTHING else _parse_attempt(attempt),
             datetime.fromtimestamp(int(since) / 1000, UTC),
-            _unescape(hostname),
+            None if hostname == NOTHING else _unescape(hostname),
             None if task == NOTHING else _unescape(task),
         )
     except (ValueError, OverflowError, OSError):

@@ -70,8 +70,8 @@ def hold(store: LockStore, keeper: Keeper) -> Callable[..., HeldLock]:
 
     def make(key: str = KEY, lease: float = 1.5, **options: object) -> HeldLock:
         nonce = tokens.mint_nonce()
-        lock = HeldLock(store, key, tokens.mint(nonce, None, "host -"), nonce, lease, **options)
-        lock.renewed(store.acquire(key, lock.token, nonce, lease).sent_at)
+        lock = HeldLock(store, key, tokens.mint(nonce, None, tokens.origin("host", None)), nonce, lease, **options)
+        lock.renewed(store.acquire(key, lock.token, nonce, lease))
         keeper.add(lock)
         return lock
 

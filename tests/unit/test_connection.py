@@ -249,7 +249,7 @@ def test_a_time_out_that_could_outlast_the_lease_is_refused_wherever_it_is_set(
 ) -> None:
     app.conf.update(conf)
 
-    @app.task(base=LockedTask, name="bill", lock_lease=30)
+    @app.task(shared=False, base=LockedTask, name="bill", lock_lease=30)
     def bill() -> None: ...
 
     with pytest.raises(LockConfigError, match="socket_timeout"):

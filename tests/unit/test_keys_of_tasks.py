@@ -52,7 +52,7 @@ def test_lock_args_name_the_parameters_of_plain_and_bound_tasks_alike(app: Celer
 
 
 def test_a_bound_tasks_self_is_no_parameter(app: Celery) -> None:
-    @app.task(base=LockedTask, bind=True, lock_args=["self"], name="bill")
+    @app.task(shared=False, base=LockedTask, bind=True, lock_args=["self"], name="bill")
     def bill(self: Task[..., Any], account: int) -> None: ...
 
     with pytest.raises(LockConfigError, match=r"^bill: lock_args names 'self', .* it has: account$"):
@@ -62,7 +62,7 @@ def test_a_bound_tasks_self_is_no_parameter(app: Celery) -> None:
 def test_plain_and_bound_tasks_of_one_name_have_one_key(app: Celery) -> None:
     """A task may be given ``bind=True`` in a rolling upgrade."""
 
-    @app.task(base=LockedTask, name="bill")
+    @app.task(shared=False, base=LockedTask, name="bill")
     def plain(account: int) -> None: ...
 
     key = plain.lock_for(7).name
@@ -91,7 +91,9 @@ def test_a_pydantic_task_has_one_key_for_a_model_and_for_what_is_sent_of_it(
 
 @pytest.mark.skipif(not hasattr(Task, "_dump_pydantic_arguments"), reason="before Celery 5.7 callers dump models")
 def test_a_model_counts_as_the_tasks_own_way_to_dump_it(app: Celery) -> None:
-    @app.task(base=LockedTask, pydantic=True, pydantic_dump_kwargs={"exclude_defaults": True}, name="reserve")
+    @app.task(
+        shared=False, base=LockedTask, pydantic=True, pydantic_dump_kwargs={"exclude_defaults": True}, name="reserve"
+    )
     def reserve(order: Order) -> None: ...
 
     args, _ = sent(reserve, Order(sku="7"))
@@ -100,7 +102,7 @@ def test_a_model_counts_as_the_tasks_own_way_to_dump_it(app: Celery) -> None:
 
 
 def test_a_pydantic_model_with_a_hook_for_kombu_has_one_key_on_both_sides(app: Celery) -> None:
-    @app.task(base=LockedTask, pydantic=True, name="reserve")
+    @app.task(shared=False, base=LockedTask, pydantic=True, name="reserve")
     def reserve(order: HookedOrder) -> None: ...
 
     order = HookedOrder(sku="7")
@@ -110,7 +112,7 @@ def test_a_pydantic_model_with_a_hook_for_kombu_has_one_key_on_both_sides(app: C
 
 
 def test_a_key_has_the_prefix_and_the_name_as_its_hash_tag(app: Celery) -> None:
-    @app.task(base=LockedTask, lock_key="stock:{sku}", name="reserve")
+    @app.task(shared=False, base=LockedTask, lock_key="stock:{sku}", name="reserve")
     def reserve(sku: str) -> None: ...
 
     assert reserve.lock_for("7").name == "redislock:{stock:7}"
@@ -130,7 +132,7 @@ def test_a_key_has_the_prefix_and_the_name_as_its_hash_tag(app: Celery) -> None:
 def test_what_a_lock_needs_is_in_one_slot_of_a_cluster_whatever_its_name(app: Celery, lock_key: Any, sku: str) -> None:
     """An empty hash tag counts as none: then the key and its note would be in two slots."""
 
-    @app.task(base=LockedTask, lock_key=lock_key, name="reserve")
+    @app.task(shared=False, base=LockedTask, lock_key=lock_key, name="reserve")
     def reserve(sku: str) -> None: ...
 
     try:

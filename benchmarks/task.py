@@ -1,0 +1,126 @@
+"""What LockedTask adds to a traced empty task: its hooks, the key, one acquire and one release."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from unittest.mock import patch
+from uuid import uuid4
+
+from celery import Celery, signals
+from celery.app.trace import build_tracer
+from celery.utils.imports import symbol_by_name
+from kombu.message import Message
+
+from celery_redislock import LockedTask, tokens
+from celery_redislock.connection import connect
+from celery_redislock.execution import DELIVERY
+from celery_redislock.tokens import Attempt
+
+from .bare import two_calls
+from .report import Report
+from .server import placements, valkey
+from .timing import Case, Rounds, interleave
+
+#: What LockedTask may add, and what is good, in units of two bare calls (DESIGN.md, section 10).
+BOUND = 1.35
+GOOD = 1.25
+HOSTNAME = "celery@benchmarks"
+ARGUMENTS = (42, "a plain argument")
+
+
+def main() -> None:
+    with valkey() as url:
+        app = Celery("task", broker=url)
+
+        @app.task(ignore_result=True)
+        def plain() -> None: ...
+
+        @app.task(ignore_result=True)
+        def plain_two(account_id: int, name: str) -> None: ...
+
+        @app.task(base=LockedTask, ignore_result=True)
+        def locked() -> None: ...
+
+        @app.task(base=LockedTask, ignore_result=True)
+        def locked_two(account_id: int, name: str) -> None: ...
+
+        two_bare_calls = _two_bare_calls(url, locked)
+
+        @app.task(ignore_result=True)
+        def calling() -> None:
+            two_bare_calls()
+
+        cases = {
+            "calls": two_bare_calls,
+            "plain": _traced(plain),
+            "calling": _traced(calling),
+            "locked": _traced(locked),
+            "plain two": _traced(plain_two, ARGUMENTS),
+            "locked two": _traced(locked_two, ARGUMENTS),
+        }
+        report = Report(f"task: what LockedTask adds to a traced empty task (good: {GOOD:.2f})")
+        for placement in placements(url):
+            report.section(placement)
+            _add_rows(report, interleave(cases))
+    report.show()
+
+
+def _add_rows(report: Report, results: Mapping[str, Rounds]) -> None:
+    calls, plain = results["calls"], results["plain"]
+    in_body = results["calling"] - plain
+    added = results["locked"] - plain
+    report.add("two bare EVALSHA calls", calls, calls)
+    report.add("empty task, Celery's own base", plain, calls)
+    report.add("empty task, LockedTask", results["locked"], calls)
+    report.add("added by LockedTask", added, calls, BOUND)
+    report.add("added, key of two plain arguments", results["locked two"] - results["plain two"], calls, BOUND)
+    # The same calls cost more amid a task, whose code has to come back into the CPU's caches each time.
+    report.add("the two bare calls in a task's body", in_body, calls)
+    report.add("added by LockedTask, these being 1.00", added, in_body)
+
+
+def _two_bare_calls(url: str, task: Any) -> Case:
+    """The two calls that a run of `task` without arguments sends."""
+    request = _request(task, ())
+    key, attempt = task.lock_for().name, Attempt(request["id"], 0, 0)
+    token = tokens.mint(request[DELIVERY].nonce, attempt, tokens.origin(HOSTNAME, task.name))
+    return two_calls(connect(url, {}), key, token, task.lock_for().lease, note=f"{key}:note:{attempt}")
+
+
+def _traced(task: Any, args: tuple[Any, ...] = ()) -> Case:
+    """A run of `task` as a pool child does it."""
+    task = task.app.tasks[task.name]  # itself, not the proxy that stands for it in its module
+    request = _request(task, args)
+    uuid, kwargs = request["id"], request["kwargs"]
+    trace: Any
+    if isinstance(task, LockedTask):
+        trace = build_tracer(task.name, task, app=task.app, hostname=HOSTNAME)
+    else:
+        # As if the plugin, which listens to the end of every task, were not installed.
+        with patch.object(signals.task_postrun, "receivers", []):
+            trace = build_tracer(task.name, task, app=task.app, hostname=HOSTNAME)
+
+    def run() -> None:
+        info = trace(uuid, args, kwargs, request).info
+        if info is not None:  # a run that fails may be quick
+            raise RuntimeError(f"{task.name} ended as {info.state}: {info.retval!r}")
+
+    return run
+
+
+def _request(task: Any, args: tuple[Any, ...]) -> dict[str, Any]:
+    """What the worker's main process gives to the pool child for a message of `task`."""
+    sent = task.app.amqp.as_task_v2(str(uuid4()), task.name, args, {}, ignore_result=True)
+    message = Message(
+        body=json.dumps(sent.body),
+        content_type="application/json",
+        content_encoding="utf-8",
+        headers=sent.headers,
+        properties=sent.properties,
+        delivery_info={"exchange": "", "routing_key": "celery", "redelivered": False},
+    )
+    request_class = symbol_by_name(task.Request)
+    request: dict[str, Any] = request_class(message, app=task.app, task=task, hostname=HOSTNAME).request_dict
+    return request
