@@ -46,7 +46,9 @@ def test_lock_args_name_the_parameters_of_plain_and_bound_tasks_alike(app: Celer
     def bill(account: int, amount: int = 1) -> None: ...
     def bill_bound(self: Task[..., Any], account: int, amount: int = 1) -> None: ...
 
-    task = app.task(base=LockedTask, bind=bind, lock_args=["account"], name="bill")(bill_bound if bind else bill)
+    task = app.task(shared=False, base=LockedTask, bind=bind, lock_args=["account"], name="bill")(
+        bill_bound if bind else bill
+    )
     assert task.lock_for(7).name == task.lock_for(account=7, amount=3).name
     assert task.lock_for(7).name != task.lock_for(8).name
 
@@ -83,7 +85,7 @@ def test_a_pydantic_task_has_one_key_for_a_model_and_for_what_is_sent_of_it(
     def reserve_bound(self: Task[..., Any], order: Order) -> None: ...
 
     body = reserve_bound if bind else reserve
-    task = app.task(base=LockedTask, bind=bind, pydantic=True, name="reserve")(body)
+    task = app.task(shared=False, base=LockedTask, bind=bind, pydantic=True, name="reserve")(body)
     args, kwargs = sent(task, order)
     assert task.lock_for(*args, **kwargs).name == task.lock_for(order).name == task.lock_for(order=Order(sku="7")).name
     assert task.lock_for(Order(sku="7", quantity=2)).name != task.lock_for(order).name
