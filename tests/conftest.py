@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+# Else its plugin imports it at the end of a failed session, amid results that outlived their server.
+import hypothesis  # noqa: F401
 import pytest
 from celery import Celery
 

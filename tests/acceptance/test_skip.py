@@ -17,8 +17,9 @@ pytestmark = on_every_broker
 @pytest.fixture
 def holder(tasks, start_worker, ledger):
     """A run that holds the key ``k`` for a while."""
-    start_worker(4, "-E")
+    worker = start_worker(4, "-E")
     result = tasks.once.delay("k", "holder", 4)
+    result.output = worker.output
     wait_until(ledger.runs, "the holder runs")
     return result
 
@@ -85,6 +86,8 @@ def test_the_skip_is_seen_by_celerys_own_event_and_by_the_log(holder, app, tasks
         duplicate = tasks.once.delay("k", 1)
         thread.join(20)
     assert [event["uuid"] for event in seen] == [duplicate.id]
+    line = f"lab.once[{duplicate.id}]: lock {tasks.once.lock_for('k').name} is held by task {holder.id} on w0@lab: skip"
+    assert line in holder.output()
 
 
 def _capture(receiver):
