@@ -102,7 +102,7 @@ class Execution:
         Args:
             state: What the task ended with; None where nobody knows.
         """
-        lock, self.lock = self.lock, None
+        lock = self.lock
         if lock is None:
             return
         self._server.keeper.remove(lock)
@@ -116,18 +116,19 @@ class Execution:
             )
         except LockUnavailable as error:
             logger.warning("%s could not give back %s: it ends in %.0f s", self._name, error, lock.lease)
-            return
+            was_held = True
+        self.lock = None  # only now: a time limit that strikes before leaves it to the postrun hook
         if not was_held:
             lock.lose("its key was not ours at the release")
         if signals.lock_released.receivers:
             signals.lock_released.send(sender=self.task, lock=lock)
 
-    def send_back(self, delay: float, *, copy: bool = False) -> float | None:
+    def send_back(self, delay: float, *, copy: bool = False) -> bool:
         """Publish the message again, to be tried after about `delay` seconds.
 
         Returns:
-            The countdown in seconds; None where the broker is away too and the message has been acked, so that it
-            must be held here: then this call has slept.
+            Whether it was sent. Else the broker is away too and the message has been acked, so that it must be held
+            here: then this call has slept.
 
         Raises:
             Reject: The broker is away, and will deliver the message again by itself.
@@ -139,10 +140,10 @@ class Execution:
             publish_again(self.task, self.request, self.returned, countdown)
         except Exception as error:
             if self.task.acks_late:
-                raise Reject(error, requeue=True) from error
+                raise Reject(describe(error), requeue=True) from error
             self._hold_here(error, countdown)
-            return None
-        return countdown
+            return False
+        return True
 
     def _hold_here(self, error: Exception, pause: float) -> None:
         """Wait with an acked message that cannot be sent again: only this process still has it."""
@@ -178,6 +179,7 @@ class Execution:
     def _take(self, lock: HeldLock) -> None:
         redelivered = bool((self.request.delivery_info or {}).get("redelivered"))
         while True:
+            self.lock = lock
             # Only such a message reads the note that its attempt is over.
             note = self._note(lock.key) if redelivered or self.returned.copy else None
             try:
@@ -196,10 +198,8 @@ class Execution:
                 logger.info("%s: dropped, it has finished in another delivery of its message", self._name)
                 raise Ignore("finished in another delivery of its message")
             self._conflict(lock.key, result, redelivered)
-            self.lock = lock
 
     def _taken(self, lock: HeldLock) -> None:
-        self.lock = lock
         self._server.keeper.add(lock)
         if signals.lock_acquired.receivers:
             signals.lock_acquired.send(sender=self.task, lock=lock)
@@ -234,7 +234,7 @@ class Execution:
             return
         self._announce(holder, "come back")
         delay = self.returned.delay(SOON, self.plan.options.retry_max_delay)
-        if self.send_back(delay, copy=copy or redelivered) is not None:
+        if self.send_back(delay, copy=copy or redelivered):
             raise Ignore(f"the lock is held by {holder.who}; the message comes back")
 
     def _follows(self, holder: LockInfo) -> bool:
@@ -251,7 +251,7 @@ class Execution:
         if policy == "run":
             return True
         options = self.plan.options
-        if self.send_back(self.returned.delay(options.retry_delay, options.retry_max_delay)) is not None:
+        if self.send_back(self.returned.delay(options.retry_delay, options.retry_max_delay)):
             raise Ignore("Redis could not be asked for the lock; the message comes back")
         return False
 

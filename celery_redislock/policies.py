@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from celery import states
-from celery.exceptions import Ignore, Retry, TaskRevokedError
+from celery.exceptions import Ignore, TaskRevokedError
 
 from .comeback import ignores_result
 from .errors import LockConflict
@@ -24,7 +24,11 @@ Policy = Callable[["Execution", LockInfo], None]
 
 
 class Skipped(Ignore):
-    """The run was skipped: its outcome, REVOKED, is stored; only the final event is still to be sent."""
+    """The run was skipped: its outcome, REVOKED, is stored; only the event is still to be sent."""
+
+
+class SentBack(Ignore):
+    """The run was sent back: its state, RETRY, is stored; only the event is still to be sent."""
 
 
 def skip(execution: Execution, holder: LockInfo) -> None:
@@ -54,10 +58,12 @@ def retry(execution: Execution, holder: LockInfo) -> None:
     error = LockConflict(holder.key, holder)
     if options.retry_for is not None and returned.since and time.time() - returned.since >= options.retry_for:
         raise error
-    delay = returned.delay(options.retry_delay, options.retry_max_delay)
-    countdown = execution.send_back(delay)
-    if countdown is not None:
-        raise Retry(str(error), exc=error, when=countdown)  # type: ignore[arg-type]  # the stubs say Real
+    task, request = execution.task, execution.request
+    if not ignores_result(task, request):
+        # Before it is sent: stored after it, as Celery's own Retry is, it could overwrite the outcome of its run.
+        task.backend.mark_as_retry(execution.attempt.task_id, error, request=request)
+    if execution.send_back(returned.delay(options.retry_delay, options.retry_max_delay)):
+        raise SentBack(str(error))
 
 
 POLICIES: dict[str, Policy] = {"retry": retry, "skip": skip}

@@ -9,7 +9,7 @@ from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
 from celery.worker.request import Request
 
 from .execution import DELIVERY, Delivery
-from .policies import Skipped
+from .policies import SentBack, Skipped
 from .tokens import mint_nonce
 
 
@@ -25,11 +25,13 @@ class LockedRequest(Request):
         self.request_dict[DELIVERY] = Delivery(mint_nonce(), monotonic())
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
-        """Send the final event of a skipped run, which Celery ends without one."""
+        """Send the event of a run that a policy has ended, which Celery ends without one."""
         result = super().on_failure(exc_info, send_failed_event, return_ok)
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
         if isinstance(error, Skipped):
             self.send_event("task-revoked", terminated=False, signum=None, expired=False)
+        elif isinstance(error, SentBack):
+            self.send_event("task-retried", exception=str(error), traceback="")
         return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 
 import pytest
 from celery import chain, chord, group
@@ -76,28 +77,40 @@ def test_the_links_of_a_skipped_task_do_not_run(holder, tasks, ledger):
     assert ledger.items() == ["holder"]
 
 
-def test_the_skip_is_seen_by_celerys_own_event_and_by_the_log(holder, app, tasks, config):
-    seen = []
-    with app.connection_for_read() as connection:
-        receiver = app.events.Receiver(connection, handlers={"task-revoked": seen.append})
-        thread = threading.Thread(target=lambda: _capture(receiver))
-        thread.start()
-        wait_until(lambda: receiver.consumers_ready, "the receiver listens")
+def test_the_skip_is_seen_by_celerys_own_event_and_by_the_log(holder, app, tasks):
+    with first_event(app, "task-revoked") as seen:
         duplicate = tasks.once.delay("k", 1)
-        thread.join(20)
-    assert [event["uuid"] for event in seen] == [duplicate.id]
+    assert seen == [duplicate.id]
     line = f"lab.once[{duplicate.id}]: lock {tasks.once.lock_for('k').name} is held by task {holder.id} on w0@lab: skip"
     assert line in holder.output()
 
 
-def _capture(receiver):
-    def stop(event):
-        receiver.should_stop = True
-        original(event)
+def test_a_run_that_is_sent_back_is_seen_by_celerys_own_event_and_state(holder, app, tasks, ledger):
+    first = tasks.work.delay("w", 1, 3)
+    wait_until(lambda: "1" in ledger.items(), "the first one runs")
+    with first_event(app, "task-retried") as seen:
+        second = tasks.work.delay("w", 2)
+    assert seen == [second.id]
+    assert second.state == "RETRY"
+    assert second.info.holder.task_id == first.id
+    assert second.get(timeout=20) == 2
 
-    original = receiver.handlers["task-revoked"]
-    receiver.handlers["task-revoked"] = stop
-    receiver.consumers_ready = True
-    for _ in receiver.itercapture(limit=None, timeout=20):
-        if receiver.should_stop:
-            return
+
+@contextmanager
+def first_event(app, kind):
+    """Listens to Celery's events during the block; a list that holds the id of the first one of that kind then."""
+    seen = []
+
+    def note(event):
+        seen.append(event["uuid"])
+        receiver.should_stop = True
+
+    with app.connection_for_read() as connection:
+        receiver = app.events.Receiver(connection, handlers={kind: note})
+        listening = threading.Event()
+        receiver.on_consume_ready = lambda *args, **kwargs: listening.set()
+        thread = threading.Thread(target=lambda: list(receiver.itercapture(timeout=20)))
+        thread.start()
+        assert listening.wait(10)
+        yield seen
+        thread.join(30)

@@ -7,8 +7,10 @@ import time
 
 import pytest
 from celery.app.trace import build_tracer
+from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_redislock.execution import Delivery
+from celery_redislock.store import LockStore
 from tests.lab.app import make_app
 from tests.lab.servers import free_port
 
@@ -82,3 +84,22 @@ def test_an_acked_message_that_is_held_in_vain_fails_after_lock_retry_for(delive
     assert state == "FAILURE"
     assert "lock" in str(outcome.exception)
     assert ledger.runs() == []
+
+
+def test_a_soft_time_limit_amid_the_release_leaves_it_to_the_postrun_hook(deliver, locks, monkeypatch):
+    """It strikes after the body has ended, while the release is on its way: the lock must not be kept for ever."""
+    kept = []
+
+    def strike(release):
+        def once(*args, **kwargs):
+            if not kept:
+                kept.append(True)
+                raise SoftTimeLimitExceeded
+            return release(*args, **kwargs)
+
+        return once
+
+    monkeypatch.setattr(LockStore, "release", strike(LockStore.release))
+    deliver("lab.work", "k", "item")
+    assert kept
+    assert locks.client.keys() == []
