@@ -23,31 +23,29 @@ _MAX_DOUBLINGS = 16
 
 
 class Return(NamedTuple):
-    """How often and why a message has come back."""
+    """How often a message has come back, and since when."""
 
     times: int = 0
     since: float = 0.0
     """When it was first sent back: seconds since the epoch; 0 before that."""
-    copy: bool = False
-    """It was seen to be a copy, or was marked redelivered: its attempt may finish elsewhere."""
 
     @classmethod
     def read(cls, header: Any) -> Self:
         """From a message header; a malformed one counts as none."""
         if not isinstance(header, Mapping):
             return cls()
-        times, since, copy = header.get("times"), header.get("since"), header.get("copy")
-        if type(times) is not int or times < 0 or type(copy) is not bool:
+        times, since = header.get("times"), header.get("since")
+        if type(times) is not int or times < 0:
             return cls()
         if (
             isinstance(since, bool) or not isinstance(since, int | float) or not 0 < since <= time.time() + 60
         ):  # NaN fails too
             return cls()
-        return cls(times, float(since), copy)
+        return cls(times, float(since))
 
-    def next(self, *, copy: bool) -> Self:
+    def next(self) -> Self:
         """The header of the message when it is sent back once more."""
-        return self._replace(times=self.times + 1, since=self.since or time.time(), copy=self.copy or copy)
+        return self._replace(times=self.times + 1, since=self.since or time.time())
 
     def delay(self, shortest: float, longest: float) -> float:
         """Seconds until it should be tried again: exponential, with jitter."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery import states
-from celery.exceptions import Ignore, Reject, TaskRevokedError
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded, TaskRevokedError
 
 from . import signals, tokens
 from .comeback import HEADER, Return, publish_again
@@ -49,6 +49,13 @@ _FIRST = Return()
 DELIVERY = "redislock_delivery"
 
 
+def hide_headers(request: Context) -> None:
+    """Take our headers from those that go along with ``self.retry()``."""
+    if isinstance(request.headers, dict):
+        request.headers.pop(DELIVERY, None)
+        request.headers.pop(HEADER, None)
+
+
 class Execution:
     """Takes, keeps and gives back the key of one request.
 
@@ -60,7 +67,18 @@ class Execution:
         lock: The held lock; None while nothing is held.
     """
 
-    __slots__ = ("_attempt", "_server", "attempt", "lock", "plan", "received_at", "request", "returned", "task")
+    __slots__ = (
+        "_attempt",
+        "_copy_may_wait",
+        "_server",
+        "attempt",
+        "lock",
+        "plan",
+        "received_at",
+        "request",
+        "returned",
+        "task",
+    )
 
     def __init__(self, task: LockedTask, plan: LockPlan, request: Context) -> None:
         self.task = task
@@ -71,20 +89,19 @@ class Execution:
         self.attempt = Attempt(str(request.id), request.retries or 0, request.replaced_task_nesting or 0)
         self._attempt = str(self.attempt)
         self.returned = _FIRST
+        self._copy_may_wait = False
 
     def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take the key of this call, or end the run as its options say.
 
         Raises:
-            LockKeyError: The arguments cannot make a key.
+            TypeError: The arguments do not fit the signature.
+            LockKeyError: They cannot make a key.
             LockConflict, LockUnavailable: By policy.
             Ignore, Reject, Retry: The run has ended without its body.
             TaskRevokedError: Skipped in eager mode.
         """
-        try:
-            key = self.plan.redis_key(args, kwargs)
-        except TypeError:  # the arguments do not fit the signature: the body raises Celery's own error
-            return
+        key = self.plan.redis_key(args, kwargs)
         nonce = self._read_request()
         token = tokens.mint(nonce, self._attempt, self.plan.origin(self.request.hostname))
         options = self.plan.options
@@ -112,18 +129,19 @@ class Execution:
                 lock.key,
                 lock.nonce,
                 self._note(lock.key) if over else None,
-                copy_may_wait=self._copy_may_wait(),
+                copy_may_wait=self._copy_may_wait or self._held_too_long(),
             )
         except LockUnavailable as error:
             logger.warning("%s could not give back %s: it ends in %.0f s", self._name, error, lock.lease)
-            was_held = True
+            self.lock = None
+            return
         self.lock = None  # only now: a time limit that strikes before leaves it to the postrun hook
-        if not was_held:
+        if not was_held and lock.was_granted:
             lock.lose("its key was not ours at the release")
         if signals.lock_released.receivers:
             signals.lock_released.send(sender=self.task, lock=lock)
 
-    def send_back(self, delay: float, *, copy: bool = False) -> bool:
+    def send_back(self, delay: float) -> bool:
         """Publish the message again, to be tried after about `delay` seconds.
 
         Returns:
@@ -135,12 +153,16 @@ class Execution:
             LockUnavailable: It has been held here for `lock_retry_for`; the run is lost.
         """
         countdown = max(min(delay, self.plan.longest_countdown), self.plan.shortest_countdown)
-        self.returned = self.returned.next(copy=copy)
+        self.returned = self.returned.next()
         try:
             publish_again(self.task, self.request, self.returned, countdown)
+        except SoftTimeLimitExceeded:
+            raise
         except Exception as error:
             if self.task.acks_late:
+                time.sleep(min(countdown, 1.0))  # the broker may give it back at once
                 raise Reject(describe(error), requeue=True) from error
+            self._copy_may_wait = True  # the broker may have it all the same, and have failed to say so
             self._hold_here(error, countdown)
             return False
         return True
@@ -162,14 +184,10 @@ class Execution:
         return f"task {self.task.name}[{self.request.id}]"
 
     def _read_request(self) -> str:
-        """Take from the request what is ours; return the nonce."""
-        request = self.request
-        delivery, header = getattr(request, DELIVERY, None), getattr(request, HEADER, None)
+        """Read what the message and the main process say; return the nonce."""
+        delivery, header = getattr(self.request, DELIVERY, None), getattr(self.request, HEADER, None)
         if header is not None:
             self.returned = Return.read(header)
-        if isinstance(request.headers, dict):  # these go along with self.retry(), ours must not
-            request.headers.pop(DELIVERY, None)
-            request.headers.pop(HEADER, None)
         if isinstance(delivery, Delivery):
             self.received_at = delivery.received_at
             return delivery.nonce
@@ -180,8 +198,8 @@ class Execution:
         redelivered = bool((self.request.delivery_info or {}).get("redelivered"))
         while True:
             self.lock = lock
-            # Only such a message reads the note that its attempt is over.
-            note = self._note(lock.key) if redelivered or self.returned.copy else None
+            # Only such a message may be a copy, and reads the note that its attempt is over.
+            note = self._note(lock.key) if redelivered or self.returned.times else None
             try:
                 result = lock.store.acquire(lock.key, lock.token, lock.nonce, lock.lease, note)
             except LockUnavailable as error:
@@ -190,7 +208,7 @@ class Execution:
                     return
                 continue
             if isinstance(result, float):
-                lock.renewed(result)
+                lock.granted(result)
                 self._taken(lock)
                 return
             self.lock = None
@@ -234,7 +252,7 @@ class Execution:
             return
         self._announce(holder, "come back")
         delay = self.returned.delay(SOON, self.plan.options.retry_max_delay)
-        if self.send_back(delay, copy=copy or redelivered):
+        if self.send_back(delay):
             raise Ignore(f"the lock is held by {holder.who}; the message comes back")
 
     def _follows(self, holder: LockInfo) -> bool:
@@ -265,5 +283,6 @@ class Execution:
     def _note(self, key: str) -> str:
         return f"{key}:note:{self._attempt}"
 
-    def _copy_may_wait(self) -> bool:
+    def _held_too_long(self) -> bool:
+        """Whether the broker has put the message into the queue once more because it was not acked in time."""
         return time.monotonic() - self.received_at > self.plan.visibility_timeout

@@ -48,6 +48,7 @@ class HeldLock:
         "deadline",
         "key",
         "lease",
+        "max_hold",
         "nonce",
         "on_lost",
         "renew_at",
@@ -72,7 +73,8 @@ class HeldLock:
         self.nonce = nonce
         self.lease = lease
         self.on_lost = on_lost
-        self.stop_at = math.inf if max_hold is None else time.monotonic() + max_hold
+        self.max_hold = max_hold
+        self.stop_at = math.inf
         self.deadline = self.renew_at = -math.inf  # until it is granted
         self._lost: str | None = None
 
@@ -118,6 +120,17 @@ class HeldLock:
             self.lose(KEY_GONE)
         self.check()
         self.renewed(sent_at)
+
+    def granted(self, sent_at: float) -> None:
+        """The server gave the key, no earlier than at `sent_at`."""
+        self.renewed(sent_at)
+        if self.max_hold is not None:
+            self.stop_at = sent_at + self.max_hold
+
+    @property
+    def was_granted(self) -> bool:
+        """Whether the key has ever been ours, as far as we were told."""
+        return self.deadline > -math.inf
 
     def renewed(self, sent_at: float) -> None:
         """The server gave the whole lease again, no earlier than at `sent_at`."""
@@ -169,14 +182,15 @@ class Keeper:
     def _start(self) -> None:
         with self._starting:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="redislock-keeper", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="redislock-keeper", daemon=True)
+                thread.start()
+                self._thread = thread  # only now: where no thread could be started, the next lock tries again
 
     def _run(self) -> None:
         while True:
             try:
                 pause = self._turn()
-            except Exception:
+            except BaseException:  # a receiver's sys.exit() too: the other locks must still be renewed
                 logger.exception("the keeper failed; it goes on in a second")
                 pause = 1.0
             self._wake.wait(None if pause == math.inf else max(0.0, pause))
@@ -235,4 +249,5 @@ class Keeper:
 
     def _lose(self, lock: HeldLock, reason: str) -> None:
         self.remove(lock)
-        lock.lose(reason)
+        # A receiver of the signal may take its time; the other locks must be renewed meanwhile.
+        threading.Thread(target=lock.lose, args=(reason,), name="redislock-lost", daemon=True).start()

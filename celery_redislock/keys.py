@@ -68,6 +68,7 @@ class KeyMaker:
     ) -> None:
         if lock_args is not None and lock_key is not None:
             raise LockConfigError(f"{task}: lock_key and lock_args are both set; set one of them")
+        self._task = task
         self.bind = binder(signature)
         parameters = tuple(signature.parameters)
         if lock_key is None:
@@ -84,7 +85,11 @@ class KeyMaker:
             TypeError: The arguments do not fit the signature.
             LockKeyError: They fit, but cannot make a key.
         """
-        name = self._namer(self.bind(args, kwargs))
+        try:
+            arguments = self.bind(args, kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self._task}() {error}") from None
+        name = self._namer(arguments)
         return name if len(name) < MAX_NAME else f"{name[: MAX_NAME - 33]}:{_digest(name)}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import socket
 import time
@@ -59,10 +60,14 @@ class Lock:
         nonce = tokens.mint_nonce()
         token = tokens.mint(nonce, None, tokens.origin(socket.gethostname(), None))
         held = HeldLock(self._store, self.name, token, nonce, self.lease)
-        conflict = wait_for(held, timeout)
-        if conflict is None:
-            self._held = held
-            self._keeper.add(held)
+        try:
+            conflict = wait_for(held, timeout)
+            if conflict is None:
+                self._keeper.add(held)
+                self._held = held
+        except BaseException:
+            self._keeper.remove(held)  # nobody else knows it: its lease must end it
+            raise
         return conflict
 
     def release(self) -> None:
@@ -72,8 +77,9 @@ class Lock:
             LockLost: It is not held, or not any more.
             LockUnavailable: Redis did not answer or refused; the key ends with its lease.
         """
-        held, self._held = self._current(), None
-        self._keeper.remove(held)
+        held = self._current()
+        self._keeper.remove(held)  # before it is forgotten: what is interrupted here must not be renewed for ever
+        self._held = None
         if not self._store.release(held.key, held.nonce):
             held.lose("its key was not ours at the release")
             held.check()
@@ -124,6 +130,34 @@ class Lock:
         self.release()
 
 
+class NoLock:
+    """What stands for a lock where `redislock_enabled` is False: always held, and nobody else's business."""
+
+    name = key = ""
+    token = None
+    state = "held"
+    remaining = math.inf
+
+    def acquire(self, blocking: bool = True, blocking_timeout: float | None = None) -> bool:
+        """True."""
+        return True
+
+    def release(self) -> None:
+        """Nothing."""
+
+    def check(self) -> None:
+        """Nothing."""
+
+    def extend(self) -> None:
+        """Nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing."""
+
+
 def wait_for(held: HeldLock, timeout: float) -> Held | None:
     """Acquire `held`, looking again and again for up to `timeout` seconds.
 
@@ -137,7 +171,7 @@ def wait_for(held: HeldLock, timeout: float) -> Held | None:
     while True:
         result = held.store.acquire(held.key, held.token, held.nonce, held.lease)
         if isinstance(result, float):
-            held.renewed(result)
+            held.granted(result)
             return None
         left = end - time.monotonic()
         if isinstance(result, Held) and left <= 0:

@@ -13,10 +13,10 @@ from celery.signals import task_postrun
 
 from .comeback import ignores_result
 from .errors import LockConfigError
-from .execution import Execution
+from .execution import Execution, hide_headers
 from .info import LockInfo
 from .keeper import HeldLock
-from .locks import Lock
+from .locks import Lock, NoLock
 from .plan import LockPlan
 from .server import LockServer
 
@@ -91,11 +91,11 @@ class LockedTask(BaseTask):
         is_method = not isinstance(static, staticmethod)
         body = static if is_method else static.__func__
         plan = LockPlan(app, name, body, is_method, _own_options(cls))
-        cls._lock_plan = plan if plan.enabled else None
+        cls._lock_plan = plan
         if not plan.enabled:
             return
-        if cls.track_started:
-            cls._lock_track_started, cls.track_started = True, False
+        if cls.track_started or "track_started" in vars(cls):
+            cls._lock_track_started, cls.track_started = bool(cls.track_started), False
         if not hasattr(body, "__redislock__"):
             guarded = _guard(cls, name, body)
             setattr(cls, "run", guarded if is_method else staticmethod(guarded))  # noqa: B010 - mypy
@@ -107,7 +107,9 @@ class LockedTask(BaseTask):
     def before_start(self, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the lock, or end the run as the options say."""
         plan, request = self._lock_plan, self.request_stack.top
-        if plan is not None and request is not None:
+        if request is not None:
+            hide_headers(request)
+        if plan is not None and plan.enabled and request is not None:
             execution = Execution(self, plan, request)
             setattr(request, EXECUTION, execution)
             execution.begin(args, kwargs)
@@ -134,15 +136,17 @@ class LockedTask(BaseTask):
         super().after_return(status, retval, task_id, args, kwargs, einfo)
 
     @property
-    def lock(self) -> HeldLock | None:
+    def lock(self) -> HeldLock | NoLock | None:
         """The lock that the current run holds: key, token, `remaining`, `state`, `check()`, `extend()`.
 
-        None outside a run, where locks are switched off, and where an outage made the task run without.
+        None outside a run, and where an outage made the task run without. Where locks are switched off, a stand-in.
         """
+        if self._lock_plan is not None and not self._lock_plan.enabled:
+            return NoLock()
         execution = _execution_of(self)
         return execution.lock if execution is not None else None
 
-    def lock_for(self, *args: Any, **kwargs: Any) -> Lock:
+    def lock_for(self, *args: Any, **kwargs: Any) -> Lock | NoLock:
         """The lock of the call ``task(*args, **kwargs)``, for code outside the task.
 
         It waits up to `lock_wait` seconds for the key, and is renewed while it is held.
@@ -150,9 +154,11 @@ class LockedTask(BaseTask):
         Raises:
             TypeError: The arguments do not fit the task's signature.
             LockKeyError: They cannot make a key.
-            LockConfigError: The task has no lock: locks are switched off, or it is one of Celery's own.
+            LockConfigError: The task has no lock: it is one of Celery's own.
         """
-        plan = self._active_plan()
+        plan = self._plan()
+        if not plan.enabled:
+            return NoLock()
         server = LockServer.of(plan.app)
         options = plan.options
         return Lock(server.store, server.keeper, self._key_of(plan, args, kwargs), options.lease, options.wait)
@@ -164,13 +170,13 @@ class LockedTask(BaseTask):
             TypeError, LockKeyError, LockConfigError: As `lock_for`.
             LockUnavailable: Redis did not answer or refused.
         """
-        plan = self._active_plan()
-        return LockServer.of(plan.app).store.inspect(self._key_of(plan, args, kwargs))
+        plan = self._plan()
+        return LockServer.of(plan.app).store.inspect(self._key_of(plan, args, kwargs)) if plan.enabled else None
 
-    def _active_plan(self) -> LockPlan:
+    def _plan(self) -> LockPlan:
         self.app  # noqa: B018 - binds the task, if it is not yet
         if self._lock_plan is None:
-            raise LockConfigError(f"{self.name} has no lock: redislock_enabled is False, or it is Celery's own task")
+            raise LockConfigError(f"{self.name} has no lock: it is one of Celery's own tasks")
         return self._lock_plan
 
     def _key_of(self, plan: LockPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -233,3 +239,4 @@ def _release_at_postrun(sender: Any = None, state: str | None = None, **_: Any) 
         execution = _execution_of(sender)
         if execution is not None:
             execution.end(state)
+            delattr(execution.request, EXECUTION)  # each refers to the other, and the request to the arguments

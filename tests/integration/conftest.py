@@ -71,7 +71,7 @@ def hold(store: LockStore, keeper: Keeper) -> Callable[..., HeldLock]:
     def make(key: str = KEY, lease: float = 1.5, **options: object) -> HeldLock:
         nonce = tokens.mint_nonce()
         lock = HeldLock(store, key, tokens.mint(nonce, None, tokens.origin("host", None)), nonce, lease, **options)
-        lock.renewed(store.acquire(key, lock.token, nonce, lease))
+        lock.granted(store.acquire(key, lock.token, nonce, lease))
         keeper.add(lock)
         return lock
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import threading
 import time
+import weakref
 
 import pytest
 from celery.app.trace import build_tracer
 from celery.exceptions import SoftTimeLimitExceeded
 
+from celery_redislock import LockedTask, execution
 from celery_redislock.execution import Delivery
 from celery_redislock.store import LockStore
 from tests.lab.app import make_app
@@ -77,7 +81,7 @@ def test_an_acked_message_is_held_and_runs_when_the_key_is_free(deliver, held, l
     assert ledger.items() == ["item"]
 
 
-@pytest.mark.parametrize("request_of", [{}, {"retries": 1, "redislock": {"times": 1, "since": 1.0, "copy": False}}])
+@pytest.mark.parametrize("request_of", [{}, {"retries": 1, "redislock": {"times": 1, "since": 1.0}}])
 def test_an_acked_message_that_is_held_in_vain_fails_after_lock_retry_for(deliver, held, ledger, request_of):
     held()
     state, outcome = deliver("lab.work", "k", "item", retry_for=0.2, **request_of)
@@ -103,3 +107,70 @@ def test_a_soft_time_limit_amid_the_release_leaves_it_to_the_postrun_hook(delive
     deliver("lab.work", "k", "item")
     assert kept
     assert locks.client.keys() == []
+
+
+def test_max_hold_counts_from_the_grant_and_not_from_the_wait(deliver, config, held, ledger):
+    config.settings["redislock_max_hold"] = 0.5
+    config.settings["redislock_lease"] = 1.6
+    lock = held()
+    threading.Timer(1.0, lock.release).start()
+    assert deliver("lab.bound", 1, "other")[1]["state"] == "held"
+    assert deliver("lab.work", "k", "item") == (None, "item")
+
+
+def test_a_message_that_was_sent_although_the_broker_seemed_away_does_not_run_twice(deliver, held, locks, ledger):
+    """Its reply was lost, so it is held and run here too; what was sent finds the note."""
+    lock = held()
+    threading.Timer(0.3, lock.release).start()
+    deliver("lab.work", "k", "item")
+    sent = {"redislock": {"times": 1, "since": time.time()}}
+    assert deliver("lab.work", "k", "item", **sent)[0] == "IGNORED"
+    assert ledger.items() == ["item"]
+
+
+def test_a_soft_time_limit_amid_the_sending_is_not_taken_for_a_broker_that_is_away(deliver, held, monkeypatch):
+    held()
+
+    def strike(*args, **kwargs):
+        raise SoftTimeLimitExceeded
+
+    monkeypatch.setattr(execution, "publish_again", strike)
+    state, outcome = deliver("lab.work", "k", "item")
+    assert state == "FAILURE"
+    assert isinstance(outcome.exception, SoftTimeLimitExceeded)
+
+
+def test_a_run_leaves_no_cycle_that_keeps_its_arguments(deliver):
+    class Argument(str):
+        """Can be referred to weakly."""
+
+    argument = Argument("item")
+    gone = weakref.ref(argument)
+    gc.collect()
+    gc.disable()
+    try:
+        deliver("lab.work", "k", argument)
+        del argument
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_a_body_whose_decorator_adds_arguments_fails_instead_of_running_unlocked(config, ledger):
+    app = make_app(config)
+
+    def with_session(body):
+        @functools.wraps(body)
+        def inner(*args, **kwargs):
+            return body("session", *args, **kwargs)
+
+        return inner
+
+    @app.task(base=LockedTask, shared=False)
+    @with_session
+    def task(session, key):
+        ledger.write({"event": "ran"})
+
+    with pytest.raises(TypeError, match=r"task\(\) missing a required argument: 'key'"):
+        task.apply(("k",)).get()
+    assert ledger.lines() == []

@@ -91,6 +91,31 @@ def test_the_keeper_survives_every_exception(hold, store, log):
     assert lock.state == "held"
 
 
+def test_a_slow_receiver_does_not_keep_other_locks_from_being_renewed(hold, client, log):
+    def slow(lock, reason):
+        time.sleep(1.5)
+
+    other = hold("other", lease=0.9)
+    lost = hold(lease=0.9, on_lost=slow)
+    client.delete(KEY)
+    wait_until(lambda: lost.state == "lost", "it is lost", 3)
+    time.sleep(1.5)
+    assert other.state == "held"
+
+
+def test_a_keeper_whose_thread_could_not_be_started_starts_it_with_the_next_lock(hold, monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            hold("first", lease=0.6)
+    lock = hold("second", lease=0.6)
+    time.sleep(1.2)
+    assert lock.state == "held"
+
+
 def test_an_idle_keeper_sleeps_until_a_lock_comes(hold, keeper, locks):
     lock = hold(lease=0.6)
     keeper.remove(lock)

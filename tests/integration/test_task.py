@@ -224,11 +224,14 @@ class TestBinding:
 
         @app.task(bind=True, base=LockedTask, shared=False)
         def task(self):
-            return self.lock
+            self.lock.check()
+            self.lock.extend()
+            return self.lock.state
 
-        assert task.apply().get() is None
-        with pytest.raises(LockConfigError, match="redislock_enabled"):
-            task.lock_for()
+        assert task.apply().get() == "held"
+        with task.lock_for() as lock:
+            lock.check()
+        assert task.lock_info() is None
 
     def test_no_redis_anywhere_is_said_at_once(self):
         app = Celery("shop", broker="amqp://", set_as_current=False)

@@ -14,21 +14,20 @@ from hypothesis import strategies as st
 
 from celery_redislock.comeback import DEFAULT_VISIBILITY_TIMEOUT, Return, visibility_timeout
 
-GOOD: dict[str, Any] = {"times": 3, "since": 1_700_000_000.5, "copy": True}
+GOOD: dict[str, Any] = {"times": 3, "since": 1_700_000_000.5}
 
 MALFORMED_FIELDS = [
     *(("times", value) for value in (-1, -(10**30), 1.0, True, "3", None, math.nan, [3], {"times": 3})),
     *(("since", value) for value in (0, 0.0, -1.0, math.nan, math.inf, -math.inf, True, "1", None, [1.0], {})),
     *(("since", value) for value in (time.time() + 3600, 10**30, 10**400, 1 + 2j)),
-    *(("copy", value) for value in (0, 1, "true", None, [True], {})),
 ]
 
 
 def test_a_header_is_read_as_it_was_written() -> None:
     """Through the broker's JSON."""
-    header = Return().next(copy=True).next(copy=False)
+    header = Return().next().next()
     assert Return.read(json.loads(json.dumps(header._asdict()))) == header
-    assert Return.read(GOOD) == Return(3, 1_700_000_000.5, True)
+    assert Return.read(GOOD) == Return(3, 1_700_000_000.5)
 
 
 @pytest.mark.parametrize(
@@ -57,35 +56,28 @@ def test_what_a_later_version_adds_to_the_header_is_passed_over() -> None:
 _json_like = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["times", "since", "copy", "x"]), inner, max_size=4)
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["times", "since", "x"]), inner, max_size=4)
     ),
 )
 
 
-@given(
-    _json_like | st.fixed_dictionaries({"times": st.integers() | _json_like, "since": _json_like, "copy": _json_like})
-)
+@given(_json_like | st.fixed_dictionaries({"times": st.integers() | _json_like, "since": _json_like}))
 def test_no_header_makes_reading_raise_or_a_delay_leave_its_bounds(header: Any) -> None:
-    returned = Return.read(header).next(copy=False)
+    returned = Return.read(header).next()
     assert 0 < returned.since <= time.time() + 60
     assert 1.0 <= returned.delay(1.0, 30.0) <= 30.0
 
 
-def test_a_message_remembers_when_it_first_came_back_and_that_it_was_a_copy() -> None:
-    first = Return().next(copy=True)
-    assert (first.times, first.copy) == (1, True)
+def test_a_message_remembers_when_it_first_came_back() -> None:
+    first = Return().next()
+    assert first.times == 1
     assert abs(first.since - time.time()) < 5
-    assert first.next(copy=False) == Return(2, first.since, True)
+    assert first.next() == Return(2, first.since)
 
 
-@given(
-    times=st.integers(0, 10**12), shortest=st.floats(0.001, 3600), longest=st.floats(0.001, 86400), copy=st.booleans()
-)
-def test_a_delay_stays_between_the_shortest_and_the_longest(
-    times: int, shortest: float, longest: float, copy: bool
-) -> None:
-    delay = Return(times, 1.0, copy).delay(shortest, longest)
+@given(times=st.integers(0, 10**12), shortest=st.floats(0.001, 3600), longest=st.floats(0.001, 86400))
+def test_a_delay_stays_between_the_shortest_and_the_longest(times: int, shortest: float, longest: float) -> None:
+    delay = Return(times, 1.0).delay(shortest, longest)
     assert min(shortest, longest) <= delay <= longest
 
 
