@@ -91,10 +91,11 @@ class LockedTask(BaseTask):
         is_method = not isinstance(static, staticmethod)
         body = static if is_method else static.__func__
         plan = LockPlan(app, name, body, is_method, _own_options(cls))
+        is_first_bind = "_lock_plan" not in vars(cls)
         cls._lock_plan = plan
         if not plan.enabled:
             return
-        if cls.track_started or "track_started" in vars(cls):
+        if is_first_bind and "track_started" in vars(cls):  # else its base, bound before, has done it
             cls._lock_track_started, cls.track_started = bool(cls.track_started), False
         if not hasattr(body, "__redislock__"):
             guarded = _guard(cls, name, body)

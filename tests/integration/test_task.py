@@ -181,6 +181,23 @@ class TestBinding:
         assert task.apply(("k",)).get() == "k"
         assert seen == ["held"] * 3
 
+    def test_a_subclass_of_a_bound_task_has_its_own_word_on_track_started(self, make_app):
+        app = make_app()
+        app.conf.task_track_started = True
+
+        def body(): ...
+
+        def bound(name, base, **options):
+            app.task(name=name, base=base, shared=False, **options)(body)
+            task = app.tasks[name]
+            type(task).bind(app)  # once more: nothing changes
+            return task
+
+        base = bound("base", LockedTask)
+        tasks = [base, bound("inherits", type(base)), bound("refuses", type(base), track_started=False)]
+        assert [task._lock_track_started for task in tasks] == [True, True, False]
+        assert [task.track_started for task in tasks] == [False] * 3
+
     def test_a_shared_task_has_its_own_lock_settings_in_every_app(self, make_app):
         apps = [make_app(), make_app()]
         apps[0].conf.redislock_prefix = "one"
