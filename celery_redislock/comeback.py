@@ -28,24 +28,26 @@ class Return(NamedTuple):
     times: int = 0
     since: float = 0.0
     """When it was first sent back: seconds since the epoch; 0 before that."""
+    begun: bool = False
+    """It was a copy or was marked redelivered: work that has begun, which no policy may drop."""
 
     @classmethod
     def read(cls, header: Any) -> Self:
         """From a message header; a malformed one counts as none."""
         if not isinstance(header, Mapping):
             return cls()
-        times, since = header.get("times"), header.get("since")
-        if type(times) is not int or times < 0:
+        times, since, begun = header.get("times"), header.get("since"), header.get("begun")
+        if type(times) is not int or times < 0 or type(begun) is not bool:
             return cls()
         if (
             isinstance(since, bool) or not isinstance(since, int | float) or not 0 < since <= time.time() + 60
         ):  # NaN fails too
             return cls()
-        return cls(times, float(since))
+        return cls(times, float(since), begun)
 
-    def next(self) -> Self:
+    def next(self, *, begun: bool) -> Self:
         """The header of the message when it is sent back once more."""
-        return self._replace(times=self.times + 1, since=self.since or time.time())
+        return self._replace(times=self.times + 1, since=self.since or time.time(), begun=self.begun or begun)
 
     def delay(self, shortest: float, longest: float) -> float:
         """Seconds until it should be tried again: exponential, with jitter."""

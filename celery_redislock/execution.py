@@ -98,7 +98,7 @@ class Execution:
             TypeError: The arguments do not fit the signature.
             LockKeyError: They cannot make a key.
             LockConflict, LockUnavailable: By policy.
-            Ignore, Reject, Retry: The run has ended without its body.
+            Ignore, Reject: The run has ended without its body.
             TaskRevokedError: Skipped in eager mode.
         """
         key = self.plan.redis_key(args, kwargs)
@@ -141,8 +141,12 @@ class Execution:
         if signals.lock_released.receivers:
             signals.lock_released.send(sender=self.task, lock=lock)
 
-    def send_back(self, delay: float) -> bool:
+    def send_back(self, delay: float, *, begun: bool = False) -> bool:
         """Publish the message again, to be tried after about `delay` seconds.
+
+        Args:
+            delay: Seconds; what the broker demands may change it.
+            begun: It is a copy or was redelivered: also when it comes back, it is no duplicate.
 
         Returns:
             Whether it was sent. Else the broker is away too and the message has been acked, so that it must be held
@@ -153,7 +157,7 @@ class Execution:
             LockUnavailable: It has been held here for `lock_retry_for`; the run is lost.
         """
         countdown = max(min(delay, self.plan.longest_countdown), self.plan.shortest_countdown)
-        self.returned = self.returned.next()
+        self.returned = self.returned.next(begun=begun)
         try:
             publish_again(self.task, self.request, self.returned, countdown)
         except SoftTimeLimitExceeded:
@@ -244,15 +248,15 @@ class Execution:
 
     def _conflict(self, key: str, conflict: Held, redelivered: bool) -> None:
         holder = conflict.holder.info(key, conflict.ttl)
-        copy = conflict.holder.attempt == self.attempt
-        if not (copy or redelivered or self.attempt.retries or self._follows(holder)):
+        begun = redelivered or self.returned.begun or conflict.holder.attempt == self.attempt
+        if not (begun or self.attempt.retries or self._follows(holder)):
             policy = self.plan.options.on_conflict
             self._announce(holder, policy)
             POLICIES[policy](self, holder)
             return
         self._announce(holder, "come back")
         delay = self.returned.delay(SOON, self.plan.options.retry_max_delay)
-        if self.send_back(delay):
+        if self.send_back(delay, begun=begun):
             raise Ignore(f"the lock is held by {holder.who}; the message comes back")
 
     def _follows(self, holder: LockInfo) -> bool:

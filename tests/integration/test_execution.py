@@ -81,7 +81,7 @@ def test_an_acked_message_is_held_and_runs_when_the_key_is_free(deliver, held, l
     assert ledger.items() == ["item"]
 
 
-@pytest.mark.parametrize("request_of", [{}, {"retries": 1, "redislock": {"times": 1, "since": 1.0}}])
+@pytest.mark.parametrize("request_of", [{}, {"retries": 1, "redislock": {"times": 1, "since": 1.0, "begun": False}}])
 def test_an_acked_message_that_is_held_in_vain_fails_after_lock_retry_for(deliver, held, ledger, request_of):
     held()
     state, outcome = deliver("lab.work", "k", "item", retry_for=0.2, **request_of)
@@ -109,6 +109,16 @@ def test_a_soft_time_limit_amid_the_release_leaves_it_to_the_postrun_hook(delive
     assert locks.client.keys() == []
 
 
+@pytest.mark.parametrize("come_back", [{}, {"redislock": {"times": 1, "since": 1.0, "begun": True}}])
+def test_begun_work_is_never_skipped_also_when_it_comes_back(deliver, held, locks, come_back):
+    """A redelivered message whose key a third party holds by now; the broker is away, so that it is given back."""
+    held("lab.once")
+    redelivered = {"exchange": "", "routing_key": "q", "redelivered": not come_back}
+    state, outcome = deliver("lab.once", "k", retry_for=0.2, delivery_info=redelivered, **come_back)
+    assert state == "FAILURE"  # held here in vain for lock_retry_for, instead of IGNORED as a skip is
+    assert "this run is lost" in str(outcome.exception)
+
+
 def test_max_hold_counts_from_the_grant_and_not_from_the_wait(deliver, config, held, ledger):
     config.settings["redislock_max_hold"] = 0.5
     config.settings["redislock_lease"] = 1.6
@@ -123,7 +133,7 @@ def test_a_message_that_was_sent_although_the_broker_seemed_away_does_not_run_tw
     lock = held()
     threading.Timer(0.3, lock.release).start()
     deliver("lab.work", "k", "item")
-    sent = {"redislock": {"times": 1, "since": time.time()}}
+    sent = {"redislock": {"times": 1, "since": time.time(), "begun": False}}
     assert deliver("lab.work", "k", "item", **sent)[0] == "IGNORED"
     assert ledger.items() == ["item"]
 

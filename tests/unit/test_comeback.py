@@ -14,20 +14,21 @@ from hypothesis import strategies as st
 
 from celery_redislock.comeback import DEFAULT_VISIBILITY_TIMEOUT, Return, visibility_timeout
 
-GOOD: dict[str, Any] = {"times": 3, "since": 1_700_000_000.5}
+GOOD: dict[str, Any] = {"times": 3, "since": 1_700_000_000.5, "begun": True}
 
 MALFORMED_FIELDS = [
     *(("times", value) for value in (-1, -(10**30), 1.0, True, "3", None, math.nan, [3], {"times": 3})),
     *(("since", value) for value in (0, 0.0, -1.0, math.nan, math.inf, -math.inf, True, "1", None, [1.0], {})),
+    *(("begun", value) for value in (0, 1, "true", None, [True], {})),
     *(("since", value) for value in (time.time() + 3600, 10**30, 10**400, 1 + 2j)),
 ]
 
 
 def test_a_header_is_read_as_it_was_written() -> None:
     """Through the broker's JSON."""
-    header = Return().next().next()
+    header = Return().next(begun=True).next(begun=False)
     assert Return.read(json.loads(json.dumps(header._asdict()))) == header
-    assert Return.read(GOOD) == Return(3, 1_700_000_000.5)
+    assert Return.read(GOOD) == Return(3, 1_700_000_000.5, True)
 
 
 @pytest.mark.parametrize(
@@ -56,23 +57,26 @@ def test_what_a_later_version_adds_to_the_header_is_passed_over() -> None:
 _json_like = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["times", "since", "x"]), inner, max_size=4)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["times", "since", "begun", "x"]), inner, max_size=4)
     ),
 )
 
 
-@given(_json_like | st.fixed_dictionaries({"times": st.integers() | _json_like, "since": _json_like}))
+@given(
+    _json_like | st.fixed_dictionaries({"times": st.integers() | _json_like, "since": _json_like, "begun": _json_like})
+)
 def test_no_header_makes_reading_raise_or_a_delay_leave_its_bounds(header: Any) -> None:
-    returned = Return.read(header).next()
+    returned = Return.read(header).next(begun=False)
     assert 0 < returned.since <= time.time() + 60
     assert 1.0 <= returned.delay(1.0, 30.0) <= 30.0
 
 
 def test_a_message_remembers_when_it_first_came_back() -> None:
-    first = Return().next()
+    first = Return().next(begun=True)
     assert first.times == 1
     assert abs(first.since - time.time()) < 5
-    assert first.next() == Return(2, first.since)
+    assert first.next(begun=False) == Return(2, first.since, True)
 
 
 @given(times=st.integers(0, 10**12), shortest=st.floats(0.001, 3600), longest=st.floats(0.001, 86400))
