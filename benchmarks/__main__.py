@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 
 from . import cycle, task
 
@@ -16,6 +17,7 @@ def main() -> None:
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
         parser.error(f"no such benchmark: {', '.join(unknown)}; there are: {', '.join(BENCHMARKS)}")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the server ends with a run that is stopped
     for name in names or BENCHMARKS:
         BENCHMARKS[name]()
 
