@@ -37,6 +37,7 @@ class Lock:
         self.blocking_timeout = blocking_timeout
         self._store = store
         self._keeper = keeper
+        self._origin = tokens.origin(socket.gethostname(), None)
         self._held: HeldLock | None = None
 
     def acquire(self, blocking: bool = True, blocking_timeout: float | None = None) -> bool:
@@ -58,7 +59,7 @@ class Lock:
 
     def _acquire(self, timeout: float) -> Held | None:
         nonce = tokens.mint_nonce()
-        token = tokens.mint(nonce, None, tokens.origin(socket.gethostname(), None))
+        token = tokens.mint(nonce, None, self._origin)
         held = HeldLock(self._store, self.name, token, nonce, self.lease)
         try:
             conflict = wait_for(held, timeout)

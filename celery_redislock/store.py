@@ -26,7 +26,10 @@ from .tokens import Token, parse
 logger = logging.getLogger(__name__)
 
 #: A note outlives every redelivery that a broker may still make, in milliseconds: a day.
-NOTE_TTL_MS = 24 * 3600 * 1000
+#: Text, as all that is sent: hiredis 3.5 crashes the process where a time limit strikes while it writes an int.
+NOTE_TTL_MS = str(24 * 3600 * 1000)
+#: At most so many connections are kept at hand, out of the pool.
+MAX_SPARE = 8
 #: The longest pause before a command is sent a second time, in seconds. Both failed: Redis counts as away.
 MAX_PAUSE = 0.1
 
@@ -63,6 +66,9 @@ class LockStore:
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
+        self._spare: list[redis.Redis] = []
+        # Half of the pool stays in it, so that whoever waits there is served.
+        self._max_spare = min(MAX_SPARE, client.connection_pool.max_connections // 2)
 
     def acquire(
         self, key: str, token: str, nonce: str, lease: float, note: str | None = None
@@ -85,7 +91,7 @@ class LockStore:
         """
         keys = (key,) if note is None else (key, note)
         try:
-            reply, sent_at, _ = self._call(ACQUIRE, keys, (nonce, token, int(lease * 1000)))
+            reply, sent_at, _ = self._call(ACQUIRE, keys, (nonce, token, str(int(lease * 1000))))
         except BaseException as error:
             self._undo(key, nonce)
             if isinstance(error, RedisError):
@@ -114,7 +120,7 @@ class LockStore:
         """
         keys = (key,) if note is None else (key, note)
         try:
-            reply, _, resent = self._call(RELEASE, keys, (nonce, NOTE_TTL_MS, int(copy_may_wait)))
+            reply, _, resent = self._call(RELEASE, keys, (nonce, NOTE_TTL_MS, "1" if copy_may_wait else "0"))
         except RedisError as error:
             raise LockUnavailable(key, describe(error)) from error
         return resent or bool(reply)
@@ -131,9 +137,9 @@ class LockStore:
         Raises:
             RedisError: Redis did not answer or refused.
         """
-        values: list[str | int] = []
+        values: list[str] = []
         for _, nonce, lease in locks:
-            values += (nonce, int(lease * 1000))
+            values += (nonce, str(int(lease * 1000)))
         reply = self._send(RENEW, [key for key, _, _ in locks], values)
         return [bool(renewed) for renewed in reply]
 
@@ -155,11 +161,11 @@ class LockStore:
     def _undo(self, key: str, nonce: str) -> None:
         """Release what a failed acquire may have been granted; one try: else the lease ends it."""
         try:
-            self._send(RELEASE, (key,), (nonce, NOTE_TTL_MS, 0))
+            self._send(RELEASE, (key,), (nonce, NOTE_TTL_MS, "0"))
         except RedisError:
             logger.debug("could not undo a failed acquire of %s; its lease ends it if it was granted", key)
 
-    def _call(self, script: Script, keys: Sequence[str], values: Sequence[str | int]) -> tuple[Any, float, bool]:
+    def _call(self, script: Script, keys: Sequence[str], values: Sequence[str]) -> tuple[Any, float, bool]:
         """The reply, when it was sent for, and whether the script may have run before, its reply lost."""
         sent_at = time.monotonic()
         try:
@@ -169,12 +175,49 @@ class LockStore:
         sent_at = time.monotonic()
         return self._send(script, keys, values), sent_at, True
 
-    def _send(self, script: Script, keys: Sequence[str], values: Sequence[str | int]) -> Any:
-        execute: Callable[..., Any] = self._client.execute_command
+    def _send(self, script: Script, keys: Sequence[str], values: Sequence[str]) -> Any:
+        client = self._take_client()
         try:
-            return execute("EVALSHA", script.sha, len(keys), *keys, *values)
-        except NoScriptError:  # a new or restarted server
-            return execute("EVAL", script.text, len(keys), *keys, *values)
+            reply = _evaluate(client, script, keys, values)
+        except BaseException:
+            if client.connection is not None:  # a late reply would be taken for the next command's
+                client.connection.disconnect()  # type: ignore[no-untyped-call]
+            client.close()
+            self._drop_spares()
+            raise
+        if len(self._spare) < self._max_spare:
+            self._spare.append(client)
+        else:
+            client.close()  # gives its connection back to the pool
+        return reply
+
+    def _drop_spares(self) -> None:
+        """After an error: a server that has restarted has ended all of them, and the pool looks before it gives."""
+        while True:
+            try:
+                self._spare.pop().close()
+            except IndexError:
+                return
+
+    def _take_client(self) -> redis.Redis:
+        """A client with a connection of its own.
+
+        To ask the pool for a connection each time costs a third of a command, and a time limit that strikes while the
+        pool holds its lock would hang the process for ever.
+        """
+        try:
+            return self._spare.pop()
+        except IndexError:
+            client: redis.Redis = self._client.client()  # type: ignore[no-untyped-call]
+            return client
+
+
+def _evaluate(client: redis.Redis, script: Script, keys: Sequence[str], values: Sequence[str]) -> Any:
+    execute: Callable[..., Any] = client.execute_command
+    try:
+        return execute("EVALSHA", script.sha, str(len(keys)), *keys, *values)
+    except NoScriptError:  # a new or restarted server
+        return execute("EVAL", script.text, str(len(keys)), *keys, *values)
 
 
 def _holder(reply: Sequence[Any]) -> tuple[Token, float | None]:

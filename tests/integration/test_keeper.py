@@ -45,6 +45,7 @@ def test_a_silent_server_loses_the_lock_at_its_deadline(hold, store, log):
     told = []
     lock = hold(lease=1.0, on_lost=lambda lock, reason: told.append((time.monotonic(), reason)))
     store._client = _Broken()
+    store._spare.clear()
     deadline = lock.deadline
     wait_until(lambda: told, "the holder is told", 3)
     ((at, reason),) = told
@@ -56,6 +57,7 @@ def test_a_silent_server_loses_the_lock_at_its_deadline(hold, store, log):
 def test_a_server_that_comes_back_before_the_deadline_loses_nothing(hold, store, client):
     lock = hold(lease=1.5)
     working, store._client = store._client, _Broken()
+    store._spare.clear()
     wait_until(lambda: lock.state == "at_risk", "a renewal is late", 2)
     store._client = working
     wait_until(lambda: lock.state == "held", "it is renewed", 2)
@@ -190,6 +192,13 @@ def test_after_a_fork_the_child_renews_its_own_locks_and_not_its_parents(config,
 
 class _Broken:
     """A client whose server does not answer."""
+
+    connection = None
+
+    def client(self):
+        return self
+
+    def close(self): ...
 
     def execute_command(self, *args):
         raise redis.TimeoutError("Timeout reading from socket")

@@ -9,6 +9,7 @@ from celery_redislock import LockUnavailable
 from celery_redislock.connection import connect
 from celery_redislock.store import ACQUIRE, RELEASE, Finished, Held, LockStore
 from tests.integration.conftest import KEY
+from tests.lab.servers import Valkey
 
 
 def test_a_free_key_is_granted_for_the_lease(holder, client):
@@ -153,6 +154,19 @@ class TestOutage:
         client.script_flush()
         assert mine.release()
 
+    def test_a_restarted_server_is_no_outage_for_any_connection_that_was_at_hand(self, holder, tmp_path):
+        server = Valkey(tmp_path)
+        with server.serve():
+            store = LockStore(connect(server.url(), {}))
+            store._spare += [store._take_client() for _ in range(4)]
+            for spare in store._spare:
+                spare.ping()
+        with server.serve():
+            mine = holder("id")
+            mine.store = store
+            assert isinstance(mine.acquire(), float)
+            assert mine.release()
+
     def test_nobody_there_is_lock_unavailable(self, tmp_path):
         store = LockStore(connect(f"unix://{tmp_path}/nobody.sock", {}))
         with pytest.raises(LockUnavailable, match="ConnectionError"):
@@ -192,12 +206,18 @@ class _LosesOneReply:
     """A client of a real server that runs one script and then fails as if its reply had been lost."""
 
     def __init__(self, client, sha, error=None):
-        self.client, self.sha, self.lost = client, sha, False
+        self.real, self.sha, self.lost = client, sha, False
+        self.connection_pool, self.connection = client.connection_pool, None
         self.error = error or redis.ConnectionError("Connection closed by server.")
         client.script_load(next(s.text for s in (ACQUIRE, RELEASE) if s.sha == sha))
 
+    def client(self):
+        return self
+
+    def close(self): ...
+
     def execute_command(self, *args):
-        reply = self.client.execute_command(*args)
+        reply = self.real.execute_command(*args)
         if args[1] == self.sha and not self.lost:
             self.lost = True
             raise self.error
