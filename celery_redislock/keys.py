@@ -2,48 +2,28 @@
 
 The publisher has the caller's own objects, the worker has what the broker's JSON made of them, so a name is
 made from the *shape of the wire*: tuples are lists, ``{1: 2}`` is ``{"1": 2}``, a datetime is what kombu writes
-for it. The encoding is ours and versioned, so that another version of kombu does not split a lock.
+for it.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
 import re
-from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import date, datetime, time
-from decimal import Decimal
-from hashlib import sha256
+from datetime import date, datetime
 from string import Formatter
 from typing import Any
 from uuid import UUID
 
-from kombu.utils.json import dumps as kombu_dumps
-
 from .errors import LockConfigError, LockKeyError
+from .wire import MAX_INT_BITS, digest, encode, wire
 
 Arguments = Mapping[str, Any]
 Binder = Callable[[Sequence[Any], Mapping[str, Any]], dict[str, Any]]
 Namer = Callable[[Arguments], str]
 
-#: Python refuses to write longer ints as text: 4300 digits.
-_MAX_INT_BITS = 14_000
-#: Part of what is digested. A change of the encoding below changes it, and so every default name.
-FORMAT_VERSION = "1"
 #: Names are shorter than this, in characters; what would be longer is cut to exactly this, with a digest at its end.
 MAX_NAME = 200
-
-#: A datetime is a date too, so it comes first; the methods of the base classes, as kombu calls them.
-_MARKERS: Sequence[tuple[type, str, Callable[[Any], Any]]] = (
-    (datetime, "datetime", datetime.isoformat),
-    (date, "date", date.isoformat),
-    (time, "time", time.isoformat),
-    (UUID, "uuid", lambda value: {"hex": value.hex}),
-    (Decimal, "decimal", str),
-    (bytes, "bytes", lambda value: b64encode(value).decode()),
-)
-_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 class KeyMaker:
@@ -90,7 +70,7 @@ class KeyMaker:
         except TypeError as error:
             raise TypeError(f"{self._task}() {error}") from None
         name = self._namer(arguments)
-        return name if len(name) < MAX_NAME else f"{name[: MAX_NAME - 33]}:{_digest(name)}"
+        return name if len(name) < MAX_NAME else f"{name[: MAX_NAME - 33]}:{digest(name)}"
 
 
 def binder(signature: inspect.Signature) -> Binder:
@@ -122,52 +102,6 @@ def binder(signature: inspect.Signature) -> Binder:
     return bind_simple if simple else bind_any
 
 
-def wire(value: Any) -> Any:
-    """`value` in the shape that Celery's JSON gives it on the wire: plain JSON values only.
-
-    Raises:
-        TypeError, ValueError, RecursionError: It cannot be encoded.
-    """
-    kind = type(value)
-    if kind is str or value is None or kind is bool or kind is float:
-        return value
-    if kind is int:
-        if value.bit_length() > _MAX_INT_BITS:
-            raise ValueError("an int too long for text")
-        return value
-    if isinstance(value, list | tuple):
-        return [wire(item) for item in value]
-    if isinstance(value, dict):
-        return {_wire_key(key): wire(item) for key, item in value.items()}
-    return _wire_object(value)
-
-
-def _wire_key(key: Any) -> str:
-    if isinstance(key, str):
-        return str.__str__(key)
-    if key is None or isinstance(key, int | float):  # as json.dumps does: 1 -> "1", True -> "true"
-        return _encode(key)
-    raise TypeError(f"a dict key of type {type(key).__name__}")
-
-
-def _wire_object(value: Any) -> Any:
-    if not hasattr(value, "__json__"):  # kombu asks that first
-        for kind, marker, encode in _MARKERS:
-            if isinstance(value, kind):
-                return {"__type__": marker, "__value__": encode(value)}
-    try:  # subclasses of str, int and float, and types that an application registered with kombu
-        encoded = kombu_dumps(value)
-    except TypeError:
-        if not hasattr(value, "model_dump"):
-            raise
-        return wire(value.model_dump(mode="json"))  # a pydantic model: what a task with pydantic=True is sent
-    return wire(json.loads(encoded))
-
-
-def _digest(text: str) -> str:
-    return sha256(f"{FORMAT_VERSION}:{text}".encode()).hexdigest()[:32]
-
-
 def _digest_namer(task: str, parameters: Sequence[str], lock_args: Iterable[str] | None) -> Namer:
     chosen = parameters if lock_args is None else tuple(lock_args)
     _check_parameters(task, "lock_args", chosen, parameters)
@@ -183,7 +117,7 @@ def _digest_namer(task: str, parameters: Sequence[str], lock_args: Iterable[str]
                     f"{task}: parameter {parameter!r} cannot make a lock key: its {kind} cannot be encoded as JSON; "
                     "leave the parameter out with lock_args, or name the lock with lock_key"
                 ) from None
-        return f"{task}:{_digest(_encode(shaped))}"
+        return f"{task}:{digest(encode(shaped))}"
 
     return name
 
@@ -260,7 +194,7 @@ def parse_template(task: str, template: str) -> list[tuple[str, str]]:
 def _template_value(task: str, parameter: str, value: Any) -> str:
     if isinstance(value, str):
         return str.__str__(value)
-    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= _MAX_INT_BITS:
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= MAX_INT_BITS:
         return int.__repr__(value)
     if isinstance(value, UUID) or (isinstance(value, date) and not isinstance(value, datetime)):
         return str(value)

@@ -17,7 +17,7 @@ PACKAGE = Path(celery_redislock.__file__).parent
 #: Each module imports only those before it.
 ORDER = [
     *("info", "errors", "signals"),
-    *("tokens", "keys", "options", "connection"),
+    *("tokens", "wire", "keys", "options", "connection"),
     *("store", "keeper", "locks"),
     *("server", "comeback", "plan"),
     *("policies", "execution", "task"),
@@ -25,7 +25,7 @@ ORDER = [
     "__init__",
 ]
 #: These serve any code, with or without Celery.
-WITHOUT_CELERY = ["store", "keeper", "locks", "keys", "tokens"]
+WITHOUT_CELERY = ["store", "keeper", "locks", "keys", "wire", "tokens"]
 
 MODULES = {path.stem: path for path in sorted(PACKAGE.glob("*.py"))}
 SCRIPTS = {path.stem: path for path in sorted(PACKAGE.glob("scripts/*.lua"))}
