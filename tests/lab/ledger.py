@@ -45,7 +45,8 @@ class Ledger:
     def lines(self) -> list[dict[str, object]]:
         if not self.path.exists():
             return []
-        return [json.loads(line) for line in self.path.read_text().splitlines()]
+        whole, _, _ = self.path.read_text().rpartition("\n")  # the last line may still be on its way
+        return [json.loads(line) for line in whole.splitlines()]
 
     def runs(self) -> list[Run]:
         """All runs, in the order of their start."""
