@@ -15,7 +15,7 @@ from kombu.message import Message
 
 from celery_redislock import LockedTask, tokens
 from celery_redislock.connection import connect
-from celery_redislock.execution import DELIVERY
+from celery_redislock.delivery import DELIVERY
 from celery_redislock.tokens import Attempt
 
 from .bare import two_calls

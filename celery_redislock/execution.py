@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from celery import states
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded, TaskRevokedError
 
 from . import signals, tokens
 from .comeback import HEADER, Return, publish_again
+from .delivery import DELIVERY, Delivery
 from .errors import LockConflict, LockUnavailable, describe
 from .info import LockInfo
 from .keeper import HeldLock
@@ -36,24 +37,7 @@ SOON = 0.05
 _OVER = frozenset({states.SUCCESS, states.FAILURE, states.RETRY, states.IGNORED})
 
 
-class Delivery(NamedTuple):
-    """What the worker's main process tells the pool child about a message. A header cannot imitate it."""
-
-    nonce: str
-    received_at: float
-    """`time.monotonic()`, which processes of one host share."""
-
-
 _FIRST = Return()
-#: The request attribute that holds the `Delivery`.
-DELIVERY = "redislock_delivery"
-
-
-def hide_headers(request: Context) -> None:
-    """Take our headers from those that go along with ``self.retry()``."""
-    if isinstance(request.headers, dict):
-        request.headers.pop(DELIVERY, None)
-        request.headers.pop(HEADER, None)
 
 
 class Execution:

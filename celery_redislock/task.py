@@ -12,8 +12,9 @@ from celery import Task, states
 from celery.signals import task_postrun
 
 from .comeback import ignores_result
+from .delivery import hide_headers
 from .errors import LockConfigError
-from .execution import Execution, hide_headers
+from .execution import Execution
 from .info import LockInfo
 from .keeper import HeldLock
 from .locks import Lock, NoLock

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,29 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
         with ledger.run(key):
             time.sleep(30)
 
+    @locked("limited", lock_args=["key"], time_limit=1)
+    def limited(key: Any, stubborn: bool = False) -> None:
+        """Runs into its hard time limit."""
+        with ledger.run(key):
+            sleep_on(30) if stubborn else time.sleep(30)
+
+    @locked("stubborn", lock_args=["key"])
+    def stubborn(key: Any, item: Any, seconds: float) -> Any:
+        """Does not end when it is told to."""
+        with ledger.run(key, item):
+            sleep_on(seconds)
+        return item
+
+    @locked("given_back", lock_args=["key"], acks_late=True, reject_on_worker_lost=True)
+    def given_back(key: Any, item: Any, first: float = 0.0) -> Any:
+        """Is given back to the broker when its process dies; takes its time only in its first run."""
+        return ledger.take(key, item, first)
+
+    @locked("tried_again", lock_args=["key"], retry_on_worker_lost=True, default_retry_delay=0)
+    def tried_again(key: Any, item: Any, first: float = 0.0) -> Any:
+        """Is retried by the main process when its process dies, from Celery 5.7 on."""
+        return ledger.take(key, item, first)
+
     @locked("threaded", bind=True, lock_args=["key"])
     def threaded(self: Any, key: Any, seconds: float) -> tuple[str, str]:
         """Tells which lock it saw before and after its work."""
@@ -226,6 +250,14 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
         """No lock: the end of a chain, a chord's body, a link."""
         with ledger.run("plain", time.monotonic_ns()):
             return "plain"
+
+
+def sleep_on(seconds: float) -> None:
+    """Sleep, whatever signals come."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with suppress(BaseException):
+            time.sleep(end - time.monotonic())
 
 
 class _Linked(LockedTask):

@@ -38,6 +38,13 @@ class Ledger:
         finally:
             self.write({**mark, "event": "end", "end": time.monotonic()})
 
+    def take(self, key: object, item: object, first: float) -> object:
+        """A body that takes `first` seconds in its first run, and no time in the next ones."""
+        is_first = str(item) not in self.items()
+        with self.run(key, item):
+            time.sleep(first if is_first else 0)
+        return item
+
     def write(self, line: dict[str, object]) -> None:
         with self.path.open("a") as file:  # O_APPEND: one write of a short line is whole
             file.write(json.dumps(line) + "\n")

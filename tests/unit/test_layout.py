@@ -19,7 +19,7 @@ ORDER = [
     *("info", "errors", "signals"),
     *("tokens", "wire", "keys", "options", "connection"),
     *("store", "keeper", "locks"),
-    *("server", "comeback", "plan"),
+    *("server", "comeback", "delivery", "plan"),
     *("policies", "execution", "task"),
     *("locked", "request", "control", "cli", "bootsteps", "metrics", "tracing", "testing"),
     "__init__",

@@ -1,0 +1,29 @@
+"""Delivery: what the worker's main process tells the pool child about a message."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from .comeback import HEADER
+
+if TYPE_CHECKING:
+    from celery.app.task import Context
+
+#: The request attribute that holds the `Delivery`.
+DELIVERY = "redislock_delivery"
+
+
+class Delivery(NamedTuple):
+    """Minted for every delivery of a message. A header cannot imitate it."""
+
+    nonce: str
+    """Of the token, so that the main process can release the lock of a child that has died."""
+    received_at: float
+    """`time.monotonic()`, which processes of one host share."""
+
+
+def hide_headers(request: Context) -> None:
+    """Take our headers from those that go along when `request` is sent as a new attempt."""
+    if isinstance(request.headers, dict):
+        request.headers.pop(DELIVERY, None)
+        request.headers.pop(HEADER, None)

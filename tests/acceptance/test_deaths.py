@@ -1,0 +1,137 @@
+"""A child that dies holds its key no longer, and not for a moment less long than it lives."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+
+import psutil
+import pytest
+from celery.exceptions import TaskRevokedError, TimeLimitExceeded, WorkerLostError
+
+from tests.conftest import on_every_broker
+from tests.lab.servers import wait_until
+
+#: The lease of these tests' locks is 30 s: what is free before that was released.
+SOON = 10.0
+
+
+@pytest.fixture
+def running(ledger):
+    """Waits until a run of this item has begun; returns the child's pid."""
+
+    def wait(item=""):
+        wait_until(lambda: item in ledger.items(), f"{item} runs")
+        return [run.pid for run in ledger.runs() if run.item == item][-1]
+
+    return wait
+
+
+@pytest.fixture
+def freed_by_death(locks, ledger):
+    """Waits until the key is free; fails where its child could still run the body then."""
+
+    def wait(pid):
+        def key_is_free():
+            held, alive = locks.client.keys(), _runs(pid)  # in this order
+            ended = ledger.runs()[0].end < math.inf  # a SystemExit unwinds the body, and the child releases itself
+            assert held or ended or not alive, "the key was free while its body could go on"
+            return not held
+
+        wait_until(key_is_free, "the key is free", SOON)
+
+    return wait
+
+
+def _runs(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_a_killed_child_frees_its_key(tasks, start_worker, running, freed_by_death, sig):
+    worker = start_worker(2)
+    result = tasks.work.delay("k", "killed", 60)
+    pid = running("killed")
+    os.kill(pid, sig)
+    freed_by_death(pid)
+    with pytest.raises(WorkerLostError):
+        result.get(timeout=SOON)
+    assert tasks.work.delay("k", "next").get(timeout=SOON) == "next"
+    assert "its process is dead; its lock" in worker.output() or sig == signal.SIGTERM
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_a_hard_time_limit_frees_the_key_when_the_child_is_dead_and_not_before(
+    tasks, start_worker, ledger, running, freed_by_death, stubborn
+):
+    start_worker(2)
+    result = tasks.limited.delay("k", stubborn)
+    freed_by_death(running())
+    with pytest.raises(TimeLimitExceeded):
+        result.get(timeout=SOON)
+
+
+def test_a_terminated_child_frees_its_key(tasks, app, start_worker, running, freed_by_death):
+    start_worker(2)
+    result = tasks.work.delay("k", "terminated", 60)
+    pid = running("terminated")
+    app.control.revoke(result.id, terminate=True, signal="SIGKILL")
+    freed_by_death(pid)
+    with pytest.raises(TaskRevokedError):
+        result.get(timeout=SOON)
+    assert tasks.work.delay("k", "next").get(timeout=SOON) == "next"
+
+
+def test_a_revoked_task_that_goes_on_all_the_same_keeps_its_key(tasks, app, start_worker, ledger, running):
+    """Its main process has announced it as revoked; the body swallowed the SIGTERM."""
+    start_worker(2)
+    result = tasks.stubborn.delay("k", "stubborn", 3)
+    running("stubborn")
+    app.control.revoke(result.id, terminate=True)
+    with pytest.raises(TaskRevokedError):
+        result.get(timeout=SOON)
+    assert tasks.stubborn.delay("k", "next", 0).get(timeout=SOON) == "next"
+    first, second = ledger.runs()
+    assert (first.item, second.item) == ("stubborn", "next")
+    assert first.end <= second.start
+
+
+@on_every_broker
+def test_a_task_given_back_by_its_dead_child_runs_again_at_once(tasks, start_worker, ledger, running):
+    start_worker(2)
+    result = tasks.given_back.delay("k", "twice", 60)
+    os.kill(running("twice"), signal.SIGKILL)
+    assert result.get(timeout=SOON) == "twice"
+    assert ledger.items() == ["twice", "twice"]
+
+
+def test_a_task_retried_for_its_dead_child_runs_again_at_once(tasks, start_worker, ledger, running):
+    from celery import Task
+
+    if not hasattr(Task, "retry_on_worker_lost"):
+        pytest.skip("retry_on_worker_lost came with Celery 5.7")
+    start_worker(2)
+    result = tasks.tried_again.delay("k", "twice", 60)
+    os.kill(running("twice"), signal.SIGKILL)
+    assert result.get(timeout=SOON) == "twice"
+    assert ledger.items() == ["twice", "twice"]
+
+
+def test_twenty_children_killed_under_load_leave_nothing(tasks, start_worker, ledger, locks):
+    """Each kill strikes some child at some point; what it held is free, and every other message still runs."""
+    worker = start_worker(4)
+    results = [tasks.given_back.delay(n % 3, n) for n in range(200)]
+    killed = 0
+    while killed < 20:
+        for child in worker.children()[:1]:
+            child.kill()
+            killed += 1
+        done = len(ledger.runs())
+        wait_until(lambda done=done: len(ledger.runs()) >= min(200, done + 5), "work goes on")
+    for number, result in enumerate(results):
+        assert result.get(timeout=60) == number
+    wait_until(lambda: locks.client.keys("redislock:*}") == [], "no key is left", SOON)
