@@ -61,7 +61,7 @@ def test_a_killed_child_frees_its_key(tasks, start_worker, running, freed_by_dea
     with pytest.raises(WorkerLostError):
         result.get(timeout=SOON)
     assert tasks.work.delay("k", "next").get(timeout=SOON) == "next"
-    assert "its process is dead; its lock" in worker.output() or sig == signal.SIGTERM
+    assert "its process died; its lock" in worker.output() or sig == signal.SIGTERM
 
 
 @pytest.mark.parametrize("stubborn", [False, True])

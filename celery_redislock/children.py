@@ -1,0 +1,99 @@
+"""Children: what each child of a worker's pool runs, so that nothing stays locked when one dies."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .errors import LockKeyError, LockUnavailable
+from .plan import LockPlan
+from .server import LockServer
+
+logger = logging.getLogger(__name__)
+
+#: Between two looks whether a child has died, in seconds. Celery itself notices a killed child up to five seconds
+#: later: it looks as soon as the child's pipe has closed, which may be before the child is dead, and then by a timer.
+LOOK = 0.2
+
+
+class Run(NamedTuple):
+    """What a child was given last."""
+
+    task_id: str
+    plan: LockPlan
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    nonce: str
+
+
+class Children:
+    """Watches the children of this process, and releases what a dead one held.
+
+    In a thread: the worker's event loop must not wait for Redis. A child that is still alive is never touched,
+    whatever its main process has been told about it: at a hard time limit Celery reports before it kills.
+    """
+
+    def __init__(self) -> None:
+        self._runs: dict[int, Run] = {}
+        self._thread: threading.Thread | None = None
+        self._releasing = threading.Lock()
+
+    def accepted(self, pid: int, run: Run) -> None:
+        """The child `pid` begins `run`, and so has ended its last one. Called in the main thread."""
+        self._runs[pid] = run
+        if self._thread is None:
+            atexit.register(self.release_dead)  # at a cold shutdown children die last
+            self._thread = threading.Thread(target=self._watch, name="redislock-children", daemon=True)
+            self._thread.start()
+
+    def release_dead(self) -> None:
+        """Release what children held that are dead now."""
+        with self._releasing:  # at the end of the process: until the thread has done its part
+            for pid in [pid for pid in self._runs.copy() if _is_dead(pid)]:
+                _release(self._runs.pop(pid))
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(LOOK)
+            try:
+                self.release_dead()
+            except Exception:
+                logger.exception("the locks of dead children could not be released; they end with their leases")
+
+
+def _release(run: Run) -> None:
+    try:
+        key = run.plan.redis_key(run.args, run.kwargs)
+    except (TypeError, LockKeyError):  # the child could not make it either, and held nothing
+        return
+    name = f"task {run.plan.task}[{run.task_id}]"
+    try:
+        # No note: where the message comes again, it is to run again.
+        if LockServer.of(run.plan.app).store.release(key, run.nonce):
+            logger.warning("%s: its process died; its lock %s was released", name, key)
+    except LockUnavailable as error:
+        logger.warning("%s: its process died; %s: it ends in %.0f s", name, error, run.plan.options.lease)
+
+
+def _is_dead(pid: int) -> bool:
+    """Whether the process has ended, also where its parent has not been told yet.
+
+    Were the number given to another process at once, the lease would end the lock.
+    """
+    try:
+        if hasattr(os, "waitid") and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            return True
+    except ChildProcessError:
+        pass  # the pool has been told, or a fork server is its parent
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False  # it has changed its user
+    return False
