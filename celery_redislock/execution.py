@@ -11,6 +11,7 @@ from celery import states
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded, TaskRevokedError
 
 from . import signals, tokens
+from .abort import Abort
 from .comeback import HEADER, Return, publish_again
 from .delivery import DELIVERY, Delivery
 from .errors import LockConflict, LockUnavailable, describe
@@ -49,12 +50,14 @@ class Execution:
         request: Celery's request.
         returned: How often the message has come back.
         lock: The held lock; None while nothing is held.
+        abort: Ends the body when the lock is lost; None where it may go on.
     """
 
     __slots__ = (
         "_attempt",
         "_copy_may_wait",
         "_server",
+        "abort",
         "attempt",
         "lock",
         "plan",
@@ -69,6 +72,7 @@ class Execution:
         self.plan = plan
         self.request = request
         self.lock: HeldLock | None = None
+        self.abort = Abort() if plan.options.on_lost == "abort" else None
         self._server = LockServer.of(plan.app)
         self.attempt = Attempt(str(request.id), request.retries or 0, request.replaced_task_nesting or 0)
         self._attempt = str(self.attempt)
@@ -251,11 +255,12 @@ class Execution:
         """What an outage does: True to run without the lock, False where the key must be asked for again."""
         policy = self.plan.options.on_outage
         signals.lock_unavailable.send(sender=self.task, key=error.key, error=error)
-        logger.warning("%s: %s; lock_on_outage = %r", self._name, error, policy)
         if policy == "raise":
             raise error
         if policy == "run":
+            logger.warning("%s runs without its lock, by lock_on_outage: %s", self._name, error)
             return True
+        logger.debug("%s: %s; it comes back", self._name, error)  # the store has said so, once an outage
         options = self.plan.options
         if self.send_back(self.returned.delay(options.retry_delay, options.retry_max_delay)):
             raise Ignore("Redis could not be asked for the lock; the message comes back")
@@ -266,6 +271,8 @@ class Execution:
         signals.lock_conflict.send(sender=self.task, key=holder.key, holder=holder, policy=policy)
 
     def _on_lost(self, lock: HeldLock, reason: str) -> None:
+        if self.abort is not None:  # first: a receiver may take its time
+            self.abort.strike(lock.key, reason)
         signals.lock_lost.send(sender=self.task, lock=lock, reason=reason)
 
     def _note(self, key: str) -> str:

@@ -6,7 +6,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -30,6 +31,9 @@ BATCH = 500
 
 PAST_DEADLINE = "it was not renewed until its deadline"
 KEY_GONE = "its key was deleted, expired or taken"
+
+#: Two threads may see a loss at the same time: the keeper's and the one that releases.
+_losing = threading.Lock()
 
 LostHandler = Callable[["HeldLock", str], Any]
 
@@ -139,11 +143,13 @@ class HeldLock:
 
     def lose(self, reason: str) -> None:
         """Note, for good, that the lock is lost; tell its owner once."""
-        if self._lost is None:
+        with _losing:
+            if self._lost is not None:
+                return
             self._lost = reason
-            logger.warning("%s", LockLost(self.key, reason))
-            if self.on_lost:
-                self.on_lost(self, reason)
+        logger.warning("%s", LockLost(self.key, reason))
+        if self.on_lost:
+            self.on_lost(self, reason)
 
 
 class Keeper:
@@ -154,10 +160,12 @@ class Keeper:
 
     Args:
         store: On a connection that nobody else uses, so that waiters cannot starve renewals.
+        command_time: The longest that one renewal may take until it fails, in seconds.
     """
 
-    def __init__(self, store: LockStore) -> None:
+    def __init__(self, store: LockStore, command_time: float) -> None:
         self._store = store
+        self._command_time = command_time
         self._held: dict[int, HeldLock] = {}
         self._wake = threading.Event()
         self._wake_at = math.inf
@@ -226,7 +234,8 @@ class Keeper:
     def _renew(self, due: Sequence[HeldLock]) -> None:
         sent_at = time.monotonic()
         try:
-            answers = self._store.renew([(lock.key, lock.nonce, lock.lease) for lock in due])
+            with self._watching(sent_at):
+                answers = self._store.renew([(lock.key, lock.nonce, lock.lease) for lock in due])
         except RedisError as error:
             self._try_again(due, error)
             return
@@ -234,20 +243,40 @@ class Keeper:
         for lock, still_held in zip(due, answers, strict=True):
             if still_held and lock.remaining > 0:
                 lock.renewed(sent_at)
-            elif still_held:  # too late: its holder may have been told
-                self._lose(lock, PAST_DEADLINE)
-            elif id(lock) in self._held:  # else it was released meanwhile
-                self._lose(lock, KEY_GONE)
+            else:  # still held but too late: its holder may have been told
+                self._lose(lock, PAST_DEADLINE if still_held else KEY_GONE)
+
+    @contextmanager
+    def _watching(self, now: float) -> Iterator[None]:
+        """Tell holders at their deadline, also while Redis is silent and this thread waits for it."""
+        at_risk = [lock for lock in self._held.copy().values() if lock.deadline < now + self._command_time]
+        if not at_risk:
+            yield
+            return
+        answered = threading.Event()
+        watch = threading.Thread(target=self._watch, args=(at_risk, answered), name="redislock-watch", daemon=True)
+        watch.start()
+        try:
+            yield
+        finally:
+            answered.set()
+
+    def _watch(self, at_risk: Sequence[HeldLock], answered: threading.Event) -> None:
+        for lock in sorted(at_risk, key=lambda lock: lock.deadline):
+            if answered.wait(max(0.0, lock.deadline - time.monotonic())):
+                return
+            self._lose(lock, PAST_DEADLINE)
 
     def _try_again(self, due: Sequence[HeldLock], error: RedisError) -> None:
-        if self._failures == 0:
-            logger.warning("locks cannot be renewed, trying again: %s", describe(error))
+        if self._failures:  # the first may have met a connection that a restarted server had closed
+            self._store.outage.begin(error)
         now = time.monotonic()
         for lock in due:
             lock.renew_at = now + min(0.05 * 2**self._failures, lock.lease * INTERVAL * TICK)
         self._failures = min(self._failures + 1, 10)
 
     def _lose(self, lock: HeldLock, reason: str) -> None:
-        self.remove(lock)
+        if self._held.pop(id(lock), None) is None:
+            return  # told by the other thread, or released meanwhile
         # A receiver of the signal may take its time; the other locks must be renewed meanwhile.
         threading.Thread(target=lock.lose, args=(reason,), name="redislock-lost", daemon=True).start()

@@ -75,7 +75,7 @@ OPTIONS: Mapping[str, Rule] = {
     "hold_on_retry": _only(False),
     "cooldown": _only(0.0),
     "queue_ttl": _seconds(3600.0),
-    "on_lost": _only("warn"),
+    "on_lost": _choice("warn", "abort"),
     "on_outage": _choice("retry", "raise", "run"),
     "fence": _only(False),
 }

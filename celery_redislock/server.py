@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from .connection import connect, lock_url
+from .connection import command_time, connect, lock_url
 from .keeper import Keeper
 from .options import LockSettings, resolve_settings
 from .store import LockStore
@@ -21,8 +21,9 @@ class LockServer:
     """A store for this process's threads and a keeper with a connection of its own."""
 
     def __init__(self, url: str, settings: LockSettings) -> None:
-        self.store = LockStore(connect(url, settings.client_options))
-        self.keeper = Keeper(LockStore(connect(url, {**settings.client_options, "max_connections": 1})))
+        client, keepers = (connect(url, {**settings.client_options, **own}) for own in ({}, {"max_connections": 1}))
+        self.store = LockStore(client)
+        self.keeper = Keeper(LockStore(keepers, self.store.outage), command_time(keepers))
 
     @classmethod
     def of(cls, app: Celery) -> LockServer:

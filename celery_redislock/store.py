@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 import time
 from collections.abc import Callable, Sequence
 from hashlib import sha1
@@ -57,14 +58,42 @@ class Finished(NamedTuple):
     """The attempt that asks has already finished in another execution."""
 
 
+class Outage:
+    """Says once when a server cannot be asked any more, and once when it can again."""
+
+    def __init__(self) -> None:
+        self.since: float | None = None
+        self._changing = threading.Lock()
+
+    def begin(self, error: RedisError) -> None:
+        """A command failed, and so did its second try."""
+        with self._changing:
+            if self.since is None:
+                self.since = time.monotonic()
+                logger.warning(
+                    "the lock server cannot be asked: %s; until it can, runs go by their lock_on_outage and held locks "
+                    "live until their deadline",
+                    describe(error),
+                )
+
+    def end(self) -> None:
+        """A command was answered."""
+        with self._changing:
+            if self.since is not None:
+                logger.warning("the lock server answers again, after %.1f s", time.monotonic() - self.since)
+                self.since = None
+
+
 class LockStore:
     """The locks of one server.
 
     Args:
         client: Any redis-py client without retries of its own. Replies must be bytes.
+        outage: Shared with the server's other stores in this process.
     """
 
-    def __init__(self, client: redis.Redis) -> None:
+    def __init__(self, client: redis.Redis, outage: Outage | None = None) -> None:
+        self.outage = outage or Outage()
         self._client = client
         self._spare: list[redis.Redis] = []
         # Half of the pool stays in it, so that whoever waits there is served.
@@ -172,8 +201,15 @@ class LockStore:
             return self._send(script, keys, values), sent_at, False
         except (RedisConnectionError, RedisTimeoutError):
             time.sleep(random.uniform(0, MAX_PAUSE))  # noqa: S311 - jitter, no secret
+        except RedisError as error:
+            self.outage.begin(error)
+            raise
         sent_at = time.monotonic()
-        return self._send(script, keys, values), sent_at, True
+        try:
+            return self._send(script, keys, values), sent_at, True
+        except RedisError as error:
+            self.outage.begin(error)
+            raise
 
     def _send(self, script: Script, keys: Sequence[str], values: Sequence[str]) -> Any:
         client = self._take_client()
@@ -185,6 +221,8 @@ class LockStore:
             client.close()
             self._drop_spares()
             raise
+        if self.outage.since is not None:
+            self.outage.end()
         if len(self._spare) < self._max_spare:
             self._spare.append(client)
         else:

@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery import Task, states
@@ -208,17 +209,21 @@ def _tasks_of(app: Celery) -> dict[str, Any]:
 
 
 def _guard(cls: type[LockedTask], name: str, body: Callable[..., Any]) -> Callable[..., Any]:
-    """`body`, but refusing to run in a worker where its lock was never asked for."""
+    """`body`, but refusing to run in a worker where its lock was never asked for, and ended by `lock_on_lost`."""
 
     @functools.wraps(body)
     def run(*args: Any, **kwargs: Any) -> Any:
         request = cls.request_stack.top
-        if request is not None and not request.called_directly and _execution_in(request) is None:
+        if request is None or request.called_directly:
+            return body(*args, **kwargs)
+        execution = _execution_in(request)
+        if execution is None:
             raise LockConfigError(
                 f"{name}: its before_start was overridden without super().before_start(task_id, args, kwargs), so the "
                 "lock was not taken and the body was not run"
             )
-        return body(*args, **kwargs)
+        with execution.abort or nullcontext():
+            return body(*args, **kwargs)
 
     run.__redislock__ = True  # type: ignore[attr-defined]
     return run

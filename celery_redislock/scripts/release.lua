@@ -11,11 +11,11 @@
 
 local holder = redis.call('GET', KEYS[1])
 local mine = holder and (holder == ARGV[1] or string.sub(holder, 1, #ARGV[1] + 1) == ARGV[1] .. ' ')
+if mine then
+  redis.call('DEL', KEYS[1])  -- first: a server without memory refuses the note
+end
 -- Where the lock was lost, a mark that a copy left on it is lost too.
 if KEYS[2] and (not mine or ARGV[3] == '1' or string.sub(holder, -5) == ' copy') then
   redis.call('SET', KEYS[2], '', 'PX', ARGV[2])
 end
-if not mine then
-  return 0
-end
-return redis.call('DEL', KEYS[1])
+return mine and 1 or 0

@@ -32,7 +32,7 @@ def store(client: redis.Redis) -> LockStore:
 
 @pytest.fixture
 def keeper(store: LockStore) -> Iterator[Keeper]:
-    keeper = Keeper(store)
+    keeper = Keeper(store, command_time=1.0)
     yield keeper
     keeper._held.clear()  # its thread lives as long as the process: it must not look for this test's keys
 

@@ -51,7 +51,7 @@ def test_a_silent_server_loses_the_lock_at_its_deadline(hold, store, log):
     ((at, reason),) = told
     assert reason == "it was not renewed until its deadline"
     assert at >= deadline
-    assert log.text.count("locks cannot be renewed") == 1
+    assert log.text.count("the lock server cannot be asked") == 1
 
 
 def test_a_server_that_comes_back_before_the_deadline_loses_nothing(hold, store, client):

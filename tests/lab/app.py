@@ -221,6 +221,15 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
         """Is retried by the main process when its process dies, from Celery 5.7 on."""
         return ledger.take(key, item, first)
 
+    @locked("aborted", bind=True, lock_args=["key"], lock_lease=1.5, lock_on_lost="abort")
+    def aborted(self: Any, key: Any, seconds: float = 30.0) -> str:
+        """Is told in mid-work that its lock is lost."""
+        with ledger.run(key):
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                time.sleep(0.01)
+        return "not aborted"
+
     @locked("threaded", bind=True, lock_args=["key"])
     def threaded(self: Any, key: Any, seconds: float) -> tuple[str, str]:
         """Tells which lock it saw before and after its work."""

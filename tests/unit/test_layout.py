@@ -20,7 +20,7 @@ ORDER = [
     *("tokens", "wire", "keys", "options", "connection"),
     *("store", "keeper", "locks"),
     *("server", "comeback", "delivery", "plan"),
-    *("policies", "execution", "task"),
+    *("abort", "policies", "execution", "task"),
     *("locked", "children", "request", "control", "cli", "bootsteps", "metrics", "tracing", "testing"),
     "__init__",
 ]

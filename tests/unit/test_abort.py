@@ -1,0 +1,109 @@
+"""A LockLost that is raised in a body reaches that body or nobody."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import threading
+import time
+
+import pytest
+
+from celery_redislock import LockLost
+from celery_redislock.abort import Abort
+
+
+def strike(abort: Abort) -> None:
+    abort.strike("redislock:{k}", "its key was deleted")
+
+
+def body(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+def test_a_running_body_gets_lock_lost_with_key_and_reason():
+    abort = Abort()
+    threading.Timer(0.1, strike, [abort]).start()
+    with pytest.raises(LockLost, match=r"redislock:\{k\} is lost: its key was deleted") as caught, abort:
+        body(30)
+    assert (caught.value.key, caught.value.reason) == ("redislock:{k}", "its key was deleted")
+
+
+def test_its_copy_after_pickle_is_an_ordinary_lock_lost():
+    abort = Abort()
+    strike(abort)
+    with pytest.raises(LockLost) as caught:
+        abort.__enter__()
+    copy = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own
+    assert type(copy) is LockLost
+    assert copy.args == caught.value.args == ("redislock:{k}", "its key was deleted")
+    assert (type(caught.value).__module__, type(caught.value).__qualname__) == ("celery_redislock.errors", "LockLost")
+
+
+def test_a_body_whose_lock_is_lost_before_it_begins_does_not_begin():
+    abort = Abort()
+    strike(abort)
+    with pytest.raises(LockLost), abort:
+        pytest.fail("the body ran")
+
+
+def test_after_its_end_a_body_is_not_struck_and_neither_is_what_its_thread_does_next():
+    abort = Abort()
+    with abort:
+        pass
+    strike(abort)
+    body(0.1)
+
+
+def test_a_strike_at_any_moment_hits_the_body_or_nobody():
+    """Some strike before, some in the middle, some at the very end; none may show between the bodies."""
+    outcomes = {"struck": 0, "ended": 0}
+    switch_interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for number in range(1500):
+            outcomes[struck_or_ended(number * 4e-7)] += 1
+    finally:
+        sys.setswitchinterval(switch_interval)
+    assert min(outcomes.values()) > 100, outcomes
+
+
+def struck_or_ended(delay: float) -> str:
+    abort, begun = Abort(), threading.Event()
+
+    def strike_late() -> None:
+        begun.wait()
+        body(delay)
+        strike(abort)
+
+    striker = threading.Thread(target=strike_late)
+    striker.start()
+    try:
+        with abort:
+            begun.set()
+            body(0.0003)
+        outcome = "ended"
+    except LockLost:
+        outcome = "struck"
+    striker.join()
+    body(0.0001)  # what the thread does next
+    return outcome
+
+
+def test_a_body_in_another_thread_is_the_one_that_is_struck():
+    abort, seen = Abort(), []
+
+    def work() -> None:
+        try:
+            with abort:
+                body(30)
+        except LockLost as error:
+            seen.append(error.key)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    strike(abort)
+    thread.join(10)
+    assert seen == ["redislock:{k}"]
