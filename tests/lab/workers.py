@@ -2,30 +2,95 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
 from tests.lab.app import Config
-from tests.lab.servers import running, wait_until
+from tests.lab.ledger import Ledger
+from tests.lab.servers import running, wait_until, wait_until_stopped
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 class Worker:
-    """A running worker; its main process and its pool children can be signalled."""
+    """A running worker; its main process and its pool children can be signalled one by one or together.
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+    Whoever is killed here is noted in the ledger, so that it knows when the runs of that process have ended.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path, ledger: Ledger) -> None:
         self.process = process
         self.log = log
+        self.ledger = ledger
 
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children()
+
+    def busy_child(self) -> int:
+        """The pid of the one child that is in a body, as soon as there is one."""
+        pids = {child.pid for child in self.children()}
+        busy: set[int] = set()
+
+        def found() -> bool:
+            busy.update(run.pid for run in self.ledger.running() if run.pid in pids)
+            return bool(busy)
+
+        wait_until(found, "a child runs a body")
+        (pid,) = busy
+        return pid
+
+    def kill(self) -> None:
+        """SIGKILL for the whole worker: the main process first, which thus cannot tidy up, then all children."""
+        pids = self._stop_main()
+        for pid in pids:
+            self._kill(pid)
+        self.process.wait()
+
+    def kill_child(self, pid: int | None = None) -> int:
+        """SIGKILL for one child, the busy one if none is named; return its pid."""
+        pid = pid or self.busy_child()
+        self._kill(pid)
+        return pid
+
+    def pause(self) -> None:
+        """Let the whole worker stand still (SIGSTOP), until `resume`."""
+        for pid in self._stop_main():
+            self.pause_child(pid)
+
+    def resume(self) -> None:
+        for pid in [*(child.pid for child in self.children()), self.process.pid]:
+            self.resume_child(pid)
+
+    def pause_child(self, pid: int | None = None) -> int:
+        """Let one child stand still, the busy one if none is named; return its pid."""
+        pid = pid or self.busy_child()
+        os.kill(pid, signal.SIGSTOP)
+        wait_until_stopped(pid)
+        return pid
+
+    def resume_child(self, pid: int) -> None:
+        os.kill(pid, signal.SIGCONT)
+
+    def _stop_main(self) -> list[int]:
+        """Stop the main process, so that it starts no more children; return its pid and theirs."""
+        self.pause_child(self.process.pid)
+        return [self.process.pid, *(child.pid for child in self.children())]
+
+    def _kill(self, pid: int) -> None:
+        with suppress(psutil.NoSuchProcess):  # an idle child ends by itself with its main process
+            process = psutil.Process(pid)
+            process.kill()
+            at = time.monotonic()  # not one more instruction of it runs; to see its end takes longer
+            process.wait(10)
+            self.ledger.died(pid, at)
 
     def stop(self, sig: signal.Signals = signal.SIGTERM) -> None:
         """Ask for a shutdown, warm by default, and wait for its end."""
@@ -46,7 +111,7 @@ def worker(config: Config, folder: Path, concurrency: int = 4, *options: str) ->
     command += ["--without-gossip", "--without-mingle", *options]
     env = {"LAB_CONFIG": config.dump(), "LAB_READY": str(ready), "PYTHONPATH": str(ROOT)}
     with running(command, log, env) as process:
-        started = Worker(process, log)
+        started = Worker(process, log, Ledger(Path(config.ledger)))
         wait_until(lambda: ready.exists() or process.poll() is not None, "the worker is ready", timeout=60)
         assert process.poll() is None, started.output()
         yield started

@@ -1,0 +1,91 @@
+"""One connection through the proxy."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from tests.lab.resp import command_name, values
+
+if TYPE_CHECKING:
+    from tests.lab.proxy import Proxy
+
+
+class Link(threading.Thread):
+    """One client's connection and its own to the server: a thread for each direction."""
+
+    def __init__(self, proxy: Proxy, client: socket.socket, *, lost: bool) -> None:
+        super().__init__(name="lab-proxy", daemon=True)
+        self.proxy = proxy
+        self.client = client
+        self.server: socket.socket | None = None
+        self.lost = lost
+        """Opened in a black hole: it reaches nobody."""
+        self.is_redis = self.subscribed = self.silent = False
+        self.commands, self.replies = bytearray(), bytearray()
+        self.unanswered: deque[bytes] = deque()
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        with self.client, suppress(OSError):
+            if self.lost:
+                self._pump(self.client, lambda data: None)
+            else:
+                with self.proxy.reach_server() as self.server:
+                    back = threading.Thread(target=self._pump, args=(self.server, self._pass_reply), daemon=True)
+                    back.start()
+                    self._pump(self.client, self._pass_command)
+                    back.join()
+        self.proxy.forget(self)
+
+    def cut(self) -> None:
+        """Wake both threads: they find their connections closed."""
+        self.ended.set()
+        for end in (self.client, self.server):
+            if end:
+                with suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
+    def _pump(self, source: socket.socket, pass_on: Callable[[bytes], None]) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                if not self.proxy.swallow():
+                    pass_on(data)
+        self.proxy.through.wait()  # nor does a black hole let the other side know that this one has closed
+        self.cut()
+
+    def _pass_command(self, data: bytes) -> None:
+        self.is_redis = self.is_redis or data.startswith(b"*")
+        if self.is_redis:
+            self.commands += data
+            for command in values(self.commands):  # noted before it is sent: its reply may come at once
+                self.subscribed = self.subscribed or b"SUBSCRIBE" in command_name(command)
+                self.unanswered.append(command)
+        assert self.server
+        self.server.sendall(data)
+
+    def _pass_reply(self, data: bytes) -> None:
+        if not self.is_redis:
+            self._deliver(data, b"")
+            return
+        self.replies += data
+        for reply in values(self.replies):
+            asked_for = self.unanswered and not self.subscribed and not reply.startswith(b">")
+            self._deliver(reply, self.unanswered.popleft() if asked_for else b"")
+
+    def _deliver(self, reply: bytes, command: bytes) -> None:
+        if self.silent:
+            return
+        fault = self.proxy.fault_for(command)
+        if fault and fault.drops:
+            self.silent = True
+            if not fault.hang:
+                raise ConnectionAbortedError
+            return
+        if fault:
+            self.ended.wait(fault.seconds)
+        self.client.sendall(reply)

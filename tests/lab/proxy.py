@@ -1,0 +1,181 @@
+"""A TCP proxy that does to a connection what a network, a crash or a silent server does."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from urllib.parse import parse_qs, urlsplit
+
+from tests.lab.link import Link
+from tests.lab.resp import command_name
+from tests.lab.servers import wait_until
+
+
+@dataclass
+class Fault:
+    """What happens to the replies to certain commands. From `Proxy.drop_reply` and `Proxy.delay`."""
+
+    to: bytes
+    where: bytes
+    nth: int | None
+    drops: bool
+    hang: bool = False
+    seconds: float = 0.0
+    met: int = 0
+    struck: int = 0
+    """How often it has struck: the server has run the command by then."""
+
+    def strikes(self, command: bytes) -> bool:
+        """Count a reply to `command`, and tell whether it is hit."""
+        name = command_name(command) if command else b""
+        if self.to not in {b"", name} or self.where not in command:
+            return False
+        self.met += 1
+        hit = self.nth in {None, self.met}
+        self.struck += hit
+        return hit
+
+    def wait(self) -> None:
+        """Until it has struck."""
+        wait_until(lambda: self.struck, f"a reply to {self.to or b'anything'!r} is hit", 10)
+
+
+class Proxy:
+    """Listens on a loopback port, and passes every connection on to the server behind `url`.
+
+    Redis' replies can be dropped and delayed one by one: on a connection they come in the order of its commands (but
+    for one that has subscribed: there no reply is matched). Anything else, as AMQP, is passed on untouched, and
+    chunk by chunk if it is delayed.
+
+    Args:
+        url: Of a server on loopback or a unix socket, as redis-py, Celery or kombu spell it.
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._server = (parts.hostname, parts.port) if parts.port else parts.path
+        # Bound for the proxy's whole life: nobody else is given its port while nothing listens there.
+        self._port = socket.socket()
+        self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._port.bind(("127.0.0.1", 0))
+        self.port: int = self._port.getsockname()[1]
+        query = parse_qs(parts.query)
+        db = query.get("db", query.get("virtual_host", ["0"]))[0]
+        at_port = url.replace(f":{parts.port}", f":{self.port}")
+        self.url = at_port if parts.port else f"redis://127.0.0.1:{self.port}/{db}"
+        self.swallowed = 0
+        """How many chunks of data have been lost in a black hole."""
+        self.through = threading.Event()
+        """Not set while the proxy is a black hole."""
+        self.through.set()
+        self._listener: socket.socket | None = None
+        self._faults: list[Fault] = []
+        self._links: set[Link] = set()
+        self._lock = threading.RLock()
+
+    @contextmanager
+    def serve(self) -> Iterator[Proxy]:
+        self._listen()
+        try:
+            yield self
+        finally:
+            self.refuse()
+            self.through.set()
+            for link in list(self._links):
+                link.join()
+            self._port.close()
+
+    def drop_reply(self, to: bytes = b"", where: bytes = b"", nth: int = 1, *, hang: bool = False) -> Fault:
+        """Lose one reply, of which the server knows nothing, and close its connection.
+
+        Args:
+            to: The command's name, in capitals; any if empty.
+            where: What the command contains: a key, a script's digest.
+            nth: Which one of these, from now on.
+            hang: Keep the connection open and silent instead, so that the client must time out.
+        """
+        return self._add(Fault(to, where, nth, drops=True, hang=hang))
+
+    def delay(self, seconds: float, to: bytes = b"", where: bytes = b"", nth: int | None = None) -> Fault:
+        """Hold every such reply back, or the nth, and with it what comes after it on its connection."""
+        return self._add(Fault(to, where, nth, drops=False, seconds=seconds))
+
+    def cut(self) -> None:
+        """Close all present connections."""
+        with self._lock:
+            for link in self._links:
+                link.cut()
+
+    def refuse(self) -> None:
+        """Close all present connections and refuse new ones, until `mend`."""
+        with self._lock:
+            if self._listener:
+                self._listener.shutdown(socket.SHUT_RDWR)  # else its thread sleeps on in accept()
+                self._listener.close()
+                self._listener = None
+            self.cut()
+
+    def blackhole(self) -> None:
+        """Accept everything and answer nothing, until `mend`: what is sent meanwhile is lost, in both directions."""
+        with self._lock:
+            self.through.clear()
+
+    def mend(self) -> None:
+        """Be a plain proxy again. Connections that were there in a black hole are closed: they have lost data."""
+        with self._lock:
+            self._faults.clear()
+            if not self.through.is_set():
+                self.cut()  # first: they must not pass on what came after the loss
+                self.through.set()
+            if self._listener is None:
+                self._listen()
+
+    def _add(self, fault: Fault) -> Fault:
+        with self._lock:
+            self._faults.append(fault)
+        return fault
+
+    def _listen(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        threading.Thread(target=self._accept, args=(self._listener,), name="lab-proxy", daemon=True).start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with suppress(OSError):  # closed by `refuse`
+            while True:
+                client, _ = listener.accept()
+                with self._lock:
+                    if self._listener is not listener:
+                        client.close()
+                        return
+                    link = Link(self, client, lost=not self.through.is_set())
+                    self._links.add(link)
+                    link.start()
+
+    def reach_server(self) -> socket.socket:
+        """For a link: its own connection to the server."""
+        if isinstance(self._server, tuple):
+            return socket.create_connection(self._server)
+        server = socket.socket(socket.AF_UNIX)
+        server.connect(self._server)
+        return server
+
+    def fault_for(self, command: bytes) -> Fault | None:
+        """For a link: the first fault that hits the reply to `command`; all of them count it."""
+        with self._lock:
+            return next(iter([fault for fault in self._faults if fault.strikes(command)]), None)
+
+    def swallow(self) -> bool:
+        """For a link: whether what has just come is lost in a black hole."""
+        if self.through.is_set():
+            return False
+        with self._lock:
+            self.swallowed += 1
+        return True
+
+    def forget(self, link: Link) -> None:
+        """For a link that has ended."""
+        with self._lock:
+            self._links.discard(link)
