@@ -112,15 +112,14 @@ class Execution:
             return
         self._server.keeper.remove(lock)
         over = state in _OVER and not self.request.is_eager
+        note = self._note(lock.key) if over else None
+        copy_may_wait = self._copy_may_wait or self._held_too_long()
         try:
-            was_held = self._server.store.release(
-                lock.key,
-                lock.nonce,
-                self._note(lock.key) if over else None,
-                copy_may_wait=self._copy_may_wait or self._held_too_long(),
-            )
+            was_held = self._server.store.release(lock.key, lock.nonce, note, copy_may_wait=copy_may_wait)
         except LockUnavailable as error:
-            logger.warning("%s could not give back %s: it ends in %.0f s", self._name, error, lock.lease)
+            soon = f"it is given back once Redis answers, or ends in {lock.lease:g} s"
+            logger.warning("%s has ended, but %s; %s", self._name, error, soon)
+            self._server.keeper.release_later(lock, note, copy_may_wait=copy_may_wait)
             self.lock = None
             return
         self.lock = None  # only now: a time limit that strikes before leaves it to the postrun hook

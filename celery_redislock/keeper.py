@@ -167,6 +167,7 @@ class Keeper:
         self._store = store
         self._command_time = command_time
         self._held: dict[int, HeldLock] = {}
+        self._leaving: dict[int, tuple[HeldLock, str | None, bool]] = {}
         self._wake = threading.Event()
         self._wake_at = math.inf
         self._thread: threading.Thread | None = None
@@ -179,15 +180,22 @@ class Keeper:
         self._held[id(lock)] = lock
         self._added = True
         if lock.renew_at < self._wake_at:
-            if self._thread is None:
-                self._start()
+            self._start()
             self._wake.set()
 
     def remove(self, lock: HeldLock) -> None:
         """Renew `lock` no more. A renewal that is on its way may still arrive; it renews only a key still ours."""
         self._held.pop(id(lock), None)
 
+    def release_later(self, lock: HeldLock, note: str | None, *, copy_may_wait: bool) -> None:
+        """Release `lock`, and leave its note, as soon as Redis answers again; arguments as `LockStore.release`."""
+        self._leaving[id(lock)] = (lock, note, copy_may_wait)
+        self._start()
+        self._wake.set()
+
     def _start(self) -> None:
+        if self._thread is not None:
+            return
         with self._starting:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="redislock-keeper", daemon=True)
@@ -212,10 +220,11 @@ class Keeper:
         due = [lock for lock in self._held.copy().values() if self._is_due(lock, now)]
         for start in range(0, len(due), BATCH):
             self._renew(due[start : start + BATCH])
+        self._release_leaving()
         upcoming = (min(lock.renew_at, lock.deadline) for lock in self._held.copy().values())
-        idle = now + LINGER if self._added else math.inf
+        idle = now + LINGER if self._added or self._leaving else math.inf
         self._added = False
-        self._wake_at = min(upcoming, default=idle)
+        self._wake_at = min(idle, *upcoming)
         return self._wake_at - time.monotonic()
 
     def _is_due(self, lock: HeldLock, now: float) -> bool:
@@ -245,6 +254,14 @@ class Keeper:
                 lock.renewed(sent_at)
             else:  # still held but too late: its holder may have been told
                 self._lose(lock, PAST_DEADLINE if still_held else KEY_GONE)
+
+    def _release_leaving(self) -> None:
+        for name, (lock, note, copy_may_wait) in self._leaving.copy().items():
+            try:
+                self._store.release(lock.key, lock.nonce, note, copy_may_wait=copy_may_wait)
+            except LockUnavailable:  # try again in `LINGER`; until then the others are renewed
+                return
+            del self._leaving[name]
 
     @contextmanager
     def _watching(self, now: float) -> Iterator[None]:

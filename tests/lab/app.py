@@ -221,6 +221,20 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
         """Is retried by the main process when its process dies, from Celery 5.7 on."""
         return ledger.take(key, item, first)
 
+    @locked("counted", bind=True, lock_args=["key"])
+    def counted(self: Any, key: Any, item: Any, seconds: float = 0.0) -> list[Any]:
+        """Tells how often it was retried."""
+        with ledger.run(key, item):
+            time.sleep(seconds)
+        return [item, self.request.retries]
+
+    @locked("counted_late", bind=True, lock_args=["key"], acks_late=True)
+    def counted_late(self: Any, key: Any, item: Any, seconds: float = 0.0) -> list[Any]:
+        """The same, acked after it ran."""
+        with ledger.run(key, item):
+            time.sleep(seconds)
+        return [item, self.request.retries]
+
     @locked("aborted", bind=True, lock_args=["key"], lock_lease=1.5, lock_on_lost="abort")
     def aborted(self: Any, key: Any, seconds: float = 30.0) -> str:
         """Is told in mid-work that its lock is lost."""
