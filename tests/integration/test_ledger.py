@@ -127,6 +127,7 @@ class TestWorkers:
         worker = start_worker(2)
         work.delay("k", "killed", 30)
         pid = worker.kill_child()
+        assert pid not in {child.pid for child in worker.children()}
         assert work.delay("k", "waits").get(timeout=10) == "waits"
         killed, _ = ledger.runs()
         assert killed.pid == pid

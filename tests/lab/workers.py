@@ -32,15 +32,23 @@ class Worker:
         self.ledger = ledger
 
     def children(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children()
+        """Those that live: the pool looks only every five seconds, and keeps a dead one as a zombie until then."""
+        return [child for child in psutil.Process(self.process.pid).children() if not is_dead(child.pid)]
+
+    def stop(self, sig: signal.Signals = signal.SIGTERM) -> None:
+        """Ask for a shutdown, warm by default, and wait for its end."""
+        self.process.send_signal(sig)
+        self.process.wait(30)
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
 
     def busy_child(self) -> int:
         """The pid of the one child that is in a body, as soon as there is one."""
-        pids = {child.pid for child in self.children()}
         busy: set[int] = set()
 
         def found() -> bool:
-            busy.update(run.pid for run in self.ledger.running() if run.pid in pids)
+            busy.update({child.pid for child in self.children()} & {run.pid for run in self.ledger.running()})
             return bool(busy)
 
         wait_until(found, "a child runs a body")
