@@ -33,10 +33,10 @@ def wait_until(condition: Callable[[], object], what: str, timeout: float = 30.0
         time.sleep(0.01)
 
 
-def wait_until_stopped(*pids: int) -> None:
-    """Until SIGSTOP has taken effect on each of them."""
-    processes = [psutil.Process(pid) for pid in pids]
-    wait_until(lambda: {process.status() for process in processes} <= {psutil.STATUS_STOPPED}, "they stand still", 10)
+def wait_until_stopped(pid: int) -> None:
+    """Until SIGSTOP has taken effect."""
+    process = psutil.Process(pid)
+    wait_until(lambda: process.status() == psutil.STATUS_STOPPED, f"{pid} stands still", 10)
 
 
 def free_port() -> int:
