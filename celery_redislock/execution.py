@@ -119,7 +119,8 @@ class Execution:
         except LockUnavailable as error:
             soon = f"it is given back once Redis answers, or ends in {lock.lease:g} s"
             logger.warning("%s has ended, but %s; %s", self._name, error, soon)
-            self._server.keeper.release_later(lock, note, copy_may_wait=copy_may_wait)
+            # Where the broker was away too, the message may not have been acked: its copy must find the note.
+            self._server.keeper.release_later(lock, note, copy_may_wait=True)
             self.lock = None
             return
         self.lock = None  # only now: a time limit that strikes before leaves it to the postrun hook

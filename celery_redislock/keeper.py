@@ -224,7 +224,7 @@ class Keeper:
         upcoming = (min(lock.renew_at, lock.deadline) for lock in self._held.copy().values())
         idle = now + LINGER if self._added or self._leaving else math.inf
         self._added = False
-        self._wake_at = min(idle, *upcoming)
+        self._wake_at = min((idle, *upcoming))
         return self._wake_at - time.monotonic()
 
     def _is_due(self, lock: HeldLock, now: float) -> bool:

@@ -120,7 +120,7 @@ class LockStore:
         """
         keys = (key,) if note is None else (key, note)
         try:
-            reply, sent_at, _ = self._call(ACQUIRE, keys, (nonce, token, str(int(lease * 1000))))
+            reply, sent_at, resent = self._call(ACQUIRE, keys, (nonce, token, str(int(lease * 1000))))
         except BaseException as error:
             self._undo(key, nonce)
             if isinstance(error, RedisError):
@@ -129,6 +129,8 @@ class LockStore:
         if reply == 1:
             return sent_at
         if reply == 0:
+            if resent:  # the first try may have been granted, before the note was left
+                self._undo(key, nonce)
             return Finished()
         return Held(*_holder(reply))
 

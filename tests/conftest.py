@@ -131,6 +131,8 @@ def start_worker(config: Config, tmp_path: Path) -> Iterator[Callable[..., Worke
             return stack.enter_context(worker(config, tmp_path, concurrency, *options))
 
         yield start
+    for log in tmp_path.glob("worker*.log"):
+        assert "the keeper failed" not in log.read_text(errors="replace")
 
 
 @pytest.fixture

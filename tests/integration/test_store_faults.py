@@ -93,7 +93,6 @@ class TestAcquire:
         assert isinstance(outcome.result(), Held)
         assert client.get(KEY).decode() == other.token
 
-    @pytest.mark.xfail(strict=True, reason="store.acquire does not give back what the try with the lost reply took")
     def test_a_copy_whose_grant_was_lost_and_that_is_finished_then_leaves_the_key_free(
         self, holder, client, lose, thread, lock_proxy
     ):
