@@ -101,10 +101,10 @@ def acquire(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> Eff
         return Effect(Reply.FINISHED, server._replace(key=left))
     if key is None:
         return Effect(Reply.GRANTED, server._replace(key=mine), leased=True)
-    if key.nonce == command.nonce and Mistake.OWN_TOKEN_IS_A_CONFLICT not in mistakes:
+    if key.nonce == command.nonce and Mistake.OWN_GRANT_IS_A_CONFLICT not in mistakes:
         return Effect(Reply.GRANTED, server, leased=True)
     if isinstance(command, Claim) and key.nonce == command.token:
-        nonce = command.token if Mistake.CLAIM_BECOMES_THE_TOKEN in mistakes else command.nonce
+        nonce = command.token if Mistake.CLAIM_IS_KEPT in mistakes else command.nonce
         return Effect(Reply.GRANTED, server._replace(key=mine._replace(nonce=nonce, marked=key.marked)), leased=True)
     is_copy = noted(command.attempt, mistakes) == noted(key.attempt, mistakes)
     return Effect(Reply.HELD, server._replace(key=key._replace(marked=key.marked or is_copy)))

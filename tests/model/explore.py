@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -10,9 +10,10 @@ from typing import NamedTuple
 from celery_redislock.tokens import Attempt
 
 from .commands import Command, Server
+from .executions import IN_BODY, Ending, Message
 from .rules import Excuse, Mistake, Promise
-from .steps import Step, Steps
-from .world import IN_BODY, Ending, Faults, Message, World
+from .steps import Steps
+from .world import Faults, Step, World
 
 
 class Scenario(NamedTuple):
@@ -34,7 +35,6 @@ class Exploration:
     known_as: dict[World, World] = field(default_factory=dict)
     before: dict[World, list[World]] = field(default_factory=dict)
     asked: set[tuple[Server, Command]] = field(default_factory=set)
-    happened: Counter[str] = field(default_factory=Counter)
     broken: Promise | None = None
     trace: list[str] = field(default_factory=list)
 
@@ -83,7 +83,6 @@ def _enter(found: Exploration, waiting: deque[World], world: World, step: Step) 
     known = found.known_as.setdefault(step.world.canonical, step.world)
     if known not in found.came_from:
         found.came_from[known] = (world, step.label)
-        found.happened[" ".join(word for word in step.label.split() if "/" not in word)] += 1
         waiting.append(step.world)
     found.before.setdefault(known, []).append(world)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from celery_redislock.tokens import Attempt
 
+from .executions import Ending, Message
 from .explore import Scenario
-from .world import Ending, Faults, Message
+from .world import Faults
 
 A, A_RETRIED, A_REPLACED = Attempt("a", 0, 0), Attempt("a", 1, 0), Attempt("a", 0, 1)
 NEXT, STRANGER = Attempt("b", 0, 0), Attempt("x", 0, 0)

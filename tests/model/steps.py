@@ -1,4 +1,4 @@
-"""What can happen next: the steps of Redis, the broker, the executions, the main process, and of fate.
+"""What can happen next: what each execution does, from its delivery to its ack.
 
 It follows `Execution` and the scripts; where it differs, `rules.STILL_MADE` or a comment says so.
 """
@@ -6,26 +6,17 @@ It follows `Execution` and the scripts; where it differs, `rules.STILL_MADE` or 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Set
-from typing import NamedTuple
 
 from celery_redislock.tokens import Attempt
 
 from .commands import Acquire, Claim, Command, Effect, HandOver, Release, Renew, Reply, Server, apply, noted
+from .executions import Ending, Execution, Phase
+from .fate import Fate, token_of
 from .rules import OVER, Excuse, Mistake, Promise
-from .world import CLOSED, IN_CHILD, Ending, Execution, Message, Phase, World
+from .world import Step, World
 
 #: Simultaneous executions. How often a message comes back has no bound.
 MOST_EXECUTIONS = 3
-
-
-class Step(NamedTuple):
-    """One transition, in words."""
-
-    label: str
-    world: World
-    asked: tuple[Server, Command] | None = None
-    """What Redis was asked, and its state before."""
-    broken: Promise | None = None
 
 
 class Steps:
@@ -43,6 +34,7 @@ class Steps:
         self.plays = plays
         self.mistakes = mistakes
         self.excuses = excuses
+        self.fate = Fate(mistakes)
 
     def of(self, world: World) -> Iterator[Step]:
         for step in self._steps(world):
@@ -62,11 +54,11 @@ class Steps:
                 case Phase.ENDED | Phase.RELEASING:
                     yield from self._release(world, one)
                 case Phase.CHILD_DEAD:
-                    yield from self._clear_up(world, one)
+                    yield from self.fate.clear_up(world, one)
                 case Phase.RELEASED | Phase.RETURNED | Phase.DROPPED:
                     yield self._part_with_message(world, one)
-            yield from self._suffer(world, one)
-        yield from self._expire(world)
+            yield from self.fate.strike(world, one)
+        yield from self.fate.expire(world)
 
     def _deliver(self, world: World) -> Iterator[Step]:
         for message in set(world.queue):
@@ -157,7 +149,7 @@ class Steps:
         assert ending.publishes
         message, gives = ending.publishes, ""
         if ending.hands_over:
-            gives = one.nonce if self._makes(Mistake.CLAIM_IS_THE_GIVERS_TOKEN) else world.fresh("h")
+            gives = one.nonce if self._makes(Mistake.CLAIM_OPENS_THE_HELD_KEY) else world.fresh("h")
             message = message._replace(claim=gives)
         if message.attempt in world.history.published:
             world = world.excuse(message.attempt, Excuse.PUBLISHED_TWICE)
@@ -225,65 +217,6 @@ class Steps:
             world = world.excuse(one.attempt, Excuse.ACKED_EARLY)
         return Step(label, world.without(one), asked, broken)
 
-    # -- what fate does
-
-    def _suffer(self, world: World, one: Execution) -> Iterator[Step]:
-        faults = world.faults
-        if one.unacked and faults.may("timeouts"):
-            yield self._time_out(world.spend("timeouts"), one)
-        if one.unacked and one.message.acks_late and faults.may("disconnects"):
-            lost = world.spend("disconnects").put(one._replace(unacked=False)).enqueue(one.message.again)
-            lost = lost.excuse(one.attempt, Excuse.DISCONNECTED)
-            yield Step(f"the broker loses {one.nonce} and gives {one.attempt} again", lost)
-        if faults.may("deaths"):
-            if one.phase in IN_CHILD:
-                dead = self._excuse_death(world.spend("deaths"), one)
-                dead = dead.put(Execution(one.nonce, one.message, Phase.CHILD_DEAD, one.unacked, one.overdue))
-                yield Step(f"the child of {one.nonce} dies {one.phase.value}", dead)
-            died = self._excuse_death(world.spend("deaths").without(one), one)
-            yield self._give_back(died, one, f"the worker of {one.nonce} dies {one.phase.value}")
-
-    def _time_out(self, world: World, one: Execution) -> Step:
-        if one.phase in {Phase.RELEASING, Phase.RELEASED, Phase.RETURNED}:
-            world = world.excuse(one.attempt, Excuse.ACK_TOO_LATE)
-        world = world.put(one._replace(unacked=False, overdue=True)).enqueue(one.message.again)
-        if one.phase in CLOSED:
-            world = world.without(one)
-        return Step(f"the visibility timeout of {one.nonce}'s message passes {one.phase.value}", world)
-
-    def _clear_up(self, world: World, one: Execution) -> Iterator[Step]:
-        """The main process of a dead child: releases by the nonce, and gives an unacked message back, in any order.
-
-        As with `task_reject_on_worker_lost`; without it Celery acks, and calls the attempt a failure.
-        """
-        note = one.attempt if self._makes(Mistake.NOTE_OF_A_DEAD_CHILD) else None
-        command = Release(self._token(one), note, one.overdue)
-        effect = self._apply(world, command)
-        after = world._replace(server=effect.server).without(one)
-        label = f"the main process releases for {one.nonce}"
-        if one.unacked:
-            requeuing = Ending("died", requeues=True)
-            waiting = after.put(Execution(one.nonce, one.message, Phase.RELEASED, ending=requeuing))
-            yield Step(label, waiting, (world.server, command))
-            kept = world.put(one._replace(unacked=False))
-            yield self._give_back(kept, one, f"the main process gives {one.attempt} of {one.nonce} back")
-        else:
-            yield Step(label, after, (world.server, command))
-
-    def _expire(self, world: World) -> Iterator[Step]:
-        key = world.server.key
-        if key is None:
-            return
-        free = world._replace(server=world.server._replace(key=None))
-        holders = [one for one in world.executions if self._token(one) == key.nonce and self._is_alive(one)]
-        if not holders:
-            yield Step(f"the lease of {key.nonce} ends", free)
-        elif world.faults.may("pauses"):
-            free = free.spend("pauses")
-            for one in holders:
-                free = free.put(one._replace(lost=True))
-            yield Step(f"{key.nonce} is paused past its lease, and will know that its lock is lost", free)
-
     # -- what they know
 
     def _makes(self, mistake: Mistake) -> bool:
@@ -302,8 +235,7 @@ class Steps:
         return one.message.redelivered or one.message.begun or late
 
     def _token(self, one: Execution) -> str:
-        shares = self._makes(Mistake.CLAIM_BECOMES_THE_TOKEN)
-        return one.message.claim if shares and one.message.claim else one.nonce
+        return token_of(one, self.mistakes)
 
     def _apply(self, world: World, command: Command) -> Effect:
         return apply(world.server, command, self.mistakes)
@@ -320,19 +252,3 @@ class Steps:
         touched = effect.leased or effect.server.key is None
         theirs = before.key is not None and before.key.nonce != nonce
         return Promise.OWN_KEY if touched and theirs else None
-
-    @staticmethod
-    def _is_alive(one: Execution) -> bool:
-        return one.phase is not Phase.CHILD_DEAD
-
-    def _give_back(self, world: World, one: Execution, label: str) -> Step:
-        return Step(label, world.enqueue(one.message.again) if one.unacked else world)
-
-    @staticmethod
-    def _excuse_death(world: World, one: Execution) -> World:
-        done = one.attempt in world.history.finished or one.phase is Phase.RETURNED
-        if one.unacked and done:
-            return world.excuse(one.attempt, Excuse.DIED_BEFORE_ACK)
-        if not one.unacked and not one.message.acks_late:
-            return world.excuse(one.attempt, Excuse.ACKED_EARLY)
-        return world
