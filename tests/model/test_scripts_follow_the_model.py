@@ -85,8 +85,11 @@ class Keys:
         names = {name.decode() for name in self.client.scan_iter()}
         left = {name: self.client.pttl(name) for name in names}
         assert all(milliseconds > 0 for milliseconds in left.values()), left
-        leased = left.get(KEY, 0) > OLD_LEASE * 1000
-        return value.decode() if value is not None else None, names - {KEY}, leased
+        if value is None:
+            return None, names, False
+        lease = left[KEY] / 1000
+        assert OLD_LEASE - 10 < lease <= OLD_LEASE or NEW_LEASE - 10 < lease <= NEW_LEASE, lease
+        return value.decode(), names - {KEY}, lease > OLD_LEASE
 
     def value(self, key: Key) -> str:
         return self.token(key.nonce, key.attempt) + (" copy" if key.marked else "")
