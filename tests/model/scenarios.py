@@ -57,6 +57,12 @@ STRANGERS = Scenario(
     {A: (SUCCESS,), STRANGER: (FAILURE,)},
     Faults(2, timeouts=1, deaths=1, lost_replies=1, pauses=1),
 )
+BEGUN = Scenario(
+    "a message that skips duplicates, whose worker dies, and a stranger",
+    (Message(A, policy="skip"), Message(STRANGER)),
+    {A: (SUCCESS,), STRANGER: (SUCCESS,)},
+    Faults(2, deaths=1, lost_replies=1),
+)
 HANDED_OVER = Scenario(
     "a key handed over to a retry, with copies",
     (Message(A),),
@@ -84,6 +90,7 @@ SCENARIOS = (
     REPLACED,
     SUCCESSOR,
     STRANGERS,
+    BEGUN,
     HANDED_OVER,
     HANDED_OVER_AMONG_STRANGERS,
     DISCONNECTED,
