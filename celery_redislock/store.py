@@ -42,7 +42,9 @@ class Script:
         self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 
-ACQUIRE, RELEASE, RENEW, INSPECT = (Script(name) for name in ("acquire", "release", "renew", "inspect"))
+ACQUIRE, RELEASE, RENEW, INSPECT, EXPECT = (
+    Script(name) for name in ("acquire", "release", "renew", "inspect", "expect")
+)
 
 
 class Held(NamedTuple):
@@ -142,6 +144,24 @@ class LockStore:
             values += (nonce, str(int(lease * 1000)))
         reply = self._send(RENEW, [key for key, _, _ in locks], values)
         return [bool(renewed) for renewed in reply]
+
+    def expect_copy(self, key: str, nonce: str) -> bool:
+        """Say that a copy of the holder's message is to come: its release will leave the note.
+
+        Args:
+            key: The key in Redis.
+            nonce: Of the owner.
+
+        Returns:
+            Whether it was still held.
+
+        Raises:
+            LockUnavailable: Redis did not answer or refused.
+        """
+        try:
+            return bool(self._call(EXPECT, (key,), (nonce,))[0])
+        except RedisError as error:
+            raise LockUnavailable(key, describe(error)) from error
 
     def inspect(self, key: str) -> LockInfo | None:
         """Who holds `key`; None where it is free.
