@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 #: The first pause of a copy, a successor or begun work, in seconds: what it waits for mostly ends in a moment.
 SOON = 0.05
+#: Of the broker's visibility timeout: a message held for longer is taken to wait in the queue once more. Not the whole:
+#: the broker began to count before the worker did, and gets the ack later than the key is free.
+OVERDUE = 0.9
 #: Attempts that ended so are over: a copy of their message must not run again. A rejected or requeued message, a
 #: body that raised SystemExit and a dead child leave no note: their message is to run again.
 _OVER = frozenset({states.SUCCESS, states.FAILURE, states.RETRY, states.IGNORED})
@@ -272,5 +275,5 @@ class Execution:
         return f"{key}:note:{self._attempt}"
 
     def _held_too_long(self) -> bool:
-        """Whether the broker has put the message into the queue once more because it was not acked in time."""
-        return time.monotonic() - self.received_at > self.plan.visibility_timeout
+        """Whether the broker puts the message into the queue once more because it was not acked in time."""
+        return time.monotonic() - self.received_at > OVERDUE * self.plan.visibility_timeout

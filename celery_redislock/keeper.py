@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 from .errors import LockLost, LockUnavailable, describe
 from .options import DEADLINE_MARGIN
 from .store import LockStore
+from .tokens import parse
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ LINGER = 1.0
 BATCH = 500
 
 PAST_DEADLINE = "it was not renewed until its deadline"
+HELD_TOO_LONG = "it was held for longer than lock_max_hold"
 KEY_GONE = "its key was deleted, expired or taken"
 
 LostHandler = Callable[["HeldLock", str], Any]
@@ -128,6 +130,11 @@ class HeldLock:
             self.stop_at = sent_at + self.max_hold
 
     @property
+    def owner(self) -> str:
+        """Whose it is, for log lines: the task and its id."""
+        return parse(self.token).owner
+
+    @property
     def was_granted(self) -> bool:
         """Whether the key has ever been ours, as far as we were told."""
         return self.deadline > -math.inf
@@ -141,7 +148,7 @@ class HeldLock:
         """Note, for good, that the lock is lost; tell its owner once."""
         if self._lost is None:
             self._lost = reason
-            logger.warning("%s", LockLost(self.key, reason))
+            logger.warning("%s: %s", self.owner, LockLost(self.key, reason))
             if self.on_lost:
                 self.on_lost(self, reason)
 
@@ -212,12 +219,15 @@ class Keeper:
 
     def _is_due(self, lock: HeldLock, now: float) -> bool:
         if lock.deadline <= now:
-            self._lose(lock, PAST_DEADLINE)
+            self._lose(lock, HELD_TOO_LONG if lock.stop_at <= now else PAST_DEADLINE)
             return False
         if lock.stop_at <= now and lock.renew_at != math.inf:
             lock.renew_at = math.inf
             logger.warning(
-                "lock %s has been held for lock_max_hold: it is not renewed any more and is lost in %.1f s",
+                "%s still runs after lock_max_hold (%g s): its lock %s is not renewed any more; in %.1f s another run "
+                "may take it",
+                lock.owner,
+                lock.max_hold,
                 lock.key,
                 lock.remaining,
             )

@@ -15,6 +15,7 @@ from tests.lab.servers import wait_until
 #: With these the Redis broker gives a message again that was not acked for two seconds; it looks every second. Without
 #: the last two it looks every hundred seconds, and a test sees no copy.
 IMPATIENT = {"visibility_timeout": 2, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
+#: How long a body runs, in seconds; some three copies come meanwhile.
 LONG = 8.0
 
 
@@ -72,9 +73,9 @@ def test_copies_that_wait_unseen_for_the_only_child_are_dropped_too(
     impatient, start_worker, tasks, ledger, nothing_waits
 ):
     worker = start_worker(1)
-    success = tasks.late.delay("a", "succeeds", LONG)
+    success = tasks.late.delay("a", "succeeds", LONG / 2)
     assert success.get(timeout=LONG + 10) == "succeeds"
-    failure = tasks.tracked.delay("b", "fails", LONG / 2, fails=True)
+    failure = tasks.tracked.delay("b", "fails", LONG / 2.5, fails=True)
     with pytest.raises(ValueError, match="fails fails"):
         failure.get(timeout=LONG + 10)
     wait_until(nothing_waits, "all copies have gone")
@@ -154,11 +155,14 @@ def test_a_message_whose_run_is_cancelled_with_its_lost_connection_runs_again(
     link, config, start_worker, tasks, ledger, locks
 ):
     config.settings["worker_cancel_long_running_tasks_on_connection_loss"] = True
-    start_worker(2)
+    worker = start_worker(2)
     result = tasks.restarted.delay("a", "twice", 60)
     wait_until(ledger.runs, "it runs")
     link.cut()
     assert result.get(timeout=20) == "twice"
-    assert ledger.items() == ["twice", "twice"]
-    assert ledger.overlaps() == []
+    first, second = ledger.runs()
+    assert first.item == second.item == "twice"
+    # Celery sends SIGTERM twice. The second one may end the child before its body has written down its end; then its
+    # main process has released the key, once it was dead.
+    assert first.end <= second.start or "its process died; its lock" in worker.output()
     wait_until(lambda: locks.client.keys("redislock:*}") == [], "the key is free")

@@ -109,6 +109,15 @@ def test_a_soft_time_limit_amid_the_release_leaves_it_to_the_postrun_hook(delive
     assert locks.client.keys() == []
 
 
+@pytest.mark.parametrize(("held_for", "notes"), [(80, 0), (95, 1), (101, 1)])
+def test_a_run_that_ends_close_to_the_visibility_timeout_leaves_a_note(deliver, config, locks, held_for, notes):
+    """The key is free before the broker has the ack; it may give the message again in between."""
+    config.settings["broker_transport_options"]["visibility_timeout"] = 100
+    delivery = Delivery("n" * 22, time.monotonic() - held_for)
+    assert deliver("lab.late", "k", "item", redislock_delivery=delivery) == (None, "item")
+    assert len(locks.client.keys("*:note:id/0/0")) == notes
+
+
 @pytest.mark.parametrize("come_back", [{}, {"redislock": {"times": 1, "since": 1.0, "begun": True}}])
 def test_begun_work_is_never_skipped_also_when_it_comes_back(deliver, held, locks, come_back):
     """A redelivered message whose key a third party holds by now; the broker is away, so that it is given back."""

@@ -216,6 +216,23 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
             sleep_on(seconds)
         return item
 
+    @locked("hangs", bind=True, lock_args=["key"], lock_lease=2.0, lock_max_hold=1.0)
+    def hangs(self: Any, key: Any, item: Any, seconds: float = 0.0) -> None:
+        """Runs for longer than it may, and writes down what becomes of its lock."""
+        with ledger.run(key, item):
+            end = time.monotonic() + seconds
+            seen = None
+            while time.monotonic() < end:
+                if self.lock.state != seen:
+                    seen = self.lock.state
+                    ledger.write({"event": "lock", "item": item, "state": seen})
+                time.sleep(0.02)
+
+    @locked("once_late", lock_args=["key"], lock_on_conflict="skip", lock_lease=5.0, acks_late=True)
+    def once_late(key: Any, item: Any = "", seconds: float = 0.0) -> Any:
+        """Is skipped while another runs, and acked after it ran."""
+        return once.run(key, item, seconds)
+
     @locked("given_back", lock_args=["key"], acks_late=True, reject_on_worker_lost=True)
     def given_back(key: Any, item: Any, first: float = 0.0) -> Any:
         """Is given back to the broker when its process dies; takes its time only in its first run."""
