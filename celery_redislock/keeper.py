@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 from .errors import LockLost, LockUnavailable, describe
 from .options import DEADLINE_MARGIN
 from .store import LockStore
+from .tokens import parse
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ LINGER = 1.0
 BATCH = 500
 
 PAST_DEADLINE = "it was not renewed until its deadline"
+HELD_TOO_LONG = "it was held for longer than lock_max_hold"
 KEY_GONE = "its key was deleted, expired or taken"
 
 #: Two threads may see a loss at the same time: the keeper's and the one that releases.
@@ -132,6 +134,11 @@ class HeldLock:
             self.stop_at = sent_at + self.max_hold
 
     @property
+    def owner(self) -> str:
+        """Whose it is, for log lines: the task and its id."""
+        return parse(self.token).owner
+
+    @property
     def was_granted(self) -> bool:
         """Whether the key has ever been ours, as far as we were told."""
         return self.deadline > -math.inf
@@ -147,7 +154,7 @@ class HeldLock:
             if self._lost is not None:
                 return
             self._lost = reason
-        logger.warning("%s", LockLost(self.key, reason))
+        logger.warning("%s: %s", self.owner, LockLost(self.key, reason))
         if self.on_lost:
             self.on_lost(self, reason)
 
@@ -229,12 +236,15 @@ class Keeper:
 
     def _is_due(self, lock: HeldLock, now: float) -> bool:
         if lock.deadline <= now:
-            self._lose(lock, PAST_DEADLINE)
+            self._lose(lock, HELD_TOO_LONG if lock.stop_at <= now else PAST_DEADLINE)
             return False
         if lock.stop_at <= now and lock.renew_at != math.inf:
             lock.renew_at = math.inf
             logger.warning(
-                "lock %s has been held for lock_max_hold: it is not renewed any more and is lost in %.1f s",
+                "%s still runs after lock_max_hold (%g s): its lock %s is not renewed any more; in %.1f s another run "
+                "may take it",
+                lock.owner,
+                lock.max_hold,
                 lock.key,
                 lock.remaining,
             )

@@ -43,7 +43,9 @@ class Script:
         self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 
-ACQUIRE, RELEASE, RENEW, INSPECT = (Script(name) for name in ("acquire", "release", "renew", "inspect"))
+ACQUIRE, RELEASE, RENEW, INSPECT, EXPECT = (
+    Script(name) for name in ("acquire", "release", "renew", "inspect", "expect")
+)
 
 
 class Held(NamedTuple):
@@ -120,17 +122,15 @@ class LockStore:
         """
         keys = (key,) if note is None else (key, note)
         try:
-            reply, sent_at, resent = self._call(ACQUIRE, keys, (nonce, token, str(int(lease * 1000))))
+            reply, sent_at, _ = self._call(ACQUIRE, keys, (nonce, token, str(int(lease * 1000))))
         except BaseException as error:
-            self._undo(key, nonce)
+            self._undo(key, token)
             if isinstance(error, RedisError):
                 raise LockUnavailable(key, describe(error)) from error
             raise
         if reply == 1:
             return sent_at
         if reply == 0:
-            if resent:  # the first try may have been granted, before the note was left
-                self._undo(key, nonce)
             return Finished()
         return Held(*_holder(reply))
 
@@ -174,6 +174,24 @@ class LockStore:
         reply = self._send(RENEW, [key for key, _, _ in locks], values)
         return [bool(renewed) for renewed in reply]
 
+    def expect_copy(self, key: str, nonce: str) -> bool:
+        """Say that a copy of the holder's message is to come: its release will leave the note.
+
+        Args:
+            key: The key in Redis.
+            nonce: Of the owner.
+
+        Returns:
+            Whether it was still held.
+
+        Raises:
+            LockUnavailable: Redis did not answer or refused.
+        """
+        try:
+            return bool(self._call(EXPECT, (key,), (nonce,))[0])
+        except RedisError as error:
+            raise LockUnavailable(key, describe(error)) from error
+
     def inspect(self, key: str) -> LockInfo | None:
         """Who holds `key`; None where it is free.
 
@@ -189,10 +207,13 @@ class LockStore:
         token, ttl = _holder(reply)
         return token.info(key, ttl)
 
-    def _undo(self, key: str, nonce: str) -> None:
-        """Release what a failed acquire may have been granted; one try: else the lease ends it."""
+    def _undo(self, key: str, token: str) -> None:
+        """Release what a failed acquire may have been granted; one try: else the lease ends it.
+
+        By the whole token: where it arrives late, it must not undo the next try under the same nonce.
+        """
         try:
-            self._send(RELEASE, (key,), (nonce, NOTE_TTL_MS, "0"))
+            self._send(RELEASE, (key,), (token, NOTE_TTL_MS, "0"))
         except RedisError:
             logger.debug("could not undo a failed acquire of %s; its lease ends it if it was granted", key)
 

@@ -10,14 +10,21 @@
 --         0: my attempt has already finished elsewhere
 --         {holder's token, milliseconds left or -1}: held by another
 
+local function is_mine(holder)
+  return holder and (holder == ARGV[1] or string.sub(holder, 1, #ARGV[1] + 1) == ARGV[1] .. ' ')
+end
+
 if KEYS[2] and redis.call('EXISTS', KEYS[2]) == 1 then
+  if is_mine(redis.call('GET', KEYS[1])) then
+    redis.call('DEL', KEYS[1])  -- granted before the note was left, the answer lost
+  end
   return 0
 end
 if redis.call('SET', KEYS[1], ARGV[2], 'NX', 'PX', ARGV[3]) then
   return 1
 end
 local holder = redis.call('GET', KEYS[1])
-if holder == ARGV[1] or string.sub(holder, 1, #ARGV[1] + 1) == ARGV[1] .. ' ' then
+if is_mine(holder) then
   redis.call('PEXPIRE', KEYS[1], ARGV[3])
   return 1
 end

@@ -12,7 +12,7 @@
 local holder = redis.call('GET', KEYS[1])
 local mine = holder and (holder == ARGV[1] or string.sub(holder, 1, #ARGV[1] + 1) == ARGV[1] .. ' ')
 if mine then
-  redis.call('DEL', KEYS[1])  -- first: a server without memory refuses the note
+  redis.call('DEL', KEYS[1])  -- first: a full server refuses the note unless something was deleted
 end
 -- Where the lock was lost, a mark that a copy left on it is lost too.
 if KEYS[2] and (not mine or ARGV[3] == '1' or string.sub(holder, -5) == ' copy') then

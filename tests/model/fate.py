@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 
 from .commands import Release, apply
-from .executions import CLOSED, IN_CHILD, Ending, Execution, Phase
+from .executions import CLOSED, IN_BODY, IN_CHILD, Ending, Execution, Phase
 from .rules import Excuse, Mistake
 from .world import Step, World
 
@@ -26,8 +26,12 @@ class Fate:
         if one.unacked and faults.may("timeouts"):
             yield self._time_out(world.spend("timeouts"), one)
         if one.unacked and one.message.acks_late and faults.may("disconnects"):
-            lost = world.spend("disconnects").put(one._replace(unacked=False)).enqueue(one.message.again)
-            lost = lost.excuse(one.attempt, Excuse.DISCONNECTED)
+            # The main process marks the lock of a run that is in its body; see `redelivery.ExpectCopies`.
+            marked = one.phase in IN_BODY
+            lost = world.spend("disconnects").put(one._replace(unacked=False, overdue=one.overdue or marked))
+            lost = lost.enqueue(one.message.again)
+            if not marked:
+                lost = lost.excuse(one.attempt, Excuse.DISCONNECTED)
             yield Step(f"the broker loses {one.nonce} and gives {one.attempt} again", lost)
         if faults.may("deaths"):
             if one.phase in IN_CHILD:

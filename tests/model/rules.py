@@ -23,7 +23,7 @@ class Excuse(Enum):
     DIED_BEFORE_ACK = "the process died between its last word to Redis or the broker and its ack"
     PUBLISHED_TWICE = "an attempt ran twice because its first run did not finish, and published its next one twice"
     ACK_TOO_LATE = "the visibility timeout passed between the release and the ack"
-    DISCONNECTED = "a lost connection gave the message back early, and the copy was not seen before the release"
+    DISCONNECTED = "the connection to the broker was lost before the body began or after it ended, and with it the ack"
 
 
 class Mistake(Enum):
@@ -43,20 +43,11 @@ class Mistake(Enum):
     RELEASE_WHILE_THE_CHILD_RUNS = "the main process releases at the hard time limit, before the child is dead"
     SUCCESSOR_MEETS_THE_POLICY = "what the holder itself published is skipped as a duplicate"
     BEGUN_WORK_MEETS_THE_POLICY = "a redelivered message is skipped as a duplicate"
-    # Found by this model, and in the code when it was written:
+    # Found by this model in the code of its time:
     FIRST_DELIVERY_IGNORES_ITS_COPY = "who runs a copy leaves no note for the first delivery, which reads none"
     OUTAGE_FORGETS_BEGUN_WORK = "a redelivered message that meets an outage comes back as a fresh one"
     FINISHED_LEAVES_ITS_KEY = "an acquire that was granted, and is sent again, meets the note and leaves its key"
 
-
-#: What the code still does wrong. To mend one: change the code, and take it out here.
-STILL_MADE = frozenset(
-    {
-        Mistake.FIRST_DELIVERY_IGNORES_ITS_COPY,
-        Mistake.OUTAGE_FORGETS_BEGUN_WORK,
-        Mistake.FINISHED_LEAVES_ITS_KEY,
-    }
-)
 
 #: The states of a run that is over: only these leave a note.
 OVER = frozenset({"SUCCESS", "FAILURE", "RETRY", "IGNORED"})

@@ -1,6 +1,6 @@
 """What can happen next: what each execution does, from its delivery to its ack.
 
-It follows `Execution` and the scripts; where it differs, `rules.STILL_MADE` or a comment says so.
+It follows `Execution` and the scripts; where it differs, a comment says so.
 """
 
 from __future__ import annotations

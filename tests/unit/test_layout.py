@@ -21,7 +21,7 @@ ORDER = [
     *("store", "keeper", "locks"),
     *("server", "comeback", "delivery", "plan"),
     *("abort", "policies", "execution", "task"),
-    *("locked", "children", "request", "control", "cli", "bootsteps", "metrics", "tracing", "testing"),
+    *("locked", "children", "request", "redelivery", "control", "cli", "bootsteps", "metrics", "tracing", "testing"),
     "__init__",
 ]
 #: These serve any code, with or without Celery.
