@@ -97,7 +97,7 @@ def test_complaint_5_copies_neither_run_beside_the_first_run_nor_are_lost_when_i
         "unacked_restore_throttle": 1,
     }
     dying = start_worker(2)
-    result = tasks.once_late.delay("k", "item", 3.5)
+    result = tasks.once_late.delay("k", "item", 3.0)
     pid_of(ledger, "item")
     dying.process.kill()
     survivor = start_worker(3)
@@ -118,7 +118,7 @@ def test_complaint_6_a_run_that_outlived_its_lock_does_not_free_the_next_ones(co
     child = pid_of(ledger, "old")
     os.kill(child, signal.SIGSTOP)  # as on a host that swaps, or in a virtual machine that is moved
     try:
-        new = tasks.work.delay("k", "new", 4.0)
+        new = tasks.work.delay("k", "new", 3.0)
         pid_of(ledger, "new")
     finally:
         os.kill(child, signal.SIGCONT)
