@@ -10,9 +10,11 @@ from .errors import (
     RedisLockError,
 )
 from .info import LockInfo
+from .locks import Lock
 from .task import LockedTask
 
 __all__ = [
+    "Lock",
     "LockConfigError",
     "LockConflict",
     "LockInfo",
