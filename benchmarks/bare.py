@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import redis
 
-from celery_redislock.store import ACQUIRE, NOTE_TTL_MS, RELEASE
+from celery_redislock.store import ACQUIRE, NOTE_TTL_MS, RELEASE, beside
 
 from .timing import Case
 
@@ -23,7 +23,7 @@ def two_calls(client: redis.Redis, key: str, token: str, lease: float, note: str
     client.script_load(RELEASE.text)
     nonce = token.split(" ")[0]
     acquire = (ACQUIRE.sha, 1, key, nonce, token, int(lease * 1000))
-    keys = (key,) if note is None else (key, note)
+    keys = [key, beside(key, "waiters"), beside(key, "wake"), *([] if note is None else [note])]
     release = (RELEASE.sha, len(keys), *keys, nonce, NOTE_TTL_MS, 0)
 
     def cycle() -> None:

@@ -10,6 +10,7 @@ from .errors import (
     RedisLockError,
 )
 from .info import LockInfo
+from .locked import locked
 from .locks import Lock
 from .task import LockedTask
 
@@ -23,4 +24,5 @@ __all__ = [
     "LockUnavailable",
     "LockedTask",
     "RedisLockError",
+    "locked",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -102,12 +101,7 @@ def derive(client: redis.Redis, max_connections: int = 50, *, wait_for_reply: fl
         max_connections: At most; `client`'s own bound holds too.
         wait_for_reply: Seconds that a command may block on the server, on top of the time-out. Such a client raises
             ConnectionError where no connection is free; others make the caller wait for one.
-
-    Raises:
-        LockConfigError: It is an asyncio client.
     """
-    if inspect.iscoroutinefunction(client.execute_command):
-        raise LockConfigError(f"a Lock needs a synchronous redis-py client, not {type(client).__module__}'s")
     pool = client.connection_pool
     options = {name: value for name, value in pool.connection_kwargs.items() if not _OF_POOL(name)}
     for name in ("socket_timeout", "socket_connect_timeout"):  # without, a silent server would hang for ever

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import math
 import socket
@@ -69,7 +70,8 @@ class Lock(Handle):
         super().__init__(client, key, timeout, thread_local=bool(thread_local), by_context=reentrant)
         if renew and not timeout:
             raise LockConfigError(f"lock {key}: renew=True needs a timeout: how long the key outlives a dead holder")
-        LockServer.behind(client)  # refuses what is no client of ours
+        if inspect.iscoroutinefunction(getattr(client, "execute_command", None)):
+            raise LockConfigError(f"lock {key}: an asyncio client; a Lock needs a synchronous one")
         self.name = name
         self.sleep = sleep
         self.blocking = blocking

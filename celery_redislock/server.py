@@ -9,12 +9,14 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import redis
+from redis.cluster import RedisCluster
 
+from .cluster import ClusterStore, ClusterWakeUps
 from .connection import command_time, connect, derive, lock_url
 from .keeper import HeldLock, Keeper
 from .options import resolve_settings
 from .store import Granted, Held, LockStore
-from .wake_ups import TURN, WakeUps
+from .wake_ups import MAX_WAITERS, TURN, WakeUps
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -23,24 +25,32 @@ _SETTING = "redislock_"
 _SERVERS = "_redislock_servers"
 #: Between two looks at a key whose release wakes nobody, in seconds.
 POLL = 0.1
-#: More waiters of one process poll: each that blocks on the server needs a connection.
-MAX_WAITERS = 200
+#: A Cluster's client resends by itself, for about so many seconds.
+CLUSTER_COMMAND_TIME = 60.0
 
 
 class LockServer:
     """A store for this process's threads, a keeper with a connection of its own, and those that waiters block on.
 
     Args:
-        client: From `connect` or `derive`.
+        client: From `connect` or `derive`; or a Cluster's.
     """
 
-    def __init__(self, client: redis.Redis) -> None:
+    def __init__(self, client: redis.Redis | RedisCluster) -> None:
         self.client = client
-        self.store = LockStore(client)
-        keepers = derive(client, 1)
-        self.keeper = Keeper(LockStore(keepers, self.store.outage), command_time(keepers))
-        self.wake_ups = WakeUps(derive(client, MAX_WAITERS, wait_for_reply=TURN))
-        _servers_of(client.connection_pool)[os.getpid()] = self
+        self.store: LockStore
+        self.wake_ups: WakeUps
+        keepers: LockStore
+        if isinstance(client, RedisCluster):
+            self.store, self.wake_ups = ClusterStore(client), ClusterWakeUps(client)
+            keepers = ClusterStore(client, self.store.outage)
+            self.command_time = CLUSTER_COMMAND_TIME
+        else:
+            self.store, self.wake_ups = LockStore(client), WakeUps(derive(client, MAX_WAITERS, wait_for_reply=TURN))
+            keepers = LockStore(derive(client, 1), self.store.outage)
+            self.command_time = command_time(client)
+            _servers_of(client.connection_pool)[os.getpid()] = self
+        self.keeper = Keeper(keepers, self.command_time)
 
     @classmethod
     def of(cls, app: Celery) -> LockServer:
@@ -54,17 +64,15 @@ class LockServer:
 
     @classmethod
     def behind(cls, client: Any) -> LockServer:
-        """The server of a redis-py client that the user has; it ends with the client's connection pool.
-
-        Raises:
-            LockConfigError: It is an asyncio client.
-        """
-        pool = client.connection_pool
-        servers = _servers_of(pool)
+        """The server of a redis-py client that the user has; it ends with the client's connection pool."""
+        if isinstance(client, RedisCluster):
+            servers = _servers_of(client)
+            return servers.get(os.getpid()) or servers.setdefault(os.getpid(), cls(client))
+        servers = _servers_of(client.connection_pool)
         server = servers.get(os.getpid())
         if server is None:
             server = servers.setdefault(os.getpid(), cls(derive(client)))
-            weakref.finalize(pool, server.keeper.stop).atexit = False
+            weakref.finalize(client.connection_pool, server.keeper.stop).atexit = False
         return server
 
     def take(self, held: HeldLock, timeout: float | None, *, poll: float = POLL, fence: bool = False) -> Held | None:

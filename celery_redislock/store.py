@@ -272,6 +272,8 @@ def _release_keys(key: str, note: str | None = None) -> Sequence[str]:
 
 def _held(reply: Sequence[Any]) -> tuple[bytes, float | None]:
     value, ttl = reply
+    if isinstance(value, str):  # from a Cluster's client that decodes
+        value = value.encode()
     return value, ttl / 1000 if ttl >= 0 else None
 
 

@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 #: A waiter looks again after so many seconds at most: a wake-up may be lost with the waiter that it woke.
 TURN = 1.0
+#: More waiters of one process poll: each that blocks on the server needs a connection.
+MAX_WAITERS = 200
 #: The server takes a shorter one for none, which is for ever.
 _SHORTEST = 0.01
 

@@ -18,7 +18,7 @@ PACKAGE = Path(celery_redislock.__file__).parent
 ORDER = [
     *("info", "errors", "signals"),
     *("tokens", "wire", "keys", "options", "connection"),
-    *("lines", "store", "keeper", "wake_ups", "server", "reentry", "handle", "locks", "nolock"),
+    *("lines", "store", "keeper", "wake_ups", "cluster", "server", "reentry", "handle", "locks", "nolock"),
     *("comeback", "delivery", "plan"),
     *("abort", "policies", "held_by_request", "execution", "task"),
     *("locked", "children", "request", "control", "cli", "bootsteps", "metrics", "tracing", "testing"),

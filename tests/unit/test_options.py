@@ -154,7 +154,6 @@ def test_a_wrong_value_is_refused_with_what_is_allowed(option: str, value: Any, 
         ("on_conflict", "join"),
         ("hold_on_retry", True),
         ("cooldown", 5.0),
-        ("fence", True),
     ],
     ids=str,
 )
