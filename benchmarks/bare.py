@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import redis
 
 from celery_redislock.store import ACQUIRE, NOTE_TTL_MS, RELEASE, beside
@@ -24,7 +26,7 @@ def two_calls(client: redis.Redis, key: str, token: str, lease: float, note: str
     nonce = token.split(" ")[0]
     acquire = (ACQUIRE.sha, 1, key, nonce, token, int(lease * 1000))
     keys = [key, beside(key, "waiters"), beside(key, "wake"), *([] if note is None else [note])]
-    release = (RELEASE.sha, len(keys), *keys, nonce, NOTE_TTL_MS, 0)
+    release: tuple[Any, ...] = (RELEASE.sha, len(keys), *keys, nonce, NOTE_TTL_MS, 0)
 
     def cycle() -> None:
         granted, released = client.evalsha(*acquire), client.evalsha(*release)
