@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from redis.cluster import RedisCluster
+from redis.exceptions import RedisClusterException, RedisError
 
 from .connection import derive
 from .store import LockStore, Outage, Text
@@ -35,7 +36,10 @@ class ClusterStore(LockStore):
         return [renewed[lock] for lock in locks]
 
     def _on_line(self, command: Callable[..., T], *args: Any) -> T:
-        return command(self._cluster, *args)
+        try:
+            return command(self._cluster, *args)
+        except RedisClusterException as error:  # no RedisError, for reasons of its own
+            raise RedisError(str(error)) from error
 
 
 class ClusterWakeUps(WakeUps):

@@ -107,7 +107,12 @@ def derive(client: redis.Redis, max_connections: int = 50, *, wait_for_reply: fl
     for name in ("socket_timeout", "socket_connect_timeout"):  # without, a silent server would hang for ever
         options[name] = options.get(name) or DEFAULTS[name]
     options["socket_timeout"] += wait_for_reply
-    options |= {**_FIXED, "retry": Retry(NoBackoff(), 0), "max_connections": min(pool.max_connections, max_connections)}
+    options |= {
+        **_FIXED,
+        "encoding": "utf-8",
+        "retry": Retry(NoBackoff(), 0),
+        "max_connections": min(pool.max_connections, max_connections),
+    }
     kind: type[redis.ConnectionPool] = redis.ConnectionPool
     if isinstance(pool, SentinelConnectionPool):
         kind = SentinelConnectionPool

@@ -101,7 +101,10 @@ def check_fence(held: HeldLock, fence: bool) -> None:
 
 def _others(hold: Hold) -> tuple[weakref.ref[Hold], ...]:
     """The holds of this context, without `hold` and those that have ended."""
-    return tuple(reference for reference in _holds.get() if reference() not in {hold, None})
+    holds = _holds.get()
+    if not holds:
+        return ()
+    return tuple([reference for reference in holds if reference() not in {hold, None}])
 
 
 def _owner() -> tuple[int, Any]:

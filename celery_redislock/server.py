@@ -65,14 +65,12 @@ class LockServer:
     @classmethod
     def behind(cls, client: Any) -> LockServer:
         """The server of a redis-py client that the user has; it ends with the client's connection pool."""
-        if isinstance(client, RedisCluster):
-            servers = _servers_of(client)
-            return servers.get(os.getpid()) or servers.setdefault(os.getpid(), cls(client))
-        servers = _servers_of(client.connection_pool)
+        pool = getattr(client, "connection_pool", client)  # a Cluster's client has many
+        servers = _servers_of(pool)
         server = servers.get(os.getpid())
         if server is None:
-            server = servers.setdefault(os.getpid(), cls(derive(client)))
-            weakref.finalize(client.connection_pool, server.keeper.stop).atexit = False
+            server = servers.setdefault(os.getpid(), cls(client if pool is client else derive(client)))
+            weakref.finalize(pool, server.keeper.stop).atexit = False
         return server
 
     def take(self, held: HeldLock, timeout: float | None, *, poll: float = POLL, fence: bool = False) -> Held | None:

@@ -6,6 +6,7 @@ ambiguous. It does not know Celery.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import random
@@ -254,6 +255,7 @@ def _evaluate(client: redis.Redis, script: Script, keys: Sequence[str], values: 
         return execute("EVAL", script.text, str(len(keys)), *keys, *values)
 
 
+@functools.lru_cache(1024)
 def beside(key: str, what: str) -> str:
     """The key of something that belongs to the lock `key`, in the same slot of a Cluster.
 
