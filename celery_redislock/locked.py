@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, overload
 
-from celery import current_app
+from celery import _state, current_app
 
 from .errors import LockConfigError
 from .held_by_request import held_by_request
@@ -61,7 +61,7 @@ def locked(
         wait: Seconds to wait for the key; 0 for not at all; None for the app's `redislock_wait`.
         lease: Seconds that the key outlives a dead holder; None for the app's `redislock_lease`.
         fence: Hand out a fencing number; None for the app's `redislock_fence`.
-        app: None for the current app.
+        app: None for the current app, or the only one.
 
     Raises:
         LockConfigError: The template is malformed, or the function is async or a generator.
@@ -99,7 +99,9 @@ class Locked:
         if self._values is not None:
             raise LockConfigError(f"{self._what}: values are for a block; a function has its arguments")
         _refuse_what_outlives_its_call(function)
-        name = f"{function.__module__}.{function.__qualname__}"
+        if self._template is None and not hasattr(function, "__qualname__"):
+            raise LockConfigError(f"locked: this {_name_of(function)} has no name to make a key of: give it a template")
+        name = f"{function.__module__}.{_name_of(function)}"
         keys = KeyMaker(name, inspect.signature(function), None, self._template, remedy="give locked() a template")
 
         @functools.wraps(function)
@@ -148,7 +150,7 @@ class Locked:
         return keys.name((), {field: values[field] for field in self._fields})
 
     def _resolve(self) -> _Settings:
-        app: Celery = self._app or current_app._get_current_object()  # type: ignore[attr-defined]
+        app = self._app or _the_app()
         settings = self._settings
         if settings is None or settings.app is not app:
             settings = self._settings = _Settings.of(app, self._what, self._given)
@@ -195,8 +197,29 @@ def _refuse_what_outlives_its_call(function: Any) -> None:
     kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
     if any(kind(function) or kind(call) for kind in kinds):
         raise LockConfigError(
-            f"locked: {function.__qualname__} is async or a generator: its body runs after the call has returned and "
+            f"locked: {_name_of(function)} is async or a generator: its body runs after the call has returned and "
             "its lock is gone; use a block inside it"
         )
     if inspect.isclass(function) or not callable(function):
-        raise LockConfigError(f"locked: {function!r} is no function: put @locked below @classmethod and the like")
+        raise LockConfigError(
+            f"locked: {_name_of(function)} is no function: put @locked below @classmethod and the like"
+        )
+
+
+def _name_of(function: Any) -> str:
+    """Of a function; of anything else that can be called, its type's: it may show arguments."""
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+def _the_app() -> Celery:
+    """The current app. In a thread where none was made current, such as a web server's: the only one there is.
+
+    Celery itself falls back to an app without settings there.
+    """
+    app: Celery | None = _state._tls.current_app or _state.default_app  # type: ignore[attr-defined]
+    if app is None or app.main == "default":
+        apps = [other for other in _state._get_active_apps() if other.set_as_current]  # type: ignore[attr-defined]
+        if len(apps) > 1:
+            raise LockConfigError("locked: which of the apps of this process? Give it app=, or call app.set_default()")
+        app = apps[0] if apps else app
+    return app or current_app._get_current_object()  # type: ignore[attr-defined]
