@@ -6,9 +6,10 @@ import functools
 import inspect
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from weakref import WeakSet
 
 import pytest
-from celery import Celery
+from celery import Celery, _state
 
 from celery_redislock import Lock, LockConfigError, LockConflict, LockedTask, LockKeyError, locked
 from tests.integration.conftest import held_elsewhere
@@ -20,8 +21,6 @@ KEY = "redislock:{stock:7}"
 @pytest.fixture(autouse=True)
 def current(app):
     """The app of the test is the current one, as in a web process that never has a worker."""
-    from celery import _state
-
     before = _state._tls.current_app
     app.set_current()
     yield
@@ -156,8 +155,10 @@ class TestBlock:
         with pytest.raises(LockConfigError, match="set redislock_url"):
             locked("x", app=Celery("bare", broker="amqp://", set_as_current=False)).__enter__()
 
-    def test_in_a_thread_without_a_current_app_it_uses_the_only_one(self, config):
+    def test_in_a_thread_without_a_current_app_it_uses_the_only_one(self, config, monkeypatch):
         """As in the threads of a web server, where Celery's own current_app is one without settings."""
+
+        monkeypatch.setattr(_state, "_apps", WeakSet())  # other tests have apps too
 
         def enter():
             with locked("x") as lock:
