@@ -27,7 +27,7 @@ format: $(STAMP)
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
-bench: $(STAMP)  ## What a cycle and a task cost, side by side with bare calls
+bench: $(STAMP)  ## What a cycle, a task and a hand-over cost, side by side with bare calls and other locks
 	@$(BIN)/python -m benchmarks
 
 clean:

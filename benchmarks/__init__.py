@@ -1,1 +1,1 @@
-"""What a cycle and a task cost: `python -m benchmarks`."""
+"""What a cycle, a task and a hand-over cost: `python -m benchmarks`."""

@@ -1,17 +1,19 @@
-"""Run all benchmarks, or those named: ``python -m benchmarks [cycle] [task]``."""
+"""Run all benchmarks, or those named: ``python -m benchmarks [cycle] [task] [handover]``."""
 
 from __future__ import annotations
 
 import argparse
 import signal
 
-from . import cycle, task
+from . import cycle, handover, task
 
-BENCHMARKS = {"cycle": cycle.main, "task": task.main}
+BENCHMARKS = {"cycle": cycle.main, "task": task.main, "handover": handover.main}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="What a cycle and a task cost.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="What a cycle, a task and a hand-over cost."
+    )
     parser.add_argument("names", nargs="*", metavar="name", help=f"one of: {', '.join(BENCHMARKS)}; default: all")
     names = parser.parse_args().names
     unknown = [name for name in names if name not in BENCHMARKS]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import redis
 
-from celery_redislock.store import ACQUIRE, NOTE_TTL_MS, RELEASE
+from celery_redislock.store import ACQUIRE, NOTE_TTL_MS, RELEASE, beside
 
 from .timing import Case
 
@@ -23,8 +25,8 @@ def two_calls(client: redis.Redis, key: str, token: str, lease: float, note: str
     client.script_load(RELEASE.text)
     nonce = token.split(" ")[0]
     acquire = (ACQUIRE.sha, 1, key, nonce, token, int(lease * 1000))
-    keys = (key,) if note is None else (key, note)
-    release = (RELEASE.sha, len(keys), *keys, nonce, NOTE_TTL_MS, 0)
+    keys = [key, beside(key, "waiters"), beside(key, "wake"), *([] if note is None else [note])]
+    release: tuple[Any, ...] = (RELEASE.sha, len(keys), *keys, nonce, NOTE_TTL_MS, 0)
 
     def cycle() -> None:
         granted, released = client.evalsha(*acquire), client.evalsha(*release)

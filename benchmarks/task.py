@@ -86,7 +86,7 @@ def _two_bare_calls(url: str, task: Any) -> Case:
     request = _request(task, ())
     key, attempt = task.lock_for().name, Attempt(request["id"], 0, 0)
     token = tokens.mint(request[DELIVERY].nonce, attempt, tokens.origin(HOSTNAME, task.name))
-    return two_calls(connect(url, {}), key, token, task.lock_for().lease, note=f"{key}:note:{attempt}")
+    return two_calls(connect(url, {}), key, token, task.lock_for().timeout, note=f"{key}:note:{attempt}")
 
 
 def _traced(task: Any, args: tuple[Any, ...] = ()) -> Case:

@@ -10,9 +10,12 @@ from .errors import (
     RedisLockError,
 )
 from .info import LockInfo
+from .locked import locked
+from .locks import Lock
 from .task import LockedTask
 
 __all__ = [
+    "Lock",
     "LockConfigError",
     "LockConflict",
     "LockInfo",
@@ -21,4 +24,5 @@ __all__ = [
     "LockUnavailable",
     "LockedTask",
     "RedisLockError",
+    "locked",
 ]

@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from redis.sentinel import SentinelConnectionPool
 
 from .errors import LockConfigError, describe
 
@@ -90,6 +91,40 @@ def connect(url: str, options: Mapping[str, Any]) -> redis.Redis:
     client = redis.Redis(connection_pool=pool)
     pool.timeout = command_time(client)
     return client
+
+
+def derive(client: redis.Redis, max_connections: int = 50, *, wait_for_reply: float = 0.0) -> redis.Redis:
+    """A client of our own for the server of `client`, whatever its retries, encoding and protocol.
+
+    Args:
+        client: Any redis-py client with a connection pool; also that of a Sentinel.
+        max_connections: At most; `client`'s own bound holds too.
+        wait_for_reply: Seconds that a command may block on the server, on top of the time-out. Such a client raises
+            ConnectionError where no connection is free; others make the caller wait for one.
+    """
+    pool = client.connection_pool
+    options = {name: value for name, value in pool.connection_kwargs.items() if not _OF_POOL(name)}
+    for name in ("socket_timeout", "socket_connect_timeout"):  # without, a silent server would hang for ever
+        options[name] = options.get(name) or DEFAULTS[name]
+    options["socket_timeout"] += wait_for_reply
+    options |= {
+        **_FIXED,
+        "encoding": "utf-8",
+        "retry": Retry(NoBackoff(), 0),
+        "max_connections": min(pool.max_connections, max_connections),
+    }
+    kind: type[redis.ConnectionPool] = redis.ConnectionPool
+    if isinstance(pool, SentinelConnectionPool):
+        kind = SentinelConnectionPool
+        options |= {name: getattr(pool, name) for name in ("service_name", "sentinel_manager", "is_master")}
+    elif not wait_for_reply:
+        kind = redis.BlockingConnectionPool
+        options["timeout"] = options["socket_timeout"] + options["socket_connect_timeout"]
+    return redis.Redis(connection_pool=kind(connection_class=pool.connection_class, **options))
+
+
+#: What a redis-py pool keeps among its connections' options for itself.
+_OF_POOL = re.compile("maint_|oss_|orig_|himport_|cache|event_dispatcher$|connection_pool$").match
 
 
 def command_time(client: redis.Redis) -> float:

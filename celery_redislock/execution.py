@@ -15,12 +15,13 @@ from .abort import Abort
 from .comeback import HEADER, Return, publish_again
 from .delivery import DELIVERY, Delivery
 from .errors import LockConflict, LockUnavailable, describe
+from .held_by_request import held_by_request
 from .info import LockInfo
 from .keeper import HeldLock
-from .locks import wait_for
 from .policies import POLICIES, skip_reason
+from .reentry import check_fence, held_in_context
 from .server import LockServer
-from .store import Finished, Held
+from .store import Finished, Granted, Held
 from .tokens import Attempt
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Execution:
     __slots__ = (
         "_attempt",
         "_copy_may_wait",
+        "_is_inner",
         "_server",
         "abort",
         "attempt",
@@ -81,6 +83,7 @@ class Execution:
         self._attempt = str(self.attempt)
         self.returned = _FIRST
         self._copy_may_wait = False
+        self._is_inner = False
 
     def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take the key of this call, or end the run as its options say.
@@ -102,7 +105,7 @@ class Execution:
         if self.request.is_eager:
             self._take_eagerly(lock)
         else:
-            self._take(lock)
+            self._take(lock, nonce)
 
     def end(self, state: str | None) -> None:
         """Give the key back; whatever happens, the task's own outcome stands.
@@ -111,7 +114,8 @@ class Execution:
             state: What the task ended with; None where nobody knows.
         """
         lock = self.lock
-        if lock is None:
+        if lock is None or self._is_inner:
+            self.lock = None
             return
         self._server.keeper.remove(lock)
         over = state in _OVER and not self.request.is_eager
@@ -189,20 +193,22 @@ class Execution:
         self.received_at = time.monotonic()
         return tokens.mint_nonce()
 
-    def _take(self, lock: HeldLock) -> None:
+    def _take(self, lock: HeldLock, nonce: str) -> None:
         while True:
             self.lock = lock
             # Only such a message reads the note that its attempt is over.
             note = self._note(lock.key) if self.returned.times or self._may_be_a_copy() else None
             try:
-                result = lock.store.acquire(lock.key, lock.token, lock.nonce, lock.lease, note)
+                result = lock.store.acquire(
+                    lock.key, lock.token, lock.nonce, lock.lease, note, fence=self.plan.options.fence
+                )
             except LockUnavailable as error:
                 self.lock = None
                 if self._runs_without(error):
                     return
-                lock.token = self._mint(lock.nonce)  # the undo of the last one may still be on its way
+                lock.token = self._mint(nonce)  # the undo of the last one may still be on its way
                 continue
-            if isinstance(result, float):
+            if isinstance(result, Granted):
                 lock.granted(result)
                 self._taken(lock)
                 return
@@ -220,8 +226,12 @@ class Execution:
     def _take_eagerly(self, lock: HeldLock) -> None:
         """In eager mode nothing can be sent again: skip, or block for the key."""
         options = self.plan.options
+        if self._enter_again(lock):
+            return
         try:
-            conflict = wait_for(lock, 0.0 if options.on_conflict == "skip" else options.wait)
+            conflict = self._server.take(
+                lock, 0.0 if options.on_conflict == "skip" else options.wait, fence=options.fence
+            )
         except LockUnavailable:
             self.lock = None
             if options.on_outage == "run":
@@ -236,6 +246,16 @@ class Execution:
         if options.on_conflict == "skip":
             raise TaskRevokedError(skip_reason(holder))
         raise LockConflict(lock.key, holder)
+
+    def _enter_again(self, lock: HeldLock) -> bool:
+        """Whether the caller holds the key already: the run that applies this one, or a block around it."""
+        hold = held_in_context(lock.store, lock.key)
+        outer = hold.held if hold else held_by_request(lock.store, lock.key)
+        if outer is None:
+            return False
+        check_fence(outer, self.plan.options.fence)
+        self.lock, self._is_inner = outer, True
+        return True
 
     def _conflict(self, key: str, conflict: Held) -> None:
         holder = conflict.holder.info(key, conflict.ttl)

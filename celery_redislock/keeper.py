@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from .errors import LockLost, LockUnavailable, describe
 from .options import DEADLINE_MARGIN
-from .store import LockStore
+from .store import RENEW, Granted, LockStore, Text
 from .tokens import parse
 
 logger = logging.getLogger(__name__)
@@ -47,11 +47,13 @@ class HeldLock:
         key: The key in Redis.
         token: What the key holds while it is ours.
         lease: Seconds.
+        fence: The fencing number of this hold, where it was asked for.
     """
 
     __slots__ = (
         "_lost",
         "deadline",
+        "fence",
         "key",
         "lease",
         "max_hold",
@@ -67,8 +69,8 @@ class HeldLock:
         self,
         store: LockStore,
         key: str,
-        token: str,
-        nonce: str,
+        token: Text,
+        nonce: Text,
         lease: float,
         max_hold: float | None = None,
         on_lost: LostHandler | None = None,
@@ -78,6 +80,7 @@ class HeldLock:
         self.token = token
         self.nonce = nonce
         self.lease = lease
+        self.fence: int | None = None
         self.on_lost = on_lost
         self.max_hold = max_hold
         self.stop_at = math.inf
@@ -109,8 +112,11 @@ class HeldLock:
         if self.remaining <= 0:
             raise LockLost(self.key, self._lost or "its lease has ended")
 
-    def extend(self) -> None:
-        """Renew now, for a whole lease from now. Without a keeper's failure nobody needs it.
+    def extend(self, ttl: float | None = None) -> None:
+        """Renew now. Without a keeper's failure nobody needs it.
+
+        Args:
+            ttl: Seconds from now; None for a whole lease.
 
         Raises:
             LockLost: The key is not held any more.
@@ -119,34 +125,37 @@ class HeldLock:
         self.check()
         sent_at = time.monotonic()
         try:
-            (still_held,) = self.store.renew([(self.key, self.nonce, self.lease)])
+            (still_held,) = self.store.renew([(self.key, self.nonce, self.lease if ttl is None else ttl)])
         except RedisError as error:
             raise LockUnavailable(self.key, describe(error)) from error
         if not still_held:
             self.lose(KEY_GONE)
         self.check()
-        self.renewed(sent_at)
+        self.renewed(sent_at, ttl)
 
-    def granted(self, sent_at: float) -> None:
-        """The server gave the key, no earlier than at `sent_at`."""
-        self.renewed(sent_at)
+    def granted(self, grant: Granted) -> None:
+        """The server gave the key."""
+        self.fence = grant.fence
+        self.renewed(grant.sent_at)
         if self.max_hold is not None:
-            self.stop_at = sent_at + self.max_hold
+            self.stop_at = grant.sent_at + self.max_hold
 
     @property
     def owner(self) -> str:
         """Whose it is, for log lines: the task and its id."""
-        return parse(self.token).owner
+        return parse(self.token if isinstance(self.token, str) else self.token.decode("utf-8", "replace")).owner
 
     @property
     def was_granted(self) -> bool:
         """Whether the key has ever been ours, as far as we were told."""
         return self.deadline > -math.inf
 
-    def renewed(self, sent_at: float) -> None:
-        """The server gave the whole lease again, no earlier than at `sent_at`."""
-        self.deadline = sent_at + self.lease * (1 - DEADLINE_MARGIN)
+    def renewed(self, sent_at: float, ttl: float | None = None) -> None:
+        """The server gave the whole lease again, or `ttl` seconds, no earlier than at `sent_at`."""
+        self.deadline = sent_at + (self.lease if ttl is None else ttl) * (1 - DEADLINE_MARGIN)
         self.renew_at = sent_at + self.lease * INTERVAL
+        if ttl is not None:  # where more was given, a renewal must not take it away
+            self.renew_at += ttl - self.lease
 
     def lose(self, reason: str) -> None:
         """Note, for good, that the lock is lost; tell its owner once."""
@@ -181,6 +190,12 @@ class Keeper:
         self._starting = threading.Lock()
         self._failures = 0
         self._added = False
+        self._stopped = False
+
+    def stop(self) -> None:
+        """End the thread: nobody can reach this server any more."""
+        self._stopped = True
+        self._wake.set()
 
     def add(self, lock: HeldLock) -> None:
         """Renew `lock` from now on."""
@@ -210,7 +225,7 @@ class Keeper:
                 self._thread = thread  # only now: where no thread could be started, the next lock tries again
 
     def _run(self) -> None:
-        while True:
+        while not self._stopped:
             try:
                 pause = self._turn()
             except BaseException:  # a receiver's sys.exit() too: the other locks must still be renewed
@@ -296,7 +311,7 @@ class Keeper:
 
     def _try_again(self, due: Sequence[HeldLock], error: RedisError) -> None:
         if self._failures:  # the first may have met a connection that a restarted server had closed
-            self._store.outage.begin(error)
+            self._store.outage.begin(RENEW, error)
         now = time.monotonic()
         for lock in due:
             lock.renew_at = now + min(0.05 * 2**self._failures, lock.lease * INTERVAL * TICK)

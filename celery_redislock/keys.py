@@ -34,6 +34,7 @@ class KeyMaker:
         signature: Of the body, without ``self``.
         lock_args: The parameters that make the key; None for all.
         lock_key: A template over parameter names, or a callable taking the bound arguments.
+        remedy: What helps where an argument cannot make a key, for messages.
 
     Raises:
         LockConfigError: Both are given, a parameter does not exist, or the template is malformed.
@@ -45,6 +46,7 @@ class KeyMaker:
         signature: inspect.Signature,
         lock_args: Iterable[str] | None = None,
         lock_key: str | Callable[[Arguments], str] | None = None,
+        remedy: str = "leave the parameter out with lock_args, or name the lock with lock_key",
     ) -> None:
         if lock_args is not None and lock_key is not None:
             raise LockConfigError(f"{task}: lock_key and lock_args are both set; set one of them")
@@ -52,7 +54,7 @@ class KeyMaker:
         self.bind = binder(signature)
         parameters = tuple(signature.parameters)
         if lock_key is None:
-            self._namer = _digest_namer(task, parameters, lock_args)
+            self._namer = _digest_namer(task, parameters, lock_args, remedy)
         elif callable(lock_key):
             self._namer = _callable_namer(task, lock_key)
         else:
@@ -102,7 +104,7 @@ def binder(signature: inspect.Signature) -> Binder:
     return bind_simple if simple else bind_any
 
 
-def _digest_namer(task: str, parameters: Sequence[str], lock_args: Iterable[str] | None) -> Namer:
+def _digest_namer(task: str, parameters: Sequence[str], lock_args: Iterable[str] | None, remedy: str) -> Namer:
     chosen = parameters if lock_args is None else tuple(lock_args)
     _check_parameters(task, "lock_args", chosen, parameters)
 
@@ -115,7 +117,7 @@ def _digest_namer(task: str, parameters: Sequence[str], lock_args: Iterable[str]
                 kind = type(arguments[parameter]).__name__
                 raise LockKeyError(
                     f"{task}: parameter {parameter!r} cannot make a lock key: its {kind} cannot be encoded as JSON; "
-                    "leave the parameter out with lock_args, or name the lock with lock_key"
+                    f"{remedy}"
                 ) from None
         return f"{task}:{digest(encode(shaped))}"
 

@@ -1,51 +1,100 @@
-"""Lock: the lock of a task's key, for code outside the task."""
+"""Lock: a lock for any code, over any redis-py client, with the interface of redis-py's own."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+import logging
 import math
-import random
 import socket
-import time
+from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Literal, Self
+
+from redis.exceptions import LockError
 
 from . import tokens
-from .errors import LockConflict, LockLost
-from .keeper import HeldLock, Keeper
-from .store import Held, LockStore
+from .errors import LockConfigError, LockConflict
+from .handle import Handle
+from .keeper import KEY_GONE, HeldLock
+from .reentry import Hold, check_fence, held_in_context
+from .server import LockServer
+from .store import Held, LockStore, Text
 
-#: Between two looks at a held key, in seconds.
-POLL = (0.02, 0.1)
+logger = logging.getLogger(__name__)
+
+Outer = Callable[[LockStore, str], HeldLock | None]
 
 
-class Lock:
-    """A lock on one key, renewed while it is held. Made by ``task.lock_for(...)``.
+class Lock(Handle):
+    """A lock on one key. As ``client.lock(name, lock_class=Lock)`` it does what redis-py's own lock does, and more.
 
-    One object is one owner: do not share it between threads.
+    Both kinds exclude each other on one name. A waiter is woken by the release, and looks once a second besides; where
+    redis-py's lock holds the key, which wakes nobody, it looks every `sleep` seconds.
 
     Args:
-        store: Where the key is.
-        keeper: Renews it.
-        name: The full key in Redis.
-        lease: Seconds that the key outlives a dead holder.
-        blocking_timeout: How long to wait for the key, in seconds.
+        client: Any synchronous redis-py client. The lock uses its server and credentials, on connections of its own,
+            so the client's retries, encoding and protocol do not matter.
+        name: The key in Redis.
+        timeout: Seconds that the key outlives a dead holder; None for ever. Without `renew` also a living one.
+        sleep: Seconds between two looks where nothing wakes a waiter.
+        blocking: Whether `acquire` waits.
+        blocking_timeout: For how long, in seconds; None for ever.
+        thread_local: Whether only the thread that took the lock sees it as its own.
+        raise_on_release_error: Whether the end of a ``with`` block raises if the lock was lost; else it is logged.
+        renew: Renew the key while it is held and this process lives; needs a `timeout`.
+        reentrant: Code of one context that takes the key again holds it already; the last one out releases it. The
+            context is that of `contextvars`, in one thread and asyncio task: two coroutines exclude each other.
+        fence: Hand out a fencing number.
+
+    Raises:
+        LockConfigError: `renew` without a `timeout`, or an asyncio client.
     """
 
-    def __init__(self, store: LockStore, keeper: Keeper, name: str, lease: float, blocking_timeout: float) -> None:
+    def __init__(
+        self,
+        client: Any,
+        name: Any,
+        timeout: float | None = None,
+        sleep: float = 0.1,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        thread_local: bool = True,
+        raise_on_release_error: bool = True,
+        *,
+        renew: bool = False,
+        reentrant: bool = False,
+        fence: bool = False,
+    ) -> None:
+        key = name.decode() if isinstance(name, bytes) else str(name)
+        super().__init__(client, key, timeout, thread_local=bool(thread_local), by_context=reentrant)
+        if renew and not timeout:
+            raise LockConfigError(f"lock {key}: renew=True needs a timeout: how long the key outlives a dead holder")
+        if inspect.iscoroutinefunction(getattr(client, "execute_command", None)):
+            raise LockConfigError(f"lock {key}: an asyncio client; a Lock needs a synchronous one")
         self.name = name
-        self.lease = lease
+        self.sleep = sleep
+        self.blocking = blocking
         self.blocking_timeout = blocking_timeout
-        self._store = store
-        self._keeper = keeper
-        self._origin = tokens.origin(socket.gethostname(), None)
-        self._held: HeldLock | None = None
+        self.raise_on_release_error = raise_on_release_error
+        self.renew = renew
+        self.reentrant = reentrant
+        self._fence = fence
+        #: Finds the key among what the current request holds, where there are requests.
+        self.outer: Outer | None = None
 
-    def acquire(self, blocking: bool = True, blocking_timeout: float | None = None) -> bool:
+    def acquire(
+        self,
+        sleep: float | None = None,
+        blocking: bool | None = None,
+        blocking_timeout: float | None = None,
+        token: Text | None = None,
+    ) -> bool:
         """Take the key.
 
         Args:
-            blocking: Wait for it.
-            blocking_timeout: For how long, in seconds; None for the lock's own.
+            sleep, blocking, blocking_timeout: Instead of the lock's own.
+            token: To be stored, for who must know it beforehand; else a fresh one.
 
         Returns:
             Whether it is held now.
@@ -53,65 +102,67 @@ class Lock:
         Raises:
             LockUnavailable: Redis did not answer or refused.
         """
-        if blocking_timeout is None:
-            blocking_timeout = self.blocking_timeout
-        return self._acquire(blocking_timeout if blocking else 0.0) is None
-
-    def _acquire(self, timeout: float) -> Held | None:
-        nonce = tokens.mint_nonce()
-        token = tokens.mint(nonce, None, self._origin)
-        held = HeldLock(self._store, self.name, token, nonce, self.lease)
-        try:
-            conflict = wait_for(held, timeout)
-            if conflict is None:
-                self._keeper.add(held)
-                self._held = held
-        except BaseException:
-            self._keeper.remove(held)  # nobody else knows it: its lease must end it
-            raise
-        return conflict
+        return self._acquire(sleep, blocking, blocking_timeout, token) is None
 
     def release(self) -> None:
-        """Give the key back.
+        """Give the key back; of a reentrant lock, the last one out does.
 
         Raises:
-            LockLost: It is not held, or not any more.
-            LockUnavailable: Redis did not answer or refused; the key ends with its lease.
+            LockError: It is not held by this object.
+            LockLost: It is not held any more.
+            LockUnavailable: Redis did not answer or refused; the key ends with its timeout.
         """
-        held = self._current()
-        self._keeper.remove(held)  # before it is forgotten: what is interrupted here must not be renewed for ever
-        self._held = None
-        if not self._store.release(held.key, held.nonce):
-            held.lose("its key was not ours at the release")
-            held.check()
+        hold = self._unset()
+        if hold.leave() and hold.is_own:
+            hold.end_renewal()
+            if not hold.held.store.release(self.key, hold.held.nonce):
+                hold.held.lose("its key was not ours at the release")
+                hold.held.check()
 
-    @property
-    def token(self) -> str | None:
-        """What the key holds while it is ours; None while it is not held."""
-        return self._held.token if self._held else None
+    def extend(self, additional_time: float | None = None, replace_ttl: bool = False) -> Literal[True]:
+        """Give the key more time.
 
-    @property
-    def remaining(self) -> float:
-        """Seconds until the holder's own deadline; 0.0 while it is not held."""
-        return self._held.remaining if self._held else 0.0
+        Args:
+            additional_time: Seconds; None for the whole timeout from now.
+            replace_ttl: They count from now, not from the key's present end.
 
-    @property
-    def state(self) -> str | None:
-        """``"held"``, ``"at_risk"`` or ``"lost"``; None while it is not held."""
-        return self._held.state if self._held else None
+        Returns:
+            True.
 
-    def check(self) -> None:
-        """Raise LockLost unless the key is held."""
-        self._current().check()
+        Raises:
+            LockError: It is not held by this object, or has no timeout.
+            LockLost: It is not held any more.
+            LockUnavailable: Redis did not answer or refused.
+        """
+        held = self._limited("extend")
+        if additional_time is not None and not replace_ttl:
+            additional_time += self._time_left(held)
+        held.extend(additional_time)  # absolute, so that sent twice it counts once
+        if self.renew:
+            LockServer.behind(self.redis).keeper.add(held)  # it may be due earlier now
+        return True
 
-    def extend(self) -> None:
-        """Renew now; see `HeldLock.extend`."""
-        self._current().extend()
+    def reacquire(self) -> Literal[True]:
+        """Give the key its whole timeout again; Returns and Raises as `extend`."""
+        self._limited("reacquire").extend()
+        return True
 
-    def _current(self) -> HeldLock:
-        if self._held is None:
-            raise LockLost(self.name, "it is not held by this object")
-        return self._held
+    def locked(self) -> bool:
+        """Whether anybody holds the key.
+
+        Raises:
+            LockUnavailable: Redis did not answer or refused.
+        """
+        return self._look() is not None
+
+    def owned(self) -> bool:
+        """Whether the key is held by this object, as Redis knows it.
+
+        Raises:
+            LockUnavailable: Redis did not answer or refused.
+        """
+        hold, found = self._hold(), self._look()
+        return hold is not None and found is not None and found[0] in {hold.token, hold.token + b" copy"}
 
     def __enter__(self) -> Self:
         """Take the key.
@@ -120,61 +171,88 @@ class Lock:
             LockConflict: Another held it to the end of `blocking_timeout`.
             LockUnavailable: Redis did not answer or refused.
         """
-        conflict = self._acquire(self.blocking_timeout)
+        conflict = self._acquire()
         if conflict is not None:
-            raise LockConflict(self.name, conflict.holder.info(self.name, conflict.ttl))
+            raise LockConflict(self.key, conflict.holder.info(self.key, conflict.ttl))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.release()
+        try:
+            self.release()
+        except LockError as lost:
+            if self.raise_on_release_error:
+                raise
+            logger.warning("at the end of its block: %s", lost)
 
+    def _acquire(
+        self,
+        sleep: float | None = None,
+        blocking: bool | None = None,
+        blocking_timeout: float | None = None,
+        token: Text | None = None,
+    ) -> Held | None:
+        server = LockServer.behind(self.redis)
+        hold: Hold | Held | None = self._enter_again(server.store) if self.reentrant else None
+        if hold is None:
+            timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
+            if not (self.blocking if blocking is None else blocking):
+                timeout = 0.0
+            hold = self._take(server, timeout, self.sleep if sleep is None else sleep, token)
+        if isinstance(hold, Held):
+            return hold
+        self._set(hold)
+        return None
 
-class NoLock:
-    """What stands for a lock where `redislock_enabled` is False: always held, and nobody else's business."""
-
-    name = key = ""
-    token = None
-    state = "held"
-    remaining = math.inf
-
-    def acquire(self, blocking: bool = True, blocking_timeout: float | None = None) -> bool:
-        """True."""
-        return True
-
-    def release(self) -> None:
-        """Nothing."""
-
-    def check(self) -> None:
-        """Nothing."""
-
-    def extend(self) -> None:
-        """Nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Nothing."""
-
-
-def wait_for(held: HeldLock, timeout: float) -> Held | None:
-    """Acquire `held`, looking again and again for up to `timeout` seconds.
-
-    Returns:
-        None once it is granted, else who had it at the last look.
-
-    Raises:
-        LockUnavailable: Redis did not answer or refused.
-    """
-    end = time.monotonic() + timeout
-    while True:
-        result = held.store.acquire(held.key, held.token, held.nonce, held.lease)
-        if isinstance(result, float):
-            held.granted(result)
+    def _enter_again(self, store: LockStore) -> Hold | None:
+        hold = held_in_context(store, self.key)
+        if hold is not None:
+            check_fence(hold.held, self._fence)
+            hold.count += 1
+            return hold
+        held = self.outer and self.outer(store, self.key)
+        if held is None:
             return None
-        left = end - time.monotonic()
-        if isinstance(result, Held) and left <= 0:
-            return result
-        time.sleep(min(left, random.uniform(*POLL)))  # noqa: S311 - jitter, no secret
+        check_fence(held, self._fence)
+        return Hold(held, None, is_own=False)
+
+    def _take(self, server: LockServer, timeout: float | None, poll: float, token: Text | None) -> Hold | Held:
+        nonce = tokens.mint_nonce()
+        mine = token or tokens.mint(nonce, None, _origin())
+        held = HeldLock(server.store, self.key, mine, nonce, self.timeout or math.inf)
+        try:
+            conflict = server.take(held, timeout, poll=poll, fence=self._fence)
+            if conflict is not None:
+                return conflict
+            if token is not None:  # only now: while it waits, an equal token of another is not this one
+                held.nonce = token
+            return self._keep(server, held)
+        except BaseException:
+            server.keeper.remove(held)
+            server.store.undo(self.key, held.nonce)  # nobody would know that it is held
+            raise
+
+    def _keep(self, server: LockServer, held: HeldLock) -> Hold:
+        hold = Hold(held, server.keeper if self.renew else None)
+        if self.renew:
+            server.keeper.add(held)
+        if self.reentrant:
+            hold.own_by_context()
+        return hold
+
+    def _time_left(self, held: HeldLock) -> float:
+        """Seconds until the key ends, by the server."""
+        found = self._look()
+        if found is None or found[1] is None:
+            held.lose(KEY_GONE)
+            held.check()
+        return (found and found[1]) or 0.0
+
+    def _look(self) -> tuple[bytes, float | None] | None:
+        return LockServer.behind(self.redis).store.look(self.key)
+
+
+@functools.cache
+def _origin() -> str:
+    return tokens.origin(socket.gethostname(), None)

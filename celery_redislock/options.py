@@ -77,7 +77,7 @@ OPTIONS: Mapping[str, Rule] = {
     "queue_ttl": _seconds(3600.0),
     "on_lost": _choice("warn", "abort"),
     "on_outage": _choice("retry", "raise", "run"),
-    "fence": _only(False),
+    "fence": Rule(False, "True or False", lambda v: isinstance(v, bool)),
 }
 #: Settings of the app alone, without their prefix ``redislock_``.
 SETTINGS: Mapping[str, Rule] = {

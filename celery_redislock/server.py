@@ -2,41 +2,118 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
-from .connection import command_time, connect, lock_url
-from .keeper import Keeper
-from .options import LockSettings, resolve_settings
-from .store import LockStore
+import redis
+from redis.cluster import RedisCluster
+
+from .cluster import ClusterStore, ClusterWakeUps
+from .connection import command_time, connect, derive, lock_url
+from .keeper import HeldLock, Keeper
+from .options import resolve_settings
+from .store import Granted, Held, LockStore
+from .wake_ups import MAX_WAITERS, TURN, WakeUps
 
 if TYPE_CHECKING:
     from celery import Celery
 
 _SETTING = "redislock_"
 _SERVERS = "_redislock_servers"
+#: Between two looks at a key whose release wakes nobody, in seconds.
+POLL = 0.1
+#: A Cluster's client resends by itself, for about so many seconds.
+CLUSTER_COMMAND_TIME = 60.0
 
 
 class LockServer:
-    """A store for this process's threads and a keeper with a connection of its own."""
+    """A store for this process's threads, a keeper with a connection of its own, and those that waiters block on.
 
-    def __init__(self, url: str, settings: LockSettings) -> None:
-        client, keepers = (connect(url, {**settings.client_options, **own}) for own in ({}, {"max_connections": 1}))
-        self.store = LockStore(client)
-        self.keeper = Keeper(LockStore(keepers, self.store.outage), command_time(keepers))
+    Args:
+        client: From `connect` or `derive`; or a Cluster's.
+    """
+
+    def __init__(self, client: redis.Redis | RedisCluster) -> None:
+        self.client = client
+        self.store: LockStore
+        self.wake_ups: WakeUps
+        keepers: LockStore
+        if isinstance(client, RedisCluster):
+            self.store, self.wake_ups = ClusterStore(client), ClusterWakeUps(client)
+            keepers = ClusterStore(client, self.store.outage)
+            self.command_time = CLUSTER_COMMAND_TIME
+        else:
+            self.store, self.wake_ups = LockStore(client), WakeUps(derive(client, MAX_WAITERS, wait_for_reply=TURN))
+            keepers = LockStore(derive(client, 1), self.store.outage)
+            self.command_time = command_time(client)
+            _servers_of(client.connection_pool)[os.getpid()] = self
+        self.keeper = Keeper(keepers, self.command_time)
 
     @classmethod
     def of(cls, app: Celery) -> LockServer:
-        """The lock server of `app` in this process.
-
-        A client or a thread from before a fork is of no use after it, so there is one server a process id.
-        """
-        servers: dict[int, LockServer] = app.__dict__.setdefault(_SERVERS, {})
-        pid = os.getpid()
-        server = servers.get(pid)
+        """The lock server of `app` in this process."""
+        servers = _servers_of(app)
+        server = servers.get(os.getpid())
         if server is None:  # two threads may both make one; nothing is open yet, and one of them wins
-            server = servers.setdefault(pid, cls(url_of(app), resolve_settings(settings_of(app))))
+            options = resolve_settings(settings_of(app)).client_options
+            server = servers.setdefault(os.getpid(), cls(connect(url_of(app), options)))
         return server
+
+    @classmethod
+    def behind(cls, client: Any) -> LockServer:
+        """The server of a redis-py client that the user has; it ends with the client's connection pool."""
+        pool = getattr(client, "connection_pool", client)  # a Cluster's client has many
+        servers = _servers_of(pool)
+        server = servers.get(os.getpid())
+        if server is None:
+            server = servers.setdefault(os.getpid(), cls(client if pool is client else derive(client)))
+            weakref.finalize(pool, server.keeper.stop).atexit = False
+        return server
+
+    def take(self, held: HeldLock, timeout: float | None, *, poll: float = POLL, fence: bool = False) -> Held | None:
+        """Acquire `held`, waiting for its key to be released.
+
+        Args:
+            held: Not held yet.
+            timeout: How long to wait, in seconds; None for ever.
+            poll: Seconds between two looks while the holder is another library's, which wakes nobody.
+            fence: Ask for a fencing number.
+
+        Returns:
+            None once it is granted, else who had it at the last look.
+
+        Raises:
+            LockUnavailable: Redis did not answer or refused.
+        """
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        waits = None if timeout is not None and timeout <= 0 else True
+        while True:
+            left = end - time.monotonic()
+            if left <= 0 and waits:
+                waits = False
+            result = self.store.acquire(held.key, held.token, held.nonce, held.lease, fence=fence, waits=waits)
+            if isinstance(result, Granted):
+                held.granted(result)
+                return None
+            if isinstance(result, Held):
+                if not waits:
+                    return result
+                self._wait(held.key, result, end - time.monotonic(), poll)
+
+    def _wait(self, key: str, holder: Held, left: float, poll: float) -> None:
+        if holder.holder.since is None:
+            time.sleep(max(0.0, min(left, poll)))
+        else:  # and no longer than a holder that has died keeps the key
+            self.wake_ups.wait(key, min(left, math.inf if holder.ttl is None else holder.ttl + 0.001), poll)
+
+
+def _servers_of(owner: Any) -> dict[int, LockServer]:
+    """By process id: a client or a thread from before a fork is of no use after it."""
+    servers: dict[int, LockServer] = vars(owner).setdefault(_SERVERS, {})
+    return servers
 
 
 def settings_of(app: Celery) -> dict[str, Any]:

@@ -6,7 +6,9 @@ ambiguous. It does not know Celery.
 
 from __future__ import annotations
 
+import functools
 import logging
+import math
 import random
 import threading
 import time
@@ -22,15 +24,18 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .errors import LockUnavailable, describe
 from .info import LockInfo
+from .lines import Lines
 from .tokens import Token, parse
+
+Text = str | bytes
 
 logger = logging.getLogger(__name__)
 
 #: A note outlives every redelivery that a broker may still make, in milliseconds: a day.
 #: Text, as all that is sent: hiredis 3.5 crashes the process where a time limit strikes while it writes an int.
 NOTE_TTL_MS = str(24 * 3600 * 1000)
-#: At most so many connections are kept at hand, out of the pool.
-MAX_SPARE = 8
+#: A waiter that has died is remembered no longer than this, in milliseconds; a living one looks every second.
+WAITER_TTL_MS = "3000"
 #: The longest pause before a command is sent a second time, in seconds. Both failed: Redis counts as away.
 MAX_PAUSE = 0.1
 
@@ -46,6 +51,15 @@ class Script:
 ACQUIRE, RELEASE, RENEW, INSPECT, EXPECT = (
     Script(name) for name in ("acquire", "release", "renew", "inspect", "expect")
 )
+
+
+class Granted(NamedTuple):
+    """The key is ours."""
+
+    sent_at: float
+    """`time.monotonic()` before the command was sent: the lease began no earlier."""
+    fence: int | None = None
+    """Where it was asked for: greater than that of every earlier holder of the key."""
 
 
 class Held(NamedTuple):
@@ -65,28 +79,29 @@ class Outage:
 
     def __init__(self) -> None:
         self.since: float | None = None
+        self._failing: Script | None = None
         self._changing = threading.Lock()
 
-    def begin(self, error: RedisError) -> None:
+    def begin(self, script: Script, error: RedisError) -> None:
         """A command failed, and so did its second try."""
         with self._changing:
             if self.since is None:
-                self.since = time.monotonic()
+                self.since, self._failing = time.monotonic(), script
                 logger.warning(
                     "the lock server cannot be asked: %s; until it can, runs go by their lock_on_outage and held locks "
                     "live until their deadline",
                     describe(error),
                 )
 
-    def end(self) -> None:
-        """A command was answered."""
+    def end(self, script: Script) -> None:
+        """A command was answered. A server that refuses to write may still answer others."""
         with self._changing:
-            if self.since is not None:
+            if self.since is not None and script in {self._failing, ACQUIRE}:
                 logger.warning("the lock server answers again, after %.1f s", time.monotonic() - self.since)
                 self.since = None
 
 
-class LockStore:
+class LockStore(Lines):
     """The locks of one server.
 
     Args:
@@ -95,46 +110,55 @@ class LockStore:
     """
 
     def __init__(self, client: redis.Redis, outage: Outage | None = None) -> None:
+        super().__init__(client)
         self.outage = outage or Outage()
-        self._client = client
-        self._spare: list[redis.Redis] = []
-        # Half of the pool stays in it, so that whoever waits there is served.
-        self._max_spare = min(MAX_SPARE, client.connection_pool.max_connections // 2)
 
     def acquire(
-        self, key: str, token: str, nonce: str, lease: float, note: str | None = None
-    ) -> float | Held | Finished:
+        self,
+        key: str,
+        token: Text,
+        nonce: Text,
+        lease: float,
+        note: str | None = None,
+        *,
+        fence: bool = False,
+        waits: bool | None = None,
+    ) -> Granted | Held | Finished:
         """Take `key` for `lease` seconds: one round trip.
 
         Args:
             key: The key in Redis.
             token: The token to store; it begins with `nonce`.
             nonce: Of the token.
-            lease: Seconds.
+            lease: Seconds; infinite for a key without expiry.
             note: The key of the attempt's note, where this message may be a copy.
-
-        Returns:
-            Where it is granted, `time.monotonic()` before the command was sent: the lease began no earlier. Else Held,
-            with who holds it, or Finished.
+            fence: Ask for a fencing number.
+            waits: Whether the caller will wait if the key is held, so that a release wakes it; False: it has waited,
+                and no longer does. None: it never did.
 
         Raises:
             LockUnavailable: Redis did not answer or refused. The token has been released in case it was granted.
         """
-        keys = (key,) if note is None else (key, note)
+        keys: Sequence[str] = (key,) if note is None else (key, note)
+        values: Sequence[Text] = (nonce, token, "" if lease == math.inf else str(int(lease * 1000)))
+        if fence or waits is not None:
+            keys = (key, note or key, beside(key, "fence") if fence else key)
+        if waits is not None:
+            keys, values = (*keys, beside(key, "waiters")), (*values, WAITER_TTL_MS if waits else "")
         try:
-            reply, sent_at, _ = self._call(ACQUIRE, keys, (nonce, token, str(int(lease * 1000))))
+            reply, sent_at, _ = self._call(ACQUIRE, keys, values)
         except BaseException as error:
-            self._undo(key, token)
+            # By the whole token, if it is ours: where this arrives late, it must not undo the next try.
+            self.undo(key, token if str(token).startswith(str(nonce)) else nonce)
             if isinstance(error, RedisError):
                 raise LockUnavailable(key, describe(error)) from error
             raise
-        if reply == 1:
-            return sent_at
-        if reply == 0:
-            return Finished()
-        return Held(*_holder(reply))
+        if isinstance(reply, int):
+            return Granted(sent_at, reply if fence else None) if reply else Finished()
+        value, ttl = _held(reply)
+        return Held(_token(value), ttl)
 
-    def release(self, key: str, nonce: str, note: str | None = None, *, copy_may_wait: bool = False) -> bool:
+    def release(self, key: str, nonce: Text, note: str | None = None, *, copy_may_wait: bool = False) -> bool:
         """Give `key` back if `nonce` owns it: one round trip.
 
         Args:
@@ -149,14 +173,15 @@ class LockStore:
         Raises:
             LockUnavailable: Redis did not answer or refused; the key ends with its lease.
         """
-        keys = (key,) if note is None else (key, note)
         try:
-            reply, _, resent = self._call(RELEASE, keys, (nonce, NOTE_TTL_MS, "1" if copy_may_wait else "0"))
+            reply, _, resent = self._call(
+                RELEASE, _release_keys(key, note), (nonce, NOTE_TTL_MS, "1" if copy_may_wait else "0")
+            )
         except RedisError as error:
             raise LockUnavailable(key, describe(error)) from error
         return resent or bool(reply)
 
-    def renew(self, locks: Sequence[tuple[str, str, float]]) -> list[bool]:
+    def renew(self, locks: Sequence[tuple[str, Text, float]]) -> list[bool]:
         """Give each lock its lease again if it is still owned: one round trip, no retry of its own.
 
         Args:
@@ -168,7 +193,7 @@ class LockStore:
         Raises:
             RedisError: Redis did not answer or refused.
         """
-        values: list[str] = []
+        values: list[Text] = []
         for _, nonce, lease in locks:
             values += (nonce, str(int(lease * 1000)))
         reply = self._send(RENEW, [key for key, _, _ in locks], values)
@@ -198,26 +223,29 @@ class LockStore:
         Raises:
             LockUnavailable: Redis did not answer or refused.
         """
+        held = self.look(key)
+        return held and _token(held[0]).info(key, held[1])
+
+    def look(self, key: str) -> tuple[bytes, float | None] | None:
+        """What `key` holds, and the seconds until it ends (None: never); None where it is free.
+
+        Raises:
+            LockUnavailable: Redis did not answer or refused.
+        """
         try:
             reply = self._call(INSPECT, (key,), ())[0]
         except RedisError as error:
             raise LockUnavailable(key, describe(error)) from error
-        if reply is None:
-            return None
-        token, ttl = _holder(reply)
-        return token.info(key, ttl)
+        return None if reply is None else _held(reply)
 
-    def _undo(self, key: str, token: str) -> None:
-        """Release what a failed acquire may have been granted; one try: else the lease ends it.
-
-        By the whole token: where it arrives late, it must not undo the next try under the same nonce.
-        """
+    def undo(self, key: str, nonce: Text) -> None:
+        """Release what a failed acquire may have been granted; one try: else the lease ends it."""
         try:
-            self._send(RELEASE, (key,), (token, NOTE_TTL_MS, "0"))
+            self._send(RELEASE, _release_keys(key), (nonce, NOTE_TTL_MS, "0"))
         except RedisError:
             logger.debug("could not undo a failed acquire of %s; its lease ends it if it was granted", key)
 
-    def _call(self, script: Script, keys: Sequence[str], values: Sequence[str]) -> tuple[Any, float, bool]:
+    def _call(self, script: Script, keys: Sequence[str], values: Sequence[Text]) -> tuple[Any, float, bool]:
         """The reply, when it was sent for, and whether the script may have run before, its reply lost."""
         sent_at = time.monotonic()
         try:
@@ -225,55 +253,23 @@ class LockStore:
         except (RedisConnectionError, RedisTimeoutError):
             time.sleep(random.uniform(0, MAX_PAUSE))  # noqa: S311 - jitter, no secret
         except RedisError as error:
-            self.outage.begin(error)
+            self.outage.begin(script, error)
             raise
         sent_at = time.monotonic()
         try:
             return self._send(script, keys, values), sent_at, True
         except RedisError as error:
-            self.outage.begin(error)
+            self.outage.begin(script, error)
             raise
 
-    def _send(self, script: Script, keys: Sequence[str], values: Sequence[str]) -> Any:
-        client = self._take_client()
-        try:
-            reply = _evaluate(client, script, keys, values)
-        except BaseException:
-            if client.connection is not None:  # a late reply would be taken for the next command's
-                client.connection.disconnect()  # type: ignore[no-untyped-call]
-            client.close()
-            self._drop_spares()
-            raise
+    def _send(self, script: Script, keys: Sequence[str], values: Sequence[Text]) -> Any:
+        reply = self._on_line(_evaluate, script, keys, values)
         if self.outage.since is not None:
-            self.outage.end()
-        if len(self._spare) < self._max_spare:
-            self._spare.append(client)
-        else:
-            client.close()  # gives its connection back to the pool
+            self.outage.end(script)
         return reply
 
-    def _drop_spares(self) -> None:
-        """After an error: a server that has restarted has ended all of them, and the pool looks before it gives."""
-        while True:
-            try:
-                self._spare.pop().close()
-            except IndexError:
-                return
 
-    def _take_client(self) -> redis.Redis:
-        """A client with a connection of its own.
-
-        To ask the pool for a connection each time costs a third of a command, and a time limit that strikes while the
-        pool holds its lock would hang the process for ever.
-        """
-        try:
-            return self._spare.pop()
-        except IndexError:
-            client: redis.Redis = self._client.client()  # type: ignore[no-untyped-call]
-            return client
-
-
-def _evaluate(client: redis.Redis, script: Script, keys: Sequence[str], values: Sequence[str]) -> Any:
+def _evaluate(client: redis.Redis, script: Script, keys: Sequence[str], values: Sequence[Text]) -> Any:
     execute: Callable[..., Any] = client.execute_command
     try:
         return execute("EVALSHA", script.sha, str(len(keys)), *keys, *values)
@@ -281,6 +277,29 @@ def _evaluate(client: redis.Redis, script: Script, keys: Sequence[str], values: 
         return execute("EVAL", script.text, str(len(keys)), *keys, *values)
 
 
-def _holder(reply: Sequence[Any]) -> tuple[Token, float | None]:
+@functools.lru_cache(1024)
+def beside(key: str, what: str) -> str:
+    """The key of something that belongs to the lock `key`, in the same slot of a Cluster.
+
+    A key that has a hash tag keeps it, any other becomes the tag. (One that has a closing brace but no tag cannot, and
+    is of no use in a Cluster.)
+    """
+    start = key.find("{")
+    tagged = "}" in key if start < 0 else key.find("}", start) != start + 1 and "}" in key[start:]
+    return f"{key}:{what}" if tagged else f"{{{key}}}:{what}"
+
+
+def _release_keys(key: str, note: str | None = None) -> Sequence[str]:
+    keys = (key, beside(key, "waiters"), beside(key, "wake"))
+    return keys if note is None else (*keys, note)
+
+
+def _held(reply: Sequence[Any]) -> tuple[bytes, float | None]:
     value, ttl = reply
-    return parse(value.decode("utf-8", "replace")), ttl / 1000 if ttl >= 0 else None
+    if isinstance(value, str):  # from a Cluster's client that decodes
+        value = value.encode()
+    return value, ttl / 1000 if ttl >= 0 else None
+
+
+def _token(value: bytes) -> Token:
+    return parse(value.decode("utf-8", "replace"))

@@ -16,9 +16,11 @@ from .comeback import ignores_result
 from .delivery import hide_headers
 from .errors import LockConfigError
 from .execution import Execution
+from .held_by_request import EXECUTION, held_by_request
 from .info import LockInfo
 from .keeper import HeldLock
-from .locks import Lock, NoLock
+from .locks import Lock
+from .nolock import NoLock
 from .plan import LockPlan
 from .server import LockServer
 
@@ -28,9 +30,6 @@ if TYPE_CHECKING:
     BaseTask = Task[..., Any]
 else:
     BaseTask = Task
-
-#: The request attribute that holds the `Execution`.
-EXECUTION = "redislock_execution"
 
 
 class LockedTask(BaseTask):
@@ -140,7 +139,7 @@ class LockedTask(BaseTask):
 
     @property
     def lock(self) -> HeldLock | NoLock | None:
-        """The lock that the current run holds: key, token, `remaining`, `state`, `check()`, `extend()`.
+        """The lock that the current run holds: key, token, fence, `remaining`, `state`, `check()`, `extend()`.
 
         None outside a run, and where an outage made the task run without. Where locks are switched off, a stand-in.
         """
@@ -152,7 +151,8 @@ class LockedTask(BaseTask):
     def lock_for(self, *args: Any, **kwargs: Any) -> Lock | NoLock:
         """The lock of the call ``task(*args, **kwargs)``, for code outside the task.
 
-        It waits up to `lock_wait` seconds for the key, and is renewed while it is held.
+        It waits up to `lock_wait` seconds for the key, and is renewed while it is held. Code in a run or a block that
+        holds the key holds it already.
 
         Raises:
             TypeError: The arguments do not fit the task's signature.
@@ -162,9 +162,19 @@ class LockedTask(BaseTask):
         plan = self._plan()
         if not plan.enabled:
             return NoLock()
-        server = LockServer.of(plan.app)
         options = plan.options
-        return Lock(server.store, server.keeper, self._key_of(plan, args, kwargs), options.lease, options.wait)
+        lock = Lock(
+            LockServer.of(plan.app).client,
+            self._key_of(plan, args, kwargs),
+            options.lease,
+            blocking_timeout=options.wait,
+            thread_local=False,
+            renew=True,
+            reentrant=True,
+            fence=options.fence,
+        )
+        lock.outer = held_by_request
+        return lock
 
     def lock_info(self, *args: Any, **kwargs: Any) -> LockInfo | None:
         """Who holds the lock of the call ``task(*args, **kwargs)``; None where it is free.

@@ -1,7 +1,9 @@
--- Give the lock back, if it is mine, and leave a note for copies of my message.
+-- Give the lock back, if it is mine, wake one who waits for it, and leave a note for copies of my message.
 --
 -- KEYS[1]  the lock
--- KEYS[2]  the note of my attempt; given only where the attempt has ended for good
+-- KEYS[2]  who waits for it
+-- KEYS[3]  the list on which one of them blocks for a wake-up
+-- KEYS[4]  the note of my attempt; given only where the attempt has ended for good
 -- ARGV[1]  my nonce
 -- ARGV[2]  how long a note lives, in milliseconds
 -- ARGV[3]  '1': a copy may wait unseen, so leave the note in any case
@@ -12,10 +14,16 @@
 local holder = redis.call('GET', KEYS[1])
 local mine = holder and (holder == ARGV[1] or string.sub(holder, 1, #ARGV[1] + 1) == ARGV[1] .. ' ')
 if mine then
-  redis.call('DEL', KEYS[1])  -- first: a full server refuses the note unless something was deleted
+  redis.call('DEL', KEYS[1])  -- first: a full server refuses the rest unless something was deleted
+  if redis.call('EXISTS', KEYS[2]) == 1 then
+    if redis.call('LLEN', KEYS[3]) == 0 then  -- one is enough, and those who wait may be dead
+      redis.call('RPUSH', KEYS[3], '')
+    end
+    redis.call('PEXPIRE', KEYS[3], 1000)
+  end
 end
 -- Where the lock was lost, a mark that a copy left on it is lost too.
-if KEYS[2] and (not mine or ARGV[3] == '1' or string.sub(holder, -5) == ' copy') then
-  redis.call('SET', KEYS[2], '', 'PX', ARGV[2])
+if KEYS[4] and (not mine or ARGV[3] == '1' or string.sub(holder, -5) == ' copy') then
+  redis.call('SET', KEYS[4], '', 'PX', ARGV[2])
 end
 return mine and 1 or 0

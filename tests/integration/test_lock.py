@@ -1,13 +1,21 @@
-"""`task.lock_for(...)`: the lock of a task's key, for code outside the task."""
+"""`Lock`: what it has on top of redis-py's own, and `task.lock_for(...)`, which is one."""
 
 from __future__ import annotations
 
-import threading
+import gc
+import os
 import time
 
 import pytest
+import redis
 
-from celery_redislock import LockConflict, LockLost
+from celery_redislock import Lock, LockConfigError, LockConflict, LockLost, LockUnavailable
+from celery_redislock.server import LockServer
+from celery_redislock.store import ACQUIRE
+from tests.integration.conftest import held_elsewhere
+from tests.lab.servers import wait_until
+
+NAME = "stock"
 
 
 @pytest.fixture
@@ -15,51 +23,107 @@ def lock_for(tasks):
     return lambda key="k": tasks.work.lock_for(key)
 
 
+@pytest.fixture
+def make(locks):
+    with redis.Redis(unix_socket_path=str(locks.socket)) as client:
+        yield lambda name=NAME, **options: Lock(client, name, **{"timeout": 10, **options})
+
+
 def test_it_is_held_inside_the_block_and_free_after_it(lock_for, locks, tasks):
     with lock_for() as lock:
+        assert isinstance(lock, Lock)
+        assert lock.name == lock.key
         assert lock.state == "held"
         assert 25 < lock.remaining <= 30
         assert locks.client.get(lock.name).decode() == lock.token
         lock.check()
         lock.extend()
-    assert lock.state is None
-    assert lock.token is None
+    assert (lock.state, lock.token, lock.remaining) == (None, None, 0.0)
     assert tasks.work.lock_info("k") is None
 
 
-def test_a_second_owner_is_refused_naming_the_first(lock_for):
-    with lock_for():
-        second = lock_for()
-        second.blocking_timeout = 0.1
-        assert not second.acquire(blocking=False)
-        with pytest.raises(LockConflict, match="is held by a lock outside tasks") as caught, second:
-            pass
-    assert caught.value.key == second.name
+def test_a_second_owner_is_refused_naming_the_first(make):
+    with make() as first, pytest.raises(LockConflict, match="is held by a lock outside tasks") as caught:
+        make(blocking_timeout=0.05).__enter__()
+    assert caught.value.key == first.name
     assert caught.value.holder.hostname
+    assert caught.value.holder.since
+    assert 0 < caught.value.holder.ttl <= 10
 
 
-def test_a_waiter_gets_the_key_when_it_is_released(lock_for):
-    first, second = lock_for(), lock_for()
-    first.acquire()
-    threading.Timer(0.2, first.release).start()
-    started = time.monotonic()
-    assert second.acquire()
-    assert 0.1 < time.monotonic() - started < 5
-    second.release()
+def test_a_lock_of_redis_py_that_holds_it_is_named_as_well_as_it_can_be(make, locks):
+    with locks.client.lock(NAME, timeout=10), pytest.raises(LockConflict, match="on an unknown host"):
+        make(blocking=False).__enter__()
 
 
-def test_releasing_what_is_not_held_says_so(lock_for, locks):
-    lock = lock_for()
-    with pytest.raises(LockLost, match="not held by this object"):
-        lock.release()
+def test_the_error_of_a_conflict_shows_no_token(make, locks):
+    locks.client.set(NAME, "a secret of somebody's")
+    with pytest.raises(LockConflict) as caught:
+        make(blocking=False).__enter__()
+    assert "secret" not in str(caught.value) + repr(caught.value.args)
+
+
+def test_renewal_needs_a_timeout(locks):
+    with pytest.raises(LockConfigError, match="lock stock: renew=True needs a timeout"):
+        Lock(locks.client, NAME, renew=True)
+
+
+def test_it_is_renewed_while_it_is_held_and_no_longer(make, locks):
+    lock = make(timeout=0.3, renew=True)
     lock.acquire()
-    locks.client.delete(lock.name)
-    with pytest.raises(LockLost, match="not ours at the release"):
+    assert not make().acquire(blocking_timeout=0.7)
+    assert lock.state == "held"
+    lock.release()
+    assert locks.client.keys() == []
+
+
+def test_without_renewal_it_is_lost_at_its_own_deadline(make, locks):
+    lock = make(timeout=0.3)
+    lock.acquire()
+    assert lock.state == "held"
+    wait_until(lambda: lock.state == "at_risk", "half of it is over", 2)
+    wait_until(lambda: lock.state == "lost", "it is over", 2)
+    with pytest.raises(LockLost):
+        lock.check()
+    wait_until(lambda: not locks.client.exists(NAME), "the key ends, a moment later", 2)
+    with pytest.raises(LockLost):
         lock.release()
 
 
-def test_extending_a_stolen_lock_says_so_and_leaves_the_thief_alone(lock_for, locks):
-    lock = lock_for()
+def test_without_a_timeout_it_is_never_lost(make):
+    with make(timeout=None) as lock:
+        assert (lock.state, lock.remaining) == ("held", float("inf"))
+
+
+def test_a_lock_that_is_dropped_is_renewed_no_more(make, locks):
+    for options in ({}, {"reentrant": True}, {"thread_local": False}):
+        make(timeout=0.3, renew=True, **options).acquire()
+        gc.collect()
+        wait_until(lambda: not locks.client.exists(NAME), "it ends", 2)
+
+
+def test_extending_a_renewed_lock_is_not_taken_back_by_its_renewal(make, locks):
+    with make(timeout=0.6, renew=True) as lock:
+        lock.extend(10, replace_ttl=True)
+        time.sleep(0.5)  # two intervals
+        assert locks.client.pttl(NAME) > 8000
+        assert lock.remaining > 8
+
+
+def test_shortening_a_renewed_lock_does_not_lose_it(make):
+    with make(timeout=6, renew=True) as lock:
+        lock.extend(0.3, replace_ttl=True)
+        wait_until(lambda: lock.remaining > 3, "it is renewed in time", 2)
+        assert lock.owned()
+
+
+def test_checking_what_is_not_held_says_so(make):
+    with pytest.raises(LockLost, match="not held by this object"):
+        make().check()
+
+
+def test_extending_a_stolen_lock_says_so_and_leaves_the_thief_alone(make, locks):
+    lock = make()
     lock.acquire()
     locks.client.set(lock.name, "thief")
     with pytest.raises(LockLost, match="deleted, expired or taken"):
@@ -70,7 +134,101 @@ def test_extending_a_stolen_lock_says_so_and_leaves_the_thief_alone(lock_for, lo
     assert locks.client.get(lock.name) == b"thief"
 
 
-def test_an_error_in_the_block_releases(lock_for, tasks):
-    with pytest.raises(ZeroDivisionError), lock_for():
-        1 / 0  # noqa: B018
-    assert tasks.work.lock_info("k") is None
+def test_a_cycle_costs_one_round_trip_to_acquire_and_one_to_release(make, locks):
+    lock = make(renew=True, blocking_timeout=10)
+    with lock:
+        pass
+    locks.calls()
+    for _ in range(20):
+        with lock:
+            pass
+    calls = locks.calls()
+    assert calls.pop("evalsha") == 40
+    assert set(calls) <= {"set", "get", "del", "exists", "srem"}  # inside the scripts
+    assert locks.client.keys() == []
+
+
+def test_an_outage_is_lock_unavailable_and_a_connection_error(tmp_path):
+    lock = Lock(redis.Redis(unix_socket_path=f"{tmp_path}/nobody.sock"), NAME)
+    with pytest.raises(LockUnavailable) as caught:
+        lock.acquire()
+    assert isinstance(caught.value, redis.ConnectionError)
+    assert (lock.state, lock.local.token) == (None, None)
+
+
+class TestInterruptions:
+    """A time limit, a signal, a process that ends: at any point nothing may be held that nobody knows."""
+
+    @pytest.mark.parametrize("timeout", [None, 10])
+    def test_amid_the_acquire_it_is_given_back(self, make, locks, monkeypatch, timeout):
+        lock = make(timeout=timeout)
+        store = LockServer.behind(lock.redis).store
+        send = store._send
+
+        def strike(script, *arguments):
+            reply = send(script, *arguments)
+            if script is ACQUIRE:
+                raise KeyboardInterrupt
+            return reply
+
+        monkeypatch.setattr(store, "_send", strike)
+        with pytest.raises(KeyboardInterrupt):
+            lock.acquire()
+        assert locks.client.keys() == []
+        assert lock.state is None
+
+    def test_after_the_grant_it_is_given_back(self, make, locks, monkeypatch):
+        lock = make(renew=True, timeout=0.3)
+        monkeypatch.setattr(lock, "_keep", lambda *_: [][0])
+        with pytest.raises(IndexError):
+            lock.acquire()
+        assert locks.client.keys() == []
+
+    def test_a_forked_child_does_not_hold_what_its_parent_holds(self, make, locks):
+        lock = make(renew=True, reentrant=True)
+        lock.acquire()
+        read, write = os.pipe()
+        if os.fork() == 0:
+            try:
+                lock.release()
+            except redis.exceptions.LockError:
+                os.write(write, b"refused ")
+            again = make(reentrant=True).acquire(blocking=False)
+            other = make("other", renew=True)
+            os.write(write, f"{lock.state} {again} {other.acquire()}".encode())
+            other.release()
+            os._exit(0)
+        os.wait()
+        assert os.read(read, 100) == b"refused None False True"
+        os.close(read)
+        os.close(write)
+        assert lock.owned()
+        lock.release()
+        assert locks.client.keys() == []
+
+
+class TestLockFor:
+    def test_its_name_is_the_full_key_of_the_tasks_lock(self, lock_for):
+        assert lock_for().name.startswith("redislock:{lab.work:")
+
+    def test_it_waits_for_lock_wait(self, config, locks):
+        from tests.lab.app import make_app
+
+        config.settings["redislock_wait"] = 0.1
+        work = make_app(config).tasks["lab.work"]
+        with held_elsewhere(work.lock_for("k")), pytest.raises(LockConflict):
+            work.lock_for("k").__enter__()
+
+    def test_an_error_in_the_block_releases(self, lock_for, tasks):
+        with pytest.raises(ZeroDivisionError), lock_for():
+            1 / 0  # noqa: B018
+        assert tasks.work.lock_info("k") is None
+
+    def test_another_thread_may_release_it(self, lock_for, tasks):
+        from concurrent.futures import ThreadPoolExecutor
+
+        lock = lock_for()
+        lock.acquire()
+        with ThreadPoolExecutor() as pool:
+            pool.submit(lock.release).result()
+        assert tasks.work.lock_info("k") is None

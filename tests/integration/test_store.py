@@ -7,14 +7,14 @@ import redis
 
 from celery_redislock import LockUnavailable
 from celery_redislock.connection import connect
-from celery_redislock.store import ACQUIRE, RELEASE, Finished, Held, LockStore
+from celery_redislock.store import ACQUIRE, RELEASE, Finished, Granted, Held, LockStore
 from tests.integration.conftest import KEY
 from tests.lab.servers import Valkey
 
 
 def test_a_free_key_is_granted_for_the_lease(holder, client):
     mine = holder("id")
-    assert isinstance(mine.acquire(lease=10), float)
+    assert isinstance(mine.acquire(lease=10), Granted)
     assert client.get(KEY).decode() == mine.token
     assert 9900 < client.pttl(KEY) <= 10000
 
@@ -39,8 +39,8 @@ def test_a_lock_of_redis_pys_own_is_respected_and_shown_as_nobodys_task(holder, 
 def test_acquire_sent_twice_is_granted_twice(holder):
     """The first reply may have been lost: the script finds its own token."""
     mine = holder("id")
-    assert isinstance(mine.acquire(), float)
-    assert isinstance(mine.acquire(), float)
+    assert isinstance(mine.acquire(), Granted)
+    assert isinstance(mine.acquire(), Granted)
 
 
 def test_only_the_owner_releases(holder, client):
@@ -107,7 +107,7 @@ class TestNotes:
         first.acquire()
         copy.acquire()
         assert store.renew([(KEY, first.nonce, 10)]) == [True]
-        assert isinstance(first.acquire(), float)
+        assert isinstance(first.acquire(), Granted)
         first.release()
         assert isinstance(copy.acquire(may_be_copy=True), Finished)
 
@@ -122,7 +122,7 @@ class TestNotes:
         first.acquire()
         copy.acquire()
         first.release(over=False, copy_may_wait=True)
-        assert isinstance(copy.acquire(may_be_copy=True), float)
+        assert isinstance(copy.acquire(may_be_copy=True), Granted)
 
     def test_a_copy_that_is_to_come_finds_the_note(self, holder, store, client):
         first, copy = holder("id"), holder("id")
@@ -168,7 +168,7 @@ class TestOutage:
     def test_a_restarted_server_without_the_scripts_is_no_outage(self, holder, client):
         client.script_flush()
         mine = holder("id")
-        assert isinstance(mine.acquire(), float)
+        assert isinstance(mine.acquire(), Granted)
         client.script_flush()
         assert mine.release()
 
@@ -182,7 +182,7 @@ class TestOutage:
         with server.serve():
             mine = holder("id")
             mine.store = store
-            assert isinstance(mine.acquire(), float)
+            assert isinstance(mine.acquire(), Granted)
             assert mine.release()
 
     def test_nobody_there_is_lock_unavailable(self, tmp_path):
@@ -209,7 +209,7 @@ class TestOutage:
         mine.store = LockStore(lossy)
         outcome = mine.acquire() if script is ACQUIRE else mine.release()
         assert lossy.lost
-        assert outcome is True or isinstance(outcome, float)
+        assert outcome is True or isinstance(outcome, Granted)
 
     def test_an_interrupted_acquire_is_undone(self, holder, client):
         """A soft time limit strikes after the server has granted the key."""

@@ -12,7 +12,7 @@ import redis
 
 from celery_redislock import LockUnavailable
 from celery_redislock.connection import connect
-from celery_redislock.store import ACQUIRE, INSPECT, RELEASE, RENEW, Finished, Held, LockStore
+from celery_redislock.store import ACQUIRE, INSPECT, RELEASE, RENEW, Finished, Granted, Held, LockStore
 from tests.integration.conftest import KEY
 from tests.lab.servers import wait_until
 
@@ -64,7 +64,7 @@ class TestAcquire:
     @pytest.mark.parametrize("hang", [False, True])
     def test_a_lost_reply_is_asked_for_again_and_finds_its_own_token(self, holder, other, client, lose, hang):
         mine, fault = holder("id"), lose(ACQUIRE, hang=hang)
-        sent_at = mine.acquire(lease=10)
+        sent_at = mine.acquire(lease=10).sent_at
         ends_at = time.monotonic() + client.pttl(KEY) / 1000
         assert fault.struck == 1
         assert client.get(KEY).decode() == mine.token
@@ -123,7 +123,7 @@ class TestAcquire:
         assert lock_proxy.swallowed >= 2
         lock_proxy.mend()
         assert client.get(KEY) is None
-        assert isinstance(other.acquire(), float)
+        assert isinstance(other.acquire(), Granted)
         assert isinstance(holder("id").acquire(), Held)  # through the mended proxy
 
     def test_where_the_undo_is_lost_too_the_key_ends_with_one_lease(
@@ -139,7 +139,7 @@ class TestAcquire:
         lock_proxy.mend()
         assert client.get(KEY).decode() == mine.token
         assert 0 < client.pttl(KEY) <= 1500
-        wait_until(lambda: isinstance(other.acquire(), float), "the key is free", 2)
+        wait_until(lambda: isinstance(other.acquire(), Granted), "the key is free", 2)
 
     @impatient
     def test_what_a_paused_server_does_late_ends_with_one_lease(self, private_locks, holder, store, other, client):
@@ -152,7 +152,7 @@ class TestAcquire:
         private_locks.resume()
         wait_until(lambda: client.get(KEY) == mine.token.encode(), "it is done late", 1)
         assert client.pttl(KEY) <= 1500
-        wait_until(lambda: isinstance(other.acquire(), float), "the key is free", 2)
+        wait_until(lambda: isinstance(other.acquire(), Granted), "the key is free", 2)
 
     def test_cut_connections_at_hand_are_no_outage(self, holder, store, lock_proxy):
         store._spare += [store._take_client() for _ in range(4)]
@@ -160,7 +160,7 @@ class TestAcquire:
             spare.ping()
         lock_proxy.cut()
         mine = holder("id")
-        assert isinstance(mine.acquire(), float)
+        assert isinstance(mine.acquire(), Granted)
         lock_proxy.cut()
         assert mine.release()
 
@@ -182,7 +182,7 @@ class TestRelease:
         fault = lose(RELEASE, hang=True)
         outcome = thread(mine.release)
         fault.wait()
-        assert isinstance(other.acquire(), float)
+        assert isinstance(other.acquire(), Granted)
         lock_proxy.cut()
         assert outcome.result() is True
         assert client.get(KEY).decode() == other.token

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,8 @@ from celery.exceptions import TaskRevokedError
 
 from celery_redislock import LockConfigError, LockConflict, LockedTask, LockUnavailable
 from celery_redislock.signals import lock_acquired, lock_conflict, lock_released
+from tests.integration.conftest import held_elsewhere
+from tests.lab.servers import wait_until
 
 
 @pytest.fixture
@@ -35,15 +38,22 @@ class TestEager:
         assert locks.client.keys() == []
 
     def test_skip_raises_task_revoked_error(self, tasks, ledger):
-        with tasks.once.lock_for("k"), pytest.raises(TaskRevokedError, match="duplicate of a lock outside tasks"):
+        with (
+            held_elsewhere(tasks.once.lock_for("k")),
+            pytest.raises(TaskRevokedError, match="duplicate of a lock outside tasks"),
+        ):
             tasks.once.apply(("k",)).get()
         assert ledger.runs() == []
 
-    def test_retry_blocks_for_the_key(self, tasks):
-        lock = tasks.work.lock_for("k")
-        lock.acquire()
-        threading.Timer(0.2, lock.release).start()
-        assert tasks.work.apply(("k", "item")).get() == "item"
+    def test_retry_blocks_for_the_key(self, tasks, locks, ledger):
+        with ThreadPoolExecutor() as elsewhere:
+            lock = tasks.work.lock_for("k")
+            assert Context().run(lock.acquire)
+            run = elsewhere.submit(lambda: tasks.work.apply(("k", "item")).get())
+            wait_until(lambda: locks.client.exists(f"{lock.name}:waiters"), "it waits")
+            assert ledger.runs() == []
+            lock.release()
+            assert run.result() == "item"
 
     def test_retry_gives_up_after_lock_wait_and_publishes_nothing(self, make_app, config, broker_server):
         app = make_app()
@@ -51,7 +61,7 @@ class TestEager:
         @app.task(base=LockedTask, shared=False, lock_args=["key"], lock_wait=0.2)
         def task(key, item): ...
 
-        with task.lock_for("k", 1), pytest.raises(LockConflict, match="a lock outside tasks"):
+        with held_elsewhere(task.lock_for("k", 1)), pytest.raises(LockConflict, match="a lock outside tasks"):
             task.apply(("k", 2)).get()
         assert broker_server.client.llen("celery") == 0
 
@@ -61,7 +71,7 @@ class TestEager:
         config.settings["task_always_eager"] = True
         app = make_app(config)
         once = app.tasks["lab.once"]
-        with once.lock_for("k"):
+        with held_elsewhere(once.lock_for("k")):
             assert once.delay("k").state == "FAILURE"
         assert once.delay("k", "item").get() == "item"
 
@@ -136,7 +146,7 @@ class TestBinding:
             ({"lock_key": "{}"}, "only plain parameter names"),
             ({"lock_scope": "job"}, "lock_scope = 'job' is not allowed; allowed: only 'run' in this version"),
             ({"lock_on_conflict": "wait"}, "allowed: 'skip' or 'retry'"),
-            ({"lock_fence": True}, "only False in this version"),
+            ({"lock_fence": "yes"}, "allowed: True or False"),
         ],
     )
     def test_a_bad_option_fails_when_the_task_is_bound_and_locks_nothing(self, make_app, locks, options, said):
@@ -303,7 +313,7 @@ def test_signals_tell_of_every_lock(tasks):
         signal.connect(receiver, weak=False)
     try:
         tasks.once.apply(("k",)).get()
-        with tasks.once.lock_for("k"):
+        with held_elsewhere(tasks.once.lock_for("k")):
             tasks.once.apply(("k",))
     finally:
         for signal, receiver in receivers:

@@ -18,14 +18,17 @@ PACKAGE = Path(celery_redislock.__file__).parent
 ORDER = [
     *("info", "errors", "signals"),
     *("tokens", "wire", "keys", "options", "connection"),
-    *("store", "keeper", "locks"),
-    *("server", "comeback", "delivery", "plan"),
-    *("abort", "policies", "execution", "task"),
+    *("lines", "store", "keeper", "wake_ups", "cluster", "server", "reentry", "handle", "locks", "nolock"),
+    *("comeback", "delivery", "plan"),
+    *("abort", "policies", "held_by_request", "execution", "task"),
     *("locked", "children", "request", "redelivery", "control", "cli", "bootsteps", "metrics", "tracing", "testing"),
     "__init__",
 ]
 #: These serve any code, with or without Celery.
-WITHOUT_CELERY = ["store", "keeper", "locks", "keys", "wire", "tokens"]
+WITHOUT_CELERY = [
+    *("tokens", "wire", "keys", "connection", "lines", "store", "keeper", "wake_ups", "server"),
+    *("reentry", "handle", "locks"),
+]
 
 MODULES = {path.stem: path for path in sorted(PACKAGE.glob("*.py"))}
 SCRIPTS = {path.stem: path for path in sorted(PACKAGE.glob("scripts/*.lua"))}

@@ -1,0 +1,126 @@
+"""What it takes until the next waiter has a lock that was released, and how many commands the server gets for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from statistics import median, quantiles
+from typing import Any
+
+import redis
+from rich.table import Table
+
+from celery_redislock import Lock
+
+from .report import show, versions
+from .server import valkey
+
+#: DESIGN.md, section 10: the median hand-over in seconds, and a client's commands for each.
+BOUND, COMMANDS = 0.002, 5.0
+WAITERS, HOLD = 50, 0.02
+ROUNDS = 3
+NAME = "handover"
+#: What a new connection sends, and what the count itself does.
+_NOT_COUNTED = frozenset({"CLIENT", "HELLO", "SELECT", "AUTH", "PING", "MONITOR", "EVAL", "SCRIPT"})
+
+Maker = Callable[[redis.Redis], Any]
+
+
+def main() -> None:
+    results: dict[str, list[float]] = {name: [] for name in _makers()}
+    commands: dict[str, list[float]] = {name: [] for name in _makers()}
+    with valkey() as url:
+        for _ in range(ROUNDS):
+            for name, make in _makers().items():
+                with redis.Redis.from_url(url, max_connections=2 * WAITERS) as client:
+                    results[name] += _hand_over(client, make)
+                    with _counting(url) as counted:
+                        hand_overs = len(_hand_over(client, make))
+                    commands[name].append(counted[0] / hand_overs)
+    _show(results, commands)
+
+
+def _makers() -> Mapping[str, Maker]:
+    makers: dict[str, Maker] = {
+        "Lock, renewal on": lambda client: Lock(client, NAME, timeout=30, renew=True),
+        "redis-py's own Lock": lambda client: client.lock(NAME, timeout=30),
+    }
+    if find_spec("redis_lock"):
+        import redis_lock
+
+        makers["python-redis-lock"] = lambda client: redis_lock.Lock(client, NAME, expire=30)
+    return makers
+
+
+def _hand_over(client: redis.Redis, make: Maker) -> list[float]:
+    """Seconds from the begin of each release until the next waiter had the lock; each waiter takes it once."""
+    acquired: list[float] = []
+    released: list[float] = []
+
+    def take() -> None:
+        lock = make(client)
+        lock.acquire()
+        acquired.append(time.perf_counter())
+        time.sleep(HOLD)
+        released.append(time.perf_counter())
+        lock.release()
+
+    first = make(client)
+    first.acquire()
+    threads = [threading.Thread(target=take) for _ in range(WAITERS)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.3)  # until all of them wait
+    released.append(time.perf_counter())
+    first.release()
+    for thread in threads:
+        thread.join()
+    return [after - before for before, after in zip(released, acquired, strict=False)]
+
+
+@contextmanager
+def _counting(url: str) -> Iterator[list[int]]:
+    """How many commands clients send meanwhile; not those inside scripts, nor what sets up a connection."""
+    counted, started = [0], threading.Event()
+
+    def count() -> None:
+        with redis.Redis.from_url(url, socket_timeout=None) as client, client.monitor() as monitor:
+            started.set()
+            for command in monitor.listen():
+                name = command["command"].split(" ")[0].upper()
+                if command["client_type"] != "lua" and name not in _NOT_COUNTED:
+                    if name == "ECHO":
+                        return
+                    counted[0] += 1
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    started.wait()
+    yield counted
+    with redis.Redis.from_url(url) as client:
+        client.echo("the end")
+    thread.join()
+
+
+def _show(results: Mapping[str, list[float]], commands: Mapping[str, list[float]]) -> None:
+    title = f"hand-over: {WAITERS} waiters, each holds the lock for {HOLD * 1000:.0f} ms"
+    table = Table(title=title, title_justify="left", caption=versions(), caption_justify="left")
+    table.add_column("lock")
+    for column in ("median ms", "quartiles", "bound", "met", "commands", "bound", "met"):
+        table.add_column(column, justify="right")
+    for name, seconds in results.items():
+        lower, middle, upper = (1000 * value for value in quantiles(seconds, n=4))
+        count = median(commands[name])
+        cells = [f"{middle:.2f}", f"{lower:.2f}-{upper:.2f}", "", "", f"{count:.1f}", "", ""]
+        if name.startswith("Lock"):
+            cells[2:4] = f"{BOUND * 1000:.0f}", _verdict(middle / 1000 <= BOUND)
+            cells[5:] = f"{COMMANDS:.0f}", _verdict(count <= COMMANDS)
+        table.add_row(name, *cells)
+    show(table)
+
+
+def _verdict(met: bool) -> str:
+    return "[green]yes[/]" if met else "[red]NO[/]"

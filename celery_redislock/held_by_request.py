@@ -1,0 +1,25 @@
+"""What a request holds: code that runs in it holds that already, whichever `Lock` it asks."""
+
+from __future__ import annotations
+
+from celery._state import _task_stack  # type: ignore[attr-defined]
+
+from .keeper import HeldLock
+from .store import LockStore
+
+#: The request attribute that holds the `Execution`.
+EXECUTION = "redislock_execution"
+
+
+def held_by_request(store: LockStore, key: str) -> HeldLock | None:
+    """The lock on `key` that a request of this thread or greenlet holds and has not lost.
+
+    There may be several: a task that is applied eagerly runs inside another.
+    """
+    for task in _task_stack.stack:
+        for request in task.request_stack.stack:
+            execution = request.__dict__.get(EXECUTION)
+            lock: HeldLock | None = execution and execution.lock
+            if lock is not None and lock.key == key and lock.store is store and lock.remaining > 0:
+                return lock
+    return None

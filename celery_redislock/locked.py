@@ -1,0 +1,225 @@
+"""locked: a lock for any function or block, over the app's connection and settings."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, overload
+
+from celery import _state, current_app
+
+from .errors import LockConfigError
+from .held_by_request import held_by_request
+from .keys import KeyMaker, parse_template
+from .locks import Lock
+from .nolock import NoLock
+from .options import LockOptions, check_lease, resolve_options, resolve_settings
+from .server import LockServer, settings_of
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def locked(function: Callable[P, R], /) -> Callable[P, R]: ...
+@overload
+def locked(
+    template: str | None = None,
+    /,
+    *,
+    values: Mapping[str, Any] | None = None,
+    wait: float | None = None,
+    lease: float | None = None,
+    fence: bool | None = None,
+    app: Celery | None = None,
+) -> Locked: ...
+def locked(
+    template: Any = None,
+    /,
+    *,
+    values: Mapping[str, Any] | None = None,
+    wait: float | None = None,
+    lease: float | None = None,
+    fence: bool | None = None,
+    app: Celery | None = None,
+) -> Any:
+    """A lock around a block or a function; it is renewed while it is held.
+
+    ``with locked("stock:7", wait=5):`` and ``with locked("stock:{sku}", values={"sku": 7}):`` share their key with
+    the tasks that have ``lock_key="stock:{sku}"``. ``@locked("stock:{sku}")`` takes the values from the parameters of
+    the function; ``@locked`` makes the key from the function's name and all its arguments. Code in a run or a block
+    that holds the key holds it already.
+
+    Args:
+        template: Names the key, as a task's `lock_key` does.
+        values: Of the template's parameters, for a block.
+        wait: Seconds to wait for the key; 0 for not at all; None for the app's `redislock_wait`.
+        lease: Seconds that the key outlives a dead holder; None for the app's `redislock_lease`.
+        fence: Hand out a fencing number; None for the app's `redislock_fence`.
+        app: None for the current app, or the only one.
+
+    Raises:
+        LockConfigError: The template is malformed, or the function is async or a generator.
+        LockConflict: On entering: another held the key to the end of `wait`.
+        LockUnavailable: On entering: Redis did not answer or refused.
+    """
+    if template is not None and not isinstance(template, str):
+        return Locked(None, None, app, {})(template)
+    given = {name: value for name, value in {"wait": wait, "lease": lease, "fence": fence}.items() if value is not None}
+    return Locked(template, values, app, given)
+
+
+class Locked:
+    """What `locked` returns: a context manager, safe for any number of threads, and a decorator."""
+
+    def __init__(
+        self, template: str | None, values: Mapping[str, Any] | None, app: Celery | None, given: Mapping[str, Any]
+    ) -> None:
+        self._what = f"locked({template!r})" if template else "locked"
+        if template is not None:
+            self._fields = {field for _, field in parse_template(self._what, template)} - {""}
+        self._template = template
+        self._values = values
+        self._app = app
+        self._given = given
+        self._settings: _Settings | None = None
+        self._of_block: dict[LockServer, Lock] = {}
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Hold the key of the call whenever `function` runs.
+
+        Raises:
+            LockConfigError: It is async or a generator, or the template names what is no parameter of it.
+        """
+        if self._values is not None:
+            raise LockConfigError(f"{self._what}: values are for a block; a function has its arguments")
+        _refuse_what_outlives_its_call(function)
+        if self._template is None and not hasattr(function, "__qualname__"):
+            raise LockConfigError(f"locked: this {_name_of(function)} has no name to make a key of: give it a template")
+        name = f"{function.__module__}.{_name_of(function)}"
+        keys = KeyMaker(name, inspect.signature(function), None, self._template, remedy="give locked() a template")
+
+        @functools.wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self._lock(lambda: keys.name(args, kwargs)):
+                return function(*args, **kwargs)
+
+        return run
+
+    def __enter__(self) -> Lock | NoLock:
+        """Take the key.
+
+        Raises:
+            LockConflict, LockUnavailable: As `locked`.
+            LockKeyError: The values cannot make a key.
+            LockConfigError: The template names what is not among the values, or there is no server.
+        """
+        return self._block().__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._block().__exit__(kind, error, traceback)
+
+    def _block(self) -> Lock | NoLock:
+        """The same lock at the begin and at the end: it tells threads and contexts apart by itself."""
+        settings = self._resolve()
+        if not settings.enabled:
+            return NoLock()
+        server = LockServer.of(settings.app)
+        lock = self._of_block.get(server)
+        return lock or self._of_block.setdefault(server, settings.lock(self._name()))
+
+    def _lock(self, name: Callable[[], str]) -> Lock | NoLock:
+        settings = self._resolve()
+        return settings.lock(name()) if settings.enabled else NoLock()
+
+    def _name(self) -> str:
+        values = self._values or {}
+        if self._template is None:
+            raise LockConfigError('a block needs a template, as in locked("stock:7")')
+        if missing := sorted(self._fields - values.keys()):
+            raise LockConfigError(f"{self._what}: values has no {', '.join(missing)}")
+        parameters = [inspect.Parameter(field, inspect.Parameter.KEYWORD_ONLY) for field in self._fields]
+        keys = KeyMaker(self._what, inspect.Signature(parameters), None, self._template)
+        return keys.name((), {field: values[field] for field in self._fields})
+
+    def _resolve(self) -> _Settings:
+        app = self._app or _the_app()
+        settings = self._settings
+        if settings is None or settings.app is not app:
+            settings = self._settings = _Settings.of(app, self._what, self._given)
+        return settings
+
+
+class _Settings(NamedTuple):
+    """What an app and the arguments of `locked` say."""
+
+    app: Celery
+    enabled: bool
+    prefix: str
+    options: LockOptions
+    wait: float
+
+    @classmethod
+    def of(cls, app: Celery, what: str, given: Mapping[str, Any]) -> _Settings:
+        own = dict(given)
+        at_once = not isinstance(own.get("wait"), bool) and own.get("wait") == 0
+        if at_once:
+            del own["wait"]
+        app_wide = settings_of(app)
+        settings, options = resolve_settings(app_wide), resolve_options(what, own, app_wide)
+        if settings.enabled:
+            check_lease(what, options.lease, LockServer.of(app).command_time)
+        return cls(app, settings.enabled, settings.prefix, options, 0.0 if at_once else options.wait)
+
+    def lock(self, name: str) -> Lock:
+        lock = Lock(
+            LockServer.of(self.app).client,
+            f"{self.prefix}:{{{name}}}",
+            self.options.lease,
+            blocking_timeout=self.wait,
+            renew=True,
+            reentrant=True,
+            fence=self.options.fence,
+        )
+        lock.outer = held_by_request
+        return lock
+
+
+def _refuse_what_outlives_its_call(function: Any) -> None:
+    call = function if inspect.isroutine(function) else getattr(function, "__call__", None)  # noqa: B004
+    kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    if any(kind(function) or kind(call) for kind in kinds):
+        raise LockConfigError(
+            f"locked: {_name_of(function)} is async or a generator: its body runs after the call has returned and "
+            "its lock is gone; use a block inside it"
+        )
+    if inspect.isclass(function) or not callable(function):
+        raise LockConfigError(
+            f"locked: {_name_of(function)} is no function: put @locked below @classmethod and the like"
+        )
+
+
+def _name_of(function: Any) -> str:
+    """Of a function; of anything else that can be called, its type's: it may show arguments."""
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+def _the_app() -> Celery:
+    """The current app. In a thread where none was made current, such as a web server's: the only one there is.
+
+    Celery itself falls back to an app without settings there.
+    """
+    app: Celery | None = _state._tls.current_app or _state.default_app  # type: ignore[attr-defined]
+    if app is None or app.main == "default":
+        apps = [other for other in _state._get_active_apps() if other.set_as_current]  # type: ignore[attr-defined]
+        if len(apps) > 1:
+            raise LockConfigError("locked: which of the apps of this process? Give it app=, or call app.set_default()")
+        app = apps[0] if apps else app
+    return app or current_app._get_current_object()  # type: ignore[attr-defined]

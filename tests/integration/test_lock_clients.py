@@ -1,0 +1,143 @@
+"""A `Lock` works over any client that its user has."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import redis
+from redis.backoff import ConstantBackoff
+from redis.cluster import RedisCluster
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from celery_redislock import Lock, LockConfigError
+from tests.lab.servers import wait_until
+from tests.lab.topologies import cluster, sentinel
+
+NAME = "stock"
+
+
+@pytest.fixture(scope="module")
+def cluster_port(tmp_path_factory):
+    with cluster(tmp_path_factory.mktemp("cluster")) as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def sentinel_port(tmp_path_factory):
+    with sentinel(tmp_path_factory.mktemp("sentinel"), "primary") as port:
+        yield port
+
+
+KINDS = [
+    "plain",
+    "decoding",
+    "RESP3",
+    "retrying",
+    "without time-outs",
+    "single connection",
+    "small pool",
+    "Sentinel",
+    "Cluster",
+    "decoding Cluster",
+]
+
+
+@pytest.fixture(params=KINDS)
+def client(request, locks, tmp_path):
+    def on_socket(**options):
+        return redis.Redis(unix_socket_path=str(locks.socket), **options)
+
+    match request.param:
+        case "plain":
+            client = on_socket()
+        case "decoding":
+            client = on_socket(decode_responses=True, encoding="latin-1")
+        case "RESP3":
+            client = on_socket(protocol=3)
+        case "retrying":
+            client = on_socket(retry=Retry(ConstantBackoff(0.1), 5))
+        case "without time-outs":
+            client = on_socket(socket_timeout=None, socket_connect_timeout=None)
+        case "single connection":
+            client = on_socket(single_connection_client=True)
+        case "small pool":
+            pool = redis.BlockingConnectionPool.from_url(locks.url(), max_connections=1, timeout=1)
+            client = redis.Redis(connection_pool=pool)
+        case "Sentinel":
+            port = request.getfixturevalue("sentinel_port")
+            client = Sentinel([("127.0.0.1", port)]).master_for("primary", decode_responses=True)
+        case "Cluster" | "decoding Cluster":
+            port = request.getfixturevalue("cluster_port")
+            client = RedisCluster(host="127.0.0.1", port=port, decode_responses=request.param.startswith("decoding"))
+    yield client
+    client.delete(NAME)
+    client.close()
+
+
+def test_it_is_taken_renewed_waited_for_and_given_back(client):
+    first = client.lock(NAME, lock_class=Lock, timeout=10)
+    second = Lock(client, NAME, timeout=0.6, renew=True, fence=True, blocking_timeout=10)
+    assert first.acquire()
+    assert (first.owned(), second.owned(), second.locked()) == (True, False, True)
+    assert first.extend(5)
+    assert not second.acquire(blocking=False)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(second.acquire)
+        wait_until(lambda: client.exists(f"{{{NAME}}}:waiters"), "it waits")
+        first.release()
+        assert waiting.result(5)
+    assert client.exists(NAME)
+
+
+def test_a_waiter_gets_it_from_a_lock_that_is_renewed(client):
+    with Lock(client, NAME, timeout=0.4, renew=True) as held:
+        assert not Lock(client, NAME).acquire(blocking_timeout=1.0)  # longer than two leases
+        held.check()
+        assert held.state == "held"
+
+
+def test_locks_of_one_client_share_one_keeper(locks):
+    with redis.Redis(unix_socket_path=str(locks.socket)) as client:
+        held = [Lock(client, f"{NAME}{number}", timeout=30, renew=True) for number in range(20)]
+        before = set(threading.enumerate())
+        for lock in held:
+            lock.acquire()
+        assert len(set(threading.enumerate()) - before) == 1
+        for lock in held:
+            lock.release()
+
+
+def test_what_it_made_for_a_client_ends_with_it(locks):
+    client = redis.Redis(unix_socket_path=str(locks.socket))
+    pool = weakref.ref(client.connection_pool)
+    before = set(threading.enumerate())
+    with Lock(client, NAME, timeout=30, renew=True) as lock:
+        (keeper,) = set(threading.enumerate()) - before
+    client.close()
+    del client, lock
+    gc.collect()
+    assert pool() is None
+    wait_until(lambda: not keeper.is_alive(), "its keeper has ended")
+
+
+def test_an_asyncio_client_is_refused():
+    with pytest.raises(LockConfigError, match="asyncio"):
+        Lock(redis.asyncio.Redis(), NAME)
+
+
+@pytest.mark.parametrize("name", [b"stock", 7])
+def test_a_name_may_be_what_redis_py_takes_for_a_key(locks, name):
+    with locks.client.lock(name, lock_class=Lock):
+        assert locks.client.exists(name)
+    assert not locks.client.exists(name)
+
+
+@pytest.mark.parametrize("name", ["plain", "redislock:{stock:7}", "{", "a}b{c}"])
+def test_what_belongs_to_a_lock_is_in_its_slot(cluster_port, name):
+    with RedisCluster(host="127.0.0.1", port=cluster_port) as client, Lock(client, name, timeout=10, fence=True):
+        assert not Lock(client, name).acquire(blocking_timeout=0.05)

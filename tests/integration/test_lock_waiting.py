@@ -1,0 +1,232 @@
+"""Waiting for a `Lock`: woken by the release, one at a time, and never for ever because somebody died."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import redis
+
+from celery_redislock import Lock
+from celery_redislock.server import LockServer
+from tests.lab.servers import wait_until
+
+NAME = "stock"
+WAITERS, WAKE = "{stock}:waiters", "{stock}:wake"
+
+
+@pytest.fixture
+def client(locks):
+    with redis.Redis(unix_socket_path=str(locks.socket)) as client:
+        yield client
+
+
+@pytest.fixture
+def make(client):
+    return lambda **options: Lock(client, NAME, **{"timeout": 10, "blocking_timeout": 20, **options})
+
+
+@pytest.fixture
+def waiting(make, client):
+    """Starts waiters: ``waiting(3)``; each waits when it returns."""
+    with ThreadPoolExecutor(60) as pool:
+
+        def start(count=1, work=lambda lock: None):
+            def wait():
+                with make() as lock:
+                    work(lock)
+                    return time.monotonic()
+
+            started = [pool.submit(wait) for _ in range(count)]
+            wait_until(lambda: blocked(client) == count, "they block on the server")
+            return started
+
+        yield start
+
+
+def blocked(client):
+    return client.info("clients")["blocked_clients"]
+
+
+def test_a_waiter_blocks_on_the_server_instead_of_asking_again(make, client, locks, waiting):
+    with make():
+        (waiter,) = waiting()
+        locks.calls()
+        time.sleep(0.5)
+        assert locks.calls() == {}
+    assert waiter.result(5)
+
+
+def test_a_release_wakes_it(make, waiting):
+    holder = make()
+    holder.acquire()
+    (waiter,) = waiting()
+    released = time.monotonic()
+    holder.release()
+    assert waiter.result(5) - released < 0.5  # a turn is a whole second
+
+
+def test_one_release_wakes_one_waiter(make, client, locks, waiting):
+    go_on = threading.Event()
+    holder = make()
+    holder.acquire()
+    waiters = waiting(5, work=lambda lock: go_on.wait(10))
+    locks.calls()
+    holder.release()
+    wait_until(lambda: blocked(client) == 4, "one has it")
+    calls = locks.calls()
+    go_on.set()
+    assert calls["evalsha"] == 2  # one release, one acquire
+    assert all(waiter.result(10) for waiter in waiters)
+
+
+def test_all_waiters_have_their_turn_one_after_another(make, waiting, client):
+    inside, most = [0], [0]
+
+    def work(lock):
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        time.sleep(0.002)
+        inside[0] -= 1
+
+    holder = make()
+    holder.acquire()
+    waiters = waiting(20, work)
+    holder.release()
+    assert all(waiter.result(20) for waiter in waiters)
+    assert most == [1]
+    assert client.keys() == []  # no waiter remembered, no wake-up left
+
+
+def test_nobody_waits_so_nothing_is_left_behind(make, client):
+    with make():
+        pass
+    assert client.keys() == []
+
+
+def test_who_gives_up_is_remembered_no_more(make, client):
+    with make():
+        assert not make().acquire(blocking_timeout=0.05)
+        assert client.keys() == [NAME.encode()]
+
+
+def test_a_wake_up_for_nobody_expires(make, client):
+    """All who waited died: what the release leaves for them ends by itself."""
+    with make():
+        client.sadd(WAITERS, "dead")
+        client.pexpire(WAITERS, 3000)
+    assert client.llen(WAKE) == 1
+    assert 0 < client.pttl(WAKE) <= 1000
+
+
+def test_a_wake_up_for_a_dead_waiter_wakes_the_next_one_once(make, client, locks):
+    with make():
+        client.sadd(WAITERS, "dead")
+    with make():
+        locks.calls()
+        assert not make().acquire(blocking_timeout=0.2)
+        assert locks.calls()["evalsha"] <= 3  # a look, a second one for the old wake-up, the last
+
+
+def test_releases_leave_no_more_than_one_wake_up(make, client):
+    for _ in range(3):
+        with make():
+            client.sadd(WAITERS, "dead")
+    assert client.llen(WAKE) == 1
+
+
+def test_a_waiter_that_died_with_the_wake_up_delays_the_others_by_no_more_than_a_turn(make, client, waiting):
+    holder = make()
+    holder.acquire()
+    (waiter,) = waiting()
+    client.delete(NAME)  # as a release whose wake-up went to the dead one
+    assert waiter.result(3)
+
+
+def test_a_holder_that_died_delays_no_longer_than_its_lease(make, waiting):
+    make(timeout=0.4).acquire()
+    (waiter,) = waiting()
+    assert waiter.result(1.5)
+
+
+def test_a_holder_whose_process_is_killed_delays_no_longer_than_its_lease(make, client):
+    pid = os.fork()
+    if pid == 0:
+        make(timeout=0.6, renew=True).acquire()
+        signal.pause()
+    wait_until(lambda: client.exists(NAME), "the child holds it")
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert make().acquire(blocking_timeout=3)
+
+
+def test_a_lock_of_redis_py_is_polled(make, client):
+    """Its release wakes nobody."""
+    other = client.lock(NAME, timeout=10)
+    other.acquire()
+    with ThreadPoolExecutor() as pool:
+        waiter = pool.submit(make(sleep=0.01).acquire)
+        wait_until(lambda: client.exists(WAITERS), "it waits")
+        assert blocked(client) == 0
+        other.release()
+        assert waiter.result(5)
+
+
+def test_a_waiter_polls_where_it_may_not_block(make, client):
+    """A user without the command, or more waiters than connections."""
+    client.execute_command("ACL", "SETUSER", "default", "-blpop")
+    try:
+        holder = make()
+        holder.acquire()
+        with ThreadPoolExecutor() as pool:
+            waiter = pool.submit(make(sleep=0.01).acquire)
+            wait_until(lambda: client.exists(WAITERS), "it waits")
+            holder.release()
+            assert waiter.result(5)
+    finally:
+        client.execute_command("ACL", "SETUSER", "default", "+blpop")
+
+
+def test_a_waiters_interruption_leaves_its_connection_fit_for_the_next(make, client, monkeypatch):
+    wake_ups = LockServer.behind(client).wake_ups
+
+    def strike(*_):
+        raise KeyboardInterrupt
+
+    with make():
+        with monkeypatch.context() as patch:
+            patch.setattr("celery_redislock.wake_ups._block", strike)
+            with pytest.raises(KeyboardInterrupt):
+                make().acquire()
+        assert wake_ups._spare == []
+        assert not make().acquire(blocking_timeout=0.05)
+
+
+def test_a_server_that_ends_while_one_waits_is_an_outage(tmp_path):
+    from celery_redislock import LockUnavailable
+    from tests.lab.servers import Valkey
+
+    with Valkey(tmp_path).serve() as server, ThreadPoolExecutor() as pool:
+        client = redis.Redis(unix_socket_path=str(server.socket))
+        Lock(client, NAME, timeout=10).acquire()
+        waiter = pool.submit(Lock(client, NAME, timeout=10).acquire)
+        wait_until(lambda: blocked(server.client) == 1, "it waits")
+        server.kill()
+        with pytest.raises(LockUnavailable):
+            waiter.result(10)
+
+
+def test_a_task_that_ends_wakes_a_lock_that_waits(tasks, locks):
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(tasks.work.apply, ("k", "item", 0.5))
+        lock = tasks.work.lock_for("k")
+        wait_until(lock.locked, "the task holds it")
+        locks.calls()
+        assert lock.acquire()
+        running.result()
+        assert locks.calls()["evalsha"] <= 4  # the look, the release, the grant; and the look of a turn at most
+        lock.release()

@@ -1,0 +1,313 @@
+"""`locked`: a lock for any function or block, on the app's connection and settings."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from weakref import WeakSet
+
+import pytest
+from celery import Celery, _state
+
+from celery_redislock import Lock, LockConfigError, LockConflict, LockedTask, LockKeyError, locked
+from tests.integration.conftest import held_elsewhere
+from tests.lab.servers import wait_until
+
+KEY = "redislock:{stock:7}"
+
+
+@pytest.fixture(autouse=True)
+def current(app):
+    """The app of the test is the current one, as in a web process that never has a worker."""
+    before = _state._tls.current_app
+    app.set_current()
+    yield
+    _state._tls.current_app = before
+
+
+@pytest.fixture
+def keys(locks):
+    return lambda: {key.decode() for key in locks.client.scan_iter()}
+
+
+class TestBlock:
+    def test_it_is_held_inside_and_free_after_it(self, keys):
+        with locked("stock:7") as lock:
+            assert isinstance(lock, Lock)
+            assert lock.state == "held"
+            assert keys() == {lock.name} == {KEY}
+        assert keys() == set()
+
+    def test_values_make_the_key_of_a_template(self):
+        with locked("stock:{sku}", values={"sku": 7}) as lock:
+            assert lock.name == KEY
+
+    def test_values_are_escaped_as_a_tasks_are(self, tasks):
+        with locked("stock:{sku}", values={"sku": "a:b {c}"}) as lock:
+            assert lock.name == tasks.keyed.lock_for("a:b {c}").name
+
+    def test_it_shares_its_key_with_tasks(self, tasks):
+        with locked("stock:{sku}", values={"sku": 7}):
+            assert tasks.keyed.lock_info(7).task_id is None
+            assert tasks.keyed_too.lock_info(1, sku=7)
+        with held_elsewhere(tasks.keyed.lock_for(7)), pytest.raises(LockConflict):
+            locked("stock:7", wait=0.05).__enter__()
+
+    def test_a_conflict_names_the_holder(self, locks):
+        with held_elsewhere(locked("stock:7")._block()), pytest.raises(LockConflict) as caught:
+            locked("stock:7", wait=0).__enter__()
+        assert caught.value.key == KEY
+        assert caught.value.holder.hostname
+
+    def test_wait_0_looks_once(self, locks, tasks):
+        guard = locked("stock:7", wait=0)
+        with guard:
+            pass
+        with held_elsewhere(tasks.keyed.lock_for(7)):
+            locks.calls()
+            with pytest.raises(LockConflict):
+                guard.__enter__()
+            assert locks.calls()["evalsha"] == 1
+
+    def test_it_is_renewed(self, locks):
+        with locked("stock:7", lease=1.6) as lock:
+            locks.client.pexpire(KEY, 1000)
+            wait_until(lambda: locks.client.pttl(KEY) > 1000, "it is renewed", 3)
+            assert lock.state == "held"
+
+    def test_its_settings_are_the_apps(self, config, locks):
+        from tests.lab.app import make_app
+
+        config.settings.update(redislock_prefix="shop", redislock_lease=50, redislock_fence=True)
+        with locked("stock:7", app=make_app(config)) as lock:
+            assert lock.name == "shop:{stock:7}"
+            assert 40 < lock.remaining <= 50
+            assert lock.fence
+
+    def test_it_hands_out_a_fence(self):
+        with locked("stock:7", fence=True) as one:
+            first = one.fence
+        with locked("stock:7", fence=True) as two:
+            assert two.fence > first
+
+    def test_a_block_inside_a_block_holds_it_already(self, keys):
+        with locked("stock:7") as outer:
+            with locked("stock:{sku}", values={"sku": 7}) as inner:
+                assert inner.token == outer.token
+            assert keys() == {KEY}
+        assert keys() == set()
+
+    def test_inside_a_task_with_that_key_it_is_held_already(self, app, keys):
+        @app.task(bind=True, base=LockedTask, lock_key="stock:{sku}", shared=False)
+        def task(self, sku):
+            with locked("stock:7", wait=0) as lock:
+                return lock.token == self.lock.token
+
+        assert task.apply((7,)).get() is True
+        assert keys() == set()
+
+    def test_one_object_serves_many_threads(self, app, keys):
+        guard, inside = locked("stock:7", app=app), threading.Semaphore(1)
+
+        def work():
+            for _ in range(10):
+                with guard, guard:
+                    assert inside.acquire(blocking=False)
+                    inside.release()
+
+        with ThreadPoolExecutor() as pool:
+            for done in [pool.submit(work) for _ in range(6)]:
+                done.result()
+        assert keys() == set()
+
+    def test_an_error_in_the_block_releases(self, keys):
+        with pytest.raises(ZeroDivisionError), locked("stock:7"):
+            1 / 0  # noqa: B018
+        assert keys() == set()
+
+    @pytest.mark.parametrize(
+        ("make", "said"),
+        [
+            (lambda: locked().__enter__(), 'a block needs a template, as in locked("stock:7")'),
+            (lambda: locked("stock:{sku}").__enter__(), "values has no sku"),
+            (lambda: locked("stock:{a}:{b}", values={"b": 1}).__enter__(), "values has no a"),
+            (lambda: locked("stock:{sku.x}"), "only plain parameter names"),
+            (lambda: locked(""), "it is empty"),
+            (lambda: locked("x", wait=-1).__enter__(), "lock_wait = -1 is not allowed"),
+            (lambda: locked("x", wait=True).__enter__(), "lock_wait = True is not allowed"),
+            (lambda: locked("x", lease=0).__enter__(), "lock_lease = 0 is not allowed"),
+            (lambda: locked("x", lease=1).__enter__(), "lock_lease = 1 is too short"),
+        ],
+    )
+    def test_a_mistake_is_said(self, make, said):
+        with pytest.raises(LockConfigError) as caught:
+            make()
+        assert said in str(caught.value)
+
+    def test_a_value_that_no_template_takes_is_a_key_error_that_does_not_show_it(self):
+        with pytest.raises(LockKeyError) as caught:
+            locked("stock:{sku}", values={"sku": ["secret"]}).__enter__()
+        assert "secret" not in str(caught.value)
+
+    def test_without_a_server_it_says_what_to_set(self):
+        with pytest.raises(LockConfigError, match="set redislock_url"):
+            locked("x", app=Celery("bare", broker="amqp://", set_as_current=False)).__enter__()
+
+    def test_in_a_thread_without_a_current_app_it_uses_the_only_one(self, config, monkeypatch):
+        """As in the threads of a web server, where Celery's own current_app is one without settings."""
+
+        monkeypatch.setattr(_state, "_apps", WeakSet())  # other tests have apps too
+
+        def enter():
+            with locked("x") as lock:
+                return lock.name
+
+        one = Celery("one", broker=config.broker)
+        one.conf.update(redislock_url=config.locks, redislock_prefix="one")
+        with ThreadPoolExecutor() as pool:
+            assert pool.submit(enter).result() == "one:{x}"
+            two = Celery("two")
+            with pytest.raises(LockConfigError, match="which of the apps"):
+                pool.submit(enter).result()
+        one.close()
+        two.close()
+
+    def test_switched_off_it_is_a_no_op(self, app, keys):
+        app.conf.redislock_enabled = False
+        with locked("stock:7") as lock:
+            lock.check()
+            assert keys() == set()
+
+
+class TestDecorator:
+    def test_the_key_is_of_the_function_and_all_its_arguments(self, keys):
+        seen = []
+
+        @locked
+        def sync(account, full=False):
+            seen.append(keys())
+            return account
+
+        assert sync(1) == 1
+        sync(account=1, full=False)
+        sync(2)
+        sync("1")
+        assert seen[0] == seen[1]
+        assert len({frozenset(k) for k in seen}) == 3
+        (key,) = seen[0]
+        assert key.startswith(f"redislock:{{{__name__}.TestDecorator.test_the_key")
+        assert keys() == set()
+
+    def test_with_and_without_brackets_it_is_the_same(self, keys):
+        @locked()
+        def sync(account):
+            return keys()
+
+        assert len(sync(1)) == 1
+
+    def test_a_template_names_parameters(self, keys):
+        @locked("stock:{sku}")
+        def reserve(quantity, sku=7):
+            return keys()
+
+        assert reserve(1) == reserve(2, sku=7) == {KEY}
+
+    def test_it_waits_for_its_turn(self, app, tasks, locks):
+        @locked("stock:{sku}", wait=20, app=app)
+        def reserve(sku):
+            return "done"
+
+        with ThreadPoolExecutor() as pool:
+            with held_elsewhere(tasks.keyed.lock_for(7)):
+                waiting = pool.submit(reserve, 7)
+                wait_until(lambda: locks.client.exists(f"{KEY}:waiters"), "it waits")
+                assert not waiting.done()
+            assert waiting.result(5) == "done"
+
+    def test_it_raises_what_names_the_holder_when_it_cannot_have_it(self, tasks):
+        ran = []
+
+        @locked("stock:{sku}", wait=0.05)
+        def reserve(sku):
+            ran.append(sku)
+
+        with held_elsewhere(tasks.keyed.lock_for(7)), pytest.raises(LockConflict, match="a lock outside tasks"):
+            reserve(7)
+        assert ran == []
+
+    def test_a_recursive_function_holds_its_key_already(self):
+        @locked("count")
+        def count(number):
+            return number if not number else count(number - 1)
+
+        assert count(3) == 0
+
+    def test_a_method_needs_a_template(self, keys):
+        class Shop:
+            @locked("stock:{sku}")
+            def reserve(self, sku):
+                return keys()
+
+            @locked
+            def bare(self): ...
+
+        assert Shop().reserve(7) == {KEY}
+        with pytest.raises(LockKeyError, match=r"parameter 'self' .* give locked\(\) a template"):
+            Shop().bare()
+
+    def test_it_looks_like_the_function(self):
+        @locked("stock:{sku}")
+        def reserve(sku: int) -> str:
+            """Reserve."""
+
+        assert (reserve.__name__, reserve.__doc__) == ("reserve", "Reserve.")
+        assert list(inspect.signature(reserve).parameters) == ["sku"]
+
+    def test_a_call_that_does_not_fit_is_a_type_error(self):
+        @locked
+        def sync(account): ...
+
+        with pytest.raises(TypeError, match="missing a required argument: 'account'"):
+            sync()
+
+    @pytest.mark.parametrize("how", [locked, locked(), locked("x")], ids=["bare", "empty", "template"])
+    def test_what_runs_after_its_call_has_returned_is_refused(self, how):
+        async def coroutine(): ...
+
+        async def async_generator():
+            yield
+
+        def generator():
+            yield
+
+        class Callable:
+            async def __call__(self): ...
+
+        for function in (coroutine, async_generator, generator, functools.partial(generator), Callable()):
+            with pytest.raises(LockConfigError, match="async or a generator"):
+                how(function)
+
+    @pytest.mark.parametrize(
+        ("function", "said"),
+        [(int, "no function"), (classmethod(lambda cls: None), "below @classmethod"), (7, "no function")],
+    )
+    def test_what_is_no_function_is_refused(self, function, said):
+        with pytest.raises(LockConfigError, match=said):
+            locked(function)
+
+    def test_a_template_that_does_not_fit_the_function_is_refused_at_once(self):
+        with pytest.raises(LockConfigError, match="names 'nope', which is no parameter"):
+            locked("stock:{nope}")(lambda sku: None)
+        with pytest.raises(LockConfigError, match="values are for a block"):
+            locked("stock:{sku}", values={"sku": 7})(lambda sku: None)
+
+    def test_it_asks_for_no_app_before_it_is_called(self):
+        """Modules are imported before the app is configured."""
+
+        @locked("x", app=Celery("bare", broker="amqp://", set_as_current=False))
+        def function(): ...
+
+        with pytest.raises(LockConfigError, match="set redislock_url"):
+            function()
