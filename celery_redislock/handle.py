@@ -93,16 +93,20 @@ class Handle:
         Raises:
             LockError: It is not held.
         """
-        hold = self._current("Cannot release a lock that's not owned or is already unlocked.")
-        if self.local.count > 1:
-            self.local.count -= 1
+        hold = self._hold()
+        if hold is None:
+            raise LockError("Cannot release a lock that's not owned or is already unlocked.", self.key)
+        local = self.local
+        if local.count > 1:
+            local.count -= 1
         else:
-            self.local.hold = self.local.token = None
+            local.hold = local.token = None
         return hold
 
     def _hold(self) -> Hold | None:
         """What the caller holds by this object."""
-        hold, token = self.local.hold, self.local.token
+        local = self.local
+        hold, token = local.hold, local.token
         if token is None:
             return None
         if hold is None or hold.token != token:
@@ -117,15 +121,11 @@ class Handle:
         held.renewed(time.monotonic())
         return Hold(held, None)
 
-    def _current(self, refusal: str) -> Hold:
-        hold = self._hold()
-        if hold is None:
-            raise LockError(refusal, self.key)
-        return hold
-
     def _limited(self, verb: str) -> HeldLock:
         """What is held, if it has a timeout; in redis-py's words if not."""
-        hold = self._current(f"Cannot {verb} an unlocked lock")
+        hold = self._hold()
+        if hold is None:
+            raise LockError(f"Cannot {verb} an unlocked lock", self.key)
         if self.timeout is None:
             raise LockError(f"Cannot {verb} a lock with no timeout", self.key)
         return hold.held

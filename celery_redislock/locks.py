@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 from redis.exceptions import LockError
 
 from . import tokens
-from .errors import LockConfigError, LockConflict
+from .errors import LockConfigError, LockConflict, LockUnavailable
 from .handle import Handle
 from .keeper import KEY_GONE, HeldLock
 from .reentry import Hold, check_fence, held_in_context
@@ -228,6 +228,8 @@ class Lock(Handle):
             if token is not None:  # only now: while it waits, an equal token of another is not this one
                 held.nonce = token
             return self._keep(server, held)
+        except LockUnavailable:  # the store has undone it, or could not
+            raise
         except BaseException:
             server.keeper.remove(held)
             server.store.undo(self.key, held.nonce)  # nobody would know that it is held

@@ -10,6 +10,7 @@ import asyncio
 import os
 import threading
 import weakref
+from asyncio import _get_running_loop
 from contextvars import ContextVar
 from typing import Any
 
@@ -108,9 +109,7 @@ def _others(hold: Hold) -> tuple[weakref.ref[Hold], ...]:
 
 
 def _owner() -> tuple[int, Any]:
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:  # no event loop runs in this thread
-        task = None
+    loop = _get_running_loop()
+    task = loop and asyncio.current_task(loop)
     # By its module: gevent replaces it there. A weak reference: the number of a dead task may be another's by now.
     return threading.get_ident(), task and weakref.ref(task)

@@ -173,10 +173,11 @@ class LockStore(Lines):
         Raises:
             LockUnavailable: Redis did not answer or refused; the key ends with its lease.
         """
+        keys = _release_keys(key)
+        if note is not None:
+            keys = (*keys, note)
         try:
-            reply, _, resent = self._call(
-                RELEASE, _release_keys(key, note), (nonce, NOTE_TTL_MS, "1" if copy_may_wait else "0")
-            )
+            reply, _, resent = self._call(RELEASE, keys, (nonce, NOTE_TTL_MS, "1" if copy_may_wait else "0"))
         except RedisError as error:
             raise LockUnavailable(key, describe(error)) from error
         return resent or bool(reply)
@@ -289,9 +290,9 @@ def beside(key: str, what: str) -> str:
     return f"{key}:{what}" if tagged else f"{{{key}}}:{what}"
 
 
-def _release_keys(key: str, note: str | None = None) -> Sequence[str]:
-    keys = (key, beside(key, "waiters"), beside(key, "wake"))
-    return keys if note is None else (*keys, note)
+@functools.lru_cache(1024)
+def _release_keys(key: str) -> tuple[str, ...]:
+    return key, beside(key, "waiters"), beside(key, "wake")
 
 
 def _held(reply: Sequence[Any]) -> tuple[bytes, float | None]:

@@ -16,7 +16,7 @@ from .comeback import ignores_result
 from .delivery import hide_headers
 from .errors import LockConfigError
 from .execution import Execution
-from .held_by_request import EXECUTION, held_by_request
+from .held_by_request import EXECUTION, attach, held_by_request
 from .info import LockInfo
 from .keeper import HeldLock
 from .locks import Lock
@@ -113,7 +113,7 @@ class LockedTask(BaseTask):
             hide_headers(request)
         if plan is not None and plan.enabled and request is not None:
             execution = Execution(self, plan, request)
-            setattr(request, EXECUTION, execution)
+            attach(request, execution)
             execution.begin(args, kwargs)
             if self._lock_track_started and not request.is_eager and not ignores_result(self, request):
                 meta = {"pid": os.getpid(), "hostname": request.hostname}

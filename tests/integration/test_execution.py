@@ -139,6 +139,13 @@ def test_max_hold_counts_from_the_grant_and_not_from_the_wait(deliver, config):
     assert outcome["state"] != "lost"
 
 
+def test_every_run_has_a_greater_fence_where_it_is_asked_for(deliver, config, held):
+    assert deliver("lab.bound", 1, "k")[1]["fence"] is None
+    config.settings["redislock_fence"] = True
+    fences = [deliver("lab.bound", 1, "k")[1]["fence"] for _ in range(3)]
+    assert fences == sorted(set(fences))
+
+
 def test_a_message_that_was_sent_although_the_broker_seemed_away_does_not_run_twice(deliver, held, locks, ledger):
     """Its reply was lost, so it is held and run here too; what was sent finds the note."""
     lock = held()

@@ -168,7 +168,8 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
             lock.check()
             lock.extend()
             time.sleep(seconds)
-            return {"key": lock.key, "state": lock.state, "remaining": lock.remaining, "headers": self.request.headers}
+            seen = {name: getattr(lock, name) for name in ("key", "state", "remaining", "fence")}
+            return {**seen, "headers": self.request.headers}
 
     @locked("keyed", lock_key="stock:{sku}", lock_on_conflict="retry")
     def keyed(sku: Any, item: Any = "", seconds: float = 0.0) -> Any:
