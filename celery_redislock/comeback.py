@@ -30,24 +30,27 @@ class Return(NamedTuple):
     """When it was first sent back: seconds since the epoch; 0 before that."""
     begun: bool = False
     """It was a copy or was marked redelivered: work that has begun, which no policy may drop."""
+    joins: str | None = None
+    """The task whose outcome it waits for, by the policy ``join``."""
 
     @classmethod
     def read(cls, header: Any) -> Self:
         """From a message header; a malformed one counts as none."""
         if not isinstance(header, Mapping):
             return cls()
-        times, since, begun = header.get("times"), header.get("since"), header.get("begun")
-        if type(times) is not int or times < 0 or type(begun) is not bool:
+        times, since, begun, joins = (header.get(name) for name in cls._fields)
+        if type(times) is not int or times < 0 or type(begun) is not bool or not isinstance(joins, str | None):
             return cls()
         if (
             isinstance(since, bool) or not isinstance(since, int | float) or not 0 < since <= time.time() + 60
         ):  # NaN fails too
             return cls()
-        return cls(times, float(since), begun)
+        return cls(times, float(since), begun, joins)
 
-    def next(self, *, begun: bool) -> Self:
+    def next(self, *, begun: bool, joins: str | None = None) -> Self:
         """The header of the message when it is sent back once more."""
-        return self._replace(times=self.times + 1, since=self.since or time.time(), begun=self.begun or begun)
+        since = self.since or time.time()
+        return self._replace(times=self.times + 1, since=since, begun=self.begun or begun, joins=joins)
 
     def delay(self, shortest: float, longest: float) -> float:
         """Seconds until it should be tried again: exponential, with jitter."""

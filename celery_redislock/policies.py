@@ -37,7 +37,7 @@ def skip(execution: Execution, holder: LockInfo) -> None:
     reason = skip_reason(holder)
     # `Ignore` alone would leave callers waiting; `mark_as_revoked` would leave the tail of a chain waiting.
     task.backend.mark_as_failure(
-        execution.attempt.task_id,
+        execution.message.attempt.task_id,
         TaskRevokedError(reason),
         request=request,
         store_result=not ignores_result(task, request),
@@ -54,15 +54,15 @@ def skip_reason(holder: LockInfo) -> str:
 
 def retry(execution: Execution, holder: LockInfo) -> None:
     """Be sent again, shown as RETRY, until the key is free or `lock_retry_for` is over."""
-    options, returned = execution.plan.options, execution.returned
+    options, returned = execution.plan.options, execution.message.returned
     error = LockConflict(holder.key, holder)
     if options.retry_for is not None and returned.since and time.time() - returned.since >= options.retry_for:
         raise error
     task, request = execution.task, execution.request
     if not ignores_result(task, request):
         # Before it is sent: stored after it, as Celery's own Retry is, it could overwrite the outcome of its run.
-        task.backend.mark_as_retry(execution.attempt.task_id, error, request=request)
-    if execution.send_back(returned.delay(options.retry_delay, options.retry_max_delay)):
+        task.backend.mark_as_retry(execution.message.attempt.task_id, error, request=request)
+    if execution.message.send_back(returned.delay(options.retry_delay, options.retry_max_delay)):
         raise SentBack(str(error))
 
 

@@ -1,0 +1,113 @@
+"""Message: what is known of a delivered message, and how it comes back."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from celery.exceptions import Reject, SoftTimeLimitExceeded
+
+from . import tokens
+from .comeback import HEADER, Return, publish_again
+from .delivery import DELIVERY, Delivery
+from .errors import LockUnavailable, describe
+from .tokens import Attempt
+
+if TYPE_CHECKING:
+    from celery import Task
+    from celery.app.task import Context
+
+    from .plan import LockPlan
+
+logger = logging.getLogger(__name__)
+
+#: Of the broker's visibility timeout: a message held for longer is taken to wait in the queue once more. Not the whole:
+#: the broker began to count before the worker did, and gets the ack later than the key is free.
+OVERDUE = 0.9
+_FIRST = Return()
+
+
+class Message:
+    """The message of one request.
+
+    Attributes:
+        attempt: What it is about.
+        nonce: Of this delivery.
+        returned: How often it has come back.
+        may_be_doubled: The broker may have it a second time, from us.
+    """
+
+    __slots__ = ("_plan", "_received_at", "_request", "_task", "attempt", "may_be_doubled", "nonce", "returned")
+
+    def __init__(self, task: Task[..., Any], plan: LockPlan, request: Context) -> None:
+        self._task = task
+        self._plan = plan
+        self._request = request
+        self.attempt = Attempt(str(request.id), request.retries or 0, request.replaced_task_nesting or 0)
+        self.may_be_doubled = False
+        header = getattr(request, HEADER, None)
+        self.returned = _FIRST if header is None else Return.read(header)
+        delivery = getattr(request, DELIVERY, None)
+        if isinstance(delivery, Delivery):
+            self.nonce, self._received_at = delivery
+        else:
+            self.nonce, self._received_at = tokens.mint_nonce(), time.monotonic()
+
+    @property
+    def name(self) -> str:
+        """For log lines."""
+        return f"task {self._task.name}[{self._request.id}]"
+
+    @property
+    def may_be_a_copy(self) -> bool:
+        """Whether another delivery of this message may have begun before, or be still to come.
+
+        The broker says so of the later one. It puts a message into the queue once more that was not acked in time:
+        then the earlier one knows by its own clock.
+        """
+        overdue = time.monotonic() - self._received_at > OVERDUE * self._plan.visibility_timeout
+        return overdue or self.returned.begun or bool((self._request.delivery_info or {}).get("redelivered"))
+
+    def send_back(self, delay: float, *, begun: bool = False, joins: str | None = None) -> bool:
+        """Publish the message again, to be tried after about `delay` seconds.
+
+        Args:
+            delay: Seconds; what the broker demands may change it.
+            begun: It has met its own attempt: also when it comes back, it is no duplicate.
+            joins: The task id whose outcome it waits for.
+
+        Returns:
+            Whether it was sent. Else the broker is away too and the message has been acked, so that it must be held
+            here: then this call has slept.
+
+        Raises:
+            Reject: The broker is away, and will deliver the message again by itself.
+            LockUnavailable: It has been held here for `lock_retry_for`; the run is lost.
+        """
+        countdown = max(min(delay, self._plan.longest_countdown), self._plan.shortest_countdown)
+        self.returned = self.returned.next(begun=begun or self.may_be_a_copy, joins=joins)
+        try:
+            publish_again(self._task, self._request, self.returned, countdown)
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as error:
+            if self._task.acks_late:
+                time.sleep(min(countdown, 1.0))  # the broker may give it back at once
+                raise Reject(describe(error), requeue=True) from error
+            self.may_be_doubled = True  # the broker may have it all the same, and have failed to say so
+            self._hold_here(error, countdown)
+            return False
+        return True
+
+    def _hold_here(self, error: Exception, pause: float) -> None:
+        """Wait with an acked message that cannot be sent again: only this process still has it."""
+        retry_for = self._plan.options.retry_for
+        if retry_for is not None and time.time() - self.returned.since >= retry_for:
+            raise LockUnavailable(
+                self._plan.task,
+                f"its lock was not free and its message, already acked, could not be sent again ({describe(error)}) "
+                f"for {retry_for} s: this run is lost",
+            ) from error
+        logger.warning("%s cannot be sent again (%s): it is held and tried here", self.name, describe(error))
+        time.sleep(pause)
