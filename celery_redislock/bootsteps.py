@@ -1,4 +1,4 @@
-"""Checks at the start of a worker."""
+"""What a worker does at its start."""
 
 from __future__ import annotations
 
@@ -22,3 +22,9 @@ def warn_of_unlocked_tasks(sender: Any = None, **_: Any) -> None:
         options = sorted(option for option in _ATTRIBUTES if hasattr(task, option))
         if options and not isinstance(task, LockedTask):
             logger.warning("task %s has %s but no lock: add base=LockedTask", name, ", ".join(options))
+
+
+@worker_init.connect(weak=False)
+def watch_for_lost_connections(sender: Any = None, **_: Any) -> None:
+    """Have the worker expect copies when it loses its broker."""
+    sender.app.steps["consumer"].add("celery_redislock.redelivery:ExpectCopies")

@@ -22,13 +22,26 @@ LOOK = 0.2
 
 
 class Run(NamedTuple):
-    """What a child was given last."""
+    """What a child was given."""
 
     task_id: str
     plan: LockPlan
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     nonce: str
+
+    @property
+    def key(self) -> str | None:
+        """The key in Redis; None where the child could not make it either, and held nothing."""
+        try:
+            return self.plan.redis_key(self.args, self.kwargs)
+        except (TypeError, LockKeyError):
+            return None
+
+    @property
+    def name(self) -> str:
+        """For log lines."""
+        return f"task {self.plan.task}[{self.task_id}]"
 
 
 class Children:
@@ -66,18 +79,34 @@ class Children:
                 logger.exception("the locks of dead children could not be released; they end with their leases")
 
 
+def expect_copies(runs: Sequence[Run]) -> None:
+    """The connection to the broker was lost: it delivers again what `runs` have not acked.
+
+    The copy may wait in the queue, unseen, until its run has released the key. In a thread, as above.
+    """
+    threading.Thread(target=_expect_copies, args=(runs,), name="redislock-copies", daemon=True).start()
+
+
+def _expect_copies(runs: Sequence[Run]) -> None:
+    for run in runs:
+        key = run.key
+        try:
+            if key is not None:
+                LockServer.of(run.plan.app).store.expect_copy(key, run.nonce)
+        except LockUnavailable as error:
+            logger.warning("%s: %s: its message comes again and may run once more", run.name, error)
+
+
 def _release(run: Run) -> None:
-    try:
-        key = run.plan.redis_key(run.args, run.kwargs)
-    except (TypeError, LockKeyError):  # the child could not make it either, and held nothing
+    key = run.key
+    if key is None:
         return
-    name = f"task {run.plan.task}[{run.task_id}]"
     try:
         # No note: where the message comes again, it is to run again.
         if LockServer.of(run.plan.app).store.release(key, run.nonce):
-            logger.warning("%s: its process died; its lock %s was released", name, key)
+            logger.warning("%s: its process died; its lock %s was released", run.name, key)
     except LockUnavailable as error:
-        logger.warning("%s: its process died; %s: it ends in %.0f s", name, error, run.plan.options.lease)
+        logger.warning("%s: its process died; %s: it ends in %.0f s", run.name, error, run.plan.options.lease)
 
 
 def _is_dead(pid: int) -> bool:

@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 #: The first pause of a copy, a successor or begun work, in seconds: what it waits for mostly ends in a moment.
 SOON = 0.05
+#: Of the broker's visibility timeout: a message held for longer is taken to wait in the queue once more. Not the whole:
+#: the broker began to count before the worker did, and gets the ack later than the key is free.
+OVERDUE = 0.9
 #: Attempts that ended so are over: a copy of their message must not run again. A rejected or requeued message, a
 #: body that raised SystemExit and a dead child leave no note: their message is to run again.
 _OVER = frozenset({states.SUCCESS, states.FAILURE, states.RETRY, states.IGNORED})
@@ -94,15 +97,15 @@ class Execution:
         """
         key = self.plan.redis_key(args, kwargs)
         nonce = self._read_request()
-        token = tokens.mint(nonce, self._attempt, self.plan.origin(self.request.hostname))
         options = self.plan.options
+        token = self._mint(nonce)
         lock = HeldLock(self._server.store, key, token, nonce, options.lease, options.max_hold, self._on_lost)
         # Before the answer: where a time limit strikes while it is read, the postrun hook releases the key.
         self.lock = lock
         if self.request.is_eager:
             self._take_eagerly(lock)
         else:
-            self._take(lock)
+            self._take(lock, nonce)
 
     def end(self, state: str | None) -> None:
         """Give the key back; whatever happens, the task's own outcome stands.
@@ -116,15 +119,15 @@ class Execution:
             return
         self._server.keeper.remove(lock)
         over = state in _OVER and not self.request.is_eager
+        note = self._note(lock.key) if over else None
+        copy_may_wait = self._copy_may_wait or self._may_be_a_copy()
         try:
-            was_held = self._server.store.release(
-                lock.key,
-                lock.nonce,
-                self._note(lock.key) if over else None,
-                copy_may_wait=self._copy_may_wait or self._held_too_long(),
-            )
+            was_held = self._server.store.release(lock.key, lock.nonce, note, copy_may_wait=copy_may_wait)
         except LockUnavailable as error:
-            logger.warning("%s could not give back %s: it ends in %.0f s", self._name, error, lock.lease)
+            soon = f"it is given back once Redis answers, or ends in {lock.lease:g} s"
+            logger.warning("%s has ended, but %s; %s", self._name, error, soon)
+            # Where the broker was away too, the message may not have been acked: its copy must find the note.
+            self._server.keeper.release_later(lock, note, copy_may_wait=True)
             self.lock = None
             return
         self.lock = None  # only now: a time limit that strikes before leaves it to the postrun hook
@@ -138,7 +141,7 @@ class Execution:
 
         Args:
             delay: Seconds; what the broker demands may change it.
-            begun: It is a copy or was redelivered: also when it comes back, it is no duplicate.
+            begun: It has met its own attempt: also when it comes back, it is no duplicate.
 
         Returns:
             Whether it was sent. Else the broker is away too and the message has been acked, so that it must be held
@@ -149,7 +152,7 @@ class Execution:
             LockUnavailable: It has been held here for `lock_retry_for`; the run is lost.
         """
         countdown = max(min(delay, self.plan.longest_countdown), self.plan.shortest_countdown)
-        self.returned = self.returned.next(begun=begun)
+        self.returned = self.returned.next(begun=begun or self._may_be_a_copy())
         try:
             publish_again(self.task, self.request, self.returned, countdown)
         except SoftTimeLimitExceeded:
@@ -190,12 +193,11 @@ class Execution:
         self.received_at = time.monotonic()
         return tokens.mint_nonce()
 
-    def _take(self, lock: HeldLock) -> None:
-        redelivered = bool((self.request.delivery_info or {}).get("redelivered"))
+    def _take(self, lock: HeldLock, nonce: str) -> None:
         while True:
             self.lock = lock
-            # Only such a message may be a copy, and reads the note that its attempt is over.
-            note = self._note(lock.key) if redelivered or self.returned.times else None
+            # Only such a message reads the note that its attempt is over.
+            note = self._note(lock.key) if self.returned.times or self._may_be_a_copy() else None
             try:
                 result = lock.store.acquire(
                     lock.key, lock.token, lock.nonce, lock.lease, note, fence=self.plan.options.fence
@@ -204,6 +206,7 @@ class Execution:
                 self.lock = None
                 if self._runs_without(error):
                     return
+                lock.token = self._mint(nonce)  # the undo of the last one may still be on its way
                 continue
             if isinstance(result, Granted):
                 lock.granted(result)
@@ -213,7 +216,7 @@ class Execution:
             if isinstance(result, Finished):
                 logger.info("%s: dropped, it has finished in another delivery of its message", self._name)
                 raise Ignore("finished in another delivery of its message")
-            self._conflict(lock.key, result, redelivered)
+            self._conflict(lock.key, result)
 
     def _taken(self, lock: HeldLock) -> None:
         self._server.keeper.add(lock)
@@ -254,9 +257,9 @@ class Execution:
         self.lock, self._is_inner = outer, True
         return True
 
-    def _conflict(self, key: str, conflict: Held, redelivered: bool) -> None:
+    def _conflict(self, key: str, conflict: Held) -> None:
         holder = conflict.holder.info(key, conflict.ttl)
-        begun = redelivered or self.returned.begun or conflict.holder.attempt == self.attempt
+        begun = self._may_be_a_copy() or conflict.holder.attempt == self.attempt
         if not (begun or self.attempt.retries or self._follows(holder)):
             policy = self.plan.options.on_conflict
             self._announce(holder, policy)
@@ -298,6 +301,14 @@ class Execution:
     def _note(self, key: str) -> str:
         return f"{key}:note:{self._attempt}"
 
-    def _held_too_long(self) -> bool:
-        """Whether the broker has put the message into the queue once more because it was not acked in time."""
-        return time.monotonic() - self.received_at > self.plan.visibility_timeout
+    def _mint(self, nonce: str) -> str:
+        return tokens.mint(nonce, self._attempt, self.plan.origin(self.request.hostname))
+
+    def _may_be_a_copy(self) -> bool:
+        """Whether another delivery of this message may have begun before, or be still to come.
+
+        The broker says so of the later one. It puts a message into the queue once more that was not acked in time:
+        then the earlier one knows by its own clock.
+        """
+        overdue = time.monotonic() - self.received_at > OVERDUE * self.plan.visibility_timeout
+        return overdue or self.returned.begun or bool((self.request.delivery_info or {}).get("redelivered"))

@@ -14,7 +14,8 @@ from redis.exceptions import RedisError
 
 from .errors import LockLost, LockUnavailable, describe
 from .options import DEADLINE_MARGIN
-from .store import Granted, LockStore, Text
+from .store import RENEW, Granted, LockStore, Text
+from .tokens import parse
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ LINGER = 1.0
 BATCH = 500
 
 PAST_DEADLINE = "it was not renewed until its deadline"
+HELD_TOO_LONG = "it was held for longer than lock_max_hold"
 KEY_GONE = "its key was deleted, expired or taken"
 
 #: Two threads may see a loss at the same time: the keeper's and the one that releases.
@@ -139,6 +141,11 @@ class HeldLock:
             self.stop_at = grant.sent_at + self.max_hold
 
     @property
+    def owner(self) -> str:
+        """Whose it is, for log lines: the task and its id."""
+        return parse(self.token if isinstance(self.token, str) else self.token.decode("utf-8", "replace")).owner
+
+    @property
     def was_granted(self) -> bool:
         """Whether the key has ever been ours, as far as we were told."""
         return self.deadline > -math.inf
@@ -156,7 +163,7 @@ class HeldLock:
             if self._lost is not None:
                 return
             self._lost = reason
-        logger.warning("%s", LockLost(self.key, reason))
+        logger.warning("%s: %s", self.owner, LockLost(self.key, reason))
         if self.on_lost:
             self.on_lost(self, reason)
 
@@ -176,6 +183,7 @@ class Keeper:
         self._store = store
         self._command_time = command_time
         self._held: dict[int, HeldLock] = {}
+        self._leaving: dict[int, tuple[HeldLock, str | None, bool]] = {}
         self._wake = threading.Event()
         self._wake_at = math.inf
         self._thread: threading.Thread | None = None
@@ -194,15 +202,22 @@ class Keeper:
         self._held[id(lock)] = lock
         self._added = True
         if lock.renew_at < self._wake_at:
-            if self._thread is None:
-                self._start()
+            self._start()
             self._wake.set()
 
     def remove(self, lock: HeldLock) -> None:
         """Renew `lock` no more. A renewal that is on its way may still arrive; it renews only a key still ours."""
         self._held.pop(id(lock), None)
 
+    def release_later(self, lock: HeldLock, note: str | None, *, copy_may_wait: bool) -> None:
+        """Release `lock`, and leave its note, as soon as Redis answers again; arguments as `LockStore.release`."""
+        self._leaving[id(lock)] = (lock, note, copy_may_wait)
+        self._start()
+        self._wake.set()
+
     def _start(self) -> None:
+        if self._thread is not None:
+            return
         with self._starting:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="redislock-keeper", daemon=True)
@@ -227,20 +242,24 @@ class Keeper:
         due = [lock for lock in self._held.copy().values() if self._is_due(lock, now)]
         for start in range(0, len(due), BATCH):
             self._renew(due[start : start + BATCH])
+        self._release_leaving()
         upcoming = (min(lock.renew_at, lock.deadline) for lock in self._held.copy().values())
-        idle = now + LINGER if self._added else math.inf
+        idle = now + LINGER if self._added or self._leaving else math.inf
         self._added = False
-        self._wake_at = min(upcoming, default=idle)
+        self._wake_at = min((idle, *upcoming))
         return self._wake_at - time.monotonic()
 
     def _is_due(self, lock: HeldLock, now: float) -> bool:
         if lock.deadline <= now:
-            self._lose(lock, PAST_DEADLINE)
+            self._lose(lock, HELD_TOO_LONG if lock.stop_at <= now else PAST_DEADLINE)
             return False
         if lock.stop_at <= now and lock.renew_at != math.inf:
             lock.renew_at = math.inf
             logger.warning(
-                "lock %s has been held for lock_max_hold: it is not renewed any more and is lost in %.1f s",
+                "%s still runs after lock_max_hold (%g s): its lock %s is not renewed any more; in %.1f s another run "
+                "may take it",
+                lock.owner,
+                lock.max_hold,
                 lock.key,
                 lock.remaining,
             )
@@ -260,6 +279,14 @@ class Keeper:
                 lock.renewed(sent_at)
             else:  # still held but too late: its holder may have been told
                 self._lose(lock, PAST_DEADLINE if still_held else KEY_GONE)
+
+    def _release_leaving(self) -> None:
+        for name, (lock, note, copy_may_wait) in self._leaving.copy().items():
+            try:
+                self._store.release(lock.key, lock.nonce, note, copy_may_wait=copy_may_wait)
+            except LockUnavailable:  # try again in `LINGER`; until then the others are renewed
+                return
+            del self._leaving[name]
 
     @contextmanager
     def _watching(self, now: float) -> Iterator[None]:
@@ -284,7 +311,7 @@ class Keeper:
 
     def _try_again(self, due: Sequence[HeldLock], error: RedisError) -> None:
         if self._failures:  # the first may have met a connection that a restarted server had closed
-            self._store.outage.begin(error)
+            self._store.outage.begin(RENEW, error)
         now = time.monotonic()
         for lock in due:
             lock.renew_at = now + min(0.05 * 2**self._failures, lock.lease * INTERVAL * TICK)

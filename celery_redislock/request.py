@@ -30,11 +30,19 @@ class LockedRequest(Request):
 
     def on_accepted(self, pid: Any, time_accepted: float) -> None:
         """Remember what the child `pid` runs now; pools without children run it in this process."""
-        task: Any = self.task
-        if pid != os.getpid() and task._lock_plan is not None and task._lock_plan.enabled:
-            run = Run(str(self.id), task._lock_plan, self.args, self.kwargs, self.request_dict[DELIVERY].nonce)
+        run = self.run
+        if pid != os.getpid() and run is not None:
             _children.accepted(pid, run)
         super().on_accepted(pid, time_accepted)
+
+    @property
+    def run(self) -> Run | None:
+        """What runs for this request; None where locks are switched off."""
+        task: Any = self.task
+        plan = task._lock_plan
+        if plan is None or not plan.enabled:
+            return None
+        return Run(str(self.id), plan, self.args, self.kwargs, self.request_dict[DELIVERY].nonce)
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """Send the event of a run that a policy has ended, which Celery ends without one."""

@@ -48,7 +48,9 @@ class Script:
         self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 
-ACQUIRE, RELEASE, RENEW, INSPECT = (Script(name) for name in ("acquire", "release", "renew", "inspect"))
+ACQUIRE, RELEASE, RENEW, INSPECT, EXPECT = (
+    Script(name) for name in ("acquire", "release", "renew", "inspect", "expect")
+)
 
 
 class Granted(NamedTuple):
@@ -77,23 +79,24 @@ class Outage:
 
     def __init__(self) -> None:
         self.since: float | None = None
+        self._failing: Script | None = None
         self._changing = threading.Lock()
 
-    def begin(self, error: RedisError) -> None:
+    def begin(self, script: Script, error: RedisError) -> None:
         """A command failed, and so did its second try."""
         with self._changing:
             if self.since is None:
-                self.since = time.monotonic()
+                self.since, self._failing = time.monotonic(), script
                 logger.warning(
                     "the lock server cannot be asked: %s; until it can, runs go by their lock_on_outage and held locks "
                     "live until their deadline",
                     describe(error),
                 )
 
-    def end(self) -> None:
-        """A command was answered."""
+    def end(self, script: Script) -> None:
+        """A command was answered. A server that refuses to write may still answer others."""
         with self._changing:
-            if self.since is not None:
+            if self.since is not None and script in {self._failing, ACQUIRE}:
                 logger.warning("the lock server answers again, after %.1f s", time.monotonic() - self.since)
                 self.since = None
 
@@ -145,7 +148,8 @@ class LockStore(Lines):
         try:
             reply, sent_at, _ = self._call(ACQUIRE, keys, values)
         except BaseException as error:
-            self.undo(key, nonce)
+            # By the whole token, if it is ours: where this arrives late, it must not undo the next try.
+            self.undo(key, token if str(token).startswith(str(nonce)) else nonce)
             if isinstance(error, RedisError):
                 raise LockUnavailable(key, describe(error)) from error
             raise
@@ -196,6 +200,24 @@ class LockStore(Lines):
         reply = self._send(RENEW, [key for key, _, _ in locks], values)
         return [bool(renewed) for renewed in reply]
 
+    def expect_copy(self, key: str, nonce: str) -> bool:
+        """Say that a copy of the holder's message is to come: its release will leave the note.
+
+        Args:
+            key: The key in Redis.
+            nonce: Of the owner.
+
+        Returns:
+            Whether it was still held.
+
+        Raises:
+            LockUnavailable: Redis did not answer or refused.
+        """
+        try:
+            return bool(self._call(EXPECT, (key,), (nonce,))[0])
+        except RedisError as error:
+            raise LockUnavailable(key, describe(error)) from error
+
     def inspect(self, key: str) -> LockInfo | None:
         """Who holds `key`; None where it is free.
 
@@ -232,19 +254,19 @@ class LockStore(Lines):
         except (RedisConnectionError, RedisTimeoutError):
             time.sleep(random.uniform(0, MAX_PAUSE))  # noqa: S311 - jitter, no secret
         except RedisError as error:
-            self.outage.begin(error)
+            self.outage.begin(script, error)
             raise
         sent_at = time.monotonic()
         try:
             return self._send(script, keys, values), sent_at, True
         except RedisError as error:
-            self.outage.begin(error)
+            self.outage.begin(script, error)
             raise
 
     def _send(self, script: Script, keys: Sequence[str], values: Sequence[Text]) -> Any:
         reply = self._on_line(_evaluate, script, keys, values)
         if self.outage.since is not None:
-            self.outage.end()
+            self.outage.end(script)
         return reply
 
 

@@ -42,6 +42,11 @@ class Token(NamedTuple):
     hostname: str | None = None
     task: str | None = None
 
+    @property
+    def owner(self) -> str:
+        """Whose it is, as log lines begin: ``task shop.bill[<id>]``."""
+        return f"task {self.task}[{self.attempt.task_id}]" if self.attempt else "a lock outside tasks"
+
     def info(self, key: str, ttl: float | None) -> LockInfo:
         """The holder of `key`, which ends in `ttl` seconds unless it is renewed."""
         task_id = self.attempt.task_id if self.attempt else None

@@ -124,13 +124,15 @@ def app(config: Config) -> Iterator[Celery]:
 
 @pytest.fixture
 def start_worker(config: Config, tmp_path: Path) -> Iterator[Callable[..., Worker]]:
-    """Starts workers: ``start_worker(concurrency, *options)``."""
+    """Starts workers: ``start_worker(concurrency, *options)``, with another config if one is given."""
     with ExitStack() as stack:
 
-        def start(concurrency: int = 4, *options: str) -> Worker:
+        def start(concurrency: int = 4, *options: str, config: Config = config) -> Worker:
             return stack.enter_context(worker(config, tmp_path, concurrency, *options))
 
         yield start
+    for log in tmp_path.glob("worker*.log"):
+        assert "the keeper failed" not in log.read_text(errors="replace")
 
 
 @pytest.fixture

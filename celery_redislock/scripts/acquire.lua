@@ -18,6 +18,10 @@
 local lock, nonce, lease = KEYS[1], ARGV[1], ARGV[3]
 local waiters = KEYS[4]
 
+local function is_mine(holder)
+  return holder and (holder == nonce or string.sub(holder, 1, #nonce + 1) == nonce .. ' ')
+end
+
 -- Greater than every fence before it, also where the last one was lost: a clock's microseconds outrun a counter.
 local function next_fence(last)
   local time = redis.call('TIME')
@@ -38,6 +42,9 @@ local function granted(again)
 end
 
 if KEYS[2] and KEYS[2] ~= lock and redis.call('EXISTS', KEYS[2]) == 1 then
+  if is_mine(redis.call('GET', lock)) then
+    redis.call('DEL', lock)  -- granted before the note was left, the answer lost
+  end
   return 0
 end
 local free
@@ -50,7 +57,7 @@ if free then
   return granted(false)
 end
 local holder = redis.call('GET', lock)
-if holder == nonce or string.sub(holder, 1, #nonce + 1) == nonce .. ' ' then
+if is_mine(holder) then
   if lease ~= '' then
     redis.call('PEXPIRE', lock, lease)
   end

@@ -14,7 +14,7 @@
 local holder = redis.call('GET', KEYS[1])
 local mine = holder and (holder == ARGV[1] or string.sub(holder, 1, #ARGV[1] + 1) == ARGV[1] .. ' ')
 if mine then
-  redis.call('DEL', KEYS[1])  -- first: a server without memory refuses the note
+  redis.call('DEL', KEYS[1])  -- first: a full server refuses the rest unless something was deleted
   if redis.call('EXISTS', KEYS[2]) == 1 then
     if redis.call('LLEN', KEYS[3]) == 0 then  -- one is enough, and those who wait may be dead
       redis.call('RPUSH', KEYS[3], '')

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from uuid import UUID
 
 import pytest
+from celery.exceptions import TaskRevokedError
 
 from tests.lab.servers import wait_until
 
@@ -34,6 +38,99 @@ def holding(tasks, start_worker, ledger):
         return result
 
     return hold
+
+
+def pid_of(ledger, item):
+    """The child that runs this item, once it does."""
+    wait_until(lambda: item in ledger.items(), f"{item} runs")
+    return [run.pid for run in ledger.runs() if run.item == item][-1]
+
+
+def test_complaint_1_no_key_is_stuck_after_a_crash_a_kill_or_a_hard_time_limit(tasks, start_worker, ledger):
+    """The lease is 30 s: what runs before that found a released key."""
+    start_worker(6)
+    for key, sig in {"crash": signal.SIGSEGV, "kill": signal.SIGKILL}.items():
+        tasks.work.delay(key, key, 60)
+        os.kill(pid_of(ledger, key), sig)
+    tasks.limited.delay("limit")
+    wait_until(lambda: "limit" in [run.key for run in ledger.runs()], "it runs into its time limit")
+    following = [tasks.work.delay("crash", "next"), tasks.work.delay("kill", "next")]
+    assert [result.get(timeout=10) for result in following] == ["next", "next"]
+    tasks.limited.delay("limit")
+    wait_until(lambda: [run.key for run in ledger.runs()].count("limit") == 2, "the next one runs", 10)
+
+
+def test_complaint_3_no_key_is_stuck_after_ignore(tasks, start_worker, ledger, locks):
+    start_worker(1)
+    tasks.ends.delay("k", "ignore")
+    assert tasks.ends.delay("k", "success").get(timeout=10) == "success"
+    assert ledger.items() == ["ignore", "success"]
+    wait_until(lambda: locks.client.keys() == [], "nothing is left")
+
+
+def test_complaint_4_no_key_is_stuck_after_a_revoke_or_an_expiry(tasks, app, start_worker, ledger, locks):
+    worker = start_worker(1)
+    terminated = tasks.work.delay("k", "terminated", 60)
+    pid_of(ledger, "terminated")
+    expires = time.time() + 0.5
+    queued = [tasks.work.delay("l", "revoked"), tasks.work.apply_async(("l", "expired"), expires=0.5)]
+    app.control.revoke(queued[0].id)
+    wait_until(lambda: f"Tasks flagged as revoked: {queued[0].id}" in worker.output(), "the worker knows")
+    wait_until(lambda: time.time() > expires, "the other one has expired")
+    app.control.revoke(terminated.id, terminate=True)
+    for result in (terminated, *queued):
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=10)
+    for key in "kl":
+        assert tasks.work.delay(key, "next").get(timeout=10) == "next"
+    assert ledger.items() == ["terminated", "next", "next"]
+    wait_until(lambda: locks.client.keys() == [], "nothing is left")
+
+
+def test_complaint_5_copies_neither_run_beside_the_first_run_nor_are_lost_when_it_dies(
+    config, start_worker, tasks, ledger
+):
+    """The message is given again every two seconds. Its first run dies with its worker; its key lives for a lease."""
+    config.settings["broker_transport_options"] = {
+        "visibility_timeout": 2,
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+    }
+    dying = start_worker(2)
+    result = tasks.once_late.delay("k", "item", 3.0)
+    pid_of(ledger, "item")
+    dying.process.kill()
+    survivor = start_worker(3)
+    wait_until(lambda: f"{result.id} on w0@lab: come back" in survivor.output(), "a copy has met the dead run's lock")
+    assert result.get(timeout=20) == "item"
+    dropped = f"[{result.id}]: dropped, it has finished in another delivery"
+    wait_until(lambda: dropped in survivor.output(), "a copy of the second run is dropped")
+    assert f"{result.id} on w1@lab: come back" in survivor.output()
+    assert ledger.items() == ["item", "item"]
+    first, second = ledger.runs()
+    assert first.end > second.end  # it never ended
+
+
+def test_complaint_6_a_run_that_outlived_its_lock_does_not_free_the_next_ones(config, start_worker, tasks, ledger):
+    config.settings["redislock_lease"] = 2.0
+    worker = start_worker(3)
+    old = tasks.work.delay("k", "old", 1.0)
+    child = pid_of(ledger, "old")
+    os.kill(child, signal.SIGSTOP)  # as on a host that swaps, or in a virtual machine that is moved
+    try:
+        new = tasks.work.delay("k", "new", 3.0)
+        pid_of(ledger, "new")
+    finally:
+        os.kill(child, signal.SIGCONT)
+    lost = f"task lab.work[{old.id}]: the lock {tasks.work.lock_for('k').name} is lost: "
+    third = tasks.work.delay("k", "third")
+    wait_until(lambda: lost in worker.output(), "the old one says that it has lost the lock", 3)
+    assert old.get(timeout=3) == "old"
+    assert tasks.work.lock_info("k").task_id == new.id
+    assert third.get(timeout=10) == "third"
+    assert [run.item for run in sorted(ledger.runs(), key=lambda run: run.end)] == ["old", "new", "third"]
+    _, middle, last = ledger.runs()
+    assert middle.end < last.start
 
 
 def test_complaint_9_positional_and_keyword_calls_are_one_call(holding, tasks):

@@ -62,3 +62,21 @@ def test_tasks_in_threads_of_one_process_see_their_own_lock(tasks, start_worker)
     for key, result in results.items():
         expected = tasks.threaded.lock_for(key, 0).name
         assert result.get(timeout=10) == [expected, expected]
+
+
+def test_a_task_that_hangs_past_lock_max_hold_loses_its_key_and_the_log_names_it(tasks, start_worker, ledger):
+    """Renewed up to lock_max_hold, one second, its lease of two ends."""
+    worker = start_worker(2)
+    hung = tasks.hangs.delay("k", "hung", 60)
+    wait_until(ledger.runs, "it runs")
+    following = tasks.hangs.delay("k", "next")
+    following.get(timeout=10)
+    first, second = ledger.runs()
+    assert (first.item, second.item) == ("hung", "next")
+    assert second.start - first.start > 2.0
+    assert first.end > second.end  # it hangs still
+    states = [line["state"] for line in ledger.lines() if line["event"] == "lock"]
+    assert [state for state in states if state != "at_risk"] == ["held", "lost"]
+    name, key = f"task lab.hangs[{hung.id}]", tasks.hangs.lock_for("k", "any").name
+    assert f"{name} still runs after lock_max_hold (1 s): its lock {key} is not renewed any more" in worker.output()
+    assert f"{name}: the lock {key} is lost: it was held for longer than lock_max_hold" in worker.output()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import json
 import threading
 import time
 import weakref
@@ -109,6 +110,15 @@ def test_a_soft_time_limit_amid_the_release_leaves_it_to_the_postrun_hook(delive
     assert locks.client.keys() == []
 
 
+@pytest.mark.parametrize(("held_for", "notes"), [(80, 0), (95, 1), (101, 1)])
+def test_a_run_that_ends_close_to_the_visibility_timeout_leaves_a_note(deliver, config, locks, held_for, notes):
+    """The key is free before the broker has the ack; it may give the message again in between."""
+    config.settings["broker_transport_options"]["visibility_timeout"] = 100
+    delivery = Delivery("n" * 22, time.monotonic() - held_for)
+    assert deliver("lab.late", "k", "item", redislock_delivery=delivery) == (None, "item")
+    assert len(locks.client.keys("*:note:id/0/0")) == notes
+
+
 @pytest.mark.parametrize("come_back", [{}, {"redislock": {"times": 1, "since": 1.0, "begun": True}}])
 def test_begun_work_is_never_skipped_also_when_it_comes_back(deliver, held, locks, come_back):
     """A redelivered message whose key a third party holds by now; the broker is away, so that it is given back."""
@@ -192,3 +202,16 @@ def test_a_body_whose_decorator_adds_arguments_fails_instead_of_running_unlocked
     with pytest.raises(TypeError, match=r"task\(\) missing a required argument: 'key'"):
         task.apply(("k",)).get()
     assert ledger.lines() == []
+
+
+def test_begun_work_that_meets_an_outage_comes_back_as_begun_work(config, lock_proxy, broker_server):
+    app = make_app(config)
+    task = app.tasks["lab.once"]
+    lock_proxy.refuse()
+    delivery_info = {"exchange": "", "routing_key": config.queue, "redelivered": True}
+    request = {"id": "id", "retries": 0, "delivery_info": delivery_info, "hostname": "w@host"}
+    traced = build_tracer(task.name, task, app=app)("id", ("k",), {}, request)
+    assert traced.info.state == "IGNORED"
+    message = json.loads(broker_server.client.lpop(config.queue))
+    assert message["headers"]["redislock"]["begun"] is True
+    assert message["headers"]["redislock"]["times"] == 1

@@ -124,6 +124,24 @@ class TestNotes:
         first.release(over=False, copy_may_wait=True)
         assert isinstance(copy.acquire(may_be_copy=True), Granted)
 
+    def test_a_copy_that_is_to_come_finds_the_note(self, holder, store, client):
+        first, copy = holder("id"), holder("id")
+        first.acquire()
+        for _ in range(2):  # sent twice, it counts once
+            assert store.expect_copy(KEY, first.nonce)
+        assert client.get(KEY).decode() == f"{first.token} copy"
+        assert 9000 < client.pttl(KEY) <= 10000
+        assert first.release()
+        assert isinstance(copy.acquire(may_be_copy=True), Finished)
+
+    def test_only_the_holder_expects_a_copy(self, holder, store, client):
+        first, other = holder("id"), holder("other")
+        assert not store.expect_copy(KEY, first.nonce)
+        assert client.keys() == []
+        first.acquire()
+        assert not store.expect_copy(KEY, other.nonce)
+        assert client.get(KEY).decode() == first.token
+
     def test_another_attempt_of_the_same_id_is_no_copy(self, holder, client):
         first, retried = holder("id"), holder("id", retries=1)
         first.acquire()

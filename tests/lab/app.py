@@ -193,6 +193,11 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
                 raise ValueError(f"{item} fails")
         return item
 
+    @locked("tracked", lock_args=["key"], acks_late=True, lock_lease=3.0, track_started=True)
+    def tracked(key: Any, item: Any = "", seconds: float = 0.0, fails: bool = False) -> Any:
+        """As late, and shown as STARTED meanwhile."""
+        return late.run(key, item, seconds, fails)
+
     @locked("mild", lock_args=["key"], soft_time_limit=1)
     def mild(key: Any) -> None:
         """Runs into its soft time limit."""
@@ -212,15 +217,51 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
             sleep_on(seconds)
         return item
 
+    @locked("hangs", bind=True, lock_args=["key"], lock_lease=2.0, lock_max_hold=1.0)
+    def hangs(self: Any, key: Any, item: Any, seconds: float = 0.0) -> None:
+        """Runs for longer than it may, and writes down what becomes of its lock."""
+        with ledger.run(key, item):
+            end = time.monotonic() + seconds
+            seen = None
+            while time.monotonic() < end:
+                if self.lock.state != seen:
+                    seen = self.lock.state
+                    ledger.write({"event": "lock", "item": item, "state": seen})
+                time.sleep(0.02)
+
+    @locked("once_late", lock_args=["key"], lock_on_conflict="skip", lock_lease=5.0, acks_late=True)
+    def once_late(key: Any, item: Any = "", seconds: float = 0.0) -> Any:
+        """Is skipped while another runs, and acked after it ran."""
+        return once.run(key, item, seconds)
+
     @locked("given_back", lock_args=["key"], acks_late=True, reject_on_worker_lost=True)
     def given_back(key: Any, item: Any, first: float = 0.0) -> Any:
         """Is given back to the broker when its process dies; takes its time only in its first run."""
+        return ledger.take(key, item, first)
+
+    @locked("restarted", lock_args=["key"], acks_late=True)
+    def restarted(key: Any, item: Any, first: float = 0.0) -> Any:
+        """Acked after it ran; takes its time only in its first run."""
         return ledger.take(key, item, first)
 
     @locked("tried_again", lock_args=["key"], retry_on_worker_lost=True, default_retry_delay=0)
     def tried_again(key: Any, item: Any, first: float = 0.0) -> Any:
         """Is retried by the main process when its process dies, from Celery 5.7 on."""
         return ledger.take(key, item, first)
+
+    @locked("counted", bind=True, lock_args=["key"])
+    def counted(self: Any, key: Any, item: Any, seconds: float = 0.0) -> list[Any]:
+        """Tells how often it was retried."""
+        with ledger.run(key, item):
+            time.sleep(seconds)
+        return [item, self.request.retries]
+
+    @locked("counted_late", bind=True, lock_args=["key"], acks_late=True)
+    def counted_late(self: Any, key: Any, item: Any, seconds: float = 0.0) -> list[Any]:
+        """The same, acked after it ran."""
+        with ledger.run(key, item):
+            time.sleep(seconds)
+        return [item, self.request.retries]
 
     @locked("aborted", bind=True, lock_args=["key"], lock_lease=1.5, lock_on_lost="abort")
     def aborted(self: Any, key: Any, seconds: float = 30.0) -> str:

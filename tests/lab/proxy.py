@@ -92,7 +92,8 @@ class Proxy:
         """Lose one reply, of which the server knows nothing, and close its connection.
 
         Args:
-            to: The command's name, in capitals; any if empty.
+            to: The command's name as the client sends it, in capitals (redis-py's `incr` sends INCRBY); any if empty.
+                To an EVALSHA the reply is NOSCRIPT where the script was not loaded before.
             where: What the command contains: a key, a script's digest.
             nth: Which one of these, from now on.
             hang: Keep the connection open and silent instead, so that the client must time out.

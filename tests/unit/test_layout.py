@@ -21,7 +21,7 @@ ORDER = [
     *("lines", "store", "keeper", "wake_ups", "cluster", "server", "reentry", "handle", "locks", "nolock"),
     *("comeback", "delivery", "plan"),
     *("abort", "policies", "held_by_request", "execution", "task"),
-    *("locked", "children", "request", "control", "cli", "bootsteps", "metrics", "tracing", "testing"),
+    *("locked", "children", "request", "redelivery", "control", "cli", "bootsteps", "metrics", "tracing", "testing"),
     "__init__",
 ]
 #: These serve any code, with or without Celery.

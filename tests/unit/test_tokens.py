@@ -59,6 +59,11 @@ def test_a_token_outside_tasks_has_no_attempt_and_no_task() -> None:
     assert (token.attempt, token.hostname, token.task) == (None, "host", None)
 
 
+def test_a_token_names_its_owner_as_log_lines_do() -> None:
+    assert parse(mint(NONCE, Attempt("an id", 1, 0), origin("host", "shop.bill"))).owner == "task shop.bill[an id]"
+    assert parse(mint(NONCE, None, origin("host", None))).owner == "a lock outside tasks"
+
+
 def test_a_task_named_like_the_mark_of_a_missing_field_is_not_missing() -> None:
     assert parse(mint(NONCE, None, origin("host", "-"))).task == "-"
 

@@ -1,0 +1,185 @@
+"""What the broker delivers again while its first execution runs: it runs once to its end, and its outcome stands."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import ExitStack, suppress
+from urllib.parse import urlsplit
+
+import pytest
+from celery import states
+
+from tests.lab.servers import wait_until
+
+#: With these the Redis broker gives a message again that was not acked for two seconds; it looks every second. Without
+#: the last two it looks every hundred seconds, and a test sees no copy.
+IMPATIENT = {"visibility_timeout": 2, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
+#: How long a body runs, in seconds; some three copies come meanwhile.
+LONG = 8.0
+
+
+@pytest.fixture
+def impatient(config):
+    config.settings["broker_transport_options"] = IMPATIENT
+
+
+@pytest.fixture
+def nothing_waits(config, broker_server):
+    """Whether the Redis broker has no message any more, neither in the queue nor with a worker."""
+    return lambda: not (broker_server.client.llen(config.queue) or broker_server.client.hlen("unacked"))
+
+
+def stored(result):
+    """State and result as the backend has them now; an AsyncResult remembers what it once got."""
+    fresh = result.app.AsyncResult(result.id)
+    return fresh.state, str(fresh.result)
+
+
+def received(worker, result):
+    return worker.output().count(f"[{result.id}] received")
+
+
+def dropped(worker, result):
+    return worker.output().count(f"[{result.id}]: dropped, it has finished in another delivery")
+
+
+def came_back(worker, result):
+    return sum(f"[{result.id}]: lock" in line and "come back" in line for line in worker.output().splitlines())
+
+
+def test_copies_from_the_visibility_timeout_meet_a_running_body_and_change_nothing(
+    impatient, start_worker, tasks, ledger, nothing_waits
+):
+    worker = start_worker(8)
+    succeed = [task.delay(task.name, "succeeds", LONG) for task in (tasks.late, tasks.tracked)]
+    fail = [task.delay(f"{task.name}, fails", "fails", LONG, fails=True) for task in (tasks.late, tasks.tracked)]
+    wait_until(lambda: succeed[1].state == fail[1].state == states.STARTED, "those that are tracked are shown so")
+    for result in succeed:
+        assert result.get(timeout=LONG + 10) == "succeeds"
+    for result in fail:
+        with pytest.raises(ValueError, match="fails fails"):
+            result.get(timeout=10)
+    wait_until(nothing_waits, "all copies have gone")
+    for result in succeed + fail:
+        assert came_back(worker, result) > 0
+        assert dropped(worker, result) > 0
+    assert sorted(ledger.items()) == ["fails", "fails", "succeeds", "succeeds"]
+    assert {stored(result) for result in succeed} == {(states.SUCCESS, "succeeds")}
+    assert {stored(result) for result in fail} == {(states.FAILURE, "fails fails")}
+
+
+def test_copies_that_wait_unseen_for_the_only_child_are_dropped_too(
+    impatient, start_worker, tasks, ledger, nothing_waits
+):
+    worker = start_worker(1)
+    success = tasks.late.delay("a", "succeeds", LONG / 2)
+    assert success.get(timeout=LONG + 10) == "succeeds"
+    failure = tasks.tracked.delay("b", "fails", LONG / 2.5, fails=True)
+    with pytest.raises(ValueError, match="fails fails"):
+        failure.get(timeout=LONG + 10)
+    wait_until(nothing_waits, "all copies have gone")
+    for result in (success, failure):
+        assert received(worker, result) > 1
+        assert came_back(worker, result) == 0
+    assert ledger.items() == ["succeeds", "fails"]
+    assert stored(success) == (states.SUCCESS, "succeeds")
+    assert stored(failure) == (states.FAILURE, "fails fails")
+
+
+class Link:
+    """Forwards TCP to a server until it is cut. To be replaced by the fault lab's proxy."""
+
+    def __init__(self, port):
+        self.server_port = port
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.sockets = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self):
+        """End every connection; new ones can be made at once."""
+        while self.sockets:
+            end = self.sockets.pop()
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self):
+        self.cut()
+        self.listener.close()
+
+    def _accept(self):
+        with suppress(OSError):
+            while True:
+                near, _ = self.listener.accept()
+                far = socket.create_connection(("127.0.0.1", self.server_port))
+                self.sockets += [near, far]
+                threading.Thread(target=self._pump, args=(near, far), daemon=True).start()
+                threading.Thread(target=self._pump, args=(far, near), daemon=True).start()
+
+    def _pump(self, source, target):
+        with suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def link(rabbitmq_url, config):
+    """The broker is RabbitMQ, behind a link that can be cut."""
+    with ExitStack() as stack:
+        link = Link(urlsplit(rabbitmq_url).port)
+        stack.callback(link.close)
+        config.broker = f"amqp://guest:guest@127.0.0.1:{link.port}//"
+        yield link
+
+
+@pytest.mark.parametrize("children", [1, 3])
+def test_a_message_given_again_after_a_lost_connection_runs_once(link, start_worker, tasks, ledger, children):
+    """With several children its copy meets the running body; with one it waits for it, unseen."""
+    worker = start_worker(children)
+    success = tasks.late.delay("a", "once", 4.0)
+    wait_until(ledger.runs, "it runs")
+    link.cut()
+    assert success.get(timeout=20) == "once"
+    wait_until(lambda: received(worker, success) > 1, "its copy came")
+    wait_until(lambda: dropped(worker, success), "its copy is dropped", 10)
+    assert bool(came_back(worker, success)) == (children > 1)
+    assert ledger.items() == ["once"]
+    assert stored(success) == (states.SUCCESS, "once")
+
+
+def test_a_message_whose_run_is_cancelled_with_its_lost_connection_runs_again(
+    link, config, start_worker, tasks, ledger, locks
+):
+    config.settings["worker_cancel_long_running_tasks_on_connection_loss"] = True
+    worker = start_worker(2)
+    result = tasks.restarted.delay("a", "twice", 60)
+    wait_until(ledger.runs, "it runs")
+    link.cut()
+    assert result.get(timeout=20) == "twice"
+    first, second = ledger.runs()
+    assert first.item == second.item == "twice"
+    # Celery sends SIGTERM twice. The second one may end the child before its body has written down its end; then its
+    # main process has released the key, once it was dead.
+    assert first.end <= second.start or "its process died; its lock" in worker.output()
+    wait_until(lambda: locks.client.keys("redislock:*}") == [], "the key is free")
+
+
+def test_a_message_that_waited_in_a_worker_for_too_long_does_not_run_after_its_copy(
+    impatient, start_worker, tasks, ledger, config
+):
+    """Its first delivery, which is not marked as redelivered, begins when another worker has run the copy."""
+    first = start_worker(1)
+    busy = tasks.work.delay("other", "busy", 9.0)
+    wait_until(ledger.runs, "the only child is busy")
+    result = tasks.work.delay("k", "once")
+    wait_until(lambda: received(first, result), "the message waits in the worker")
+    start_worker(1)
+    assert result.get(timeout=20) == "once"
+    assert len(ledger.running()) == 1, "the first worker is still busy: the copy has run in the second"
+    assert busy.get(timeout=20) == "busy"
+    wait_until(lambda: dropped(first, result), "the first delivery is dropped")
+    assert ledger.items() == ["busy", "once"]

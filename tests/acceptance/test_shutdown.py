@@ -1,0 +1,163 @@
+"""A worker that ends, in whatever way, leaves no key behind and loses no work."""
+
+from __future__ import annotations
+
+import signal
+
+import psutil
+import pytest
+from celery import states
+from celery.worker import WorkController
+
+from tests.conftest import on_every_broker
+from tests.lab.servers import wait_until
+
+#: The lease of these tests' locks is 30 s, if nothing else is said: what is free before that was released.
+SOON = 10.0
+
+
+@pytest.fixture
+def running(ledger):
+    """Waits until a run of this item has begun; returns the child's pid."""
+
+    def wait(item):
+        wait_until(lambda: item in ledger.items(), f"{item} runs")
+        return [run.pid for run in ledger.runs() if run.item == item][-1]
+
+    return wait
+
+
+@pytest.fixture
+def no_key_is_left(locks):
+    """Whether no lock is held."""
+    return lambda: locks.client.keys("redislock:*}") == []
+
+
+def stop_twice(worker):
+    """Ctrl+C, and once more as the worker suggests."""
+    worker.process.send_signal(signal.SIGINT)
+    wait_until(lambda: "Hitting Ctrl+C again" in worker.output(), "it has taken the first one")
+    worker.stop(signal.SIGINT)
+
+
+@on_every_broker
+def test_a_warm_shutdown_waits_for_its_run_and_leaves_the_next_one_to_another_worker(
+    tasks, start_worker, ledger, running, no_key_is_left
+):
+    first_worker = start_worker(2)
+    first = tasks.work.delay("k", "first", 1.5)
+    child = running("first")
+    following = tasks.work.delay("k", "next")
+    wait_until(ledger.conflicts, "the next one has met the first")
+    first_worker.stop(signal.SIGTERM)
+    assert no_key_is_left()
+    assert first.get(timeout=1) == "first"
+    start_worker(2)
+    assert following.get(timeout=SOON) == "next"
+    assert ledger.items() == ["first", "next"]
+    assert running("next") != child
+    wait_until(no_key_is_left, "the key is free", SOON)
+
+
+def _cold(stop, broker):
+    return pytest.param(stop, broker, id=f"{stop.__name__}-{broker}")
+
+
+def stop_at_once(worker):
+    worker.stop(signal.SIGQUIT)
+
+
+@pytest.mark.parametrize(
+    ("stop", "broker"),
+    [_cold(stop_at_once, "redis"), _cold(stop_at_once, "rabbitmq"), _cold(stop_twice, "redis")],
+    indirect=["broker"],
+)
+def test_a_cold_shutdown_frees_every_key_and_what_it_gives_back_runs_in_another_worker(
+    tasks, start_worker, ledger, running, no_key_is_left, stop
+):
+    first_worker = start_worker(3)
+    given_back = tasks.restarted.delay("k", "given back", 60)
+    tasks.work.delay("l", "lost", 60)  # acked before it ran: Celery itself loses it
+    pids = [running("given back"), running("lost")]
+    stop(first_worker)
+    wait_until(no_key_is_left, "the keys are free", SOON)
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    start_worker(2)
+    assert given_back.get(timeout=SOON) == "given back"
+    assert tasks.work.delay("l", "next").get(timeout=SOON) == "next"
+    assert sorted(ledger.items()) == ["given back", "given back", "lost", "next"]
+    wait_until(no_key_is_left, "the keys are free", SOON)
+
+
+@on_every_broker
+def test_a_soft_shutdown_lets_end_what_ends_in_time_and_gives_the_rest_back(
+    config, tasks, start_worker, ledger, running, no_key_is_left
+):
+    if not hasattr(WorkController, "wait_for_soft_shutdown"):
+        pytest.skip("the soft shutdown came with Celery 5.5")
+    config.settings["worker_soft_shutdown_timeout"] = 1.5
+    first_worker = start_worker(3)
+    given_back = tasks.restarted.delay("k", "given back", 60)
+    in_time = tasks.work.delay("l", "in time", 0.8)
+    child = running("given back")
+    running("in time")
+    first_worker.stop(signal.SIGQUIT)
+    assert "Initiating Soft Shutdown" in first_worker.output()
+    wait_until(no_key_is_left, "the keys are free", SOON)
+    assert not psutil.pid_exists(child)
+    assert (in_time.state, in_time.result) == (states.SUCCESS, "in time")
+    start_worker(2)
+    assert given_back.get(timeout=SOON) == "given back"
+    assert tasks.work.delay("l", "next").get(timeout=SOON) == "next"
+    assert sorted(ledger.items()) == ["given back", "given back", "in time", "next"]
+    wait_until(no_key_is_left, "the keys are free", SOON)
+
+
+@on_every_broker
+def test_a_worker_killed_whole_keeps_its_keys_for_a_lease_and_its_unacked_work_runs_then(
+    config, tasks, start_worker, ledger, locks, running, no_key_is_left, broker
+):
+    config.settings["redislock_lease"] = 3.0
+    if broker.startswith("redis"):  # it gives a message again only then; RabbitMQ when the connection has ended
+        config.settings["broker_transport_options"] = {
+            "visibility_timeout": 2,
+            "unacked_restore_interval": 1,
+            "unacked_restore_throttle": 1,
+        }
+    first_worker = start_worker(3)
+    given_again = tasks.restarted.delay("k", "given again", 60)
+    tasks.work.delay("l", "lost", 60)
+    pids = [running("given again"), running("lost")]
+    first_worker.process.kill()
+    first_worker.process.wait(SOON)
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "its children died with it", SOON)
+    assert len(locks.client.keys("redislock:*}")) == 2
+    start_worker(2)
+    following = tasks.work.delay("l", "next")
+    assert given_again.get(timeout=SOON) == "given again"
+    assert following.get(timeout=SOON) == "next"
+    assert sorted(ledger.items()) == ["given again", "given again", "lost", "next"]
+    wait_until(no_key_is_left, "the keys are free", SOON)
+
+
+@pytest.mark.parametrize("option", ["--max-tasks-per-child=5", "--autoscale=4,1"])
+def test_children_that_come_and_go_lose_nothing_and_keep_no_key(
+    tasks, start_worker, ledger, monkeypatch, no_key_is_left, option
+):
+    monkeypatch.setenv("AUTOSCALE_KEEPALIVE", "0.2")  # seconds until the worker ends a child that has nothing to do
+    worker = start_worker(4, option)  # with two, Celery itself may stall for seconds when both are replaced at once
+    results = []
+    for wave in range(2):
+        for number in range(20):
+            item = f"{wave}-{number}"
+            key = "shared" if number % 2 else item
+            results.append((item, tasks.work.delay(key, item, 0.02)))
+        for item, result in results:
+            assert result.get(timeout=60) == item
+        if option.startswith("--autoscale"):
+            wait_until(lambda: len(worker.children()) == 1, "it has scaled down")
+    assert sorted(ledger.items()) == sorted(item for item, _ in results)
+    assert ledger.overlaps() == []
+    assert len({run.pid for run in ledger.runs()}) > 4
+    wait_until(no_key_is_left, "the keys are free", SOON)
+    assert "its process died; its lock" not in worker.output()

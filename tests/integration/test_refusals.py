@@ -1,0 +1,153 @@
+"""A server that answers, but refuses: LockUnavailable with its own words, and nothing stays locked afterwards."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import redis
+
+from celery_redislock import LockUnavailable
+from celery_redislock.store import Granted
+from tests.integration.conftest import KEY
+from tests.lab.servers import wait_until
+
+
+def read_only(server: redis.Redis) -> None:
+    server.replicaof("127.0.0.1", 1)  # of a primary that is not there
+
+
+def writable(server: redis.Redis) -> None:
+    server.replicaof("NO", "ONE")
+
+
+def out_of_memory(server: redis.Redis) -> None:
+    server.config_set("maxmemory", 1)
+
+
+def with_memory(server: redis.Redis) -> None:
+    server.config_set("maxmemory", 0)
+
+
+def locked_out(server: redis.Redis) -> None:
+    server.acl_setuser("default", enabled=True, passwords=["+secret"], keys=["*"], commands=["+@all"], reset=True)
+
+
+def let_in(server: redis.Redis) -> None:
+    server.acl_setuser("default", enabled=True, nopass=True, keys=["*"], channels=["*"], commands=["+@all"])
+
+
+def without_rights(server: redis.Redis) -> None:
+    server.execute_command("ACL", "SETUSER", "default", "-evalsha", "-eval")
+
+
+def with_rights(server: redis.Redis) -> None:
+    server.execute_command("ACL", "SETUSER", "default", "+@all")
+
+
+TROUBLES = pytest.mark.parametrize(
+    ("trouble", "cure", "words"),
+    [
+        (read_only, writable, "read only"),
+        (out_of_memory, with_memory, "maxmemory"),
+        (locked_out, let_in, "[Aa]uthentication"),
+        (without_rights, with_rights, "permission"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+
+
+@pytest.fixture
+def server(private_locks):
+    """The test's own connection, opened before the trouble begins."""
+    client = private_locks.connect()
+    client.ping()
+    yield client
+    client.close()
+
+
+@TROUBLES
+def test_an_acquire_that_is_refused_is_unavailable_and_works_after_the_cure(
+    server, holder, store, client, log, trouble, cure, words
+):
+    trouble(server)
+    store._drop_spares()
+    client.connection_pool.disconnect()
+    for _ in range(3):
+        with pytest.raises(LockUnavailable, match=words) as caught:
+            holder("id").acquire()
+    assert log.text.count("the lock server cannot be asked") == 1
+    assert caught.value.key == KEY
+    assert "secret" not in str(caught.value)
+    cure(server)
+    assert server.get(KEY) is None
+    assert isinstance(holder("id").acquire(), Granted)
+
+
+@TROUBLES
+def test_a_release_that_is_refused_is_unavailable_and_the_key_ends_with_its_lease_or_by_the_next_release(
+    server, holder, store, client, trouble, cure, words
+):
+    mine = holder("id")
+    mine.acquire(lease=60)
+    trouble(server)
+    store._drop_spares()
+    client.connection_pool.disconnect()
+    if trouble is out_of_memory:  # a DEL needs none
+        assert mine.release(copy_may_wait=False) is True
+    else:
+        with pytest.raises(LockUnavailable, match=words):
+            mine.release()
+        cure(server)
+        assert 0 < server.ttl(KEY) <= 60
+        assert mine.release() is True
+    assert server.get(KEY) is None
+    cure(server)
+
+
+def test_a_server_without_memory_takes_the_key_back_and_the_note_in_its_place(server, holder):
+    """What has begun to write may go on: the key is deleted first."""
+    mine = holder("id")
+    mine.acquire(lease=60)
+    out_of_memory(server)
+    assert mine.release(copy_may_wait=True) is True
+    assert server.keys() == [mine.note.encode()]
+    with_memory(server)
+
+
+def test_a_lock_is_renewed_on_a_server_without_memory(server, hold):
+    lock = hold(lease=1.5)
+    out_of_memory(server)
+    deadline = lock.deadline
+    wait_until(lambda: lock.deadline > deadline, "it is renewed")
+    with_memory(server)
+
+
+def test_a_restarted_server_that_knows_no_script_is_told_them(private_locks, holder, server):
+    mine = holder("id")
+    mine.acquire()
+    private_locks.kill()
+    private_locks.restart()
+    assert isinstance(holder("other").acquire(), Granted)  # NOSCRIPT, and connections that had ended
+    assert private_locks.client.get(KEY)
+
+
+def test_a_server_that_still_loads_its_data_is_unavailable_until_it_is_done(server, holder, client):
+    mine = holder("id")
+    mine.acquire(lease=60)
+    for name, value in [("key-load-delay", 300), ("loading-process-events-interval-bytes", 1024)]:
+        server.execute_command("CONFIG", "SET", name, value)
+    server.execute_command("DEBUG", "POPULATE", 10000)
+    reload = threading.Thread(target=server.execute_command, args=("DEBUG", "RELOAD"))
+    reload.start()
+
+    def refused() -> bool:
+        try:
+            holder("other").acquire()
+        except LockUnavailable as error:
+            return "load" in str(error)
+        return False
+
+    wait_until(refused, "it is refused while the server loads")
+    reload.join()
+    assert mine.release() is True  # the key was loaded with the rest

@@ -1,0 +1,299 @@
+"""The store on a real server behind a faulty network: what a lost, late or missing reply may change, and what not."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import redis
+
+from celery_redislock import LockUnavailable
+from celery_redislock.connection import connect
+from celery_redislock.store import ACQUIRE, INSPECT, RELEASE, RENEW, Finished, Granted, Held, LockStore
+from tests.integration.conftest import KEY
+from tests.lab.servers import wait_until
+
+IMPATIENT = 0.3
+impatient = pytest.mark.parametrize("timeout", [IMPATIENT])
+
+
+@pytest.fixture
+def timeout():
+    """Long: a test that does something while the client waits ends that by `cut`."""
+    return 5.0
+
+
+@pytest.fixture
+def store(lock_proxy, client, timeout):
+    """Behind the proxy; `client` reaches the server itself."""
+    for script in (ACQUIRE, RELEASE, RENEW, INSPECT):
+        client.script_load(script.text)  # so that each command is one EVALSHA
+    behind = connect(lock_proxy.url, {"socket_timeout": timeout, "socket_connect_timeout": timeout})
+    store = LockStore(behind)
+    yield store
+    store._drop_spares()
+    behind.close()
+
+
+@pytest.fixture
+def other(holder, client):
+    """An execution elsewhere, whose network is fine."""
+    other = holder("other")
+    other.store = LockStore(client)
+    return other
+
+
+@pytest.fixture
+def lose(lock_proxy):
+    """Loses the reply to a script: ``lose(ACQUIRE, nth=2, hang=True)``."""
+    return lambda script, **how: lock_proxy.drop_reply(to=b"EVALSHA", where=script.sha.encode(), **how)
+
+
+@pytest.fixture
+def thread():
+    """Runs a command beside the test."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit
+
+
+class TestAcquire:
+    @impatient
+    @pytest.mark.parametrize("hang", [False, True])
+    def test_a_lost_reply_is_asked_for_again_and_finds_its_own_token(self, holder, other, client, lose, hang):
+        mine, fault = holder("id"), lose(ACQUIRE, hang=hang)
+        sent_at = mine.acquire(lease=10).sent_at
+        ends_at = time.monotonic() + client.pttl(KEY) / 1000
+        assert fault.struck == 1
+        assert client.get(KEY).decode() == mine.token
+        assert sent_at + 10 <= ends_at + 0.002  # its holder never trusts it for longer than the server keeps it
+        assert client.pttl(KEY) <= 10000
+        conflict = other.acquire()
+        assert isinstance(conflict, Held)
+        assert conflict.holder.nonce == mine.nonce
+
+    def test_the_lost_reply_of_a_refusal_stays_a_refusal(self, holder, other, client, lose):
+        other.acquire()
+        fault = lose(ACQUIRE)
+        assert isinstance(holder("id").acquire(), Held)
+        assert fault.struck == 1
+        assert client.get(KEY).decode() == other.token
+
+    def test_a_grant_that_expired_while_its_reply_was_lost_does_not_take_the_key_from_its_next_holder(
+        self, holder, other, client, lose, thread, lock_proxy
+    ):
+        fault = lose(ACQUIRE, hang=True)
+        outcome = thread(holder("id").acquire)
+        fault.wait()
+        client.delete(KEY)  # as an expiry does
+        other.acquire()
+        lock_proxy.cut()
+        assert isinstance(outcome.result(), Held)
+        assert client.get(KEY).decode() == other.token
+
+    def test_a_copy_whose_grant_was_lost_and_that_is_finished_then_leaves_the_key_free(
+        self, holder, client, lose, thread, lock_proxy
+    ):
+        """Its first delivery, which had lost the key, ends between the two tries, and leaves a note for it."""
+        first, copy = holder("id"), holder("id")
+        fault = lose(ACQUIRE, hang=True)
+        outcome = thread(copy.acquire, may_be_copy=True)
+        fault.wait()
+        first.store = LockStore(client)
+        first.release()
+        lock_proxy.cut()
+        assert isinstance(outcome.result(), Finished)
+        assert client.get(KEY) is None
+
+    def test_after_two_lost_replies_the_undo_frees_the_key_at_once(self, holder, client, lose):
+        faults = lose(ACQUIRE), lose(ACQUIRE, nth=2)
+        with pytest.raises(LockUnavailable):
+            holder("id").acquire(lease=60)
+        assert [fault.struck for fault in faults] == [1, 1]
+        assert client.get(KEY) is None
+
+    @impatient
+    def test_in_a_black_hole_it_is_lock_unavailable_and_nothing_is_left(self, holder, store, other, client, lock_proxy):
+        store.inspect(KEY)  # one connection was there before
+        lock_proxy.blackhole()
+        with pytest.raises(LockUnavailable, match="Timeout"):
+            holder("id").acquire()
+        assert lock_proxy.swallowed >= 2
+        lock_proxy.mend()
+        assert client.get(KEY) is None
+        assert isinstance(other.acquire(), Granted)
+        assert isinstance(holder("id").acquire(), Held)  # through the mended proxy
+
+    def test_where_the_undo_is_lost_too_the_key_ends_with_one_lease(
+        self, holder, other, client, lose, lock_proxy, thread
+    ):
+        mine = holder("id")
+        fault = lose(ACQUIRE, hang=True)
+        outcome = thread(mine.acquire, lease=1.5)
+        fault.wait()
+        lock_proxy.refuse()
+        with pytest.raises(LockUnavailable):
+            outcome.result()
+        lock_proxy.mend()
+        assert client.get(KEY).decode() == mine.token
+        assert 0 < client.pttl(KEY) <= 1500
+        wait_until(lambda: isinstance(other.acquire(), Granted), "the key is free", 2)
+
+    @impatient
+    def test_what_a_paused_server_does_late_ends_with_one_lease(self, private_locks, holder, store, other, client):
+        """Its socket still holds the command when it goes on, and no undo could follow."""
+        mine = holder("id")
+        store.inspect(KEY)  # a connection is at hand, so that the command is sent
+        private_locks.pause()
+        with pytest.raises(LockUnavailable):
+            mine.acquire(lease=1.5)
+        private_locks.resume()
+        wait_until(lambda: client.get(KEY) == mine.token.encode(), "it is done late", 1)
+        assert client.pttl(KEY) <= 1500
+        wait_until(lambda: isinstance(other.acquire(), Granted), "the key is free", 2)
+
+    def test_cut_connections_at_hand_are_no_outage(self, holder, store, lock_proxy):
+        store._spare += [store._take_client() for _ in range(4)]
+        for spare in store._spare:
+            spare.ping()
+        lock_proxy.cut()
+        mine = holder("id")
+        assert isinstance(mine.acquire(), Granted)
+        lock_proxy.cut()
+        assert mine.release()
+
+
+class TestRelease:
+    def test_a_lost_reply_is_true(self, holder, client, lose):
+        mine = holder("id")
+        mine.acquire()
+        fault = lose(RELEASE)
+        assert mine.release()
+        assert fault.struck == 1
+        assert client.get(KEY) is None
+
+    def test_a_lost_reply_is_true_and_leaves_alone_who_took_the_key_in_between(
+        self, holder, other, client, lose, thread, lock_proxy
+    ):
+        mine = holder("id")
+        mine.acquire()
+        fault = lose(RELEASE, hang=True)
+        outcome = thread(mine.release)
+        fault.wait()
+        assert isinstance(other.acquire(), Granted)
+        lock_proxy.cut()
+        assert outcome.result() is True
+        assert client.get(KEY).decode() == other.token
+
+    def test_a_lost_reply_loses_no_note(self, holder, lose):
+        mine, copy = holder("id"), holder("id")
+        mine.acquire()
+        assert isinstance(copy.acquire(), Held)
+        lose(RELEASE)
+        assert mine.release()
+        assert isinstance(copy.acquire(may_be_copy=True), Finished)
+
+    def test_two_lost_replies_are_lock_unavailable_although_the_key_is_free(self, holder, client, lose):
+        mine = holder("id")
+        mine.acquire()
+        lose(RELEASE)
+        lose(RELEASE, nth=2)
+        with pytest.raises(LockUnavailable):
+            mine.release()
+        assert client.get(KEY) is None
+
+
+class TestRenew:
+    def test_a_lost_reply_leaves_the_absolute_lease(self, holder, store, client, lose):
+        mine = holder("id")
+        mine.acquire(lease=10)
+        client.pexpire(KEY, 1000)
+        lose(RENEW)
+        with pytest.raises(redis.ConnectionError):
+            store.renew([(KEY, mine.nonce, 10)])
+        assert 9000 < client.pttl(KEY) <= 10000
+        assert store.renew([(KEY, mine.nonce, 10)]) == [True]
+        assert client.pttl(KEY) <= 10000
+
+    def test_the_keeper_renews_again_after_a_lost_reply(self, hold, client, lose):
+        fault = lose(RENEW)
+        lock = hold(lease=0.9)
+        granted = lock.deadline
+        wait_until(lambda: lock.deadline > granted, "it is renewed", 2)
+        assert fault.struck == 1
+        assert lock.state == "held"
+        assert client.pttl(KEY) <= 900
+
+
+class TestNoReplyIsTakenForAnothers:
+    @pytest.fixture
+    def held(self, holder, client):
+        """Keys and the ids of the tasks that hold them."""
+        held = {}
+        for n in range(5):
+            one = holder(f"task-{n}")
+            held[f"{KEY}:{n}"] = f"task-{n}"
+            client.set(f"{KEY}:{n}", one.token, px=60_000)
+        return held
+
+    @impatient
+    def test_where_late_replies_come_after_the_time_out(self, store, held, lock_proxy):
+        """Four threads look at all keys; the replies about one would come after the time-out."""
+        slow = f"{KEY}:0"
+        fault = lock_proxy.delay(IMPATIENT + 0.05, where=slow.encode())
+        wrong, answers, unanswered = [], [], []
+
+        def look(first):
+            for n in range(first, first + 100):
+                key = f"{KEY}:{n % 5 if n % 50 == 0 else n % 4 + 1}"
+                try:
+                    answer = store.inspect(key)
+                except LockUnavailable:
+                    unanswered.append(key)
+                else:
+                    answers.append(answer)
+                    if (answer.key, answer.task_id) != (key, held[key]):
+                        wrong.append((key, answer))
+
+        threads = [threading.Thread(target=look, args=(n,)) for n in range(4)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        assert wrong == []
+        assert unanswered.count(slow) == 8
+        assert fault.struck == 16
+        assert len(answers) + len(unanswered) == 400
+
+    def test_where_a_time_limit_interrupts_the_reading(self, store, holder, held, client, lock_proxy):
+        """The interrupted acquire is undone, and its late reply is nobody's."""
+        fault = lock_proxy.delay(60, where=ACQUIRE.sha.encode(), nth=1)
+        reader = threading.get_ident()
+
+        def strike():
+            fault.wait()
+            signal.pthread_kill(reader, signal.SIGUSR1)
+
+        before = signal.signal(signal.SIGUSR1, _time_limit)
+        striker = threading.Thread(target=strike)
+        striker.start()
+        try:
+            with pytest.raises(_TimeLimitError):
+                holder("id").acquire()
+        finally:
+            striker.join()
+            signal.signal(signal.SIGUSR1, before)
+        assert client.get(KEY) is None
+        for key, task_id in held.items():
+            assert store.inspect(key).task_id == task_id
+        assert store.inspect(KEY) is None
+
+
+class _TimeLimitError(Exception):
+    pass
+
+
+def _time_limit(*_):
+    raise _TimeLimitError

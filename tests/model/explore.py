@@ -1,0 +1,112 @@
+"""The explorer: every interleaving of a scenario, breadth first, so that what it finds is as short as can be."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from celery_redislock.tokens import Attempt
+
+from .commands import Command, Server
+from .executions import IN_BODY, Ending, Message
+from .rules import Excuse, Mistake, Promise
+from .steps import Steps
+from .world import Faults, Step, World
+
+
+class Scenario(NamedTuple):
+    """Where an exploration begins, what its bodies may do, and what may go wrong."""
+
+    name: str
+    messages: tuple[Message, ...]
+    plays: Mapping[Attempt, tuple[Ending, ...]]
+    faults: Faults
+
+
+@dataclass
+class Exploration:
+    """What was found: every state, and the first broken promise with the way to it."""
+
+    scenario: Scenario
+    excuses: Set[Excuse]
+    came_from: dict[World, tuple[World, str] | None] = field(default_factory=dict)
+    known_as: dict[World, World] = field(default_factory=dict)
+    before: dict[World, list[World]] = field(default_factory=dict)
+    asked: set[tuple[Server, Command]] = field(default_factory=set)
+    broken: Promise | None = None
+    trace: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        if self.broken is None:
+            return f"{self.scenario.name}: {len(self.came_from)} states, nothing broken"
+        return "\n  ".join([f"{self.scenario.name}: broken: {self.broken.value}", *self.trace])
+
+    def break_promise(self, promise: Promise, world: World, last: str) -> None:
+        labels = [last] if last else []
+        step = self.came_from[world]
+        while step is not None:
+            world, label = step
+            labels.append(label)
+            step = self.came_from[world]
+        self.broken, self.trace = promise, labels[::-1]
+
+
+def explore(
+    scenario: Scenario, mistakes: Set[Mistake] = frozenset(), excuses: Set[Excuse] = frozenset(Excuse)
+) -> Exploration:
+    """All that can happen in `scenario`, until a promise is broken."""
+    found = Exploration(scenario, excuses)
+    steps = Steps(scenario.plays, mistakes, excuses)
+    start = World.of(scenario.messages, scenario.faults)
+    found.came_from[start] = None
+    found.known_as[start.canonical] = start
+    waiting = deque([start])
+    while waiting:
+        world = waiting.popleft()
+        for step in steps.of(world):
+            if step.asked:
+                found.asked.add(step.asked)
+            broken = step.broken or _broken_in(step.world, found.excuses)
+            if broken:
+                found.break_promise(broken, world, step.label)
+                return found
+            _enter(found, waiting, world, step)
+    stuck = _first_that_never_ends(found)
+    if stuck:
+        found.break_promise(Promise.ENDS, stuck, "")
+    return found
+
+
+def _enter(found: Exploration, waiting: deque[World], world: World, step: Step) -> None:
+    known = found.known_as.setdefault(step.world.canonical, step.world)
+    if known not in found.came_from:
+        found.came_from[known] = (world, step.label)
+        waiting.append(step.world)
+    found.before.setdefault(known, []).append(world)
+
+
+def _broken_in(world: World, excuses: Set[Excuse]) -> Promise | None:
+    """What a state breaks by itself."""
+    running = [one for one in world.executions if one.phase in IN_BODY and not one.lost]
+    if len(running) > 1:
+        return Promise.ONE_BODY
+    if not world.is_over:
+        return None
+    history = world.history
+    given_up = {attempt for attempt, excuse in history.excused if excuse is Excuse.ACKED_EARLY and excuse in excuses}
+    dropped = history.published - history.finished - history.settled - given_up
+    return Promise.NOT_DROPPED if dropped else None
+
+
+def _first_that_never_ends(found: Exploration) -> World | None:
+    """A state from which no end can be reached; None where there is none."""
+    ends = {world for world in found.came_from if world.is_over}
+    waiting = list(ends)
+    while waiting:
+        for world in found.before.get(waiting.pop(), ()):
+            if world not in ends:
+                ends.add(world)
+                waiting.append(world)
+    return next((world for world in found.came_from if world not in ends), None)

@@ -1,0 +1,97 @@
+"""Where the explorations begin. Small ones: each adds one thing that the others have not."""
+
+from __future__ import annotations
+
+from celery_redislock.tokens import Attempt
+
+from .executions import Ending, Message
+from .explore import Scenario
+from .world import Faults
+
+A, A_RETRIED, A_REPLACED = Attempt("a", 0, 0), Attempt("a", 1, 0), Attempt("a", 0, 1)
+NEXT, STRANGER = Attempt("b", 0, 0), Attempt("x", 0, 0)
+
+SUCCESS, FAILURE, IGNORED = Ending("SUCCESS"), Ending("FAILURE"), Ending("IGNORED")
+SYSTEM_EXIT = Ending("SystemExit", requeues=True)
+REQUEUED, REJECTED = Ending("REJECTED", requeues=True), Ending("REJECTED")
+
+ONE_MESSAGE = Scenario(
+    "one message, acked late, delivered again and again",
+    (Message(A),),
+    {A: (SUCCESS,)},
+    Faults(3, timeouts=2, deaths=1, lost_replies=1, pauses=1),
+)
+GIVEN_BACK = Scenario(
+    "one message, that its own run may give back to the broker",
+    (Message(A),),
+    {A: (SUCCESS, SYSTEM_EXIT, REQUEUED)},
+    Faults(2, timeouts=2, deaths=1, lost_replies=1, pauses=1),
+)
+ACKED_EARLY = Scenario(
+    "one message, acked early, delivered again while it was reserved",
+    (Message(A, acks_late=False),),
+    {A: (FAILURE, SYSTEM_EXIT, REJECTED)},
+    Faults(3, timeouts=2, deaths=1, lost_replies=1, pauses=1),
+)
+RETRIED = Scenario(
+    "a message and its retry",
+    (Message(A),),
+    {A: (Ending("RETRY", Message(A_RETRIED)),), A_RETRIED: (SUCCESS,)},
+    Faults(2, timeouts=2, deaths=1, lost_replies=1, pauses=1),
+)
+REPLACED = Scenario(
+    "a message that replaces itself",
+    (Message(A),),
+    {A: (Ending("IGNORED", Message(A_REPLACED)), IGNORED), A_REPLACED: (SUCCESS,)},
+    Faults(1, timeouts=1, deaths=1, lost_replies=1, pauses=1),
+)
+SUCCESSOR = Scenario(
+    "a message, its successor and a stranger, that skip duplicates",
+    (Message(A, policy="skip"), Message(STRANGER, policy="skip")),
+    {A: (Ending("SUCCESS", Message(NEXT, policy="skip", parent="a")),), NEXT: (SUCCESS,), STRANGER: (SUCCESS,)},
+    Faults(1, timeouts=1, deaths=1, lost_replies=1, pauses=1),
+)
+STRANGERS = Scenario(
+    "two strangers, of which one skips duplicates and the other takes its turn",
+    (Message(A, policy="skip"), Message(STRANGER)),
+    {A: (SUCCESS,), STRANGER: (FAILURE,)},
+    Faults(2, timeouts=1, deaths=1, lost_replies=1, pauses=1),
+)
+BEGUN = Scenario(
+    "a message that skips duplicates, whose worker dies, and a stranger",
+    (Message(A, policy="skip"), Message(STRANGER)),
+    {A: (SUCCESS,), STRANGER: (SUCCESS,)},
+    Faults(2, deaths=1, lost_replies=1),
+)
+HANDED_OVER = Scenario(
+    "a key handed over to a retry, with copies",
+    (Message(A),),
+    {A: (Ending("RETRY", Message(A_RETRIED), hands_over=True),), A_RETRIED: (SUCCESS,)},
+    Faults(2, timeouts=2, deaths=1, lost_replies=1, pauses=1),
+)
+HANDED_OVER_AMONG_STRANGERS = Scenario(
+    "a key handed over to a retry, which a stranger wants too",
+    (Message(A), Message(STRANGER, acks_late=False)),
+    {A: (Ending("RETRY", Message(A_RETRIED), hands_over=True),), A_RETRIED: (SUCCESS,), STRANGER: (SUCCESS,)},
+    Faults(1, timeouts=1, deaths=1, lost_replies=1, pauses=1),
+)
+DISCONNECTED = Scenario(
+    "one message, given again when the connection to the broker was lost",
+    (Message(A),),
+    {A: (SUCCESS, FAILURE)},
+    Faults(2, disconnects=1, deaths=1, lost_replies=1),
+)
+
+SCENARIOS = (
+    ONE_MESSAGE,
+    GIVEN_BACK,
+    ACKED_EARLY,
+    RETRIED,
+    REPLACED,
+    SUCCESSOR,
+    STRANGERS,
+    BEGUN,
+    HANDED_OVER,
+    HANDED_OVER_AMONG_STRANGERS,
+    DISCONNECTED,
+)

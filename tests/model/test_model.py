@@ -1,0 +1,177 @@
+"""The protocol on paper: every interleaving of up to three executions, with what fate and the broker may do to them.
+
+Where it fails, the message tells the way to the broken promise, step by step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from celery_redislock.execution import _OVER
+
+from .commands import Acquire, HandOver, Release
+from .executions import IN_BODY, Phase
+from .explore import explore
+from .rules import OVER, Excuse, Mistake, Promise
+from .scenarios import (
+    ACKED_EARLY,
+    BEGUN,
+    DISCONNECTED,
+    GIVEN_BACK,
+    HANDED_OVER,
+    HANDED_OVER_AMONG_STRANGERS,
+    ONE_MESSAGE,
+    REPLACED,
+    RETRIED,
+    SCENARIOS,
+    STRANGERS,
+    SUCCESSOR,
+)
+
+FOUND_IN = {
+    Mistake.SAME_ID_IS_A_COPY: (RETRIED, Promise.NOT_DROPPED),
+    Mistake.NOTE_ON_SYSTEM_EXIT: (GIVEN_BACK, Promise.NOT_DROPPED),
+    Mistake.NOTE_ON_REQUEUE: (GIVEN_BACK, Promise.NOT_DROPPED),
+    Mistake.NOTE_OF_A_DEAD_CHILD: (ONE_MESSAGE, Promise.NOT_DROPPED),
+    Mistake.NO_NOTE: (ONE_MESSAGE, Promise.NOT_AGAIN),
+    Mistake.NO_NOTE_FOR_AN_UNSEEN_COPY: (ONE_MESSAGE, Promise.NOT_AGAIN),
+    Mistake.CLAIM_OPENS_THE_HELD_KEY: (HANDED_OVER, Promise.ONE_BODY),
+    Mistake.CLAIM_IS_KEPT: (HANDED_OVER, Promise.ONE_BODY),
+    Mistake.RELEASE_WITHOUT_OWNER_CHECK: (ONE_MESSAGE, Promise.OWN_KEY),
+    Mistake.RENEW_WITHOUT_OWNER_CHECK: (ONE_MESSAGE, Promise.OWN_KEY),
+    Mistake.OWN_GRANT_IS_A_CONFLICT: (ONE_MESSAGE, Promise.NOTHING_LEFT),
+    Mistake.RELEASE_WHILE_THE_CHILD_RUNS: (GIVEN_BACK, Promise.ONE_BODY),
+    Mistake.SUCCESSOR_MEETS_THE_POLICY: (SUCCESSOR, Promise.NOT_DROPPED),
+    Mistake.BEGUN_WORK_MEETS_THE_POLICY: (STRANGERS, Promise.NOT_DROPPED),
+    Mistake.FIRST_DELIVERY_IGNORES_ITS_COPY: (ONE_MESSAGE, Promise.NOT_AGAIN),
+    Mistake.OUTAGE_FORGETS_BEGUN_WORK: (BEGUN, Promise.NOT_DROPPED),
+    Mistake.FINISHED_LEAVES_ITS_KEY: (ONE_MESSAGE, Promise.NOTHING_LEFT),
+}
+NEEDED_IN = {
+    Excuse.ACKED_EARLY: (ACKED_EARLY, Promise.NOT_DROPPED),
+    Excuse.DIED_BEFORE_ACK: (ONE_MESSAGE, Promise.NOT_AGAIN),
+    Excuse.PUBLISHED_TWICE: (RETRIED, Promise.NOT_AGAIN),
+    Excuse.ACK_TOO_LATE: (ONE_MESSAGE, Promise.NOT_AGAIN),
+    Excuse.DISCONNECTED: (DISCONNECTED, Promise.NOT_AGAIN),
+}
+
+
+@pytest.mark.parametrize("name", [scenario.name for scenario in SCENARIOS])
+def test_the_promise_holds_in_every_interleaving_of(name, explorations):
+    assert explorations[name].broken is None, str(explorations[name])
+
+
+@pytest.mark.parametrize(
+    ("scenario", "floor"),
+    [
+        (ONE_MESSAGE, 5000),
+        (GIVEN_BACK, 3000),
+        (ACKED_EARLY, 4000),
+        (RETRIED, 10_000),
+        (REPLACED, 400),
+        (SUCCESSOR, 2500),
+        (STRANGERS, 10_000),
+        (BEGUN, 1500),
+        (HANDED_OVER, 12_000),
+        (HANDED_OVER_AMONG_STRANGERS, 4000),
+        (DISCONNECTED, 200),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_the_exploration_is_not_empty_of(scenario, floor, explorations):
+    found = explorations[scenario.name]
+    assert len(found.came_from) > floor
+    assert any(len(world.executions) == 3 for world in found.came_from)
+    assert any(world.is_over for world in found.came_from)
+
+
+def test_what_fate_can_do_has_really_happened(explorations):
+    """Else the promise would hold for want of an enemy."""
+    worlds = Counter[str]()
+    for found in explorations.values():
+        for world in found.came_from:
+            worlds.update(_sights(world))
+    assert {sight for sight in SIGHTS if worlds[sight] == 0} == set()
+
+
+def test_copies_wait_unseen_and_are_seen(explorations):
+    """Both reasons for a note: the mark that a copy left, and the time for which the message was held."""
+    asked = {pair for found in explorations.values() for pair in found.asked}
+    releases = [(server, command) for server, command in asked if isinstance(command, Release) and command.note]
+    own = [(server.key, command) for server, command in releases if server.key and server.key.nonce == command.nonce]
+    assert any(key.marked and not command.unseen_copy for key, command in own)
+    assert any(command.unseen_copy and not key.marked for key, command in own)
+    assert any(isinstance(command, HandOver) for _, command in asked)
+    assert any(isinstance(command, Acquire) and command.attempt in server.notes for server, command in asked)
+
+
+@pytest.mark.parametrize("mistake", Mistake, ids=lambda mistake: mistake.value)
+def test_the_model_finds_the_mistake_that(mistake):
+    scenario, promise = FOUND_IN[mistake]
+    found = explore(scenario, {mistake})
+    assert found.broken is promise, str(found)
+    assert found.trace
+
+
+@pytest.mark.parametrize("excuse", Excuse, ids=lambda excuse: excuse.value)
+def test_the_promise_needs_the_exception_that(excuse):
+    """An exception that is not needed would hide something."""
+    scenario, promise = NEEDED_IN[excuse]
+    found = explore(scenario, excuses=frozenset(Excuse) - {excuse})
+    assert found.broken is promise, str(found)
+
+
+def test_a_lock_that_is_lost_unknown_to_its_holder_would_break_the_promise(explorations):
+    """The named exception of the promise is needed as well: two bodies, of which one knows its lock as lost."""
+    worlds = explorations[ONE_MESSAGE.name].came_from
+    bodies = [[one for one in world.executions if one.phase in IN_BODY] for world in worlds]
+    assert any(len(running) > 1 for running in bodies)
+
+
+def test_a_broken_promise_is_told_step_by_step():
+    scenario, promise = FOUND_IN[Mistake.NOTE_ON_SYSTEM_EXIT]
+    story = str(explore(scenario, {Mistake.NOTE_ON_SYSTEM_EXIT}))
+    assert promise.value in story
+    assert "n1 is granted the key and starts a/0/0" in story
+    assert "finds the note and is dropped" in story
+
+
+def test_the_code_and_the_model_call_the_same_states_over():
+    assert OVER == _OVER
+
+
+SIGHTS = {
+    "a copy in the queue",
+    "a message that came back",
+    "a marked key",
+    "a note",
+    "a dead child",
+    "a key whose holder is gone",
+    "a lost lock",
+    "an unanswered acquire",
+    "an unanswered release",
+    "a claim",
+    "a key handed over",
+}
+
+
+def _sights(world) -> set[str]:
+    key, phases = world.server.key, {one.phase for one in world.executions}
+    seen = {
+        "a copy in the queue": any(message.redelivered for message in world.queue),
+        "a message that came back": any(message.returned for message in world.queue),
+        "a marked key": key is not None and key.marked,
+        "a note": bool(world.server.notes),
+        "a dead child": Phase.CHILD_DEAD in phases,
+        "a key whose holder is gone": key is not None
+        and key.nonce[0] == "n"
+        and key.nonce not in {one.nonce for one in world.executions},
+        "a lost lock": any(one.lost for one in world.executions),
+        "an unanswered acquire": Phase.ASKED in phases,
+        "an unanswered release": Phase.RELEASING in phases,
+        "a claim": any(message.claim for message in world.queue),
+        "a key handed over": key is not None and key.nonce[0] == "h",
+    }
+    return {name for name, is_seen in seen.items() if is_seen}

@@ -1,0 +1,142 @@
+"""The Lua scripts do what the model says: every state of a key that an exploration met, and every command on it.
+
+Each pair is set up on a real server and run through `LockStore`; the reply, the key, its mark, its lease and the
+notes must be the model's. So the model and the code cannot drift apart.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from celery_redislock import tokens
+from celery_redislock.connection import connect
+from celery_redislock.store import Finished, Held, LockStore
+from celery_redislock.tokens import Attempt
+from tests.lab.servers import Valkey
+
+from .commands import Acquire, Claim, Command, HandOver, Key, Release, Renew, Reply, Server, apply
+
+KEY = "redislock:{shop.bill:7}"
+ORIGIN = tokens.origin("w@host", "shop.bill")
+#: Hand-over is designed and in the model, but not yet in the scripts. Once it is: run it in `Keys.run`, and take it
+#: out here.
+NOT_YET_IN_THE_SCRIPTS = (Claim, HandOver)
+#: What a key is set up with, and what a lease gives it: told apart by the time that is left.
+OLD_LEASE, NEW_LEASE = 50.0, 100.0
+
+
+@pytest.fixture(scope="module")
+def asked(explorations) -> set[tuple[Server, Command]]:
+    """All that any exploration asked Redis, and what Redis knew."""
+    return {pair for found in explorations.values() for pair in found.asked}
+
+
+@pytest.fixture(scope="module")
+def pairs(asked) -> list[tuple[Server, Command]]:
+    return sorted((pair for pair in asked if not isinstance(pair[1], NOT_YET_IN_THE_SCRIPTS)), key=repr)
+
+
+@pytest.fixture
+def keys(locks: Valkey) -> Iterator[Keys]:
+    client = connect(locks.url(), {})
+    yield Keys(client)
+    client.close()
+
+
+class Keys:
+    """Puts the states of the model onto a real server, and reads them back."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.client = client
+        self.store = LockStore(client)
+        self.tokens: dict[tuple[str, Attempt], str] = {}
+
+    def set_up(self, server: Server) -> None:
+        self.client.flushdb()
+        if server.key:
+            self.client.set(KEY, self.value(server.key), px=int(OLD_LEASE * 1000))
+        for attempt in server.notes:
+            self.client.set(note(attempt), "", ex=60)
+
+    def run(self, command: Command) -> Reply:
+        match command:
+            case Acquire(nonce, attempt, reads_note):
+                answer = self.store.acquire(
+                    KEY, self.token(nonce, attempt), real(nonce), NEW_LEASE, note(attempt) if reads_note else None
+                )
+                if isinstance(answer, Held):
+                    return Reply.HELD
+                return Reply.FINISHED if isinstance(answer, Finished) else Reply.GRANTED
+            case Release(nonce, over, unseen_copy):
+                released = self.store.release(KEY, real(nonce), note(over) if over else None, copy_may_wait=unseen_copy)
+                return Reply.RELEASED if released else Reply.NOT_MINE
+            case Renew(nonce):
+                return Reply.RENEWED if self.store.renew([(KEY, real(nonce), NEW_LEASE)]) == [True] else Reply.NOT_MINE
+        pytest.fail(f"{command} is not run yet")
+
+    def read(self) -> tuple[str | None, set[str], bool]:
+        """The key's value, the notes, and whether the key has a new lease. Neither may stay for ever."""
+        value = self.client.get(KEY)
+        names = {name.decode() for name in self.client.scan_iter()}
+        left = {name: self.client.pttl(name) for name in names}
+        assert all(milliseconds > 0 for milliseconds in left.values()), left
+        if value is None:
+            return None, names, False
+        lease = left[KEY] / 1000
+        assert OLD_LEASE - 10 < lease <= OLD_LEASE or NEW_LEASE - 10 < lease <= NEW_LEASE, lease
+        return value.decode(), names - {KEY}, lease > OLD_LEASE
+
+    def value(self, key: Key) -> str:
+        return self.token(key.nonce, key.attempt) + (" copy" if key.marked else "")
+
+    def token(self, nonce: str, attempt: Attempt) -> str:
+        return self.tokens.setdefault((nonce, attempt), tokens.mint(real(nonce), attempt, ORIGIN))
+
+
+def real(nonce: str) -> str:
+    """As long as a real one; alike but for the end, so that no prefix will do."""
+    return nonce.rjust(22, "-")
+
+
+def note(attempt: Attempt) -> str:
+    """As `Execution` names it."""
+    return f"{KEY}:note:{attempt}"
+
+
+def test_every_command_answers_and_leaves_what_the_model_says(pairs, keys):
+    for server, command in pairs:
+        effect = apply(server, command)
+        keys.set_up(server)
+        reply = keys.run(command)
+        value, notes, leased = keys.read()
+        after = effect.server
+        story = f"{command} on {server}"
+        assert reply is effect.reply, story
+        assert value == (keys.value(after.key) if after.key else None), story
+        assert notes == {note(attempt) for attempt in after.notes}, story
+        assert leased is effect.leased, story
+
+
+def test_the_pairs_are_many_and_every_script_and_reply_is_among_them(pairs):
+    assert len(pairs) > 400
+    commands = Counter(type(command) for _, command in pairs)
+    replies = Counter((type(command), apply(server, command).reply) for server, command in pairs)
+    assert all(commands[kind] > 20 for kind in (Acquire, Release, Renew)), commands
+    assert set(replies) == {
+        (Acquire, Reply.GRANTED),
+        (Acquire, Reply.HELD),
+        (Acquire, Reply.FINISHED),
+        (Release, Reply.RELEASED),
+        (Release, Reply.NOT_MINE),
+        (Renew, Reply.RENEWED),
+        (Renew, Reply.NOT_MINE),
+    }
+
+
+def test_the_model_asks_for_what_the_scripts_cannot_do_yet(asked):
+    """The list of exclusions names nothing that the model does not need."""
+    assert {type(command) for _, command in asked} >= set(NOT_YET_IN_THE_SCRIPTS)
