@@ -18,6 +18,9 @@ from .errors import LockConfigError
 #: do not run at one speed.
 DEADLINE_MARGIN = 0.01
 
+#: The values of `lock_on_conflict`.
+CONFLICT_POLICIES = ("skip", "retry", "wait", "raise", "join")
+
 
 class Rule(NamedTuple):
     """What an option or setting may be."""
@@ -65,7 +68,9 @@ KEY_OPTIONS: Mapping[str, Rule] = {
 }
 OPTIONS: Mapping[str, Rule] = {
     "scope": _only("run"),
-    "on_conflict": Rule(None, "'skip' or 'retry'", lambda v: v in {None, "skip", "retry"}),
+    "on_conflict": Rule(
+        None, "'skip', 'retry', 'wait', 'raise' or 'join'", lambda v: v is None or v in CONFLICT_POLICIES
+    ),
     "lease": _seconds(30.0),
     "max_hold": _seconds_or_none(),
     "wait": _seconds(10.0),

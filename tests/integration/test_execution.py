@@ -14,7 +14,7 @@ from celery.app.trace import build_tracer
 from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_redislock import LockedTask, execution
-from celery_redislock.execution import Delivery
+from celery_redislock.delivery import Delivery
 from celery_redislock.store import LockStore
 from tests.lab.app import make_app
 from tests.lab.servers import free_port

@@ -249,6 +249,9 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
         """Is retried by the main process when its process dies, from Celery 5.7 on."""
         return ledger.take(key, item, first)
 
+    for policy in ("skip", "retry", "wait", "raise", "join"):
+        _define_policy(locked, ledger, policy)
+
     @locked("counted", bind=True, lock_args=["key"])
     def counted(self: Any, key: Any, item: Any, seconds: float = 0.0) -> list[Any]:
         """Tells how often it was retried."""
@@ -296,6 +299,11 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
     def misdeclared(key: Any) -> None:
         """Its author forgot base=LockedTask."""
 
+    @locked("breaks", base=None)
+    def breaks() -> None:
+        """Fails, for an errback to run."""
+        raise ValueError("broken")
+
     @locked("plain", base=None)
     def plain(*args: Any) -> str:
         """No lock: the end of a chain, a chord's body, a link."""
@@ -309,6 +317,29 @@ def sleep_on(seconds: float) -> None:
     while time.monotonic() < end:
         with suppress(BaseException):
             time.sleep(end - time.monotonic())
+
+
+def _define_policy(locked: Any, ledger: Ledger, policy: str) -> None:
+    """The task `lab.on_<policy>`, and `lab.errback_<policy>` with a single parameter; they share their keys."""
+
+    @locked(f"on_{policy}", bind=True, lock_key="{key}", lock_on_conflict=policy, autoretry_for=(OSError,))
+    def on_conflict(self: Any, key: str, item: Any = "", holds: str = "") -> Any:
+        """Where it `holds`, until its conflict has been announced; then it ends so."""
+        with ledger.run(key, item):
+            if holds:
+                ledger.wait_for_conflict(self.request.id)
+            if holds == "fails":
+                raise ValueError(item)
+            if holds == "retries" and not self.request.retries:
+                raise self.retry(countdown=0.5)
+            if holds == "hangs":
+                time.sleep(60)
+        return item
+
+    @locked(f"errback_{policy}", lock_key="{key}", lock_on_conflict=policy)
+    def errback(key: str) -> str:
+        with ledger.run(key, "errback"):
+            return "errback"
 
 
 class _Linked(LockedTask):

@@ -123,9 +123,9 @@ def test_a_duration_is_any_number_of_seconds(name: str, value: float) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "allowed"),
     [
-        ("on_conflict", "skipp", "'skip' or 'retry'; did you mean 'skip'?"),
-        ("on_conflict", "rety", "'skip' or 'retry'; did you mean 'retry'?"),
-        ("on_conflict", ["skip"], "'skip' or 'retry'"),
+        ("on_conflict", "skipp", "'skip' or 'retry' or 'wait' or 'raise' or 'join'; did you mean 'skip'?"),
+        ("on_conflict", "rety", "'skip' or 'retry' or 'wait' or 'raise' or 'join'; did you mean 'retry'?"),
+        ("on_conflict", ["skip"], "'skip' or 'retry' or 'wait' or 'raise' or 'join'"),
         ("on_outage", "rais", "'retry' or 'raise' or 'run'; did you mean 'raise'?"),
         ("on_outage", None, "'retry' or 'raise' or 'run'"),
         ("args", "account", "a list or tuple of parameter names, or None for all"),
@@ -149,9 +149,6 @@ def test_a_wrong_value_is_refused_with_what_is_allowed(option: str, value: Any, 
     [
         ("scope", "job"),
         ("scope", "queue"),
-        ("on_conflict", "wait"),
-        ("on_conflict", "raise"),
-        ("on_conflict", "join"),
         ("hold_on_retry", True),
         ("cooldown", 5.0),
     ],
@@ -227,7 +224,7 @@ def test_the_options_that_make_the_key_are_no_settings(name: str) -> None:
         ("prefix", None, "text without braces"),
         ("prefix", b"redislock", "text without braces"),
         ("lease", "30", "seconds greater than 0"),
-        ("on_conflict", "skipp", "'skip' or 'retry'; did you mean 'skip'?"),
+        ("on_conflict", "skipp", "'skip' or 'retry' or 'wait' or 'raise' or 'join'; did you mean 'skip'?"),
     ],
     ids=repr,
 )
