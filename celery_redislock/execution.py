@@ -9,18 +9,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from celery import states
-from celery.exceptions import Ignore, TaskRevokedError
+from celery.exceptions import Ignore
 
 from . import signals, tokens
 from .abort import Abort
-from .errors import LockConflict, LockUnavailable
-from .held_by_request import held_by_request
+from .errors import LockUnavailable
 from .info import LockInfo
 from .join import Outcome, outcome_of
 from .keeper import HeldLock
 from .message import Message
-from .policies import POLICIES, retry, revoke, skip_reason
-from .reentry import check_fence, held_in_context
+from .policies import POLICIES, retry, revoke
 from .server import LockServer
 from .store import Finished, Granted, Held
 
@@ -54,7 +52,6 @@ class Execution:
 
     __slots__ = (
         "_attempt",
-        "_is_inner",
         "_server",
         "_wait_end",
         "_waits",
@@ -76,7 +73,6 @@ class Execution:
         self._server = LockServer.of(plan.app)
         self.message = Message(task, plan, request)
         self._attempt = str(self.message.attempt)
-        self._is_inner = False
         self._waits: bool | None = None  # True while the release is to wake this run, False when it no longer is
         self._wait_end = 0.0
         self.joined: Outcome | None = None
@@ -89,15 +85,12 @@ class Execution:
             LockKeyError: They cannot make a key.
             LockConflict, LockUnavailable: By policy.
             Ignore, Reject: The run has ended without its body.
-            TaskRevokedError: Skipped in eager mode.
         """
         key = self.plan.redis_key(args, kwargs)
         options, nonce = self.plan.options, self.message.nonce
         lock = HeldLock(self._server.store, key, self._mint(), nonce, options.lease, options.max_hold, self._on_lost)
         joins = self.message.returned.joins
-        if self.request.is_eager:
-            self._take_eagerly(lock)
-        elif joins is not None and options.on_conflict == "join":
+        if joins is not None and options.on_conflict == "join":
             self._join(lock, joins)
         else:
             self._take(lock)
@@ -109,12 +102,10 @@ class Execution:
             state: What the task ended with; None where nobody knows.
         """
         lock = self.lock
-        if lock is None or self._is_inner:
-            self.lock = None
+        if lock is None:
             return
         self._server.keeper.remove(lock)
-        over = state in _OVER and not self.request.is_eager
-        note = self._note(lock.key) if over else None
+        note = self._note(lock.key) if state in _OVER else None
         copy_may_wait = self.message.may_be_doubled or self.message.may_be_a_copy
         try:
             was_held = self._server.store.release(lock.key, lock.nonce, note, copy_may_wait=copy_may_wait)
@@ -163,41 +154,6 @@ class Execution:
         self._server.keeper.add(lock)
         if signals.lock_acquired.receivers:
             signals.lock_acquired.send(sender=self.task, lock=lock)
-
-    def _take_eagerly(self, lock: HeldLock) -> None:
-        """In eager mode nothing can be sent again: skip, or block for the key."""
-        options = self.plan.options
-        if self._enter_again(lock):
-            return
-        self.lock = lock
-        try:
-            conflict = self._server.take(
-                lock, 0.0 if options.on_conflict in {"skip", "raise"} else options.wait, fence=options.fence
-            )
-        except LockUnavailable:
-            self.lock = None
-            if options.on_outage == "run":
-                return
-            raise
-        if conflict is None:
-            self._taken(lock)
-            return
-        self.lock = None
-        holder = conflict.holder.info(lock.key, conflict.ttl)
-        self._announce(holder, options.on_conflict)
-        if options.on_conflict == "skip":
-            raise TaskRevokedError(skip_reason(holder))
-        raise LockConflict(lock.key, holder)
-
-    def _enter_again(self, lock: HeldLock) -> bool:
-        """Whether the caller holds the key already: the run that applies this one, or a block around it."""
-        hold = held_in_context(lock.store, lock.key)
-        outer = hold.held if hold else held_by_request(lock.store, lock.key)
-        if outer is None:
-            return False
-        check_fence(outer, self.plan.options.fence)
-        self.lock, self._is_inner = outer, True
-        return True
 
     def _conflict(self, key: str, conflict: Held) -> None:
         holder = conflict.holder.info(key, conflict.ttl)

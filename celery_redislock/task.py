@@ -14,6 +14,7 @@ from celery.signals import task_postrun
 
 from .comeback import ignores_result
 from .delivery import hide_headers
+from .eager import EagerExecution
 from .errors import LockConfigError
 from .execution import Execution
 from .held_by_request import EXECUTION, attach, held_by_request
@@ -115,7 +116,7 @@ class LockedTask(BaseTask):
         if request is not None:
             hide_headers(request)
         if plan is not None and plan.enabled and request is not None:
-            execution = Execution(self, plan, request)
+            execution = (EagerExecution if request.is_eager else Execution)(self, plan, request)
             attach(request, execution)
             execution.begin(args, kwargs)
             if (

@@ -322,7 +322,14 @@ def sleep_on(seconds: float) -> None:
 def _define_policy(locked: Any, ledger: Ledger, policy: str) -> None:
     """The task `lab.on_<policy>`, and `lab.errback_<policy>` with a single parameter; they share their keys."""
 
-    @locked(f"on_{policy}", bind=True, lock_key="{key}", lock_on_conflict=policy, autoretry_for=(OSError,))
+    @locked(
+        f"on_{policy}",
+        bind=True,
+        lock_key="{key}",
+        lock_on_conflict=policy,
+        autoretry_for=(OSError,),
+        ignore_result=False,
+    )
     def on_conflict(self: Any, key: str, item: Any = "", holds: str = "") -> Any:
         """Where it `holds`, until its conflict has been announced; then it ends so."""
         with ledger.run(key, item):
@@ -336,7 +343,7 @@ def _define_policy(locked: Any, ledger: Ledger, policy: str) -> None:
                 time.sleep(60)
         return item
 
-    @locked(f"errback_{policy}", lock_key="{key}", lock_on_conflict=policy)
+    @locked(f"errback_{policy}", lock_key="{key}", lock_on_conflict=policy, ignore_result=False)
     def errback(key: str) -> str:
         with ledger.run(key, "errback"):
             return "errback"
