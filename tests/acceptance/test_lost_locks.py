@@ -56,6 +56,7 @@ def test_a_process_that_stood_still_past_its_lease_knows_that_the_key_is_lost_an
     config.settings["redislock_lease"] = 1.5
     worker = start_worker(3)
     old = tasks.watches.delay("k", "old", 30)
+    wait_until(lambda: "held" in [line.get("state") for line in ledger.lines()], "it has looked at its lock")
     child = worker.pause_child()
     try:
         new = tasks.watches.delay("k", "new", 3.0)
