@@ -271,7 +271,7 @@ def test_complaint_16_a_fast_task_never_meets_its_own_lock_nor_waits_for_it(task
 
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
-def test_complaint_17_renewal_survives_lost_connections_in_every_pool(
+def test_complaint_17_renewal_survives_lost_connections_in_prefork_and_under_gevent(
     lock_proxy, config, tasks, start_worker, ledger, pool
 ):
     """Its first two renewals lose their connections, later every connection is cut; the run takes three leases."""

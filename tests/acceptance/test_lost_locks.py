@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_redislock import LockLost
-from tests.lab.servers import wait_until
+from tests.lab.servers import need, wait_until
 
 
 @pytest.mark.parametrize("pool", ["prefork", "solo", "threads"])
@@ -121,3 +121,16 @@ def test_a_server_that_restarts_empty_is_noticed_at_the_next_renewal(
     key = tasks.watches.lock_for("k", "any").name
     assert f"task lab.watches[{result.id}]: the lock {key} is lost: {reason}" in worker.output()
     assert locks.client.keys("*}") == []
+
+
+def test_under_gevent_nothing_is_raised_in_the_body_and_check_tells(config, tasks, start_worker, ledger, locks):
+    need("gevent")
+    config.settings.update(redislock_lease=1.5, redislock_on_lost="abort")
+    start_worker(2, "-P", "gevent")
+    result = tasks.watches.delay("k", "item", 30)
+    wait_until(ledger.runs, "it runs")
+    locks.client.delete(tasks.watches.lock_for("k", "any").name)
+    assert result.get(timeout=10) is None
+    states, _ = lock_of(ledger, "item")
+    assert states == [("held", None), ("lost", "LockLost")]
+    assert told(ledger, result)[1] == "its key was deleted, expired or taken"
