@@ -171,11 +171,11 @@ def check_lease(task: str, lease: float, command_time: float) -> None:
         LockConfigError: The lease is too short. Renewal starts at a third of it, so one command that fails at its
             time-out must fit into the rest.
     """
-    shortest = command_time * 1.5
+    shortest = round(command_time * 1.5, 3)  # as it is shown: what the message allows must be allowed
     if lease < shortest:
         raise LockConfigError(
             f"{task}: lock_lease = {lease} is too short: one Redis command may take {command_time:g} s until it "
-            f"times out; allowed: at least {shortest:g}, or shorter socket_timeout and socket_connect_timeout in "
+            f"times out; allowed: at least {shortest}, or shorter socket_timeout and socket_connect_timeout in "
             "redislock_client_options"
         )
 

@@ -190,7 +190,7 @@ def test_delays_out_of_order_are_refused() -> None:
     assert options({"retry_delay": 30}).retry_delay == 30
 
 
-@pytest.mark.parametrize(("lease", "command_time"), [(4.5, 3.0), (30.0, 3.0), (30.0, 20.0)])
+@pytest.mark.parametrize(("lease", "command_time"), [(4.5, 3.0), (30.0, 3.0), (30.0, 20.0), (3.3, 2.2)])
 def test_a_lease_with_room_for_a_failed_renewal_and_another_is_allowed(lease: float, command_time: float) -> None:
     check_lease("shop.bill", lease, command_time)
 
