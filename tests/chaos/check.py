@@ -40,7 +40,7 @@ class Verdict:
 def check(ledger: Ledger) -> Verdict:
     """Hold a ledger of a chaos run against the promise."""
     story, verdict = Story(ledger), Verdict()
-    verdict.faults.update(line["name"] for line in story.events("fault"))
+    verdict.faults.update(line["name"] for line in story.events("fault") if line["struck"])
     for examine in (_messages, _runs, _overlaps, _losses, _leftovers):
         verdict.offences += examine(story, verdict)
     return verdict

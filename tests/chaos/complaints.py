@@ -9,7 +9,6 @@ from pathlib import Path
 _TRACEBACK = re.compile(
     r"^[^\n]*\nTraceback \(most recent call last\):\n(?:[ \t][^\n]*\n|\n(?=[ \t]))*[^\n]*", re.MULTILINE
 )
-_BODY = re.compile(r"tests/chaos/tasks\.py")
 
 
 def complaints_in(log: Path) -> Iterator[str]:

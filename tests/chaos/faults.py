@@ -31,6 +31,8 @@ REFUSE = "lock server refuses"
 BLACKHOLE = "lock server in a black hole"
 CUT_BROKER = "broker's connections cut"
 
+#: Whose replies are dropped.
+SCRIPTS = {ACQUIRE: "acquire", RELEASE: "release", RENEW: "renew"}
 #: Between two faults, in seconds.
 PAUSE = (0.3, 2.2)
 
@@ -60,10 +62,10 @@ def begin(stage: Stage, strike: Strike) -> None:
 
 
 @contextmanager
-def written_down(stage: Stage, name: str, **facts: Any) -> Iterator[None]:
-    line = {"event": "fault", "name": name, "from": time.monotonic(), **facts}
+def written_down(stage: Stage, name: str, **facts: Any) -> Iterator[dict[str, Any]]:
+    line = {"event": "fault", "name": name, "from": time.monotonic(), "struck": True, **facts}
     try:
-        yield
+        yield line
     finally:
         stage.ledger.write({**line, "until": time.monotonic()})
 
@@ -123,13 +125,14 @@ def _cut_locks(stage: Stage, place: Place, name: str, chance: random.Random) -> 
 
 
 def _drop_reply(stage: Stage, place: Place, name: str, chance: random.Random) -> None:
-    script = chance.choice([ACQUIRE, RELEASE, RENEW])
-    nth, hang = chance.randint(1, 4), chance.random() < 0.3
-    with written_down(stage, name):
+    script = chance.choice([*SCRIPTS])
+    nth, hang = chance.randint(1, 2 if script is RENEW else 5), chance.random() < 0.3
+    with written_down(stage, name, script=SCRIPTS[script]) as line:
         fault = stage.lock_proxy.drop_reply(to=b"EVALSHA", where=script.sha.encode(), nth=nth, hang=hang)
         end = time.monotonic() + 5
         while not fault.struck and time.monotonic() < end:
             time.sleep(0.05)
+        line["struck"] = bool(fault.struck)
 
 
 def _outage(stage: Stage, place: Place, name: str, chance: random.Random) -> None:

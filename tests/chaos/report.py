@@ -6,6 +6,7 @@ import json
 from collections import Counter
 
 from tests.chaos.check import Verdict
+from tests.chaos.faults import FAULTS
 
 WIDTH = 88
 #: Of one offence.
@@ -17,7 +18,8 @@ def table(title: str, verdict: Verdict) -> str:
     again, overlaps, losses = (sum(counts.values()) for counts in (verdict.again, verdict.overlaps, verdict.losses))
     outcomes = verdict.outcomes
     lines = [title, "=" * WIDTH]
-    lines += _block("faults", sum(verdict.faults.values()), verdict.faults)
+    lines += [_line("faults", sum(verdict.faults.values()))]
+    lines += [_line(f"  {name}", verdict.faults[name]) for name in FAULTS]
     lines += [_line("messages sent", outcomes["messages sent"])]
     lines += [
         _line("  finished", outcomes["finished"]),
