@@ -14,6 +14,7 @@ from types import FrameType
 
 from tests.chaos.check import Verdict, check
 from tests.chaos.complaints import complaints_in
+from tests.chaos.coroner import Coroner
 from tests.chaos.faults import begin, plan
 from tests.chaos.load import Load, wait_for_the_end
 from tests.chaos.report import offences, table
@@ -67,6 +68,8 @@ def _strike(stage: Stage, seed: int, seconds: float) -> None:
     app = make_app(stage.direct)
     define_tasks(app, stage.ledger)
     write_down_publishing(stage.ledger)
+    coroner = Coroner(stage.ledger)
+    coroner.start()
     load = Load(app, stage.ledger, f"{seed} load")
     load.start()
     end = time.monotonic() + seconds
@@ -82,6 +85,8 @@ def _strike(stage: Stage, seed: int, seconds: float) -> None:
     print(f"  {seconds:6.1f} s  all is mended; waiting for what is under way", flush=True)
     wait_for_the_end(load, stage.ledger, timeout=90)
     load.write_down_states()
+    coroner.enough.set()
+    coroner.join()
     app.close()
 
 

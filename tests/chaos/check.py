@@ -11,6 +11,10 @@ from tests.chaos.load import LATE
 from tests.chaos.story import Line, Story
 from tests.lab.ledger import Ledger, Run
 
+FINISHED, SKIPPED, LIMITED = "finished", "skipped as duplicates", "ended by their hard time limit"
+#: What a message may end as: its kind, or any, and its state.
+OUTCOMES = {("", "SUCCESS"): FINISHED, ("once", "REVOKED"): SKIPPED, ("limited", "FAILURE"): LIMITED}
+
 
 @dataclass
 class Offence:
@@ -51,8 +55,9 @@ def _messages(story: Story, verdict: Verdict) -> Iterable[Offence]:
     for task_id, sent in story.sent.items():
         state = story.final.get(task_id, "unknown")
         late = sent["kind"] in LATE
-        if state == "SUCCESS" or (state == "REVOKED" and sent["kind"] == "once"):
-            verdict.outcomes["finished" if state == "SUCCESS" else "skipped as duplicates"] += 1
+        outcome = OUTCOMES.get((sent["kind"], state)) or OUTCOMES.get(("", state))
+        if outcome:
+            verdict.outcomes[outcome] += 1
             if state == "SUCCESS" and not any(story.is_done(run) for run in story.runs_of(task_id)):
                 yield Offence("a message succeeded without a run", story.about(task_id))
             continue

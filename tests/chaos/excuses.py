@@ -78,6 +78,8 @@ def of_another_run(story: Story, earlier: list[Run], run: Run) -> str | None:
     received = max((line["at"] for line in story.received[run.task_id] if line["at"] <= first.start), default=0)
     if story.deaths.get(first.pid, first.end + 60) <= first.end + ACK:
         return "its process died between its end and its ack"
+    if story.strikes((WARM, COLD), first.start, first.end + ACK, first.pid):
+        return "its worker was shutting down as it ended, and gave its message back unacked"
     if _cut(story, received, first.start + MARGIN) or _cut(story, first.end - MARGIN, first.end + ACK):
         return "its connection was lost before it began or as it ended, and with it the ack"
     if story.strikes((RESTART,), first.start, run.start):

@@ -20,7 +20,7 @@ MOST = 15
 PAUSE = (0.02, 0.3)
 #: What is acked after it ran, and so must come to its end whatever happens.
 LATE = frozenset({"late", "again", "step", "link"})
-_KINDS = {"late": 8, "again": 3, "step": 3, "link": 2, "once": 3, "early": 2}
+_KINDS = {"late": 8, "again": 3, "step": 3, "link": 2, "once": 3, "early": 2, "limited": 1}
 
 
 class Load(threading.Thread):
@@ -68,6 +68,8 @@ class Load(threading.Thread):
                 name, key = ("late", key) if kind == "step" else ("link", item)
                 steps = [self._task(name).si(key, f"{item}.{number}", self._seconds()) for number in range(3)]
                 sent = chain(*steps).apply_async()
+            case "limited":
+                sent = self._task(kind).apply_async((key, item, 20.0))
             case _:
                 sent = self._task(kind).apply_async((key, item, self._seconds()))
         self._write_down(sent, kind)

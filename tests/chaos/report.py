@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from tests.chaos.check import Verdict
+from tests.chaos.check import FINISHED, LIMITED, SKIPPED, Verdict
 from tests.chaos.faults import FAULTS
 
 WIDTH = 88
@@ -21,10 +21,7 @@ def table(title: str, verdict: Verdict) -> str:
     lines += [_line("faults", sum(verdict.faults.values()))]
     lines += [_line(f"  {name}", verdict.faults[name]) for name in FAULTS]
     lines += [_line("messages sent", outcomes["messages sent"])]
-    lines += [
-        _line("  finished", outcomes["finished"]),
-        _line("  skipped as duplicates", outcomes["skipped as duplicates"]),
-    ]
+    lines += [_line(f"  {outcome}", outcomes[outcome]) for outcome in (FINISHED, SKIPPED, LIMITED)]
     lines += [_line(f"  lost, excused: {name}", count) for name, count in verdict.missing.most_common()]
     lines += [_line("runs", outcomes["runs"])]
     lines += _block("runs again, excused", again, verdict.again)

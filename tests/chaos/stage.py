@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import select
 import signal
-import time
+import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from tests.lab.app import Config
 from tests.lab.ledger import Ledger
@@ -21,6 +21,8 @@ from tests.lab.workers import Worker, worker
 
 SLOTS = 3
 CHILDREN = 3
+#: A shutdown that takes longer hangs, in seconds.
+HANGS = 8
 #: After which the Redis broker gives a message again, in seconds.
 VISIBILITY = 10
 TRANSPORT = {
@@ -84,25 +86,26 @@ class Slot(Place):
         self.worker = self._end.enter_context(context)
 
     def end(self, sig: signal.Signals) -> None:
-        """Ask for a shutdown; write down when each of its processes ends."""
-        main, ledger = self.worker.process, self.worker.ledger
-        alive = {os.pidfd_open(pid): pid for pid in [main.pid, *(child.pid for child in self.worker.children())]}
-        poll = select.poll()
-        for process in alive:
-            poll.register(process, select.POLLIN)
+        """Ask for a shutdown, and wait for its end."""
+        main = self.worker.process
         main.send_signal(sig)
-        give_up = time.monotonic() + 40
-        while main.pid in alive.values() and time.monotonic() < give_up:
-            for process, _ in poll.poll(100):
-                ledger.died(alive.pop(process))
-                poll.unregister(process)
-                os.close(process)
-        for process in alive:
-            os.close(process)
-        if main.pid in alive.values():
-            ledger.write({"event": "complaint", "text": f"a worker did not end within 40 s after {sig.name}"})
+        with suppress(subprocess.TimeoutExpired):
+            main.wait(HANGS)
+        if main.poll() is None:
+            self._ask_where_it_hangs()
+        try:
+            # Celery waits up to 30 s for a child whose last result it does not read any more (billiard's
+            # _ensure_messages_consumed).
+            main.wait(40)
+        except subprocess.TimeoutExpired:
+            text = f"a worker did not end within 40 s after {sig.name}: {self.worker.log}"
+            self.worker.ledger.write({"event": "complaint", "text": text})
             self.worker.kill()
-        main.wait()
+
+    def _ask_where_it_hangs(self) -> None:
+        with suppress(psutil.NoSuchProcess):
+            for process in [psutil.Process(self.worker.process.pid), *self.worker.children()]:
+                process.send_signal(signal.SIGUSR2)
 
     def close(self) -> None:
         super().close()

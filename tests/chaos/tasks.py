@@ -12,9 +12,12 @@ from celery import Celery
 from celery.signals import after_task_publish, before_task_publish
 
 from celery_redislock import LockedTask
+from tests.lab.app import sleep_on
 from tests.lab.ledger import Ledger
 
 LEASE = 3.0
+#: Of one kind of task, in seconds.
+TIME_LIMIT = 1.0
 #: Of the header by which a publish is known when a worker receives it.
 PUBLISH = "chaos_publish"
 _LATE = {"acks_late": True, "reject_on_worker_lost": True}
@@ -62,6 +65,13 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
     def once(self: Any, key: str, item: str, seconds: float) -> str:
         """Is skipped while another runs; acked before it runs."""
         return work(self, key, item, seconds)
+
+    @define("limited", lock_on_conflict="retry", time_limit=TIME_LIMIT)
+    def limited(self: Any, key: str, item: str, seconds: float) -> str:
+        """Runs into its hard time limit, and does not go when it is told to."""
+        with ledger.run(key, f"{item}/{self.request.retries}"):
+            sleep_on(seconds)
+        return item
 
 
 def write_down_publishing(ledger: Ledger) -> None:

@@ -181,6 +181,11 @@ class TestMessages:
         assert broken() == []
         assert check(book.ledger).outcomes["skipped as duplicates"] == 1
 
+    @pytest.mark.parametrize(("kind", "passes"), [("limited", True), ("early", False), ("late", False)])
+    def test_only_one_with_a_time_limit_may_fail(self, book, broken, kind, passes):
+        book.sent("a", kind, "FAILURE")
+        assert (broken() == []) == passes
+
     def test_a_success_without_a_run_is_broken(self, book, broken):
         book.sent("a")
         book.run("a", 1, 2, done=False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ from tests.chaos.tasks import PUBLISH, define_tasks, write_down_publishing
 from tests.lab.ledger import Ledger
 from tests.lab.worker import app, config
 
+# Where a worker hangs, its log tells where: the stage asks by this signal.
+faulthandler.register(signal.SIGUSR2)
 ledger = Ledger(Path(config.ledger))
 define_tasks(app, ledger)
 write_down_publishing(ledger)
