@@ -15,7 +15,7 @@ import redis
 
 from celery_redislock import LockLost, tokens
 from celery_redislock.server import LockServer
-from celery_redislock.store import ACQUIRE, RENEW
+from celery_redislock.store import ACQUIRE, RENEW, Granted
 from tests.integration.conftest import KEY
 from tests.lab.app import make_app
 from tests.lab.servers import wait_until
@@ -267,7 +267,7 @@ def test_waiters_for_the_stores_connections_do_not_delay_a_renewal(lock_proxy, s
     lock_proxy.cut()
     for waiter in waiters:
         waiter.join(10)
-    assert [type(answer) for answer in answers] == [float] * 60
+    assert [type(answer) for answer in answers] == [Granted] * 60
 
 
 def test_a_dead_server_does_not_delay_the_renewals_of_another(lock_proxy, locks, server, hold_on):
@@ -302,11 +302,11 @@ def test_after_a_fork_the_child_renews_its_own_locks_and_not_its_parents(config,
             fresh = not server.keeper._held and server.keeper._thread is None
             lock = app.tasks["lab.work"].lock_for("child")
             lock.acquire()
-            renewed(lock._held, times=4)  # beyond its first lease
+            renewed(lock._hold().held, times=4)  # beyond its first lease
             os.write(write, f"{fresh} {lock.state} {len(server.keeper._held)}".encode())
         finally:
             os._exit(0)
-    renewed(parents._held)
+    renewed(parents._hold().held)
     os.waitpid(pid, 0)
     os.close(write)
     assert os.read(read, 100) == b"True held 1"
