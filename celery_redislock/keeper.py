@@ -146,6 +146,11 @@ class HeldLock:
         return parse(self.token if isinstance(self.token, str) else self.token.decode("utf-8", "replace")).owner
 
     @property
+    def was_lost(self) -> bool:
+        """Whether its loss has been noted."""
+        return self._lost is not None
+
+    @property
     def was_granted(self) -> bool:
         """Whether the key has ever been ours, as far as we were told."""
         return self.deadline > -math.inf
