@@ -4,7 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test check chaos format bench clean
+
+# Of make chaos, in all; SEED=7 repeats the faults of a run, BROKER is redis, rabbitmq or both.
+SECONDS ?= 60
+BROKER ?= both
 
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -22,6 +26,9 @@ check: $(STAMP)  ## ruff and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+chaos: $(STAMP)  ## Random faults under load, on both brokers, and what came of it
+	@$(BIN)/python -m tests.chaos --seconds $(SECONDS) --broker $(BROKER) $(if $(SEED),--seed $(SEED))
 
 format: $(STAMP)
 	@$(BIN)/ruff check --fix-only .

@@ -50,7 +50,7 @@ class Return(NamedTuple):
     def next(self, *, begun: bool, joins: str | None = None) -> Self:
         """The header of the message when it is sent back once more."""
         since = self.since or time.time()
-        return self._replace(times=self.times + 1, since=since, begun=self.begun or begun, joins=joins)
+        return self._replace(times=self.times + 1, since=since, begun=self.begun or begun, joins=joins or self.joins)
 
     def delay(self, shortest: float, longest: float) -> float:
         """Seconds until it should be tried again: exponential, with jitter."""

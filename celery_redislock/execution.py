@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from celery import states
-from celery.exceptions import Ignore, TaskRevokedError
+from celery.exceptions import Ignore
 
 from . import signals, tokens
 from .abort import Abort
-from .errors import LockConflict, LockUnavailable
-from .held_by_request import held_by_request
+from .errors import LockUnavailable
 from .info import LockInfo
+from .join import Outcome, outcome_of
 from .keeper import HeldLock
 from .message import Message
-from .policies import POLICIES, skip_reason
-from .reentry import check_fence, held_in_context
+from .policies import POLICIES, retry, revoke
 from .server import LockServer
 from .store import Finished, Granted, Held
 
@@ -46,13 +47,16 @@ class Execution:
         message: Its message.
         lock: The held lock; None while nothing is held.
         abort: Ends the body when the lock is lost; None where it may go on.
+        joined: The outcome that the run ends with instead of its body's.
     """
 
     __slots__ = (
         "_attempt",
-        "_is_inner",
         "_server",
+        "_wait_end",
+        "_waits",
         "abort",
+        "joined",
         "lock",
         "message",
         "plan",
@@ -69,7 +73,9 @@ class Execution:
         self._server = LockServer.of(plan.app)
         self.message = Message(task, plan, request)
         self._attempt = str(self.message.attempt)
-        self._is_inner = False
+        self._waits: bool | None = None  # True while the release is to wake this run, False when it no longer is
+        self._wait_end = 0.0
+        self.joined: Outcome | None = None
 
     def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take the key of this call, or end the run as its options say.
@@ -79,15 +85,13 @@ class Execution:
             LockKeyError: They cannot make a key.
             LockConflict, LockUnavailable: By policy.
             Ignore, Reject: The run has ended without its body.
-            TaskRevokedError: Skipped in eager mode.
         """
         key = self.plan.redis_key(args, kwargs)
         options, nonce = self.plan.options, self.message.nonce
         lock = HeldLock(self._server.store, key, self._mint(), nonce, options.lease, options.max_hold, self._on_lost)
-        # Before the answer: where a time limit strikes while it is read, the postrun hook releases the key.
-        self.lock = lock
-        if self.request.is_eager:
-            self._take_eagerly(lock)
+        joins = self.message.returned.joins
+        if joins is not None and options.on_conflict == "join":
+            self._join(lock, joins)
         else:
             self._take(lock)
 
@@ -98,12 +102,10 @@ class Execution:
             state: What the task ended with; None where nobody knows.
         """
         lock = self.lock
-        if lock is None or self._is_inner:
-            self.lock = None
+        if lock is None:
             return
         self._server.keeper.remove(lock)
-        over = state in _OVER and not self.request.is_eager
-        note = self._note(lock.key) if over else None
+        note = self._note(lock.key) if state in _OVER else None
         copy_may_wait = self.message.may_be_doubled or self.message.may_be_a_copy
         try:
             was_held = self._server.store.release(lock.key, lock.nonce, note, copy_may_wait=copy_may_wait)
@@ -122,12 +124,15 @@ class Execution:
 
     def _take(self, lock: HeldLock) -> None:
         while True:
+            # Before the answer: where a time limit strikes while it is read, the postrun hook releases the key.
             self.lock = lock
             # Only such a message reads the note that its attempt is over.
             note = self._note(lock.key) if self.message.returned.times or self.message.may_be_a_copy else None
             try:
                 result = lock.store.acquire(
-                    lock.key, lock.token, lock.nonce, lock.lease, note, fence=self.plan.options.fence
+                    *(lock.key, lock.token, lock.nonce, lock.lease, note),
+                    fence=self.plan.options.fence,
+                    waits=self._waits,
                 )
             except LockUnavailable as error:
                 self.lock = None
@@ -150,52 +155,72 @@ class Execution:
         if signals.lock_acquired.receivers:
             signals.lock_acquired.send(sender=self.task, lock=lock)
 
-    def _take_eagerly(self, lock: HeldLock) -> None:
-        """In eager mode nothing can be sent again: skip, or block for the key."""
-        options = self.plan.options
-        if self._enter_again(lock):
-            return
-        try:
-            conflict = self._server.take(
-                lock, 0.0 if options.on_conflict == "skip" else options.wait, fence=options.fence
-            )
-        except LockUnavailable:
-            self.lock = None
-            if options.on_outage == "run":
-                return
-            raise
-        if conflict is None:
-            self._taken(lock)
-            return
-        self.lock = None
-        holder = conflict.holder.info(lock.key, conflict.ttl)
-        self._announce(holder, options.on_conflict)
-        if options.on_conflict == "skip":
-            raise TaskRevokedError(skip_reason(holder))
-        raise LockConflict(lock.key, holder)
-
-    def _enter_again(self, lock: HeldLock) -> bool:
-        """Whether the caller holds the key already: the run that applies this one, or a block around it."""
-        hold = held_in_context(lock.store, lock.key)
-        outer = hold.held if hold else held_by_request(lock.store, lock.key)
-        if outer is None:
-            return False
-        check_fence(outer, self.plan.options.fence)
-        self.lock, self._is_inner = outer, True
-        return True
-
     def _conflict(self, key: str, conflict: Held) -> None:
         holder = conflict.holder.info(key, conflict.ttl)
         begun = self.message.may_be_a_copy or conflict.holder.attempt == self.message.attempt
         if not (begun or self.message.attempt.retries or self._follows(holder)):
             policy = self.plan.options.on_conflict
-            self._announce(holder, policy)
+            if self._waits is None:  # else it is the conflict that has been announced
+                self._announce(holder, policy)
             POLICIES[policy](self, holder)
             return
         self._announce(holder, "come back")
         delay = self.message.returned.delay(SOON, self.plan.options.retry_max_delay)
         if self.message.send_back(delay, begun=begun):
             raise Ignore(f"the lock is held by {holder.who}; the message comes back")
+
+    def wait_for_release(self, holder: LockInfo) -> bool:
+        """Block for a while, in this run's `lock_wait`.
+
+        Returns:
+            Whether to ask for the key again: True at first, to say that this run waits, and at last, to say that it
+            waits no longer; False from then on.
+        """
+        if self._waits is None:
+            self._waits, self._wait_end = True, time.monotonic() + self.plan.options.wait
+            return True
+        left = self._wait_end - time.monotonic()
+        if self._waits and left > 0:
+            self._server.wait(holder, left)
+            return True
+        was_waiting, self._waits = self._waits, False
+        return was_waiting
+
+    def _join(self, lock: HeldLock, joins: str) -> None:
+        """End with the outcome of the task `joins`, or run in its place if it died without one.
+
+        Raises:
+            Exception: The error of that task.
+            Ignore: It was revoked, and so is this run; or it is not done yet, and the message comes back.
+        """
+        while True:
+            outcome = outcome_of(self.task, joins)
+            if outcome.is_ready:
+                self._end_with(outcome, joins)
+                return
+            if self.lock is None:
+                self._take(lock)
+                if self.lock is None:  # an outage: by its policy the body runs without
+                    return
+            elif outcome.will_run_again:
+                self._let_go(lock)
+                retry(self, LockInfo(lock.key, joins, self.task.name, None, None, None), joins)
+            else:
+                return
+
+    def _end_with(self, outcome: Outcome, joins: str) -> None:
+        if outcome.state == states.REVOKED:
+            revoke(self, f"joined {joins}, which was revoked")
+        if isinstance(outcome.value, BaseException):
+            raise outcome.value
+        self.joined = outcome
+
+    def _let_go(self, lock: HeldLock) -> None:
+        """Release without a note: the attempt is not over."""
+        self._server.keeper.remove(lock)
+        self.lock = None
+        with suppress(LockUnavailable):  # then its lease ends it
+            lock.store.release(lock.key, lock.nonce)
 
     def _follows(self, holder: LockInfo) -> bool:
         """Whether the holder itself caused this message: no duplicate, but work that comes after it."""

@@ -242,7 +242,8 @@ class Keeper:
         due = [lock for lock in self._held.copy().values() if self._is_due(lock, now)]
         for start in range(0, len(due), BATCH):
             self._renew(due[start : start + BATCH])
-        self._release_leaving()
+        if self._leaving and not self._failures:  # else it is too early, and the next renewals matter more
+            self._release_leaving()
         upcoming = (min(lock.renew_at, lock.deadline) for lock in self._held.copy().values())
         idle = now + LINGER if self._added or self._leaving else math.inf
         self._added = False
@@ -268,7 +269,7 @@ class Keeper:
     def _renew(self, due: Sequence[HeldLock]) -> None:
         sent_at = time.monotonic()
         try:
-            with self._watching(sent_at):
+            with self._watching():
                 answers = self._store.renew([(lock.key, lock.nonce, lock.lease) for lock in due])
         except RedisError as error:
             self._try_again(due, error)
@@ -283,15 +284,17 @@ class Keeper:
     def _release_leaving(self) -> None:
         for name, (lock, note, copy_may_wait) in self._leaving.copy().items():
             try:
-                self._store.release(lock.key, lock.nonce, note, copy_may_wait=copy_may_wait)
+                with self._watching():
+                    self._store.release(lock.key, lock.nonce, note, copy_may_wait=copy_may_wait)
             except LockUnavailable:  # try again in `LINGER`; until then the others are renewed
                 return
             del self._leaving[name]
 
     @contextmanager
-    def _watching(self, now: float) -> Iterator[None]:
+    def _watching(self) -> Iterator[None]:
         """Tell holders at their deadline, also while Redis is silent and this thread waits for it."""
-        at_risk = [lock for lock in self._held.copy().values() if lock.deadline < now + self._command_time]
+        until = time.monotonic() + 2 * self._command_time  # a release is sent twice
+        at_risk = [lock for lock in self._held.copy().values() if lock.deadline < until]
         if not at_risk:
             yield
             return

@@ -18,6 +18,9 @@ from .errors import LockConfigError
 #: do not run at one speed.
 DEADLINE_MARGIN = 0.01
 
+#: The values of `lock_on_conflict`.
+CONFLICT_POLICIES = ("skip", "retry", "wait", "raise", "join")
+
 
 class Rule(NamedTuple):
     """What an option or setting may be."""
@@ -65,7 +68,9 @@ KEY_OPTIONS: Mapping[str, Rule] = {
 }
 OPTIONS: Mapping[str, Rule] = {
     "scope": _only("run"),
-    "on_conflict": Rule(None, "'skip' or 'retry'", lambda v: v in {None, "skip", "retry"}),
+    "on_conflict": Rule(
+        None, "'skip', 'retry', 'wait', 'raise' or 'join'", lambda v: v is None or v in CONFLICT_POLICIES
+    ),
     "lease": _seconds(30.0),
     "max_hold": _seconds_or_none(),
     "wait": _seconds(10.0),
@@ -166,11 +171,11 @@ def check_lease(task: str, lease: float, command_time: float) -> None:
         LockConfigError: The lease is too short. Renewal starts at a third of it, so one command that fails at its
             time-out must fit into the rest.
     """
-    shortest = command_time * 1.5
+    shortest = round(command_time * 1.5, 3)  # as it is shown: what the message allows must be allowed
     if lease < shortest:
         raise LockConfigError(
             f"{task}: lock_lease = {lease} is too short: one Redis command may take {command_time:g} s until it "
-            f"times out; allowed: at least {shortest:g}, or shorter socket_timeout and socket_connect_timeout in "
+            f"times out; allowed: at least {shortest}, or shorter socket_timeout and socket_connect_timeout in "
             "redislock_client_options"
         )
 

@@ -1,7 +1,6 @@
 """What a conflict does. A new policy is one function and its name in `POLICIES`.
 
-A policy ends the run by raising; if it returns, the message could be neither sent again nor requeued, and the key
-is asked for again.
+A policy ends the run by raising; if it returns, the key is asked for again.
 """
 
 from __future__ import annotations
@@ -33,9 +32,20 @@ class SentBack(Ignore):
 
 def skip(execution: Execution, holder: LockInfo) -> None:
     """End as REVOKED at once, and with it the rest of a chain and a chord, so that nobody hangs."""
+    revoke(execution, skip_reason(holder))
+
+
+def skip_reason(holder: LockInfo) -> str:
+    """Why a run was skipped."""
+    return f"duplicate of {holder.task_id or holder.who}"
+
+
+def revoke(execution: Execution, reason: str) -> None:
+    """End the run as REVOKED.
+
+    `Ignore` alone would leave callers waiting; `mark_as_revoked` would leave the tail of a chain waiting.
+    """
     task, request = execution.task, execution.request
-    reason = skip_reason(holder)
-    # `Ignore` alone would leave callers waiting; `mark_as_revoked` would leave the tail of a chain waiting.
     task.backend.mark_as_failure(
         execution.message.attempt.task_id,
         TaskRevokedError(reason),
@@ -47,23 +57,39 @@ def skip(execution: Execution, holder: LockInfo) -> None:
     raise Skipped(reason)
 
 
-def skip_reason(holder: LockInfo) -> str:
-    """Why a run was skipped."""
-    return f"duplicate of {holder.task_id or holder.who}"
-
-
-def retry(execution: Execution, holder: LockInfo) -> None:
+def retry(execution: Execution, holder: LockInfo, joins: str | None = None) -> None:
     """Be sent again, shown as RETRY, until the key is free or `lock_retry_for` is over."""
-    options, returned = execution.plan.options, execution.message.returned
+    options, message = execution.plan.options, execution.message
     error = LockConflict(holder.key, holder)
-    if options.retry_for is not None and returned.since and time.time() - returned.since >= options.retry_for:
+    since = message.returned.since
+    if options.retry_for is not None and since and time.time() - since >= options.retry_for:
         raise error
     task, request = execution.task, execution.request
     if not ignores_result(task, request):
         # Before it is sent: stored after it, as Celery's own Retry is, it could overwrite the outcome of its run.
-        task.backend.mark_as_retry(execution.message.attempt.task_id, error, request=request)
-    if execution.message.send_back(returned.delay(options.retry_delay, options.retry_max_delay)):
+        task.backend.mark_as_retry(message.attempt.task_id, error, request=request)
+    if message.send_back(message.returned.delay(options.retry_delay, options.retry_max_delay), joins=joins):
         raise SentBack(str(error))
 
 
-POLICIES: dict[str, Policy] = {"retry": retry, "skip": skip}
+def wait(execution: Execution, holder: LockInfo) -> None:
+    """Block for `lock_wait`, woken by the release, then as `retry`; who has come back has waited."""
+    if execution.message.returned.times or not execution.wait_for_release(holder):
+        retry(execution, holder)
+
+
+def fail(execution: Execution, holder: LockInfo) -> None:
+    """End as FAILURE: the policy ``raise``."""
+    raise LockConflict(holder.key, holder)
+
+
+def join(execution: Execution, holder: LockInfo) -> None:
+    """Come back until the holder is done, to end with its outcome; see `Execution`.
+
+    Whose outcome it is, is decided at the first conflict. A holder that is no task has none.
+    """
+    retry(execution, holder, joins=execution.message.returned.joins or holder.task_id)
+
+
+POLICIES: dict[str, Policy] = {"join": join, "raise": fail, "retry": retry, "skip": skip, "wait": wait}
+"""By the values of `lock_on_conflict`."""

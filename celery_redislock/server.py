@@ -13,6 +13,7 @@ from redis.cluster import RedisCluster
 
 from .cluster import ClusterStore, ClusterWakeUps
 from .connection import command_time, connect, derive, lock_url
+from .info import LockInfo
 from .keeper import HeldLock, Keeper
 from .options import resolve_settings
 from .store import Granted, Held, LockStore
@@ -105,13 +106,20 @@ class LockServer:
             if isinstance(result, Held):
                 if not waits:
                     return result
-                self._wait(held.key, result, end - time.monotonic(), poll)
+                self.wait(result.holder.info(held.key, result.ttl), end - time.monotonic(), poll=poll)
 
-    def _wait(self, key: str, holder: Held, left: float, poll: float) -> None:
-        if holder.holder.since is None:
+    def wait(self, holder: LockInfo, left: float, *, poll: float = POLL) -> None:
+        """Block until `holder` has released its key, or its key must be asked for again for another reason.
+
+        Args:
+            holder: As the last acquire saw it, which said that it waits.
+            left: Seconds at most.
+            poll: As `take`.
+        """
+        if holder.since is None:
             time.sleep(max(0.0, min(left, poll)))
         else:  # and no longer than a holder that has died keeps the key
-            self.wake_ups.wait(key, min(left, math.inf if holder.ttl is None else holder.ttl + 0.001), poll)
+            self.wake_ups.wait(holder.key, min(left, math.inf if holder.ttl is None else holder.ttl + 0.001), poll)
 
 
 def _servers_of(owner: Any) -> dict[int, LockServer]:

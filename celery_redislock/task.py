@@ -14,10 +14,12 @@ from celery.signals import task_postrun
 
 from .comeback import ignores_result
 from .delivery import hide_headers
+from .eager import EagerExecution
 from .errors import LockConfigError
 from .execution import Execution
 from .held_by_request import EXECUTION, attach, held_by_request
 from .info import LockInfo
+from .join import check_backend
 from .keeper import HeldLock
 from .locks import Lock
 from .nolock import NoLock
@@ -92,6 +94,8 @@ class LockedTask(BaseTask):
         is_method = not isinstance(static, staticmethod)
         body = static if is_method else static.__func__
         plan = LockPlan(app, name, body, is_method, _own_options(cls))
+        if plan.enabled and plan.options.on_conflict == "join":
+            check_backend(app, name, bool(cls.ignore_result))
         is_first_bind = "_lock_plan" not in vars(cls)
         cls._lock_plan = plan
         if not plan.enabled:
@@ -112,10 +116,15 @@ class LockedTask(BaseTask):
         if request is not None:
             hide_headers(request)
         if plan is not None and plan.enabled and request is not None:
-            execution = Execution(self, plan, request)
+            execution = (EagerExecution if request.is_eager else Execution)(self, plan, request)
             attach(request, execution)
             execution.begin(args, kwargs)
-            if self._lock_track_started and not request.is_eager and not ignores_result(self, request):
+            if (
+                self._lock_track_started
+                and execution.joined is None
+                and not request.is_eager
+                and not ignores_result(self, request)
+            ):
                 meta = {"pid": os.getpid(), "hostname": request.hostname}
                 self.backend.store_result(task_id, meta, states.STARTED, request=request)
         super().before_start(task_id, args, kwargs)
@@ -199,6 +208,10 @@ class LockedTask(BaseTask):
         return plan.redis_key(args, kwargs)
 
 
+def _stores_nothing(task: LockedTask, request: Any) -> bool:
+    return bool(request.is_eager) or ignores_result(task, request)
+
+
 def _own_options(cls: type[LockedTask]) -> dict[str, Any]:
     """The ``lock_*`` attributes of a task class and its bases, without the prefix."""
     own: dict[str, Any] = {}
@@ -232,6 +245,8 @@ def _guard(cls: type[LockedTask], name: str, body: Callable[..., Any]) -> Callab
                 f"{name}: its before_start was overridden without super().before_start(task_id, args, kwargs), so the "
                 "lock was not taken and the body was not run"
             )
+        if execution.joined is not None:
+            return execution.joined.value
         with execution.abort or nullcontext():
             return body(*args, **kwargs)
 

@@ -11,8 +11,11 @@ from uuid import UUID
 
 import pytest
 from celery.exceptions import TaskRevokedError
+from kombu.exceptions import OperationalError
+from redis.exceptions import LockError
 
-from tests.lab.servers import wait_until
+from celery_redislock import LockConflict, LockUnavailable
+from tests.lab.servers import need, wait_until
 
 RICH = {
     "uuid": UUID(int=7),
@@ -58,6 +61,25 @@ def test_complaint_1_no_key_is_stuck_after_a_crash_a_kill_or_a_hard_time_limit(t
     assert [result.get(timeout=10) for result in following] == ["next", "next"]
     tasks.limited.delay("limit")
     wait_until(lambda: [run.key for run in ledger.runs()].count("limit") == 2, "the next one runs", 10)
+
+
+def test_complaint_2_a_retry_neither_loses_its_task_nor_is_stopped_by_its_own_lock(tasks, start_worker, ledger):
+    """Each attempt arrives while the one before it still holds the key; a stranger's hold does not skip it either."""
+    start_worker(3)
+    own = tasks.again.delay("k", 3)
+    assert own.get(timeout=20) == 3
+    assert ledger.items() == ["0", "1", "2", "3"]
+    met = ledger.conflicts()
+    assert len(met) >= 3
+    assert {(one["holder"], one["policy"]) for one in met} == {(own.id, "come back")}
+    with tasks.again.lock_for("l", 0):
+        begun = tasks.again.apply_async(("l", 2), retries=1)
+        wait_until(lambda: len(ledger.conflicts()) > len(met), "the retry has met a stranger's lock")
+        assert len(ledger.runs()) == 4
+    assert begun.get(timeout=20) == 2
+    assert ledger.items()[4:] == ["1", "2"]
+    assert {one["policy"] for one in ledger.conflicts()} == {"come back"}
+    assert ledger.overlaps() == []
 
 
 def test_complaint_3_no_key_is_stuck_after_ignore(tasks, start_worker, ledger, locks):
@@ -188,6 +210,36 @@ def test_complaint_12_no_argument_is_readable_in_redis_or_in_the_log(tasks, star
     assert all("secret" not in line for line in worker.output().splitlines() if "succeeded in" not in line)
 
 
+def test_complaint_14_an_outage_never_looks_like_a_held_lock_and_delay_raises_when_the_broker_is_away(
+    lock_proxy, broker_proxy, tasks, start_worker, ledger
+):
+    worker = start_worker(1)
+    second = tasks.once.lock_for("k")
+    with tasks.once.lock_for("k"):
+        held = tasks.once.delay("k", "held")
+        with pytest.raises(TaskRevokedError, match="duplicate of a lock outside tasks"):
+            held.get(timeout=10)
+        assert second.acquire(blocking=False) is False
+        assert tasks.once.lock_info("k") is not None
+    assert tasks.once.lock_info("k") is None
+    lock_proxy.refuse()
+    with pytest.raises(LockUnavailable) as outage:
+        second.acquire(blocking=False)
+    with pytest.raises(LockUnavailable):
+        tasks.once.lock_info("k")  # None would say that it is free
+    assert not isinstance(outage.value, LockConflict | LockError)
+    away = tasks.once.delay("k", "away")
+    wait_until(lambda: worker.output().count(f"[{away.id}] received") > 1, "it has met the outage and come back")
+    assert away.state == "PENDING"
+    lock_proxy.mend()
+    assert away.get(timeout=20) == "away"
+    assert ledger.items() == ["away"]
+    assert [conflict["policy"] for conflict in ledger.conflicts()] == ["skip"]
+    broker_proxy.refuse()
+    with pytest.raises(OperationalError):
+        tasks.once.delay("k", "nobody gets it")
+
+
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_complaint_15_no_state_leaks_between_runs_of_one_task_object(tasks, start_worker, pool):
     start_worker(8, "-P", pool)
@@ -195,3 +247,49 @@ def test_complaint_15_no_state_leaks_between_runs_of_one_task_object(tasks, star
     for number, result in results:
         expected = tasks.threaded.lock_for(number, 0).name
         assert result.get(timeout=20) == [expected, expected]
+
+
+def test_complaint_16_a_fast_task_never_meets_its_own_lock_nor_waits_for_it(tasks, start_worker, ledger, locks):
+    """Twenty runs of one key, one after another: each is asked for once, and sent once."""
+    worker = start_worker(1)
+
+    def is_free():
+        return locks.client.keys() == []
+
+    tasks.once.delay("warm-up").get(timeout=10)  # connects, and loads the scripts
+    wait_until(is_free, "the warm-up has ended")
+    locks.calls()
+    for number in range(20):
+        result = tasks.once.delay("k", number)
+        assert result.get(timeout=10) == number
+        wait_until(is_free, "its key is free")
+        assert worker.output().count(f"[{result.id}] received") == 1
+    assert ledger.conflicts() == []
+    calls = locks.calls()
+    assert calls.pop("evalsha") == 40
+    assert calls == {"set": 20, "get": 20, "del": 20}, "nothing but what the two scripts do"
+
+
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+def test_complaint_17_renewal_survives_lost_connections_in_prefork_and_under_gevent(
+    lock_proxy, config, tasks, start_worker, ledger, pool
+):
+    """Its first two renewals lose their connections, later every connection is cut; the run takes three leases."""
+    if pool == "gevent":
+        need("gevent")
+    config.settings["redislock_lease"] = 1.5
+    start_worker(4, "-P", pool)
+    key = tasks.watches.lock_for("k", "any").name.encode()
+    faults = [lock_proxy.drop_reply(to=b"EVALSHA", where=key, nth=nth) for nth in (2, 3)]  # the first one takes it
+    beside = [tasks.work.delay(number, number, 4.5) for number in range(2)]
+    long_run = tasks.watches.delay("k", "long", 4.5)
+    wait_until(lambda: all(fault.struck for fault in faults), "two renewals have failed", 10)
+    lock_proxy.cut()
+    following = tasks.watches.delay("k", "next")
+    wait_until(ledger.conflicts, "the next one has met the long one", 10)
+    assert [result.get(timeout=20) for result in (*beside, long_run, following)] == [0, 1, None, None]
+    (first, second) = [run for run in ledger.runs() if run.key == "k"]
+    assert first.end <= second.start
+    assert ledger.losses() == []
+    deadlines = [line["at"] for line in ledger.lines() if line["event"] == "deadline" and line["item"] == "long"]
+    assert deadlines[-1] - deadlines[0] > 1.5, "it was renewed beyond its first lease"

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import threading
-from contextlib import ExitStack, suppress
-from urllib.parse import urlsplit
-
 import pytest
 from celery import states
 
@@ -17,6 +12,8 @@ from tests.lab.servers import wait_until
 IMPATIENT = {"visibility_timeout": 2, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
 #: How long a body runs, in seconds; some three copies come meanwhile.
 LONG = 8.0
+
+on_rabbitmq = pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
 
 
 @pytest.fixture
@@ -87,62 +84,14 @@ def test_copies_that_wait_unseen_for_the_only_child_are_dropped_too(
     assert stored(failure) == (states.FAILURE, "fails fails")
 
 
-class Link:
-    """Forwards TCP to a server until it is cut. To be replaced by the fault lab's proxy."""
-
-    def __init__(self, port):
-        self.server_port = port
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        self.sockets = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def cut(self):
-        """End every connection; new ones can be made at once."""
-        while self.sockets:
-            end = self.sockets.pop()
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def close(self):
-        self.cut()
-        self.listener.close()
-
-    def _accept(self):
-        with suppress(OSError):
-            while True:
-                near, _ = self.listener.accept()
-                far = socket.create_connection(("127.0.0.1", self.server_port))
-                self.sockets += [near, far]
-                threading.Thread(target=self._pump, args=(near, far), daemon=True).start()
-                threading.Thread(target=self._pump, args=(far, near), daemon=True).start()
-
-    def _pump(self, source, target):
-        with suppress(OSError):
-            while data := source.recv(65536):
-                target.sendall(data)
-        for end in (source, target):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-
-@pytest.fixture
-def link(rabbitmq_url, config):
-    """The broker is RabbitMQ, behind a link that can be cut."""
-    with ExitStack() as stack:
-        link = Link(urlsplit(rabbitmq_url).port)
-        stack.callback(link.close)
-        config.broker = f"amqp://guest:guest@127.0.0.1:{link.port}//"
-        yield link
-
-
+@on_rabbitmq
 @pytest.mark.parametrize("children", [1, 3])
-def test_a_message_given_again_after_a_lost_connection_runs_once(link, start_worker, tasks, ledger, children):
+def test_a_message_given_again_after_a_lost_connection_runs_once(broker_proxy, start_worker, tasks, ledger, children):
     """With several children its copy meets the running body; with one it waits for it, unseen."""
     worker = start_worker(children)
     success = tasks.late.delay("a", "once", 4.0)
     wait_until(ledger.runs, "it runs")
-    link.cut()
+    broker_proxy.cut()
     assert success.get(timeout=20) == "once"
     wait_until(lambda: received(worker, success) > 1, "its copy came")
     wait_until(lambda: dropped(worker, success), "its copy is dropped", 10)
@@ -151,14 +100,15 @@ def test_a_message_given_again_after_a_lost_connection_runs_once(link, start_wor
     assert stored(success) == (states.SUCCESS, "once")
 
 
+@on_rabbitmq
 def test_a_message_whose_run_is_cancelled_with_its_lost_connection_runs_again(
-    link, config, start_worker, tasks, ledger, locks
+    broker_proxy, config, start_worker, tasks, ledger, locks
 ):
     config.settings["worker_cancel_long_running_tasks_on_connection_loss"] = True
     worker = start_worker(2)
     result = tasks.restarted.delay("a", "twice", 60)
     wait_until(ledger.runs, "it runs")
-    link.cut()
+    broker_proxy.cut()
     assert result.get(timeout=20) == "twice"
     first, second = ledger.runs()
     assert first.item == second.item == "twice"

@@ -70,7 +70,9 @@ def holder(store: LockStore) -> Callable[..., Holder]:
 def hold(store: LockStore, keeper: Keeper) -> Callable[..., HeldLock]:
     """Takes keys and gives them to the keeper: ``hold(key, lease)``."""
 
-    def make(key: str = KEY, lease: float = 1.5, **options: object) -> HeldLock:
+    def make(
+        key: str = KEY, lease: float = 1.5, store: LockStore = store, keeper: Keeper = keeper, **options: object
+    ) -> HeldLock:
         nonce = tokens.mint_nonce()
         lock = HeldLock(store, key, tokens.mint(nonce, None, tokens.origin("host", None)), nonce, lease, **options)
         lock.granted(store.acquire(key, lock.token, nonce, lease))

@@ -13,8 +13,8 @@ import pytest
 from celery.app.trace import build_tracer
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_redislock import LockedTask, execution
-from celery_redislock.execution import Delivery
+from celery_redislock import LockedTask, message
+from celery_redislock.delivery import Delivery
 from celery_redislock.store import LockStore
 from tests.lab.app import make_app
 from tests.lab.servers import free_port
@@ -162,7 +162,7 @@ def test_a_soft_time_limit_amid_the_sending_is_not_taken_for_a_broker_that_is_aw
     def strike(*args, **kwargs):
         raise SoftTimeLimitExceeded
 
-    monkeypatch.setattr(execution, "publish_again", strike)
+    monkeypatch.setattr(message, "publish_again", strike)
     state, outcome = deliver("lab.work", "k", "item")
     assert state == "FAILURE"
     assert isinstance(outcome.exception, SoftTimeLimitExceeded)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import threading
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import redis
 
-from celery_redislock import LockLost
+from celery_redislock import LockLost, tokens
+from celery_redislock.server import LockServer
+from celery_redislock.store import ACQUIRE, RENEW, Granted
 from tests.integration.conftest import KEY
+from tests.lab.app import make_app
 from tests.lab.servers import wait_until
 
 
@@ -121,18 +128,6 @@ def test_a_keeper_whose_thread_could_not_be_started_starts_it_with_the_next_lock
     assert lock.state == "held"
 
 
-def test_an_idle_keeper_sleeps_until_a_lock_comes(hold, keeper, locks):
-    lock = hold(lease=0.6)
-    keeper.remove(lock)
-    wait_until(lambda: keeper._wake_at == float("inf"), "it has nothing to do", 5)
-    locks.calls()
-    time.sleep(0.7)
-    assert locks.calls() == {}
-    again = hold("another", lease=0.6)
-    time.sleep(1.0)
-    assert again.state == "held"
-
-
 def test_many_locks_are_renewed_together(hold, locks):
     for number in range(1000):
         hold(f"{KEY}{number}", lease=3.0)
@@ -168,27 +163,154 @@ def test_locks_of_many_threads_are_all_renewed(hold):
     assert {lock.state for lock in held} == {"held"}
 
 
-def test_after_a_fork_the_child_renews_its_own_locks_and_not_its_parents(config, locks):
-    from celery_redislock.server import LockServer
-    from tests.lab.app import make_app
+@pytest.fixture
+def server(config):
+    """Makes what one app has of its lock server: ``server(url, **client_options)``."""
+    made = []
 
+    def make(url=None, **options):
+        options = {"redislock_client_options": {"socket_timeout": 0.5, "socket_connect_timeout": 0.5, **options}}
+        app = make_app(replace(config, locks=url or config.locks, settings={**config.settings, **options}))
+        made.append(LockServer.of(app))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.keeper._held.clear()
+
+
+@pytest.fixture
+def hold_on(hold):
+    """Takes a key on a server and gives it to the server's keeper."""
+    return lambda server, key, lease=1.5: hold(key, lease, store=server.store, keeper=server.keeper)
+
+
+def keepers():
+    """The threads of this process that renew."""
+    return {thread for thread in threading.enumerate() if thread.name == "redislock-keeper"}
+
+
+def test_until_a_lock_is_held_there_is_neither_a_thread_nor_a_connection(server, hold_on, locks):
+    before = keepers()
+    clients = len(locks.client.client_list())
+    mine = server()
+    assert (keepers(), len(locks.client.client_list())) == (before, clients)
+    lock = hold_on(mine, KEY)
+    (thread,) = keepers() - before
+    renewed(lock)
+    assert len(locks.client.client_list()) == clients + 2  # the store's, and the keeper's own
+    assert mine.keeper._thread is thread
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts how often Linux has woken the thread")
+def test_an_idle_keeper_sleeps_until_a_lock_comes(server, hold_on, locks):
+    mine = server()
+    lock = hold_on(mine, KEY, lease=0.6)
+    mine.store.inspect(KEY)  # loads the script
+    renewed(lock)
+    mine.keeper.remove(lock)
+    wait_until(lambda: mine.keeper._wake_at == math.inf, "it has nothing to do", 5)
+    wait_until(lambda: is_asleep(mine.keeper), "it sleeps", 5)
+    locks.calls()
+    woken = switches(mine.keeper)
+    for number in range(20):
+        mine.store.inspect(f"{KEY}{number}")  # others ask the server, which is no business of its
+    time.sleep(0.7)
+    assert switches(mine.keeper) == woken
+    assert locks.calls() == {"evalsha": 20, "get": 20}
+    renewed(hold_on(mine, f"{KEY}again", lease=0.6))
+    assert switches(mine.keeper) > woken
+
+
+def switches(keeper):
+    """How often its thread has gone to sleep."""
+    status = Path(f"/proc/self/task/{keeper._thread.native_id}/status").read_text()
+    return int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", status, re.MULTILINE)[1])
+
+
+def is_asleep(keeper):
+    before = switches(keeper)
+    time.sleep(0.1)
+    return switches(keeper) == before
+
+
+def renewed(lock, times=1):
+    """Wait until the lock was renewed so often from now."""
+    for _ in range(times):
+        deadline = lock.deadline
+        wait_until(lambda deadline=deadline: lock.deadline > deadline or lock.state == "lost", "it is renewed", 10)
+        assert lock.state != "lost"
+
+
+def test_waiters_for_the_stores_connections_do_not_delay_a_renewal(lock_proxy, server, hold_on, client):
+    """Sixty threads share five connections, each of which waits for a reply."""
+    for script in (ACQUIRE, RENEW):
+        client.script_load(script.text)
+    mine = server(socket_timeout=20.0, max_connections=5)
+    lock = hold_on(mine, KEY)
+    fault = lock_proxy.delay(60, to=b"EVALSHA", where=ACQUIRE.sha.encode())
+    answers = []
+
+    def acquire(number):
+        nonce = tokens.mint_nonce()
+        token = tokens.mint(nonce, None, tokens.origin("host", None))
+        answers.append(mine.store.acquire(f"{KEY}{number}", token, nonce, 10.0))
+
+    waiters = [threading.Thread(target=acquire, args=(number,), daemon=True) for number in range(60)]
+    for waiter in waiters:
+        waiter.start()
+    wait_until(lambda: fault.struck >= 5, "every connection waits")
+    renewed(lock, times=4)
+    assert lock.state == "held"
+    assert (answers, fault.struck) == ([], 5), "they wait still"
+    lock_proxy.mend()
+    lock_proxy.cut()
+    for waiter in waiters:
+        waiter.join(10)
+    assert [type(answer) for answer in answers] == [Granted] * 60
+
+
+def test_a_dead_server_does_not_delay_the_renewals_of_another(lock_proxy, locks, server, hold_on):
+    """Two apps in one process, each with its own server; one of the servers falls silent."""
+    dying = hold_on(server(lock_proxy.url), "dying")
+    living = hold_on(server(locks.url()), "living")
+    renewed(dying)
+    lock_proxy.blackhole()
+    seen = set()
+
+    def is_lost():
+        seen.add(living.state)
+        return dying.state == "lost"
+
+    deadline = living.deadline
+    wait_until(is_lost, "the one is lost", 5)
+    assert living.deadline > deadline
+    renewed(living, times=2)
+    assert seen == {"held"}
+
+
+def test_after_a_fork_the_child_renews_its_own_locks_and_not_its_parents(config, locks):
+    config.settings["redislock_lease"] = 1.5
     app = make_app(config)
     parents = app.tasks["lab.work"].lock_for("parent")
     parents.acquire()
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        server = LockServer.of(app)
-        lock = app.tasks["lab.work"].lock_for("child")
-        fresh = not server.keeper._held and server.keeper._thread is None
-        lock.acquire()
-        time.sleep(0.1)
-        os.write(write, f"{fresh} {lock.state}".encode())
-        os._exit(0)
+        try:
+            server = LockServer.of(app)
+            fresh = not server.keeper._held and server.keeper._thread is None
+            lock = app.tasks["lab.work"].lock_for("child")
+            lock.acquire()
+            renewed(lock._hold().held, times=4)  # beyond its first lease
+            os.write(write, f"{fresh} {lock.state} {len(server.keeper._held)}".encode())
+        finally:
+            os._exit(0)
+    renewed(parents._hold().held)
     os.waitpid(pid, 0)
-    assert os.read(read, 100) == b"True held"
-    os.close(read)
     os.close(write)
+    assert os.read(read, 100) == b"True held 1"
+    os.close(read)
     assert parents.state == "held"
     parents.release()
 

@@ -188,7 +188,8 @@ class TestInterruptions:
         lock = make(renew=True, reentrant=True)
         lock.acquire()
         read, write = os.pipe()
-        if os.fork() == 0:
+        pid = os.fork()
+        if pid == 0:
             try:
                 lock.release()
             except redis.exceptions.LockError:
@@ -198,7 +199,7 @@ class TestInterruptions:
             os.write(write, f"{lock.state} {again} {other.acquire()}".encode())
             other.release()
             os._exit(0)
-        os.wait()
+        os.waitpid(pid, 0)
         assert os.read(read, 100) == b"refused None False True"
         os.close(read)
         os.close(write)

@@ -65,6 +65,22 @@ class TestEager:
             task.apply(("k", 2)).get()
         assert broker_server.client.llen("celery") == 0
 
+    def test_raise_does_not_block(self, tasks, ledger):
+        with held_elsewhere(tasks.on_raise.lock_for("k")), pytest.raises(LockConflict, match="a lock outside tasks"):
+            tasks.on_raise.apply(("k",)).get()
+        assert ledger.runs() == []
+
+    @pytest.mark.parametrize("policy", ["wait", "join"])
+    def test_wait_and_join_block_for_the_key(self, tasks, locks, policy):
+        task = getattr(tasks, f"on_{policy}")
+        with ThreadPoolExecutor() as elsewhere:
+            lock = task.lock_for("k")
+            assert Context().run(lock.acquire)
+            run = elsewhere.submit(lambda: task.apply(("k", "item")).get())
+            wait_until(lambda: locks.client.exists(f"{lock.name}:waiters"), "it waits")
+            lock.release()
+            assert run.result() == "item"
+
     def test_always_eager_takes_the_lock_too(self, config, ledger):
         from tests.lab.app import make_app
 
@@ -145,7 +161,7 @@ class TestBinding:
             ({"lock_args": ["key"], "lock_key": "{key}"}, "lock_key and lock_args are both set"),
             ({"lock_key": "{}"}, "only plain parameter names"),
             ({"lock_scope": "job"}, "lock_scope = 'job' is not allowed; allowed: only 'run' in this version"),
-            ({"lock_on_conflict": "wait"}, "allowed: 'skip' or 'retry'"),
+            ({"lock_on_conflict": "queue"}, "allowed: 'skip', 'retry', 'wait', 'raise' or 'join'"),
             ({"lock_fence": "yes"}, "allowed: True or False"),
         ],
     )
@@ -160,6 +176,25 @@ class TestBinding:
                 task.delay(1, 2)
             assert said in str(caught.value)
         assert locks.client.keys() == []
+
+    @pytest.mark.parametrize(
+        ("backend", "ignore_result", "why"),
+        [
+            ("rpc://", False, "result_backend = 'rpc' cannot be read by others"),
+            ("cache+memory://", False, "result_backend = 'cache\\+memory' cannot be read by others"),
+            (None, False, "result_backend = 'disabled' cannot be read by others"),
+            ("redis://", True, "its results are ignored"),
+        ],
+    )
+    def test_join_is_refused_where_nobody_could_read_the_holders_result(self, config, backend, ignore_result, why):
+        app = Celery("shop", broker="memory://", backend=backend, set_as_current=False)
+        app.conf.redislock_url = config.locks
+
+        @app.task(base=LockedTask, shared=False, lock_on_conflict="join", ignore_result=ignore_result)
+        def task(): ...
+
+        with pytest.raises(LockConfigError, match=why):
+            task.name  # noqa: B018
 
     def test_a_bad_option_of_an_annotation_fails_too(self, make_app):
         app = make_app()

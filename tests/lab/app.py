@@ -14,7 +14,7 @@ from celery import Celery
 from celery.exceptions import Ignore, Reject
 from pydantic import BaseModel
 
-from celery_redislock import LockedTask
+from celery_redislock import LockedTask, LockLost
 from tests.lab.ledger import Ledger
 
 
@@ -221,13 +221,13 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
     def hangs(self: Any, key: Any, item: Any, seconds: float = 0.0) -> None:
         """Runs for longer than it may, and writes down what becomes of its lock."""
         with ledger.run(key, item):
-            end = time.monotonic() + seconds
-            seen = None
-            while time.monotonic() < end:
-                if self.lock.state != seen:
-                    seen = self.lock.state
-                    ledger.write({"event": "lock", "item": item, "state": seen})
-                time.sleep(0.02)
+            watch(self.lock, ledger, item, seconds)
+
+    @locked("watches", bind=True, lock_args=["key"])
+    def watches(self: Any, key: Any, item: Any, seconds: float = 0.0) -> None:
+        """Writes down what becomes of its lock, and ends soon after it is lost; its options are the app's."""
+        with ledger.run(key, item):
+            watch(self.lock, ledger, item, seconds, after_loss=0.5)
 
     @locked("once_late", lock_args=["key"], lock_on_conflict="skip", lock_lease=5.0, acks_late=True)
     def once_late(key: Any, item: Any = "", seconds: float = 0.0) -> Any:
@@ -249,6 +249,9 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
         """Is retried by the main process when its process dies, from Celery 5.7 on."""
         return ledger.take(key, item, first)
 
+    for policy in ("skip", "retry", "wait", "raise", "join"):
+        _define_policy(locked, ledger, policy)
+
     @locked("counted", bind=True, lock_args=["key"])
     def counted(self: Any, key: Any, item: Any, seconds: float = 0.0) -> list[Any]:
         """Tells how often it was retried."""
@@ -263,7 +266,7 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
             time.sleep(seconds)
         return [item, self.request.retries]
 
-    @locked("aborted", bind=True, lock_args=["key"], lock_lease=1.5, lock_on_lost="abort")
+    @locked("aborted", bind=True, lock_args=["key"], lock_lease=2.0, lock_on_lost="abort")
     def aborted(self: Any, key: Any, seconds: float = 30.0) -> str:
         """Is told in mid-work that its lock is lost."""
         with ledger.run(key):
@@ -296,11 +299,40 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
     def misdeclared(key: Any) -> None:
         """Its author forgot base=LockedTask."""
 
+    @locked("breaks", base=None)
+    def breaks() -> None:
+        """Fails, for an errback to run."""
+        raise ValueError("broken")
+
     @locked("plain", base=None)
     def plain(*args: Any) -> str:
         """No lock: the end of a chain, a chord's body, a link."""
         with ledger.run("plain", time.monotonic_ns()):
             return "plain"
+
+
+def watch(lock: Any, ledger: Ledger, item: Any, seconds: float, after_loss: float = float("inf")) -> None:
+    """In a body: write down each new state of its lock, and each new deadline, as the body itself sees them."""
+    end, state, deadline = time.monotonic() + seconds, None, 0.0
+    while time.monotonic() < end:
+        now, remaining = time.monotonic(), lock.remaining
+        if lock.state != state:
+            state = lock.state
+            ledger.write({"event": "lock", "item": item, "state": state, "check": _check(lock)})
+            end = min(end, now + after_loss) if state == "lost" else end
+        if remaining and now + remaining > deadline + 0.05:
+            deadline = now + remaining
+            ledger.write({"event": "deadline", "item": item, "at": deadline})
+        time.sleep(0.01)
+
+
+def _check(lock: Any) -> str | None:
+    """The name of what ``lock.check()`` raises."""
+    try:
+        lock.check()
+    except LockLost as error:
+        return type(error).__name__
+    return None
 
 
 def sleep_on(seconds: float) -> None:
@@ -309,6 +341,36 @@ def sleep_on(seconds: float) -> None:
     while time.monotonic() < end:
         with suppress(BaseException):
             time.sleep(end - time.monotonic())
+
+
+def _define_policy(locked: Any, ledger: Ledger, policy: str) -> None:
+    """The task `lab.on_<policy>`, and `lab.errback_<policy>` with a single parameter; they share their keys."""
+
+    @locked(
+        f"on_{policy}",
+        bind=True,
+        lock_key="{key}",
+        lock_on_conflict=policy,
+        autoretry_for=(OSError,),
+        ignore_result=False,
+    )
+    def on_conflict(self: Any, key: str, item: Any = "", holds: str = "") -> Any:
+        """Where it `holds`, until its conflict has been announced; then it ends so."""
+        with ledger.run(key, item):
+            if holds:
+                ledger.wait_for_conflict(self.request.id)
+            if holds == "fails":
+                raise ValueError(item)
+            if holds == "retries" and not self.request.retries:
+                raise self.retry(countdown=0.5)
+            if holds == "hangs":
+                time.sleep(60)
+        return item
+
+    @locked(f"errback_{policy}", lock_key="{key}", lock_on_conflict=policy, ignore_result=False)
+    def errback(key: str) -> str:
+        with ledger.run(key, "errback"):
+            return "errback"
 
 
 class _Linked(LockedTask):

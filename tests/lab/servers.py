@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,12 @@ def missing(what: str) -> None:
     if os.environ.get("CI"):
         pytest.fail(f"{what} is missing, and CI must have it")
     pytest.skip(f"{what} is missing")
+
+
+def need(module: str) -> None:
+    """A package of the dev extra is used by a worker of the test."""
+    if find_spec(module) is None:
+        missing(module)
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout: float = 30.0) -> None:

@@ -110,11 +110,13 @@ def is_dead(pid: int) -> bool:
 
 
 @contextmanager
-def worker(config: Config, folder: Path, concurrency: int = 4, *options: str) -> Iterator[Worker]:
+def worker(
+    config: Config, folder: Path, concurrency: int = 4, *options: str, app: str = "tests.lab.worker"
+) -> Iterator[Worker]:
     """A worker that is ready to work; what still runs at the end of the block is killed."""
     number = len(list(folder.glob("worker*.log")))
     log, ready = folder / f"worker{number}.log", folder / f"ready{number}"
-    command = [sys.executable, "-m", "celery", "-A", "tests.lab.worker", "worker", "-l", "INFO"]
+    command = [sys.executable, "-m", "celery", "-A", app, "worker", "-l", "INFO"]
     command += ["-c", str(concurrency), "-n", f"w{number}@lab", "-Q", config.queue]
     command += ["--without-gossip", "--without-mingle", *options]
     env = {"LAB_CONFIG": config.dump(), "LAB_READY": str(ready), "PYTHONPATH": str(ROOT)}

@@ -20,7 +20,7 @@ ORDER = [
     *("tokens", "wire", "keys", "options", "connection"),
     *("lines", "store", "keeper", "wake_ups", "cluster", "server", "reentry", "handle", "locks", "nolock"),
     *("comeback", "delivery", "plan", "message"),
-    *("abort", "policies", "held_by_request", "execution", "task"),
+    *("abort", "join", "policies", "held_by_request", "execution", "eager", "task"),
     *("locked", "children", "request", "redelivery", "control", "cli", "bootsteps", "metrics", "tracing", "testing"),
     "__init__",
 ]

@@ -9,12 +9,14 @@ import pytest
 
 from celery_redislock.errors import LockConfigError
 from celery_redislock.options import (
+    CONFLICT_POLICIES,
     LockOptions,
     LockSettings,
     check_lease,
     resolve_options,
     resolve_settings,
 )
+from celery_redislock.policies import POLICIES
 
 from .wire import SECRET
 
@@ -123,9 +125,9 @@ def test_a_duration_is_any_number_of_seconds(name: str, value: float) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "allowed"),
     [
-        ("on_conflict", "skipp", "'skip' or 'retry'; did you mean 'skip'?"),
-        ("on_conflict", "rety", "'skip' or 'retry'; did you mean 'retry'?"),
-        ("on_conflict", ["skip"], "'skip' or 'retry'"),
+        ("on_conflict", "skipp", "'skip', 'retry', 'wait', 'raise' or 'join'; did you mean 'skip'?"),
+        ("on_conflict", "rety", "'skip', 'retry', 'wait', 'raise' or 'join'; did you mean 'retry'?"),
+        ("on_conflict", ["skip"], "'skip', 'retry', 'wait', 'raise' or 'join'"),
         ("on_outage", "rais", "'retry' or 'raise' or 'run'; did you mean 'raise'?"),
         ("on_outage", None, "'retry' or 'raise' or 'run'"),
         ("args", "account", "a list or tuple of parameter names, or None for all"),
@@ -149,9 +151,6 @@ def test_a_wrong_value_is_refused_with_what_is_allowed(option: str, value: Any, 
     [
         ("scope", "job"),
         ("scope", "queue"),
-        ("on_conflict", "wait"),
-        ("on_conflict", "raise"),
-        ("on_conflict", "join"),
         ("hold_on_retry", True),
         ("cooldown", 5.0),
     ],
@@ -191,7 +190,7 @@ def test_delays_out_of_order_are_refused() -> None:
     assert options({"retry_delay": 30}).retry_delay == 30
 
 
-@pytest.mark.parametrize(("lease", "command_time"), [(4.5, 3.0), (30.0, 3.0), (30.0, 20.0)])
+@pytest.mark.parametrize(("lease", "command_time"), [(4.5, 3.0), (30.0, 3.0), (30.0, 20.0), (3.3, 2.2)])
 def test_a_lease_with_room_for_a_failed_renewal_and_another_is_allowed(lease: float, command_time: float) -> None:
     check_lease("shop.bill", lease, command_time)
 
@@ -227,7 +226,7 @@ def test_the_options_that_make_the_key_are_no_settings(name: str) -> None:
         ("prefix", None, "text without braces"),
         ("prefix", b"redislock", "text without braces"),
         ("lease", "30", "seconds greater than 0"),
-        ("on_conflict", "skipp", "'skip' or 'retry'; did you mean 'skip'?"),
+        ("on_conflict", "skipp", "'skip', 'retry', 'wait', 'raise' or 'join'; did you mean 'skip'?"),
     ],
     ids=repr,
 )
@@ -260,3 +259,7 @@ def test_settings_of_the_app_are_taken_as_they_are() -> None:
 
 def test_a_long_value_is_shortened_in_the_message() -> None:
     assert len(refusal({"lease": "x" * 10_000})) < 300
+
+
+def test_the_conflict_policies_are_those_that_there_are() -> None:
+    assert set(CONFLICT_POLICIES) == set(POLICIES)

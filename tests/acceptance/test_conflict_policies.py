@@ -1,0 +1,223 @@
+"""Every policy in every shape of canvas: no `get()` and no chord hangs, and no continuation is lost (complaint 7)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from celery import chain, chord, group, states
+from celery.exceptions import TaskRevokedError
+
+from celery_redislock import LockConflict
+from celery_redislock.policies import POLICIES
+from tests.conftest import on_every_broker
+from tests.lab.servers import wait_until
+
+#: What the duplicate ends as: its state, and its result where it has one.
+ENDS = {
+    "skip": (states.REVOKED, None),
+    "retry": (states.SUCCESS, "duplicate"),
+    "wait": (states.SUCCESS, "duplicate"),
+    "raise": (states.FAILURE, None),
+    "join": (states.SUCCESS, "holder"),
+}
+ERRORS = {"skip": TaskRevokedError, "raise": LockConflict}
+PATIENCE = 30
+
+
+class Shape:
+    """One shape of canvas with a duplicate in it, each under a key of its own.
+
+    Attributes:
+        duplicate: The id of the duplicate.
+        last: The result of what comes after it.
+        expected: What that gives where the duplicate succeeded, made of the duplicate's result.
+    """
+
+    def __init__(self, name, send, expected):
+        self.name, self.send, self.expected = name, send, expected
+
+    def hold(self, task):
+        self.duplicate = f"{task.name} {self.name}"
+        self.holder = task.delay(self.duplicate, "holder", "holds")
+
+    def start(self, task, plain):
+        self.last = self.send(task.si(self.duplicate, "duplicate").set(task_id=self.duplicate), plain)
+
+
+def same(result):
+    return result
+
+
+SHAPES = [
+    Shape("plain call", lambda duplicate, plain: duplicate.apply_async(), same),
+    Shape("first of a chain", lambda d, p: chain(d, p.s(), p.s()).apply_async(), lambda _: "plain"),
+    Shape("middle of a chain", lambda d, p: chain(p.si(), d, p.s()).apply_async(), lambda _: "plain"),
+    Shape("last of a chain", lambda d, p: chain(p.si(), p.si(), d).apply_async(), same),
+    Shape("group", lambda d, p: group(p.si(), d, p.si()).apply_async(), lambda r: ["plain", r, "plain"]),
+    Shape("chord header", lambda d, p: chord([p.si(), d, p.si()])(p.s()), lambda _: "plain"),
+    Shape("chain in a chord header", lambda d, p: chord([chain(p.si(), d, p.s()), p.si()])(p.s()), lambda _: "plain"),
+    Shape("chord body", lambda d, p: chord([p.si(), p.si()])(d), same),
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@on_every_broker
+def test_nothing_hangs_and_no_continuation_is_lost(tasks, app, start_worker, ledger, policy):
+    start_worker(len(SHAPES) + 4)
+    task = getattr(tasks, f"on_{policy}")
+    for shape in SHAPES:
+        shape.hold(task)
+    wait_until(lambda: len(ledger.running()) == len(SHAPES), "the holders run")
+    for shape in SHAPES:
+        shape.start(task, tasks.plain)
+    state, value = ENDS[policy]
+    for shape in SHAPES:
+        assert shape.holder.get(timeout=PATIENCE) == "holder", shape.name
+        duplicate = app.AsyncResult(shape.duplicate)
+        if policy in ERRORS:
+            with pytest.raises(ERRORS[policy]):
+                duplicate.get(timeout=PATIENCE)
+            with pytest.raises(Exception, match=r"duplicate of|is held by"):
+                shape.last.get(timeout=PATIENCE)
+        else:
+            assert duplicate.get(timeout=PATIENCE) == value, shape.name
+            assert shape.last.get(timeout=PATIENCE) == shape.expected(value), shape.name
+        assert duplicate.state == state, shape.name
+        ran = "duplicate" in [run.item for run in ledger.runs() if run.key == shape.duplicate]
+        assert ran == (policy in {"retry", "wait"}), shape.name
+    assert overlaps(ledger) == []
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_links_and_ignored_results_end_as_the_policy_says(tasks, app, start_worker, ledger, policy):
+    start_worker(6)
+    task, errback = getattr(tasks, f"on_{policy}"), getattr(tasks, f"errback_{policy}")
+    holders = {key: task.delay(key, "holder", "holds") for key in ("link", "link_error", "ignored")}
+    wait_until(lambda: len(ledger.running()) == 3, "the holders run")
+    tasks.plain.apply_async(link=task.si("link", "duplicate").set(task_id="linked"))
+    tasks.breaks.apply_async(link_error=errback.si("link_error").set(task_id="errback"))
+    ignored = task.apply_async(("ignored", "duplicate"), ignore_result=True, link=tasks.plain.si("after"))
+    for task_id, own in (("linked", "duplicate"), ("errback", "errback")):
+        if policy in ERRORS:
+            with pytest.raises(ERRORS[policy]):
+                app.AsyncResult(task_id).get(timeout=PATIENCE)
+        else:
+            expected = "holder" if policy == "join" else own
+            assert app.AsyncResult(task_id).get(timeout=PATIENCE) == expected
+    for holder in holders.values():
+        assert holder.get(timeout=PATIENCE) == "holder"
+    if policy in {"retry", "wait"}:
+        wait_until(lambda: items(ledger, "ignored") == ["holder", "duplicate"], "the ignored duplicate ran")
+    if policy not in ERRORS:
+        wait_until(lambda: len(items(ledger, "plain")) == 2, "its link ran")
+    assert ignored.state == states.PENDING
+    assert overlaps(ledger) == []
+
+
+def overlaps(ledger):
+    return [pair for pair in ledger.overlaps() if pair[0].key != "plain"]  # which has no lock
+
+
+def items(ledger, key):
+    return [run.item if key != "plain" else "" for run in ledger.runs() if run.key == key]
+
+
+class TestWait:
+    def test_it_takes_the_key_as_soon_as_it_is_free_and_without_coming_back(self, tasks, start_worker, ledger):
+        worker = start_worker(2)
+        holder = tasks.on_wait.delay("k", "holder", "holds")
+        wait_until(ledger.runs, "the holder runs")
+        waiter = tasks.on_wait.delay("k", "waiter")
+        assert (holder.get(timeout=PATIENCE), waiter.get(timeout=PATIENCE)) == ("holder", "waiter")
+        assert worker.output().count(f"[{waiter.id}] received") == 1
+        assert len(ledger.conflicts()) == 1
+
+    def test_after_lock_wait_it_comes_back_as_retry_does(self, config, start_worker, ledger):
+        from tests.lab.app import make_app
+
+        config.settings["redislock_wait"] = 0.3
+        app = make_app(config)
+        worker = start_worker(1)
+        task = app.tasks["lab.on_wait"]
+        with task.lock_for("k"):
+            waiter = task.delay("k", "waiter")
+            wait_until(lambda: waiter.state == states.RETRY, "it is shown as RETRY")
+        assert waiter.get(timeout=PATIENCE) == "waiter"
+        assert worker.output().count(f"[{waiter.id}] received") >= 2
+        app.close()
+
+    def test_a_soft_time_limit_ends_it_and_leaves_nothing(self, tasks, start_worker, ledger, locks):
+        from celery.exceptions import SoftTimeLimitExceeded
+
+        start_worker(1)
+        lock = tasks.on_wait.lock_for("k")
+        with lock:
+            waiter = tasks.on_wait.apply_async(("k", "waiter"), soft_time_limit=1)
+            with pytest.raises(SoftTimeLimitExceeded):
+                waiter.get(timeout=PATIENCE)
+            assert tasks.on_wait.lock_info("k").task_id is None  # the test's own lock is untouched
+        assert tasks.on_wait.delay("k", "next").get(timeout=PATIENCE) == "next"
+        wait_until(lambda: locks.client.keys() == [], "no waiter is remembered")
+
+
+class TestJoin:
+    @pytest.mark.parametrize("result", [0, "", None, [], False])
+    def test_a_falsy_result_is_a_result(self, tasks, start_worker, ledger, result):
+        start_worker(2)
+        tasks.on_join.delay("k", result, "holds")
+        wait_until(ledger.runs, "the holder runs")
+        assert tasks.on_join.delay("k", "duplicate").get(timeout=PATIENCE) == result
+        assert len(ledger.runs()) == 1
+
+    def test_the_holders_error_is_the_duplicates_too_and_ends_its_chain(self, tasks, start_worker, ledger):
+        start_worker(2)
+        tasks.on_join.delay("k", "an error", "fails")
+        wait_until(ledger.runs, "the holder runs")
+        last = chain(tasks.on_join.si("k", "duplicate"), tasks.plain.s()).apply_async()
+        with pytest.raises(ValueError, match="an error"):
+            last.parent.get(timeout=PATIENCE)
+        with pytest.raises(ValueError, match="an error"):
+            last.get(timeout=PATIENCE)
+        assert len(ledger.runs()) == 1
+
+    def test_it_waits_for_the_next_attempt_of_a_holder_that_retries(self, tasks, start_worker, ledger):
+        start_worker(2)
+        tasks.on_join.delay("k", "holder", "retries")
+        wait_until(ledger.runs, "the holder runs")
+        assert tasks.on_join.delay("k", "duplicate").get(timeout=PATIENCE) == "holder"
+        assert ledger.items() == ["holder", "holder"]
+
+    def test_it_runs_in_the_place_of_a_holder_that_died_without_an_outcome(self, config, start_worker, ledger):
+        from tests.lab.app import make_app
+
+        config.settings["redislock_lease"] = 2
+        app = make_app(config)
+        task = app.tasks["lab.on_join"]
+        first = start_worker(1)
+        task.delay("k", "holder", "hangs")
+        wait_until(ledger.runs, "the holder runs")
+        start_worker(1, config=replace(config, queue="other"))
+        duplicate = task.apply_async(("k", "duplicate"), queue="other")  # which the first worker does not see
+        wait_until(ledger.conflicts, "the duplicate has met it")
+        first.kill()
+        assert duplicate.get(timeout=PATIENCE) == "duplicate"
+        app.close()
+
+    def test_a_lock_that_is_no_task_has_no_outcome_to_join(self, tasks, start_worker, ledger):
+        start_worker(1)
+        with tasks.on_join.lock_for("k"):
+            result = tasks.on_join.delay("k", "duplicate")
+            wait_until(ledger.conflicts, "it has met the lock")
+        assert result.get(timeout=PATIENCE) == "duplicate"
+
+
+def test_raise_names_the_holder_also_after_the_result_backend(tasks, start_worker, ledger):
+    start_worker(2)
+    holder = tasks.on_raise.delay("k", "holder", "holds")
+    wait_until(ledger.runs, "the holder runs")
+    with pytest.raises(LockConflict) as caught:
+        tasks.on_raise.delay("k", "duplicate").get(timeout=PATIENCE)
+    assert caught.value.holder.task_id == holder.id
+    assert caught.value.holder.task == "lab.on_raise"
+    assert caught.value.key == tasks.on_raise.lock_for("k").name

@@ -1,0 +1,114 @@
+"""``python -m tests.chaos``: random faults under load on real servers and workers, and what came of it."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import FrameType
+
+from tests.chaos.check import Verdict, check
+from tests.chaos.complaints import complaints_in
+from tests.chaos.coroner import Coroner
+from tests.chaos.faults import begin, plan
+from tests.chaos.load import Load, wait_for_the_end
+from tests.chaos.report import offences, table
+from tests.chaos.stage import Stage, open_stage
+from tests.chaos.tasks import LEASE, define_tasks, write_down_publishing
+from tests.lab.app import make_app
+from tests.lab.ledger import Ledger
+
+BROKERS = ("redis", "rabbitmq")
+
+
+def main() -> int:
+    """Run on each broker, one after the other; 1 where a promise was broken."""
+    options = _options()
+    signal.signal(signal.SIGTERM, _interrupt)  # as Ctrl+C: no process is left behind
+    brokers = BROKERS if options.broker == "both" else (options.broker,)
+    print(f"seed {options.seed}: {options.seconds:g} s of faults on {' and '.join(brokers)}", flush=True)
+    folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+    verdicts = []
+    try:
+        for broker in brokers:
+            verdicts.append(run(broker, folder / broker, options.seed, options.seconds / len(brokers)))
+            print(table(f"{broker}, seed {options.seed}", verdicts[-1]), flush=True)
+            print(offences(verdicts[-1]), flush=True)
+    except KeyboardInterrupt:
+        print(f"interrupted; what there is so far is in {folder}")
+        return 130
+    total = sum(verdicts, Verdict())
+    if total.offences:
+        print(f"{len(total.offences)} broken promises; ledger and logs are in {folder}", flush=True)
+        return 1
+    shutil.rmtree(folder)
+    return 0
+
+
+def run(broker: str, folder: Path, seed: int, seconds: float) -> Verdict:
+    """One run on one broker."""
+    folder.mkdir()
+    print(f"\n{broker}: starting servers and workers in {folder}", flush=True)
+    with open_stage(broker, folder) as stage:
+        _strike(stage, seed, seconds)
+        _look_for_keys(stage)
+    for log in folder.glob("slot*/*.log"):
+        for text in complaints_in(log):
+            stage.ledger.write({"event": "complaint", "text": text})
+    return check(Ledger(folder / "ledger"))
+
+
+def _strike(stage: Stage, seed: int, seconds: float) -> None:
+    """Load and faults, until the time is over and all has come to its end."""
+    app = make_app(stage.direct)
+    define_tasks(app, stage.ledger)
+    write_down_publishing(stage.ledger)
+    coroner = Coroner(stage.ledger)
+    coroner.start()
+    load = Load(app, stage.ledger, f"{seed} load")
+    load.start()
+    end = time.monotonic() + seconds
+    for strike in plan(f"{seed} faults", len(stage.slots)):
+        time.sleep(strike.pause)
+        if time.monotonic() > end:
+            break
+        print(f"  {seconds - end + time.monotonic():6.1f} s  {strike.name}", flush=True)
+        begin(stage, strike)
+    load.enough.set()
+    load.join()
+    stage.mend()
+    print(f"  {seconds:6.1f} s  all is mended; waiting for what is under way", flush=True)
+    wait_for_the_end(load, stage.ledger, timeout=90)
+    load.write_down_states()
+    coroner.enough.set()
+    coroner.join()
+    app.close()
+
+
+def _look_for_keys(stage: Stage) -> None:
+    time.sleep(LEASE + 0.5)
+    for key in stage.locks.client.keys("redislock:*"):
+        if b":note:" not in key:
+            holder = stage.locks.client.get(key)
+            stage.ledger.write({"event": "key", "key": key.decode(), "holder": str(holder)})
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60, help="of faults, in all (default: 60)")
+    parser.add_argument("--seed", type=int, default=random.randrange(1_000_000), help="default: a random one")
+    parser.add_argument("--broker", choices=[*BROKERS, "both"], default="both")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

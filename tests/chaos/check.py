@@ -1,0 +1,119 @@
+"""The check: what a ledger must hold, and what it must not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+
+from tests.chaos import excuses
+from tests.chaos.load import LATE
+from tests.chaos.story import Line, Story
+from tests.lab.ledger import Ledger, Run
+
+FINISHED, SKIPPED, LIMITED = "finished", "skipped as duplicates", "ended by their hard time limit"
+#: What a message may end as: its kind, or any, and its state.
+OUTCOMES = {("", "SUCCESS"): FINISHED, ("once", "REVOKED"): SKIPPED, ("limited", "FAILURE"): LIMITED}
+
+
+@dataclass
+class Offence:
+    """A promise that was broken, and the lines of the ledger that show it."""
+
+    what: str
+    lines: list[Line]
+
+
+@dataclass
+class Verdict:
+    """What came of a chaos run: counts by name, and what no excuse covers."""
+
+    faults: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    again: Counter[str] = field(default_factory=Counter)
+    overlaps: Counter[str] = field(default_factory=Counter)
+    losses: Counter[str] = field(default_factory=Counter)
+    missing: Counter[str] = field(default_factory=Counter)
+    offences: list[Offence] = field(default_factory=list)
+
+    def __add__(self, other: Verdict) -> Verdict:
+        """Both runs together."""
+        return Verdict(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
+
+def check(ledger: Ledger) -> Verdict:
+    """Hold a ledger of a chaos run against the promise."""
+    story, verdict = Story(ledger), Verdict()
+    verdict.faults.update(line["name"] for line in story.events("fault") if line["struck"])
+    for examine in (_messages, _runs, _overlaps, _losses, _leftovers):
+        verdict.offences += examine(story, verdict)
+    return verdict
+
+
+def _messages(story: Story, verdict: Verdict) -> Iterable[Offence]:
+    verdict.outcomes["messages sent"] = len(story.sent)
+    for task_id, sent in story.sent.items():
+        state = story.final.get(task_id, "unknown")
+        late = sent["kind"] in LATE
+        outcome = OUTCOMES.get((sent["kind"], state)) or OUTCOMES.get(("", state))
+        if outcome:
+            verdict.outcomes[outcome] += 1
+            if state == "SUCCESS" and not any(story.is_done(run) for run in story.runs_of(task_id)):
+                yield Offence("a message succeeded without a run", story.about(task_id))
+            continue
+        excuse = excuses.of_missing(story, task_id) if late else excuses.of_lost_early(story, task_id)
+        if excuse:
+            verdict.missing[excuse] += 1
+        else:
+            what = f"a message that is acked {'late' if late else 'early'} was lost: {sent['kind']}, {state}"
+            yield Offence(what, story.about(task_id))
+
+
+def _runs(story: Story, verdict: Verdict) -> Iterable[Offence]:
+    verdict.outcomes["runs"] = len(story.runs)
+    for runs in story.attempts.values():
+        for number, run in enumerate(runs[1:], start=1):
+            excuse = excuses.of_another_run(story, runs[:number], run)
+            if excuse:
+                verdict.again[excuse] += 1
+            else:
+                yield Offence("an attempt ran again after it had finished", story.about(run.task_id))
+
+
+def _overlaps(story: Story, verdict: Verdict) -> Iterable[Offence]:
+    verdict.overlaps[excuses.TOLD] = len(story.told_overlaps)
+    for first, second in story.overlaps:
+        excuse = excuses.of_overlap(story, first, second)
+        if excuse:
+            verdict.overlaps[excuse] += 1
+        else:
+            yield Offence(f"two runs of {first.key} at the same time", _lines_of(story, first, second))
+
+
+def _lines_of(story: Story, first: Run, second: Run) -> list[Line]:
+    """What happened to both, and the faults about that time."""
+    both = (first.pid, second.pid)
+    start, end = first.start - 4, second.start + 4
+    about = [
+        line
+        for line in story.lines
+        if line.get("pid") in both and start <= line.get("end", line.get("at", line.get("start", 0))) <= end
+    ]
+    return [*about, *story.strikes(tuple({line["name"] for line in story.events("fault")}), start, end)]
+
+
+def _losses(story: Story, verdict: Verdict) -> Iterable[Offence]:
+    for loss in story.events("lost"):
+        excuse = excuses.of_loss(story, loss)
+        if excuse:
+            verdict.losses[f"{loss['reason']}: {excuse}"] += 1
+        else:
+            yield Offence("a lock was lost without a cause", [loss, *story.about(loss["task_id"])])
+
+
+def _leftovers(story: Story, verdict: Verdict) -> Iterable[Offence]:
+    verdict.outcomes["keys left"] = len(story.events("key"))
+    for key in story.events("key"):
+        yield Offence("a key was left one lease after the end", [key])
+    for complaint in story.events("complaint"):
+        yield Offence(complaint["text"], [complaint])

@@ -1,0 +1,142 @@
+"""The excuses: what the promise does not cover, each with its name and the evidence that it needs."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from tests.chaos.faults import (
+    BLACKHOLE,
+    COLD,
+    CUT_BROKER,
+    CUT_LOCKS,
+    DROP,
+    KILL_CHILD,
+    KILL_WORKER,
+    REFUSE,
+    RESTART,
+    STOP_CHILD,
+    STOP_WORKER,
+    WARM,
+)
+from tests.chaos.stage import VISIBILITY
+from tests.chaos.story import Line, Story
+from tests.chaos.tasks import LEASE
+from tests.lab.ledger import Run
+
+#: What a busy machine may take for what is done at once, in seconds.
+MARGIN = 0.5
+#: In which an ack is under way after its run, or a death is noticed.
+ACK = 1.5
+STOPS, OUTAGES, DEATHS = (STOP_CHILD, STOP_WORKER), (REFUSE, BLACKHOLE), (KILL_CHILD, KILL_WORKER, COLD, WARM)
+
+TOLD = "its holder had been told of the loss"
+STOPPED = "its holder's process stood still"
+DATA_LOST = "the lock server had lost its data"
+
+
+def of_overlap(story: Story, first: Run, second: Run) -> str | None:
+    """Why the second run could begin while the first, whose lock had lapsed untold, went on."""
+    for run in (first, second):  # the second may have been stopped between its grant and its first word
+        for stop in story.strikes(STOPS, run.start - LEASE, second.start, run.pid):
+            if stop["from"] + LEASE / 2 <= second.start <= stop["until"] + MARGIN:
+                return STOPPED
+    for restart in story.strikes((RESTART,), first.start - MARGIN, second.start):
+        if second.start <= _until_told(story, restart):
+            return DATA_LOST
+    return None
+
+
+def _until_told(story: Story, restart: Line) -> float:
+    """When every holder has been told that the server lost its data: at its next renewal, at the latest."""
+    renewed = restart["until"] + LEASE / 3 + MARGIN
+    deadline = restart["from"] + LEASE + MARGIN
+    hindered = story.strikes((*OUTAGES, CUT_LOCKS, DROP), restart["from"] - MARGIN, renewed)
+    return max(renewed, deadline) if hindered else renewed
+
+
+def of_loss(story: Story, loss: Line) -> str | None:
+    """Why a holder lost its lock."""
+    runs = [run for run in story.runs if (run.pid, run.task_id) == (loss["pid"], loss["task_id"])]
+    start = max((run.start for run in runs if run.start <= loss["at"]), default=loss["at"] - LEASE) - MARGIN
+    if story.strikes(STOPS, start, loss["at"], loss["pid"]):
+        return "its process stood still"
+    if story.strikes((RESTART,), start, loss["at"]):
+        return "the lock server lost its data"
+    if "deadline" in loss["reason"] and story.strikes((*OUTAGES, CUT_LOCKS, DROP), start, loss["at"]):
+        return "the lock server could not be asked for a lease"
+    return None
+
+
+def of_another_run(story: Story, earlier: list[Run], run: Run) -> str | None:
+    """Why an attempt that had begun before ran again."""
+    first = earlier[-1]
+    if not any(story.is_done(other) for other in earlier):
+        ended = first.end + MARGIN
+        cold = story.strikes((COLD,), first.start, ended, first.pid)
+        return "its process died" if cold or story.deaths.get(first.pid, ended + 1) <= ended else None
+    first = [other for other in earlier if story.is_done(other)][-1]
+    received = max((line["at"] for line in story.received[run.task_id] if line["at"] <= first.start), default=0)
+    if story.deaths.get(first.pid, first.end + 60) <= first.end + ACK:
+        return "its process died between its end and its ack"
+    if story.strikes((WARM, COLD), first.start, first.end + ACK, first.pid):
+        return "its worker was shutting down as it ended, and gave its message back unacked"
+    if _cut(story, received, first.start + MARGIN) or _cut(story, first.end - MARGIN, first.end + ACK):
+        return "its connection was lost before it began or as it ended, and with it the ack"
+    if story.strikes((RESTART,), first.start, run.start):
+        return "the lock server lost the note that it had finished"
+    if _was_published_twice(story, run):
+        return "its message was published twice"
+    stopped = story.strikes(STOPS, first.end - LEASE * 2, first.end + ACK)
+    if stopped and run.start - received >= VISIBILITY - 1:
+        return "the visibility timeout passed before its ack"
+    if _cut(story, received, first.end + ACK) and story.strikes(OUTAGES, first.start, first.end + ACK):
+        return "its connection was lost while the lock server could not be told"
+    late = story.deaths.get(first.pid, first.end + 60) <= first.end + 10
+    if late and story.strikes(OUTAGES, first.end - ACK, first.end + ACK):
+        return "its process died before the lock server could be told that it had finished"
+    return None
+
+
+def _cut(story: Story, start: float, end: float) -> bool:
+    return bool(story.strikes((CUT_BROKER,), start, end))
+
+
+def _was_published_twice(story: Story, run: Run) -> bool:
+    item, _, retries = run.item.rpartition("/")
+    before = story.sent.get(run.task_id, {}).get("after")
+    if int(retries):
+        predecessors = story.attempts.get((run.task_id, f"{item}/{int(retries) - 1}"), [])
+    else:
+        predecessors = story.runs_of(before) if before else []
+    if any(story.is_done(earlier) for earlier, _ in pairwise(predecessors)):
+        return True  # the earlier one had sent it, and so did the later one
+    times = [line["at"] for line in story.published[run.task_id]]
+    cuts = [cut for cut in story.faults(CUT_BROKER) if cut["publishers"]]
+    return any(at - ACK <= cut["until"] and cut["from"] <= at + MARGIN for at in times for cut in cuts)
+
+
+def of_missing(story: Story, task_id: str) -> str | None:
+    """Why a message that is acked late has not come to its end."""
+    received = {line["publish"] for line in story.received[task_id]}
+    unseen = [line for line in story.published[task_id] if line["publish"] not in received]
+    if not unseen:
+        before = story.sent[task_id]["after"]
+        if before and not story.published[task_id] and of_missing_chain(story, before):
+            return of_missing(story, before)
+        return None
+    if any(story.strikes((KILL_WORKER, COLD), line["at"] - MARGIN, line["at"] + VISIBILITY) for line in unseen):
+        return "kombu had taken it from the queue when its worker was killed: no worker has ever received it"
+    return None
+
+
+def of_missing_chain(story: Story, task_id: str) -> bool:
+    return story.final.get(task_id) != "SUCCESS"
+
+
+def of_lost_early(story: Story, task_id: str) -> str | None:
+    """Why a message that is acked early has not come to its end."""
+    for receipt in story.received[task_id]:
+        faults = [fault for fault in story.faults(*DEATHS) if fault.get("worker") == receipt["worker"]]
+        if any(fault["until"] >= receipt["at"] for fault in faults):
+            return "acked early, and its process died"
+    return of_missing(story, task_id)

@@ -1,0 +1,192 @@
+"""The faults: what each one does, and the seeded plan of which comes when.
+
+Each writes one line into the ledger when it is over: ``fault``, with its name, ``from`` and ``until``, and the
+processes that it struck.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+from celery_redislock.store import ACQUIRE, RELEASE, RENEW
+from tests.chaos.stage import Place, Slot, Stage
+from tests.chaos.tasks import LEASE
+
+KILL_CHILD = "child killed"
+KILL_WORKER = "worker killed whole"
+STOP_WORKER = "worker stopped past its lease"
+STOP_CHILD = "child stopped past its lease"
+COLD = "cold shutdown"
+WARM = "warm shutdown"
+RESTART = "lock server restarted empty"
+CUT_LOCKS = "lock server's connections cut"
+DROP = "a reply of the lock server dropped"
+REFUSE = "lock server refuses"
+BLACKHOLE = "lock server in a black hole"
+CUT_BROKER = "broker's connections cut"
+
+#: Whose replies are dropped.
+SCRIPTS = {ACQUIRE: "acquire", RELEASE: "release", RENEW: "renew"}
+#: Between two faults, in seconds.
+PAUSE = (0.3, 2.2)
+
+
+class Strike(NamedTuple):
+    """One fault of the plan."""
+
+    pause: float
+    name: str
+    slot: int
+    seed: int
+
+
+def plan(seed: str, slots: int) -> Iterator[Strike]:
+    """The faults, without end: all in random order, then all in another, ..."""
+    chance = random.Random(seed)
+    while True:
+        for name in chance.sample(list(FAULTS), len(FAULTS)):
+            yield Strike(chance.uniform(*PAUSE), name, chance.randrange(slots), chance.randrange(1 << 30))
+
+
+def begin(stage: Stage, strike: Strike) -> None:
+    """Begin one, as soon as what it strikes has recovered from the last one."""
+    place_of, act = FAULTS[strike.name]
+    place = place_of(stage, strike)
+    place.do(partial(act, stage, place, strike.name, random.Random(strike.seed)))
+
+
+@contextmanager
+def written_down(stage: Stage, name: str, **facts: Any) -> Iterator[dict[str, Any]]:
+    line = {"event": "fault", "name": name, "from": time.monotonic(), "struck": True, **facts}
+    try:
+        yield line
+    finally:
+        stage.ledger.write({**line, "until": time.monotonic()})
+
+
+def _pids(slot: Slot) -> list[int]:
+    return [slot.worker.process.pid, *sorted(child.pid for child in slot.worker.children())]
+
+
+def _some_child(slot: Slot, chance: random.Random) -> int:
+    children = _pids(slot)[1:]
+    return children[chance.randrange(len(children))] if children else 0
+
+
+def _kill_child(stage: Stage, slot: Slot, name: str, chance: random.Random) -> None:
+    child = _some_child(slot, chance)
+    if child:
+        with written_down(stage, name, pids=[child], worker=slot.worker.process.pid):
+            slot.worker.kill_child(child)
+
+
+def _kill_worker(stage: Stage, slot: Slot, name: str, chance: random.Random) -> None:
+    with written_down(stage, name, pids=_pids(slot), worker=slot.worker.process.pid):
+        slot.worker.kill()
+    slot.start()
+
+
+def _stop_worker(stage: Stage, slot: Slot, name: str, chance: random.Random) -> None:
+    with written_down(stage, name, pids=_pids(slot), worker=slot.worker.process.pid):
+        slot.worker.pause()
+        time.sleep(LEASE + chance.uniform(0.5, 2.0))
+        slot.worker.resume()
+
+
+def _stop_child(stage: Stage, slot: Slot, name: str, chance: random.Random) -> None:
+    child = _some_child(slot, chance)
+    if child:
+        with written_down(stage, name, pids=[child], worker=slot.worker.process.pid):
+            slot.worker.pause_child(child)
+            time.sleep(LEASE + chance.uniform(0.5, 2.0))
+            slot.worker.resume_child(child)
+
+
+def _shut_down(stage: Stage, slot: Slot, name: str, chance: random.Random) -> None:
+    with written_down(stage, name, pids=_pids(slot), worker=slot.worker.process.pid):
+        slot.end(signal.SIGQUIT if name == COLD else signal.SIGTERM)
+    slot.start()
+
+
+def _restart_locks(stage: Stage, place: Place, name: str, chance: random.Random) -> None:
+    with written_down(stage, name):
+        stage.locks.restart()
+
+
+def _cut_locks(stage: Stage, place: Place, name: str, chance: random.Random) -> None:
+    with written_down(stage, name):
+        stage.lock_proxy.cut()
+
+
+def _drop_reply(stage: Stage, place: Place, name: str, chance: random.Random) -> None:
+    script = chance.choice([*SCRIPTS])
+    nth, hang = chance.randint(1, 2 if script is RENEW else 5), chance.random() < 0.3
+    with written_down(stage, name, script=SCRIPTS[script]) as line:
+        fault = stage.lock_proxy.drop_reply(to=b"EVALSHA", where=script.sha.encode(), nth=nth, hang=hang)
+        end = time.monotonic() + 5
+        while not fault.struck and time.monotonic() < end:
+            time.sleep(0.05)
+        line["struck"] = bool(fault.struck)
+
+
+def _outage(stage: Stage, place: Place, name: str, chance: random.Random) -> None:
+    with written_down(stage, name):
+        if name == REFUSE:
+            stage.lock_proxy.refuse()
+        else:
+            stage.lock_proxy.blackhole()
+        time.sleep(chance.uniform(1.0, 5.0))
+        stage.lock_proxy.mend()
+
+
+def _cut_broker(stage: Stage, place: Place, name: str, chance: random.Random) -> None:
+    with written_down(stage, name, publishers=stage.kind == "rabbitmq"):
+        if stage.kind == "rabbitmq":
+            stage.broker_proxy.cut()
+        else:
+            _cut_waiting_consumers(stage)
+
+
+def _cut_waiting_consumers(stage: Stage) -> None:
+    """Cut every worker's connection that waits for a message, by which the worker loses its broker.
+
+    Kombu loses a message that Redis has taken from the queue when the answer is lost, so none may be taken meanwhile.
+    """
+    client = stage.broker_server.client
+    client.client_pause(5000, all=False)  # writes, so also BRPOP
+    try:
+        for connection in client.client_list():
+            if connection["cmd"] == "brpop":
+                client.client_kill_filter(_id=connection["id"])
+    finally:
+        client.client_unpause()
+
+
+def _in_slot(stage: Stage, strike: Strike) -> Slot:
+    return stage.slots[strike.slot]
+
+
+def _at(server: str) -> Callable[[Stage, Strike], Place]:
+    return lambda stage, strike: stage.servers[server]
+
+
+FAULTS: dict[str, tuple[Callable[[Stage, Strike], Any], Callable[..., None]]] = {
+    KILL_CHILD: (_in_slot, _kill_child),
+    KILL_WORKER: (_in_slot, _kill_worker),
+    STOP_WORKER: (_in_slot, _stop_worker),
+    STOP_CHILD: (_in_slot, _stop_child),
+    COLD: (_in_slot, _shut_down),
+    WARM: (_in_slot, _shut_down),
+    RESTART: (_at("locks"), _restart_locks),
+    CUT_LOCKS: (_at("locks"), _cut_locks),
+    DROP: (_at("locks"), _drop_reply),
+    REFUSE: (_at("locks"), _outage),
+    BLACKHOLE: (_at("locks"), _outage),
+    CUT_BROKER: (_at("broker"), _cut_broker),
+}

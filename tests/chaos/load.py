@@ -1,0 +1,105 @@
+"""The load: a seeded stream of messages, and the wait until all of them have come to their end."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+from celery import Celery, chain, states
+from celery.result import AsyncResult
+
+from tests.lab.ledger import Ledger
+
+KEYS = 5
+#: Messages that may be under way; more are sent when some of these have ended.
+MOST = 15
+#: Between two messages, in seconds.
+PAUSE = (0.02, 0.3)
+#: What is acked after it ran, and so must come to its end whatever happens.
+LATE = frozenset({"late", "again", "step", "link"})
+_KINDS = {"late": 8, "again": 3, "step": 3, "link": 2, "once": 3, "early": 2, "limited": 1}
+
+
+class Load(threading.Thread):
+    """Sends until it is told that it is enough."""
+
+    def __init__(self, app: Celery, ledger: Ledger, seed: str) -> None:
+        super().__init__(name="chaos-load", daemon=True)
+        self.enough = threading.Event()
+        self.results: dict[str, AsyncResult[Any]] = {}
+        self.kinds: dict[str, str] = {}
+        self._app, self._ledger, self._chance = app, ledger, random.Random(seed)
+        self._states: dict[str, str] = {}
+        self._sent = 0
+
+    def run(self) -> None:
+        while not self.enough.wait(self._chance.uniform(*PAUSE)):
+            if len(self.unfinished()) < MOST:
+                self._send()
+
+    def unfinished(self) -> list[str]:
+        """The late messages that have not succeeded so far."""
+        late = [task_id for task_id, kind in self.kinds.items() if kind in LATE]
+        return [task_id for task_id in late if self.state(task_id) != states.SUCCESS]
+
+    def state(self, task_id: str) -> str:
+        if self._states.get(task_id) != states.SUCCESS:
+            meta = self._app.backend.get_task_meta(task_id, cache=False)
+            self._states[task_id] = meta["status"]
+        return self._states[task_id]
+
+    def write_down_states(self) -> None:
+        """The outcome of every message, for the check."""
+        for task_id in self.kinds:
+            self._ledger.write({"event": "final", "task_id": task_id, "state": self.state(task_id)})
+
+    def _send(self) -> None:
+        self._sent += 1
+        kind = self._chance.choices(list(_KINDS), list(_KINDS.values()))[0]
+        key, item = f"key{self._chance.randrange(KEYS)}", f"{kind}-{self._sent}"
+        match kind:
+            case "again":
+                times = self._chance.randint(1, 2)
+                sent = self._task("again").apply_async((key, item, self._seconds(), times))
+            case "step" | "link":
+                name, key = ("late", key) if kind == "step" else ("link", item)
+                steps = [self._task(name).si(key, f"{item}.{number}", self._seconds()) for number in range(3)]
+                sent = chain(*steps).apply_async()
+            case "limited":
+                sent = self._task(kind).apply_async((key, item, 20.0))
+            case _:
+                sent = self._task(kind).apply_async((key, item, self._seconds()))
+        self._write_down(sent, kind)
+
+    def _task(self, name: str) -> Any:
+        return self._app.tasks[f"chaos.{name}"]
+
+    def _seconds(self) -> float:
+        """Mostly a moment, sometimes longer, and now and then for several renewals."""
+        low, high = self._chance.choices([(0.05, 0.3), (0.5, 2.0), (3.5, 5.0)], [20, 4, 1])[0]
+        return round(self._chance.uniform(low, high), 3)
+
+    def _write_down(self, sent: Any, kind: str) -> None:
+        while sent is not None:
+            self.kinds[sent.id] = kind
+            before = sent.parent.id if sent.parent else ""
+            self._ledger.write({"event": "sent", "task_id": sent.id, "kind": kind, "after": before})
+            sent = sent.parent
+
+
+def wait_for_the_end(load: Load, ledger: Ledger, timeout: float) -> None:
+    """Until all late messages have succeeded and nothing moves any more; what does not end is found by the check."""
+    end = time.monotonic() + timeout
+    while load.unfinished() and time.monotonic() < end:
+        time.sleep(0.2)
+    size, quiet_since = -1, time.monotonic()
+    while time.monotonic() < min(quiet_since + 2, end + 30):
+        if ledger.path.stat().st_size != size:
+            size, quiet_since = ledger.path.stat().st_size, time.monotonic()
+        time.sleep(0.2)
+    if time.monotonic() < quiet_since + 2:
+        busy = Counter(line["event"] for line in ledger.lines()[-50:])
+        ledger.write({"event": "complaint", "text": f"messages still go round: {dict(busy)}"})

@@ -1,0 +1,96 @@
+"""The story: what a ledger of a chaos run tells, ready to be asked."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cached_property
+from typing import Any
+
+from tests.lab.ledger import Ledger, Run
+
+Line = dict[str, Any]
+
+
+class Story:
+    """Read once; every method answers from the lines of the ledger alone."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.lines = ledger.lines()
+        self.runs = ledger.runs()
+        self.overlaps = ledger.overlaps()
+        self.told_overlaps = ledger.excused_overlaps()
+        self._events: dict[str, list[Line]] = defaultdict(list)
+        for line in self.lines:
+            self._events[line["event"]].append(line)
+
+    def events(self, name: str) -> list[Line]:
+        return self._events[name]
+
+    def faults(self, *names: str) -> list[Line]:
+        """Those of these names."""
+        return [line for line in self.events("fault") if line["name"] in names]
+
+    def strikes(self, names: tuple[str, ...], start: float, end: float, pid: int | None = None) -> list[Line]:
+        """The faults of these names that went on at some time from `start` to `end`, and hit `pid` if one is given."""
+        faults = [fault for fault in self.faults(*names) if fault["from"] <= end and fault["until"] >= start]
+        return [fault for fault in faults if pid is None or pid in fault["pids"]]
+
+    def about(self, task_id: str) -> list[Line]:
+        """Every line that names a task."""
+        return [line for line in self.lines if line.get("task_id") == task_id]
+
+    @cached_property
+    def sent(self) -> dict[str, Line]:
+        return {line["task_id"]: line for line in self.events("sent")}
+
+    @cached_property
+    def final(self) -> dict[str, str]:
+        return {line["task_id"]: line["state"] for line in self.events("final")}
+
+    @cached_property
+    def received(self) -> dict[str, list[Line]]:
+        return self._by("received", "task_id")
+
+    @cached_property
+    def published(self) -> dict[str, list[Line]]:
+        return self._by("published", "task_id")
+
+    @cached_property
+    def deaths(self) -> dict[int, float]:
+        """When each process that is dead has died."""
+        deaths: dict[int, float] = {}
+        for line in self.events("died"):
+            deaths[line["pid"]] = min(line["at"], deaths.get(line["pid"], line["at"]))
+        return deaths
+
+    @cached_property
+    def attempts(self) -> dict[tuple[str, str], list[Run]]:
+        """The runs of every attempt, in order."""
+        attempts: dict[tuple[str, str], list[Run]] = defaultdict(list)
+        for run in self.runs:
+            attempts[run.task_id, run.item].append(run)
+        return attempts
+
+    def runs_of(self, task_id: str) -> list[Run]:
+        return self._runs[task_id]
+
+    @cached_property
+    def _runs(self) -> dict[str, list[Run]]:
+        runs: dict[str, list[Run]] = defaultdict(list)
+        for run in self.runs:
+            runs[run.task_id].append(run)
+        return runs
+
+    def is_done(self, run: Run) -> bool:
+        """Whether its body came to its end, rather than being interrupted."""
+        return any(line["pid"] == run.pid and run.start <= line["at"] <= run.end for line in self._done[run.task_id])
+
+    @cached_property
+    def _done(self) -> dict[str, list[Line]]:
+        return self._by("done", "task_id")
+
+    def _by(self, event: str, field: str) -> dict[str, list[Line]]:
+        lines: dict[str, list[Line]] = defaultdict(list)
+        for line in self.events(event):
+            lines[line[field]].append(line)
+        return lines

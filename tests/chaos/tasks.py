@@ -1,0 +1,87 @@
+"""The tasks of a chaos run: several kinds that share a few keys."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+from celery import Celery
+from celery.signals import after_task_publish, before_task_publish
+
+from celery_redislock import LockedTask
+from tests.lab.app import sleep_on
+from tests.lab.ledger import Ledger
+
+LEASE = 3.0
+#: Of one kind of task, in seconds.
+TIME_LIMIT = 1.0
+#: Of the header by which a publish is known when a worker receives it.
+PUBLISH = "chaos_publish"
+_LATE = {"acks_late": True, "reject_on_worker_lost": True}
+
+
+def define_tasks(app: Celery, ledger: Ledger) -> None:
+    """Every run writes ``<item>/<retries>`` into the ledger, and ``done`` if it came to its end."""
+
+    def define(name: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+        defaults = {"base": LockedTask, "bind": True, "shared": False, "lock_key": "chaos:{key}", "lock_lease": LEASE}
+        return app.task(name=f"chaos.{name}", **{**defaults, **options})
+
+    def work(task: Any, key: str, item: str, seconds: float) -> str:
+        request = task.request
+        run = {"task_id": request.id, "item": f"{item}/{request.retries}", "pid": os.getpid()}
+        with ledger.run(key, run["item"]):
+            time.sleep(seconds)
+            ledger.write({"event": "done", **run, "at": time.monotonic()})
+        return item
+
+    @define("late", lock_on_conflict="retry", **_LATE)
+    def late(self: Any, key: str, item: str, seconds: float) -> str:
+        """Takes its turn; acked after it ran. A step of a chain, too."""
+        return work(self, key, item, seconds)
+
+    @define("link", lock_on_conflict="skip", **_LATE)
+    def link(self: Any, key: str, item: str, seconds: float) -> str:
+        """A step of a chain that has its key for itself: a step that is skipped was taken for a duplicate."""
+        return work(self, key, item, seconds)
+
+    @define("again", lock_on_conflict="retry", max_retries=None, **_LATE)
+    def again(self: Any, key: str, item: str, seconds: float, times: int) -> str:
+        """Retries itself."""
+        work(self, key, item, seconds)
+        if self.request.retries < times:
+            raise self.retry(countdown=0.05)
+        return item
+
+    @define("early", lock_on_conflict="retry")
+    def early(self: Any, key: str, item: str, seconds: float) -> str:
+        """Takes its turn; acked before it runs."""
+        return work(self, key, item, seconds)
+
+    @define("once", lock_on_conflict="skip")
+    def once(self: Any, key: str, item: str, seconds: float) -> str:
+        """Is skipped while another runs; acked before it runs."""
+        return work(self, key, item, seconds)
+
+    @define("limited", lock_on_conflict="retry", time_limit=TIME_LIMIT)
+    def limited(self: Any, key: str, item: str, seconds: float) -> str:
+        """Runs into its hard time limit, and does not go when it is told to."""
+        with ledger.run(key, f"{item}/{self.request.retries}"):
+            sleep_on(seconds)
+        return item
+
+
+def write_down_publishing(ledger: Ledger) -> None:
+    """From here on: what this process has published, each time under a name of its own."""
+
+    @before_task_publish.connect(weak=False)
+    def name(headers: dict[str, Any], **_: object) -> None:
+        headers[PUBLISH] = uuid4().hex
+
+    @after_task_publish.connect(weak=False)
+    def write(headers: dict[str, Any], **_: object) -> None:
+        line = {"event": "published", "task_id": headers["id"], "publish": headers[PUBLISH]}
+        ledger.write({**line, "at": time.monotonic()})

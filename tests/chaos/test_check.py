@@ -1,0 +1,330 @@
+"""The checker itself: it finds what is planted in a ledger, and excuses only what has its evidence there."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import islice
+
+import pytest
+
+from tests.chaos import excuses
+from tests.chaos.check import Verdict, check
+from tests.chaos.complaints import complaints_in
+from tests.chaos.faults import (
+    BLACKHOLE,
+    COLD,
+    CUT_BROKER,
+    FAULTS,
+    KILL_CHILD,
+    KILL_WORKER,
+    RESTART,
+    STOP_CHILD,
+    STOP_WORKER,
+    plan,
+)
+from tests.chaos.report import offences, table
+from tests.lab.ledger import Ledger
+
+MAIN, CHILD, OTHER = 10, 11, 21
+
+
+class Book:
+    """A ledger in the making. Times are seconds."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+
+    def sent(self, task_id, kind="late", final="SUCCESS", after="", at=0.0, received=True):
+        self.ledger.write({"event": "sent", "task_id": task_id, "kind": kind, "after": after})
+        self.publish(task_id, at, received=received)
+        self.ledger.write({"event": "final", "task_id": task_id, "state": final})
+
+    def publish(self, task_id, at, worker=MAIN, *, received=True):
+        line = {"task_id": task_id, "publish": f"{task_id} {at}", "at": at}
+        self.ledger.write({"event": "published", **line})
+        if received:
+            self.ledger.write({"event": "received", "worker": worker, **line})
+
+    def run(self, task_id, start, end=None, *, pid=CHILD, key="key", item=None, done=True):
+        run = {"key": key, "item": item or f"{task_id}/0", "pid": pid, "task_id": task_id, "start": start}
+        self.ledger.write({"event": "start", **run})
+        if end is not None:
+            if done:
+                self.ledger.write({"event": "done", "task_id": task_id, "pid": pid, "at": end})
+            self.ledger.write({"event": "end", **run, "end": end})
+
+    def fault(self, name, start, end=None, pids=(), **facts):
+        line = {"event": "fault", "name": name, "from": start, "until": end or start, "struck": True}
+        self.ledger.write({**line, "pids": list(pids), "worker": MAIN, "publishers": True, **facts})
+
+    def died(self, at, pid=CHILD):
+        self.ledger.write({"event": "died", "pid": pid, "at": at})
+
+    def lost(self, task_id, at, reason, pid=CHILD):
+        line = {"event": "lost", "key": "redislock:{key}", "task_id": task_id, "reason": reason}
+        self.ledger.write({**line, "pid": pid, "at": at})
+
+
+@pytest.fixture
+def book(tmp_path):
+    return Book(Ledger(tmp_path / "ledger"))
+
+
+@pytest.fixture
+def broken(book):
+    """What the checker says is broken."""
+    return lambda: [offence.what for offence in check(book.ledger).offences]
+
+
+def test_a_run_without_faults_passes(book, broken):
+    book.sent("a")
+    book.sent("b")
+    book.run("a", 1, 2)
+    book.run("b", 2, 3)
+    assert broken() == []
+    assert check(book.ledger).outcomes == {"messages sent": 2, "finished": 2, "runs": 2, "keys left": 0}
+
+
+class TestOverlaps:
+    @pytest.fixture
+    def overlap(self, book):
+        """A second run from 5 to 6 s, in another process than the first one, from 1 to 9 s."""
+        book.sent("a")
+        book.sent("b")
+        book.run("a", 1, 9)
+        book.run("b", 5, 6, pid=OTHER)
+
+    def test_without_a_cause_it_is_broken(self, overlap, broken, book):
+        assert broken() == ["two runs of key at the same time"]
+        shown = check(book.ledger).offences[0].lines
+        assert {line["pid"] for line in shown} == {CHILD, OTHER}
+
+    def test_a_holder_that_had_been_told_is_excused(self, overlap, book, broken):
+        book.fault(RESTART, 4)
+        book.lost("a", 4.9, "its key was deleted, expired or taken")
+        assert broken() == []
+        assert check(book.ledger).overlaps == {excuses.TOLD: 1}
+
+    @pytest.mark.parametrize("name", [STOP_WORKER, STOP_CHILD])
+    def test_a_holder_that_stood_still_is_excused(self, overlap, book, broken, name):
+        book.fault(name, 1.5, 5.2, [CHILD])
+        assert broken() == []
+        assert check(book.ledger).overlaps[excuses.STOPPED] == 1
+
+    @pytest.mark.parametrize(
+        ("start", "end", "pid"), [(1.5, 5.2, 99), (1.5, 4.0, CHILD), (4.5, 8.0, CHILD)], ids=["other", "early", "late"]
+    )
+    def test_a_stop_of_another_or_at_another_time_excuses_nothing(self, overlap, book, broken, start, end, pid):
+        book.fault(STOP_CHILD, start, end, [pid])
+        assert broken() == ["two runs of key at the same time"]
+
+    def test_one_that_stood_still_between_its_grant_and_its_first_word_is_excused(self, book, broken):
+        book.sent("a")
+        book.sent("b")
+        book.fault(STOP_CHILD, 1, 5, [CHILD])
+        book.run("b", 4.5, 6, pid=OTHER)
+        book.run("a", 5.1, 5.2)
+        assert broken() == []
+
+    @pytest.mark.parametrize(("lost_at", "excused"), [(4.2, True), (3.0, False), (5.5, False)])
+    def test_lost_data_excuse_what_began_before_the_next_renewal(self, overlap, book, broken, lost_at, excused):
+        book.fault(RESTART, lost_at)
+        assert (broken() == []) == excused
+        assert check(book.ledger).overlaps[excuses.DATA_LOST] == int(excused)
+
+    def test_an_outage_that_hinders_the_renewal_extends_that_to_the_deadline(self, overlap, book, broken):
+        book.fault(RESTART, 2.5)
+        assert broken()
+        book.fault(BLACKHOLE, 2.6, 4.8)
+        assert broken() == []
+
+    def test_an_outage_alone_excuses_no_overlap(self, overlap, book, broken):
+        book.fault(BLACKHOLE, 2, 5)
+        assert broken()
+
+
+class TestMessages:
+    @pytest.mark.parametrize("final", ["PENDING", "RETRY", "FAILURE", "REVOKED"])
+    @pytest.mark.parametrize("kind", ["late", "again", "step", "link"])
+    def test_one_acked_late_must_succeed(self, book, broken, final, kind):
+        book.sent("a", kind, final)
+        assert broken() == [f"a message that is acked late was lost: {kind}, {final}"]
+
+    def test_it_is_excused_where_no_worker_received_it_and_one_was_killed(self, book, broken):
+        book.sent("a", final="PENDING", received=False)
+        assert broken()
+        book.fault(KILL_WORKER, 2, pids=[MAIN])
+        assert broken() == []
+        assert list(check(book.ledger).missing.values()) == [1]
+
+    def test_a_step_after_it_is_excused_with_it(self, book, broken):
+        book.sent("a", "step", final="PENDING", received=False)
+        book.fault(KILL_WORKER, 2, pids=[MAIN])
+        book.ledger.write({"event": "sent", "task_id": "b", "kind": "step", "after": "a"})
+        assert broken() == []
+
+    def test_one_received_is_not_excused(self, book, broken):
+        book.sent("a", final="PENDING")
+        book.fault(KILL_WORKER, 2, pids=[MAIN])
+        assert broken()
+
+    def test_one_acked_early_may_be_lost_with_its_process_only(self, book, broken):
+        book.sent("a", "early", "PENDING")
+        assert broken() == ["a message that is acked early was lost: early, PENDING"]
+        book.fault(KILL_CHILD, 5, pids=[CHILD])
+        assert broken() == []
+        assert check(book.ledger).missing == {"acked early, and its process died": 1}
+
+    def test_a_skipped_one_is_an_outcome(self, book, broken):
+        book.sent("a", "once", "REVOKED")
+        assert broken() == []
+        assert check(book.ledger).outcomes["skipped as duplicates"] == 1
+
+    @pytest.mark.parametrize(("kind", "passes"), [("limited", True), ("early", False), ("late", False)])
+    def test_only_one_with_a_time_limit_may_fail(self, book, broken, kind, passes):
+        book.sent("a", kind, "FAILURE")
+        assert (broken() == []) == passes
+
+    def test_a_success_without_a_run_is_broken(self, book, broken):
+        book.sent("a")
+        book.run("a", 1, 2, done=False)
+        assert broken() == ["a message succeeded without a run"]
+
+
+class TestRunsAgain:
+    AGAIN = ["an attempt ran again after it had finished"]
+
+    @pytest.fixture
+    def again(self, book):
+        """A run from 1 to 2 s that finished, and another of the same attempt from 5 s on."""
+        book.sent("a", at=0.9)
+        book.run("a", 1, 2)
+        book.run("a", 5, 6, pid=OTHER)
+
+    def test_without_a_cause_it_is_broken(self, again, broken):
+        assert broken() == self.AGAIN
+
+    @pytest.mark.parametrize(
+        "cause",
+        [
+            lambda book: book.died(2.3),
+            lambda book: book.fault(CUT_BROKER, 0.95),
+            lambda book: book.fault(CUT_BROKER, 2.1, publishers=False),
+            lambda book: book.fault(RESTART, 3),
+        ],
+        ids=["died", "cut before", "cut after", "notes lost"],
+    )
+    def test_with_a_cause_it_is_excused(self, again, book, broken, cause):
+        cause(book)
+        assert broken() == []
+        assert sum(check(book.ledger).again.values()) == 1
+
+    def test_a_cause_at_another_time_excuses_nothing(self, again, book, broken):
+        book.died(4.5)
+        book.died(2.3, pid=99)
+        book.fault(CUT_BROKER, 4.8, publishers=False)
+        book.fault(RESTART, 0.5)
+        assert broken() == self.AGAIN
+
+    def test_an_unfinished_run_needs_a_death_or_a_cold_shutdown(self, book, broken):
+        book.sent("a")
+        book.run("a", 1, 2, done=False)
+        book.run("a", 5, 6, pid=OTHER)
+        assert broken() == self.AGAIN
+        book.fault(COLD, 1.5, 2.5, [CHILD])
+        assert broken() == []
+
+    def test_a_killed_run_is_excused(self, book, broken):
+        book.sent("a")
+        book.run("a", 1)
+        book.died(2)
+        book.run("a", 5, 6, pid=OTHER)
+        assert broken() == []
+        assert check(book.ledger).again == {"its process died": 1}
+
+    def test_the_next_attempt_is_another(self, book, broken):
+        book.sent("a", "again")
+        book.run("a", 1, 2, item="a/0")
+        book.run("a", 3, 4, item="a/1")
+        assert broken() == []
+
+    def test_what_a_second_run_published_too_is_excused(self, book, broken):
+        book.sent("a", "again")
+        book.run("a", 1, 2, item="a/0")
+        book.died(2.1)
+        book.run("a", 5, 6, pid=OTHER, item="a/0")
+        book.run("a", 7, 8, pid=OTHER, item="a/1")
+        book.run("a", 9, 10, pid=OTHER, item="a/1")
+        assert broken() == []
+        assert check(book.ledger).again["its message was published twice"] == 1
+
+
+class TestLosses:
+    NOT_OURS = "its key was not ours at the release"
+
+    @pytest.mark.parametrize("reason", [NOT_OURS, "its key was deleted, expired or taken"])
+    def test_a_key_may_be_gone_only_with_the_servers_data_or_while_its_process_stood_still(self, book, broken, reason):
+        book.sent("a")
+        book.run("a", 1, 9)
+        book.lost("a", 5, reason)
+        book.fault(BLACKHOLE, 2, 4)
+        assert broken() == ["a lock was lost without a cause"]
+        book.fault(STOP_CHILD, 1.5, 4.9, [CHILD])
+        assert broken() == []
+
+    def test_a_missed_deadline_needs_an_outage(self, book, broken):
+        book.sent("a")
+        book.run("a", 1, 9)
+        book.lost("a", 5, "it was not renewed until its deadline")
+        assert broken() == ["a lock was lost without a cause"]
+        book.fault(BLACKHOLE, 2, 4)
+        assert broken() == []
+
+
+def test_a_key_that_is_left_is_broken(book, broken):
+    book.ledger.write({"event": "key", "key": "redislock:{chaos:key1}", "holder": "somebody"})
+    assert broken() == ["a key was left one lease after the end"]
+
+
+def test_a_complaint_is_broken(book, broken):
+    book.ledger.write({"event": "complaint", "text": "the keeper failed"})
+    assert broken() == ["the keeper failed"]
+
+
+def test_a_log_may_not_hold_a_failed_keeper_nor_a_traceback_from_the_package(tmp_path):
+    log = tmp_path / "worker.log"
+    head = "[2026 ERROR] it failed\nTraceback (most recent call last):\n"
+    log.write_text(
+        f'{head}  File "/site/celery/app/trace.py", line 1, in trace\n    run()\nValueError: the user\'s own\n'
+    )
+    assert list(complaints_in(log)) == []
+    with log.open("a") as text:
+        text.write(
+            f'{head}  File "/site/celery_redislock/store.py", line 1, in x\n    y()\nTypeError: z\n[2026 INFO] on\n'
+        )
+        text.write("the keeper failed; it goes on in a second\n")
+    keeper, traceback = complaints_in(log)
+    assert keeper.startswith("the keeper failed")
+    assert traceback.endswith("TypeError: z")
+
+
+def test_the_same_seed_gives_the_same_faults_and_every_round_has_each_of_them():
+    first, same, other = (list(islice(plan(seed, 3), 36)) for seed in ("7", "7", "8"))
+    assert first == same
+    assert first != other
+    assert Counter(strike.name for strike in first) == dict.fromkeys(FAULTS, 3)
+
+
+def test_the_table_tells_everything_in_few_columns(book):
+    book.sent("a", final="PENDING", received=False)
+    book.fault(KILL_WORKER, 2, pids=[MAIN])
+    book.run("a", 1, 2)
+    book.run("a", 2, 3)
+    verdict = check(book.ledger)
+    text = table("redis, seed 1", verdict + Verdict())
+    assert max(map(len, text.splitlines())) <= 100
+    for name in FAULTS:
+        assert name in text
+    assert "broken promises" in text
+    assert json.dumps(verdict.offences[0].lines[0]) in offences(verdict)

@@ -1,0 +1,28 @@
+"""The app as a worker of a chaos run loads it: ``celery -A tests.chaos.worker worker``."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from celery.signals import task_received
+
+from tests.chaos.tasks import PUBLISH, define_tasks, write_down_publishing
+from tests.lab.ledger import Ledger
+from tests.lab.worker import app, config
+
+# Where a worker hangs, its log tells where: the stage asks by this signal.
+faulthandler.register(signal.SIGUSR2)
+ledger = Ledger(Path(config.ledger))
+define_tasks(app, ledger)
+write_down_publishing(ledger)
+
+
+@task_received.connect
+def _write_down_the_receipt(request: Any, **_: object) -> None:
+    line = {"event": "received", "task_id": request.id, "publish": request.message.headers.get(PUBLISH)}
+    ledger.write({**line, "worker": os.getpid(), "at": time.monotonic()})

@@ -1,0 +1,107 @@
+"""What the documents say of tests, files, log lines and the model is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.model.rules import Excuse, Mistake, Promise
+from tests.model.scenarios import SCENARIOS
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+GUARANTEES = ROOT / "docs" / "guarantees.md"
+
+
+class Link(NamedTuple):
+    document: Path
+    text: str
+    target: str
+    anchor: str
+
+    @property
+    def file(self) -> Path:
+        return (self.document.parent / self.target).resolve() if self.target else self.document
+
+
+def links_of(document: Path) -> list[Link]:
+    """The relative links of a document."""
+    found = re.findall(r"\[([^\]]+)\]\(([^)#\s]*)#?([^)\s]*)\)", document.read_text(encoding="utf-8"))
+    return [Link(document, *link) for link in found if "://" not in link[1]]
+
+
+LINKS = [link for document in DOCUMENTS for link in links_of(document)]
+TO_TESTS = [link for link in LINKS if link.target.endswith(".py") and link.anchor]
+
+
+def headings_of(document: Path) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_relative_link_leads_to_a_file_or_a_heading() -> None:
+    dead = [link for link in LINKS if not link.file.exists()]
+    dead += [link for link in LINKS if link.file.suffix == ".md" and link.anchor not in {"", *headings_of(link.file)}]
+    assert dead == []
+
+
+def test_every_test_that_is_linked_exists_and_is_named_as_it_is() -> None:
+    assert len(TO_TESTS) > 30
+    for _, text, target, name in TO_TESTS:
+        assert text == f"{Path(target).stem}: {name.removeprefix('test_').replace('_', ' ')}"
+    missing = [link for link in TO_TESTS if not defines(link.file, link.anchor)]
+    assert missing == []
+
+
+def defines(file: Path, function: str) -> bool:
+    return bool(re.search(rf"^ *def {re.escape(function)}\(", file.read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def test_the_check_sees_a_test_that_is_not_there() -> None:
+    assert defines(Path(__file__), "test_the_check_sees_a_test_that_is_not_there")
+    assert not defines(Path(__file__), "test_the_check")
+    assert headings_of(GUARANTEES) >= {"the-promise", "every-way-out-of-a-task"}
+
+
+def test_the_promise_is_in_the_guarantees_and_in_the_readme_word_for_word() -> None:
+    quoted = re.search(r"## The promise\n\n((?:> .+\n)+)", GUARANTEES.read_text(encoding="utf-8"))
+    assert quoted
+    promise = " ".join(quoted[1].replace("> ", "").split())
+    assert promise.startswith("At most one holder per key while one Redis primary keeps its data")
+    assert promise.endswith("the resource itself must check the fencing number.")
+    assert promise in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+
+
+def test_every_way_out_that_is_built_has_its_test() -> None:
+    table = GUARANTEES.read_text(encoding="utf-8").split("## Every way out of a task")[1].split("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("|")][2:]
+    assert len(rows) > 20
+    assert [row for row in rows if "(../tests/" not in row and "Not yet: scopes `job` and `queue`" not in row] == []
+
+
+def test_every_log_line_is_one_that_the_code_writes() -> None:
+    section = GUARANTEES.read_text(encoding="utf-8").split("## What the log says")[1].split("\n## ")[0]
+    lines = re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
+    assert len(lines) > 12
+    code = "".join(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("celery_redislock/*.py")))
+    written = re.sub(r'" *\n *f?"', "", code)
+    parts = [(line, part) for line in lines for part in re.split(r"…|: (?=it was|its key)|(?=; another)", line)]
+    assert [(line, part) for line, part in parts if part.strip(" :;") not in written] == []
+
+
+@pytest.mark.parametrize("excuse", Excuse, ids=lambda excuse: excuse.name)
+def test_every_excuse_of_the_model_is_named(excuse: Excuse) -> None:
+    assert f"`{excuse.name}`" in GUARANTEES.read_text(encoding="utf-8")
+
+
+def test_the_numbers_of_the_model_are_the_models() -> None:
+    text = " ".join(GUARANTEES.read_text(encoding="utf-8").split())
+    assert (len(SCENARIOS), len(Promise)) == (11, 6)
+    assert "Eleven scenarios" in text
+    assert "six promises" in text
+    assert f"each of {len(Mistake)} known mistakes" in text
+    assert f"each of its {len(Excuse)} excuses" in text
