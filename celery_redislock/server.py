@@ -59,8 +59,12 @@ class LockServer:
         servers = _servers_of(app)
         server = servers.get(os.getpid())
         if server is None:  # two threads may both make one; nothing is open yet, and one of them wins
-            options = resolve_settings(settings_of(app)).client_options
-            server = servers.setdefault(os.getpid(), cls(connect(url_of(app), options)))
+            inherited = next(iter(servers.values()), None)
+            if inherited is not None:  # by a fork: locks that were made before it find their server by that client
+                server = cls.behind(inherited.client)
+            else:
+                server = cls(connect(url_of(app), resolve_settings(settings_of(app)).client_options))
+            server = servers.setdefault(os.getpid(), server)
         return server
 
     @classmethod

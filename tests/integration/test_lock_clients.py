@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +18,10 @@ from redis.sentinel import Sentinel
 from celery_redislock import Lock, LockConfigError
 from tests.lab.servers import wait_until
 from tests.lab.topologies import cluster, sentinel
+from tests.lab.workers import ROOT
 
 NAME = "stock"
+PAGE = (ROOT / "docs" / "lock.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +126,25 @@ def test_what_it_made_for_a_client_ends_with_it(locks):
     gc.collect()
     assert pool() is None
     wait_until(lambda: not keeper.is_alive(), "its keeper has ended")
+
+
+def test_a_redis_user_needs_only_the_keys_and_commands_that_the_page_names(locks):
+    commands = set(re.findall(r"\b[A-Z]{3,}\b", PAGE.rsplit("A Redis user needs", 1)[1]))
+    keys = ("~stock", "~{stock}:waiters", "~{stock}:wake", "~{stock}:fence")
+    may = [f"+{command.lower()}" for command in commands]
+    locks.client.execute_command("ACL", "SETUSER", "modest", "on", "nopass", "resetkeys", "-@all", *keys, *may)
+    modest = redis.Redis(unix_socket_path=str(locks.socket), username="modest", password="any")  # noqa: S106
+    with modest, Lock(modest, NAME, timeout=10, renew=True, fence=True) as lock, ThreadPoolExecutor() as pool:
+        waiting = pool.submit(Lock(modest, NAME, timeout=10, thread_local=False).acquire, blocking_timeout=10)
+        wait_until(lambda: locks.client.info("clients")["blocked_clients"] == 1, "it waits, and may")
+        lock.extend(5)
+        assert lock.owned()
+        lock.release()
+        assert waiting.result(5)
+        assert lock.acquire(blocking=False) is False
+        locks.client.delete(NAME)
+        assert lock.acquire()
+    locks.client.execute_command("ACL", "DELUSER", "modest")
 
 
 def test_an_asyncio_client_is_refused():

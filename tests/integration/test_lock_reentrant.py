@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, copy_context
@@ -278,6 +279,28 @@ class TestRequest:
             return self.lock_for().acquire(blocking=False)
 
         assert task.apply().get() is False
+
+    def test_a_lock_that_was_made_before_a_fork_is_one_of_the_childs_own(self, app, locks):
+        """Made when its module was imported, in a prefork worker's main process; used in a run, in a child."""
+
+        @app.task(bind=True, base=LockedTask, shared=False, lock_wait=0.1)
+        def task(self):
+            with made, self.lock_for() as again:
+                return made.token == again.token == self.lock.token
+
+        made = task.lock_for()
+        read, write = os.pipe()
+        if os.fork() == 0:
+            try:
+                os.write(write, str(task.apply().get()).encode())
+            except LockConflict as error:
+                os.write(write, str(error).encode())
+            os._exit(0)
+        os.wait()
+        assert os.read(read, 1000) == b"True"
+        os.close(read)
+        os.close(write)
+        assert locks.client.keys() == []
 
     def test_after_its_end_nothing_of_a_run_is_held(self, tasks, locks):
         tasks.work.apply(("k",)).get()

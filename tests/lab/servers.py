@@ -1,4 +1,4 @@
-"""Real servers that end with the test: Valkey on a unix socket, RabbitMQ on loopback."""
+"""Real servers that end with the test: Valkey and PostgreSQL on a unix socket, RabbitMQ on loopback."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -53,11 +55,13 @@ def free_port() -> int:
 
 
 @contextmanager
-def running(command: list[str], log: Path, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    command: list[str], log: Path, env: dict[str, str] | None = None, **options: Any
+) -> Iterator[subprocess.Popen[bytes]]:
     """A process in a group of its own, which ends with the block, whatever is left of it."""
     with log.open("ab") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=output, env={**os.environ, **(env or {})}, start_new_session=True
+            command, stdout=output, stderr=output, env={**os.environ, **(env or {})}, start_new_session=True, **options
         )
     try:
         yield process
@@ -196,3 +200,44 @@ def _amqp_answers(url: str) -> bool:
             return True
     except OSError:
         return False
+
+
+@contextmanager
+def postgresql() -> Iterator[str]:
+    """PostgreSQL on a unix socket alone; yields what libpq and psycopg connect to."""
+    # Debian keeps them off the PATH, in a folder for each version.
+    path = os.pathsep.join([*map(str, Path("/usr/lib/postgresql").glob("*/bin")), os.environ.get("PATH", "")])
+    initdb, server = shutil.which("initdb", path=path), shutil.which("postgres", path=path)
+    if initdb is None or server is None:
+        missing("postgresql")
+    # Neither runs as root, nor could another user reach into pytest's own folder.
+    user = {"user": "postgres", "group": "postgres", "extra_groups": []} if os.geteuid() == 0 else {}
+    with tempfile.TemporaryDirectory(prefix="postgresql-", ignore_cleanup_errors=True) as name:
+        folder, data = Path(name), str(Path(name, "data"))
+        if user:
+            shutil.chown(folder, "postgres", "postgres")
+        made = subprocess.run(
+            [initdb, "-D", data, "--auth=trust", "--username=shop", "--no-sync", "--locale=C", "--encoding=UTF8"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            **user,
+        )
+        assert made.returncode == 0, made.stderr
+        command = [server, "-D", data, "-k", name, "-c", "listen_addresses=", "-c", "fsync=off"]
+        with running(command, folder / "postgresql.log", cwd=folder, **user) as process:
+            status = folder / "data" / "postmaster.pid"
+            wait_until(lambda: "ready" in _text(status), "PostgreSQL is ready")
+            try:
+                yield f"host={name} user=shop dbname=postgres"
+            finally:  # killed, it would leave shared memory behind
+                process.send_signal(signal.SIGINT)
+                process.wait(30)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except FileNotFoundError:
+        return ""

@@ -1,0 +1,36 @@
+"""Every Python block of the documentation runs: those of a page in their order, as one program."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.lab.pages import PAGES, python_of
+from tests.lab.servers import Valkey, free_port
+from tests.lab.workers import ROOT
+
+
+@pytest.fixture
+def redis_url(tmp_path):
+    """On a port: redis-py and Celery spell the URL of a socket in two ways."""
+    with Valkey(tmp_path, free_port()).serve() as server:
+        yield server.url()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if python_of(page).strip()], ids=lambda page: page.name)
+def test_the_examples_of_a_page_run_as_they_are(page, redis_url, tmp_path):
+    program = tmp_path / f"{page.stem}.py"  # its line numbers are those of the page
+    program.write_text(python_of(page))
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        env={**os.environ, "REDIS_URL": redis_url, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,27 @@
+"""The Python of a documentation page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.lab.workers import ROOT
+
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+
+
+def python_of(page: Path, section: str | None = None) -> str:
+    """Its python blocks, or those of the section with that heading; every line has the number it has in the page."""
+    return "\n".join(_lines(page.read_text(), section))
+
+
+def _lines(text: str, section: str | None) -> Iterator[str]:
+    heading = fence = ""
+    for line in text.splitlines():
+        is_fence = line.startswith("```")
+        if is_fence:
+            fence = "" if fence else line
+        elif not fence and line.startswith("#"):
+            heading = line.strip("# ")
+        wanted = fence == "```python" and not is_fence and section in {None, heading}
+        yield line if wanted else ""
