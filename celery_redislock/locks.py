@@ -16,7 +16,7 @@ from redis.exceptions import LockError
 from . import tokens
 from .errors import LockConfigError, LockConflict, LockUnavailable
 from .handle import Handle
-from .keeper import KEY_GONE, HeldLock
+from .held import KEY_GONE, HeldLock
 from .reentry import Hold, check_fence, held_in_context
 from .server import LockServer
 from .store import Held, LockStore, Text

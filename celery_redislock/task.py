@@ -17,10 +17,10 @@ from .delivery import hide_headers
 from .eager import EagerExecution
 from .errors import LockConfigError
 from .execution import Execution
+from .held import HeldLock
 from .held_by_request import EXECUTION, attach, held_by_request
 from .info import LockInfo
 from .join import check_backend
-from .keeper import HeldLock
 from .locks import Lock
 from .nolock import NoLock
 from .plan import LockPlan

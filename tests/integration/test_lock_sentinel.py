@@ -10,7 +10,7 @@ import redis
 from redis.sentinel import Sentinel
 
 from celery_redislock import Lock
-from celery_redislock.keeper import PAST_DEADLINE
+from celery_redislock.held import PAST_DEADLINE
 from tests.lab.proxy import Proxy
 from tests.lab.servers import wait_until
 from tests.lab.topologies import WATCHED, sentinel
