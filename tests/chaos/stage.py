@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -21,8 +22,11 @@ from tests.lab.workers import Worker, worker
 
 SLOTS = 3
 CHILDREN = 3
-#: A shutdown that takes longer hangs, in seconds.
-HANGS = 8
+#: A shutdown that takes longer is asked why, in seconds.
+SLOW = 8
+#: How long it may take on top. Celery waits up to 30 s for a child whose last result is not read any more (billiard's
+#: _ensure_messages_consumed).
+HANGS = 40
 #: After which the Redis broker gives a message again, in seconds.
 VISIBILITY = 10
 TRANSPORT = {
@@ -60,11 +64,13 @@ class Slot(Place):
         self.worker: Worker
         self._config, self._folder = config, folder
         self._end = ExitStack()
+        self._leaving: list[tuple[Worker, ExitStack, float]] = []
         self._started = 0
         folder.mkdir()
 
     def do(self, action: Callable[[], object]) -> None:
         def act() -> None:
+            self.see_off(0.0)
             self.replace_dead()
             action()
 
@@ -73,8 +79,7 @@ class Slot(Place):
     def replace_dead(self) -> None:
         """A worker that ended although nobody told it to is a complaint; it gets a successor."""
         if self._started and self.worker.process.poll() is not None:
-            ledger = Ledger(Path(self._config.ledger))
-            ledger.write({"event": "complaint", "text": f"a worker ended by itself: {self.worker.log}"})
+            self._complain("a worker ended by itself", self.worker)
             self.start()
 
     def start(self) -> None:
@@ -86,21 +91,32 @@ class Slot(Place):
         self.worker = self._end.enter_context(context)
 
     def end(self, sig: signal.Signals) -> None:
-        """Ask for a shutdown, and wait for its end."""
+        """Ask for a shutdown, and wait for its end; one that takes long goes on beside the next worker."""
         main = self.worker.process
         main.send_signal(sig)
         with suppress(subprocess.TimeoutExpired):
-            main.wait(HANGS)
+            main.wait(SLOW)
         if main.poll() is None:
             self._ask_where_it_hangs()
-        try:
-            # Celery waits up to 30 s for a child whose last result it does not read any more (billiard's
-            # _ensure_messages_consumed).
-            main.wait(40)
-        except subprocess.TimeoutExpired:
-            text = f"a worker did not end within 40 s after {sig.name}: {self.worker.log}"
-            self.worker.ledger.write({"event": "complaint", "text": text})
-            self.worker.kill()
+            self._leaving.append((self.worker, self._end, time.monotonic() + HANGS))
+            self._end = ExitStack()
+
+    def see_off(self, patience: float = HANGS) -> None:
+        """Wait for those that are still shutting down; one that never ends is a complaint."""
+        for leaving in self._leaving.copy():
+            gone, end, deadline = leaving
+            with suppress(subprocess.TimeoutExpired):
+                gone.process.wait(min(patience, max(0.0, deadline - time.monotonic())))
+            hangs = gone.process.poll() is None and time.monotonic() > deadline
+            if hangs:
+                self._complain("a worker did not shut down", gone)
+                gone.kill()
+            if gone.process.poll() is not None:
+                end.close()
+                self._leaving.remove(leaving)
+
+    def _complain(self, text: str, about: Worker) -> None:
+        about.ledger.write({"event": "complaint", "text": f"{text}: {about.log}"})
 
     def _ask_where_it_hangs(self) -> None:
         with suppress(psutil.NoSuchProcess):
@@ -110,6 +126,8 @@ class Slot(Place):
     def close(self) -> None:
         super().close()
         self._end.close()
+        for _, end, _ in self._leaving:
+            end.close()
 
 
 class Stage:
@@ -153,6 +171,7 @@ class Stage:
         self.lock_proxy.mend()
         self.broker_proxy.mend()
         for slot in self.slots:
+            slot.see_off()
             slot.replace_dead()
 
 
