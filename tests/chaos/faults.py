@@ -15,7 +15,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from celery_redislock.store import ACQUIRE, RELEASE, RENEW
-from tests.chaos.stage import Place, Slot, Stage
+from tests.chaos.slots import Place, Slot
+from tests.chaos.stage import Stage
 from tests.chaos.tasks import LEASE
 
 KILL_CHILD = "child killed"
