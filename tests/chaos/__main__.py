@@ -15,7 +15,7 @@ from types import FrameType
 from tests.chaos.check import Verdict, check
 from tests.chaos.complaints import complaints_in
 from tests.chaos.coroner import Coroner
-from tests.chaos.faults import begin, plan
+from tests.chaos.faults import WARM, Strike, begin, plan
 from tests.chaos.load import Load, wait_for_the_end
 from tests.chaos.report import offences, table
 from tests.chaos.stage import Stage, open_stage
@@ -83,6 +83,10 @@ def _strike(stage: Stage, seed: int, seconds: float) -> None:
         begin(stage, strike)
     load.enough.set()
     load.join()
+    stage.wait()
+    for slot in range(len(stage.slots)):  # the rest is for healthy workers
+        begin(stage, Strike(0, WARM, slot, 0))
+    stage.wait()
     stage.mend()
     print(f"  {seconds:6.1f} s  all is mended; waiting for what is under way", flush=True)
     wait_for_the_end(load, stage.ledger, timeout=90)
