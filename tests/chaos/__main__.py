@@ -69,7 +69,7 @@ def _strike(stage: Stage, seed: int, seconds: float) -> None:
     """Load and faults, until the time is over and all has come to its end."""
     app = make_app(stage.direct)
     define_tasks(app, stage.ledger)
-    write_down_publishing(stage.ledger)
+    publish_in_silence = write_down_publishing(stage.ledger)
     coroner = Coroner(stage.ledger)
     coroner.start()
     load = Load(app, stage.ledger, f"{seed} load")
@@ -93,6 +93,7 @@ def _strike(stage: Stage, seed: int, seconds: float) -> None:
     load.write_down_states()
     coroner.enough.set()
     coroner.join()
+    publish_in_silence()
     app.close()
 
 
