@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +11,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from redis.sentinel import SentinelConnectionPool
+from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from .errors import LockConfigError, describe
 
@@ -115,12 +116,29 @@ def derive(client: redis.Redis, max_connections: int = 50, *, wait_for_reply: fl
     }
     kind: type[redis.ConnectionPool] = redis.ConnectionPool
     if isinstance(pool, SentinelConnectionPool):
-        kind = SentinelConnectionPool
-        options |= {name: getattr(pool, name) for name in ("service_name", "sentinel_manager", "is_master")}
+        kind = _SentinelPool
+        options |= {name: getattr(pool, name) for name in ("service_name", "is_master")}
+        options["sentinel_manager"] = _without_retries(pool.sentinel_manager)
     elif not wait_for_reply:
         kind = redis.BlockingConnectionPool
         options["timeout"] = options["socket_timeout"] + options["socket_connect_timeout"]
     return redis.Redis(connection_pool=kind(connection_class=pool.connection_class, **options))
+
+
+class _SentinelPool(SentinelConnectionPool):
+    """Counts right: redis-py before 8.1 lost a place for every connection to a former primary, and one that failed."""
+
+    def owns_connection(self, connection: Any) -> bool:
+        if not super().owns_connection(connection):  # type: ignore[no-untyped-call]
+            connection.disconnect()
+        return bool(connection.pid == self.pid)
+
+
+def _without_retries(sentinels: Sentinel) -> Sentinel:
+    """The same Sentinels. redis-py 8 asks a silent one eleven times before it asks the next."""
+    ours = copy.copy(sentinels)
+    ours.sentinels = [derive(sentinel) for sentinel in sentinels.sentinels]
+    return ours
 
 
 #: What a redis-py pool keeps among its connections' options for itself.
@@ -128,7 +146,9 @@ _OF_POOL = re.compile("maint_|oss_|orig_|himport_|cache|event_dispatcher$|connec
 
 
 def command_time(client: redis.Redis) -> float:
-    """The longest that one command of `client` may take until it fails: connecting and reading, in seconds.
+    """The longest that one command of `client` may take until it fails, in seconds: connecting and reading.
+
+    Before it connects, a Sentinel's client asks one Sentinel after the other.
 
     Raises:
         LockConfigError: A time-out is not a number of seconds.
@@ -142,4 +162,6 @@ def command_time(client: redis.Redis) -> float:
                 "without a time-out a silent server would hang every task"
             )
         total += value
+    if isinstance(client.connection_pool, SentinelConnectionPool):
+        total += sum(command_time(sentinel) for sentinel in client.connection_pool.sentinel_manager.sentinels)
     return total

@@ -8,8 +8,8 @@ from celery.exceptions import TaskRevokedError
 
 from .errors import LockConflict, LockUnavailable
 from .execution import Execution
+from .held import HeldLock
 from .held_by_request import held_by_request
-from .keeper import HeldLock
 from .policies import skip_reason
 from .reentry import check_fence, held_in_context
 

@@ -14,9 +14,9 @@ from celery.exceptions import Ignore
 from . import signals, tokens
 from .abort import Abort
 from .errors import LockUnavailable
+from .held import HeldLock
 from .info import LockInfo
 from .join import Outcome, outcome_of
-from .keeper import HeldLock
 from .message import Message
 from .policies import POLICIES, retry, revoke
 from .server import LockServer

@@ -10,7 +10,7 @@ from typing import Any
 from redis.exceptions import LockError
 
 from .errors import LockLost
-from .keeper import HeldLock
+from .held import HeldLock
 from .reentry import Hold
 from .server import LockServer
 

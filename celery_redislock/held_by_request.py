@@ -6,7 +6,7 @@ from typing import Any
 
 from celery._state import _task_stack  # type: ignore[attr-defined]
 
-from .keeper import HeldLock
+from .held import HeldLock
 from .store import LockStore
 
 #: The request attribute that holds the `Execution`.

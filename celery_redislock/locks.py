@@ -16,7 +16,7 @@ from redis.exceptions import LockError
 from . import tokens
 from .errors import LockConfigError, LockConflict, LockUnavailable
 from .handle import Handle
-from .keeper import KEY_GONE, HeldLock
+from .held import KEY_GONE, HeldLock
 from .reentry import Hold, check_fence, held_in_context
 from .server import LockServer
 from .store import Held, LockStore, Text
@@ -117,6 +117,7 @@ class Lock(Handle):
             hold.end_renewal()
             if not hold.held.store.release(self.key, hold.held.nonce):
                 hold.held.lose("its key was not ours at the release")
+            if hold.held.was_lost:  # also where a lost reply leaves open what the release found
                 hold.held.check()
 
     def extend(self, additional_time: float | None = None, replace_ttl: bool = False) -> Literal[True]:

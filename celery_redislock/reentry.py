@@ -15,7 +15,8 @@ from contextvars import ContextVar
 from typing import Any
 
 from .errors import LockConfigError
-from .keeper import HeldLock, Keeper
+from .held import HeldLock
+from .keeper import Keeper
 from .store import LockStore
 
 #: Weak: who drops a lock unreleased has its renewal ended, although its context lives on.

@@ -13,8 +13,9 @@ from redis.cluster import RedisCluster
 
 from .cluster import ClusterStore, ClusterWakeUps
 from .connection import command_time, connect, derive, lock_url
+from .held import HeldLock
 from .info import LockInfo
-from .keeper import HeldLock, Keeper
+from .keeper import Keeper
 from .options import resolve_settings
 from .store import Granted, Held, LockStore
 from .wake_ups import MAX_WAITERS, TURN, WakeUps

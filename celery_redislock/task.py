@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,10 +18,10 @@ from .delivery import hide_headers
 from .eager import EagerExecution
 from .errors import LockConfigError
 from .execution import Execution
+from .held import HeldLock
 from .held_by_request import EXECUTION, attach, held_by_request
 from .info import LockInfo
 from .join import check_backend
-from .keeper import HeldLock
 from .locks import Lock
 from .nolock import NoLock
 from .plan import LockPlan
@@ -270,5 +271,7 @@ def _release_at_postrun(sender: Any = None, state: str | None = None, **_: Any) 
     if isinstance(sender, LockedTask):
         execution = _execution_of(sender)
         if execution is not None:
-            execution.end(state)
+            # Cut short (a shutdown's SystemExit, a hook's Reject), it says SUCCESS, but the result may not have been
+            # stored, nor the next step sent; so a copy of the message must not take it for finished.
+            execution.end(state if sys.exception() is None else None)
             delattr(execution.request, EXECUTION)  # each refers to the other, and the request to the arguments

@@ -84,6 +84,18 @@ def test_copies_that_wait_unseen_for_the_only_child_are_dropped_too(
     assert stored(failure) == (states.FAILURE, "fails fails")
 
 
+def test_a_run_that_is_cut_short_before_its_result_is_stored_does_not_count_as_finished(
+    impatient, start_worker, tasks, ledger, nothing_waits
+):
+    """So ends what a cold shutdown meets between the end of its body and the storing of its result."""
+    worker = start_worker(3)
+    result = tasks.cut_short.delay("k", "twice", LONG / 2)
+    assert result.get(timeout=LONG + 10) == "twice"
+    wait_until(nothing_waits, "all copies have gone")
+    assert came_back(worker, result) > 0
+    assert ledger.items() == ["twice", "twice"]
+
+
 @on_rabbitmq
 @pytest.mark.parametrize("children", [1, 3])
 def test_a_message_given_again_after_a_lost_connection_runs_once(broker_proxy, start_worker, tasks, ledger, children):

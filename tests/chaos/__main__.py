@@ -39,12 +39,14 @@ def main() -> int:
             verdicts.append(run(broker, folder / broker, options.seed, options.seconds / len(brokers)))
             print(table(f"{broker}, seed {options.seed}", verdicts[-1]), flush=True)
             print(offences(verdicts[-1]), flush=True)
-    except KeyboardInterrupt:
-        print(f"interrupted; what there is so far is in {folder}")
-        return 130
-    total = sum(verdicts, Verdict())
-    if total.offences:
-        print(f"{len(total.offences)} broken promises; ledger and logs are in {folder}", flush=True)
+    except BaseException as error:
+        print(f"ended by {error!r}; what there is so far is in {folder}", flush=True)
+        if isinstance(error, KeyboardInterrupt):
+            return 130
+        raise
+    broken = sum(len(verdict.offences) for verdict in verdicts)
+    if broken:
+        print(f"{broken} broken promises; ledger and logs are in {folder}", flush=True)
         return 1
     shutil.rmtree(folder)
     return 0

@@ -84,6 +84,8 @@ def of_another_run(story: Story, earlier: list[Run], run: Run) -> str | None:
         return "its connection was lost before it began or as it ended, and with it the ack"
     if story.strikes((RESTART,), first.start, run.start):
         return "the lock server lost the note that it had finished"
+    if _was_sent_back_unacked(story, run):
+        return "it had been sent back, and its worker ended or lost its connection before the ack of that"
     if _was_published_twice(story, run):
         return "its message was published twice"
     stopped = story.strikes(STOPS, first.end - LEASE * 2, first.end + ACK)
@@ -99,6 +101,18 @@ def of_another_run(story: Story, earlier: list[Run], run: Run) -> str | None:
 
 def _cut(story: Story, start: float, end: float) -> bool:
     return bool(story.strikes((CUT_BROKER,), start, end))
+
+
+def _was_sent_back_unacked(story: Story, run: Run) -> bool:
+    """Whether a message that had been sent back was delivered once more, because of a fault at its first delivery."""
+    receipts = story.received[run.task_id]
+    for number, receipt in enumerate(receipts):
+        start, end = receipt["at"] - MARGIN, receipt["at"] + 2 * ACK
+        if any(later["publish"] == receipt["publish"] for later in receipts[number + 1 :]):
+            struck = [fault for fault in story.strikes(DEATHS, start, end) if fault["worker"] == receipt["worker"]]
+            if struck or _cut(story, start, end):
+                return True
+    return False
 
 
 def _was_published_twice(story: Story, run: Run) -> bool:

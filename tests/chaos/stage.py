@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import psutil
-
+from tests.chaos.slots import Place, Slot
 from tests.lab.app import Config
 from tests.lab.ledger import Ledger
 from tests.lab.proxy import Proxy
 from tests.lab.servers import Valkey, rabbitmq
-from tests.lab.workers import Worker, worker
 
 SLOTS = 3
-CHILDREN = 3
-#: A shutdown that takes longer hangs, in seconds.
-HANGS = 8
 #: After which the Redis broker gives a message again, in seconds.
 VISIBILITY = 10
 TRANSPORT = {
@@ -30,86 +22,6 @@ TRANSPORT = {
     # Else what is published just when the connection is cut is lost without a word.
     "rabbitmq": {"confirm_publish": True},
 }
-
-
-class Place:
-    """Where one thing at a time happens, in a thread of its own."""
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1)
-        self._last: Future[Any] | None = None
-
-    def do(self, action: Callable[[], object]) -> None:
-        """Begin `action` once the last one has ended; raise what that one raised."""
-        self.wait()
-        self._last = self._thread.submit(action)
-
-    def wait(self) -> None:
-        if self._last is not None:
-            self._last.result()
-
-    def close(self) -> None:
-        self._thread.shutdown(cancel_futures=True)
-
-
-class Slot(Place):
-    """A place for a worker; where one has ended, another is started."""
-
-    def __init__(self, config: Config, folder: Path) -> None:
-        super().__init__()
-        self.worker: Worker
-        self._config, self._folder = config, folder
-        self._end = ExitStack()
-        self._started = 0
-        folder.mkdir()
-
-    def do(self, action: Callable[[], object]) -> None:
-        def act() -> None:
-            self.replace_dead()
-            action()
-
-        super().do(act)
-
-    def replace_dead(self) -> None:
-        """A worker that ended although nobody told it to is a complaint; it gets a successor."""
-        if self._started and self.worker.process.poll() is not None:
-            ledger = Ledger(Path(self._config.ledger))
-            ledger.write({"event": "complaint", "text": f"a worker ended by itself: {self.worker.log}"})
-            self.start()
-
-    def start(self) -> None:
-        """Another worker, in place of the last one."""
-        self._end.close()
-        self._started += 1
-        name = f"{self._folder.name}-{self._started}@chaos"
-        context = worker(self._config, self._folder, CHILDREN, "-n", name, app="tests.chaos.worker")
-        self.worker = self._end.enter_context(context)
-
-    def end(self, sig: signal.Signals) -> None:
-        """Ask for a shutdown, and wait for its end."""
-        main = self.worker.process
-        main.send_signal(sig)
-        with suppress(subprocess.TimeoutExpired):
-            main.wait(HANGS)
-        if main.poll() is None:
-            self._ask_where_it_hangs()
-        try:
-            # Celery waits up to 30 s for a child whose last result it does not read any more (billiard's
-            # _ensure_messages_consumed).
-            main.wait(40)
-        except subprocess.TimeoutExpired:
-            text = f"a worker did not end within 40 s after {sig.name}: {self.worker.log}"
-            self.worker.ledger.write({"event": "complaint", "text": text})
-            self.worker.kill()
-
-    def _ask_where_it_hangs(self) -> None:
-        with suppress(psutil.NoSuchProcess):
-            for process in [psutil.Process(self.worker.process.pid), *self.worker.children()]:
-                process.send_signal(signal.SIGUSR2)
-
-    def close(self) -> None:
-        super().close()
-        self._end.close()
 
 
 class Stage:
@@ -153,6 +65,7 @@ class Stage:
         self.lock_proxy.mend()
         self.broker_proxy.mend()
         for slot in self.slots:
+            slot.see_off()
             slot.replace_dead()
 
 

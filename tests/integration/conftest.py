@@ -12,7 +12,8 @@ import redis
 
 from celery_redislock import Lock, tokens
 from celery_redislock.connection import connect
-from celery_redislock.keeper import HeldLock, Keeper
+from celery_redislock.held import HeldLock
+from celery_redislock.keeper import Keeper
 from celery_redislock.store import LockStore
 from celery_redislock.tokens import Attempt
 from tests.lab.servers import Valkey

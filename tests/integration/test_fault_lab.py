@@ -11,7 +11,7 @@ import redis
 from kombu import Connection
 
 from tests.lab.proxy import Proxy
-from tests.lab.servers import wait_until
+from tests.lab.servers import Valkey, wait_until
 
 
 @pytest.fixture
@@ -177,6 +177,20 @@ class TestBlackhole:
         locks.client.lpush("queue", "message")
         wait_until(lambda: lock_proxy.swallowed, "the reply is lost")
         assert not locks.client.exists("queue")
+
+
+def test_a_replica_is_in_step_behind_it_and_stands_still_behind_a_black_hole(locks, lock_proxy, tmp_path):
+    """What a primary streams is not framed as replies are."""
+    locks.client.config_set("repl-diskless-sync-delay", 0)
+    with Valkey(tmp_path).serve() as replica:
+        replica.client.replicaof("127.0.0.1", lock_proxy.port)
+        wait_until(lambda: replica.client.info("replication")["master_link_status"] == "up", "it replicates")
+        locks.client.set("before", "x" * 100_000)
+        wait_until(lambda: replica.client.strlen("before") == 100_000, "it has what was written")
+        lock_proxy.blackhole()
+        locks.client.set("after", "x")
+        wait_until(lambda: lock_proxy.swallowed, "it is lost")
+        assert not replica.client.exists("after")
 
 
 class TestRabbitMQ:

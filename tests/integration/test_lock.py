@@ -11,7 +11,7 @@ import redis
 
 from celery_redislock import Lock, LockConfigError, LockConflict, LockLost, LockUnavailable
 from celery_redislock.server import LockServer
-from celery_redislock.store import ACQUIRE
+from celery_redislock.store import ACQUIRE, RELEASE
 from tests.integration.conftest import held_elsewhere
 from tests.lab.servers import wait_until
 
@@ -132,6 +132,19 @@ def test_extending_a_stolen_lock_says_so_and_leaves_the_thief_alone(make, locks)
     with pytest.raises(LockLost):
         lock.release()
     assert locks.client.get(lock.name) == b"thief"
+
+
+def test_a_loss_is_raised_also_where_the_release_cannot_tell(locks, lock_proxy):
+    """Its first reply was lost, so that the second, "not yours", may mean that the first try released it."""
+    with redis.Redis.from_url(lock_proxy.url, socket_timeout=0.2) as client:
+        lock = Lock(client, NAME, timeout=0.4, renew=True)
+        lock.acquire()
+        locks.client.delete(NAME)
+        wait_until(lambda: lock.state == "lost", "it is told")
+        fault = lock_proxy.drop_reply(to=b"EVALSHA", where=RELEASE.sha.encode())
+        with pytest.raises(LockLost):
+            lock.release()
+        assert fault.struck
 
 
 def test_a_cycle_costs_one_round_trip_to_acquire_and_one_to_release(make, locks):

@@ -244,6 +244,13 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
         """Acked after it ran; takes its time only in its first run."""
         return ledger.take(key, item, first)
 
+    @locked("cut_short", lock_args=["key"], acks_late=True, reject_on_worker_lost=True, lock_lease=3.0)
+    def cut_short(key: Any, item: Any, first: float = 0.0) -> Any:
+        """Is told to go in its first run, when its body has ended and its result is not stored yet."""
+        is_first = str(item) not in ledger.items()
+        ledger.take(key, item, first)
+        return _Leaves() if is_first else item
+
     @locked("tried_again", lock_args=["key"], retry_on_worker_lost=True, default_retry_delay=0)
     def tried_again(key: Any, item: Any, first: float = 0.0) -> Any:
         """Is retried by the main process when its process dies, from Celery 5.7 on."""
@@ -371,6 +378,13 @@ def _define_policy(locked: Any, ledger: Ledger, policy: str) -> None:
     def errback(key: str) -> str:
         with ledger.run(key, "errback"):
             return "errback"
+
+
+class _Leaves:
+    """A result that ends the process which stores it."""
+
+    def __json__(self) -> Any:
+        raise SystemExit(1)
 
 
 class _Linked(LockedTask):

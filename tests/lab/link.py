@@ -25,7 +25,7 @@ class Link(threading.Thread):
         self.server: socket.socket | None = None
         self.lost = lost
         """Opened in a black hole: it reaches nobody."""
-        self.is_redis = self.subscribed = self.silent = False
+        self.is_redis = self.subscribed = self.replicates = self.silent = False
         self.commands, self.replies = bytearray(), bytearray()
         self.unanswered: deque[bytes] = deque()
         self.ended = threading.Event()
@@ -60,16 +60,17 @@ class Link(threading.Thread):
 
     def _pass_command(self, data: bytes) -> None:
         self.is_redis = self.is_redis or data.startswith(b"*")
-        if self.is_redis:
+        if self.is_redis and not self.replicates:
             self.commands += data
             for command in values(self.commands):  # noted before it is sent: its reply may come at once
                 self.subscribed = self.subscribed or b"SUBSCRIBE" in command_name(command)
+                self.replicates = self.replicates or command_name(command) == b"PSYNC"
                 self.unanswered.append(command)
         assert self.server
         self.server.sendall(data)
 
     def _pass_reply(self, data: bytes) -> None:
-        if not self.is_redis:
+        if not self.is_redis or self.replicates:  # what a primary streams to its replica is no reply
             self._deliver(data, b"")
             return
         self.replies += data

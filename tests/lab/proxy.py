@@ -47,8 +47,8 @@ class Proxy:
     """Listens on a loopback port, and passes every connection on to the server behind `url`.
 
     Redis' replies can be dropped and delayed one by one: on a connection they come in the order of its commands (but
-    for one that has subscribed: there no reply is matched). Anything else, as AMQP, is passed on untouched, and
-    chunk by chunk if it is delayed.
+    for one that has subscribed: there no reply is matched). Anything else, as AMQP or what a primary streams to its
+    replica, is passed on untouched, and chunk by chunk if it is delayed.
 
     Args:
         url: Of a server on loopback or a unix socket, as redis-py, Celery or kombu spell it.

@@ -1,14 +1,25 @@
-"""A Cluster and a Sentinel of one Valkey each, on loopback ports."""
+"""On loopback ports: a Cluster and a Sentinel of one Valkey each; three Sentinels over a primary and its replica."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import redis
+from redis.sentinel import Sentinel
 
-from tests.lab.servers import free_port, missing, running, wait_until
+from tests.lab.proxy import Proxy
+from tests.lab.servers import Valkey, free_port, missing, running, wait_until
+
+#: The name of the primary that three Sentinels watch.
+WATCHED = "shop"
+#: When each of the three Sentinels takes a silent server for down, in milliseconds. Not at once: each would stand for
+#: election and vote for itself.
+DOWN_AFTER_MS = (1000, 1100, 2000)
+#: How often a Sentinel looks, asks and tells. Its own periods are up to twenty times as long.
+QUICK_MS = {"ping-period": 100, "ask-period": 100, "publish-period": 400, "info-period": 250, "tilt-trigger": 20_000}
 
 
 @contextmanager
@@ -42,6 +53,92 @@ def sentinel(folder: Path, name: str) -> Iterator[int]:
         config.write_text(f"sentinel monitor {name} 127.0.0.1 {primary} 1\n")
         with _server(folder, str(config), "--sentinel") as port:
             yield port
+
+
+@dataclass
+class Pair:
+    """A primary, its replica, and the three Sentinels that watch them."""
+
+    primary: Valkey
+    replica: Valkey
+    link: Proxy
+    """The replica's connection to the primary goes through it."""
+    ports: list[int]
+    """Of the Sentinels."""
+
+    def wait_for_failover(self) -> None:
+        """Until the replica is the primary."""
+        wait_until(lambda: self.is_primary(self.replica), "the replica is promoted")
+
+    def is_primary(self, server: Valkey) -> bool:
+        """Whether all Sentinels say so."""
+        return all(state["port"] == server.port and not _is_down(state) for state in self._each("sentinel_master"))
+
+    def is_replica(self, server: Valkey) -> bool:
+        """Whether all Sentinels say so, and it is in step with its primary."""
+        listed = [[r for r in replicas if r["port"] == server.port] for replicas in self._each("sentinel_slaves")]
+        is_listed = all(replicas and not _is_down(replicas[0]) for replicas in listed)
+        return is_listed and server.client.info("replication").get("master_link_status") == "up"
+
+    def is_ready(self) -> bool:
+        """Whether everybody knows of everybody."""
+        knows_others = all(state["num-other-sentinels"] == 2 for state in self._each("sentinel_master"))
+        return knows_others and self.is_primary(self.primary) and self.is_replica(self.replica)
+
+    def _each(self, question: str) -> list[object]:
+        answers = []
+        for port in self.ports:
+            with redis.Redis(port=port) as client:
+                answers.append(getattr(client, question)(WATCHED))
+        return answers
+
+
+@contextmanager
+def pair(folder: Path) -> Iterator[Pair]:
+    """A primary and its replica, watched by three Sentinels that take about a second to see that it is down."""
+    with ExitStack() as stack:
+        servers = []
+        for name in ("one", "two"):
+            (folder / name).mkdir(parents=True)
+            servers.append(stack.enter_context(Valkey(folder / name, free_port()).serve()))
+        primary, replica = servers
+        primary.client.config_set("repl-diskless-sync-delay", 0)
+        replica.client.config_set("repl-diskless-sync-delay", 0)
+        link = stack.enter_context(Proxy(primary.url()).serve())
+        replica.client.replicaof("127.0.0.1", link.port)
+        wait_until(lambda: replica.client.info("replication")["master_link_status"] == "up", "it replicates")
+        ports = [stack.enter_context(_watcher(folder / f"sentinel-{ms}", primary, ms)) for ms in DOWN_AFTER_MS]
+        pair = Pair(primary, replica, link, ports)
+        wait_until(pair.is_ready, "everybody knows of everybody")
+        yield pair
+
+
+@contextmanager
+def _watcher(folder: Path, primary: Valkey, down_after_ms: int) -> Iterator[int]:
+    """One of three Sentinels."""
+    folder.mkdir()
+    config = folder / "sentinel.conf"
+    # After its failover-timeout a Sentinel would connect the replica to the primary itself, past the proxy.
+    config.write_text(
+        f"sentinel monitor {WATCHED} 127.0.0.1 {primary.port} 2\n"
+        f"sentinel down-after-milliseconds {WATCHED} {down_after_ms}\n"
+        f"sentinel failover-timeout {WATCHED} 60000\n"
+        f"sentinel parallel-syncs {WATCHED} 1\n"
+    )
+    with _server(folder, str(config), "--sentinel") as port:
+        with redis.Redis(port=port) as client:
+            client.execute_command("SENTINEL", "DEBUG", *(word for item in QUICK_MS.items() for word in item))
+        yield port
+
+
+def primary_behind(ports: list[int], **options: object) -> redis.Redis:
+    """A client of whatever the Sentinels at `ports` call the primary."""
+    options = {"socket_timeout": 0.3, "socket_connect_timeout": 0.3, **options}
+    return Sentinel([("127.0.0.1", port) for port in ports], **options).master_for(WATCHED)
+
+
+def _is_down(state: dict[str, object]) -> bool:
+    return bool(state["is_sdown"] or state["is_odown"] or state["is_disconnected"])
 
 
 def _answers(client: redis.Redis) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from celery.signals import worker_ready
 
 from celery_redislock import LockInfo
-from celery_redislock.keeper import HeldLock
+from celery_redislock.held import HeldLock
 from celery_redislock.signals import lock_conflict, lock_lost
 from celery_redislock.tokens import parse
 from tests.lab.app import Config, make_app

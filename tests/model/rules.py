@@ -30,7 +30,7 @@ class Mistake(Enum):
     """What an implementation may get wrong; each breaks a promise."""
 
     SAME_ID_IS_A_COPY = "the same task id is taken for a copy, whatever its attempt"
-    NOTE_ON_SYSTEM_EXIT = "a body that raised SystemExit leaves a note"
+    NOTE_ON_SYSTEM_EXIT = "a run that SystemExit has cut short, in its body or after it, leaves a note"
     NOTE_ON_REQUEUE = "a message that was requeued leaves a note"
     NOTE_OF_A_DEAD_CHILD = "the main process leaves a note when it releases for a dead child"
     NO_NOTE = "no release leaves a note"

@@ -18,7 +18,7 @@ PACKAGE = Path(celery_redislock.__file__).parent
 ORDER = [
     *("info", "errors", "signals"),
     *("tokens", "wire", "keys", "options", "connection"),
-    *("lines", "store", "keeper", "wake_ups", "cluster", "server", "reentry", "handle", "locks", "nolock"),
+    *("lines", "store", "held", "keeper", "wake_ups", "cluster", "server", "reentry", "handle", "locks", "nolock"),
     *("comeback", "delivery", "plan", "message"),
     *("abort", "join", "policies", "held_by_request", "execution", "eager", "task"),
     *("locked", "children", "request", "redelivery", "control", "cli", "bootsteps", "metrics", "tracing", "testing"),
@@ -26,7 +26,7 @@ ORDER = [
 ]
 #: These serve any code, with or without Celery.
 WITHOUT_CELERY = [
-    *("tokens", "wire", "keys", "connection", "lines", "store", "keeper", "wake_ups", "server"),
+    *("tokens", "wire", "keys", "connection", "lines", "store", "held", "keeper", "wake_ups", "server"),
     *("reentry", "handle", "locks"),
 ]
 

@@ -1,0 +1,118 @@
+"""Places where faults strike one after the other; a slot is a place with a worker in it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.lab.app import Config
+from tests.lab.workers import Worker, worker
+
+CHILDREN = 3
+#: A shutdown that takes longer is asked why, in seconds.
+SLOW = 8
+#: How long it may take on top. A child waits up to 30 s for its worker to read its last result, which a worker that
+#: shuts down may never do (billiard's _ensure_messages_consumed).
+HANGS = 40
+
+
+class Place:
+    """Where one thing at a time happens, in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self._last: Future[Any] | None = None
+
+    def do(self, action: Callable[[], object]) -> None:
+        """Begin `action` once the last one has ended; raise what that one raised."""
+        self.wait()
+        self._last = self._thread.submit(action)
+
+    def wait(self) -> None:
+        if self._last is not None:
+            self._last.result()
+
+    def close(self) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+
+class Slot(Place):
+    """A place for a worker; where one has ended, another is started."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        super().__init__()
+        self.worker: Worker
+        self._config, self._folder = config, folder
+        self._end = ExitStack()
+        self._leaving: list[tuple[Worker, ExitStack, float]] = []
+        self._started = 0
+        folder.mkdir()
+
+    def do(self, action: Callable[[], object]) -> None:
+        def act() -> None:
+            self.see_off(0.0)
+            self.replace_dead()
+            action()
+
+        super().do(act)
+
+    def replace_dead(self) -> None:
+        """A worker that ended although nobody told it to is a complaint; it gets a successor."""
+        if self._started and self.worker.process.poll() is not None:
+            self._complain("a worker ended by itself", self.worker)
+            self.start()
+
+    def start(self) -> None:
+        """Another worker, in place of the last one."""
+        self._end.close()
+        self._started += 1
+        name = f"{self._folder.name}-{self._started}@chaos"
+        context = worker(self._config, self._folder, CHILDREN, "-n", name, app="tests.chaos.worker")
+        self.worker = self._end.enter_context(context)
+
+    def end(self, sig: signal.Signals) -> None:
+        """Ask for a shutdown, and wait for its end; one that takes long goes on beside the next worker."""
+        main = self.worker.process
+        main.send_signal(sig)
+        with suppress(subprocess.TimeoutExpired):
+            main.wait(SLOW)
+        if main.poll() is None:
+            self._ask_where_it_hangs()
+            self._leaving.append((self.worker, self._end, time.monotonic() + HANGS))
+            self._end = ExitStack()
+
+    def see_off(self, patience: float = HANGS) -> None:
+        """Wait for those that are still shutting down; one that never ends is a complaint."""
+        for leaving in self._leaving.copy():
+            gone, end, deadline = leaving
+            with suppress(subprocess.TimeoutExpired):
+                gone.process.wait(min(patience, max(0.0, deadline - time.monotonic())))
+            hangs = gone.process.poll() is None and time.monotonic() > deadline
+            if hangs:
+                self._complain("a worker did not shut down", gone)
+                gone.kill()
+            if gone.process.poll() is not None:
+                end.close()
+                self._leaving.remove(leaving)
+
+    def _complain(self, text: str, about: Worker) -> None:
+        about.ledger.write({"event": "complaint", "text": f"{text}: {about.log}"})
+
+    def _ask_where_it_hangs(self) -> None:
+        with suppress(psutil.NoSuchProcess):
+            for process in [psutil.Process(self.worker.process.pid), *self.worker.children()]:
+                process.send_signal(signal.SIGUSR2)
+
+    def close(self) -> None:
+        super().close()
+        self._end.close()
+        for _, end, _ in self._leaving:
+            end.close()

@@ -1,0 +1,81 @@
+"""A `Lock` over a Sentinel's client, where the Sentinels themselves are of no help."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import pytest
+import redis
+from redis.sentinel import Sentinel
+
+from celery_redislock import Lock
+from celery_redislock.held import PAST_DEADLINE
+from tests.lab.proxy import Proxy
+from tests.lab.servers import wait_until
+from tests.lab.topologies import WATCHED, sentinel
+
+NAME = "stock"
+
+
+@pytest.fixture
+def port(tmp_path):
+    with sentinel(tmp_path, WATCHED) as port:
+        yield port
+
+
+@pytest.fixture
+def proxy(port):
+    """In front of the Sentinel."""
+    with Proxy(f"redis://127.0.0.1:{port}").serve() as proxy:
+        yield proxy
+
+
+def primary_behind(*ports, **options):
+    sentinels = Sentinel([("127.0.0.1", port) for port in ports], **options)
+    return sentinels.master_for(WATCHED, socket_timeout=0.2, socket_connect_timeout=0.2)
+
+
+def address_of(client):
+    return client.connection_pool.get_master_address()
+
+
+def cut_connections(address):
+    with redis.Redis(*address) as direct:
+        direct.client_kill_filter(_type="normal", skipme=True)
+
+
+def test_silent_sentinels_do_not_keep_a_holder_from_being_told(proxy, caplog):
+    """They are asked before a connection is made, and have time-outs of their own: redis-py's are five seconds."""
+    caplog.set_level(logging.WARNING, "celery_redislock")
+    client = primary_behind(proxy.port)
+    lock = Lock(client, NAME, timeout=1.5, renew=True)
+    assert lock.acquire()
+    deadline = time.monotonic() + lock.remaining
+    primary = address_of(client)
+    proxy.blackhole()
+    cut_connections(primary)
+    wait_until(lambda: PAST_DEADLINE in caplog.text, "it is told", 10)
+    assert time.monotonic() < deadline + 1
+
+
+def test_a_silent_sentinel_costs_one_time_out_and_no_more(proxy, port):
+    """redis-py 8 asks it eleven times before it asks the next one: seven seconds, of somebody's lease."""
+    proxy.blackhole()
+    started = time.monotonic()
+    with Lock(primary_behind(proxy.port, port, socket_timeout=0.3), NAME, timeout=10):
+        assert 0.3 <= time.monotonic() - started < 2
+
+
+def test_renewal_goes_on_after_the_sentinels_knew_no_primary(port, caplog):
+    """Also where the keeper had no connection yet: redis-py before 8.1 took the failed one for one in use."""
+    client = primary_behind(port)
+    lock = Lock(client, NAME, timeout=2, renew=True)
+    assert lock.acquire()
+    host, primary_port = address_of(client)
+    with redis.Redis(port=port) as watcher:
+        watcher.sentinel_remove(WATCHED)
+        wait_until(lambda: "cannot be asked" in caplog.text, "a renewal has failed twice")
+        watcher.sentinel_monitor(WATCHED, host, primary_port, 1)
+    wait_until(lambda: lock.remaining > 1.8, "it is renewed", 5)
+    lock.release()
