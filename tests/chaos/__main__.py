@@ -15,7 +15,7 @@ from types import FrameType
 from tests.chaos.check import Verdict, check
 from tests.chaos.complaints import complaints_in
 from tests.chaos.coroner import Coroner
-from tests.chaos.faults import begin, plan
+from tests.chaos.faults import WARM, Strike, begin, plan
 from tests.chaos.load import Load, wait_for_the_end
 from tests.chaos.report import offences, table
 from tests.chaos.stage import Stage, open_stage
@@ -69,7 +69,7 @@ def _strike(stage: Stage, seed: int, seconds: float) -> None:
     """Load and faults, until the time is over and all has come to its end."""
     app = make_app(stage.direct)
     define_tasks(app, stage.ledger)
-    write_down_publishing(stage.ledger)
+    publish_in_silence = write_down_publishing(stage.ledger)
     coroner = Coroner(stage.ledger)
     coroner.start()
     load = Load(app, stage.ledger, f"{seed} load")
@@ -83,12 +83,17 @@ def _strike(stage: Stage, seed: int, seconds: float) -> None:
         begin(stage, strike)
     load.enough.set()
     load.join()
+    stage.wait()
+    for slot in range(len(stage.slots)):  # the rest is for healthy workers
+        begin(stage, Strike(0, WARM, slot, 0))
+    stage.wait()
     stage.mend()
     print(f"  {seconds:6.1f} s  all is mended; waiting for what is under way", flush=True)
     wait_for_the_end(load, stage.ledger, timeout=90)
     load.write_down_states()
     coroner.enough.set()
     coroner.join()
+    publish_in_silence()
     app.close()
 
 

@@ -12,6 +12,7 @@ from tests.chaos.story import Line, Story
 from tests.lab.ledger import Ledger, Run
 
 FINISHED, SKIPPED, LIMITED = "finished", "skipped as duplicates", "ended by their hard time limit"
+HUNG = "workers that hung in Celery's own code, killed"
 #: What a message may end as: its kind, or any, and its state.
 OUTCOMES = {("", "SUCCESS"): FINISHED, ("once", "REVOKED"): SKIPPED, ("limited", "FAILURE"): LIMITED}
 
@@ -112,6 +113,7 @@ def _losses(story: Story, verdict: Verdict) -> Iterable[Offence]:
 
 
 def _leftovers(story: Story, verdict: Verdict) -> Iterable[Offence]:
+    verdict.outcomes[HUNG] = len(story.hung)
     verdict.outcomes["keys left"] = len(story.events("key"))
     for key in story.events("key"):
         yield Offence("a key was left one lease after the end", [key])

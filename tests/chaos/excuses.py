@@ -84,6 +84,8 @@ def of_another_run(story: Story, earlier: list[Run], run: Run) -> str | None:
         return "its connection was lost before it began or as it ended, and with it the ack"
     if story.strikes((RESTART,), first.start, run.start):
         return "the lock server lost the note that it had finished"
+    if any(line["worker"] in story.hung for line in story.received[run.task_id]):
+        return "its worker hung in Celery's own code before the ack"
     if _was_sent_back_unacked(story, run):
         return "it had been sent back, and its worker ended or lost its connection before the ack of that"
     if _was_published_twice(story, run):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from tests.chaos.check import FINISHED, LIMITED, SKIPPED, Verdict
+from tests.chaos.check import FINISHED, HUNG, LIMITED, SKIPPED, Verdict
 from tests.chaos.faults import FAULTS
 
 WIDTH = 88
@@ -27,6 +27,7 @@ def table(title: str, verdict: Verdict) -> str:
     lines += _block("runs again, excused", again, verdict.again)
     lines += _block("overlaps, excused", overlaps, verdict.overlaps)
     lines += _block("losses told to their holders", losses, verdict.losses)
+    lines += [_line(HUNG, outcomes[HUNG])]
     lines += [_line("keys left one lease after the end", outcomes["keys left"])]
     lines += [_line("broken promises", len(verdict.offences)), "=" * WIDTH]
     return "\n".join(lines)

@@ -52,7 +52,7 @@ class Slot(Place):
         self.worker: Worker
         self._config, self._folder = config, folder
         self._end = ExitStack()
-        self._leaving: list[tuple[Worker, ExitStack, float]] = []
+        self._leaving: list[tuple[Worker, ExitStack, float, str]] = []
         self._started = 0
         folder.mkdir()
 
@@ -85,19 +85,19 @@ class Slot(Place):
         with suppress(subprocess.TimeoutExpired):
             main.wait(SLOW)
         if main.poll() is None:
-            self._ask_where_it_hangs()
-            self._leaving.append((self.worker, self._end, time.monotonic() + HANGS))
+            self._leaving.append((self.worker, self._end, time.monotonic() + HANGS, self._where_it_hangs()))
             self._end = ExitStack()
 
     def see_off(self, patience: float = HANGS) -> None:
-        """Wait for those that are still shutting down; one that never ends is a complaint."""
+        """Wait for those that are still shutting down; one that never ends is killed, and counted."""
         for leaving in self._leaving.copy():
-            gone, end, deadline = leaving
+            gone, end, deadline, stack = leaving
             with suppress(subprocess.TimeoutExpired):
                 gone.process.wait(min(patience, max(0.0, deadline - time.monotonic())))
-            hangs = gone.process.poll() is None and time.monotonic() > deadline
-            if hangs:
-                self._complain("a worker did not shut down", gone)
+            if gone.process.poll() is None and time.monotonic() > deadline:
+                if "/celery_redislock/" in stack:
+                    self._complain(f"a worker hangs in celery_redislock{stack}", gone)
+                gone.ledger.write({"event": "hang", "worker": gone.process.pid, "log": str(gone.log), "stack": stack})
                 gone.kill()
             if gone.process.poll() is not None:
                 end.close()
@@ -106,13 +106,18 @@ class Slot(Place):
     def _complain(self, text: str, about: Worker) -> None:
         about.ledger.write({"event": "complaint", "text": f"{text}: {about.log}"})
 
-    def _ask_where_it_hangs(self) -> None:
+    def _where_it_hangs(self) -> str:
+        """The stack of the worker's main thread; its log gets those of its children too."""
+        length = len(self.worker.output())
         with suppress(psutil.NoSuchProcess):
             for process in [psutil.Process(self.worker.process.pid), *self.worker.children()]:
                 process.send_signal(signal.SIGUSR2)
+                time.sleep(0.2)
+        _, _, stack = self.worker.output()[length:].partition("Current thread")
+        return stack.partition("Thread 0x")[0].partition("Current thread")[0]
 
     def close(self) -> None:
         super().close()
         self._end.close()
-        for _, end, _ in self._leaving:
+        for _, end, *_ in self._leaving:
             end.close()

@@ -58,15 +58,18 @@ class Stage:
         for slot in self.slots:
             slot.wait()
 
-    def mend(self) -> None:
-        """Let the last faults end; then everything is well, and every slot has its worker."""
+    def wait(self) -> None:
+        """Until the last faults are over."""
         for place in [*self.servers.values(), *self.slots]:
             place.wait()
+
+    def mend(self) -> None:
+        """Everything is well, and every worker that should have ended is gone."""
         self.lock_proxy.mend()
         self.broker_proxy.mend()
         for slot in self.slots:
-            slot.see_off()
-            slot.replace_dead()
+            slot.do(slot.see_off)
+        self.wait()
 
 
 @contextmanager

@@ -56,6 +56,11 @@ class Story:
         return self._by("published", "task_id")
 
     @cached_property
+    def hung(self) -> set[int]:
+        """The workers that hung for ever, by their pids."""
+        return {line["worker"] for line in self.events("hang")}
+
+    @cached_property
     def deaths(self) -> dict[int, float]:
         """When each process that is dead has died."""
         deaths: dict[int, float] = {}

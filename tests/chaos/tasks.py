@@ -74,14 +74,16 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
         return item
 
 
-def write_down_publishing(ledger: Ledger) -> None:
-    """From here on: what this process has published, each time under a name of its own."""
+def write_down_publishing(ledger: Ledger) -> Callable[[], object]:
+    """From here on: what this process has published, each time under a name of its own; returns what ends it."""
 
-    @before_task_publish.connect(weak=False)
     def name(headers: dict[str, Any], **_: object) -> None:
         headers[PUBLISH] = uuid4().hex
 
-    @after_task_publish.connect(weak=False)
     def write(headers: dict[str, Any], **_: object) -> None:
         line = {"event": "published", "task_id": headers["id"], "publish": headers[PUBLISH]}
         ledger.write({**line, "at": time.monotonic()})
+
+    before_task_publish.connect(name, weak=False)
+    after_task_publish.connect(write, weak=False)
+    return lambda: (before_task_publish.disconnect(name), after_task_publish.disconnect(write))
