@@ -13,7 +13,7 @@ import pytest
 from celery.app.trace import build_tracer
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_redislock import LockedTask, message
+from celery_redislock import LockedTask, message, signals
 from celery_redislock.delivery import Delivery
 from celery_redislock.store import LockStore
 from tests.lab.app import make_app
@@ -62,6 +62,19 @@ def held(config):
             lock.release()
 
 
+@pytest.fixture
+def held_until_met(held):
+    """The same, given back as soon as a message has met it."""
+    lock = held()
+
+    def release(**_):
+        lock.release()
+
+    signals.lock_conflict.connect(release)
+    yield
+    signals.lock_conflict.disconnect(release)
+
+
 def test_a_free_key_needs_no_broker(deliver, locks):
     assert deliver("lab.work", "k", "item") == (None, "item")
     assert locks.client.keys() == []
@@ -75,9 +88,7 @@ def test_a_late_acked_message_is_given_back_to_the_broker(deliver, held, ledger)
     assert ledger.runs() == []
 
 
-def test_an_acked_message_is_held_and_runs_when_the_key_is_free(deliver, held, ledger):
-    lock = held()
-    threading.Timer(0.3, lock.release).start()
+def test_an_acked_message_is_held_and_runs_when_the_key_is_free(deliver, held_until_met, ledger):
     assert deliver("lab.work", "k", "item") == (None, "item")
     assert ledger.items() == ["item"]
 
@@ -146,10 +157,10 @@ def test_every_run_has_a_greater_fence_where_it_is_asked_for(deliver, config, he
     assert fences == sorted(set(fences))
 
 
-def test_a_message_that_was_sent_although_the_broker_seemed_away_does_not_run_twice(deliver, held, locks, ledger):
+def test_a_message_that_was_sent_although_the_broker_seemed_away_does_not_run_twice(
+    deliver, held_until_met, locks, ledger
+):
     """Its reply was lost, so it is held and run here too; what was sent finds the note."""
-    lock = held()
-    threading.Timer(0.3, lock.release).start()
     deliver("lab.work", "k", "item")
     sent = {"redislock": {"times": 1, "since": time.time(), "begun": False}}
     assert deliver("lab.work", "k", "item", **sent)[0] == "IGNORED"
