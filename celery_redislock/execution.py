@@ -59,6 +59,7 @@ class Execution:
     __slots__ = (
         "_attempt",
         "_copy_may_wait",
+        "_release_was_asked_for",
         "_server",
         "abort",
         "attempt",
@@ -81,6 +82,7 @@ class Execution:
         self._attempt = str(self.attempt)
         self.returned = _FIRST
         self._copy_may_wait = False
+        self._release_was_asked_for = False
 
     def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take the key of this call, or end the run as its options say.
@@ -117,6 +119,8 @@ class Execution:
         over = state in _OVER and not self.request.is_eager
         note = self._note(lock.key) if over else None
         copy_may_wait = self._copy_may_wait or self._may_be_a_copy()
+        # Interrupted amid the answer, it may have released the key already.
+        asked_before, self._release_was_asked_for = self._release_was_asked_for, True
         try:
             was_held = self._server.store.release(lock.key, lock.nonce, note, copy_may_wait=copy_may_wait)
         except LockUnavailable as error:
@@ -127,7 +131,7 @@ class Execution:
             self.lock = None
             return
         self.lock = None  # only now: a time limit that strikes before leaves it to the postrun hook
-        if not was_held and lock.was_granted:
+        if not was_held and lock.was_granted and not asked_before:
             lock.lose("its key was not ours at the release")
         if signals.lock_released.receivers:
             signals.lock_released.send(sender=self.task, lock=lock)

@@ -13,7 +13,7 @@ import pytest
 from celery.app.trace import build_tracer
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_redislock import LockedTask, execution
+from celery_redislock import LockedTask, execution, signals
 from celery_redislock.execution import Delivery
 from celery_redislock.store import LockStore
 from tests.lab.app import make_app
@@ -107,6 +107,26 @@ def test_a_soft_time_limit_amid_the_release_leaves_it_to_the_postrun_hook(delive
     monkeypatch.setattr(LockStore, "release", strike(LockStore.release))
     deliver("lab.work", "k", "item")
     assert kept
+    assert locks.client.keys() == []
+
+
+def test_a_shutdown_amid_the_release_is_no_loss(deliver, locks, monkeypatch):
+    """The server has released the key, and the child is told to go while it reads the answer."""
+    release, told = LockStore.release, []
+
+    def interrupted(*args, **kwargs):
+        release(*args, **kwargs)
+        monkeypatch.undo()
+        raise SystemExit
+
+    def lost(**_):
+        told.append("lost")
+
+    monkeypatch.setattr(LockStore, "release", interrupted)
+    signals.lock_lost.connect(lost)
+    with pytest.raises(SystemExit):
+        deliver("lab.work", "k", "item")
+    assert told == []
     assert locks.client.keys() == []
 
 
