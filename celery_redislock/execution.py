@@ -52,6 +52,7 @@ class Execution:
 
     __slots__ = (
         "_attempt",
+        "_release_was_asked_for",
         "_server",
         "_wait_end",
         "_waits",
@@ -76,6 +77,7 @@ class Execution:
         self._waits: bool | None = None  # True while the release is to wake this run, False when it no longer is
         self._wait_end = 0.0
         self.joined: Outcome | None = None
+        self._release_was_asked_for = False
 
     def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take the key of this call, or end the run as its options say.
@@ -107,6 +109,8 @@ class Execution:
         self._server.keeper.remove(lock)
         note = self._note(lock.key) if state in _OVER else None
         copy_may_wait = self.message.may_be_doubled or self.message.may_be_a_copy
+        # Interrupted amid the answer, it may have released the key already.
+        asked_before, self._release_was_asked_for = self._release_was_asked_for, True
         try:
             was_held = self._server.store.release(lock.key, lock.nonce, note, copy_may_wait=copy_may_wait)
         except LockUnavailable as error:
@@ -117,7 +121,7 @@ class Execution:
             self.lock = None
             return
         self.lock = None  # only now: a time limit that strikes before leaves it to the postrun hook
-        if not was_held and lock.was_granted:
+        if not was_held and lock.was_granted and not asked_before:
             lock.lose("its key was not ours at the release")
         if signals.lock_released.receivers:
             signals.lock_released.send(sender=self.task, lock=lock)

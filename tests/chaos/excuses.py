@@ -106,15 +106,25 @@ def _cut(story: Story, start: float, end: float) -> bool:
 
 
 def _was_sent_back_unacked(story: Story, run: Run) -> bool:
-    """Whether a message that had been sent back was delivered once more, because of a fault at its first delivery."""
-    receipts = story.received[run.task_id]
-    for number, receipt in enumerate(receipts):
-        start, end = receipt["at"] - MARGIN, receipt["at"] + 2 * ACK
-        if any(later["publish"] == receipt["publish"] for later in receipts[number + 1 :]):
-            struck = [fault for fault in story.strikes(DEATHS, start, end) if fault["worker"] == receipt["worker"]]
-            if struck or _cut(story, start, end):
-                return True
+    """Whether a delivery that had only been sent back came once more, because a fault had hit its ack."""
+    runs, receipts = story.runs_of(run.task_id), story.received[run.task_id]
+    for receipt in receipts:
+        received = receipt["at"]
+        sent_back = min((line["at"] for line in story.published[run.task_id] if line["at"] > received), default=None)
+        ran = sent_back is not None and any(received < other.start < sent_back for other in runs)
+        if sent_back is None or ran or _deliveries(story, receipt) < 2:
+            continue
+        struck = story.strikes(DEATHS, received - MARGIN, sent_back + ACK)
+        if any(fault["worker"] == receipt["worker"] for fault in struck):
+            return True
+        if _cut(story, received - MARGIN, sent_back + ACK):
+            return True
     return False
+
+
+def _deliveries(story: Story, published: Line) -> int:
+    """How often what was published at one time has been received."""
+    return sum(line["publish"] == published["publish"] for line in story.received[published["task_id"]])
 
 
 def _was_published_twice(story: Story, run: Run) -> bool:
@@ -126,9 +136,13 @@ def _was_published_twice(story: Story, run: Run) -> bool:
         predecessors = story.runs_of(before) if before else []
     if any(story.is_done(earlier) for earlier, _ in pairwise(predecessors)):
         return True  # the earlier one had sent it, and so did the later one
-    times = [line["at"] for line in story.published[run.task_id]]
+    return any(_was_resent(story, line) for line in story.published[run.task_id] if _deliveries(story, line) > 1)
+
+
+def _was_resent(story: Story, published: Line) -> bool:
+    """Whether its connection was lost as it was published, so that kombu sent it again."""
     cuts = [cut for cut in story.faults(CUT_BROKER) if cut["publishers"]]
-    return any(at - ACK <= cut["until"] and cut["from"] <= at + MARGIN for at in times for cut in cuts)
+    return any(published["at"] - ACK <= cut["until"] and cut["from"] <= published["at"] for cut in cuts)
 
 
 def of_missing(story: Story, task_id: str) -> str | None:
@@ -137,16 +151,12 @@ def of_missing(story: Story, task_id: str) -> str | None:
     unseen = [line for line in story.published[task_id] if line["publish"] not in received]
     if not unseen:
         before = story.sent[task_id]["after"]
-        if before and not story.published[task_id] and of_missing_chain(story, before):
-            return of_missing(story, before)
+        if before and not story.published[task_id] and story.final.get(before) != "SUCCESS":
+            return of_missing(story, before)  # a chain ends where a step is lost
         return None
     if any(story.strikes((KILL_WORKER, COLD), line["at"] - MARGIN, line["at"] + VISIBILITY) for line in unseen):
         return "kombu had taken it from the queue when its worker was killed: no worker has ever received it"
     return None
-
-
-def of_missing_chain(story: Story, task_id: str) -> bool:
-    return story.final.get(task_id) != "SUCCESS"
 
 
 def of_lost_early(story: Story, task_id: str) -> str | None:

@@ -10,7 +10,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -95,7 +95,8 @@ def _kill_worker(stage: Stage, slot: Slot, name: str, chance: random.Random) -> 
 
 def _stop_worker(stage: Stage, slot: Slot, name: str, chance: random.Random) -> None:
     with written_down(stage, name, pids=_pids(slot), worker=slot.worker.process.pid):
-        slot.worker.pause()
+        with suppress(ProcessLookupError):  # a child that ends just now
+            slot.worker.pause()
         time.sleep(LEASE + chance.uniform(0.5, 2.0))
         slot.worker.resume()
 
@@ -103,7 +104,8 @@ def _stop_worker(stage: Stage, slot: Slot, name: str, chance: random.Random) -> 
 def _stop_child(stage: Stage, slot: Slot, name: str, chance: random.Random) -> None:
     child = _some_child(slot, chance)
     if child:
-        with written_down(stage, name, pids=[child], worker=slot.worker.process.pid):
+        struck = written_down(stage, name, pids=[child], worker=slot.worker.process.pid)
+        with suppress(ProcessLookupError), struck:  # its hard time limit may end it meanwhile
             slot.worker.pause_child(child)
             time.sleep(LEASE + chance.uniform(0.5, 2.0))
             slot.worker.resume_child(child)

@@ -79,7 +79,7 @@ class Load(threading.Thread):
 
     def _seconds(self) -> float:
         """Mostly a moment, sometimes longer, and now and then for several renewals."""
-        low, high = self._chance.choices([(0.05, 0.3), (0.5, 2.0), (3.5, 5.0)], [20, 4, 1])[0]
+        low, high = self._chance.choices([(0.05, 0.3), (0.5, 2.0), (3.5, 8.0)], [20, 4, 1])[0]
         return round(self._chance.uniform(low, high), 3)
 
     def _write_down(self, sent: Any, kind: str) -> None:

@@ -15,8 +15,8 @@ from tests.lab.proxy import Proxy
 from tests.lab.servers import Valkey, rabbitmq
 
 SLOTS = 3
-#: After which the Redis broker gives a message again, in seconds.
-VISIBILITY = 10
+#: After which the Redis broker gives a message again, in seconds; some bodies run for longer.
+VISIBILITY = 5
 TRANSPORT = {
     "redis": {"visibility_timeout": VISIBILITY, "unacked_restore_interval": 1, "unacked_restore_throttle": 1},
     # Else what is published just when the connection is cut is lost without a word.

@@ -30,11 +30,11 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
         defaults = {"base": LockedTask, "bind": True, "shared": False, "lock_key": "chaos:{key}", "lock_lease": LEASE}
         return app.task(name=f"chaos.{name}", **{**defaults, **options})
 
-    def work(task: Any, key: str, item: str, seconds: float) -> str:
+    def work(task: Any, key: str, item: str, seconds: float, sleep: Callable[[float], None] = time.sleep) -> str:
         request = task.request
         run = {"task_id": request.id, "item": f"{item}/{request.retries}", "pid": os.getpid()}
         with ledger.run(key, run["item"]):
-            time.sleep(seconds)
+            sleep(seconds)
             ledger.write({"event": "done", **run, "at": time.monotonic()})
         return item
 
@@ -68,10 +68,8 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
 
     @define("limited", lock_on_conflict="retry", time_limit=TIME_LIMIT)
     def limited(self: Any, key: str, item: str, seconds: float) -> str:
-        """Runs into its hard time limit, and does not go when it is told to."""
-        with ledger.run(key, f"{item}/{self.request.retries}"):
-            sleep_on(seconds)
-        return item
+        """Runs into its hard time limit, unless its worker hangs, and does not go when it is told to."""
+        return work(self, key, item, seconds, sleep_on)
 
 
 def write_down_publishing(ledger: Ledger) -> Callable[[], object]:

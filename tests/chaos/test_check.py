@@ -210,7 +210,7 @@ class TestRunsAgain:
         "cause",
         [
             lambda book: book.died(2.3),
-            lambda book: book.fault(CUT_BROKER, 0.95),
+            lambda book: book.fault(CUT_BROKER, 0.95, publishers=False),
             lambda book: book.fault(CUT_BROKER, 2.1, publishers=False),
             lambda book: book.fault(RESTART, 3),
             lambda book: book.fault(WARM, 1.5, 3, [CHILD]),
@@ -228,6 +228,24 @@ class TestRunsAgain:
         book.died(2.3, pid=99)
         book.fault(CUT_BROKER, 4.8, publishers=False)
         book.fault(RESTART, 0.5)
+        assert broken() == self.AGAIN
+
+    def test_what_was_sent_back_but_not_acked_is_excused_where_its_worker_was_killed(self, book, broken):
+        book.sent("a", at=0.5)
+        book.publish("a", 0.6)
+        book.run("a", 1, 2)
+        book.publish("a", 0.5, worker=OTHER)
+        book.run("a", 5, 6, pid=OTHER)
+        assert broken() == self.AGAIN
+        book.fault(KILL_WORKER, 0.7, pids=[MAIN])
+        assert broken() == []
+
+    def test_a_cut_during_a_run_excuses_nothing(self, book, broken):
+        book.sent("a", at=0.9)
+        book.run("a", 1, 4)
+        book.publish("a", 0.9, worker=OTHER)
+        book.fault(CUT_BROKER, 2.5)
+        book.run("a", 5, 6, pid=OTHER)
         assert broken() == self.AGAIN
 
     def test_an_unfinished_run_needs_a_death_or_a_cold_shutdown(self, book, broken):

@@ -121,6 +121,26 @@ def test_a_soft_time_limit_amid_the_release_leaves_it_to_the_postrun_hook(delive
     assert locks.client.keys() == []
 
 
+def test_a_shutdown_amid_the_release_is_no_loss(deliver, locks, monkeypatch):
+    """The server has released the key, and the child is told to go while it reads the answer."""
+    release, told = LockStore.release, []
+
+    def interrupted(*args, **kwargs):
+        release(*args, **kwargs)
+        monkeypatch.undo()
+        raise SystemExit
+
+    def lost(**_):
+        told.append("lost")
+
+    monkeypatch.setattr(LockStore, "release", interrupted)
+    signals.lock_lost.connect(lost)
+    with pytest.raises(SystemExit):
+        deliver("lab.work", "k", "item")
+    assert told == []
+    assert locks.client.keys() == []
+
+
 @pytest.mark.parametrize(("held_for", "notes"), [(80, 0), (95, 1), (101, 1)])
 def test_a_run_that_ends_close_to_the_visibility_timeout_leaves_a_note(deliver, config, locks, held_for, notes):
     """The key is free before the broker has the ack; it may give the message again in between."""
