@@ -29,27 +29,33 @@ BROKERS = ("redis", "rabbitmq")
 def main() -> int:
     """Run on each broker, one after the other; 1 where a promise was broken."""
     options = _options()
+    if options.recheck:
+        return _report(str(options.recheck), check(Ledger(options.recheck)))
     signal.signal(signal.SIGTERM, _interrupt)  # as Ctrl+C: no process is left behind
     brokers = BROKERS if options.broker == "both" else (options.broker,)
     print(f"seed {options.seed}: {options.seconds:g} s of faults on {' and '.join(brokers)}", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
-    verdicts = []
+    broken = 0
     try:
         for broker in brokers:
-            verdicts.append(run(broker, folder / broker, options.seed, options.seconds / len(brokers)))
-            print(table(f"{broker}, seed {options.seed}", verdicts[-1]), flush=True)
-            print(offences(verdicts[-1]), flush=True)
+            verdict = run(broker, folder / broker, options.seed, options.seconds / len(brokers))
+            broken += _report(f"{broker}, seed {options.seed}", verdict)
     except BaseException as error:
         print(f"ended by {error!r}; what there is so far is in {folder}", flush=True)
         if isinstance(error, KeyboardInterrupt):
             return 130
         raise
-    broken = sum(len(verdict.offences) for verdict in verdicts)
     if broken:
-        print(f"{broken} broken promises; ledger and logs are in {folder}", flush=True)
+        print(f"broken promises; ledger and logs are in {folder}", flush=True)
         return 1
     shutil.rmtree(folder)
     return 0
+
+
+def _report(title: str, verdict: Verdict) -> int:
+    """Print it; 1 where a promise was broken."""
+    print(table(title, verdict), offences(verdict), sep="\n", flush=True)
+    return int(bool(verdict.offences))
 
 
 def run(broker: str, folder: Path, seed: int, seconds: float) -> Verdict:
@@ -114,6 +120,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=60, help="of faults, in all (default: 60)")
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000), help="default: a random one")
     parser.add_argument("--broker", choices=[*BROKERS, "both"], default="both")
+    parser.add_argument("--recheck", type=Path, metavar="LEDGER", help="run nothing; check the ledger of a failed run")
     return parser.parse_args()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from tests.chaos import excuses
 from tests.chaos.load import LATE
@@ -36,10 +36,6 @@ class Verdict:
     losses: Counter[str] = field(default_factory=Counter)
     missing: Counter[str] = field(default_factory=Counter)
     offences: list[Offence] = field(default_factory=list)
-
-    def __add__(self, other: Verdict) -> Verdict:
-        """Both runs together."""
-        return Verdict(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
 
 def check(ledger: Ledger) -> Verdict:

@@ -41,17 +41,18 @@ def of_overlap(story: Story, first: Run, second: Run) -> str | None:
             if stop["from"] + LEASE / 2 <= second.start <= stop["until"] + MARGIN:
                 return STOPPED
     for restart in story.strikes((RESTART,), first.start - MARGIN, second.start):
-        if second.start <= _until_told(story, restart):
+        if second.start <= _until_told(story, restart, first):
             return DATA_LOST
     return None
 
 
-def _until_told(story: Story, restart: Line) -> float:
-    """When every holder has been told that the server lost its data: at its next renewal, at the latest."""
-    renewed = restart["until"] + LEASE / 3 + MARGIN
-    deadline = restart["from"] + LEASE + MARGIN
-    hindered = story.strikes((*OUTAGES, CUT_LOCKS, DROP), restart["from"] - MARGIN, renewed)
-    return max(renewed, deadline) if hindered else renewed
+def _until_told(story: Story, restart: Line, holder: Run) -> float:
+    """When a holder has been told that the server lost its data: at its next renewal, at the latest."""
+    told = restart["until"] + LEASE / 3 + MARGIN
+    if story.strikes((*OUTAGES, CUT_LOCKS, DROP), restart["from"] - MARGIN, told):
+        told = max(told, restart["from"] + LEASE + MARGIN)  # at its deadline
+    stops = story.strikes(STOPS, restart["from"] - MARGIN, told, holder.pid)
+    return max([told, *(stop["until"] + MARGIN for stop in stops)])
 
 
 def of_loss(story: Story, loss: Line) -> str | None:

@@ -20,7 +20,7 @@ MALFORMED_FIELDS = [
     *(("times", value) for value in (-1, -(10**30), 1.0, True, "3", None, math.nan, [3], {"times": 3})),
     *(("since", value) for value in (0, 0.0, -1.0, math.nan, math.inf, -math.inf, True, "1", None, [1.0], {})),
     *(("begun", value) for value in (0, 1, "true", None, [True], {})),
-    *(("since", value) for value in (time.time() + 3600, 10**30, 10**400, 1 + 2j)),
+    *(("since", value) for value in (2e11, 10**30, 10**400, 1 + 2j)),
 ]
 
 
