@@ -61,6 +61,8 @@ def retry(execution: Execution, holder: LockInfo, joins: str | None = None) -> N
     """Be sent again, shown as RETRY, until the key is free or `lock_retry_for` is over."""
     options, message = execution.plan.options, execution.message
     error = LockConflict(holder.key, holder)
+    if message.has_expired:  # while it waited; a broker may drop what has expired, and nobody would hear of it
+        revoke(execution, "expired")
     since = message.returned.since
     if options.retry_for is not None and since and time.time() - since >= options.retry_for:
         raise error
