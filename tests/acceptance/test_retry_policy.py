@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -110,7 +109,7 @@ def test_a_member_of_a_group_in_a_chord_and_a_chain_stays_one(tasks, app, start_
 def test_it_comes_back_to_the_queue_that_it_came_from(config, tasks, start_worker, ledger):
     default = start_worker(1)
     queue = f"{config.queue}-other"
-    other = start_worker(1, config=replace(config, queue=queue))
+    other = start_worker(1, "-Q", queue)
     with tasks.tells.lock_for("k"):
         result = tasks.tells.apply_async(("k",), queue=queue)
         come_back(other, result)

@@ -350,6 +350,10 @@ def _define_policy(locked: Any, ledger: Ledger, policy: str) -> None:
                 raise ValueError(item)
             if holds == "retries" and not self.request.retries:
                 raise self.retry(countdown=0.5)
+            if holds == "exits":
+                raise SystemExit(1)
+            if holds == "rejects":
+                raise Reject(item, requeue=False)
             if holds == "hangs":
                 time.sleep(60)
         return item
