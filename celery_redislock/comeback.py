@@ -114,7 +114,7 @@ def publish_again(
         "delivery_mode": (request.properties or {}).get("delivery_mode"),
         "argsrepr": own.get("argsrepr"),  # made by the caller, perhaps to hide what the arguments hold
         "kwargsrepr": own.get("kwargsrepr"),
-        "queue": _queue_of(task.app, request) if natively else None,
+        "queue": queue_of(task.app, request) if natively else None,
     }
     signature = task.signature_from_request(
         request,
@@ -129,7 +129,7 @@ def publish_again(
     signature.apply_async(add_to_parent=False)
 
 
-def _queue_of(app: Celery, request: Context) -> Queue | None:
+def queue_of(app: Celery, request: Context) -> Queue | None:
     """The queue that a message came from, for a broker that delays natively: Celery needs no more than its binding.
 
     Left to itself, Celery would take the binding of the default queue.

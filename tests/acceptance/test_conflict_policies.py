@@ -215,6 +215,13 @@ class TestJoin:
         assert duplicate.get(timeout=PATIENCE) == "duplicate"
         app.close()
 
+    def test_it_runs_in_the_place_of_a_holder_whose_result_is_ignored(self, tasks, start_worker, ledger):
+        start_worker(2)
+        tasks.on_join.apply_async(("k", "holder", "holds"), ignore_result=True)
+        wait_until(ledger.runs, "the holder runs")
+        assert tasks.on_join.delay("k", "duplicate").get(timeout=PATIENCE) == "duplicate"
+        assert ledger.items() == ["holder", "duplicate"]
+
     def test_a_lock_that_is_no_task_has_no_outcome_to_join(self, tasks, start_worker, ledger):
         start_worker(1)
         with tasks.on_join.lock_for("k"):

@@ -9,6 +9,7 @@ import pytest
 from celery import states
 from celery._state import _set_task_join_will_block
 from celery.app.trace import build_tracer
+from celery.exceptions import TaskRevokedError
 
 from tests.lab.app import make_app
 
@@ -59,6 +60,13 @@ class TestJoin:
         app.backend.mark_as_done("holder", "outcome")
         app.backend.mark_as_retry("id", RuntimeError("waits"))
         assert deliver(app, "lab.on_join", "k", **joining("holder"), redelivered=True) == (states.SUCCESS, "outcome")
+        assert ledger.runs() == []
+
+    def test_a_revoked_holder_revokes(self, deliver, app, ledger):
+        app.backend.mark_as_revoked("holder", "by hand")
+        assert deliver(app, "lab.on_join", "k", **joining("holder"))[0] == states.IGNORED
+        with pytest.raises(TaskRevokedError, match="joined holder, which was revoked"):
+            app.AsyncResult("id").get(timeout=5)
         assert ledger.runs() == []
 
     def test_two_that_join_a_holder_without_an_outcome_run_one_after_the_other(
