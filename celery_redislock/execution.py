@@ -225,9 +225,9 @@ class Execution:
     def _let_go(self, lock: HeldLock) -> None:
         """Release without a note: the attempt is not over."""
         self._server.keeper.remove(lock)
-        self.lock = None
         with suppress(LockUnavailable):  # then its lease ends it
             lock.store.release(lock.key, lock.nonce)
+        self.lock = None  # only now, as in `end`
         if signals.lock_released.receivers:
             signals.lock_released.send(sender=self.task, lock=lock)
 

@@ -9,8 +9,9 @@ import pytest
 from celery import states
 from celery._state import _set_task_join_will_block
 from celery.app.trace import build_tracer
-from celery.exceptions import TaskRevokedError
+from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError
 
+from celery_redislock.store import LockStore
 from tests.lab.app import make_app
 
 # Of redis-py, to Celery's result backend.
@@ -89,6 +90,24 @@ class TestJoin:
         assert "is held by task holder" in str(outcome.exception)
         assert locks.client.keys() == []
         app.close()
+
+    def test_a_soft_time_limit_while_it_gives_the_key_back_leaves_that_to_the_postrun_hook(
+        self, deliver, app, locks, monkeypatch
+    ):
+        struck = []
+        release = LockStore.release
+
+        def strike_once(*args, **kwargs):
+            if not struck:
+                struck.append(True)
+                raise SoftTimeLimitExceeded
+            return release(*args, **kwargs)
+
+        monkeypatch.setattr(LockStore, "release", strike_once)
+        app.backend.mark_as_retry("holder", RuntimeError("later"))
+        assert deliver(app, "lab.on_join", "k", **joining("holder"))[0] == states.FAILURE
+        assert struck
+        assert locks.client.keys() == []
 
     def test_every_lock_that_it_takes_is_said_to_be_released(self, deliver, app, tasks):
         from celery_redislock import signals
