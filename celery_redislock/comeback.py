@@ -7,9 +7,12 @@ nothing of the task has run.
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from kombu import Exchange, Queue
 
 if TYPE_CHECKING:
     from celery import Celery, Task
@@ -20,6 +23,11 @@ HEADER = "redislock"
 #: For brokers that redeliver what is not acked in time; theirs is longer than this unless configured. Seconds.
 DEFAULT_VISIBILITY_TIMEOUT = 1800.0
 _MAX_DOUBLINGS = 16
+#: What RabbitMQ puts before a routing key while it delays a message natively: a word for each bit of the delay.
+_DELAY_WORDS = re.compile(r"^(?:[01]\.){28}")
+_DELAY_EXCHANGE = "celery_delayed_delivery"
+#: RabbitMQ's own record of the queues that a message has expired in. It drops a message that enters one of them again.
+_DEATH_HEADERS = ("x-death", "x-first-death-", "x-last-death-")
 
 
 class Return(NamedTuple):
@@ -65,36 +73,81 @@ def visibility_timeout(app: Celery) -> float:
     return float(configured) if configured else DEFAULT_VISIBILITY_TIMEOUT
 
 
-def shortest_countdown(app: Celery) -> float:
-    """The least countdown that the broker takes, in seconds: one where it delays messages natively."""
+def delays_natively(app: Celery) -> bool:
+    """Whether the broker delays messages, not the worker; then it takes no countdown below one second."""
     try:
         from celery.utils.quorum_queues import detect_quorum_queues
     except ImportError:
-        return 0.0
+        return False
     with app.connection_for_write() as connection:
-        return 1.0 if detect_quorum_queues(app, connection.transport.driver_type)[0] else 0.0
+        return bool(detect_quorum_queues(app, connection.transport.driver_type)[0])
 
 
-def publish_again(task: Task[..., Any], request: Context, header: Return, countdown: float) -> None:
+def publish_again(
+    task: Task[..., Any],
+    request: Context,
+    header: Return,
+    countdown: float,
+    *,
+    serializer: str | None = None,
+    natively: bool = False,
+) -> None:
     """Send `request`'s message again as it is: id, arguments, canvas, headers, priority, queue, expiry.
+
+    Celery's `signature_from_request` brings most of it, and what it leaves out is added here.
+
+    Args:
+        task: Its task.
+        request: Of the message.
+        header: What it carries from now on.
+        countdown: Seconds.
+        serializer: Of the message; None for the task's.
+        natively: The broker delays it, not the worker.
 
     Raises:
         Exception: The broker's, where the message could not be sent.
     """
+    own = request.__dict__
+    options: dict[str, Any] = {
+        "serializer": serializer,
+        "compression": own.get("compression"),
+        "delivery_mode": (request.properties or {}).get("delivery_mode"),
+        "argsrepr": own.get("argsrepr"),  # made by the caller, perhaps to hide what the arguments hold
+        "kwargsrepr": own.get("kwargsrepr"),
+        "queue": queue_of(task.app, request) if natively else None,
+    }
     signature = task.signature_from_request(
         request,
         countdown=countdown,
         retries=request.retries,
-        headers={**custom_headers(request), HEADER: header._asdict()},
+        # Celery takes the running task, which is this one, for the parent of what has none.
+        headers={**custom_headers(request), "parent_id": request.parent_id, HEADER: header._asdict()},
         # Celery before 5.7 takes it from the task, not from the request.
         ignore_result=ignores_result(task, request),
+        **{name: value for name, value in options.items() if value is not None},
     )
     signature.apply_async(add_to_parent=False)
 
 
+def queue_of(app: Celery, request: Context) -> Queue | None:
+    """The queue that a message came from, for a broker that delays natively: Celery needs no more than its binding.
+
+    Left to itself, Celery would take the binding of the default queue.
+    """
+    info = request.delivery_info or {}
+    exchange, routing_key = info.get("exchange"), _DELAY_WORDS.sub("", info.get("routing_key") or "")
+    if not exchange or not routing_key:
+        return None
+    for queue in app.amqp.queues.values():
+        if queue.routing_key == routing_key and exchange in {queue.exchange.name, _DELAY_EXCHANGE}:
+            return queue
+    return Queue(routing_key, Exchange(exchange, "topic"), routing_key)  # it was bound by a pattern
+
+
 def custom_headers(request: Context) -> dict[str, Any]:
     """The user's own headers of a message."""
-    return request.headers if isinstance(request.headers, dict) else {}
+    headers = request.headers if isinstance(request.headers, dict) else {}
+    return {name: value for name, value in headers.items() if not name.startswith(_DEATH_HEADERS)}
 
 
 def ignores_result(task: Task[..., Any], request: Context) -> bool:

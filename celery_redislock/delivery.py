@@ -20,6 +20,8 @@ class Delivery(NamedTuple):
     """Of the token, so that the main process can release the lock of a child that has died."""
     received_at: float
     """`time.monotonic()`, which processes of one host share."""
+    serializer: str | None = None
+    """Of the message's body; None for the task's."""
 
 
 def hide_headers(request: Context) -> None:

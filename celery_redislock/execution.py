@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery import states
 from celery.exceptions import Ignore
@@ -150,9 +150,12 @@ class Execution:
                 return
             self.lock = None
             if isinstance(result, Finished):
-                logger.info("%s: dropped, it has finished in another delivery of its message", self.message.name)
-                raise Ignore("finished in another delivery of its message")
+                self._drop()
             self._conflict(lock.key, result)
+
+    def _drop(self) -> NoReturn:
+        logger.info("%s: dropped, it has finished in another delivery of its message", self.message.name)
+        raise Ignore("finished in another delivery of its message")
 
     def _taken(self, lock: HeldLock) -> None:
         self._server.keeper.add(lock)
@@ -195,8 +198,12 @@ class Execution:
 
         Raises:
             Exception: The error of that task.
-            Ignore: It was revoked, and so is this run; or it is not done yet, and the message comes back.
+            Ignore: It was revoked, and so is this run; or it is not done yet, and the message comes back; or another
+                delivery of the message has joined it already.
         """
+        # That one took no key where it could leave a note.
+        if self.message.may_be_a_copy and outcome_of(self.task, self.message.attempt.task_id).is_ready:
+            self._drop()
         while True:
             outcome = outcome_of(self.task, joins)
             if outcome.is_ready:
@@ -222,9 +229,11 @@ class Execution:
     def _let_go(self, lock: HeldLock) -> None:
         """Release without a note: the attempt is not over."""
         self._server.keeper.remove(lock)
-        self.lock = None
         with suppress(LockUnavailable):  # then its lease ends it
             lock.store.release(lock.key, lock.nonce)
+        self.lock = None  # only now, as in `end`
+        if signals.lock_released.receivers:
+            signals.lock_released.send(sender=self.task, lock=lock)
 
     def _follows(self, holder: LockInfo) -> bool:
         """Whether the holder itself caused this message: no duplicate, but work that comes after it."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery import states
 
-from .errors import LockConfigError
+from .errors import LockConfigError, describe
 
 if TYPE_CHECKING:
     from celery import Celery, Task
+
+logger = logging.getLogger(__name__)
 
 #: Result backends that only the caller, or only one process, can read.
 PRIVATE_BACKENDS = ("rpc", "cache+memory", "cache+locmem", "disabled")
@@ -29,13 +32,19 @@ class Outcome(NamedTuple):
 
     @property
     def will_run_again(self) -> bool:
-        """Whether it has no key just now because it waits for its next attempt."""
+        """Whether it has no key just now because it waits for its next attempt, as far as anybody can say."""
         return self.state == states.RETRY
 
 
 def outcome_of(task: Task[..., Any], task_id: str) -> Outcome:
-    """The outcome of `task_id` so far, from the result backend."""
-    meta = task.backend.get_task_meta(task_id, cache=False)
+    """The outcome of `task_id` so far, from the result backend; one that is away is to be asked again later."""
+    try:
+        meta = task.backend.get_task_meta(task_id, cache=False)
+    except Exception as error:
+        if not task.backend.exception_safe_to_retry(error):
+            raise
+        logger.warning("task %s cannot ask how %s ended: %s; it comes back", task.name, task_id, describe(error))
+        return Outcome(states.RETRY, None)
     return Outcome(meta["status"], meta["result"])
 
 

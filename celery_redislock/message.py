@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from celery.exceptions import Reject, SoftTimeLimitExceeded
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from . import tokens
 from .comeback import HEADER, Return, publish_again
@@ -38,7 +40,17 @@ class Message:
         may_be_doubled: The broker may have it a second time, from us.
     """
 
-    __slots__ = ("_plan", "_received_at", "_request", "_task", "attempt", "may_be_doubled", "nonce", "returned")
+    __slots__ = (
+        "_plan",
+        "_received_at",
+        "_request",
+        "_serializer",
+        "_task",
+        "attempt",
+        "may_be_doubled",
+        "nonce",
+        "returned",
+    )
 
     def __init__(self, task: Task[..., Any], plan: LockPlan, request: Context) -> None:
         self._task = task
@@ -49,10 +61,9 @@ class Message:
         header = getattr(request, HEADER, None)
         self.returned = _FIRST if header is None else Return.read(header)
         delivery = getattr(request, DELIVERY, None)
-        if isinstance(delivery, Delivery):
-            self.nonce, self._received_at = delivery
-        else:
-            self.nonce, self._received_at = tokens.mint_nonce(), time.monotonic()
+        if not isinstance(delivery, Delivery):
+            delivery = Delivery(tokens.mint_nonce(), time.monotonic())
+        self.nonce, self._received_at, self._serializer = delivery
 
     @property
     def name(self) -> str:
@@ -68,6 +79,13 @@ class Message:
         """
         overdue = time.monotonic() - self._received_at > OVERDUE * self._plan.visibility_timeout
         return overdue or self.returned.begun or bool((self._request.delivery_info or {}).get("redelivered"))
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether Celery would not begin it any more."""
+        header: Any = self._request.expires
+        expires = maybe_iso8601(header)
+        return expires is not None and datetime.now(UTC) >= maybe_make_aware(expires, UTC)
 
     def send_back(self, delay: float, *, begun: bool = False, joins: str | None = None) -> bool:
         """Publish the message again, to be tried after about `delay` seconds.
@@ -88,7 +106,11 @@ class Message:
         countdown = max(min(delay, self._plan.longest_countdown), self._plan.shortest_countdown)
         self.returned = self.returned.next(begun=begun or self.may_be_a_copy, joins=joins)
         try:
-            publish_again(self._task, self._request, self.returned, countdown)
+            publish_again(
+                *(self._task, self._request, self.returned, countdown),
+                serializer=self._serializer,
+                natively=self._plan.delays_natively,
+            )
         except SoftTimeLimitExceeded:
             raise
         except Exception as error:

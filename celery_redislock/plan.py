@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from . import tokens
-from .comeback import shortest_countdown, visibility_timeout
+from .comeback import delays_natively, visibility_timeout
 from .connection import command_time, connect
 from .keys import KeyMaker
 from .options import check_lease, resolve_options, resolve_settings
@@ -79,9 +79,14 @@ class LockPlan:
         return self.visibility_timeout / 2
 
     @cached_property
+    def delays_natively(self) -> bool:
+        """Whether the broker delays messages, not the worker."""
+        return delays_natively(self.app)
+
+    @property
     def shortest_countdown(self) -> float:
         """The least countdown that the broker takes, in seconds."""
-        return shortest_countdown(self.app)
+        return 1.0 if self.delays_natively else 0.0
 
 
 def _signature(body: Callable[..., Any], is_method: bool) -> inspect.Signature:

@@ -5,19 +5,22 @@ A policy ends the run by raising; if it returns, the key is asked for again.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from celery import states
-from celery.exceptions import Ignore, TaskRevokedError
+from celery.exceptions import Ignore, SoftTimeLimitExceeded, TaskRevokedError
 
 from .comeback import ignores_result
-from .errors import LockConflict
+from .errors import LockConflict, describe
 from .info import LockInfo
 
 if TYPE_CHECKING:
     from .execution import Execution
+
+logger = logging.getLogger(__name__)
 
 Policy = Callable[["Execution", LockInfo], None]
 
@@ -61,15 +64,28 @@ def retry(execution: Execution, holder: LockInfo, joins: str | None = None) -> N
     """Be sent again, shown as RETRY, until the key is free or `lock_retry_for` is over."""
     options, message = execution.plan.options, execution.message
     error = LockConflict(holder.key, holder)
+    if message.has_expired:  # while it waited; a broker may drop what has expired, and nobody would hear of it
+        revoke(execution, "expired")
     since = message.returned.since
     if options.retry_for is not None and since and time.time() - since >= options.retry_for:
         raise error
-    task, request = execution.task, execution.request
-    if not ignores_result(task, request):
-        # Before it is sent: stored after it, as Celery's own Retry is, it could overwrite the outcome of its run.
-        task.backend.mark_as_retry(message.attempt.task_id, error, request=request)
+    # Before it is sent: stored after it, as Celery's own Retry is, it could overwrite the outcome of its run.
+    _show_as_retry(execution, error)
     if message.send_back(message.returned.delay(options.retry_delay, options.retry_max_delay), joins=joins):
         raise SentBack(str(error))
+
+
+def _show_as_retry(execution: Execution, error: LockConflict) -> None:
+    """Store the state RETRY. A result backend that is away costs the state, not the run."""
+    task, request, message = execution.task, execution.request, execution.message
+    if ignores_result(task, request):
+        return
+    try:
+        task.backend.mark_as_retry(message.attempt.task_id, error, request=request)
+    except SoftTimeLimitExceeded:
+        raise
+    except Exception as problem:  # noqa: BLE001 - each backend has its own
+        logger.warning("%s comes back, but cannot be shown as RETRY: %s", message.name, describe(problem))
 
 
 def wait(execution: Execution, holder: LockInfo) -> None:

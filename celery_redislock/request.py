@@ -8,6 +8,7 @@ from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
 from celery.worker.request import Request
+from kombu.serialization import registry  # type: ignore[attr-defined]
 
 from .children import Children, Run
 from .delivery import DELIVERY, Delivery, hide_headers
@@ -26,7 +27,8 @@ class LockedRequest(Request):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.request_dict[DELIVERY] = Delivery(mint_nonce(), time.monotonic())
+        serializer = registry.type_to_name.get(self.content_type)
+        self.request_dict[DELIVERY] = Delivery(mint_nonce(), time.monotonic(), serializer)
 
     def on_accepted(self, pid: Any, time_accepted: float) -> None:
         """Remember what the child `pid` runs now; pools without children run it in this process."""

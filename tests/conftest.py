@@ -80,7 +80,7 @@ def lock_proxy(locks: Valkey) -> Iterator[Proxy]:
 def broker(request: pytest.FixtureRequest, broker_server: Valkey) -> str:
     """The broker's URL: Redis, or what `on_every_broker` asks for."""
     broker_server.client.flushall()
-    if getattr(request, "param", "redis") == "rabbitmq":
+    if getattr(request, "param", "redis") in {"rabbitmq", "quorum"}:
         return str(request.getfixturevalue("rabbitmq_url"))
     return broker_server.celery_url(0)
 

@@ -181,6 +181,17 @@ class TestJoin:
             last.get(timeout=PATIENCE)
         assert len(ledger.runs()) == 1
 
+    @pytest.mark.parametrize("way", ["exits", "rejects"])
+    def test_the_way_that_a_holder_left_fails_the_duplicate_and_its_chain(self, tasks, start_worker, ledger, way):
+        start_worker(2)
+        tasks.on_join.delay("k", "holder", way)
+        wait_until(ledger.runs, "the holder runs")
+        last = chain(tasks.on_join.si("k", "duplicate"), tasks.plain.s()).apply_async()
+        for result in (last.parent, last):
+            result.get(timeout=PATIENCE, propagate=False)
+            assert result.state == states.FAILURE
+        assert ledger.items() == ["holder"]
+
     def test_it_waits_for_the_next_attempt_of_a_holder_that_retries(self, tasks, start_worker, ledger):
         start_worker(2)
         tasks.on_join.delay("k", "holder", "retries")
@@ -203,6 +214,13 @@ class TestJoin:
         first.kill()
         assert duplicate.get(timeout=PATIENCE) == "duplicate"
         app.close()
+
+    def test_it_runs_in_the_place_of_a_holder_whose_result_is_ignored(self, tasks, start_worker, ledger):
+        start_worker(2)
+        tasks.on_join.apply_async(("k", "holder", "holds"), ignore_result=True)
+        wait_until(ledger.runs, "the holder runs")
+        assert tasks.on_join.delay("k", "duplicate").get(timeout=PATIENCE) == "duplicate"
+        assert ledger.items() == ["holder", "duplicate"]
 
     def test_a_lock_that_is_no_task_has_no_outcome_to_join(self, tasks, start_worker, ledger):
         start_worker(1)

@@ -80,7 +80,7 @@ def test_the_links_of_a_skipped_task_do_not_run(holder, tasks, ledger):
 def test_the_skip_is_seen_by_celerys_own_event_and_by_the_log(holder, app, tasks):
     with first_event(app, "task-revoked") as seen:
         duplicate = tasks.once.delay("k", 1)
-    assert seen == [duplicate.id]
+    assert seen == [(duplicate.id, "REVOKED")]
     line = f"lab.once[{duplicate.id}]: lock {tasks.once.lock_for('k').name} is held by task {holder.id} on w0@lab: skip"
     assert line in holder.output()
 
@@ -90,7 +90,7 @@ def test_a_run_that_is_sent_back_is_seen_by_celerys_own_event_and_state(holder, 
     wait_until(lambda: "1" in ledger.items(), "the first one runs")
     with first_event(app, "task-retried") as seen:
         second = tasks.work.delay("w", 2)
-    assert seen == [second.id]
+    assert seen == [(second.id, "RETRY")]
     assert second.state == "RETRY"
     assert second.info.holder.task_id == first.id
     assert second.get(timeout=20) == 2
@@ -98,15 +98,16 @@ def test_a_run_that_is_sent_back_is_seen_by_celerys_own_event_and_state(holder, 
 
 @contextmanager
 def first_event(app, kind):
-    """Listens to Celery's events during the block; a list that holds the id of the first one of that kind then."""
-    seen = []
+    """Listens to Celery's events during the block; then a list of the first task of that kind and its state."""
+    seen, state = [], app.events.State()
 
     def note(event):
-        seen.append(event["uuid"])
+        state.event(event)
+        seen.append((event["uuid"], state.tasks[event["uuid"]].state))
         receiver.should_stop = True
 
     with app.connection_for_read() as connection:
-        receiver = app.events.Receiver(connection, handlers={kind: note})
+        receiver = app.events.Receiver(connection, handlers={"*": state.event, kind: note})
         listening = threading.Event()
         receiver.on_consume_ready = lambda *args, **kwargs: listening.set()
         thread = threading.Thread(target=lambda: list(receiver.itercapture(timeout=20)))

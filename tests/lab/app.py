@@ -273,6 +273,17 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
             time.sleep(seconds)
         return [item, self.request.retries]
 
+    @locked("tells", bind=True, lock_key="{key}", lock_on_conflict="retry", max_retries=2, default_retry_delay=0)
+    def tells(self: Any, key: str, what: Any = "", retries: int = 0) -> Any:
+        """Tells what its message had, once it has retried itself as often as it shall."""
+        with ledger.run(key, self.request.retries):
+            if self.request.retries < retries:
+                raise self.retry(countdown=0)
+        told = {name: value for name, value in vars(self.request).items() if not name.startswith("redislock")}
+        told["children"] = len(self.request.children)
+        ledger.write({"event": "told", "message": told})
+        return "told"
+
     @locked("aborted", bind=True, lock_args=["key"], lock_lease=2.0, lock_on_lost="abort")
     def aborted(self: Any, key: Any, seconds: float = 30.0) -> str:
         """Is told in mid-work that its lock is lost."""
@@ -370,6 +381,10 @@ def _define_policy(locked: Any, ledger: Ledger, policy: str) -> None:
                 raise ValueError(item)
             if holds == "retries" and not self.request.retries:
                 raise self.retry(countdown=0.5)
+            if holds == "exits":
+                raise SystemExit(1)
+            if holds == "rejects":
+                raise Reject(item, requeue=False)
             if holds == "hangs":
                 time.sleep(60)
         return item

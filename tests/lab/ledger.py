@@ -72,7 +72,7 @@ class Ledger:
 
     def write(self, line: dict[str, Any]) -> None:
         with self.path.open("a") as file:  # O_APPEND: one write of a short line is whole
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(line, default=repr) + "\n")
 
     def lines(self) -> list[dict[str, Any]]:
         if not self.path.exists():

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.app.task import Context
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_redislock.comeback import DEFAULT_VISIBILITY_TIMEOUT, Return, visibility_timeout
+from celery_redislock.comeback import DEFAULT_VISIBILITY_TIMEOUT, Return, custom_headers, queue_of, visibility_timeout
 
 GOOD: dict[str, Any] = {"times": 3, "since": 1_700_000_000.5, "begun": True}
 
@@ -110,3 +111,34 @@ def test_the_visibility_timeout_is_the_brokers_or_shorter_than_any_default(
     app.conf.broker_transport_options = options
     assert visibility_timeout(app) == seconds
     assert DEFAULT_VISIBILITY_TIMEOUT < 3600  # of kombu's Redis transport
+
+
+DELAY = "0." * 27 + "1."
+
+
+@pytest.mark.parametrize(
+    ("exchange", "routing_key", "found"),
+    [
+        ("orders", "orders", "orders"),
+        ("celery_delayed_delivery", DELAY + "orders", "orders"),
+        ("shop", "orders.created", "orders.created"),  # bound by a pattern
+        ("celery_delayed_delivery", DELAY + "orders.created", "orders.created"),
+        ("elsewhere", "orders", "orders"),
+        ("", "orders", None),  # by the queue's name: Celery knows it
+        (None, None, None),
+    ],
+)
+def test_where_a_message_came_from_is_known_by_its_routing_key_without_its_delay(
+    app: Celery, exchange: str | None, routing_key: str | None, found: str | None
+) -> None:
+    app.conf.task_queues = {"orders": {"exchange": "orders", "exchange_type": "topic", "routing_key": "orders"}}
+    queue = queue_of(app, Context(delivery_info={"exchange": exchange, "routing_key": routing_key}))
+    assert (queue and queue.routing_key) == found
+    assert queue is None or queue.exchange.type == "topic"
+
+
+def test_the_brokers_own_headers_do_not_come_back() -> None:
+    own = {"tenant": "acme", "x-mine": 1}
+    brokers = {"x-death": [{}], "x-first-death-queue": "q", "x-last-death-reason": "expired"}
+    assert custom_headers(Context(headers={**own, **brokers})) == own
+    assert custom_headers(Context()) == {}

@@ -1,0 +1,52 @@
+"""What a policy did is seen where people look: in Flower."""
+
+from __future__ import annotations
+
+import json
+import sys
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+
+from tests.lab.servers import free_port, running, wait_until
+from tests.lab.workers import ROOT
+
+pytest.importorskip("flower")
+
+
+@pytest.fixture
+def seen(config, tmp_path, start_worker):
+    """What a Flower of its own, which listens to a worker's events, shows of a task: its state and its reason."""
+    start_worker(2, "-E")
+    port = free_port()
+    command = [sys.executable, "-m", "celery", "-A", "tests.lab.worker", "flower", "--address=127.0.0.1"]
+    env = {"LAB_CONFIG": config.dump(), "LAB_READY": str(tmp_path / "ready"), "PYTHONPATH": str(ROOT)}
+    env["FLOWER_UNAUTHENTICATED_API"] = "true"
+
+    def ask(what):
+        with urlopen(f"http://127.0.0.1:{port}/api/{what}", timeout=10) as answer:
+            return json.load(answer)
+
+    def listens():
+        try:
+            return ask("workers?refresh=false") and ask("tasks") is not None
+        except (URLError, ConnectionError):
+            return False
+
+    with running([*command, f"--port={port}"], tmp_path / "flower.log", env):
+        wait_until(listens, "Flower has heard of the worker", 60)
+        yield lambda result: ask("tasks").get(result.id, {})
+
+
+def test_flower_shows_a_skipped_run_as_revoked_and_one_that_came_back_by_its_outcome(seen, tasks, ledger):
+    with tasks.on_skip.lock_for("k"):
+        skipped = tasks.on_skip.delay("k", "skipped")
+        wait_until(lambda: seen(skipped).get("state") == "REVOKED", "Flower shows REVOKED")
+        assert seen(skipped)["name"] == "lab.on_skip"
+    with tasks.on_retry.lock_for("k"):
+        sent_back = tasks.on_retry.delay("k", "sent back")
+        wait_until(lambda: seen(sent_back).get("retried"), "Flower has seen it being sent back")
+        assert "redislock:{k} is held by a lock outside tasks" in seen(sent_back)["exception"]
+    wait_until(lambda: seen(sent_back).get("state") == "SUCCESS", "Flower shows SUCCESS")
+    assert ledger.items() == ["sent back"]

@@ -1,0 +1,197 @@
+"""Policy retry: the message that comes back is the message that was sent, on every broker, however often."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from celery import chord, group, states
+from celery.exceptions import TaskRevokedError
+
+from celery_redislock import LockConflict
+from tests.lab.app import make_app
+from tests.lab.servers import wait_until
+
+#: RabbitMQ delays messages for quorum queues itself, behind a topic exchange.
+QUORUM = {
+    "task_default_queue_type": "quorum",
+    "task_default_exchange_type": "topic",
+    "task_create_missing_queue_type": "quorum",
+    "task_create_missing_queue_exchange_type": "topic",
+    "worker_detect_quorum_queues": True,
+    "broker_transport_options": {"confirm_publish": True},
+}
+#: What tells one message from another, and when it is due; each broker's own notes.
+OWN = {"id", "root_id", "correlation_id", "eta", "delivery_info", "properties", "headers"}
+on_every_queue = pytest.mark.parametrize("broker", ["redis", "rabbitmq", "quorum"], indirect=True)
+
+
+@pytest.fixture
+def config(config, request):
+    callspec = getattr(request.node, "callspec", None)
+    if callspec and callspec.params.get("broker") == "quorum":
+        config.settings.update(QUORUM)
+    return config
+
+
+def received(worker, result):
+    return worker.output().count(f"[{result.id}] received")
+
+
+def come_back(worker, result, times=2):
+    """Until the message of `result` has come back so often."""
+    wait_until(lambda: received(worker, result) > times, "it has come back")
+
+
+def told(ledger):
+    """What the messages had that `tells` has run for, by their ids."""
+    messages = [line["message"] for line in ledger.lines() if line["event"] == "told"]
+    return {message["id"]: message for message in messages}
+
+
+def kept(message):
+    return {name: value for name, value in message.items() if name not in OWN and not name.startswith("x-")}
+
+
+@on_every_queue
+def test_a_message_that_came_back_is_the_message_that_was_sent(tasks, start_worker, ledger):
+    worker = start_worker(2)
+    sent = {
+        "link": tasks.plain.si("link"),
+        "link_error": tasks.plain.si("errback"),
+        "headers": {"tenant": "acme", "deep": {"list": [1, None]}},
+        "priority": 3,
+        "expires": datetime.now(UTC) + timedelta(hours=1),
+        "time_limit": 100,
+        "soft_time_limit": 90,
+        "shadow": "shadow",
+        "argsrepr": "('k', '***')",
+        "kwargsrepr": "{'what': '***'}",
+        "ignore_result": True,
+        "compression": "zlib",
+        "delivery_mode": 1,
+        "stamp": "a stamp",
+        "stamped_headers": ["stamp"],
+    }
+    task = tasks.tells
+    with task.lock_for("k"):
+        result = task.apply_async(("k", "secret"), task_id="came back", **sent)
+        come_back(worker, result)
+    task.apply_async(("k", "secret"), task_id="at once", **sent)
+    wait_until(lambda: len(told(ledger)) == 2, "both have run")
+    came_back, at_once = told(ledger)["came back"], told(ledger)["at once"]
+    assert kept(came_back) == kept(at_once)
+    for message in (came_back, at_once):
+        assert message["root_id"] == message["correlation_id"] == message["id"]
+        assert message["properties"]["delivery_mode"] == 1
+        assert message["delivery_info"]["priority"] == 3
+        assert message["headers"].items() >= sent["headers"].items()
+    assert "secret" not in worker.output()
+
+
+@on_every_queue
+def test_a_member_of_a_group_in_a_chord_and_a_chain_stays_one(tasks, app, start_worker, ledger):
+    worker = start_worker(2)
+    with tasks.tells.lock_for("k"):
+        member = tasks.tells.si("k").set(task_id="member") | tasks.plain.s()
+        body = chord([member, tasks.plain.si()])(tasks.plain.s())
+        come_back(worker, app.AsyncResult("member"))
+    assert body.get(timeout=20) == "plain"
+    message = told(ledger)["member"]
+    assert message["group"] or message["chain"]
+    assert message["parent_id"] is None
+    parent = group(tasks.tells.si("k").set(task_id="child")).apply_async(parent_id="parent", root_id="root")
+    assert parent.get(timeout=20) == ["told"]
+    assert (told(ledger)["child"]["parent_id"], told(ledger)["child"]["root_id"]) == ("parent", "root")
+
+
+@on_every_queue
+def test_it_comes_back_to_the_queue_that_it_came_from(config, tasks, start_worker, ledger):
+    default = start_worker(1)
+    queue = f"{config.queue}-other"
+    other = start_worker(1, "-Q", queue)
+    with tasks.tells.lock_for("k"):
+        result = tasks.tells.apply_async(("k",), queue=queue)
+        come_back(other, result)
+    assert result.get(timeout=20) == "told"
+    assert received(default, result) == 0
+
+
+@pytest.mark.parametrize("broker", ["quorum"], indirect=True)
+def test_rabbitmq_takes_no_message_that_comes_back_for_one_that_goes_in_a_circle(config, start_worker):
+    """A delay of three seconds goes through two queues. RabbitMQ drops what expires towards a queue of its record."""
+    config.settings.update(redislock_retry_delay=3, redislock_retry_max_delay=3)
+    app = make_app(config)
+    worker = start_worker(1)
+    task = app.tasks["lab.tells"]
+    with task.lock_for("k"):
+        result = task.delay("k")
+        come_back(worker, result)
+    assert result.get(timeout=20) == "told"
+    app.close()
+
+
+def test_a_body_that_only_its_own_serializer_can_carry_comes_back_in_it(config, start_worker):
+    config.settings["accept_content"] = ["json", "yaml"]
+    app = make_app(config)
+    worker = start_worker(1)
+    task = app.tasks["lab.tells"]
+    with task.lock_for("k"):
+        result = task.apply_async(("k", {"a", "set"}), serializer="yaml")
+        come_back(worker, result)
+    assert result.get(timeout=20) == "told"
+    app.close()
+
+
+@on_every_queue
+def test_a_task_that_has_come_back_still_has_all_its_own_retries(tasks, start_worker, ledger):
+    worker = start_worker(1)
+    with tasks.tells.lock_for("k"):
+        result = tasks.tells.delay("k", retries=2)  # as many as it may have
+        come_back(worker, result)
+    assert result.get(timeout=20) == "told"
+    assert ledger.items() == ["0", "1", "2"]
+
+
+@on_every_queue
+def test_after_lock_retry_for_it_fails_naming_the_holder(config, start_worker, ledger):
+    config.settings["redislock_retry_for"] = 0.2
+    app = make_app(config)
+    start_worker(2)
+    task, plain = app.tasks["lab.on_retry"], app.tasks["lab.plain"]
+    holder = task.delay("k", "holder", "hangs")
+    wait_until(ledger.runs, "the holder runs")
+    result = (task.si("k", "duplicate") | plain.s()).apply_async(link_error=plain.si("errback"))
+    with pytest.raises(LockConflict) as caught:
+        result.parent.get(timeout=20)
+    assert caught.value.holder.task_id == holder.id
+    with pytest.raises(LockConflict):
+        result.get(timeout=20)
+    wait_until(lambda: [run.key for run in ledger.runs()] == ["k", "plain"], "the errback ran, and no more")
+    app.close()
+
+
+@on_every_queue
+def test_a_message_that_expires_while_it_comes_back_is_revoked(tasks, start_worker, ledger):
+    start_worker(1)
+    with tasks.on_retry.lock_for("k"):
+        result = tasks.on_retry.apply_async(("k",), expires=1)
+        with pytest.raises(TaskRevokedError, match="expired"):
+            result.get(timeout=20)
+    assert result.state == states.REVOKED
+    assert ledger.runs() == []
+
+
+@pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
+def test_a_message_that_expires_while_it_waits_is_revoked_and_not_left_to_the_broker(config, start_worker):
+    """RabbitMQ drops what has expired unless a consumer takes it at once: its caller would wait for ever."""
+    config.settings["redislock_wait"] = 1.5
+    app = make_app(config)
+    start_worker(1)
+    task = app.tasks["lab.on_wait"]
+    with task.lock_for("k"):
+        result = task.apply_async(("k",), expires=1)
+        app.tasks["lab.plain"].delay()  # so that the worker has fetched all it may
+        with pytest.raises(TaskRevokedError, match="expired"):
+            result.get(timeout=20)
+    app.close()

@@ -1,0 +1,145 @@
+"""Conflicts of one delivered message, traced as a pool child does it, where something else fails as well."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from celery import states
+from celery._state import _set_task_join_will_block
+from celery.app.trace import build_tracer
+from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError
+
+from celery_redislock.store import LockStore
+from tests.lab.app import make_app
+
+# Of redis-py, to Celery's result backend.
+pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
+
+
+@pytest.fixture
+def deliver(config):
+    """Runs a message of a task as a pool child does; returns its state, and its result or error."""
+
+    def run(app, name, *args, **request):
+        task = app.tasks[name]
+        delivery_info = {"exchange": "", "routing_key": config.queue, "redelivered": request.pop("redelivered", False)}
+        request = {"id": "id", "retries": 0, "delivery_info": delivery_info, "hostname": "w@host", **request}
+        _set_task_join_will_block(True)
+        try:
+            traced = build_tracer(name, task, app=app)(request["id"], args, {}, request)
+        finally:
+            _set_task_join_will_block(False)
+        return traced.info.state if traced.info else states.SUCCESS, traced.retval
+
+    return run
+
+
+@pytest.fixture
+def queued(broker_server, config):
+    """The messages in the queue."""
+    return lambda: [json.loads(message)["headers"] for message in broker_server.client.lrange(config.queue, 0, -1)]
+
+
+def joining(holder):
+    return {"redislock": {"times": 1, "since": time.time() - 1, "begun": False, "joins": holder}}
+
+
+class TestJoin:
+    def test_a_copy_of_a_message_that_has_joined_is_dropped_and_sends_its_link_no_second_time(
+        self, deliver, app, tasks, queued
+    ):
+        app.backend.mark_as_done("holder", "outcome")
+        request = {**joining("holder"), "callbacks": [tasks.plain.si("link")]}
+        assert deliver(app, "lab.on_join", "k", **request) == (states.SUCCESS, "outcome")
+        assert deliver(app, "lab.on_join", "k", **request, redelivered=True)[0] == states.IGNORED
+        assert [message["task"] for message in queued()] == ["lab.plain"]
+        assert app.AsyncResult("id").get(timeout=5) == "outcome"
+
+    def test_a_copy_of_a_message_that_has_not_yet_joined_joins(self, deliver, app, ledger):
+        app.backend.mark_as_done("holder", "outcome")
+        app.backend.mark_as_retry("id", RuntimeError("waits"))
+        assert deliver(app, "lab.on_join", "k", **joining("holder"), redelivered=True) == (states.SUCCESS, "outcome")
+        assert ledger.runs() == []
+
+    def test_a_revoked_holder_revokes(self, deliver, app, ledger):
+        app.backend.mark_as_revoked("holder", "by hand")
+        assert deliver(app, "lab.on_join", "k", **joining("holder"))[0] == states.IGNORED
+        with pytest.raises(TaskRevokedError, match="joined holder, which was revoked"):
+            app.AsyncResult("id").get(timeout=5)
+        assert ledger.runs() == []
+
+    def test_two_that_join_a_holder_without_an_outcome_run_one_after_the_other(
+        self, deliver, app, tasks, queued, ledger
+    ):
+        with tasks.on_join.lock_for("k"):  # in the place of the first one's run
+            assert deliver(app, "lab.on_join", "k", "second", **joining("dead"))[0] == states.IGNORED
+        (message,) = queued()
+        assert message["redislock"]["joins"] == "dead"
+        assert deliver(app, "lab.on_join", "k", "second", redislock=message["redislock"])[1] == "second"
+        assert ledger.items() == ["second"]
+
+    def test_lock_retry_for_ends_it_naming_the_task_that_it_waits_for(self, deliver, config, locks):
+        config.settings["redislock_retry_for"] = 0.5
+        app = make_app(config)
+        app.backend.mark_as_retry("holder", RuntimeError("later"))
+        state, outcome = deliver(app, "lab.on_join", "k", **joining("holder"))
+        assert state == states.FAILURE
+        assert outcome.exception.holder.task_id == "holder"
+        assert "is held by task holder" in str(outcome.exception)
+        assert locks.client.keys() == []
+        app.close()
+
+    def test_a_soft_time_limit_while_it_gives_the_key_back_leaves_that_to_the_postrun_hook(
+        self, deliver, app, locks, monkeypatch
+    ):
+        struck = []
+        release = LockStore.release
+
+        def strike_once(*args, **kwargs):
+            if not struck:
+                struck.append(True)
+                raise SoftTimeLimitExceeded
+            return release(*args, **kwargs)
+
+        monkeypatch.setattr(LockStore, "release", strike_once)
+        app.backend.mark_as_retry("holder", RuntimeError("later"))
+        assert deliver(app, "lab.on_join", "k", **joining("holder"))[0] == states.FAILURE
+        assert struck
+        assert locks.client.keys() == []
+
+    def test_every_lock_that_it_takes_is_said_to_be_released(self, deliver, app, tasks):
+        from celery_redislock import signals
+
+        seen = []
+
+        def note(signal, **_):
+            seen.append(signal is signals.lock_acquired)
+
+        for signal in (signals.lock_acquired, signals.lock_released):
+            signal.connect(note, sender=tasks.on_join)
+        app.backend.mark_as_retry("holder", RuntimeError("later"))
+        try:
+            assert deliver(app, "lab.on_join", "k", **joining("holder"))[0] == states.IGNORED
+        finally:
+            for signal in (signals.lock_acquired, signals.lock_released):
+                signal.disconnect(note, sender=tasks.on_join)
+        assert seen == [True, False]
+
+
+@pytest.mark.parametrize(("policy", "header"), [("retry", {}), ("wait", {}), ("join", {}), ("join", joining("holder"))])
+def test_a_result_backend_that_is_away_keeps_no_message_from_coming_back(
+    deliver, config, queued, policy, header, caplog
+):
+    """To show RETRY is a courtesy; the work is in the message."""
+    config.backend = "redis+socket:///nowhere"
+    config.settings["result_backend_transport_options"] = {"retry_policy": {"max_retries": 1, "interval_start": 0}}
+    config.settings["redislock_wait"] = 0.1
+    app = make_app(config)
+    with app.tasks[f"lab.on_{policy}"].lock_for("k"):
+        assert deliver(app, f"lab.on_{policy}", "k", "item", **header)[0] == states.IGNORED
+    (message,) = queued()
+    assert message["redislock"]["times"] == (2 if header else 1)
+    assert "cannot be shown as RETRY" in caplog.text
+    app.close()
