@@ -76,7 +76,13 @@ def of_another_run(story: Story, earlier: list[Run], run: Run) -> str | None:
         cold = story.strikes((COLD,), first.start, ended, first.pid)
         return "its process died" if cold or story.deaths.get(first.pid, ended + 1) <= ended else None
     first = [other for other in earlier if story.is_done(other)][-1]
-    received = max((line["at"] for line in story.received[run.task_id] if line["at"] <= first.start), default=0)
+    if run.start < first.end:
+        return "its first run went on without its lock" if _lost_its_lock(story, first, run) else None
+    if any(
+        stop["until"] + MARGIN >= run.start for stop in story.strikes(STOPS, run.start - MARGIN, run.start, run.pid)
+    ):
+        return "its process stood still between its grant and its body"
+    received = _first_receipt(story, run.task_id, first.start)
     if story.deaths.get(first.pid, first.end + 60) <= first.end + ACK:
         return "its process died between its end and its ack"
     if story.strikes((WARM, COLD), first.start, first.end + ACK, first.pid):
@@ -100,6 +106,17 @@ def of_another_run(story: Story, earlier: list[Run], run: Run) -> str | None:
     if late and story.strikes(OUTAGES, first.end - ACK, first.end + ACK):
         return "its process died before the lock server could be told that it had finished"
     return None
+
+
+def _lost_its_lock(story: Story, first: Run, second: Run) -> bool:
+    return second.start >= first.told or of_overlap(story, first, second) is not None
+
+
+def _first_receipt(story: Story, task_id: str, before: float) -> float:
+    """When the delivery came that ran, or the first one of those that came of the same publish."""
+    receipts = [line for line in story.received[task_id] if line["at"] <= before]
+    twice = [line["at"] for line in receipts if _deliveries(story, line) > 1]
+    return min(twice or [line["at"] for line in receipts[-1:]], default=0.0)
 
 
 def _cut(story: Story, start: float, end: float) -> bool:

@@ -253,6 +253,19 @@ class TestRunsAgain:
         book.run("a", 5, 6, pid=OTHER)
         assert broken() == self.AGAIN
 
+    def test_a_copy_that_runs_while_the_first_goes_on_without_its_lock_is_excused(self, book, broken):
+        book.sent("a")
+        book.run("a", 1, 9)
+        book.run("a", 5, 6, pid=OTHER)
+        assert set(broken()) == {*self.AGAIN, "two runs of key at the same time"}
+        book.fault(STOP_CHILD, 1.5, 4.95, [CHILD])
+        book.lost("a", 4.9, "it was not renewed until its deadline")
+        assert broken() == []
+
+    def test_a_run_that_stood_still_between_its_grant_and_its_body_is_excused(self, again, book, broken):
+        book.fault(STOP_CHILD, 0.8, 4.95, [OTHER])
+        assert broken() == []
+
     def test_an_unfinished_run_needs_a_death_or_a_cold_shutdown(self, book, broken):
         book.sent("a")
         book.run("a", 1, 2, done=False)
