@@ -94,7 +94,7 @@ def of_another_run(story: Story, earlier: list[Run], run: Run) -> str | None:
     if any(line["worker"] in story.hung for line in story.received[run.task_id]):
         return "its worker hung in Celery's own code before the ack"
     if _was_sent_back_unacked(story, run):
-        return "it had been sent back, and its worker ended or lost its connection before the ack of that"
+        return "it had been sent back, and its worker ended, stood still or lost its connection before the ack"
     if _was_published_twice(story, run):
         return "its message was published twice"
     stopped = story.strikes(STOPS, first.end - LEASE * 2, first.end + ACK)
@@ -132,7 +132,7 @@ def _was_sent_back_unacked(story: Story, run: Run) -> bool:
         ran = sent_back is not None and any(received < other.start < sent_back for other in runs)
         if sent_back is None or ran or _deliveries(story, receipt) < 2:
             continue
-        struck = story.strikes(DEATHS, received - MARGIN, sent_back + ACK)
+        struck = story.strikes((*DEATHS, *STOPS), received - MARGIN, sent_back + ACK)
         if any(fault["worker"] == receipt["worker"] for fault in struck):
             return True
         if _cut(story, received - MARGIN, sent_back + ACK):
