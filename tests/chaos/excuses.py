@@ -38,12 +38,18 @@ def of_overlap(story: Story, first: Run, second: Run) -> str | None:
     """Why the second run could begin while the first, whose lock had lapsed untold, went on."""
     for run in (first, second):  # the second may have been stopped between its grant and its first word
         for stop in story.strikes(STOPS, run.start - LEASE, second.start, run.pid):
-            if stop["from"] + LEASE / 2 <= second.start <= stop["until"] + MARGIN:
+            if _lapses_in(story, stop) <= second.start <= stop["until"] + MARGIN:
                 return STOPPED
     for restart in story.strikes((RESTART,), first.start - MARGIN, second.start):
         if second.start <= _until_told(story, restart, first):
             return DATA_LOST
     return None
+
+
+def _lapses_in(story: Story, stop: Line) -> float:
+    """When a lock of a process that stands still lapses at the earliest: it was renewed until then, if it could be."""
+    hindered = story.strikes((*OUTAGES, CUT_LOCKS, DROP), stop["from"] - LEASE, stop["from"])
+    return float(stop["from"]) if hindered else float(stop["from"]) + LEASE / 2
 
 
 def _until_told(story: Story, restart: Line, holder: Run) -> float:

@@ -120,6 +120,11 @@ class TestOverlaps:
         book.fault(STOP_CHILD, start, end, [pid])
         assert broken() == ["two runs of key at the same time"]
 
+    def test_a_holder_that_an_outage_kept_from_renewing_before_it_stood_still_is_excused(self, overlap, book, broken):
+        book.fault(STOP_CHILD, 4.5, 8.0, [CHILD])
+        book.fault(BLACKHOLE, 2.0, 4.4)
+        assert broken() == []
+
     def test_one_that_stood_still_between_its_grant_and_its_first_word_is_excused(self, book, broken):
         book.sent("a")
         book.sent("b")
