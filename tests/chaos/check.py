@@ -88,15 +88,12 @@ def _overlaps(story: Story, verdict: Verdict) -> Iterable[Offence]:
 
 
 def _lines_of(story: Story, first: Run, second: Run) -> list[Line]:
-    """What happened to both, and the faults about that time."""
-    both = (first.pid, second.pid)
+    """What both runs wrote, and the deaths of their processes and the faults about that time."""
+    runs, pids = {(run.pid, run.task_id) for run in (first, second)}, {first.pid, second.pid}
     start, end = first.start - 4, second.start + 4
-    about = [
-        line
-        for line in story.lines
-        if line.get("pid") in both and start <= line.get("end", line.get("at", line.get("start", 0))) <= end
-    ]
-    return [*about, *story.strikes(tuple({line["name"] for line in story.events("fault")}), start, end)]
+    own = [line for line in story.lines if (line.get("pid"), line.get("task_id")) in runs]
+    deaths = [line for line in story.events("died") if line["pid"] in pids]
+    return [*own, *deaths, *story.strikes(tuple({line["name"] for line in story.events("fault")}), start, end)]
 
 
 def _losses(story: Story, verdict: Verdict) -> Iterable[Offence]:

@@ -38,12 +38,18 @@ def of_overlap(story: Story, first: Run, second: Run) -> str | None:
     """Why the second run could begin while the first, whose lock had lapsed untold, went on."""
     for run in (first, second):  # the second may have been stopped between its grant and its first word
         for stop in story.strikes(STOPS, run.start - LEASE, second.start, run.pid):
-            if stop["from"] + LEASE / 2 <= second.start <= stop["until"] + MARGIN:
+            if _lapses_in(story, stop) <= second.start <= stop["until"] + MARGIN:
                 return STOPPED
     for restart in story.strikes((RESTART,), first.start - MARGIN, second.start):
         if second.start <= _until_told(story, restart, first):
             return DATA_LOST
     return None
+
+
+def _lapses_in(story: Story, stop: Line) -> float:
+    """When a lock of a process that stands still lapses at the earliest: it was renewed until then, if it could be."""
+    hindered = story.strikes((*OUTAGES, CUT_LOCKS, DROP), stop["from"] - LEASE, stop["from"])
+    return float(stop["from"]) if hindered else float(stop["from"]) + LEASE / 2
 
 
 def _until_told(story: Story, restart: Line, holder: Run) -> float:
@@ -76,7 +82,13 @@ def of_another_run(story: Story, earlier: list[Run], run: Run) -> str | None:
         cold = story.strikes((COLD,), first.start, ended, first.pid)
         return "its process died" if cold or story.deaths.get(first.pid, ended + 1) <= ended else None
     first = [other for other in earlier if story.is_done(other)][-1]
-    received = max((line["at"] for line in story.received[run.task_id] if line["at"] <= first.start), default=0)
+    if run.start < first.end:
+        return "its first run went on without its lock" if _lost_its_lock(story, first, run) else None
+    if any(
+        stop["until"] + MARGIN >= run.start for stop in story.strikes(STOPS, run.start - MARGIN, run.start, run.pid)
+    ):
+        return "its process stood still between its grant and its body"
+    received = _first_receipt(story, run.task_id, first.start)
     if story.deaths.get(first.pid, first.end + 60) <= first.end + ACK:
         return "its process died between its end and its ack"
     if story.strikes((WARM, COLD), first.start, first.end + ACK, first.pid):
@@ -88,7 +100,7 @@ def of_another_run(story: Story, earlier: list[Run], run: Run) -> str | None:
     if any(line["worker"] in story.hung for line in story.received[run.task_id]):
         return "its worker hung in Celery's own code before the ack"
     if _was_sent_back_unacked(story, run):
-        return "it had been sent back, and its worker ended or lost its connection before the ack of that"
+        return "it had been sent back, and its worker ended, stood still or lost its connection before the ack"
     if _was_published_twice(story, run):
         return "its message was published twice"
     stopped = story.strikes(STOPS, first.end - LEASE * 2, first.end + ACK)
@@ -100,6 +112,17 @@ def of_another_run(story: Story, earlier: list[Run], run: Run) -> str | None:
     if late and story.strikes(OUTAGES, first.end - ACK, first.end + ACK):
         return "its process died before the lock server could be told that it had finished"
     return None
+
+
+def _lost_its_lock(story: Story, first: Run, second: Run) -> bool:
+    return second.start >= first.told or of_overlap(story, first, second) is not None
+
+
+def _first_receipt(story: Story, task_id: str, before: float) -> float:
+    """When the delivery came that ran, or the first one of those that came of the same publish."""
+    receipts = [line for line in story.received[task_id] if line["at"] <= before]
+    twice = [line["at"] for line in receipts if _deliveries(story, line) > 1]
+    return min(twice or [line["at"] for line in receipts[-1:]], default=0.0)
 
 
 def _cut(story: Story, start: float, end: float) -> bool:
@@ -115,7 +138,7 @@ def _was_sent_back_unacked(story: Story, run: Run) -> bool:
         ran = sent_back is not None and any(received < other.start < sent_back for other in runs)
         if sent_back is None or ran or _deliveries(story, receipt) < 2:
             continue
-        struck = story.strikes(DEATHS, received - MARGIN, sent_back + ACK)
+        struck = story.strikes((*DEATHS, *STOPS), received - MARGIN, sent_back + ACK)
         if any(fault["worker"] == receipt["worker"] for fault in struck):
             return True
         if _cut(story, received - MARGIN, sent_back + ACK):

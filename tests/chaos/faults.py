@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
+import psutil
+
 from celery_redislock.store import ACQUIRE, RELEASE, RENEW
 from tests.chaos.slots import Place, Slot
 from tests.chaos.stage import Stage
@@ -95,7 +97,7 @@ def _kill_worker(stage: Stage, slot: Slot, name: str, chance: random.Random) -> 
 
 def _stop_worker(stage: Stage, slot: Slot, name: str, chance: random.Random) -> None:
     with written_down(stage, name, pids=_pids(slot), worker=slot.worker.process.pid):
-        with suppress(ProcessLookupError):  # a child that ends just now
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):  # a child that ends just now
             slot.worker.pause()
         time.sleep(LEASE + chance.uniform(0.5, 2.0))
         slot.worker.resume()
@@ -105,7 +107,7 @@ def _stop_child(stage: Stage, slot: Slot, name: str, chance: random.Random) -> N
     child = _some_child(slot, chance)
     if child:
         struck = written_down(stage, name, pids=[child], worker=slot.worker.process.pid)
-        with suppress(ProcessLookupError), struck:  # its hard time limit may end it meanwhile
+        with suppress(ProcessLookupError, psutil.NoSuchProcess), struck:  # its hard time limit may end it meanwhile
             slot.worker.pause_child(child)
             time.sleep(LEASE + chance.uniform(0.5, 2.0))
             slot.worker.resume_child(child)

@@ -18,7 +18,13 @@ SLOTS = 3
 #: After which the Redis broker gives a message again, in seconds; some bodies run for longer.
 VISIBILITY = 5
 TRANSPORT = {
-    "redis": {"visibility_timeout": VISIBILITY, "unacked_restore_interval": 1, "unacked_restore_throttle": 1},
+    "redis": {
+        "visibility_timeout": VISIBILITY,
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+        # A worker that is killed as it gives messages back keeps the others from it for so long; by default 300 s.
+        "unacked_mutex_expire": 2,
+    },
     # Else what is published just when the connection is cut is lost without a word.
     "rabbitmq": {"confirm_publish": True},
 }

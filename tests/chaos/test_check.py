@@ -120,6 +120,11 @@ class TestOverlaps:
         book.fault(STOP_CHILD, start, end, [pid])
         assert broken() == ["two runs of key at the same time"]
 
+    def test_a_holder_that_an_outage_kept_from_renewing_before_it_stood_still_is_excused(self, overlap, book, broken):
+        book.fault(STOP_CHILD, 4.5, 8.0, [CHILD])
+        book.fault(BLACKHOLE, 2.0, 4.4)
+        assert broken() == []
+
     def test_one_that_stood_still_between_its_grant_and_its_first_word_is_excused(self, book, broken):
         book.sent("a")
         book.sent("b")
@@ -252,6 +257,19 @@ class TestRunsAgain:
         book.fault(CUT_BROKER, 2.5)
         book.run("a", 5, 6, pid=OTHER)
         assert broken() == self.AGAIN
+
+    def test_a_copy_that_runs_while_the_first_goes_on_without_its_lock_is_excused(self, book, broken):
+        book.sent("a")
+        book.run("a", 1, 9)
+        book.run("a", 5, 6, pid=OTHER)
+        assert set(broken()) == {*self.AGAIN, "two runs of key at the same time"}
+        book.fault(STOP_CHILD, 1.5, 4.95, [CHILD])
+        book.lost("a", 4.9, "it was not renewed until its deadline")
+        assert broken() == []
+
+    def test_a_run_that_stood_still_between_its_grant_and_its_body_is_excused(self, again, book, broken):
+        book.fault(STOP_CHILD, 0.8, 4.95, [OTHER])
+        assert broken() == []
 
     def test_an_unfinished_run_needs_a_death_or_a_cold_shutdown(self, book, broken):
         book.sent("a")
