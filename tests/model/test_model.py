@@ -30,6 +30,9 @@ from .scenarios import (
     SUCCESSOR,
 )
 
+#: The exploration takes ten seconds of a CPU of its own, which a loaded machine does not have.
+pytestmark = pytest.mark.timeout(900)
+
 FOUND_IN = {
     Mistake.SAME_ID_IS_A_COPY: (RETRIED, Promise.NOT_DROPPED),
     Mistake.NOTE_ON_SYSTEM_EXIT: (GIVEN_BACK, Promise.NOT_DROPPED),
