@@ -160,6 +160,47 @@ class TestWait:
         assert tasks.on_wait.delay("k", "next").get(timeout=PATIENCE) == "next"
         wait_until(lambda: locks.client.keys() == [], "no waiter is remembered")
 
+    def test_a_revoke_ends_it_and_the_next_one_has_its_turn(self, tasks, app, start_worker, ledger, locks):
+        start_worker(2)
+        lock = tasks.on_wait.lock_for("k")
+        with lock:
+            waiter, next_one = tasks.on_wait.delay("k", "waiter"), tasks.on_wait.delay("k", "next")
+            wait_until(lambda: locks.client.scard(f"{lock.name}:waiters") == 2, "both wait")
+            app.control.revoke(waiter.id, terminate=True)
+            with pytest.raises(TaskRevokedError):
+                waiter.get(timeout=PATIENCE)
+        assert next_one.get(timeout=PATIENCE) == "next"
+        assert ledger.items() == ["next"]
+
+    def test_a_warm_shutdown_sends_it_back_after_lock_wait(self, config, start_worker, ledger, locks):
+        from tests.lab.app import make_app
+
+        config.settings["redislock_wait"] = 1.0
+        app = make_app(config)
+        first = start_worker(1)
+        task = app.tasks["lab.on_wait"]
+        lock = task.lock_for("k")
+        with lock:
+            waiter = task.delay("k", "waiter")
+            wait_until(lambda: locks.client.exists(f"{lock.name}:waiters"), "it waits")
+            first.stop()
+            start_worker(1)
+        assert waiter.get(timeout=PATIENCE) == "waiter"
+        assert ledger.items() == ["waiter"]
+        app.close()
+
+
+@pytest.mark.parametrize("policy", ERRORS)
+def test_a_conflict_is_nothing_that_autoretry_for_retries(tasks, start_worker, ledger, policy):
+    worker = start_worker(1)
+    task = getattr(tasks, f"auto_{policy}")
+    with task.lock_for("k"):
+        duplicate = task.delay("k")
+        with pytest.raises(ERRORS[policy]):
+            duplicate.get(timeout=PATIENCE)
+    assert worker.output().count(f"[{duplicate.id}] received") == 1
+    assert ledger.runs() == []
+
 
 class TestJoin:
     @pytest.mark.parametrize("result", [0, "", None, [], False])

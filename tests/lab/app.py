@@ -259,6 +259,16 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
     for policy in ("skip", "retry", "wait", "raise", "join"):
         _define_policy(locked, ledger, policy)
 
+    for policy in ("skip", "raise"):
+
+        @locked(
+            f"auto_{policy}", lock_key="{key}", lock_on_conflict=policy, autoretry_for=(Exception,), retry_backoff=0.1
+        )
+        def auto(key: str) -> None:
+            """Retries itself whatever its body raises."""
+            with ledger.run(key):
+                pass
+
     @locked("counted", bind=True, lock_args=["key"])
     def counted(self: Any, key: Any, item: Any, seconds: float = 0.0) -> list[Any]:
         """Tells how often it was retried."""
