@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tests.chaos import excuses
+from tests.chaos import excuses, missing
 from tests.chaos.load import LATE
 from tests.chaos.story import Line, Story
 from tests.lab.ledger import Ledger, Run
@@ -58,7 +58,7 @@ def _messages(story: Story, verdict: Verdict) -> Iterable[Offence]:
             if state == "SUCCESS" and not any(story.is_done(run) for run in story.runs_of(task_id)):
                 yield Offence("a message succeeded without a run", story.about(task_id))
             continue
-        excuse = excuses.of_missing(story, task_id) if late else excuses.of_lost_early(story, task_id)
+        excuse = missing.of_missing(story, task_id) if late else missing.of_lost_early(story, task_id)
         if excuse:
             verdict.missing[excuse] += 1
         else:

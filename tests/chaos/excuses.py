@@ -126,7 +126,13 @@ def _first_receipt(story: Story, task_id: str, before: float) -> float:
 
 
 def _cut(story: Story, start: float, end: float) -> bool:
-    return bool(story.strikes((CUT_BROKER,), start, end))
+    """Whether a worker may have lost its broker from `start` to `end`; one that stands still notices later."""
+    for cut in story.faults(CUT_BROKER):
+        stops = story.strikes(STOPS, cut["from"], cut["until"])
+        noticed = max([cut["until"], *(stop["until"] + MARGIN for stop in stops)])
+        if cut["from"] <= end and noticed >= start:
+            return True
+    return False
 
 
 def _was_sent_back_unacked(story: Story, run: Run) -> bool:
@@ -167,26 +173,3 @@ def _was_resent(story: Story, published: Line) -> bool:
     """Whether its connection was lost as it was published, so that kombu sent it again."""
     cuts = [cut for cut in story.faults(CUT_BROKER) if cut["publishers"]]
     return any(published["at"] - ACK <= cut["until"] and cut["from"] <= published["at"] for cut in cuts)
-
-
-def of_missing(story: Story, task_id: str) -> str | None:
-    """Why a message that is acked late has not come to its end."""
-    received = {line["publish"] for line in story.received[task_id]}
-    unseen = [line for line in story.published[task_id] if line["publish"] not in received]
-    if not unseen:
-        before = story.sent[task_id]["after"]
-        if before and not story.published[task_id] and story.final.get(before) != "SUCCESS":
-            return of_missing(story, before)  # a chain ends where a step is lost
-        return None
-    if any(story.strikes((KILL_WORKER, COLD), line["at"] - MARGIN, line["at"] + VISIBILITY) for line in unseen):
-        return "kombu had taken it from the queue when its worker was killed: no worker has ever received it"
-    return None
-
-
-def of_lost_early(story: Story, task_id: str) -> str | None:
-    """Why a message that is acked early has not come to its end."""
-    for receipt in story.received[task_id]:
-        faults = [fault for fault in story.faults(*DEATHS) if fault.get("worker") == receipt["worker"]]
-        if any(fault["until"] >= receipt["at"] for fault in faults):
-            return "acked early, and its process died"
-    return of_missing(story, task_id)

@@ -36,6 +36,7 @@ class Stage:
     def __init__(self, kind: str, folder: Path, stack: ExitStack) -> None:
         self.kind = kind
         self.ledger = Ledger(folder / "ledger")
+        self.ledger.write({"event": "broker", "kind": kind})
         self.broker_server = _valkey(folder, "broker", stack)
         self.locks = _valkey(folder, "locks", stack)
         broker = self.broker_server.celery_url(0)

@@ -175,8 +175,23 @@ class TestMessages:
         book.ledger.write({"event": "sent", "task_id": "b", "kind": "step", "after": "a"})
         assert broken() == []
 
-    def test_one_received_is_not_excused(self, book, broken):
+    def test_one_received_is_excused_only_where_its_worker_ended_with_it(self, book, broken):
         book.sent("a", final="PENDING")
+        assert broken()
+        book.fault(KILL_WORKER, 2, pids=[OTHER], worker=OTHER)
+        assert broken()
+        book.fault(KILL_WORKER, 2, pids=[MAIN])
+        assert broken() == []
+
+    def test_one_that_ran_to_its_end_is_not_excused(self, book, broken):
+        book.sent("a", final="PENDING")
+        book.run("a", 1, 2)
+        book.fault(KILL_WORKER, 2, pids=[MAIN])
+        assert broken()
+
+    def test_rabbitmq_excuses_no_loss(self, book, broken):
+        book.ledger.write({"event": "broker", "kind": "rabbitmq"})
+        book.sent("a", final="PENDING", received=False)
         book.fault(KILL_WORKER, 2, pids=[MAIN])
         assert broken()
 
