@@ -13,6 +13,7 @@ from uuid import uuid4
 import hypothesis  # noqa: F401
 import pytest
 from celery import Celery
+from kombu import pools
 
 from tests.lab.app import Config, make_app
 from tests.lab.ledger import Ledger
@@ -100,6 +101,7 @@ def broker_proxy(broker: str) -> Iterator[Proxy]:
 @pytest.fixture
 def config(request: pytest.FixtureRequest, broker: str, broker_server: Valkey, locks: Valkey, ledger: Ledger) -> Config:
     """What the app and its workers need to know; a test may still change it."""
+    pools.reset()  # kombu's are global: a connection that an earlier test has left idle may have been closed meanwhile
 
     def url(server: str, proxy: str) -> str:
         return str(request.getfixturevalue(proxy).url) if proxy in request.fixturenames else server
