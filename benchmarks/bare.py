@@ -6,7 +6,8 @@ from typing import Any
 
 import redis
 
-from celery_redislock.store import ACQUIRE, NOTE_TTL_MS, RELEASE, beside
+from celery_redislock.script import ACQUIRE, RELEASE
+from celery_redislock.store import NOTE_TTL_MS, beside
 
 from .timing import Case
 

@@ -29,6 +29,8 @@ class Run(NamedTuple):
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     nonce: str
+    claim: str | None
+    """Of its message; the child may have died before it could use it."""
 
     @property
     def key(self) -> str | None:
@@ -102,9 +104,12 @@ def _release(run: Run) -> None:
     if key is None:
         return
     try:
+        server = LockServer.of(run.plan.app)
         # No note: where the message comes again, it is to run again.
-        if LockServer.of(run.plan.app).store.release(key, run.nonce):
+        if server.store.release(key, run.nonce):
             logger.warning("%s: its process died; its lock %s was released", run.name, key)
+        if run.claim is not None:
+            server.give_up(key, run.claim)
     except LockUnavailable as error:
         logger.warning("%s: its process died; %s: it ends in %.0f s", run.name, error, run.plan.options.lease)
 

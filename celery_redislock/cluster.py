@@ -9,7 +9,9 @@ from redis.cluster import RedisCluster
 from redis.exceptions import RedisClusterException, RedisError
 
 from .connection import derive
-from .store import LockStore, Outage, Text
+from .outage import Outage
+from .script import Text
+from .store import LockStore
 from .wake_ups import MAX_WAITERS, TURN, WakeUps
 
 T = TypeVar("T")

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from kombu import Exchange, Queue
 
+from .tokens import is_claim
+
 if TYPE_CHECKING:
     from celery import Celery, Task
     from celery.app.task import Context
 
-#: The message header that a message carries when it comes back.
+#: The message header of what the plugin must know of a message.
 HEADER = "redislock"
 #: For brokers that redeliver what is not acked in time; theirs is longer than this unless configured. Seconds.
 DEFAULT_VISIBILITY_TIMEOUT = 1800.0
@@ -31,7 +33,7 @@ _DEATH_HEADERS = ("x-death", "x-first-death-", "x-last-death-")
 
 
 class Return(NamedTuple):
-    """How often a message has come back, and since when."""
+    """How often a message has come back, since when, and what was left to it."""
 
     times: int = 0
     since: float = 0.0
@@ -40,20 +42,26 @@ class Return(NamedTuple):
     """It was a copy or was marked redelivered: work that has begun, which no policy may drop."""
     joins: str | None = None
     """The task whose outcome it waits for, by the policy ``join``."""
+    claim: str | None = None
+    """The nonce under which the key, or the place in the queue, was left to it."""
 
     @classmethod
     def read(cls, header: Any) -> Self:
         """From a message header; a malformed one counts as none."""
         if not isinstance(header, Mapping):
             return cls()
-        times, since, begun, joins = (header.get(name) for name in cls._fields)
-        if type(times) is not int or times < 0 or type(begun) is not bool or not isinstance(joins, str | None):
+        times, since, begun, joins, claim = (header.get(name) for name in cls._fields)
+        if type(times) is not int or times < 0 or type(begun) is not bool:
             return cls()
+        if not isinstance(joins, str | None) or not (claim is None or is_claim(claim)):
+            return cls()
+        if not times:
+            return cls(begun=begun, claim=claim)
         if (
             isinstance(since, bool) or not isinstance(since, int | float) or not 0 < since <= time.time() + 60
         ):  # NaN fails too
             return cls()
-        return cls(times, float(since), begun, joins)
+        return cls(times, float(since), begun, joins, claim)
 
     def next(self, *, begun: bool, joins: str | None = None) -> Self:
         """The header of the message when it is sent back once more."""

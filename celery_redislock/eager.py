@@ -12,6 +12,7 @@ from .held import HeldLock
 from .held_by_request import held_by_request
 from .policies import skip_reason
 from .reentry import check_fence, held_in_context
+from .store import Leaves
 
 #: These do not block for the key.
 _AT_ONCE = frozenset({"skip", "raise"})
@@ -30,7 +31,10 @@ class EagerExecution(Execution):
         """As `Execution.end`; what another run or block holds is left to it."""
         if self._is_inner:
             self.lock = None
-        super().end(None)
+        super().end(state)
+
+    def _leaves(self, lock: HeldLock, state: str | None) -> Leaves:
+        return super()._leaves(lock, state)._replace(note=None)
 
     def _take(self, lock: HeldLock) -> None:
         """Take the key.

@@ -20,7 +20,7 @@ from .join import Outcome, outcome_of
 from .message import Message
 from .policies import POLICIES, retry, revoke
 from .server import LockServer
-from .store import Finished, Granted, Held
+from .store import Claim, Finished, Granted, Held, Leaves
 
 if TYPE_CHECKING:
     from celery.app.task import Context
@@ -46,18 +46,22 @@ class Execution:
         request: Celery's request.
         message: Its message.
         lock: The held lock; None while nothing is held.
+        leaves_to: The token and the seconds by which the key is left to the next attempt, once that has been sent.
         abort: Ends the body when the lock is lost; None where it may go on.
         joined: The outcome that the run ends with instead of its body's.
     """
 
     __slots__ = (
         "_attempt",
+        "_claim",
+        "_key",
         "_release_was_asked_for",
         "_server",
         "_wait_end",
         "_waits",
         "abort",
         "joined",
+        "leaves_to",
         "lock",
         "message",
         "plan",
@@ -77,6 +81,10 @@ class Execution:
         self._waits: bool | None = None  # True while the release is to wake this run, False when it no longer is
         self._wait_end = 0.0
         self.joined: Outcome | None = None
+        self.leaves_to: tuple[str, float] | None = None
+        self._key: str | None = None
+        claim = self.message.returned.claim
+        self._claim = None if claim is None else Claim(claim, plan.options.queue_ttl)
         self._release_was_asked_for = False
 
     def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -88,7 +96,7 @@ class Execution:
             LockConflict, LockUnavailable: By policy.
             Ignore, Reject: The run has ended without its body.
         """
-        key = self.plan.redis_key(args, kwargs)
+        self._key = key = self.plan.redis_key(args, kwargs)
         options, nonce = self.plan.options, self.message.nonce
         lock = HeldLock(self._server.store, key, self._mint(), nonce, options.lease, options.max_hold, self._on_lost)
         joins = self.message.returned.joins
@@ -105,19 +113,20 @@ class Execution:
         """
         lock = self.lock
         if lock is None:
+            if not self.message.was_sent_back:
+                self._give_up_claim()
             return
         self._server.keeper.remove(lock)
-        note = self._note(lock.key) if state in _OVER else None
-        copy_may_wait = self.message.may_be_doubled or self.message.may_be_a_copy
+        leaves = self._leaves(lock, state)
         # Interrupted amid the answer, it may have released the key already.
         asked_before, self._release_was_asked_for = self._release_was_asked_for, True
         try:
-            was_held = self._server.store.release(lock.key, lock.nonce, note, copy_may_wait=copy_may_wait)
+            was_held = self._server.store.release(lock.key, lock.nonce, leaves)
         except LockUnavailable as error:
             soon = f"it is given back once Redis answers, or ends in {lock.lease:g} s"
             logger.warning("%s has ended, but %s; %s", self.message.name, error, soon)
             # Where the broker was away too, the message may not have been acked: its copy must find the note.
-            self._server.keeper.release_later(lock, note, copy_may_wait=True)
+            self._server.keeper.release_later(lock.key, lock.nonce, leaves._replace(copy_may_wait=True))
             self.lock = None
             return
         self.lock = None  # only now: a time limit that strikes before leaves it to the postrun hook
@@ -125,6 +134,22 @@ class Execution:
             lock.lose("its key was not ours at the release")
         if signals.lock_released.receivers:
             signals.lock_released.send(sender=self.task, lock=lock)
+
+    def _leaves(self, lock: HeldLock, state: str | None) -> Leaves:
+        note = self._note(lock.key) if state in _OVER else None
+        copy_may_wait = self.message.may_be_doubled or self.message.may_be_a_copy
+        if self.leaves_to is not None:
+            return Leaves(note, copy_may_wait, *self.leaves_to)
+        cooldown = self.plan.options.cooldown
+        if cooldown and state == states.SUCCESS:
+            return Leaves(note, copy_may_wait, tokens.cooling(str(lock.token)), cooldown)
+        return Leaves(note, copy_may_wait)
+
+    def _give_up_claim(self) -> None:
+        """What was left to the message is not needed: it does not run, or runs without."""
+        if self._claim is not None and self._key is not None:
+            self._server.give_up(self._key, self._claim.nonce)
+        self._claim = None
 
     def _take(self, lock: HeldLock) -> None:
         while True:
@@ -137,14 +162,17 @@ class Execution:
                     *(lock.key, lock.token, lock.nonce, lock.lease, note),
                     fence=self.plan.options.fence,
                     waits=self._waits,
+                    claim=self._claim,
                 )
             except LockUnavailable as error:
                 self.lock = None
                 if self._runs_without(error):
+                    self._give_up_claim()
                     return
                 lock.token = self._mint()  # the undo of the last one may still be on its way
                 continue
             if isinstance(result, Granted):
+                self._claim = None
                 lock.granted(result)
                 self._taken(lock)
                 return
@@ -165,16 +193,24 @@ class Execution:
     def _conflict(self, key: str, conflict: Held) -> None:
         holder = conflict.holder.info(key, conflict.ttl)
         begun = self.message.may_be_a_copy or conflict.holder.attempt == self.message.attempt
-        if not (begun or self.message.attempt.retries or self._follows(holder)):
-            policy = self.plan.options.on_conflict
+        options = self.plan.options
+        has_the_key = self._claim is not None and options.scope != "queue"  # it had: it was kept for too short a time
+        if not (begun or has_the_key or self.message.attempt.retries or self._follows(holder)):
+            policy = options.on_conflict
+            if options.scope == "job" and holder.task_id is None:  # no job of which this is a duplicate
+                policy = "retry"
             if self._waits is None:  # else it is the conflict that has been announced
                 self._announce(holder, policy)
             POLICIES[policy](self, holder)
             return
         self._announce(holder, "come back")
-        delay = self.message.returned.delay(SOON, self.plan.options.retry_max_delay)
-        if self.message.send_back(delay, begun=begun):
+        if self.message.send_back(self.pause(holder, SOON), begun=begun):
             raise Ignore(f"the lock is held by {holder.who}; the message comes back")
+
+    def pause(self, holder: LockInfo, shortest: float) -> float:
+        """Seconds until the key should be asked for again; not before it has cooled down."""
+        pause = self.message.returned.delay(shortest, self.plan.options.retry_max_delay)
+        return max(pause, holder.ttl or 0.0) if holder.state == "cooling" else pause
 
     def wait_for_release(self, holder: LockInfo) -> bool:
         """Block for a while, in this run's `lock_wait`.
@@ -236,8 +272,12 @@ class Execution:
             signals.lock_released.send(sender=self.task, lock=lock)
 
     def _follows(self, holder: LockInfo) -> bool:
-        """Whether the holder itself caused this message: no duplicate, but work that comes after it."""
-        return holder.task_id is not None and holder.task_id in {self.request.id, self.request.parent_id}
+        """Whether the holder itself caused this message: no duplicate, but work that comes after it.
+
+        The first step of a chain may run once more while its last one arrives.
+        """
+        request = self.request
+        return holder.task_id is not None and holder.task_id in {request.id, request.parent_id, request.root_id}
 
     def _runs_without(self, error: LockUnavailable) -> bool:
         """What an outage does: True to run without the lock, False where the key must be asked for again."""

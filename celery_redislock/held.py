@@ -13,7 +13,8 @@ from redis.exceptions import RedisError
 
 from .errors import LockLost, LockUnavailable, describe
 from .options import DEADLINE_MARGIN
-from .store import Granted, LockStore, Text
+from .script import Text
+from .store import Granted, LockStore
 from .tokens import parse
 
 logger = logging.getLogger(__name__)

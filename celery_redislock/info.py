@@ -22,22 +22,26 @@ class LockInfo(NamedTuple):
     """When it was acquired, by the holder's clock (aware, UTC)."""
     ttl: float | None
     """Seconds until the key ends unless it is renewed; None for a key without expiry."""
+    state: str = "held"
+    """``"queued"``: kept for a task that has not started yet; ``"cooling"``: nobody's until `lock_cooldown` is over."""
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> Self:
         """From a LockInfo, or from what a serializer has made of its `plain` values."""
-        key, task_id, task, hostname, since, ttl = values
-        return cls(
-            key, task_id, task, hostname, datetime.fromisoformat(since) if isinstance(since, str) else since, ttl
-        )
+        info = cls(*values)
+        return info._replace(since=datetime.fromisoformat(info.since)) if isinstance(info.since, str) else info
 
     @property
     def plain(self) -> tuple[Any, ...]:
         """Its values as every serializer can carry them."""
-        return (*self[:4], self.since and self.since.isoformat(), self.ttl)
+        return (*self[:4], self.since and self.since.isoformat(), self.ttl, self.state)
 
     @property
     def who(self) -> str:
         """The holder in words, for messages: its task id and host."""
         host = self.hostname or "an unknown host"
+        if self.state == "queued":
+            return f"task {self.task_id}, queued by {host}"
+        if self.state == "cooling":
+            return f"task {self.task_id}, which has succeeded on {host} and cools down"
         return f"task {self.task_id} on {host}" if self.task_id else f"a lock outside tasks on {host}"

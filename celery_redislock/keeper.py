@@ -13,7 +13,8 @@ from redis.exceptions import RedisError
 
 from .errors import LockUnavailable
 from .held import HELD_TOO_LONG, INTERVAL, KEY_GONE, PAST_DEADLINE, HeldLock
-from .store import RENEW, LockStore
+from .script import RENEW, Text
+from .store import Leaves, LockStore
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ class Keeper:
         self._store = store
         self._command_time = command_time
         self._held: dict[int, HeldLock] = {}
-        self._leaving: dict[int, tuple[HeldLock, str | None, bool]] = {}
+        self._leaving: dict[tuple[str, Text], Leaves] = {}
         self._wake = threading.Event()
         self._wake_at = math.inf
         self._thread: threading.Thread | None = None
@@ -68,9 +69,9 @@ class Keeper:
         """Renew `lock` no more. A renewal that is on its way may still arrive; it renews only a key still ours."""
         self._held.pop(id(lock), None)
 
-    def release_later(self, lock: HeldLock, note: str | None, *, copy_may_wait: bool) -> None:
-        """Release `lock`, and leave its note, as soon as Redis answers again; arguments as `LockStore.release`."""
-        self._leaving[id(lock)] = (lock, note, copy_may_wait)
+    def release_later(self, key: str, nonce: Text, leaves: Leaves = Leaves()) -> None:  # noqa: B008 - immutable
+        """Release `key` as soon as Redis answers, but not in the caller's time; arguments as `LockStore.release`."""
+        self._leaving[key, nonce] = leaves
         self._start()
         self._wake.set()
 
@@ -141,13 +142,13 @@ class Keeper:
                 self._lose(lock, PAST_DEADLINE if still_held else KEY_GONE)
 
     def _release_leaving(self) -> None:
-        for name, (lock, note, copy_may_wait) in self._leaving.copy().items():
+        for (key, nonce), leaves in self._leaving.copy().items():
             try:
                 with self._watching():
-                    self._store.release(lock.key, lock.nonce, note, copy_may_wait=copy_may_wait)
+                    self._store.release(key, nonce, leaves)
             except LockUnavailable:  # try again in `LINGER`; until then the others are renewed
                 return
-            del self._leaving[name]
+            del self._leaving[key, nonce]
 
     @contextmanager
     def _watching(self) -> Iterator[None]:

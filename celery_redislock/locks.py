@@ -18,8 +18,9 @@ from .errors import LockConfigError, LockConflict, LockUnavailable
 from .handle import Handle
 from .held import KEY_GONE, HeldLock
 from .reentry import Hold, check_fence, held_in_context
+from .script import Text
 from .server import LockServer
-from .store import Held, LockStore, Text
+from .store import Held, LockStore
 
 logger = logging.getLogger(__name__)
 

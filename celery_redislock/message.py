@@ -37,6 +37,7 @@ class Message:
         attempt: What it is about.
         nonce: Of this delivery.
         returned: How often it has come back.
+        was_sent_back: It goes on as another message.
         may_be_doubled: The broker may have it a second time, from us.
     """
 
@@ -50,6 +51,7 @@ class Message:
         "may_be_doubled",
         "nonce",
         "returned",
+        "was_sent_back",
     )
 
     def __init__(self, task: Task[..., Any], plan: LockPlan, request: Context) -> None:
@@ -57,7 +59,7 @@ class Message:
         self._plan = plan
         self._request = request
         self.attempt = Attempt(str(request.id), request.retries or 0, request.replaced_task_nesting or 0)
-        self.may_be_doubled = False
+        self.may_be_doubled = self.was_sent_back = False
         header = getattr(request, HEADER, None)
         self.returned = _FIRST if header is None else Return.read(header)
         delivery = getattr(request, DELIVERY, None)
@@ -120,6 +122,7 @@ class Message:
             self.may_be_doubled = True  # the broker may have it all the same, and have failed to say so
             self._hold_here(error, countdown)
             return False
+        self.was_sent_back = True
         return True
 
     def _hold_here(self, error: Exception, pause: float) -> None:

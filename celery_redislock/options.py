@@ -20,6 +20,8 @@ DEADLINE_MARGIN = 0.01
 
 #: The values of `lock_on_conflict`.
 CONFLICT_POLICIES = ("skip", "retry", "wait", "raise", "join")
+#: Those under which the message that waits in the queue gets its turn.
+QUEUE_POLICIES = ("retry", "wait")
 
 
 class Rule(NamedTuple):
@@ -39,6 +41,10 @@ def _is_seconds(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
 
 
+def _is_seconds_or_zero(value: Any) -> bool:
+    return _is_seconds(value) or (value == 0 and value is not False)
+
+
 def _seconds(default: float) -> Rule:
     return Rule(default, "seconds greater than 0, int or float", _is_seconds)
 
@@ -47,12 +53,7 @@ def _seconds_or_none() -> Rule:
     return Rule(None, "seconds greater than 0, int or float, or None", lambda v: v is None or _is_seconds(v))
 
 
-def _only(default: Any) -> Rule:
-    return Rule(
-        default,
-        f"only {default!r} in this version",
-        lambda v: v == default and isinstance(v, bool) is isinstance(default, bool),
-    )
+_TRUE_OR_FALSE = Rule(False, "True or False", lambda v: isinstance(v, bool))
 
 
 def _is_names(value: Any) -> bool:
@@ -67,7 +68,7 @@ KEY_OPTIONS: Mapping[str, Rule] = {
     "key": Rule(None, "a template, a callable, or None", lambda v: v is None or isinstance(v, str) or callable(v)),
 }
 OPTIONS: Mapping[str, Rule] = {
-    "scope": _only("run"),
+    "scope": _choice("run", "job", "queue"),
     "on_conflict": Rule(
         None, "'skip', 'retry', 'wait', 'raise' or 'join'", lambda v: v is None or v in CONFLICT_POLICIES
     ),
@@ -77,12 +78,12 @@ OPTIONS: Mapping[str, Rule] = {
     "retry_delay": _seconds(1.0),
     "retry_max_delay": _seconds(30.0),
     "retry_for": _seconds_or_none(),
-    "hold_on_retry": _only(False),
-    "cooldown": _only(0.0),
+    "hold_on_retry": _TRUE_OR_FALSE,
+    "cooldown": Rule(0.0, "seconds, 0 or greater, int or float", _is_seconds_or_zero),
     "queue_ttl": _seconds(3600.0),
     "on_lost": _choice("warn", "abort"),
     "on_outage": _choice("retry", "raise", "run"),
-    "fence": Rule(False, "True or False", lambda v: isinstance(v, bool)),
+    "fence": _TRUE_OR_FALSE,
 }
 #: Settings of the app alone, without their prefix ``redislock_``.
 SETTINGS: Mapping[str, Rule] = {
@@ -93,7 +94,7 @@ SETTINGS: Mapping[str, Rule] = {
         "text without braces",
         lambda v: isinstance(v, str) and v != "" and not set(v) & set("{}"),
     ),
-    "enabled": Rule(True, "True or False", lambda v: isinstance(v, bool)),
+    "enabled": _TRUE_OR_FALSE._replace(default=True),
 }
 #: Their values may hold a password, so that messages do not show them.
 SECRET = frozenset({"url", "client_options"})
@@ -148,7 +149,13 @@ def resolve_options(task: str, own: Mapping[str, Any], app_wide: Mapping[str, An
     for name, rule in rules.items():
         _check(f"{task}: lock_{name}", values[name], rule)
     if values["on_conflict"] is None:  # the same work may be skipped; other work must have its turn
-        values["on_conflict"] = "skip" if values["args"] is None and values["key"] is None else "retry"
+        is_same_work = values["args"] is None and values["key"] is None and values["scope"] != "queue"
+        values["on_conflict"] = "skip" if is_same_work else "retry"
+    if values["scope"] == "queue" and values["on_conflict"] not in QUEUE_POLICIES:
+        raise LockConfigError(
+            f"{task}: lock_scope = 'queue' with lock_on_conflict = {values['on_conflict']!r} is not allowed: the one "
+            f"that waits must run; allowed: {' or '.join(map(repr, QUEUE_POLICIES))}"
+        )
     if values["args"] is not None:
         values["args"] = tuple(values["args"])
     if values["retry_delay"] > values["retry_max_delay"]:

@@ -42,13 +42,14 @@ class LockPlan:
         self.app = app
         self.task = task
         self.enabled = settings.enabled
-        self.options = resolve_options(task, own, app_wide)
-        self._keys = KeyMaker(task, _signature(body, is_method), self.options.args, self.options.key)
+        self.options = options = resolve_options(task, own, app_wide)
+        self.acts_at_publish = self.enabled and (options.scope != "run" or options.hold_on_retry)
+        self._keys = KeyMaker(task, _signature(body, is_method), options.args, options.key)
         self._prefix = settings.prefix
         self._origins: dict[str | None, str] = {}
         if self.enabled:
             client = connect(url_of(app), settings.client_options)  # opens nothing: refuses what redis-py refuses
-            check_lease(task, self.options.lease, command_time(client))
+            check_lease(task, options.lease, command_time(client))
 
     def redis_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """The key in Redis for a call.

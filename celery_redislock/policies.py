@@ -40,6 +40,8 @@ def skip(execution: Execution, holder: LockInfo) -> None:
 
 def skip_reason(holder: LockInfo) -> str:
     """Why a run was skipped."""
+    if holder.state == "cooling":
+        return f"cooling down after {holder.task_id}"
     return f"duplicate of {holder.task_id or holder.who}"
 
 
@@ -71,7 +73,7 @@ def retry(execution: Execution, holder: LockInfo, joins: str | None = None) -> N
         raise error
     # Before it is sent: stored after it, as Celery's own Retry is, it could overwrite the outcome of its run.
     _show_as_retry(execution, error)
-    if message.send_back(message.returned.delay(options.retry_delay, options.retry_max_delay), joins=joins):
+    if message.send_back(execution.pause(holder, options.retry_delay), joins=joins):
         raise SentBack(str(error))
 
 
@@ -89,8 +91,12 @@ def _show_as_retry(execution: Execution, error: LockConflict) -> None:
 
 
 def wait(execution: Execution, holder: LockInfo) -> None:
-    """Block for `lock_wait`, woken by the release, then as `retry`; who has come back has waited."""
-    if execution.message.returned.times or not execution.wait_for_release(holder):
+    """Block for `lock_wait`, woken by the release, then as `retry`; who has come back has waited.
+
+    Not for a holder that does not run: it may be this child that is to run it.
+    """
+    is_running = holder.state == "held"
+    if execution.message.returned.times or not is_running or not execution.wait_for_release(holder):
         retry(execution, holder)
 
 

@@ -11,8 +11,10 @@ from celery.worker.request import Request
 from kombu.serialization import registry  # type: ignore[attr-defined]
 
 from .children import Children, Run
+from .comeback import HEADER, Return
 from .delivery import DELIVERY, Delivery, hide_headers
 from .policies import SentBack, Skipped
+from .server import LockServer
 from .tokens import mint_nonce
 
 _children = Children()
@@ -44,7 +46,18 @@ class LockedRequest(Request):
         plan = task._lock_plan
         if plan is None or not plan.enabled:
             return None
-        return Run(str(self.id), plan, self.args, self.kwargs, self.request_dict[DELIVERY].nonce)
+        claim = Return.read(self.request_dict.get(HEADER)).claim
+        return Run(str(self.id), plan, self.args, self.kwargs, self.request_dict[DELIVERY].nonce, claim)
+
+    def revoked(self) -> bool:
+        """Whether it was revoked, or has expired; what was left to it is free then."""
+        if not super().revoked():
+            return False
+        run = self.run
+        key = run and run.claim and run.key
+        if run and run.claim and key:
+            LockServer.of(run.plan.app).give_up(key, run.claim)
+        return True
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """Send the event of a run that a policy has ended, which Celery ends without one."""

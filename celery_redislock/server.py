@@ -17,7 +17,7 @@ from .held import HeldLock
 from .info import LockInfo
 from .keeper import Keeper
 from .options import resolve_settings
-from .store import Granted, Held, LockStore
+from .store import Granted, Held, LockStore, beside
 from .wake_ups import MAX_WAITERS, TURN, WakeUps
 
 if TYPE_CHECKING:
@@ -108,6 +108,16 @@ class LockServer:
                 if not waits:
                     return result
                 self.wait(result.holder.info(held.key, result.ttl), end - time.monotonic(), poll=poll)
+
+    def give_up(self, key: str, claim: str) -> None:
+        """Release what was left to a message that will not run: soon, but not in the caller's time.
+
+        Args:
+            key: The key in Redis.
+            claim: What the message carried. It opens the key, or the place in the queue.
+        """
+        for place in (key, beside(key, "queued")):
+            self.keeper.release_later(place, claim)
 
     def wait(self, holder: LockInfo, left: float, *, poll: float = POLL) -> None:
         """Block until `holder` has released its key, or its key must be asked for again for another reason.

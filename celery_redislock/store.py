@@ -10,24 +10,21 @@ import functools
 import logging
 import math
 import random
-import threading
 import time
-from collections.abc import Callable, Sequence
-from hashlib import sha1
-from importlib.resources import files
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .errors import LockUnavailable, describe
 from .info import LockInfo
 from .lines import Lines
+from .outage import Outage
+from .script import ACQUIRE, EXPECT, INSPECT, RELEASE, RENEW, Script, Text, evaluate
 from .tokens import Token, parse
-
-Text = str | bytes
 
 logger = logging.getLogger(__name__)
 
@@ -38,19 +35,6 @@ NOTE_TTL_MS = str(24 * 3600 * 1000)
 WAITER_TTL_MS = "3000"
 #: The longest pause before a command is sent a second time, in seconds. Both failed: Redis counts as away.
 MAX_PAUSE = 0.1
-
-
-class Script:
-    """One Lua file and its digest."""
-
-    def __init__(self, name: str) -> None:
-        self.text = files(__package__).joinpath("scripts", f"{name}.lua").read_text(encoding="utf-8")
-        self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
-
-
-ACQUIRE, RELEASE, RENEW, INSPECT, EXPECT = (
-    Script(name) for name in ("acquire", "release", "renew", "inspect", "expect")
-)
 
 
 class Granted(NamedTuple):
@@ -74,31 +58,24 @@ class Finished(NamedTuple):
     """The attempt that asks has already finished in another execution."""
 
 
-class Outage:
-    """Says once when a server cannot be asked any more, and once when it can again."""
+class Claim(NamedTuple):
+    """What a message carries whose publisher, or whose last attempt, has left it the key or the place in the queue."""
 
-    def __init__(self) -> None:
-        self.since: float | None = None
-        self._failing: Script | None = None
-        self._changing = threading.Lock()
+    nonce: str
+    ttl: float
+    """Seconds that the place is kept for it from now on where the key is held."""
 
-    def begin(self, script: Script, error: RedisError) -> None:
-        """A command failed, and so did its second try."""
-        with self._changing:
-            if self.since is None:
-                self.since, self._failing = time.monotonic(), script
-                logger.warning(
-                    "the lock server cannot be asked: %s; until it can, runs go by their lock_on_outage and held locks "
-                    "live until their deadline",
-                    describe(error),
-                )
 
-    def end(self, script: Script) -> None:
-        """A command was answered. A server that refuses to write may still answer others."""
-        with self._changing:
-            if self.since is not None and script in {self._failing, ACQUIRE}:
-                logger.warning("the lock server answers again, after %.1f s", time.monotonic() - self.since)
-                self.since = None
+class Leaves(NamedTuple):
+    """What a release leaves behind, besides a free key."""
+
+    note: str | None = None
+    """The key of the attempt's note, where the attempt has ended for good."""
+    copy_may_wait: bool = False
+    """A copy may wait in the queue unseen, so leave the note in any case."""
+    token: str | None = None
+    """The key is not free but holds this, for `ttl` seconds."""
+    ttl: float = 0.0
 
 
 class LockStore(Lines):
@@ -123,6 +100,7 @@ class LockStore(Lines):
         *,
         fence: bool = False,
         waits: bool | None = None,
+        claim: Claim | None = None,
     ) -> Granted | Held | Finished:
         """Take `key` for `lease` seconds: one round trip.
 
@@ -135,16 +113,19 @@ class LockStore(Lines):
             fence: Ask for a fencing number.
             waits: Whether the caller will wait if the key is held, so that a release wakes it; False: it has waited,
                 and no longer does. None: it never did.
+            claim: Of the message.
 
         Raises:
             LockUnavailable: Redis did not answer or refused. The token has been released in case it was granted.
         """
         keys: Sequence[str] = (key,) if note is None else (key, note)
-        values: Sequence[Text] = (nonce, token, "" if lease == math.inf else str(int(lease * 1000)))
-        if fence or waits is not None:
-            keys = (key, note or key, beside(key, "fence") if fence else key)
-        if waits is not None:
-            keys, values = (*keys, beside(key, "waiters")), (*values, WAITER_TTL_MS if waits else "")
+        values: Sequence[Text] = (nonce, token, "" if lease == math.inf else _ms(lease))
+        if fence or waits is not None or claim is not None:
+            waiters = key if waits is None else beside(key, "waiters")
+            keys = (key, note or key, beside(key, "fence") if fence else key, waiters)
+            values = (*values, WAITER_TTL_MS if waits else "")
+        if claim is not None:
+            keys, values = (*keys, beside(key, "queued")), (*values, claim.nonce, _ms(claim.ttl))
         try:
             reply, sent_at, _ = self._call(ACQUIRE, keys, values)
         except BaseException as error:
@@ -158,14 +139,13 @@ class LockStore(Lines):
         value, ttl = _held(reply)
         return Held(_token(value), ttl)
 
-    def release(self, key: str, nonce: Text, note: str | None = None, *, copy_may_wait: bool = False) -> bool:
+    def release(self, key: str, nonce: Text, leaves: Leaves = Leaves()) -> bool:  # noqa: B008 - immutable
         """Give `key` back if `nonce` owns it: one round trip.
 
         Args:
             key: The key in Redis.
             nonce: Of the owner.
-            note: The key of the attempt's note, where the attempt has ended for good.
-            copy_may_wait: A copy may wait in the queue unseen, so leave the note in any case.
+            leaves: What is left behind.
 
         Returns:
             Whether it was still held. True as well where a lost reply leaves it open.
@@ -174,10 +154,13 @@ class LockStore(Lines):
             LockUnavailable: Redis did not answer or refused; the key ends with its lease.
         """
         keys = _release_keys(key)
-        if note is not None:
-            keys = (*keys, note)
+        if leaves.note is not None:
+            keys = (*keys, leaves.note)
+        values: Sequence[Text] = (nonce, NOTE_TTL_MS, "1" if leaves.copy_may_wait else "0")
+        if leaves.token is not None:
+            values = (*values, leaves.token, _ms(leaves.ttl))
         try:
-            reply, _, resent = self._call(RELEASE, keys, (nonce, NOTE_TTL_MS, "1" if copy_may_wait else "0"))
+            reply, _, resent = self._call(RELEASE, keys, values)
         except RedisError as error:
             raise LockUnavailable(key, describe(error)) from error
         return resent or bool(reply)
@@ -196,7 +179,7 @@ class LockStore(Lines):
         """
         values: list[Text] = []
         for _, nonce, lease in locks:
-            values += (nonce, str(int(lease * 1000)))
+            values += (nonce, _ms(lease))
         reply = self._send(RENEW, [key for key, _, _ in locks], values)
         return [bool(renewed) for renewed in reply]
 
@@ -264,18 +247,14 @@ class LockStore(Lines):
             raise
 
     def _send(self, script: Script, keys: Sequence[str], values: Sequence[Text]) -> Any:
-        reply = self._on_line(_evaluate, script, keys, values)
+        reply = self._on_line(evaluate, script, keys, values)
         if self.outage.since is not None:
             self.outage.end(script)
         return reply
 
 
-def _evaluate(client: redis.Redis, script: Script, keys: Sequence[str], values: Sequence[Text]) -> Any:
-    execute: Callable[..., Any] = client.execute_command
-    try:
-        return execute("EVALSHA", script.sha, str(len(keys)), *keys, *values)
-    except NoScriptError:  # a new or restarted server
-        return execute("EVAL", script.text, str(len(keys)), *keys, *values)
+def _ms(seconds: float) -> str:
+    return str(max(1, int(seconds * 1000)))
 
 
 @functools.lru_cache(1024)

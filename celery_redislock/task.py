@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from celery import Task, states
 from celery.signals import task_postrun
 
-from .comeback import ignores_result
+from .comeback import HEADER, Return, ignores_result
 from .delivery import hide_headers
 from .eager import EagerExecution
 from .errors import LockConfigError
@@ -25,10 +25,12 @@ from .join import check_backend
 from .locks import Lock
 from .nolock import NoLock
 from .plan import LockPlan
+from .publish import publish
 from .server import LockServer
 
 if TYPE_CHECKING:
     from celery import Celery
+    from celery.result import AsyncResult
 
     BaseTask = Task[..., Any]
 else:
@@ -110,6 +112,41 @@ class LockedTask(BaseTask):
         original = getattr(task, "_orig_run", None)
         if task is not None and original is not None and not hasattr(original, "__redislock__"):
             task._orig_run = _guard(cls, name, original)  # autoretry_for had taken the body before it was wrapped
+
+    def apply_async(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        task_id: str | None = None,
+        producer: Any = None,
+        link: Any = None,
+        link_error: Any = None,
+        shadow: str | None = None,
+        **options: Any,
+    ) -> AsyncResult[Any]:
+        """Send a message, as Celery does; in the scopes ``job`` and ``queue`` not if it is one too many.
+
+        Returns:
+            The result of the task that will run. Its ``duplicate`` is True where that one had been sent before, and
+            nothing was sent now.
+
+        Raises:
+            TypeError, LockKeyError: As `lock_for`; in scope ``run`` it is the run that ends with it.
+            LockUnavailable: Redis did not answer or refused, and `lock_on_outage` is ``raise``.
+        """
+        options.update(task_id=task_id, producer=producer, link=link, link_error=link_error, shadow=shadow)
+        app = self._get_app()  # type: ignore[attr-defined] # binds the task, if it is not yet
+        plan = self._lock_plan
+
+        def send(options: Mapping[str, Any]) -> AsyncResult[Any]:
+            result: Any = super(LockedTask, self).apply_async(args, kwargs, **options)
+            result.duplicate = False
+            return result  # type: ignore[no-any-return]
+
+        comes_back = HEADER in (options.get("headers") or ())
+        if plan is None or not plan.acts_at_publish or comes_back or app.conf.task_always_eager:
+            return send(options)
+        return publish(self, plan, self._key_of(plan, args or (), kwargs or {}), options, _execution_of(self), send)
 
     def before_start(self, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the lock, or end the run as the options say."""
@@ -265,12 +302,22 @@ def _execution_in(request: Any) -> Execution | None:
     return execution if isinstance(execution, Execution) else None
 
 
+def _give_up_claim(task: LockedTask) -> None:
+    """Of a message whose run has ended before it asked for its key."""
+    plan, request = task._lock_plan, task.request_stack.top
+    claim = Return.read(getattr(request, HEADER, None)).claim
+    if claim is not None and plan is not None and plan.enabled:
+        LockServer.of(plan.app).give_up(plan.redis_key(request.args or (), request.kwargs or {}), claim)
+
+
 @task_postrun.connect(weak=False)
 def _release_at_postrun(sender: Any = None, state: str | None = None, **_: Any) -> None:
     """Give back what after_return did not: RETRY, Ignore, Reject, replace(), an error in a hook, SystemExit."""
     if isinstance(sender, LockedTask):
         execution = _execution_of(sender)
-        if execution is not None:
+        if execution is None:
+            _give_up_claim(sender)
+        else:
             # Cut short (a shutdown's SystemExit, a hook's Reject), it says SUCCESS, but the result may not have been
             # stored, nor the next step sent; so a copy of the message must not take it for finished.
             execution.end(state if sys.exception() is None else None)

@@ -2,7 +2,8 @@
 
 ``<nonce> <attempt> <milliseconds since the epoch> <host> <task>``, fields escaped so that none holds a space;
 ``*`` stands for a field without value. The scripts read the nonce (who owns the key) and the attempt (is
-this message a copy of the holder's?), and append ``copy`` once a copy has been seen.
+this message a copy of the holder's?), and append ``copy`` once a copy has been seen. A nonce that begins with ``~``
+or ``=`` is no execution's: the key is kept for a message that carries that nonce as its claim, or cools down.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import re
 import secrets
 import time
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from .info import LockInfo
 
 #: A field without value; no escaped field looks so.
 NOTHING = "*"
+#: A token that begins so belongs to no execution. It keeps the key for a message, or until a cooldown is over.
+_QUEUED, _COOLING = "~", "="
+_STATES = {_QUEUED: "queued", _COOLING: "cooling"}
 _PLAIN = re.compile(r"[\w.@:+,~-]+", re.ASCII).fullmatch
 _FIELDS = 5
 
@@ -43,6 +47,11 @@ class Token(NamedTuple):
     task: str | None = None
 
     @property
+    def state(self) -> str:
+        """As `LockInfo.state`."""
+        return _STATES.get(self.nonce[:1], "held") if self.attempt else "held"
+
+    @property
     def owner(self) -> str:
         """Whose it is, as log lines begin: ``task shop.bill[<id>]``."""
         return f"task {self.task}[{self.attempt.task_id}]" if self.attempt else "a lock outside tasks"
@@ -50,12 +59,27 @@ class Token(NamedTuple):
     def info(self, key: str, ttl: float | None) -> LockInfo:
         """The holder of `key`, which ends in `ttl` seconds unless it is renewed."""
         task_id = self.attempt.task_id if self.attempt else None
-        return LockInfo(key, task_id, self.task, self.hostname, self.since, ttl)
+        return LockInfo(key, task_id, self.task, self.hostname, self.since, ttl, self.state)
 
 
 def mint_nonce() -> str:
     """A fresh nonce: 128 random bits as 22 characters."""
     return secrets.token_urlsafe(16)
+
+
+def mint_claim() -> str:
+    """A fresh nonce to keep a key for a message, which carries it."""
+    return _QUEUED + mint_nonce()
+
+
+def is_claim(value: Any) -> bool:
+    """Whether this may be from `mint_claim`: what a message says must not open the key of a running execution."""
+    return isinstance(value, str) and value.startswith(_QUEUED)
+
+
+def cooling(token: str) -> str:
+    """What the key holds while it cools down, after the run that owned `token`."""
+    return _COOLING + token
 
 
 def escape(field: str) -> str:

@@ -1,4 +1,5 @@
--- Give the lock back, if it is mine, wake one who waits for it, and leave a note for copies of my message.
+-- Give the lock back, if it is mine: to nobody, and wake one who waits for it; or to whom it is left. And leave a note
+-- for copies of my message.
 --
 -- KEYS[1]  the lock
 -- KEYS[2]  who waits for it
@@ -7,15 +8,19 @@
 -- ARGV[1]  my nonce
 -- ARGV[2]  how long a note lives, in milliseconds
 -- ARGV[3]  '1': a copy may wait unseen, so leave the note in any case
+-- ARGV[4]  the token that the lock holds from now on; given only where it is left to a message, or cools down
+-- ARGV[5]  for so many milliseconds
 --
--- Returns 1: it was mine and is free now
+-- Returns 1: it was mine and is not any more
 --         0: it was not mine (any more), and nothing was deleted
 
 local holder = redis.call('GET', KEYS[1])
 local mine = holder and (holder == ARGV[1] or string.sub(holder, 1, #ARGV[1] + 1) == ARGV[1] .. ' ')
 if mine then
   redis.call('DEL', KEYS[1])  -- first: a full server refuses the rest unless something was deleted
-  if redis.call('EXISTS', KEYS[2]) == 1 then
+  if ARGV[4] then
+    redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5])
+  elseif redis.call('EXISTS', KEYS[2]) == 1 then
     if redis.call('LLEN', KEYS[3]) == 0 then  -- one is enough, and those who wait may be dead
       redis.call('RPUSH', KEYS[3], '')
     end

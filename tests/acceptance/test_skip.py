@@ -85,6 +85,14 @@ def test_the_skip_is_seen_by_celerys_own_event_and_by_the_log(holder, app, tasks
     assert line in holder.output()
 
 
+def test_the_last_step_of_a_chain_is_not_skipped_where_its_first_step_runs_once_more(holder, tasks, ledger):
+    """As after a lost ack, with the note of its end lost too. The parent of the last step is the second."""
+    last = tasks.once.apply_async(("k", "last"), root_id=holder.id, parent_id="second")
+    wait_until(ledger.conflicts, "it has met the first step")
+    assert ledger.conflicts()[0]["policy"] == "come back"
+    assert last.get(timeout=20) == "last"
+
+
 def test_a_run_that_is_sent_back_is_seen_by_celerys_own_event_and_state(holder, app, tasks, ledger):
     first = tasks.work.delay("w", 1, 3)
     wait_until(lambda: "1" in ledger.items(), "the first one runs")

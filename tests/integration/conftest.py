@@ -14,7 +14,7 @@ from celery_redislock import Lock, tokens
 from celery_redislock.connection import connect
 from celery_redislock.held import HeldLock
 from celery_redislock.keeper import Keeper
-from celery_redislock.store import LockStore
+from celery_redislock.store import Leaves, LockStore
 from celery_redislock.tokens import Attempt
 from tests.lab.servers import Valkey
 
@@ -54,7 +54,7 @@ class Holder:
         return self.store.acquire(KEY, self.token, self.nonce, lease, self.note if may_be_copy else None)
 
     def release(self, *, over: bool = True, copy_may_wait: bool = False) -> bool:
-        return self.store.release(KEY, self.nonce, self.note if over else None, copy_may_wait=copy_may_wait)
+        return self.store.release(KEY, self.nonce, Leaves(self.note if over else None, copy_may_wait))
 
 
 @pytest.fixture

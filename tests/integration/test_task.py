@@ -160,7 +160,10 @@ class TestBinding:
             ({"lock_args": "key"}, "lock_args = 'key' is not allowed"),
             ({"lock_args": ["key"], "lock_key": "{key}"}, "lock_key and lock_args are both set"),
             ({"lock_key": "{}"}, "only plain parameter names"),
-            ({"lock_scope": "job"}, "lock_scope = 'job' is not allowed; allowed: only 'run' in this version"),
+            (
+                {"lock_scope": "queue", "lock_on_conflict": "skip"},
+                "the one that waits must run; allowed: 'retry' or 'wait'",
+            ),
             ({"lock_on_conflict": "queue"}, "allowed: 'skip', 'retry', 'wait', 'raise' or 'join'"),
             ({"lock_fence": "yes"}, "allowed: True or False"),
         ],

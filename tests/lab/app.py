@@ -15,6 +15,7 @@ from celery.exceptions import Ignore, Reject
 from pydantic import BaseModel
 
 from celery_redislock import LockedTask, LockLost
+from tests.lab.jobs import define_jobs
 from tests.lab.ledger import Ledger
 
 
@@ -61,6 +62,7 @@ def make_app(config: Config) -> Celery:
     )
     app.conf.update(config.settings, lab_ledger=config.ledger)
     define_tasks(app, Ledger(Path(config.ledger)))
+    define_jobs(app, Ledger(Path(config.ledger)))
     return app
 
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_redislock.comeback import DEFAULT_VISIBILITY_TIMEOUT, Return, custom_headers, queue_of, visibility_timeout
+from celery_redislock.tokens import mint_claim
 
 GOOD: dict[str, Any] = {"times": 3, "since": 1_700_000_000.5, "begun": True}
 
@@ -21,6 +22,7 @@ MALFORMED_FIELDS = [
     *(("times", value) for value in (-1, -(10**30), 1.0, True, "3", None, math.nan, [3], {"times": 3})),
     *(("since", value) for value in (0, 0.0, -1.0, math.nan, math.inf, -math.inf, True, "1", None, [1.0], {})),
     *(("begun", value) for value in (0, 1, "true", None, [True], {})),
+    *(("claim", value) for value in (0, True, "", "a-token-of-a-run", [], {}, b"~")),
     *(("since", value) for value in (2e11, 10**30, 10**400, 1 + 2j)),
 ]
 
@@ -30,6 +32,9 @@ def test_a_header_is_read_as_it_was_written() -> None:
     header = Return().next(begun=True).next(begun=False)
     assert Return.read(json.loads(json.dumps(header._asdict()))) == header
     assert Return.read(GOOD) == Return(3, 1_700_000_000.5, True)
+    claimed = Return(claim=mint_claim())
+    assert Return.read(json.loads(json.dumps(claimed._asdict()))) == claimed
+    assert Return.read(claimed.next(begun=False)._asdict()).claim == claimed.claim
 
 
 @pytest.mark.parametrize(
@@ -52,7 +57,7 @@ def test_a_header_without_a_field_counts_as_none(field: str) -> None:
 
 
 def test_what_a_later_version_adds_to_the_header_is_passed_over() -> None:
-    assert Return.read({**GOOD, "claim": "x"}) == Return.read(GOOD)
+    assert Return.read({**GOOD, "colour": "red"}) == Return.read(GOOD)
 
 
 _json_like = st.recursive(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import celery_redislock
-from celery_redislock import store
+from celery_redislock import script, store
 
 PACKAGE = Path(celery_redislock.__file__).parent
 
@@ -18,16 +18,17 @@ PACKAGE = Path(celery_redislock.__file__).parent
 ORDER = [
     *("info", "errors", "signals"),
     *("tokens", "wire", "keys", "options", "connection"),
-    *("lines", "store", "held", "keeper", "wake_ups", "cluster", "server", "reentry", "handle", "locks", "nolock"),
+    *("lines", "script", "outage", "store", "held", "keeper", "wake_ups", "cluster", "server"),
+    *("reentry", "handle", "locks", "nolock"),
     *("comeback", "delivery", "plan", "message"),
-    *("abort", "join", "policies", "held_by_request", "execution", "eager", "task"),
+    *("abort", "join", "policies", "held_by_request", "execution", "eager", "publish", "task"),
     *("locked", "children", "request", "redelivery", "control", "cli", "bootsteps", "metrics", "tracing", "testing"),
     "__init__",
 ]
 #: These serve any code, with or without Celery.
 WITHOUT_CELERY = [
-    *("tokens", "wire", "keys", "connection", "lines", "store", "held", "keeper", "wake_ups", "server"),
-    *("reentry", "handle", "locks"),
+    *("tokens", "wire", "keys", "connection", "lines", "script", "outage", "store", "held", "keeper", "wake_ups"),
+    *("server", "reentry", "handle", "locks"),
 ]
 
 MODULES = {path.stem: path for path in sorted(PACKAGE.glob("*.py"))}
@@ -141,7 +142,7 @@ def test_a_scripts_header_begins_with_its_purpose_and_tells_what_it_returns(name
 
 
 def test_every_script_is_used_by_the_store() -> None:
-    used = {script.text for script in vars(store).values() if isinstance(script, store.Script)}
+    used = {value.text for value in vars(store).values() if isinstance(value, script.Script)}
     assert used == {path.read_text(encoding="utf-8") for path in SCRIPTS.values()}
 
 

@@ -136,7 +136,13 @@ def test_a_duration_is_any_number_of_seconds(name: str, value: float) -> None:
         ("key", 7, "a template, a callable, or None"),
         ("fence", 0, "True or False"),
         ("fence", "no", "True or False"),
-        ("hold_on_retry", None, "only False"),
+        ("hold_on_retry", None, "True or False"),
+        ("scope", "jobs", "'run' or 'job' or 'queue'; did you mean 'job'?"),
+        ("scope", None, "'run' or 'job' or 'queue'"),
+        ("cooldown", -1, "seconds, 0 or greater"),
+        ("cooldown", False, "seconds, 0 or greater"),
+        ("cooldown", None, "seconds, 0 or greater"),
+        ("queue_ttl", 0, "seconds greater than 0"),
         ("lease", None, "seconds greater than 0"),
     ],
     ids=repr,
@@ -146,24 +152,23 @@ def test_a_wrong_value_is_refused_with_what_is_allowed(option: str, value: Any, 
     assert message.startswith(f"shop.bill: lock_{option} = {value!r} is not allowed; allowed: {allowed}")
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("scope", "job"),
-        ("scope", "queue"),
-        ("hold_on_retry", True),
-        ("cooldown", 5.0),
-    ],
-    ids=str,
-)
-def test_what_a_later_version_brings_is_refused_instead_of_ignored(option: str, value: Any) -> None:
-    assert f"lock_{option} = {value!r} is not allowed" in refusal({option: value})
-    assert f"redislock_{option} = {value!r} is not allowed" in setting_refusal(**{option: value})
-
-
-def test_no_cooldown_may_be_written_as_an_int() -> None:
+@pytest.mark.parametrize("value", [0, 0.0, 5, 2.5])
+def test_a_cooldown_may_be_zero(value: float) -> None:
     """Durations are seconds, int or float."""
-    assert options({"cooldown": 0}).cooldown == 0
+    assert options({"cooldown": value}).cooldown == value
+
+
+@pytest.mark.parametrize("policy", ["skip", "raise", "join"])
+def test_scope_queue_refuses_a_policy_that_would_drop_the_one_that_waits(policy: str) -> None:
+    message = refusal({"scope": "queue", "on_conflict": policy})
+    assert message.startswith(f"shop.bill: lock_scope = 'queue' with lock_on_conflict = {policy!r} is not allowed")
+    assert message.endswith("allowed: 'retry' or 'wait'")
+
+
+@pytest.mark.parametrize("key", [{}, {"args": ("a",)}, {"key": "stock:{a}"}], ids=str)
+def test_the_policy_of_scope_queue_is_retry_unless_it_is_wait(key: dict[str, Any]) -> None:
+    assert options({"scope": "queue", **key}).on_conflict == "retry"
+    assert options({"scope": "queue", "on_conflict": "wait", **key}).on_conflict == "wait"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,313 @@
+"""Publishing in the scopes job and queue, on a real lock server and broker; no worker runs."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from celery import chain, chord, group
+from kombu.exceptions import OperationalError
+
+from celery_redislock import LockKeyError, LockUnavailable, signals
+from tests.integration.conftest import held_elsewhere
+from tests.lab.app import Config, make_app
+from tests.lab.servers import free_port, wait_until
+
+SCOPES = ["job", "queued"]
+
+
+@pytest.fixture
+def waiting(config, broker_server):
+    """How many messages wait in the queue."""
+    return lambda: broker_server.client.llen(config.queue)
+
+
+@pytest.fixture
+def ttl(locks):
+    """Seconds that the only key lives."""
+
+    def look():
+        (key,) = locks.client.keys()
+        return locks.client.pttl(key) / 1000
+
+    return look
+
+
+@pytest.fixture
+def conflicts():
+    """The conflicts that were announced in this process."""
+    seen = []
+
+    def note(**arguments):
+        seen.append(arguments)
+
+    signals.lock_conflict.connect(note)
+    yield seen
+    signals.lock_conflict.disconnect(note)
+
+
+@pytest.mark.parametrize("name", SCOPES)
+def test_a_duplicate_publish_returns_the_existing_result_and_sends_nothing(name, tasks, waiting, conflicts, log):
+    task = getattr(tasks, name)
+    first = task.delay("k", "first")
+    assert (first.duplicate, waiting()) == (False, 1)
+    for second in (task.delay("k", "second"), task.apply_async(kwargs={"key": "k"}, countdown=5, priority=3)):
+        assert (second.id, second.duplicate) == (first.id, True)
+    assert waiting() == 1
+    (one, _) = conflicts
+    assert (one["sender"].name, one["policy"], one["holder"].task_id) == (task.name, "return existing", first.id)
+    assert one["holder"].state == "queued"
+    assert f"task {task.name} is not sent: lock {one['key']} is held by task {first.id}, queued by " in log.text
+    assert "second" not in log.text
+    assert task.delay("other").duplicate is False
+
+
+def test_a_publish_in_scope_run_is_no_duplicate_and_asks_redis_nothing(tasks, waiting, locks):
+    locks.client.config_resetstat()
+    assert [tasks.work.delay("k").duplicate for _ in range(2)] == [False, False]
+    assert waiting() == 2
+    assert "cmdstat_evalsha" not in locks.client.info("commandstats")
+
+
+@pytest.mark.parametrize("name", SCOPES)
+def test_a_publish_takes_two_round_trips_and_a_duplicate_one(name, tasks, locks):
+    task = getattr(tasks, name)
+    task.delay("warm")  # the scripts are loaded
+    locks.client.config_resetstat()
+    task.delay("k")
+    assert locks.client.info("commandstats")["cmdstat_evalsha"]["calls"] == 2
+    task.delay("k")
+    assert locks.client.info("commandstats")["cmdstat_evalsha"]["calls"] == 3
+
+
+def continued(task, plain):
+    """Publishes of a duplicate that somebody waits for, or that must go on; how many messages each sends."""
+    return {
+        "task_id": (lambda: task.apply_async(("k",), task_id="mine"), 1),
+        "link": (lambda: task.apply_async(("k",), link=plain.si()), 1),
+        "link_error": (lambda: task.apply_async(("k",), link_error=plain.si()), 1),
+        "chain": (lambda: chain(task.si("k"), plain.si()).apply_async(), 1),
+        "group": (lambda: group(task.si("k"), task.si("k")).apply_async(), 2),
+        "chord": (lambda: chord([task.si("k"), plain.si()])(plain.si()), 2),
+    }
+
+
+@pytest.mark.parametrize("name", SCOPES)
+@pytest.mark.parametrize("how", ["task_id", "link", "link_error", "chain", "group", "chord"])
+def test_only_a_bare_publish_is_answered_with_anothers_result(name, how, tasks, waiting):
+    task = getattr(tasks, name)
+    first = task.delay("k")
+    publish, messages = continued(task, tasks.plain)[how]
+    result = publish()
+    assert waiting() == 1 + messages
+    assert first.id not in {result.id, *(child.id for child in result.children or ())}
+
+
+def test_a_continued_publish_takes_a_free_key_too(tasks, waiting):
+    chained = chain(tasks.job.si("k"), tasks.plain.si()).apply_async()
+    later = tasks.job.delay("k")
+    assert (later.duplicate, later.id, waiting()) == (True, chained.parent.id, 1)
+
+
+class TestTheKeyOfAMessage:
+    def test_lives_for_lock_queue_ttl(self, tasks, ttl):
+        tasks.job.delay("k")
+        assert 3590 < ttl() <= 3600
+
+    @pytest.mark.parametrize(
+        "delay",
+        [
+            {"countdown": 500},
+            {"eta": datetime.now(UTC) + timedelta(seconds=500)},
+            {"eta": (datetime.now(UTC) + timedelta(seconds=500)).isoformat()},
+        ],
+        ids=["countdown", "eta", "eta as text"],
+    )
+    def test_lives_longer_by_a_countdown_or_eta(self, tasks, ttl, delay):
+        """The etas were made when the tests were collected."""
+        tasks.job.apply_async(("k",), **delay)
+        assert 3600 < ttl() <= 4100
+
+    @pytest.mark.parametrize(
+        "expires",
+        [20, 20.5, timedelta(seconds=20), "text"],
+        ids=["int", "float", "datetime", "text"],
+    )
+    def test_lives_no_longer_than_until_its_message_expires(self, tasks, ttl, expires):
+        moment = datetime.now(UTC) + timedelta(seconds=20)
+        expires = {"text": moment.isoformat()}.get(expires, moment) if not isinstance(expires, int | float) else expires
+        tasks.job.apply_async(("k",), countdown=5, expires=expires)
+        assert 0 < ttl() <= 20.5
+
+    def test_lives_no_longer_than_the_tasks_own_expires(self, tasks, ttl):
+        tasks.job.expires = 20
+        try:
+            tasks.job.delay("k")
+            assert 0 < ttl() <= 20
+        finally:
+            del tasks.job.expires
+
+    def test_lives_for_a_lease_until_the_message_is_out(self, config, locks, monkeypatch):
+        """A publisher that dies in between blocks nobody for longer."""
+        started = multiprocessing.get_context("spawn").Event()
+        publisher = multiprocessing.get_context("spawn").Process(target=publish_and_hang, args=(config.dump(), started))
+        publisher.start()
+        assert started.wait(30)
+        os.kill(publisher.pid, signal.SIGKILL)
+        publisher.join()
+        (key,) = locks.client.keys()
+        assert 0 < locks.client.ttl(key) <= 30
+        app = make_app(config)
+        again = app.tasks["lab.job"].delay("k")
+        assert again.duplicate is True  # until that lease is over
+        locks.client.pexpire(key, 1)
+        wait_until(lambda: not locks.client.exists(key), "the lease is over")
+        assert app.tasks["lab.job"].delay("k").duplicate is False
+
+    @pytest.mark.parametrize("name", SCOPES)
+    def test_is_free_before_the_error_of_a_failed_publish_leaves(self, name, config, locks):
+        config.broker = f"redis://127.0.0.1:{free_port()}/0"
+        task = make_app(config).tasks[f"lab.{name}"]
+        with pytest.raises(OperationalError):
+            task.delay("k")
+        assert locks.client.keys() == []
+
+    def test_is_free_where_a_publish_is_interrupted(self, tasks, locks, monkeypatch):
+        def interrupted(*args, **kwargs):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(tasks.job.app, "send_task", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            tasks.job.delay("k")
+        assert locks.client.keys() == []
+
+    def test_is_never_taken_for_arguments_that_are_refused(self, tasks, locks, waiting):
+        with pytest.raises(TypeError):
+            tasks.job.delay("k", nonsense=1)
+        with pytest.raises(LockKeyError, match="parameter 'key' cannot make a lock key"):
+            tasks.job.delay(object())
+        assert (locks.client.keys(), waiting()) == ([], 0)
+
+
+def publish_and_hang(config: str, started) -> None:
+    import json
+
+    app = make_app(Config(**json.loads(config)))
+
+    def hang(*args, **kwargs):
+        started.set()
+        time.sleep(60)
+
+    app.send_task = hang
+    app.tasks["lab.job"].delay("k")
+
+
+class TestHolders:
+    def test_a_lock_outside_tasks_is_no_existing_job(self, tasks, waiting):
+        with held_elsewhere(tasks.job.lock_for("k")):
+            result = tasks.job.delay("k")
+        assert (result.duplicate, waiting()) == (False, 1)
+
+    def test_another_task_that_shares_the_key_is_no_existing_job(self, tasks, waiting):
+        first = tasks.shared_job.delay("k")
+        second = tasks.shared_job_too.delay("k")
+        assert (second.duplicate, waiting()) == (False, 2)
+        assert tasks.shared_job.delay("k").id == first.id
+
+    def test_in_scope_queue_the_place_is_apart_from_the_running_ones_key(self, tasks, waiting, locks):
+        with held_elsewhere(tasks.queued.lock_for("k")):
+            first = tasks.queued.delay("k")
+            assert (first.duplicate, waiting()) == (False, 1)
+            assert tasks.queued.delay("k").id == first.id
+        assert waiting() == 1
+
+
+class TestOutage:
+    @pytest.fixture(autouse=True)
+    def redis_is_away(self, config):
+        config.locks = f"redis://127.0.0.1:{free_port()}/0"
+
+    @pytest.mark.parametrize("policy", ["retry", "run"])
+    def test_the_message_is_sent_without_the_key(self, config, waiting, policy):
+        config.settings["redislock_on_outage"] = policy
+        seen = []
+        signals.lock_unavailable.connect(lambda error, **_: seen.append(error), weak=False, dispatch_uid="t")
+        try:
+            result = make_app(config).tasks["lab.job"].delay("k")
+        finally:
+            signals.lock_unavailable.disconnect(dispatch_uid="t")
+        assert (result.duplicate, waiting()) == (False, 1)
+        assert [type(error) for error in seen] == [LockUnavailable]
+
+    def test_or_refused_where_lock_on_outage_says_so(self, config, waiting):
+        config.settings["redislock_on_outage"] = "raise"
+        with pytest.raises(LockUnavailable, match="cannot be asked for"):
+            make_app(config).tasks["lab.job"].delay("k")
+        assert waiting() == 0
+
+
+def test_where_redis_goes_away_after_the_publish_the_key_is_kept_for_a_lease(
+    config, lock_proxy, locks, waiting, ttl, log
+):
+    app = make_app(config)
+    task = app.tasks["lab.job"]
+    send = app.send_task
+
+    def send_and_cut(*args, **kwargs):
+        result = send(*args, **kwargs)
+        lock_proxy.refuse()
+        return result
+
+    app.send_task = send_and_cut
+    result = task.delay("k")
+    assert (result.duplicate, waiting()) == (False, 1)
+    assert 0 < ttl() <= 30
+    assert f"task lab.job[{result.id}] is sent, but its lock" in log.text
+
+
+def test_eagerly_nothing_is_published_and_the_key_is_held_for_the_run_alone(app, tasks, locks, ledger):
+    app.conf.task_always_eager = True
+    results = [tasks.job.delay("k", item) for item in "ab"]
+    assert [result.get() for result in results] == ["a", "b"]
+    assert {result.duplicate for result in results} == {False}
+    assert locks.client.keys() == []
+
+
+def test_switched_off_nothing_is_a_duplicate(config, locks, waiting):
+    config.settings["redislock_enabled"] = False
+    task = make_app(config).tasks["lab.job"]
+    assert [task.delay("k").duplicate for _ in range(2)] == [False, False]
+    assert (waiting(), locks.client.keys()) == (2, [])
+
+
+def test_a_burst_of_ten_thousand_duplicates_leaves_one_message_and_one_key(tasks, waiting, locks):
+    results = {tasks.job.delay("k").id for _ in range(10_001)}
+    assert (len(results), waiting(), locks.client.dbsize()) == (1, 1, 1)
+
+
+def test_a_thousand_racing_publishers_in_eight_processes_make_one_job(config, waiting, locks):
+    spawn = multiprocessing.get_context("spawn")
+    go = spawn.Barrier(8)
+    with spawn.Pool(8, initializer=race_ready, initargs=(config.dump(), go)) as pool:
+        published = [pair for pairs in pool.map(race, [125] * 8, chunksize=1) for pair in pairs]
+    assert len(published) == 1000
+    assert len({task_id for task_id, _ in published}) == 1
+    assert sum(not duplicate for _, duplicate in published) == 1
+    assert (waiting(), locks.client.dbsize()) == (1, 1)
+
+
+def race_ready(config: str, go) -> None:
+    import json
+
+    global _app, _go
+    _app, _go = make_app(Config(**json.loads(config))), go
+
+
+def race(times: int) -> list[tuple[str, bool]]:
+    _go.wait(60)
+    results = [_app.tasks["lab.job"].delay("k") for _ in range(times)]
+    return [(result.id, result.duplicate) for result in results]
