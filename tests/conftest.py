@@ -19,7 +19,7 @@ from tests.lab.app import Config, make_app
 from tests.lab.ledger import Ledger
 from tests.lab.proxy import Proxy
 from tests.lab.servers import Valkey, rabbitmq
-from tests.lab.workers import Worker, worker
+from tests.lab.workers import Worker, beat, worker
 
 
 @pytest.fixture(scope="session")
@@ -135,6 +135,13 @@ def start_worker(config: Config, tmp_path: Path) -> Iterator[Callable[..., Worke
         yield start
     for log in tmp_path.glob("worker*.log"):
         assert "the keeper failed" not in log.read_text(errors="replace")
+
+
+@pytest.fixture
+def start_beat(config: Config, tmp_path: Path) -> Iterator[Callable[[], Callable[[], str]]]:
+    """Starts beat; what it returns shows beat's log."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(beat(config, tmp_path))
 
 
 @pytest.fixture

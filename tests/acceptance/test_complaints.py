@@ -16,7 +16,8 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import LockError
 
 from celery_redislock import LockConflict, LockUnavailable
-from tests.lab.servers import need, wait_until
+from tests.lab.app import make_app
+from tests.lab.servers import free_port, need, wait_until
 
 RICH = {
     "uuid": UUID(int=7),
@@ -110,6 +111,29 @@ def test_complaint_4_no_key_is_stuck_after_a_revoke_or_an_expiry(tasks, app, sta
     wait_until(lambda: locks.client.keys() == [], "nothing is left")
 
 
+@pytest.mark.parametrize("name", ["job", "queued"])
+def test_complaint_4_no_key_of_a_unique_job_is_stuck_after_a_revoke_or_an_expiry_while_it_was_queued(
+    tasks, app, start_worker, ledger, locks, name
+):
+    """Its key would live for `lock_queue_ttl`, an hour, and every publish would be a duplicate."""
+    task = getattr(tasks, name)
+    expires = time.time() + 0.5
+    queued = [task.delay("k", "revoked"), task.apply_async(("l", "expired"), expires=0.5)]
+    kept = locks.client.keys()
+    assert [locks.client.persist(key) for key in kept] == [True, True]  # else one would be gone before a worker looks
+    wait_until(lambda: time.time() > expires, "the other one has expired")
+    worker = start_worker(1, "-Q", "nothing")
+    app.control.revoke(queued[0].id)
+    wait_until(lambda: f"Tasks flagged as revoked: {queued[0].id}" in worker.output(), "the worker knows")
+    app.control.add_consumer(app.conf.task_default_queue)
+    for result in queued:
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=10)
+    wait_until(lambda: locks.client.keys() == [], "nothing is left")
+    assert [task.delay(key, "next").get(timeout=10) for key in "kl"] == ["next", "next"]
+    assert ledger.items() == ["next", "next"]
+
+
 def test_complaint_5_copies_neither_run_beside_the_first_run_nor_are_lost_when_it_dies(
     config, start_worker, tasks, ledger
 ):
@@ -154,6 +178,37 @@ def test_complaint_6_a_run_that_outlived_its_lock_does_not_free_the_next_ones(co
     assert [run.item for run in sorted(ledger.runs(), key=lambda run: run.end)] == ["old", "new", "third"]
     _, middle, last = ledger.runs()
     assert middle.end < last.start
+
+
+def test_complaint_8_beat_sends_one_message_while_a_job_waits_and_a_conflict_does_not_break_it(
+    config, tasks, start_worker, start_beat, ledger, broker_server
+):
+    config.settings["beat_schedule"] = {"often": {"task": "lab.job", "schedule": 1.0, "args": ["k", "tick"]}}
+    beat = start_beat()
+    wait_until(lambda: beat().count("Sending due task often") >= 4, "beat has come by four times")
+    assert broker_server.client.llen(config.queue) == 1
+    assert "Traceback" not in beat()
+    assert beat().count("is not sent: lock") >= 3
+    start_worker(1)
+    wait_until(lambda: len(ledger.runs()) >= 3, "they run one after another")
+    assert ledger.overlaps() == []
+
+
+def test_complaint_8_what_bypasses_apply_async_meets_the_lock_at_its_start(tasks, app, start_worker, ledger):
+    """`send_task` never reaches the task class: neither that of this app nor that of one without the task."""
+    worker = start_worker(2)
+    first = tasks.job.delay("k", "first", 2.0)
+    pid_of(ledger, "first")
+    bypassing = app.send_task("lab.job", ("k", "second"))
+    with pytest.raises(TaskRevokedError, match=f"duplicate of {first.id}"):
+        bypassing.get(timeout=10)
+    holding = app.send_task("lab.job", ("l", "third", 2.0))
+    pid_of(ledger, "third")
+    assert tasks.job.delay("l", "fourth").id == holding.id  # from its start on it is a job like any other
+    queued = [app.send_task("lab.queued", ("m", item, 0.2)) for item in ("fifth", "sixth", "seventh")]
+    assert sorted(result.get(timeout=20) for result in queued) == ["fifth", "seventh", "sixth"]
+    assert ledger.overlaps() == []
+    assert "Traceback" not in worker.output()
 
 
 def test_complaint_9_positional_and_keyword_calls_are_one_call(holding, tasks):
@@ -209,6 +264,18 @@ def test_complaint_12_no_argument_is_readable_in_redis_or_in_the_log(tasks, star
     assert "lock redislock:{lab.once:" in worker.output()
     assert "secret" not in worker.output().replace("succeeded in", "").split("Task lab.once")[0]
     assert all("secret" not in line for line in worker.output().splitlines() if "succeeded in" not in line)
+
+
+@pytest.mark.parametrize("name", ["job", "queued"])
+def test_complaint_13_a_failed_publish_leaves_no_lock(config, locks, start_worker, ledger, name):
+    broker = config.broker
+    config.broker = f"redis://127.0.0.1:{free_port()}/0"
+    with pytest.raises(OperationalError):
+        make_app(config).tasks[f"lab.{name}"].delay("k", "failed")
+    assert locks.client.keys() == []
+    config.broker = broker
+    start_worker(1)
+    assert make_app(config).tasks[f"lab.{name}"].delay("k", "next").get(timeout=10) == "next"
 
 
 def test_complaint_14_an_outage_never_looks_like_a_held_lock_and_delay_raises_when_the_broker_is_away(
@@ -294,3 +361,20 @@ def test_complaint_17_renewal_survives_lost_connections_in_prefork_and_under_gev
     assert ledger.losses() == []
     deadlines = [line["at"] for line in ledger.lines() if line["event"] == "deadline" and line["item"] == "long"]
     assert deadlines[-1] - deadlines[0] > 1.5, "it was renewed beyond its first lease"
+
+
+def test_complaint_20_one_runs_and_one_is_queued_so_that_the_last_change_is_not_lost(tasks, start_worker, ledger, app):
+    """Each change is written before its publish; the last run began after the last change."""
+    start_worker(3)
+    changes, results = [], []
+    for _ in range(60):
+        changes.append(time.monotonic())
+        results.append(tasks.queued.delay("k", "sync", 0.1))
+        time.sleep(0.02)
+    for result in results:
+        assert result.get(timeout=20) == "sync"
+    runs = ledger.runs()
+    assert runs[-1].start > changes[-1]
+    assert len(runs) < 30
+    assert len(runs) == len({result.id for result in results})
+    assert ledger.overlaps() == []

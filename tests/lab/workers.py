@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -119,9 +119,21 @@ def worker(
     command = [sys.executable, "-m", "celery", "-A", app, "worker", "-l", "INFO"]
     command += ["-c", str(concurrency), "-n", f"w{number}@lab", "-Q", config.queue]
     command += ["--without-gossip", "--without-mingle", *options]
-    env = {"LAB_CONFIG": config.dump(), "LAB_READY": str(ready), "PYTHONPATH": str(ROOT)}
-    with running(command, log, env) as process:
+    with running(command, log, {**_env(config), "LAB_READY": str(ready)}) as process:
         started = Worker(process, log, Ledger(Path(config.ledger)))
         wait_until(lambda: ready.exists() or process.poll() is not None, "the worker is ready", timeout=60)
         assert process.poll() is None, started.output()
         yield started
+
+
+@contextmanager
+def beat(config: Config, folder: Path) -> Iterator[Callable[[], str]]:
+    """A running beat; yields what shows its log."""
+    log = folder / "beat.log"
+    command = [sys.executable, "-m", "celery", "-A", "tests.lab.worker", "beat", "-l", "INFO", "--max-interval", "1"]
+    with running([*command, "-s", str(folder / "schedule")], log, _env(config)):
+        yield lambda: log.read_text(errors="replace")
+
+
+def _env(config: Config) -> dict[str, str]:
+    return {"LAB_CONFIG": config.dump(), "PYTHONPATH": str(ROOT)}
