@@ -204,13 +204,13 @@ class Execution:
             POLICIES[policy](self, holder)
             return
         self._announce(holder, "come back")
-        if self.message.send_back(self.pause(holder, SOON), begun=begun):
+        if self.message.send_back(self.pause(SOON, holder), begun=begun):
             raise Ignore(f"the lock is held by {holder.who}; the message comes back")
 
-    def pause(self, holder: LockInfo, shortest: float) -> float:
-        """Seconds until the key should be asked for again; not before it has cooled down."""
+    def pause(self, shortest: float, holder: LockInfo | None) -> float:
+        """Seconds until the message should be tried again; not before the key of `holder` has cooled down."""
         pause = self.message.returned.delay(shortest, self.plan.options.retry_max_delay)
-        return max(pause, holder.ttl or 0.0) if holder.state == "cooling" else pause
+        return max(pause, holder.ttl or 0.0) if holder and holder.state == "cooling" else pause
 
     def wait_for_release(self, holder: LockInfo) -> bool:
         """Block for a while, in this run's `lock_wait`.

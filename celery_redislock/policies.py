@@ -73,7 +73,8 @@ def retry(execution: Execution, holder: LockInfo, joins: str | None = None) -> N
         raise error
     # Before it is sent: stored after it, as Celery's own Retry is, it could overwrite the outcome of its run.
     _show_as_retry(execution, error)
-    if message.send_back(execution.pause(holder, options.retry_delay), joins=joins):
+    pause = execution.pause(options.retry_delay, None if joins else holder)
+    if message.send_back(pause, joins=joins):
         raise SentBack(str(error))
 
 

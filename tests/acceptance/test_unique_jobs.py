@@ -7,6 +7,7 @@ import time
 import pytest
 from celery.exceptions import TaskRevokedError
 
+from celery_redislock import LockConflict
 from celery_redislock.store import LockStore
 from tests.conftest import on_every_broker
 from tests.lab.servers import wait_until
@@ -328,6 +329,22 @@ class TestCooldown:
         first, second = ledger.runs()
         assert second.start - first.end >= 1.9
         assert len(ledger.conflicts()) <= 3  # it has not asked again and again
+
+    def test_raise_names_the_run_that_succeeded_and_join_has_its_outcome_at_once(
+        self, config, tasks, start_worker, ledger
+    ):
+        config.settings["task_annotations"] = {
+            "lab.cools_raise": {"lock_cooldown": 60.0},
+            "lab.cools_join": {"lock_cooldown": 60.0},
+        }
+        start_worker(1)
+        first = tasks.cools_raise.delay("k", "first")
+        assert first.get(timeout=10) == "first"
+        with pytest.raises(LockConflict, match=f"{first.id}, which has succeeded on .* and cools down"):
+            tasks.cools_raise.delay("k", "second").get(timeout=10)
+        assert tasks.cools_join.delay("k", "third").get(timeout=10) == "third"
+        assert tasks.cools_join.delay("k", "fourth").get(timeout=10) == "third"
+        assert ledger.items() == ["first", "third"]
 
     def test_nothing_cools_down_after_a_failure(self, tasks, start_worker, locks):
         start_worker(1)

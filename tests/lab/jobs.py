@@ -101,7 +101,7 @@ def define_jobs(app: Celery, ledger: Ledger) -> None:
             time.sleep(seconds)
             return "shared_job_too"
 
-    for policy in ("skip", "retry", "wait", "raise"):
+    for policy in ("skip", "retry", "wait", "raise", "join"):
 
         @locked(f"cools_{policy}", lock_on_conflict=policy, lock_cooldown=2.0)
         def cools(key: Any, item: Any = "", fails: bool = False) -> Any:
