@@ -107,8 +107,8 @@ def _look_for_keys(stage: Stage) -> None:
     time.sleep(LEASE + 0.5)
     for key in stage.locks.client.keys("redislock:*"):
         if b":note:" not in key:
-            holder = stage.locks.client.get(key)
-            stage.ledger.write({"event": "key", "key": key.decode(), "holder": str(holder)})
+            holder = stage.locks.client.get(key) or b""
+            stage.ledger.write({"event": "key", "key": key.decode(), "holder": holder.decode("utf-8", "replace")})
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

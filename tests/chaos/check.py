@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from celery_redislock.tokens import parse
 from tests.chaos import excuses, missing
 from tests.chaos.load import LATE
 from tests.chaos.story import Line, Story
 from tests.lab.ledger import Ledger, Run
 
 FINISHED, SKIPPED, LIMITED = "finished", "skipped as duplicates", "ended by their hard time limit"
+ANSWERED = "publishes answered with an existing job"
 HUNG = "workers that hung in Celery's own code, killed"
 #: What a message may end as: its kind, or any, and its state.
 OUTCOMES = {("", "SUCCESS"): FINISHED, ("once", "REVOKED"): SKIPPED, ("limited", "FAILURE"): LIMITED}
@@ -107,8 +109,16 @@ def _losses(story: Story, verdict: Verdict) -> Iterable[Offence]:
 
 def _leftovers(story: Story, verdict: Verdict) -> Iterable[Offence]:
     verdict.outcomes[HUNG] = len(story.hung)
-    verdict.outcomes["keys left"] = len(story.events("key"))
     for key in story.events("key"):
-        yield Offence("a key was left one lease after the end", [key])
+        holder = parse(key["holder"])
+        task_id = holder.attempt.task_id if holder.attempt else ""
+        if holder.state == "queued" and task_id in story.sent and missing.of_missing(story, task_id):
+            continue  # kept for a message that has been counted as lost
+        verdict.outcomes["keys left"] += 1
+        yield Offence("a key was left one lease after the end", [key, *story.about(task_id)])
+    verdict.outcomes[ANSWERED] = len(story.events("answered"))
+    for answer in story.events("answered"):
+        if answer["task_id"] not in story.sent:
+            yield Offence("a publish was answered with a job that nobody has sent", [answer])
     for complaint in story.events("complaint"):
         yield Offence(complaint["text"], [complaint])

@@ -19,8 +19,10 @@ MOST = 15
 #: Between two messages, in seconds.
 PAUSE = (0.02, 0.3)
 #: What is acked after it ran, and so must come to its end whatever happens.
-LATE = frozenset({"late", "again", "step", "link"})
-_KINDS = {"late": 8, "again": 3, "step": 3, "link": 2, "once": 3, "early": 2, "limited": 1}
+LATE = frozenset({"late", "again", "step", "link", "job", "last"})
+_KINDS = {"late": 8, "again": 3, "step": 3, "link": 2, "once": 3, "early": 2, "limited": 1, "job": 5, "last": 5}
+#: Of the jobs, in their scopes, so that some of their publishes are duplicates.
+JOBS = 3
 
 
 class Load(threading.Thread):
@@ -68,6 +70,12 @@ class Load(threading.Thread):
                 name, key = ("late", key) if kind == "step" else ("link", item)
                 steps = [self._task(name).si(key, f"{item}.{number}", self._seconds()) for number in range(3)]
                 sent = chain(*steps).apply_async()
+            case "job" | "last":
+                key = f"{kind}{self._chance.randrange(JOBS)}"
+                sent = self._task(kind).delay(key, item, self._seconds(), self._chance.randint(0, 1))
+                if sent.duplicate:
+                    self._ledger.write({"event": "answered", "task_id": sent.id})
+                    return
             case "limited":
                 sent = self._task(kind).apply_async((key, item, 20.0))
             case _:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from tests.chaos.check import FINISHED, HUNG, LIMITED, SKIPPED, Verdict
+from tests.chaos.check import ANSWERED, FINISHED, HUNG, LIMITED, SKIPPED, Verdict
 from tests.chaos.faults import FAULTS
 
 WIDTH = 88
@@ -23,7 +23,7 @@ def table(title: str, verdict: Verdict) -> str:
     lines += [_line("messages sent", outcomes["messages sent"])]
     lines += [_line(f"  {outcome}", outcomes[outcome]) for outcome in (FINISHED, SKIPPED, LIMITED)]
     lines += [_line(f"  lost, excused: {name}", count) for name, count in verdict.missing.most_common()]
-    lines += [_line("runs", outcomes["runs"])]
+    lines += [_line(ANSWERED, outcomes[ANSWERED]), _line("runs", outcomes["runs"])]
     lines += _block("runs again, excused", again, verdict.again)
     lines += _block("overlaps, excused", overlaps, verdict.overlaps)
     lines += _block("losses told to their holders", losses, verdict.losses)

@@ -48,13 +48,26 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
         """A step of a chain that has its key for itself: a step that is skipped was taken for a duplicate."""
         return work(self, key, item, seconds)
 
+    def again_and_again(task: Any, key: str, item: str, seconds: float, times: int) -> str:
+        work(task, key, item, seconds)
+        if task.request.retries < times:
+            raise task.retry(countdown=0.05)
+        return item
+
     @define("again", lock_on_conflict="retry", max_retries=None, **_LATE)
     def again(self: Any, key: str, item: str, seconds: float, times: int) -> str:
         """Retries itself."""
-        work(self, key, item, seconds)
-        if self.request.retries < times:
-            raise self.retry(countdown=0.05)
-        return item
+        return again_and_again(self, key, item, seconds, times)
+
+    @define("job", lock_scope="job", max_retries=None, **_LATE)
+    def job(self: Any, key: str, item: str, seconds: float, times: int) -> str:
+        """Unique from its publish to its end, across its retries."""
+        return again_and_again(self, key, item, seconds, times)
+
+    @define("last", lock_scope="queue", max_retries=None, **_LATE)
+    def last(self: Any, key: str, item: str, seconds: float, times: int) -> str:
+        """One runs, one waits."""
+        return again_and_again(self, key, item, seconds, times)
 
     @define("early", lock_on_conflict="retry")
     def early(self: Any, key: str, item: str, seconds: float) -> str:

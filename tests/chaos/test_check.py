@@ -8,6 +8,7 @@ from itertools import islice
 
 import pytest
 
+from celery_redislock import tokens
 from tests.chaos import excuses
 from tests.chaos.check import check
 from tests.chaos.complaints import complaints_in
@@ -344,6 +345,24 @@ class TestLosses:
 def test_a_key_that_is_left_is_broken(book, broken):
     book.ledger.write({"event": "key", "key": "redislock:{chaos:key1}", "holder": "somebody"})
     assert broken() == ["a key was left one lease after the end"]
+
+
+def test_a_key_that_is_kept_for_a_message_is_broken_unless_that_message_was_lost(book, broken):
+    for task_id, received in {"lost": False, "finished": True}.items():
+        book.sent(task_id, "job", "SUCCESS" if received else "PENDING", at=10, received=received)
+        token = tokens.mint(tokens.mint_claim(), f"{task_id}/0/0", tokens.origin("host", "chaos.job"))
+        book.ledger.write({"event": "key", "key": f"redislock:{{chaos:{task_id}}}", "holder": token})
+    book.run("finished", 10, 11)
+    book.fault(KILL_WORKER, 10.5)
+    assert broken() == ["a key was left one lease after the end"]
+
+
+def test_an_answer_with_a_job_that_nobody_has_sent_is_broken(book, broken):
+    book.sent("real", "job")
+    book.run("real", 0, 1)
+    for task_id in ("real", "unreal"):
+        book.ledger.write({"event": "answered", "task_id": task_id})
+    assert broken() == ["a publish was answered with a job that nobody has sent"]
 
 
 def test_a_complaint_is_broken(book, broken):
