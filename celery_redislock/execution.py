@@ -20,7 +20,8 @@ from .join import Outcome, outcome_of
 from .message import Message
 from .policies import POLICIES, retry, revoke
 from .server import LockServer
-from .store import Claim, Finished, Granted, Held, Leaves
+from .store import Claim, Finished, Granted, Held, Leaves, note_of
+from .tokens import Attempt
 
 if TYPE_CHECKING:
     from celery.app.task import Context
@@ -46,7 +47,8 @@ class Execution:
         request: Celery's request.
         message: Its message.
         lock: The held lock; None while nothing is held.
-        leaves_to: The token and the seconds by which the key is left to the next attempt, once that has been sent.
+        leaves_to: The next attempt, once it has been sent, the token by which the key is left to it, and for how many
+            seconds.
         abort: Ends the body when the lock is lost; None where it may go on.
         joined: The outcome that the run ends with instead of its body's.
     """
@@ -81,7 +83,7 @@ class Execution:
         self._waits: bool | None = None  # True while the release is to wake this run, False when it no longer is
         self._wait_end = 0.0
         self.joined: Outcome | None = None
-        self.leaves_to: tuple[str, float] | None = None
+        self.leaves_to: tuple[Attempt, str, float] | None = None
         self._key: str | None = None
         claim = self.message.returned.claim
         self._claim = None if claim is None else Claim(claim, plan.options.queue_ttl)
@@ -139,7 +141,8 @@ class Execution:
         note = self._note(lock.key) if state in _OVER else None
         copy_may_wait = self.message.may_be_doubled or self.message.may_be_a_copy
         if self.leaves_to is not None:
-            return Leaves(note, copy_may_wait, *self.leaves_to)
+            heir, token, ttl = self.leaves_to
+            return Leaves(note, copy_may_wait, token, ttl, note_of(lock.key, heir))
         cooldown = self.plan.options.cooldown
         if cooldown and state == states.SUCCESS:
             return Leaves(note, copy_may_wait, tokens.cooling(str(lock.token)), cooldown)
@@ -304,7 +307,7 @@ class Execution:
         signals.lock_lost.send(sender=self.task, lock=lock, reason=reason)
 
     def _note(self, key: str) -> str:
-        return f"{key}:note:{self._attempt}"
+        return note_of(key, self._attempt)
 
     def _mint(self) -> str:
         return tokens.mint(self.message.nonce, self._attempt, self.plan.origin(self.request.hostname))

@@ -30,6 +30,11 @@ OVERDUE = 0.9
 _FIRST = Return()
 
 
+def attempt_of(request: Context) -> Attempt:
+    """What the message of this request is about."""
+    return Attempt(str(request.id), request.retries or 0, request.replaced_task_nesting or 0)
+
+
 class Message:
     """The message of one request.
 
@@ -58,7 +63,7 @@ class Message:
         self._task = task
         self._plan = plan
         self._request = request
-        self.attempt = Attempt(str(request.id), request.retries or 0, request.replaced_task_nesting or 0)
+        self.attempt = attempt_of(request)
         self.may_be_doubled = self.was_sent_back = False
         header = getattr(request, HEADER, None)
         self.returned = _FIRST if header is None else Return.read(header)

@@ -70,10 +70,10 @@ def _hand_over(
     task: LockedTask, plan: LockPlan, options: Options, execution: Execution, send: Send
 ) -> AsyncResult[Any]:
     """The key is left to the next attempt: once this one has ended, for its `finally` blocks run after this."""
-    claim = tokens.mint_claim()
+    claim, attempt = tokens.mint_claim(), _attempt(options)
     result = send(_with_claim(options, claim))
-    token = tokens.mint(claim, _attempt(options), plan.origin(execution.request.hostname))
-    execution.leaves_to = token, seconds_to_start(task, plan, options)
+    token = tokens.mint(claim, attempt, plan.origin(execution.request.hostname))
+    execution.leaves_to = attempt, token, seconds_to_start(task, plan, options)
     return result
 
 

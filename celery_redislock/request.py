@@ -13,8 +13,10 @@ from kombu.serialization import registry  # type: ignore[attr-defined]
 from .children import Children, Run
 from .comeback import HEADER, Return
 from .delivery import DELIVERY, Delivery, hide_headers
+from .message import attempt_of
 from .policies import SentBack, Skipped
 from .server import LockServer
+from .store import note_of
 from .tokens import mint_nonce
 
 _children = Children()
@@ -56,7 +58,9 @@ class LockedRequest(Request):
         run = self.run
         key = run and run.claim and run.key
         if run and run.claim and key:
-            LockServer.of(run.plan.app).give_up(key, run.claim)
+            # A retry may be here before the run that has sent it has left it the key.
+            attempt = attempt_of(self._context)  # type: ignore[attr-defined]
+            LockServer.of(run.plan.app).give_up(key, run.claim, note_of(key, attempt) if attempt.retries else None)
         return True
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:

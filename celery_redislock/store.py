@@ -76,6 +76,8 @@ class Leaves(NamedTuple):
     token: str | None = None
     """The key is not free but holds this, for `ttl` seconds."""
     ttl: float = 0.0
+    heir: str | None = None
+    """The key of the note of the attempt that `token` keeps the key for: where it is there, that one will not come."""
 
 
 class LockStore(Lines):
@@ -154,7 +156,9 @@ class LockStore(Lines):
             LockUnavailable: Redis did not answer or refused; the key ends with its lease.
         """
         keys = _release_keys(key)
-        if leaves.note is not None:
+        if leaves.heir is not None:
+            keys = (*keys, leaves.note or key, leaves.heir)
+        elif leaves.note is not None:
             keys = (*keys, leaves.note)
         values: Sequence[Text] = (nonce, NOTE_TTL_MS, "1" if leaves.copy_may_wait else "0")
         if leaves.token is not None:
@@ -267,6 +271,11 @@ def beside(key: str, what: str) -> str:
     start = key.find("{")
     tagged = "}" in key if start < 0 else key.find("}", start) != start + 1 and "}" in key[start:]
     return f"{key}:{what}" if tagged else f"{{{key}}}:{what}"
+
+
+def note_of(key: str, attempt: object) -> str:
+    """The key of the note that this attempt is over."""
+    return f"{key}:note:{attempt}"
 
 
 @functools.lru_cache(1024)

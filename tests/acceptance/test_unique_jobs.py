@@ -98,6 +98,18 @@ class TestScopeJob:
         assert 3600 < ttl <= 4100
         assert tasks.job_again.delay("k", "b").id == first.id
 
+    def test_a_retry_that_is_revoked_before_the_key_is_left_to_it_keeps_nothing(self, tasks, app, start_worker, ledger):
+        """It arrives while the body that has sent it is still in its `finally`."""
+        worker = start_worker(2)
+        result = tasks.job_again.delay("k", "a", 1, 3.0)
+        wait_until(ledger.conflicts, "the retry has come")
+        app.control.revoke(result.id)
+        wait_until(lambda: f"Discarding revoked task: lab.job_again[{result.id}]" in worker.output(), "it is dropped")
+        assert len(ledger.running()) == 1
+        wait_until(lambda: not ledger.running(), "the body has ended")
+        wait_until(lambda: tasks.job_again.lock_info("k") is None, "its key is free", 10)
+        assert ledger.items() == ["a0"]
+
     def test_a_successor_is_no_duplicate(self, tasks, start_worker, ledger, nothing_is_left):
         start_worker(2)
         tasks.next_job.delay("k", 1, 5)
