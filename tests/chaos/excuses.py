@@ -37,13 +37,23 @@ DATA_LOST = "the lock server had lost its data"
 def of_overlap(story: Story, first: Run, second: Run) -> str | None:
     """Why the second run could begin while the first, whose lock had lapsed untold, went on."""
     for run in (first, second):  # the second may have been stopped between its grant and its first word
-        for stop in story.strikes(STOPS, run.start - LEASE, second.start, run.pid):
+        for stop in _standstills(story, run.start - LEASE, second.start, run.pid):
             if _lapses_in(story, stop) <= second.start <= stop["until"] + MARGIN:
                 return STOPPED
     for restart in story.strikes((RESTART,), first.start - MARGIN, second.start):
         if second.start <= _until_told(story, restart, first):
             return DATA_LOST
     return None
+
+
+def _standstills(story: Story, start: float, end: float, pid: int) -> list[Line]:
+    """How long a process stood still: two stops with no time between them, to learn of a loss, are one."""
+    joined: list[Line] = []
+    for stop in sorted(story.strikes(STOPS, start, end, pid), key=lambda stop: float(stop["from"])):
+        if joined and stop["from"] - joined[-1]["until"] < MARGIN:
+            stop = {**stop, "from": joined.pop()["from"]}
+        joined.append(stop)
+    return joined
 
 
 def _lapses_in(story: Story, stop: Line) -> float:

@@ -114,6 +114,11 @@ class TestOverlaps:
         assert broken() == []
         assert check(book.ledger).overlaps[excuses.STOPPED] == 1
 
+    def test_one_that_stood_still_twice_in_a_row_is_excused(self, overlap, book, broken):
+        book.fault(STOP_WORKER, 1.5, 4.3, [CHILD])
+        book.fault(STOP_CHILD, 4.31, 8.0, [CHILD])
+        assert broken() == []
+
     @pytest.mark.parametrize(
         ("start", "end", "pid"), [(1.5, 5.2, 99), (1.5, 4.0, CHILD), (4.5, 8.0, CHILD)], ids=["other", "early", "late"]
     )
