@@ -103,7 +103,7 @@ def define_jobs(app: Celery, ledger: Ledger) -> None:
 
     for policy in ("skip", "retry", "wait", "raise", "join"):
 
-        @locked(f"cools_{policy}", lock_on_conflict=policy, lock_cooldown=2.0)
+        @locked(f"cools_{policy}", lock_on_conflict=policy, lock_cooldown=2.0, ignore_result=False)
         def cools(key: Any, item: Any = "", fails: bool = False) -> Any:
             """Its key cools down after its success."""
             with ledger.run(key, item):
