@@ -37,6 +37,14 @@ Send = Callable[[Options], "AsyncResult[Any]"]
 CONTINUATIONS = ("task_id", "group_id", "chord", "chain", "link", "link_error")
 
 
+def is_bare(options: Options) -> bool:
+    """Whether nobody but the caller knows of the message.
+
+    Any other may be published by Celery itself, at the end of another task, which must not fail for it.
+    """
+    return not any(options.get(name) for name in CONTINUATIONS)
+
+
 def publish(
     task: LockedTask, plan: LockPlan, key: str, options: Options, execution: Execution | None, send: Send
 ) -> AsyncResult[Any]:
@@ -54,7 +62,7 @@ def publish(
         Its result, or that of the job which it would duplicate, with ``duplicate`` True.
 
     Raises:
-        LockUnavailable: Redis did not answer or refused, by `lock_on_outage`.
+        LockUnavailable: Redis did not answer or refused, by `lock_on_outage`; for a bare publish alone.
         Exception: The broker's; then the key is free again.
     """
     if execution is not None and _is_next_attempt(options, execution):
@@ -79,7 +87,7 @@ def _hand_over(
 
 def _take(task: LockedTask, plan: LockPlan, key: str, options: Options, send: Send) -> AsyncResult[Any]:
     """Take the key, or in scope ``queue`` the place of the one that waits, and leave it to the message."""
-    is_bare = not any(options.get(name) for name in CONTINUATIONS)
+    bare = is_bare(options)
     options = {**options, "task_id": options.get("task_id") or uuid()}
     place = beside(key, "queued") if plan.options.scope == "queue" else key
     claim = tokens.mint_claim()
@@ -89,13 +97,13 @@ def _take(task: LockedTask, plan: LockPlan, key: str, options: Options, send: Se
         answer = store.acquire(place, token, claim, plan.options.lease)
     except LockUnavailable as error:
         signals.lock_unavailable.send(sender=task, key=key, error=error)
-        if plan.options.on_outage == "raise":
+        if plan.options.on_outage == "raise" and bare:
             raise
-        return send(options)  # its run will ask again
+        return send(options)  # its run will ask again, and end as its options say
     if isinstance(answer, Held):
         holder = answer.holder.info(key, answer.ttl)
-        if is_bare and holder.task == task.name and not _is_successor(plan.app, holder, options):
-            return _existing(task, holder)
+        if bare and holder.task == task.name and not _is_successor(plan.app, holder, options):
+            return _existing(task, holder, options)
     if not isinstance(answer, Granted):
         return send(options)  # it meets its policy when it starts
     try:
@@ -106,7 +114,7 @@ def _take(task: LockedTask, plan: LockPlan, key: str, options: Options, send: Se
     # Only now, so that a publisher that has died before keeps the key no longer than a lease. Where the message has
     # started meanwhile, the key is its run's, and this does nothing.
     try:
-        store.renew([(place, claim, seconds_to_start(task, plan, options))])
+        store.lengthen(place, claim, seconds_to_start(task, plan, options))
     except RedisError as error:
         logger.warning(
             "task %s[%s] is sent, but its lock %s is kept for %g s only: %s",
@@ -115,12 +123,13 @@ def _take(task: LockedTask, plan: LockPlan, key: str, options: Options, send: Se
     return result
 
 
-def _existing(task: LockedTask, holder: LockInfo) -> AsyncResult[Any]:
+def _existing(task: LockedTask, holder: LockInfo, options: Options) -> AsyncResult[Any]:
     policy = "return existing"
     logger.info("task %s is not sent: lock %s is held by %s: %s", task.name, holder.key, holder.who, policy)
     signals.lock_conflict.send(sender=task, key=holder.key, holder=holder, policy=policy)
     result: Any = task.AsyncResult(str(holder.task_id))
     result.duplicate = True
+    result.ignored = options.get("ignore_result", task.ignore_result)  # as Celery: get() must not wait for ever
     return result  # type: ignore[no-any-return]
 
 

@@ -183,6 +183,14 @@ class LockStore(Lines):
         reply = self._send(RENEW, [key for key, _, _ in locks], values)
         return [bool(renewed) for renewed in reply]
 
+    def lengthen(self, key: str, nonce: Text, ttl: float) -> None:
+        """Let `key` live for `ttl` seconds from now, if `nonce` owns it: one round trip.
+
+        Raises:
+            RedisError: Redis did not answer or refused.
+        """
+        self._call(RENEW, (key,), (nonce, _ms(ttl)))
+
     def expect_copy(self, key: str, nonce: str) -> bool:
         """Say that a copy of the holder's message is to come: its release will leave the note.
 

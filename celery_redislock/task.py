@@ -16,7 +16,7 @@ from celery.signals import task_postrun
 from .comeback import HEADER, Return, ignores_result
 from .delivery import hide_headers
 from .eager import EagerExecution
-from .errors import LockConfigError
+from .errors import LockConfigError, LockKeyError
 from .execution import Execution
 from .held import HeldLock
 from .held_by_request import EXECUTION, attach, held_by_request
@@ -25,7 +25,7 @@ from .join import check_backend
 from .locks import Lock
 from .nolock import NoLock
 from .plan import LockPlan
-from .publish import publish
+from .publish import is_bare, publish
 from .server import LockServer
 
 if TYPE_CHECKING:
@@ -131,8 +131,10 @@ class LockedTask(BaseTask):
             nothing was sent now.
 
         Raises:
-            TypeError, LockKeyError: As `lock_for`; in scope ``run`` it is the run that ends with it.
-            LockUnavailable: Redis did not answer or refused, and `lock_on_outage` is ``raise``.
+            TypeError, LockKeyError: As `lock_for`; in scope ``run``, and where the message is a part of something
+                greater or has a `task_id`, it is the run that ends with it.
+            LockUnavailable: Redis did not answer or refused, and `lock_on_outage` is ``raise``; with the same
+                exception.
         """
         options.update(task_id=task_id, producer=producer, link=link, link_error=link_error, shadow=shadow)
         app = self._get_app()  # type: ignore[attr-defined] # binds the task, if it is not yet
@@ -146,7 +148,13 @@ class LockedTask(BaseTask):
         comes_back = HEADER in (options.get("headers") or ())
         if plan is None or not plan.acts_at_publish or comes_back or app.conf.task_always_eager:
             return send(options)
-        return publish(self, plan, self._key_of(plan, args or (), kwargs or {}), options, _execution_of(self), send)
+        try:
+            key = self._key_of(plan, args or (), kwargs or {})
+        except (TypeError, LockKeyError):
+            if plan.options.scope == "run" or not is_bare(options):
+                return send(options)
+            raise
+        return publish(self, plan, key, options, _execution_of(self), send)
 
     def before_start(self, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the lock, or end the run as the options say."""

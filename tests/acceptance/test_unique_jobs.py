@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
+from celery import chain
 from celery.exceptions import TaskRevokedError
 
-from celery_redislock import LockConflict
+from celery_redislock import LockConflict, LockKeyError, LockUnavailable
 from celery_redislock.store import LockStore
 from tests.conftest import on_every_broker
 from tests.lab.servers import wait_until
@@ -281,6 +282,26 @@ class TestMessagesThatNeverStart:
         result = tasks.dying_job.delay("k")
         wait_until(lambda: f"[{result.id}] received" in worker.output(), "the worker has it")
         nothing_is_left()
+
+
+class TestAStepOfAChain:
+    """Its worker publishes it, in the name of the step before, which must not fail for it."""
+
+    def test_whose_key_cannot_be_made_fails_itself(self, tasks, start_worker):
+        start_worker(1)
+        result = chain(tasks.plain.si(), tasks.shared_job.si(1.5)).apply_async()
+        with pytest.raises(LockKeyError, match="'key' is a float"):
+            result.get(timeout=10)
+        assert result.parent.get(timeout=10) == "plain"
+
+    def test_that_lock_on_outage_refuses_fails_itself(self, config, lock_proxy, tasks, start_worker):
+        config.settings["redislock_on_outage"] = "raise"
+        start_worker(1)
+        lock_proxy.refuse()
+        result = chain(tasks.plain.si(), tasks.job.si("k")).apply_async()
+        with pytest.raises(LockUnavailable):
+            result.get(timeout=10)
+        assert result.parent.get(timeout=10) == "plain"
 
 
 def test_hold_on_retry_lets_nobody_in_between(tasks, start_worker, ledger, running):
