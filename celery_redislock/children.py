@@ -30,7 +30,9 @@ class Run(NamedTuple):
     kwargs: Mapping[str, Any]
     nonce: str
     claim: str | None
-    """Of its message; the child may have died before it could use it."""
+    """Of its message; the child may have died before it could use it. None once the message goes on by itself."""
+    is_to_come: bool
+    """The run before may leave the key to the message only when it ends."""
 
     @property
     def key(self) -> str | None:
@@ -109,7 +111,7 @@ def _release(run: Run) -> None:
         if server.store.release(key, run.nonce):
             logger.warning("%s: its process died; its lock %s was released", run.name, key)
         if run.claim is not None:
-            server.give_up(key, run.claim)
+            server.give_up(key, run.claim, is_to_come=run.is_to_come, now=True)
     except LockUnavailable as error:
         logger.warning("%s: its process died; %s: it ends in %.0f s", run.name, error, run.plan.options.lease)
 

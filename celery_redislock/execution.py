@@ -148,7 +148,8 @@ class Execution:
     def _give_up_claim(self) -> None:
         """What was left to the message is not needed: it does not run, or runs without."""
         if self._claim is not None and self._key is not None:
-            self._server.give_up(self._key, self._claim.nonce)
+            is_to_come = self.plan.hands_over_to(self.message.attempt.retries)
+            self._server.give_up(self._key, self._claim.nonce, is_to_come=is_to_come)
         self._claim = None
 
     def _take(self, lock: HeldLock) -> None:
@@ -178,6 +179,7 @@ class Execution:
                 return
             self.lock = None
             if isinstance(result, Finished):
+                self._claim = None  # that delivery has used it
                 self._drop()
             self._conflict(lock.key, result)
 

@@ -67,7 +67,7 @@ def publish(
     """
     if execution is not None and _is_next_attempt(options, execution):
         lock = execution.lock
-        if lock is not None and lock.key == key and (plan.options.scope == "job" or plan.options.hold_on_retry):
+        if lock is not None and lock.key == key and plan.hands_over:
             return _hand_over(task, plan, options, execution, send)
     elif options.get("retries"):  # by the worker's main process, which must not wait for Redis
         return send(options)

@@ -47,16 +47,19 @@ class LockedRequest(Request):
         if plan is None or not plan.enabled:
             return None
         claim = Return.read(self.request_dict.get(HEADER)).claim
-        return Run(str(self.id), plan, self.args, self.kwargs, self.request_dict[DELIVERY].nonce, claim)
+        is_to_come = plan.hands_over_to(self.request_dict.get("retries"))
+        return Run(str(self.id), plan, self.args, self.kwargs, self.request_dict[DELIVERY].nonce, claim, is_to_come)
 
     def revoked(self) -> bool:
         """Whether it was revoked, or has expired; what was left to it is free then."""
+        if self._already_revoked:  # type: ignore[attr-defined]
+            return True
         if not super().revoked():
             return False
         run = self.run
         key = run and run.claim and run.key
         if run and run.claim and key:
-            LockServer.of(run.plan.app).give_up(key, run.claim)
+            LockServer.of(run.plan.app).give_up(key, run.claim, is_to_come=run.is_to_come)
         return True
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:

@@ -70,7 +70,7 @@ class Leaves(NamedTuple):
     """What a release leaves behind, besides a free key."""
 
     note: str | None = None
-    """The key of the attempt's note, where the attempt has ended for good."""
+    """The key of the attempt's note, where the attempt has ended for good; or that a claim has been given up."""
     copy_may_wait: bool = False
     """A copy may wait in the queue unseen, so leave the note in any case."""
     token: str | None = None
@@ -158,6 +158,7 @@ class LockStore(Lines):
             keys = (*keys, leaves.note)
         values: Sequence[Text] = (nonce, NOTE_TTL_MS, "1" if leaves.copy_may_wait else "0")
         if leaves.token is not None:
+            keys = (*keys[:3], leaves.note or key, given_up(key, leaves.token.partition(" ")[0]))
             values = (*values, leaves.token, _ms(leaves.ttl))
         try:
             reply, _, resent = self._call(RELEASE, keys, values)
@@ -275,6 +276,11 @@ def beside(key: str, what: str) -> str:
     start = key.find("{")
     tagged = "}" in key if start < 0 else key.find("}", start) != start + 1 and "}" in key[start:]
     return f"{key}:{what}" if tagged else f"{{{key}}}:{what}"
+
+
+def given_up(key: str, claim: str) -> str:
+    """The key of a note that nobody will come for `key` with this claim."""
+    return f"{key}:gone:{claim}"
 
 
 @functools.lru_cache(1024)

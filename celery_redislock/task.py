@@ -315,7 +315,8 @@ def _give_up_claim(task: LockedTask) -> None:
     plan, request = task._lock_plan, task.request_stack.top
     claim = Return.read(getattr(request, HEADER, None)).claim
     if claim is not None and plan is not None and plan.enabled:
-        LockServer.of(plan.app).give_up(plan.redis_key(request.args or (), request.kwargs or {}), claim)
+        key = plan.redis_key(request.args or (), request.kwargs or {})
+        LockServer.of(plan.app).give_up(key, claim, is_to_come=plan.hands_over_to(request.retries))
 
 
 @task_postrun.connect(weak=False)

@@ -257,6 +257,17 @@ class TestMessagesThatNeverStart:
         nothing_is_left()
         assert ledger.items() == []
 
+    def test_a_retry_revoked_before_the_run_that_sent_it_has_ended_frees_its_key(
+        self, tasks, app, start_worker, running, nothing_is_left
+    ):
+        """What it was promised is left to nobody then."""
+        worker = start_worker(2)
+        first = tasks.job_again.delay("k", "a", 1, 2.0)
+        running("a0")
+        app.control.revoke(first.id)
+        wait_until(lambda: f"Discarding revoked task: lab.job_again[{first.id}]" in worker.output(), "it is revoked")
+        nothing_is_left()
+
     def test_an_expired_one_frees_its_key(self, task, start_worker, locks, ledger):
         """The key lives until the message expires at the most, and a worker that sees the message gives it back."""
         result = task.apply_async(("k", "expired"), expires=1)
