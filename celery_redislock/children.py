@@ -68,6 +68,15 @@ class Children:
             self._thread = threading.Thread(target=self._watch, name="redislock-children", daemon=True)
             self._thread.start()
 
+    def goes_on(self, pid: Any, nonce: str) -> None:
+        """The message of that run comes again, sent by the child `pid`: what was left to it is still needed.
+
+        The child itself may end then: it is recycled, or its worker shuts down.
+        """
+        run = self._runs.get(pid)
+        if run is not None and run.nonce == nonce:
+            self._runs[pid] = run._replace(claim=None)
+
     def release_dead(self) -> None:
         """Release what children held that are dead now."""
         with self._releasing:  # at the end of the process: until the thread has done its part

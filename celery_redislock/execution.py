@@ -18,7 +18,8 @@ from .held import HeldLock
 from .info import LockInfo
 from .join import Outcome, outcome_of
 from .message import Message
-from .policies import POLICIES, retry, revoke
+from .policies import POLICIES, CameBack, retry, revoke
+from .publish import seconds_to_start
 from .server import LockServer
 from .store import Claim, Finished, Granted, Held, Leaves
 
@@ -84,7 +85,9 @@ class Execution:
         self.leaves_to: tuple[str, float] | None = None
         self._key: str | None = None
         claim = self.message.returned.claim
-        self._claim = None if claim is None else Claim(claim, plan.options.queue_ttl)
+        self._claim = None
+        if claim is not None:
+            self._claim = Claim(claim, seconds_to_start(task, plan, {"expires": request.expires}))
         self._release_was_asked_for = False
 
     def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -111,11 +114,12 @@ class Execution:
         Args:
             state: What the task ended with; None where nobody knows.
         """
-        lock = self.lock
-        if lock is None:
-            if not self.message.was_sent_back:
-                self._give_up_claim()
-            return
+        if self.lock is not None:
+            self._give_back(self.lock, state)
+        if not self.message.was_sent_back:
+            self._give_up_claim()
+
+    def _give_back(self, lock: HeldLock, state: str | None) -> None:
         self._server.keeper.remove(lock)
         leaves = self._leaves(lock, state)
         # Interrupted amid the answer, it may have released the key already.
@@ -207,7 +211,7 @@ class Execution:
             return
         self._announce(holder, "come back")
         if self.message.send_back(self.pause(SOON, holder), begun=begun):
-            raise Ignore(f"the lock is held by {holder.who}; the message comes back")
+            raise CameBack(f"the lock is held by {holder.who}; the message comes back")
 
     def pause(self, shortest: float, holder: LockInfo | None) -> float:
         """Seconds until the message should be tried again; not before the key of `holder` has cooled down."""
@@ -293,7 +297,7 @@ class Execution:
         logger.debug("%s: %s; it comes back", self.message.name, error)  # the store has said so, once an outage
         options = self.plan.options
         if self.message.send_back(self.message.returned.delay(options.retry_delay, options.retry_max_delay)):
-            raise Ignore("Redis could not be asked for the lock; the message comes back")
+            raise CameBack("Redis could not be asked for the lock; the message comes back")
         return False
 
     def _announce(self, holder: LockInfo, policy: str) -> None:

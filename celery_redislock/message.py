@@ -37,7 +37,7 @@ class Message:
         attempt: What it is about.
         nonce: Of this delivery.
         returned: How often it has come back.
-        was_sent_back: It goes on as another message.
+        was_sent_back: It goes on as another message, or in another delivery.
         may_be_doubled: The broker may have it a second time, from us.
     """
 
@@ -117,6 +117,7 @@ class Message:
             raise
         except Exception as error:
             if self._task.acks_late:
+                self.was_sent_back = True
                 time.sleep(min(countdown, 1.0))  # the broker may give it back at once
                 raise Reject(describe(error), requeue=True) from error
             self.may_be_doubled = True  # the broker may have it all the same, and have failed to say so

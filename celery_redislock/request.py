@@ -12,8 +12,8 @@ from kombu.serialization import registry  # type: ignore[attr-defined]
 
 from .children import Children, Run
 from .comeback import HEADER, Return
-from .delivery import DELIVERY, Delivery, hide_headers
-from .policies import SentBack, Skipped
+from .delivery import DELIVERY, Delivery, hide_headers, is_given_back
+from .policies import CameBack, SentBack, Skipped
 from .server import LockServer
 from .tokens import mint_nonce
 
@@ -69,6 +69,8 @@ class LockedRequest(Request):
             error = error.exc
         if not return_ok:  # retry_on_worker_lost sends a new attempt, with the headers of this one
             hide_headers(self._context)  # type: ignore[attr-defined]
+        if isinstance(error, CameBack) or is_given_back(self.task, error):
+            _children.goes_on(self.worker_pid, self.request_dict[DELIVERY].nonce)
         result = super().on_failure(exc_info, send_failed_event, return_ok)
         if isinstance(error, Skipped):
             self.send_event("task-revoked", terminated=False, signum=None, expired=False)

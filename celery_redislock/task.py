@@ -14,7 +14,7 @@ from celery import Task, states
 from celery.signals import task_postrun
 
 from .comeback import HEADER, Return, ignores_result
-from .delivery import hide_headers
+from .delivery import hide_headers, is_given_back
 from .eager import EagerExecution
 from .errors import LockConfigError, LockKeyError
 from .execution import Execution
@@ -320,12 +320,13 @@ def _give_up_claim(task: LockedTask) -> None:
 
 
 @task_postrun.connect(weak=False)
-def _release_at_postrun(sender: Any = None, state: str | None = None, **_: Any) -> None:
+def _release_at_postrun(sender: Any = None, state: str | None = None, retval: Any = None, **_: Any) -> None:
     """Give back what after_return did not: RETRY, Ignore, Reject, replace(), an error in a hook, SystemExit."""
     if isinstance(sender, LockedTask):
         execution = _execution_of(sender)
         if execution is None:
-            _give_up_claim(sender)
+            if not is_given_back(sender, retval):
+                _give_up_claim(sender)
         else:
             # Cut short (a shutdown's SystemExit, a hook's Reject), it says SUCCESS, but the result may not have been
             # stored, nor the next step sent; so a copy of the message must not take it for finished.

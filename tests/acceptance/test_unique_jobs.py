@@ -213,6 +213,21 @@ class TestScopeQueue:
             assert tasks.queued.delay("k", "third").id == second.id
             time.sleep(0.1)
 
+    def test_the_place_is_kept_though_the_child_that_sent_its_message_back_is_recycled(
+        self, config, tasks, start_worker, running, ledger
+    ):
+        config.settings["worker_max_tasks_per_child"] = 1
+        worker = start_worker(2)
+        tasks.queued.delay("k", "first", 5.0)
+        busy = running("first")
+        (idle,) = {child.pid for child in worker.children()} - {busy}
+        second = tasks.queued.delay("k", "second")
+        wait_until(lambda: idle not in {child.pid for child in worker.children()}, "its child has gone")
+        assert ledger.conflicts()
+        while ledger.running():
+            assert tasks.queued.delay("k", "third").id == second.id
+            time.sleep(0.05)
+
     @pytest.mark.parametrize("name", ["queued_again", "queued_held_again"])
     def test_a_retry_takes_its_turn_and_no_more_than_one_waits(
         self, tasks, start_worker, ledger, nothing_is_left, name
@@ -283,6 +298,13 @@ class TestMessagesThatNeverStart:
         assert ledger.items() == []
 
     def test_one_rejected_before_it_starts_frees_its_key(self, tasks, start_worker, nothing_is_left):
+        worker = start_worker(1)
+        result = tasks.refusing_job.delay("k")
+        wait_until(lambda: f"[{result.id}]" in worker.output(), "the worker has it")
+        nothing_is_left()
+
+    def test_one_rejected_by_a_child_that_is_recycled_frees_its_key(self, config, tasks, start_worker, nothing_is_left):
+        config.settings["worker_max_tasks_per_child"] = 1
         worker = start_worker(1)
         result = tasks.refusing_job.delay("k")
         wait_until(lambda: f"[{result.id}]" in worker.output(), "the worker has it")
