@@ -7,8 +7,10 @@ import time
 import pytest
 from celery import chain
 from celery.exceptions import TaskRevokedError
+from kombu.exceptions import OperationalError
 
 from celery_redislock import LockConflict, LockKeyError, LockUnavailable
+from celery_redislock.script import ACQUIRE, RELEASE, RENEW
 from celery_redislock.store import LockStore
 from tests.conftest import on_every_broker
 from tests.lab.servers import wait_until
@@ -335,6 +337,88 @@ class TestAStepOfAChain:
         with pytest.raises(LockUnavailable):
             result.get(timeout=10)
         assert result.parent.get(timeout=10) == "plain"
+
+
+class TestFaults:
+    """The lease of these tests is 30 s, and what is left to a message lives for an hour: nothing ends by itself."""
+
+    @pytest.mark.parametrize("hang", [False, True], ids=["cut", "silent"])
+    @pytest.mark.parametrize(
+        ("script", "nth"),
+        [(ACQUIRE, 1), (RENEW, 1), (ACQUIRE, 2), (RELEASE, 1), (ACQUIRE, 3), (RELEASE, 2)],
+        ids=["taken", "lengthened", "claimed", "handed over", "claimed again", "released"],
+    )
+    def test_a_lost_reply_changes_nothing(self, lock_proxy, locks, tasks, start_worker, ledger, script, nth, hang):
+        for known in (ACQUIRE, RENEW, RELEASE):
+            locks.client.script_load(known.text)
+        start_worker(2)
+        fault = lock_proxy.drop_reply(b"EVALSHA", script.sha.encode(), nth, hang=hang)
+        result = tasks.job_again.delay("k", "a", 1)
+        assert result.get(timeout=10) == "a"
+        fault.wait()
+        assert ledger.items() == ["a0", "a1"]
+        assert ledger.overlaps() == []
+        wait_until(lambda: locks.client.keys("*}") == [], "no lock is left, but notes", 10)
+
+    def test_a_message_that_is_out_although_its_publish_failed_runs_and_no_key_stays(
+        self, broker_proxy, tasks, start_worker, ledger, nothing_is_left
+    ):
+        fault = broker_proxy.drop_reply(b"LPUSH")
+        with pytest.raises(OperationalError):
+            tasks.job.delay("k", "out")
+        assert fault.struck
+        nothing_is_left()
+        second = tasks.job.delay("k", "second")
+        assert second.duplicate is False
+        start_worker(2)
+        assert second.get(timeout=10) == "second"
+        wait_until(lambda: sorted(ledger.items()) == ["out", "second"], "both have run")
+        assert ledger.overlaps() == []
+        nothing_is_left()
+
+    @pytest.mark.parametrize("name", ["job_again", "held_again"])
+    def test_a_retry_that_ran_without_its_lock_is_left_nothing_afterwards(
+        self, config, lock_proxy, tasks, start_worker, ledger, running, locks, name
+    ):
+        """It has given up what the run before it can leave it only when Redis answers again."""
+        config.settings["redislock_on_outage"] = "run"
+        start_worker(2)
+        first = getattr(tasks, name).delay("k", "a", 1, 1.0)
+        running("a0")
+        lock_proxy.refuse()
+        assert first.get(timeout=20) == "a"
+        assert ledger.items() == ["a0", "a1"]
+        lock_proxy.mend()
+        wait_until(lambda: locks.client.keys("*}") == [], "no lock is left, but notes", 10)
+
+    @pytest.mark.parametrize("pool", ["threads", "solo", "gevent"])
+    def test_in_every_pool_a_job_is_unique_and_what_does_not_start_is_given_up(
+        self, tasks, app, start_worker, ledger, nothing_is_left, pool
+    ):
+        worker = start_worker(2, "-P", pool)
+        first = tasks.job_again.delay("k", "a", 2, 0.2)
+        assert first.get(timeout=20) == "a"
+        nothing_is_left()
+        later = [tasks.queued.apply_async((key, "revoked"), countdown=2) for key in range(50)]
+        wait_until(lambda: all(f"[{result.id}] received" in worker.output() for result in later), "the worker has all")
+        app.control.revoke([result.id for result in later])
+        nothing_is_left()
+        assert ledger.items() == ["a0", "a1", "a2"]
+
+    def test_a_claimed_message_that_comes_again_runs_once(self, config, tasks, start_worker, ledger, locks):
+        """Its first delivery has used what was left to it."""
+        config.settings["task_acks_late"] = True
+        config.settings["broker_transport_options"] = {
+            "visibility_timeout": 2,
+            "unacked_restore_interval": 1,
+            "unacked_restore_throttle": 1,
+        }
+        worker = start_worker(2)
+        first = tasks.job.delay("k", "a", 5.0)
+        assert first.get(timeout=20) == "a"
+        wait_until(lambda: f"{first.id}]: dropped, it has finished" in worker.output(), "a copy came and was dropped")
+        assert ledger.items() == ["a"]
+        wait_until(lambda: locks.client.keys("*}") == [], "no lock is left, but notes", 10)
 
 
 def test_hold_on_retry_lets_nobody_in_between(tasks, start_worker, ledger, running):
