@@ -114,8 +114,8 @@ def _release(run: Run) -> None:
     key = run.key
     if key is None:
         return
+    server = LockServer.of(run.plan.app)
     try:
-        server = LockServer.of(run.plan.app)
         # No note: where the message comes again, it is to run again.
         if server.store.release(key, run.nonce):
             logger.warning("%s: its process died; its lock %s was released", run.name, key)
@@ -123,6 +123,8 @@ def _release(run: Run) -> None:
             server.give_up(key, run.claim, is_to_come=run.is_to_come, now=True)
     except LockUnavailable as error:
         logger.warning("%s: its process died; %s: it ends in %.0f s", run.name, error, run.plan.options.lease)
+        if run.claim is not None:  # what is left to a message lives for longer than a lease
+            server.give_up(key, run.claim, is_to_come=run.is_to_come)
 
 
 def _is_dead(pid: int) -> bool:

@@ -102,7 +102,7 @@ def _take(task: LockedTask, plan: LockPlan, key: str, options: Options, send: Se
         return send(options)  # its run will ask again, and end as its options say
     if isinstance(answer, Held):
         holder = answer.holder.info(key, answer.ttl)
-        if bare and holder.task == task.name and not _is_successor(plan.app, holder, options):
+        if bare and holder.task == task.name and _has_a_result(holder) and not _is_successor(plan.app, holder, options):
             return _existing(task, holder, options)
     if not isinstance(answer, Granted):
         return send(options)  # it meets its policy when it starts
@@ -152,6 +152,11 @@ def _is_next_attempt(options: Options, execution: Execution) -> bool:
     """Whether this is the `self.retry()` of the run that publishes."""
     attempt = execution.message.attempt
     return options.get("task_id") == attempt.task_id and (options.get("retries") or 0) > attempt.retries
+
+
+def _has_a_result(holder: LockInfo) -> bool:
+    """Whether others can read the holder's result: not that of `apply()`, whose host is no worker's name."""
+    return holder.state == "queued" or "@" in (holder.hostname or "")
 
 
 def _is_successor(app: Celery, holder: LockInfo, options: Options) -> bool:

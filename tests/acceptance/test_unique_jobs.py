@@ -420,6 +420,16 @@ class TestFaults:
         assert ledger.items() == ["a"]
         wait_until(lambda: locks.client.keys("*}") == [], "no lock is left, but notes", 10)
 
+    def test_one_whose_child_dies_while_redis_is_away_frees_its_key_afterwards(
+        self, lock_proxy, tasks, start_worker, nothing_is_left
+    ):
+        worker = start_worker(1)
+        result = tasks.dying_job.apply_async(("k",), countdown=1)
+        lock_proxy.refuse()
+        wait_until(lambda: f"task lab.dying_job[{result.id}]: its process died; " in worker.output(), "it has died")
+        lock_proxy.mend()
+        nothing_is_left()
+
 
 def test_hold_on_retry_lets_nobody_in_between(tasks, start_worker, ledger, running):
     start_worker(3)

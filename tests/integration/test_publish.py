@@ -6,13 +6,14 @@ import multiprocessing
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from celery import chain, chord, group
 from kombu.exceptions import OperationalError
 
-from celery_redislock import LockKeyError, LockUnavailable, signals
+from celery_redislock import LockedTask, LockKeyError, LockUnavailable, signals
 from tests.integration.conftest import held_elsewhere
 from tests.lab.app import Config, make_app
 from tests.lab.servers import free_port, wait_until
@@ -211,6 +212,20 @@ class TestHolders:
         with held_elsewhere(tasks.job.lock_for("k")):
             result = tasks.job.delay("k")
         assert (result.duplicate, waiting()) == (False, 1)
+
+    def test_a_run_by_apply_is_no_existing_job(self, app, tasks, waiting):
+        """Nobody else can read its result: get() would wait for ever."""
+        published = []
+
+        @app.task(base=LockedTask, bind=True, lock_key="eager", lock_scope="job", lock_cooldown=60.0)
+        def publishes(self):
+            with ThreadPoolExecutor(1) as others:
+                published.append(others.submit(self.delay).result())
+
+        publishes.apply()
+        published.append(publishes.delay())  # while it cools down
+        assert [result.duplicate for result in published] == [False, False]
+        assert waiting() == 2
 
     def test_another_task_that_shares_the_key_is_no_existing_job(self, tasks, waiting):
         first = tasks.shared_job.delay("k")
