@@ -30,7 +30,9 @@ class Run(NamedTuple):
     kwargs: Mapping[str, Any]
     nonce: str
     claim: str | None
-    """Of its message; the child may have died before it could use it."""
+    """Of its message; the child may have died before it could use it. None once the message goes on by itself."""
+    is_to_come: bool
+    """The run before may leave the key to the message only when it ends."""
 
     @property
     def key(self) -> str | None:
@@ -65,6 +67,15 @@ class Children:
             atexit.register(self.release_dead)  # at a cold shutdown children die last
             self._thread = threading.Thread(target=self._watch, name="redislock-children", daemon=True)
             self._thread.start()
+
+    def goes_on(self, pid: Any, nonce: str) -> None:
+        """The message of that run comes again, sent by the child `pid`: what was left to it is still needed.
+
+        The child itself may end then: it is recycled, or its worker shuts down.
+        """
+        run = self._runs.get(pid)
+        if run is not None and run.nonce == nonce:
+            self._runs[pid] = run._replace(claim=None)
 
     def release_dead(self) -> None:
         """Release what children held that are dead now."""
@@ -103,15 +114,17 @@ def _release(run: Run) -> None:
     key = run.key
     if key is None:
         return
+    server = LockServer.of(run.plan.app)
     try:
-        server = LockServer.of(run.plan.app)
         # No note: where the message comes again, it is to run again.
         if server.store.release(key, run.nonce):
             logger.warning("%s: its process died; its lock %s was released", run.name, key)
         if run.claim is not None:
-            server.give_up(key, run.claim)
+            server.give_up(key, run.claim, is_to_come=run.is_to_come, now=True)
     except LockUnavailable as error:
         logger.warning("%s: its process died; %s: it ends in %.0f s", run.name, error, run.plan.options.lease)
+        if run.claim is not None:  # what is left to a message lives for longer than a lease
+            server.give_up(key, run.claim, is_to_come=run.is_to_come)
 
 
 def _is_dead(pid: int) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from celery.exceptions import Reject
 
 from .comeback import HEADER
 
 if TYPE_CHECKING:
+    from celery import Task
     from celery.app.task import Context
 
 #: The request attribute that holds the `Delivery`.
@@ -22,6 +25,11 @@ class Delivery(NamedTuple):
     """`time.monotonic()`, which processes of one host share."""
     serializer: str | None = None
     """Of the message's body; None for the task's."""
+
+
+def is_given_back(task: Task[..., Any], outcome: Any) -> bool:
+    """Whether the broker delivers the message again: an early ack has left it nothing to give back."""
+    return task.acks_late and isinstance(outcome, Reject) and bool(outcome.requeue)  # type: ignore[attr-defined]
 
 
 def hide_headers(request: Context) -> None:

@@ -18,10 +18,10 @@ from .held import HeldLock
 from .info import LockInfo
 from .join import Outcome, outcome_of
 from .message import Message
-from .policies import POLICIES, retry, revoke
+from .policies import POLICIES, CameBack, retry, revoke
+from .publish import seconds_to_start
 from .server import LockServer
-from .store import Claim, Finished, Granted, Held, Leaves, note_of
-from .tokens import Attempt
+from .store import Claim, Finished, Granted, Held, Leaves
 
 if TYPE_CHECKING:
     from celery.app.task import Context
@@ -47,8 +47,7 @@ class Execution:
         request: Celery's request.
         message: Its message.
         lock: The held lock; None while nothing is held.
-        leaves_to: The next attempt, once it has been sent, the token by which the key is left to it, and for how many
-            seconds.
+        leaves_to: The token and the seconds by which the key is left to the next attempt, once that has been sent.
         abort: Ends the body when the lock is lost; None where it may go on.
         joined: The outcome that the run ends with instead of its body's.
     """
@@ -83,10 +82,12 @@ class Execution:
         self._waits: bool | None = None  # True while the release is to wake this run, False when it no longer is
         self._wait_end = 0.0
         self.joined: Outcome | None = None
-        self.leaves_to: tuple[Attempt, str, float] | None = None
+        self.leaves_to: tuple[str, float] | None = None
         self._key: str | None = None
         claim = self.message.returned.claim
-        self._claim = None if claim is None else Claim(claim, plan.options.queue_ttl)
+        self._claim = None
+        if claim is not None:
+            self._claim = Claim(claim, seconds_to_start(task, plan, {"expires": request.expires}))
         self._release_was_asked_for = False
 
     def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -113,11 +114,12 @@ class Execution:
         Args:
             state: What the task ended with; None where nobody knows.
         """
-        lock = self.lock
-        if lock is None:
-            if not self.message.was_sent_back:
-                self._give_up_claim()
-            return
+        if self.lock is not None:
+            self._give_back(self.lock, state)
+        if not self.message.was_sent_back:
+            self._give_up_claim()
+
+    def _give_back(self, lock: HeldLock, state: str | None) -> None:
         self._server.keeper.remove(lock)
         leaves = self._leaves(lock, state)
         # Interrupted amid the answer, it may have released the key already.
@@ -141,8 +143,7 @@ class Execution:
         note = self._note(lock.key) if state in _OVER else None
         copy_may_wait = self.message.may_be_doubled or self.message.may_be_a_copy
         if self.leaves_to is not None:
-            heir, token, ttl = self.leaves_to
-            return Leaves(note, copy_may_wait, token, ttl, note_of(lock.key, heir))
+            return Leaves(note, copy_may_wait, *self.leaves_to)
         cooldown = self.plan.options.cooldown
         if cooldown and state == states.SUCCESS:
             return Leaves(note, copy_may_wait, tokens.cooling(str(lock.token)), cooldown)
@@ -151,7 +152,8 @@ class Execution:
     def _give_up_claim(self) -> None:
         """What was left to the message is not needed: it does not run, or runs without."""
         if self._claim is not None and self._key is not None:
-            self._server.give_up(self._key, self._claim.nonce)
+            is_to_come = self.plan.hands_over_to(self.message.attempt.retries)
+            self._server.give_up(self._key, self._claim.nonce, is_to_come=is_to_come)
         self._claim = None
 
     def _take(self, lock: HeldLock) -> None:
@@ -208,7 +210,7 @@ class Execution:
             return
         self._announce(holder, "come back")
         if self.message.send_back(self.pause(SOON, holder), begun=begun):
-            raise Ignore(f"the lock is held by {holder.who}; the message comes back")
+            raise CameBack(f"the lock is held by {holder.who}; the message comes back")
 
     def pause(self, shortest: float, holder: LockInfo | None) -> float:
         """Seconds until the message should be tried again; not before the key of `holder` has cooled down."""
@@ -294,7 +296,7 @@ class Execution:
         logger.debug("%s: %s; it comes back", self.message.name, error)  # the store has said so, once an outage
         options = self.plan.options
         if self.message.send_back(self.message.returned.delay(options.retry_delay, options.retry_max_delay)):
-            raise Ignore("Redis could not be asked for the lock; the message comes back")
+            raise CameBack("Redis could not be asked for the lock; the message comes back")
         return False
 
     def _announce(self, holder: LockInfo, policy: str) -> None:
@@ -307,7 +309,7 @@ class Execution:
         signals.lock_lost.send(sender=self.task, lock=lock, reason=reason)
 
     def _note(self, key: str) -> str:
-        return note_of(key, self._attempt)
+        return f"{key}:note:{self._attempt}"
 
     def _mint(self) -> str:
         return tokens.mint(self.message.nonce, self._attempt, self.plan.origin(self.request.hostname))

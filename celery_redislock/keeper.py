@@ -24,6 +24,8 @@ TICK = 1 / 10
 #: With nothing held any more the thread looks once again after so many seconds before it sleeps for ever: waking it
 #: for every short task would cost more than the task.
 LINGER = 1.0
+#: Releases to make up for take no longer than this at a time, in seconds: renewals may be due.
+SHIFT = 0.05
 #: Locks in one renewal call; more would keep the server from others for milliseconds.
 BATCH = 500
 
@@ -102,10 +104,10 @@ class Keeper:
         due = [lock for lock in self._held.copy().values() if self._is_due(lock, now)]
         for start in range(0, len(due), BATCH):
             self._renew(due[start : start + BATCH])
-        if self._leaving and not self._failures:  # else it is too early, and the next renewals matter more
-            self._release_leaving()
+        # After a failure it is too early, and the next renewals matter more.
+        goes_on = bool(self._leaving) and not self._failures and self._release_leaving()
         upcoming = (min(lock.renew_at, lock.deadline) for lock in self._held.copy().values())
-        idle = now + LINGER if self._added or self._leaving else math.inf
+        idle = now if goes_on else now + LINGER if self._added or self._leaving else math.inf
         self._added = False
         self._wake_at = min((idle, *upcoming))
         return self._wake_at - time.monotonic()
@@ -141,14 +143,19 @@ class Keeper:
             else:  # still held but too late: its holder may have been told
                 self._lose(lock, PAST_DEADLINE if still_held else KEY_GONE)
 
-    def _release_leaving(self) -> None:
+    def _release_leaving(self) -> bool:
+        """Release for a while; returns whether to go on after the next renewals."""
+        until = time.monotonic() + SHIFT
         for (key, nonce), leaves in self._leaving.copy().items():
             try:
                 with self._watching():
                     self._store.release(key, nonce, leaves)
             except LockUnavailable:  # try again in `LINGER`; until then the others are renewed
-                return
+                return False
             del self._leaving[key, nonce]
+            if time.monotonic() > until:
+                return True
+        return False
 
     @contextmanager
     def _watching(self) -> Iterator[None]:

@@ -30,11 +30,6 @@ OVERDUE = 0.9
 _FIRST = Return()
 
 
-def attempt_of(request: Context) -> Attempt:
-    """What the message of this request is about."""
-    return Attempt(str(request.id), request.retries or 0, request.replaced_task_nesting or 0)
-
-
 class Message:
     """The message of one request.
 
@@ -42,7 +37,7 @@ class Message:
         attempt: What it is about.
         nonce: Of this delivery.
         returned: How often it has come back.
-        was_sent_back: It goes on as another message.
+        was_sent_back: It goes on as another message, or in another delivery.
         may_be_doubled: The broker may have it a second time, from us.
     """
 
@@ -63,7 +58,7 @@ class Message:
         self._task = task
         self._plan = plan
         self._request = request
-        self.attempt = attempt_of(request)
+        self.attempt = Attempt(str(request.id), request.retries or 0, request.replaced_task_nesting or 0)
         self.may_be_doubled = self.was_sent_back = False
         header = getattr(request, HEADER, None)
         self.returned = _FIRST if header is None else Return.read(header)
@@ -122,6 +117,7 @@ class Message:
             raise
         except Exception as error:
             if self._task.acks_late:
+                self.was_sent_back = True
                 time.sleep(min(countdown, 1.0))  # the broker may give it back at once
                 raise Reject(describe(error), requeue=True) from error
             self.may_be_doubled = True  # the broker may have it all the same, and have failed to say so

@@ -69,6 +69,15 @@ class LockPlan:
             origin = self._origins[hostname] = tokens.origin(hostname, self.task)
         return origin
 
+    @property
+    def hands_over(self) -> bool:
+        """Whether a run leaves its key to its `self.retry()`."""
+        return self.options.scope == "job" or self.options.hold_on_retry
+
+    def hands_over_to(self, retries: int | None) -> bool:
+        """Whether the run before may leave, or have left, its key to a message with so many retries."""
+        return bool(retries) and self.hands_over
+
     @cached_property
     def visibility_timeout(self) -> float:
         """How long the broker waits for an ack until it delivers a message again, in seconds."""

@@ -29,8 +29,12 @@ class Skipped(Ignore):
     """The run was skipped: its outcome, REVOKED, is stored; only the event is still to be sent."""
 
 
-class SentBack(Ignore):
-    """The run was sent back: its state, RETRY, is stored; only the event is still to be sent."""
+class CameBack(Ignore):
+    """The message was sent again: what was left to it is still needed."""
+
+
+class SentBack(CameBack):
+    """As that; besides, its state, RETRY, is stored, and only the event is still to be sent."""
 
 
 def skip(execution: Execution, holder: LockInfo) -> None:

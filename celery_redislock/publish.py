@@ -37,6 +37,14 @@ Send = Callable[[Options], "AsyncResult[Any]"]
 CONTINUATIONS = ("task_id", "group_id", "chord", "chain", "link", "link_error")
 
 
+def is_bare(options: Options) -> bool:
+    """Whether nobody but the caller knows of the message.
+
+    Any other may be published by Celery itself, at the end of another task, which must not fail for it.
+    """
+    return not any(options.get(name) for name in CONTINUATIONS)
+
+
 def publish(
     task: LockedTask, plan: LockPlan, key: str, options: Options, execution: Execution | None, send: Send
 ) -> AsyncResult[Any]:
@@ -54,12 +62,12 @@ def publish(
         Its result, or that of the job which it would duplicate, with ``duplicate`` True.
 
     Raises:
-        LockUnavailable: Redis did not answer or refused, by `lock_on_outage`.
+        LockUnavailable: Redis did not answer or refused, by `lock_on_outage`; for a bare publish alone.
         Exception: The broker's; then the key is free again.
     """
     if execution is not None and _is_next_attempt(options, execution):
         lock = execution.lock
-        if lock is not None and lock.key == key and (plan.options.scope == "job" or plan.options.hold_on_retry):
+        if lock is not None and lock.key == key and plan.hands_over:
             return _hand_over(task, plan, options, execution, send)
     elif options.get("retries"):  # by the worker's main process, which must not wait for Redis
         return send(options)
@@ -70,16 +78,15 @@ def _hand_over(
     task: LockedTask, plan: LockPlan, options: Options, execution: Execution, send: Send
 ) -> AsyncResult[Any]:
     """The key is left to the next attempt: once this one has ended, for its `finally` blocks run after this."""
-    claim, attempt = tokens.mint_claim(), _attempt(options)
+    claim, ttl = tokens.mint_claim(), seconds_to_start(task, plan, options)
     result = send(_with_claim(options, claim))
-    token = tokens.mint(claim, attempt, plan.origin(execution.request.hostname))
-    execution.leaves_to = attempt, token, seconds_to_start(task, plan, options)
+    execution.leaves_to = tokens.mint(claim, _attempt(options), plan.origin(execution.request.hostname)), ttl
     return result
 
 
 def _take(task: LockedTask, plan: LockPlan, key: str, options: Options, send: Send) -> AsyncResult[Any]:
     """Take the key, or in scope ``queue`` the place of the one that waits, and leave it to the message."""
-    is_bare = not any(options.get(name) for name in CONTINUATIONS)
+    bare = is_bare(options)
     options = {**options, "task_id": options.get("task_id") or uuid()}
     place = beside(key, "queued") if plan.options.scope == "queue" else key
     claim = tokens.mint_claim()
@@ -89,13 +96,13 @@ def _take(task: LockedTask, plan: LockPlan, key: str, options: Options, send: Se
         answer = store.acquire(place, token, claim, plan.options.lease)
     except LockUnavailable as error:
         signals.lock_unavailable.send(sender=task, key=key, error=error)
-        if plan.options.on_outage == "raise":
+        if plan.options.on_outage == "raise" and bare:
             raise
-        return send(options)  # its run will ask again
+        return send(options)  # its run will ask again, and end as its options say
     if isinstance(answer, Held):
         holder = answer.holder.info(key, answer.ttl)
-        if is_bare and holder.task == task.name and not _is_successor(plan.app, holder, options):
-            return _existing(task, holder)
+        if bare and holder.task == task.name and _has_a_result(holder) and not _is_successor(plan.app, holder, options):
+            return _existing(task, holder, options)
     if not isinstance(answer, Granted):
         return send(options)  # it meets its policy when it starts
     try:
@@ -106,7 +113,7 @@ def _take(task: LockedTask, plan: LockPlan, key: str, options: Options, send: Se
     # Only now, so that a publisher that has died before keeps the key no longer than a lease. Where the message has
     # started meanwhile, the key is its run's, and this does nothing.
     try:
-        store.renew([(place, claim, seconds_to_start(task, plan, options))])
+        store.lengthen(place, claim, seconds_to_start(task, plan, options))
     except RedisError as error:
         logger.warning(
             "task %s[%s] is sent, but its lock %s is kept for %g s only: %s",
@@ -115,12 +122,13 @@ def _take(task: LockedTask, plan: LockPlan, key: str, options: Options, send: Se
     return result
 
 
-def _existing(task: LockedTask, holder: LockInfo) -> AsyncResult[Any]:
+def _existing(task: LockedTask, holder: LockInfo, options: Options) -> AsyncResult[Any]:
     policy = "return existing"
     logger.info("task %s is not sent: lock %s is held by %s: %s", task.name, holder.key, holder.who, policy)
     signals.lock_conflict.send(sender=task, key=holder.key, holder=holder, policy=policy)
     result: Any = task.AsyncResult(str(holder.task_id))
     result.duplicate = True
+    result.ignored = options.get("ignore_result", task.ignore_result)  # as Celery: get() must not wait for ever
     return result  # type: ignore[no-any-return]
 
 
@@ -143,6 +151,11 @@ def _is_next_attempt(options: Options, execution: Execution) -> bool:
     """Whether this is the `self.retry()` of the run that publishes."""
     attempt = execution.message.attempt
     return options.get("task_id") == attempt.task_id and (options.get("retries") or 0) > attempt.retries
+
+
+def _has_a_result(holder: LockInfo) -> bool:
+    """Whether others can read the holder's result: not that of `apply()`, whose host is no worker's name."""
+    return holder.state == "queued" or "@" in (holder.hostname or "")
 
 
 def _is_successor(app: Celery, holder: LockInfo, options: Options) -> bool:

@@ -12,11 +12,9 @@ from kombu.serialization import registry  # type: ignore[attr-defined]
 
 from .children import Children, Run
 from .comeback import HEADER, Return
-from .delivery import DELIVERY, Delivery, hide_headers
-from .message import attempt_of
-from .policies import SentBack, Skipped
+from .delivery import DELIVERY, Delivery, hide_headers, is_given_back
+from .policies import CameBack, SentBack, Skipped
 from .server import LockServer
-from .store import note_of
 from .tokens import mint_nonce
 
 _children = Children()
@@ -49,18 +47,19 @@ class LockedRequest(Request):
         if plan is None or not plan.enabled:
             return None
         claim = Return.read(self.request_dict.get(HEADER)).claim
-        return Run(str(self.id), plan, self.args, self.kwargs, self.request_dict[DELIVERY].nonce, claim)
+        is_to_come = plan.hands_over_to(self.request_dict.get("retries"))
+        return Run(str(self.id), plan, self.args, self.kwargs, self.request_dict[DELIVERY].nonce, claim, is_to_come)
 
     def revoked(self) -> bool:
         """Whether it was revoked, or has expired; what was left to it is free then."""
+        if self._already_revoked:  # type: ignore[attr-defined]
+            return True
         if not super().revoked():
             return False
         run = self.run
         key = run and run.claim and run.key
         if run and run.claim and key:
-            # A retry may be here before the run that has sent it has left it the key.
-            attempt = attempt_of(self._context)  # type: ignore[attr-defined]
-            LockServer.of(run.plan.app).give_up(key, run.claim, note_of(key, attempt) if attempt.retries else None)
+            LockServer.of(run.plan.app).give_up(key, run.claim, is_to_come=run.is_to_come)
         return True
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
@@ -70,6 +69,8 @@ class LockedRequest(Request):
             error = error.exc
         if not return_ok:  # retry_on_worker_lost sends a new attempt, with the headers of this one
             hide_headers(self._context)  # type: ignore[attr-defined]
+        if isinstance(error, CameBack) or is_given_back(self.task, error):
+            _children.goes_on(self.worker_pid, self.request_dict[DELIVERY].nonce)
         result = super().on_failure(exc_info, send_failed_event, return_ok)
         if isinstance(error, Skipped):
             self.send_event("task-revoked", terminated=False, signum=None, expired=False)

@@ -17,7 +17,7 @@ from .held import HeldLock
 from .info import LockInfo
 from .keeper import Keeper
 from .options import resolve_settings
-from .store import Granted, Held, Leaves, LockStore, beside
+from .store import Granted, Held, Leaves, LockStore, beside, given_up
 from .wake_ups import MAX_WAITERS, TURN, WakeUps
 
 if TYPE_CHECKING:
@@ -109,17 +109,21 @@ class LockServer:
                     return result
                 self.wait(result.holder.info(held.key, result.ttl), end - time.monotonic(), poll=poll)
 
-    def give_up(self, key: str, claim: str, note: str | None = None) -> None:
-        """Release what was left to a message that will not run: soon, but not in the caller's time.
+    def give_up(self, key: str, claim: str, *, is_to_come: bool, now: bool = False) -> None:
+        """Release what was left to a message that will not run.
 
         Args:
             key: The key in Redis.
             claim: What the message carried. It opens the key, or the place in the queue.
-            note: The key of the note of its attempt, where that one will never come: who has yet to leave the key to
-                it will see.
+            is_to_come: The run before may not have ended yet, and leave it the key only then: it shall not.
+            now: Else soon, but not in the caller's time.
+
+        Raises:
+            LockUnavailable: Redis did not answer or refused; only where `now`.
         """
-        self.keeper.release_later(key, claim, Leaves(note))
-        self.keeper.release_later(beside(key, "queued"), claim)
+        release = self.store.release if now else self.keeper.release_later
+        release(key, claim, Leaves(given_up(key, claim) if is_to_come else None))
+        release(beside(key, "queued"), claim)
 
     def wait(self, holder: LockInfo, left: float, *, poll: float = POLL) -> None:
         """Block until `holder` has released its key, or its key must be asked for again for another reason.

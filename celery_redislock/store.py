@@ -70,14 +70,12 @@ class Leaves(NamedTuple):
     """What a release leaves behind, besides a free key."""
 
     note: str | None = None
-    """The key of the attempt's note, where the attempt has ended for good."""
+    """The key of the attempt's note, where the attempt has ended for good; or that a claim has been given up."""
     copy_may_wait: bool = False
     """A copy may wait in the queue unseen, so leave the note in any case."""
     token: str | None = None
     """The key is not free but holds this, for `ttl` seconds."""
     ttl: float = 0.0
-    heir: str | None = None
-    """The key of the note of the attempt that `token` keeps the key for: where it is there, that one will not come."""
 
 
 class LockStore(Lines):
@@ -156,12 +154,11 @@ class LockStore(Lines):
             LockUnavailable: Redis did not answer or refused; the key ends with its lease.
         """
         keys = _release_keys(key)
-        if leaves.heir is not None:
-            keys = (*keys, leaves.note or key, leaves.heir)
-        elif leaves.note is not None:
+        if leaves.note is not None:
             keys = (*keys, leaves.note)
         values: Sequence[Text] = (nonce, NOTE_TTL_MS, "1" if leaves.copy_may_wait else "0")
         if leaves.token is not None:
+            keys = (*keys[:3], leaves.note or key, given_up(key, leaves.token.partition(" ")[0]))
             values = (*values, leaves.token, _ms(leaves.ttl))
         try:
             reply, _, resent = self._call(RELEASE, keys, values)
@@ -186,6 +183,14 @@ class LockStore(Lines):
             values += (nonce, _ms(lease))
         reply = self._send(RENEW, [key for key, _, _ in locks], values)
         return [bool(renewed) for renewed in reply]
+
+    def lengthen(self, key: str, nonce: Text, ttl: float) -> None:
+        """Let `key` live for `ttl` seconds from now, if `nonce` owns it: one round trip.
+
+        Raises:
+            RedisError: Redis did not answer or refused.
+        """
+        self._call(RENEW, (key,), (nonce, _ms(ttl)))
 
     def expect_copy(self, key: str, nonce: str) -> bool:
         """Say that a copy of the holder's message is to come: its release will leave the note.
@@ -273,9 +278,9 @@ def beside(key: str, what: str) -> str:
     return f"{key}:{what}" if tagged else f"{{{key}}}:{what}"
 
 
-def note_of(key: str, attempt: object) -> str:
-    """The key of the note that this attempt is over."""
-    return f"{key}:note:{attempt}"
+def given_up(key: str, claim: str) -> str:
+    """The key of a note that nobody will come for `key` with this claim."""
+    return f"{key}:gone:{claim}"
 
 
 @functools.lru_cache(1024)

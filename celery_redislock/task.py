@@ -14,9 +14,9 @@ from celery import Task, states
 from celery.signals import task_postrun
 
 from .comeback import HEADER, Return, ignores_result
-from .delivery import hide_headers
+from .delivery import hide_headers, is_given_back
 from .eager import EagerExecution
-from .errors import LockConfigError
+from .errors import LockConfigError, LockKeyError
 from .execution import Execution
 from .held import HeldLock
 from .held_by_request import EXECUTION, attach, held_by_request
@@ -25,7 +25,7 @@ from .join import check_backend
 from .locks import Lock
 from .nolock import NoLock
 from .plan import LockPlan
-from .publish import publish
+from .publish import is_bare, publish
 from .server import LockServer
 
 if TYPE_CHECKING:
@@ -131,8 +131,10 @@ class LockedTask(BaseTask):
             nothing was sent now.
 
         Raises:
-            TypeError, LockKeyError: As `lock_for`; in scope ``run`` it is the run that ends with it.
-            LockUnavailable: Redis did not answer or refused, and `lock_on_outage` is ``raise``.
+            TypeError, LockKeyError: As `lock_for`; in scope ``run``, and where the message is a part of something
+                greater or has a `task_id`, it is the run that ends with it.
+            LockUnavailable: Redis did not answer or refused, and `lock_on_outage` is ``raise``; with the same
+                exception.
         """
         options.update(task_id=task_id, producer=producer, link=link, link_error=link_error, shadow=shadow)
         app = self._get_app()  # type: ignore[attr-defined] # binds the task, if it is not yet
@@ -146,7 +148,13 @@ class LockedTask(BaseTask):
         comes_back = HEADER in (options.get("headers") or ())
         if plan is None or not plan.acts_at_publish or comes_back or app.conf.task_always_eager:
             return send(options)
-        return publish(self, plan, self._key_of(plan, args or (), kwargs or {}), options, _execution_of(self), send)
+        try:
+            key = self._key_of(plan, args or (), kwargs or {})
+        except (TypeError, LockKeyError):
+            if plan.options.scope == "run" or not is_bare(options):
+                return send(options)
+            raise
+        return publish(self, plan, key, options, _execution_of(self), send)
 
     def before_start(self, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the lock, or end the run as the options say."""
@@ -307,16 +315,18 @@ def _give_up_claim(task: LockedTask) -> None:
     plan, request = task._lock_plan, task.request_stack.top
     claim = Return.read(getattr(request, HEADER, None)).claim
     if claim is not None and plan is not None and plan.enabled:
-        LockServer.of(plan.app).give_up(plan.redis_key(request.args or (), request.kwargs or {}), claim)
+        key = plan.redis_key(request.args or (), request.kwargs or {})
+        LockServer.of(plan.app).give_up(key, claim, is_to_come=plan.hands_over_to(request.retries))
 
 
 @task_postrun.connect(weak=False)
-def _release_at_postrun(sender: Any = None, state: str | None = None, **_: Any) -> None:
+def _release_at_postrun(sender: Any = None, state: str | None = None, retval: Any = None, **_: Any) -> None:
     """Give back what after_return did not: RETRY, Ignore, Reject, replace(), an error in a hook, SystemExit."""
     if isinstance(sender, LockedTask):
         execution = _execution_of(sender)
         if execution is None:
-            _give_up_claim(sender)
+            if not is_given_back(sender, retval):
+                _give_up_claim(sender)
         else:
             # Cut short (a shutdown's SystemExit, a hook's Reject), it says SUCCESS, but the result may not have been
             # stored, nor the next step sent; so a copy of the message must not take it for finished.

@@ -4,9 +4,9 @@
 -- KEYS[1]  the lock
 -- KEYS[2]  who waits for it
 -- KEYS[3]  the list on which one of them blocks for a wake-up
--- KEYS[4]  the note of my attempt; given only where the attempt has ended for good
--- KEYS[5]  the note of the attempt that the lock is left to; given only where it is left to a message
---          The lock again stands for what is not given but followed by others.
+-- KEYS[4]  the note of my attempt; given only where the attempt has ended for good. Or that my message has been given up.
+--          The lock again stands for what is not given but followed by another.
+-- KEYS[5]  the note that the message to which the lock is left has been given up; given only with a token
 -- ARGV[1]  my nonce
 -- ARGV[2]  how long a note lives, in milliseconds
 -- ARGV[3]  '1': a copy may wait unseen, so leave the note in any case
@@ -18,10 +18,10 @@
 
 local holder = redis.call('GET', KEYS[1])
 local mine = holder and (holder == ARGV[1] or string.sub(holder, 1, #ARGV[1] + 1) == ARGV[1] .. ' ')
-local is_left = ARGV[4] and not (KEYS[5] and redis.call('EXISTS', KEYS[5]) == 1)  -- its message is gone already
+local note = KEYS[4] ~= KEYS[1] and KEYS[4]
 if mine then
   redis.call('DEL', KEYS[1])  -- first: a full server refuses the rest unless something was deleted
-  if is_left then
+  if ARGV[4] and redis.call('DEL', KEYS[5]) == 0 then
     redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5])
   elseif redis.call('EXISTS', KEYS[2]) == 1 then
     if redis.call('LLEN', KEYS[3]) == 0 then  -- one is enough, and those who wait may be dead
@@ -31,7 +31,7 @@ if mine then
   end
 end
 -- Where the lock was lost, a mark that a copy left on it is lost too.
-if KEYS[4] and KEYS[4] ~= KEYS[1] and (not mine or ARGV[3] == '1' or string.sub(holder, -5) == ' copy') then
-  redis.call('SET', KEYS[4], '', 'PX', ARGV[2])
+if note and (not mine or ARGV[3] == '1' or string.sub(holder, -5) == ' copy') then
+  redis.call('SET', note, '', 'PX', ARGV[2])
 end
 return mine and 1 or 0

@@ -8,16 +8,20 @@ import json
 import threading
 import time
 import weakref
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from celery.app.trace import build_tracer
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_redislock import LockedTask, message, signals
+from celery_redislock import LockedTask, message, signals, tokens
+from celery_redislock.comeback import Return
 from celery_redislock.delivery import Delivery
+from celery_redislock.script import ACQUIRE
 from celery_redislock.store import LockStore
+from celery_redislock.tokens import Attempt
 from tests.lab.app import make_app
-from tests.lab.servers import free_port
+from tests.lab.servers import free_port, wait_until
 
 
 @pytest.fixture
@@ -119,6 +123,61 @@ def test_a_soft_time_limit_amid_the_release_leaves_it_to_the_postrun_hook(delive
     deliver("lab.work", "k", "item")
     assert kept
     assert locks.client.keys() == []
+
+
+def test_a_soft_time_limit_before_the_claim_is_used_frees_what_was_left_to_the_message(
+    deliver, config, locks, monkeypatch
+):
+    """Redis is slow, and the time limit strikes while the key is asked for."""
+    claim, key = leave(config, locks, "lab.job")
+    evaluate = LockStore._call
+
+    def strike(store, script, *args):
+        if script is ACQUIRE:
+            raise SoftTimeLimitExceeded
+        return evaluate(store, script, *args)
+
+    monkeypatch.setattr(LockStore, "_call", strike)
+    assert deliver("lab.job", "k", "item", redislock=claim)[0] == "FAILURE"
+    wait_until(lambda: not locks.client.exists(key), "the key is free", 5)
+
+
+def leave(config, locks, name, place=""):
+    """Leave the key of ``k``, or a place beside it, to a message; returns its header, and the key."""
+    key = make_app(config).tasks[name].lock_for("k").name + place
+    claim = tokens.mint_claim()
+    locks.client.set(key, tokens.mint(claim, Attempt("id", 0, 0), tokens.origin("host", name)), px=3_600_000)
+    return Return(claim=claim)._asdict(), key
+
+
+class TestAMessageThatTheBrokerGivesBack:
+    """Its claim is still in it, and what was left to it is still needed."""
+
+    @pytest.fixture(autouse=True)
+    def late(self, config):
+        config.settings["task_acks_late"] = True
+
+    def test_keeps_its_place(self, deliver, config, held, locks):
+        claim, place = leave(config, locks, "lab.queued", ":queued")
+        held("lab.queued")
+        assert deliver("lab.queued", "k", "item", redislock=claim)[0] == "REJECTED"
+        time.sleep(0.3)  # a release would come from another thread
+        assert locks.client.exists(place)
+
+    def test_keeps_its_key_where_its_user_has_given_it_back(self, deliver, config, locks):
+        claim, key = leave(config, locks, "lab.postponing_job")
+        assert deliver("lab.postponing_job", "k", redislock=claim)[0] == "REJECTED"
+        time.sleep(0.3)  # a release would come from another thread
+        assert locks.client.exists(key)
+
+
+def test_a_place_is_kept_no_longer_than_until_its_message_expires(deliver, config, held, locks):
+    config.settings["task_acks_late"] = True
+    claim, place = leave(config, locks, "lab.queued", ":queued")
+    held("lab.queued")
+    expires = (datetime.now(UTC) + timedelta(seconds=20)).isoformat()
+    deliver("lab.queued", "k", "item", redislock=claim, expires=expires)
+    assert 0 < locks.client.ttl(place) <= 20
 
 
 def test_a_shutdown_amid_the_release_is_no_loss(deliver, locks, monkeypatch):

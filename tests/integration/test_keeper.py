@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from celery_redislock import LockLost, tokens
-from celery_redislock.script import ACQUIRE, RENEW
+from celery_redislock.script import ACQUIRE, RELEASE, RENEW
 from celery_redislock.server import LockServer
 from celery_redislock.store import Granted
 from tests.integration.conftest import KEY
@@ -241,6 +241,19 @@ def renewed(lock, times=1):
         deadline = lock.deadline
         wait_until(lambda deadline=deadline: lock.deadline > deadline or lock.state == "lost", "it is renewed", 10)
         assert lock.state != "lost"
+
+
+def test_many_releases_to_make_up_for_do_not_delay_a_renewal(lock_proxy, locks, server, hold_on):
+    """As of ten thousand revoked messages, by a worker whose pool shares its process."""
+    mine = server()
+    lock = hold_on(mine, KEY, lease=3.0)
+    granted = lock.deadline
+    lock_proxy.delay(0.005, to=b"EVALSHA", where=RELEASE.sha.encode())
+    for number in range(1000):
+        mine.keeper.release_later(f"{KEY}:{number}", "nonce")
+    wait_until(lambda: not mine.keeper._leaving, "all are released")
+    assert lock.deadline > granted + 3
+    assert lock.state == "held"
 
 
 def test_waiters_for_the_stores_connections_do_not_delay_a_renewal(lock_proxy, server, hold_on, client):

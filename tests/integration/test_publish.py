@@ -6,13 +6,14 @@ import multiprocessing
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from celery import chain, chord, group
 from kombu.exceptions import OperationalError
 
-from celery_redislock import LockKeyError, LockUnavailable, signals
+from celery_redislock import LockedTask, LockKeyError, LockUnavailable, signals
 from tests.integration.conftest import held_elsewhere
 from tests.lab.app import Config, make_app
 from tests.lab.servers import free_port, wait_until
@@ -212,6 +213,20 @@ class TestHolders:
             result = tasks.job.delay("k")
         assert (result.duplicate, waiting()) == (False, 1)
 
+    def test_a_run_by_apply_is_no_existing_job(self, app, tasks, waiting):
+        """Nobody else can read its result: get() would wait for ever."""
+        published = []
+
+        @app.task(base=LockedTask, bind=True, lock_key="eager", lock_scope="job", lock_cooldown=60.0)
+        def publishes(self):
+            with ThreadPoolExecutor(1) as others:
+                published.append(others.submit(self.delay).result())
+
+        publishes.apply()
+        published.append(publishes.delay())  # while it cools down
+        assert [result.duplicate for result in published] == [False, False]
+        assert waiting() == 2
+
     def test_another_task_that_shares_the_key_is_no_existing_job(self, tasks, waiting):
         first = tasks.shared_job.delay("k")
         second = tasks.shared_job_too.delay("k")
@@ -267,6 +282,36 @@ def test_where_redis_goes_away_after_the_publish_the_key_is_kept_for_a_lease(
     assert (result.duplicate, waiting()) == (False, 1)
     assert 0 < ttl() <= 30
     assert f"task lab.job[{result.id}] is sent, but its lock" in log.text
+
+
+def test_one_connection_lost_amid_the_publish_does_not_shorten_the_keys_life(config, lock_proxy, ttl):
+    app = make_app(config)
+    send = app.send_task
+
+    def send_and_cut(*args, **kwargs):
+        result = send(*args, **kwargs)
+        lock_proxy.cut()
+        return result
+
+    app.send_task = send_and_cut
+    app.tasks["lab.job"].delay("k")
+    assert ttl() > 3590
+
+
+def test_a_duplicate_of_a_task_without_results_waits_for_none(tasks):
+    tasks.job.ignore_result = True
+    try:
+        results = [tasks.job.delay("k"), tasks.job.delay("k")]
+    finally:
+        del tasks.job.ignore_result
+    assert [result.duplicate for result in results] == [False, True]
+    assert [result.get(timeout=1) for result in results] == [None, None]
+
+
+def test_in_scope_run_the_run_ends_with_what_makes_no_key_also_where_retries_hold_it(config, waiting):
+    config.settings["task_annotations"] = {"lab.keyed": {"lock_hold_on_retry": True}}
+    make_app(config).tasks["lab.keyed"].delay(1.5)
+    assert waiting() == 1
 
 
 def test_eagerly_nothing_is_published_and_the_key_is_held_for_the_run_alone(app, tasks, locks, ledger):

@@ -85,6 +85,10 @@ def define_jobs(app: Celery, ledger: Ledger) -> None:
         with ledger.run(key):
             pass
 
+    @locked("postponing_job", base=_Postponing, lock_scope="job")
+    def postponing_job(key: Any) -> None:
+        """Is given back to the broker before it starts."""
+
     @locked("dying_job", base=_Dying, lock_scope="job")
     def dying_job(key: Any) -> None:
         """Its process dies before it has asked for the key."""
@@ -103,7 +107,7 @@ def define_jobs(app: Celery, ledger: Ledger) -> None:
 
     for policy in ("skip", "retry", "wait", "raise", "join"):
 
-        @locked(f"cools_{policy}", lock_on_conflict=policy, lock_cooldown=2.0)
+        @locked(f"cools_{policy}", lock_on_conflict=policy, lock_cooldown=2.0, ignore_result=False)
         def cools(key: Any, item: Any = "", fails: bool = False) -> Any:
             """Its key cools down after its success."""
             with ledger.run(key, item):
@@ -139,3 +143,8 @@ class _Dying(LockedTask):
 class _Refusing(LockedTask):
     def before_start(self, *args: Any) -> None:
         raise Reject("not today", requeue=False)
+
+
+class _Postponing(LockedTask):
+    def before_start(self, *args: Any) -> None:
+        raise Reject("not yet", requeue=True)

@@ -125,7 +125,7 @@ def release(server: Server, command: Release | HandOver, mistakes: Mistakes) -> 
         notes |= {noted(command.note, mistakes)}
     if mine is None:
         return Effect(Reply.NOT_MINE, Server(key, notes))
-    if isinstance(command, HandOver) and command.attempt not in notes:
+    if isinstance(command, HandOver):
         return Effect(Reply.HANDED_OVER, Server(Key(command.token, command.attempt), notes), leased=True)
     return Effect(Reply.RELEASED, Server(None, notes))
 

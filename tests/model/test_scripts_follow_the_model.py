@@ -78,12 +78,9 @@ class Keys:
                 released = self.store.release(KEY, real(nonce), Leaves(note(over) if over else None, unseen_copy))
                 return Reply.RELEASED if released else Reply.NOT_MINE
             case HandOver(nonce, over, unseen_copy, claim, attempt):
-                own = note(over) if over else None
-                leaves = Leaves(own, unseen_copy, self.token(claim, attempt), NEW_LEASE, note(attempt))
+                leaves = Leaves(note(over) if over else None, unseen_copy, self.token(claim, attempt), NEW_LEASE)
                 released = self.store.release(KEY, real(nonce), leaves)
-                if not released:
-                    return Reply.NOT_MINE
-                return Reply.HANDED_OVER if self.client.exists(KEY) else Reply.RELEASED
+                return Reply.HANDED_OVER if released else Reply.NOT_MINE
             case Renew(nonce):
                 return Reply.RENEWED if self.store.renew([(KEY, real(nonce), NEW_LEASE)]) == [True] else Reply.NOT_MINE
 

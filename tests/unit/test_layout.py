@@ -21,7 +21,7 @@ ORDER = [
     *("lines", "script", "outage", "store", "held", "keeper", "wake_ups", "cluster", "server"),
     *("reentry", "handle", "locks", "nolock"),
     *("comeback", "delivery", "plan", "message"),
-    *("abort", "join", "policies", "held_by_request", "execution", "eager", "publish", "task"),
+    *("abort", "join", "policies", "held_by_request", "publish", "execution", "eager", "task"),
     *("locked", "children", "request", "redelivery", "control", "cli", "bootsteps", "metrics", "tracing", "testing"),
     "__init__",
 ]
