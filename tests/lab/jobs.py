@@ -37,7 +37,7 @@ def define_jobs(app: Celery, ledger: Ledger) -> None:
         """Given back to the broker when its process dies; takes its time only in its first run."""
         return ledger.take(key, item, first)
 
-    @locked("queued", lock_scope="queue", lock_retry_max_delay=0.1)
+    @locked("queued", lock_scope="queue", lock_retry_delay=0.02, lock_retry_max_delay=0.1)
     def queued(key: Any, item: Any = "", seconds: float = 0.0) -> Any:
         """At most one that waits, besides one that runs."""
         with ledger.run(key, item):
