@@ -12,12 +12,13 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from celery import Task
 from kombu import Exchange, Queue
 
 from .tokens import is_claim
 
 if TYPE_CHECKING:
-    from celery import Celery, Task
+    from celery import Celery
     from celery.app.task import Context
 
 #: The message header of what the plugin must know of a message.
@@ -134,7 +135,8 @@ def publish_again(
         ignore_result=ignores_result(task, request),
         **{name: value for name, value in options.items() if value is not None},
     )
-    signature.apply_async(add_to_parent=False)
+    # Celery's own, not the task's: this is no publish, and what its class does at one was done when it was published.
+    Task.apply_async(task, tuple(signature.args), signature.kwargs, **signature.options, add_to_parent=False)
 
 
 def queue_of(app: Celery, request: Context) -> Queue | None:

@@ -202,6 +202,15 @@ def test_a_conflict_is_nothing_that_autoretry_for_retries(tasks, start_worker, l
     assert ledger.runs() == []
 
 
+def test_a_message_that_comes_back_is_no_publish_of_the_tasks_own(tasks, start_worker, ledger):
+    """An `apply_async` that answers duplicates otherwise, as those of other plugins, would lose it."""
+    start_worker(2)
+    tasks.own_publish.delay("k", "first", 0.5)
+    wait_until(ledger.runs, "the first one runs")
+    assert tasks.own_publish.delay("k", "second").get(timeout=10) == "second"
+    assert ledger.items() == ["first", "second"]
+
+
 class TestJoin:
     @pytest.mark.parametrize("result", [0, "", None, [], False])
     def test_a_falsy_result_is_a_result(self, tasks, start_worker, ledger, result):

@@ -152,6 +152,13 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
                     time.sleep(30)
         return how
 
+    @locked("own_publish", lock_args=["key"], base=_OwnPublish)
+    def own_publish(key: Any, item: Any = "", seconds: float = 0.0) -> Any:
+        """Its class has a word to say at every publish."""
+        with ledger.run(key, item):
+            time.sleep(seconds)
+        return item
+
     @locked("hooked", lock_args=["key"], base=_FailingHook)
     def hooked(key: Any) -> None:
         """Its own after_return fails before it calls super()."""
@@ -419,6 +426,14 @@ class _Linked(LockedTask):
         """Celery has published the next step by now."""
         if self.request.chain:
             Ledger(Path(self.app.conf.lab_ledger)).wait_for_conflict(task_id)
+
+
+class _OwnPublish(LockedTask):
+    def apply_async(self, *args: Any, **options: Any) -> Any:
+        """As celery-singleton's, for a duplicate: answer with another's id, and send nothing."""
+        if self.app.current_worker_task:
+            return self.AsyncResult("another")
+        return super().apply_async(*args, **options)
 
 
 class _FailingHook(LockedTask):
