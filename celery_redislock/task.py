@@ -24,6 +24,7 @@ from .info import LockInfo
 from .join import check_backend
 from .locks import Lock
 from .nolock import NoLock
+from .options import KEY_OPTIONS, OPTIONS
 from .plan import LockPlan
 from .publish import is_bare, publish
 from .server import LockServer
@@ -258,12 +259,19 @@ def _stores_nothing(task: LockedTask, request: Any) -> bool:
     return bool(request.is_eager) or ignores_result(task, request)
 
 
+_OPTIONS = frozenset(f"lock_{name}" for name in (*KEY_OPTIONS, *OPTIONS))
+
+
 def _own_options(cls: type[LockedTask]) -> dict[str, Any]:
-    """The ``lock_*`` attributes of a task class and its bases, without the prefix."""
+    """The ``lock_*`` attributes of a task class and its bases, without the prefix.
+
+    What is unknown in a task class that is not ours, as celery-singleton's `lock_expiry`, is not meant for us.
+    """
     own: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
-        if base not in LockedTask.__mro__:
-            own |= {name: value for name, value in vars(base).items() if name.startswith("lock_")}
+        is_foreign = issubclass(base, Task) and not issubclass(base, LockedTask)
+        names = [name for name in vars(base) if name.startswith("lock_")]
+        own |= {name: vars(base)[name] for name in names if not is_foreign or name in _OPTIONS}
     return {
         name.removeprefix("lock_"): value.__func__ if isinstance(value, staticmethod) else value
         for name, value in own.items()

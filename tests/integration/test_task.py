@@ -7,7 +7,7 @@ from contextvars import Context
 from types import SimpleNamespace
 
 import pytest
-from celery import Celery, shared_task
+from celery import Celery, Task, shared_task
 from celery.exceptions import TaskRevokedError
 
 from celery_redislock import LockConfigError, LockConflict, LockedTask, LockUnavailable
@@ -119,6 +119,22 @@ class TestBinding:
 
         tasks = (app_wide, subclass, decorator, annotated)
         assert [task._lock_plan.options.lease for task in tasks] == [11, 22, 33, 44]
+
+    def test_what_only_another_plugins_task_class_knows_is_no_option_of_ours(self, make_app):
+        """Celery-singleton's class has `lock_expiry` and `lock_and_run`; a base of the user's may have options."""
+
+        class Other(Task):
+            lock_expiry = None
+            lock_lease = 22
+
+            def lock_and_run(self): ...
+
+        class Both(Other, LockedTask): ...
+
+        @make_app().task(base=Both, shared=False)
+        def task(): ...
+
+        assert task._lock_plan.options.lease == 22
 
     @pytest.mark.parametrize("namespace", ["CELERY", "celery", None])
     def test_settings_follow_celerys_namespaces(self, config, namespace):
