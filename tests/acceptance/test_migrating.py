@@ -14,21 +14,32 @@ import pytest
 import redis
 from celery.exceptions import TaskRevokedError
 from celery.result import EagerResult
+from celery_once import AlreadyQueued
+from celery_once.backends.redis import parse_url
+from celery_singleton import DuplicateTaskError, Singleton, clear_locks
+from celery_singleton.config import Config as SingletonConfig
 from kombu.exceptions import SerializerNotInstalled
 
-from tests.lab.servers import free_port, need, wait_until
+from celery_redislock import LockUnavailable
+from celery_redislock.connection import lock_url
+from celery_redislock.options import KEY_OPTIONS, OPTIONS, SETTINGS
+from tests.lab.moving import PAGE, Alarm, make_moving_app, make_step_app
+from tests.lab.servers import free_port, wait_until
 from tests.lab.workers import worker
 
-need("celery_once")
-need("celery_singleton")
-
-from celery_once import AlreadyQueued  # noqa: E402
-from celery_singleton import DuplicateTaskError, Singleton, clear_locks  # noqa: E402
-from celery_singleton.config import Config as SingletonConfig  # noqa: E402
-
-from celery_redislock import LockUnavailable  # noqa: E402
-from celery_redislock.options import KEY_OPTIONS, OPTIONS, SETTINGS  # noqa: E402
-from tests.lab.moving import PAGE, Alarm, make_moving_app, make_step_app  # noqa: E402
+#: Of the READMEs: the task there and on the page, calls that are sent, calls that are duplicates of them, the result.
+EXAMPLES = [
+    ("once.slow_task", "shop.slow_task", [()], [], "Done!"),
+    ("once.graceful", "shop.slow_task", [()], [], "Done!"),
+    ("once.slow_add", "shop.slow_add", [(1, 1), (1, 2)], [], None),
+    ("once.add_by_a", "shop.add_by_a", [(1, 1), (2, 2)], [(1, 2)], None),
+    ("once.add_alone", "shop.add_alone", [(1, 1)], [(2, 2)], None),
+    ("once.long_running_task", "shop.long_running_task", [()], [], None),
+    ("once.example_task", "shop.example_task", [(1,)], [], 1),
+    ("singleton.do_stuff", "shop.do_stuff", [(1, 2, 3), (4, 5, 6)], [], "I just woke up"),
+    ("singleton.do_something", "shop.do_something", [("bob", 99), ("eve", 99)], [("bob", 100)], None),
+    ("singleton.do_or_raise", "shop.do_or_raise", [("bob",), ("eve",)], [], None),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +76,9 @@ def keys(locks):
     return lambda: {key.decode(): client.ttl(key) for key in client.scan_iter() if b":note:" not in key}
 
 
+_seen: set[str] = set()
+
+
 def publish(task, *args, **kwargs):
     """The result, or None where it is told to be a duplicate, however that is."""
     try:
@@ -83,32 +97,9 @@ def publish(task, *args, **kwargs):
     return result
 
 
-_seen: set[str] = set()
-
-EXAMPLES = {
-    "the first": ("slow_task", [()], [], "Done!"),
-    "graceful": ("graceful", [()], [], "Done!"),
-    "all arguments": ("slow_add", [(1, 1), (1, 2)], [], None),
-    "keys": ("add_by_a", [(1, 1), (2, 2)], [(1, 2)], None),
-    "no keys": ("add_alone", [(1, 1)], [(2, 2)], None),
-    "timeout": ("long_running_task", [()], [], None),
-    "flask": ("example_task", [(1,)], [], 1),
-    "quick start": ("do_stuff", [(1, 2, 3), (4, 5, 6)], [], "I just woke up"),
-    "unique_on": ("do_something", [("bob", 99), ("eve", 99)], [("bob", 100)], None),
-    "raise_on_duplicate": ("do_or_raise", [("bob",), ("eve",)], [], None),
-}
-ONCE = ["the first", "graceful", "all arguments", "keys", "no keys", "timeout", "flask"]
-PAIRS = [
-    pytest.param(f"{plugin}.{name}", f"shop.{ {'graceful': 'slow_task'}.get(name, name) }", *rest, id=example)
-    for example, (name, *rest) in EXAMPLES.items()
-    for plugin in ["once" if example in ONCE else "singleton"]
-]
-
-
-@pytest.mark.parametrize(("before", "after", "firsts", "duplicates", "result"), PAIRS)
-def test_an_example_has_the_same_outcome_before_and_after(
-    moving, start, alarm, keys, before, after, firsts, duplicates, result
-):
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example[0])
+def test_an_example_has_the_same_outcome_before_and_after(moving, start, alarm, keys, example):
+    before, after, firsts, duplicates, result = example
     start()
     for name in (before, after):
         task = moving.tasks[name]
@@ -296,6 +287,31 @@ def test_where_all_arguments_make_the_key_one_that_had_to_be_sent_is_skipped(mov
         task.apply_async(task_id="mine").get(timeout=10)
 
 
+def test_what_was_published_before_is_skipped_for_what_was_published_since(moving, start, alarm, ledger):
+    """All arguments make the key. To us, an old message is as one that was sent by name."""
+    before = moving.send_task("shop.slow_task")
+    since = moving.tasks["shop.slow_task"].delay()
+    assert since.duplicate is False
+    start()
+    with pytest.raises(TaskRevokedError, match=f"duplicate of {since.id}"):
+        before.get(timeout=10)
+    alarm.ring()
+    assert since.get(timeout=10) == "Done!"
+    assert len(ledger.runs()) == 1
+
+
+def test_once_in_apply_async_does_nothing_here(moving, start, alarm):
+    alarm.ring()
+    start()
+    assert moving.tasks["shop.slow_add"].apply_async((1, 2), once={"graceful": True}).get(timeout=10) == 3
+
+
+def test_the_url_of_a_socket_is_spelled_otherwise():
+    assert parse_url("redis+socket:///path?db=1") == {"unix_socket_path": "/path", "db": 1}
+    ours = redis.Redis.from_url(lock_url("unix:///path?db=1", None, None)).connection_pool.connection_kwargs
+    assert (ours["path"], ours["db"]) == ("/path", 1)
+
+
 def test_sent_by_name_theirs_has_no_lock_and_ours_takes_it_when_it_starts(moving, start, ledger, keys):
     start()
     for number, name in enumerate(("once.slow_task", "singleton.do_stuff", "shop.slow_task"), 1):
@@ -345,10 +361,9 @@ def test_ignore_frees_our_key_only(moving, start, keys):
     for plugin in ("once", "singleton", "shop"):
         moving.tasks[f"{plugin}.ignores"].delay()
     assert len(keys()) == 3
-    start(concurrency=1)
-    assert moving.tasks["shop.example_task"].apply_async((1,), countdown=0) is not None
-    wait_until(lambda: not any(".ignores" in key for key in keys() if key.startswith("redislock")), "ours is free")
-    assert {key.split("_")[0] for key in keys() if "example" not in key} == {"qo", "SINGLETONLOCK"}
+    start(concurrency=1)  # so that ours is the last
+    wait_until(lambda: len(keys()) == 2, "ours is free")
+    assert {key.split("_")[0] for key in keys()} == {"qo", "SINGLETONLOCK"}
 
 
 def test_every_option_on_the_page_is_ours_and_every_one_of_theirs_is_there():
@@ -380,6 +395,12 @@ class Site:
         if result is not None:
             self.sent.append(result.id)
         return result
+
+    def publish_for_all(self, *steps):
+        for _ in range(10):
+            for key in KEYS:
+                for step in steps:
+                    self.publish(step, key)
 
     def wait_until_all_have_run(self):
         wait_until(lambda: set(self.sent) <= {run.item for run in self.ledger.runs()}, "all that was sent has run")
@@ -413,19 +434,18 @@ def site(request, config, start, ledger):
 
 @pytest.mark.parametrize("way", [STEPS, STEPS[::-1]], ids=["there", "back"])
 def test_in_three_deployments_no_two_runs_overlap_and_none_is_lost(site, way):
-    """In each, the workers are replaced one by one, while publishers of both kinds publish."""
+    """In each, publishers of both kinds publish, while the workers are replaced one by one, each when it is idle."""
     workers = [site.start(way[0]), site.start(way[0])]
     for step, following in pairwise(way):
         for number in range(2):
-            for _ in range(10):
-                for key in KEYS:
-                    site.publish(step, key)
-                    site.publish(following, key)
             workers[number].stop()
+            site.publish_for_all(step, following)
             workers[number] = site.start(following)
-        site.wait_until_all_have_run()
+            site.publish_for_all(step, following)
+            site.wait_until_all_have_run()
         for publisher in (step, following):  # the last old one may still be there
             site.wait_until_none_is_refused(publisher)
+        site.wait_until_all_have_run()
     site.check()
 
 

@@ -72,7 +72,7 @@ def load_page(replace: Callable[[str], str] = str) -> dict[str, Any]:
 
 
 def make_step_app(config: Config, plugin: str, step: str) -> Celery:
-    """The app of one step of the switch, with one task: ``shop.sync(key, item, seconds)``.
+    """The app of one step of the switch, with one task: ``shop.sync(key, seconds)``.
 
     Args:
         config: The servers are the test's.
