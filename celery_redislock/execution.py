@@ -183,7 +183,6 @@ class Execution:
                 return
             self.lock = None
             if isinstance(result, Finished):
-                self._claim = None  # that delivery has used it
                 self._drop()
             self._conflict(lock.key, result)
 
