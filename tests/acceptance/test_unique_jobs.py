@@ -534,7 +534,9 @@ class TestCooldown:
         config.settings["task_annotations"] = {"lab.cools_skip": {"lock_cooldown": 60.0}}
         worker = start_worker(1)
         assert tasks.cools_skip.delay("k", "first").get(timeout=10) == "first"
+        store, key = LockStore(locks.client), tasks.cools_skip.lock_for("k").name
+        wait_until(lambda: store.inspect(key).state == "cooling", "it cools down")  # the result was stored before
         (child,) = worker.children()
         worker.kill_child(child.pid)
         wait_until(lambda: worker.children() and worker.children()[0].pid != child.pid, "there is another child")
-        assert LockStore(locks.client).inspect(tasks.cools_skip.lock_for("k").name).state == "cooling"
+        assert store.inspect(key).state == "cooling"

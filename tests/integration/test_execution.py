@@ -18,7 +18,7 @@ from celery_redislock import LockedTask, message, signals, tokens
 from celery_redislock.comeback import Return
 from celery_redislock.delivery import Delivery
 from celery_redislock.script import ACQUIRE
-from celery_redislock.store import LockStore
+from celery_redislock.store import Leaves, LockStore, given_up
 from celery_redislock.tokens import Attempt
 from tests.lab.app import make_app
 from tests.lab.servers import free_port, wait_until
@@ -148,6 +148,20 @@ def leave(config, locks, name, place=""):
     claim = tokens.mint_claim()
     locks.client.set(key, tokens.mint(claim, Attempt("id", 0, 0), tokens.origin("host", name)), px=3_600_000)
     return Return(claim=claim)._asdict(), key
+
+
+def test_a_retry_that_is_dropped_is_left_nothing_by_a_second_run_of_the_one_that_sent_it(deliver, config, locks):
+    """The first run sent it, and died; the retry ran; the second one has sent it anew and is still to end."""
+    claim, key = leave(config, locks, "lab.job_again")
+    nonce = tokens.mint_nonce()
+    locks.client.set(key, tokens.mint(nonce, Attempt("id", 0, 0), tokens.origin("w@host", "lab.job_again")), px=30_000)
+    locks.client.set(f"{key}:note:id/1/0", "", px=30_000)
+    redelivered = {"exchange": "", "routing_key": "q", "redelivered": True}
+    assert deliver("lab.job_again", "k", retries=1, redislock=claim, delivery_info=redelivered)[0] == "IGNORED"
+    wait_until(lambda: locks.client.exists(given_up(key, claim["claim"])), "it has given up its claim")
+    token = tokens.mint(claim["claim"], Attempt("id", 1, 0), tokens.origin("w@host", "lab.job_again"))
+    assert LockStore(locks.client).release(key, nonce, Leaves(token=token, ttl=3600.0)) is True
+    assert locks.client.keys("*}") == []
 
 
 class TestAMessageThatTheBrokerGivesBack:

@@ -26,6 +26,8 @@ class Server(NamedTuple):
 
     key: Key | None = None
     notes: frozenset[Attempt] = frozenset()
+    gone: frozenset[str] = frozenset()
+    """Claims that nobody will come with."""
 
 
 class Reply(Enum):
@@ -35,6 +37,7 @@ class Reply(Enum):
     RELEASED = "released"
     HANDED_OVER = "handed over"
     RENEWED = "renewed"
+    GIVEN_UP = "given up"
     NOT_MINE = "not mine"
 
 
@@ -85,7 +88,15 @@ class HandOver(NamedTuple):
     """The one that the key is left to."""
 
 
-Command = Acquire | Claim | Renew | Release | HandOver
+class GiveUp(NamedTuple):
+    """A release of what was left to a message that will not run."""
+
+    token: str
+    is_to_come: bool
+    """It may still be left to it."""
+
+
+Command = Acquire | Claim | Renew | Release | HandOver | GiveUp
 
 
 def apply(server: Server, command: Command, mistakes: Mistakes = frozenset()) -> Effect:
@@ -124,10 +135,21 @@ def release(server: Server, command: Release | HandOver, mistakes: Mistakes) -> 
     if command.note and (mine is None or command.unseen_copy or mine.marked) and Mistake.NO_NOTE not in mistakes:
         notes |= {noted(command.note, mistakes)}
     if mine is None:
-        return Effect(Reply.NOT_MINE, Server(key, notes))
+        return Effect(Reply.NOT_MINE, server._replace(notes=notes))
+    if isinstance(command, HandOver) and command.token in server.gone:
+        return Effect(Reply.RELEASED, Server(None, notes, server.gone - {command.token}))
     if isinstance(command, HandOver):
-        return Effect(Reply.HANDED_OVER, Server(Key(command.token, command.attempt), notes), leased=True)
-    return Effect(Reply.RELEASED, Server(None, notes))
+        left = Key(command.token, command.attempt)
+        return Effect(Reply.HANDED_OVER, Server(left, notes, server.gone), leased=True)
+    return Effect(Reply.RELEASED, Server(None, notes, server.gone))
+
+
+def give_up(server: Server, command: GiveUp, mistakes: Mistakes) -> Effect:
+    if _owns(server.key, command.token):
+        return Effect(Reply.GIVEN_UP, server._replace(key=None))
+    if command.is_to_come and Mistake.GIVEN_UP_IS_FORGOTTEN not in mistakes:
+        return Effect(Reply.NOT_MINE, server._replace(gone=server.gone | {command.token}))
+    return Effect(Reply.NOT_MINE, server)
 
 
 def noted(attempt: Attempt, mistakes: Mistakes) -> Attempt:
@@ -145,4 +167,5 @@ _COMMANDS: dict[type, Callable[..., Effect]] = {
     Renew: renew,
     Release: release,
     HandOver: release,
+    GiveUp: give_up,
 }

@@ -11,6 +11,7 @@ from celery_redislock.tokens import Attempt
 
 from .commands import Command, Server
 from .executions import IN_BODY, Ending, Message
+from .publishing import Publisher
 from .rules import Excuse, Mistake, Promise
 from .steps import Steps
 from .world import Faults, Step, World
@@ -23,6 +24,7 @@ class Scenario(NamedTuple):
     messages: tuple[Message, ...]
     plays: Mapping[Attempt, tuple[Ending, ...]]
     faults: Faults
+    publishers: tuple[Publisher, ...] = ()
 
 
 @dataclass
@@ -59,7 +61,7 @@ def explore(
     """All that can happen in `scenario`, until a promise is broken."""
     found = Exploration(scenario, excuses)
     steps = Steps(scenario.plays, mistakes, excuses)
-    start = World.of(scenario.messages, scenario.faults)
+    start = World.of(scenario.messages, scenario.faults, scenario.publishers)
     found.came_from[start] = None
     found.known_as[start.canonical] = start
     waiting = deque([start])
@@ -92,10 +94,14 @@ def _broken_in(world: World, excuses: Set[Excuse]) -> Promise | None:
     running = [one for one in world.executions if one.phase in IN_BODY and not one.lost]
     if len(running) > 1:
         return Promise.ONE_BODY
-    if not world.is_over:
-        return None
     history = world.history
     given_up = {attempt for attempt, excuse in history.excused if excuse is Excuse.ACKED_EARLY and excuse in excuses}
+    if world.is_stuck and world.server.key and world.server.key.attempt not in given_up:
+        return Promise.NOT_STUCK
+    if not world.is_over:
+        return None
+    if history.answered - history.finished - history.settled - history.failed - given_up:
+        return Promise.ANSWERED
     dropped = history.published - history.finished - history.settled - given_up
     return Promise.NOT_DROPPED if dropped else None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 
-from .commands import Release, apply
+from .commands import GiveUp, Release, apply
 from .executions import CLOSED, IN_BODY, IN_CHILD, Ending, Execution, Phase
 from .rules import Excuse, Mistake
 from .world import Step, World
@@ -57,7 +57,10 @@ class Fate:
         note = one.attempt if Mistake.NOTE_OF_A_DEAD_CHILD in self.mistakes else None
         command = Release(token_of(one, self.mistakes), note, one.overdue)
         effect = apply(world.server, command, self.mistakes)
-        after = world._replace(server=effect.server).without(one)
+        server = effect.server
+        if one.message.claim:
+            server = apply(server, GiveUp(one.message.claim, one.attempt.retries > 0), self.mistakes).server
+        after = world._replace(server=server).without(one)
         label = f"the main process releases for {one.nonce}"
         if one.unacked:
             requeuing = Ending("died", requeues=True)

@@ -13,6 +13,8 @@ class Promise(Enum):
     NOTHING_LEFT = "who ends alive leaves no key behind"
     NOT_DROPPED = "no attempt is dropped unfinished"
     NOT_AGAIN = "no attempt is started again after it finished"
+    NOT_STUCK = "no key is left to a message that is not on its way"
+    ANSWERED = "who is answered with a job gets one that runs, or whose publisher failed or that was revoked"
     ENDS = "whatever happened, everything can still come to its end"
 
 
@@ -47,6 +49,10 @@ class Mistake(Enum):
     FIRST_DELIVERY_IGNORES_ITS_COPY = "who runs a copy leaves no note for the first delivery, which reads none"
     OUTAGE_FORGETS_BEGUN_WORK = "a redelivered message that meets an outage comes back as a fresh one"
     FINISHED_LEAVES_ITS_KEY = "an acquire that was granted, and is sent again, meets the note and leaves its key"
+    GIVEN_UP_IS_FORGOTTEN = "a retry that is revoked while the run that sent it goes on is left its key nevertheless"
+    DROPPED_KEEPS_ITS_CLAIM = "a copy that finds the note gives up no claim, and is left a key by a second first run"
+    FAILED_PUBLISH_LEAVES_ITS_KEY = "a publish that fails does not give the key back"
+    CLAIMED_MESSAGE_MEETS_THE_POLICY = "a message whose key has lapsed is skipped as a duplicate"
 
 
 #: The states of a run that is over: only these leave a note.

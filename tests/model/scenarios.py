@@ -6,6 +6,7 @@ from celery_redislock.tokens import Attempt
 
 from .executions import Ending, Message
 from .explore import Scenario
+from .publishing import Publisher
 from .world import Faults
 
 A, A_RETRIED, A_REPLACED = Attempt("a", 0, 0), Attempt("a", 1, 0), Attempt("a", 0, 1)
@@ -81,6 +82,30 @@ DISCONNECTED = Scenario(
     {A: (SUCCESS, FAILURE)},
     Faults(2, disconnects=1, deaths=1, lost_replies=1),
 )
+REVOKED = Scenario(
+    "a key handed over to a retry that is revoked",
+    (Message(A),),
+    {A: (Ending("RETRY", Message(A_RETRIED), hands_over=True),), A_RETRIED: (SUCCESS,)},
+    Faults(2, timeouts=1, deaths=1, lost_replies=1, revokes=1),
+)
+PUBLISHED = Scenario(
+    "two publishers of one job, acked late or early",
+    (),
+    {A: (SUCCESS,), STRANGER: (FAILURE,)},
+    Faults(1, timeouts=1, deaths=1, lost_replies=1, pauses=1, failed_publishes=1, revokes=1),
+    (Publisher(Message(A, policy="skip")), Publisher(Message(STRANGER, acks_late=False, policy="skip"))),
+)
+PUBLISHED_AND_RETRIED = Scenario(
+    "a publisher of a job that retries itself, acked early, and one that may be answered with it",
+    (),
+    {
+        A: (Ending("RETRY", Message(A_RETRIED, acks_late=False), hands_over=True),),
+        A_RETRIED: (SUCCESS,),
+        STRANGER: (SUCCESS,),
+    },
+    Faults(1, lost_replies=1, failed_publishes=1, revokes=1),
+    (Publisher(Message(A, acks_late=False)), Publisher(Message(STRANGER, acks_late=False))),
+)
 
 SCENARIOS = (
     ONE_MESSAGE,
@@ -94,4 +119,7 @@ SCENARIOS = (
     HANDED_OVER,
     HANDED_OVER_AMONG_STRANGERS,
     DISCONNECTED,
+    REVOKED,
+    PUBLISHED,
+    PUBLISHED_AND_RETRIED,
 )

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Set
 
 from celery_redislock.tokens import Attempt
 
-from .commands import Acquire, Claim, Command, Effect, HandOver, Release, Renew, Reply, Server, apply, noted
-from .executions import Ending, Execution, Phase
+from .commands import Acquire, Claim, Command, Effect, GiveUp, HandOver, Release, Renew, Reply, Server, apply, noted
+from .executions import Ending, Execution, Message, Phase
 from .fate import Fate, token_of
+from .publishing import Publishing
 from .rules import OVER, Excuse, Mistake, Promise
 from .world import Step, World
 
@@ -35,6 +36,7 @@ class Steps:
         self.mistakes = mistakes
         self.excuses = excuses
         self.fate = Fate(mistakes)
+        self.publishing = Publishing(mistakes)
 
     def of(self, world: World) -> Iterator[Step]:
         for step in self._steps(world):
@@ -58,6 +60,10 @@ class Steps:
                 case Phase.RELEASED | Phase.RETURNED | Phase.DROPPED:
                     yield self._part_with_message(world, one)
             yield from self.fate.strike(world, one)
+        for publisher in world.publishers:
+            yield from self.publishing.of(world, publisher)
+        if world.faults.may("revokes"):
+            yield from self._revoke(world)
         yield from self.fate.expire(world)
 
     def _deliver(self, world: World) -> Iterator[Step]:
@@ -65,6 +71,18 @@ class Steps:
             one = Execution(world.fresh("n"), message)
             delivered = Step(f"{one.nonce} gets {message}", world.dequeue(message).put(one))
             yield from self._on(delivered, one, self._ask) if world.is_calm else (delivered,)
+
+    def _revoke(self, world: World) -> Iterator[Step]:
+        """As far as it is for a message with a claim: the main process gives it up."""
+        for message in {message for message in world.queue if message.claim}:
+            command = self._give_up(message)
+            after = world._replace(server=self._apply(world, command).server)
+            after = after.dequeue(message).spend("revokes").remember("settled", message.attempt)
+            yield Step(f"{message} is revoked", after, (world.server, command))
+
+    @staticmethod
+    def _give_up(message: Message) -> GiveUp:
+        return GiveUp(message.claim, is_to_come=message.attempt.retries > 0)
 
     @staticmethod
     def _on(step: Step, one: Execution, go: Callable[[World, Execution], Iterator[Step]]) -> Iterator[Step]:
@@ -101,6 +119,10 @@ class Steps:
         if effect.reply is Reply.GRANTED:
             return self._start(after, one, asked)
         if effect.reply is Reply.FINISHED:
+            if one.message.claim and not self._makes(
+                Mistake.DROPPED_KEEPS_ITS_CLAIM
+            ):  # the run before may have been run again, and have sent this one anew
+                after = after._replace(server=self._apply(after, self._give_up(one.message)).server)
             return self._close(after, one, Phase.DROPPED, f"{one.nonce} finds the note and is dropped", asked)
         assert world.server.key
         return self._conflict(after, one, world.server.key.attempt, asked)
@@ -116,11 +138,17 @@ class Steps:
         is_copy = noted(holder, self.mistakes) == noted(one.attempt, self.mistakes)
         begun = is_copy or self._is_begun(one)
         follows = holder.task_id in {message.attempt.task_id, message.parent}
+        claimed = message.claim and not self._makes(Mistake.CLAIMED_MESSAGE_MEETS_THE_POLICY)
         if self._makes(Mistake.BEGUN_WORK_MEETS_THE_POLICY):
             begun = is_copy
-        spared = begun or message.attempt.retries or (follows and not self._makes(Mistake.SUCCESSOR_MEETS_THE_POLICY))
+        spared = (
+            begun
+            or claimed
+            or message.attempt.retries
+            or (follows and not self._makes(Mistake.SUCCESSOR_MEETS_THE_POLICY))
+        )
         if not spared and message.policy == "skip":
-            if not follows and message.attempt not in world.history.started:
+            if not follows and not message.claim and message.attempt not in world.history.started:
                 world = world.remember("settled", message.attempt)
             return self._close(world, one, Phase.DROPPED, f"{one.nonce} is skipped as a duplicate of {holder}", asked)
         return self._send_back(world, one, begun, f"meets {holder} and comes back", asked)

@@ -23,8 +23,11 @@ from .scenarios import (
     HANDED_OVER,
     HANDED_OVER_AMONG_STRANGERS,
     ONE_MESSAGE,
+    PUBLISHED,
+    PUBLISHED_AND_RETRIED,
     REPLACED,
     RETRIED,
+    REVOKED,
     SCENARIOS,
     STRANGERS,
     SUCCESSOR,
@@ -51,6 +54,10 @@ FOUND_IN = {
     Mistake.FIRST_DELIVERY_IGNORES_ITS_COPY: (ONE_MESSAGE, Promise.NOT_AGAIN),
     Mistake.OUTAGE_FORGETS_BEGUN_WORK: (BEGUN, Promise.NOT_DROPPED),
     Mistake.FINISHED_LEAVES_ITS_KEY: (ONE_MESSAGE, Promise.NOTHING_LEFT),
+    Mistake.GIVEN_UP_IS_FORGOTTEN: (REVOKED, Promise.NOT_STUCK),
+    Mistake.FAILED_PUBLISH_LEAVES_ITS_KEY: (PUBLISHED, Promise.NOTHING_LEFT),
+    Mistake.DROPPED_KEEPS_ITS_CLAIM: (HANDED_OVER, Promise.NOT_STUCK),
+    Mistake.CLAIMED_MESSAGE_MEETS_THE_POLICY: (PUBLISHED, Promise.NOT_DROPPED),
 }
 NEEDED_IN = {
     Excuse.ACKED_EARLY: (ACKED_EARLY, Promise.NOT_DROPPED),
@@ -80,6 +87,9 @@ def test_the_promise_holds_in_every_interleaving_of(name, explorations):
         (HANDED_OVER, 12_000),
         (HANDED_OVER_AMONG_STRANGERS, 4000),
         (DISCONNECTED, 200),
+        (REVOKED, 10_000),
+        (PUBLISHED, 8000),
+        (PUBLISHED_AND_RETRIED, 8000),
     ],
     ids=lambda value: getattr(value, "name", None),
 )
@@ -133,6 +143,12 @@ def test_a_lock_that_is_lost_unknown_to_its_holder_would_break_the_promise(explo
     assert any(len(running) > 1 for running in bodies)
 
 
+def test_an_answered_publisher_may_have_the_id_of_a_job_whose_publish_failed(explorations):
+    """The exception of that promise is needed too."""
+    ends = [world.history for world in explorations[PUBLISHED.name].came_from if world.is_over]
+    assert any(end.answered - end.finished - end.settled for end in ends)
+
+
 def test_a_broken_promise_is_told_step_by_step():
     scenario, promise = FOUND_IN[Mistake.NOTE_ON_SYSTEM_EXIT]
     story = str(explore(scenario, {Mistake.NOTE_ON_SYSTEM_EXIT}))
@@ -157,6 +173,10 @@ SIGHTS = {
     "an unanswered release",
     "a claim",
     "a key handed over",
+    "a claim that was given up",
+    "a publisher",
+    "an answered publisher",
+    "a failed publisher",
 }
 
 
@@ -176,5 +196,9 @@ def _sights(world) -> set[str]:
         "an unanswered release": Phase.RELEASING in phases,
         "a claim": any(message.claim for message in world.queue),
         "a key handed over": key is not None and key.nonce[0] == "h",
+        "a claim that was given up": bool(world.server.gone),
+        "a publisher": bool(world.publishers),
+        "an answered publisher": bool(world.history.answered),
+        "a failed publisher": bool(world.history.failed),
     }
     return {name for name, is_seen in seen.items() if is_seen}

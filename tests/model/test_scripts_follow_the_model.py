@@ -15,11 +15,11 @@ import redis
 from celery_redislock import tokens
 from celery_redislock.connection import connect
 from celery_redislock.store import Claim as LeftToMe
-from celery_redislock.store import Finished, Held, Leaves, LockStore
+from celery_redislock.store import Finished, Held, Leaves, LockStore, given_up
 from celery_redislock.tokens import Attempt
 from tests.lab.servers import Valkey
 
-from .commands import Acquire, Claim, Command, HandOver, Key, Release, Renew, Reply, Server, apply
+from .commands import Acquire, Claim, Command, GiveUp, HandOver, Key, Release, Renew, Reply, Server, apply
 
 #: The exploration takes ten seconds of a CPU of its own, which a loaded machine does not have.
 pytestmark = pytest.mark.timeout(900)
@@ -62,6 +62,8 @@ class Keys:
             self.client.set(KEY, self.value(server.key), px=int(OLD_LEASE * 1000))
         for attempt in server.notes:
             self.client.set(note(attempt), "", ex=60)
+        for claim in server.gone:
+            self.client.set(given_up(KEY, real(claim)), "", ex=60)
 
     def run(self, command: Command) -> Reply:
         match command:
@@ -80,7 +82,11 @@ class Keys:
             case HandOver(nonce, over, unseen_copy, claim, attempt):
                 leaves = Leaves(note(over) if over else None, unseen_copy, self.token(claim, attempt), NEW_LEASE)
                 released = self.store.release(KEY, real(nonce), leaves)
-                return Reply.HANDED_OVER if released else Reply.NOT_MINE
+                taken = Reply.HANDED_OVER if self.client.exists(KEY) else Reply.RELEASED
+                return taken if released else Reply.NOT_MINE
+            case GiveUp(claim, is_to_come):
+                leaves = Leaves(given_up(KEY, real(claim)) if is_to_come else None)
+                return Reply.GIVEN_UP if self.store.release(KEY, real(claim), leaves) else Reply.NOT_MINE
             case Renew(nonce):
                 return Reply.RENEWED if self.store.renew([(KEY, real(nonce), NEW_LEASE)]) == [True] else Reply.NOT_MINE
 
@@ -123,7 +129,8 @@ def test_every_command_answers_and_leaves_what_the_model_says(pairs, keys):
         story = f"{command} on {server}"
         assert reply is effect.reply, story
         assert value == (keys.value(after.key) if after.key else None), story
-        assert notes == {note(attempt) for attempt in after.notes}, story
+        claims = {given_up(KEY, real(claim)) for claim in after.gone}
+        assert notes == {note(attempt) for attempt in after.notes} | claims, story
         assert leased is effect.leased, story
 
 
@@ -132,6 +139,7 @@ def test_the_pairs_are_many_and_every_script_and_reply_is_among_them(pairs):
     commands = Counter(type(command) for _, command in pairs)
     replies = Counter((type(command), apply(server, command).reply) for server, command in pairs)
     assert all(commands[kind] > 20 for kind in (Acquire, Claim, HandOver, Release, Renew)), commands
+    assert commands[GiveUp] > 5
     assert set(replies) == {
         (Acquire, Reply.GRANTED),
         (Acquire, Reply.HELD),
@@ -140,6 +148,9 @@ def test_the_pairs_are_many_and_every_script_and_reply_is_among_them(pairs):
         (Claim, Reply.HELD),
         (Claim, Reply.FINISHED),
         (HandOver, Reply.HANDED_OVER),
+        (HandOver, Reply.RELEASED),
+        (GiveUp, Reply.GIVEN_UP),
+        (GiveUp, Reply.NOT_MINE),
         (HandOver, Reply.NOT_MINE),
         (Release, Reply.RELEASED),
         (Release, Reply.NOT_MINE),

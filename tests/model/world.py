@@ -6,13 +6,16 @@ Everything is an immutable tuple, so that a state is a key in the explorer's dic
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from celery_redislock.tokens import Attempt
 
 from .commands import Command, Server
 from .executions import CLOSED, Execution, Message
 from .rules import Excuse, Promise
+
+if TYPE_CHECKING:
+    from .publishing import Publisher, Stage
 
 
 class Faults(NamedTuple):
@@ -24,6 +27,8 @@ class Faults(NamedTuple):
     deaths: int = 0
     lost_replies: int = 0
     pauses: int = 0
+    failed_publishes: int = 0
+    revokes: int = 0
 
     def may(self, fault: str) -> bool:
         return self.together > 0 and getattr(self, fault) > 0
@@ -44,6 +49,10 @@ class History(NamedTuple):
     settled: frozenset[Attempt] = frozenset()
     """Ended as their user wants it, without finishing: skipped before they began, or rejected."""
     excused: frozenset[tuple[Attempt, Excuse]] = frozenset()
+    answered: frozenset[Attempt] = frozenset()
+    """With these a publisher was answered."""
+    failed: frozenset[Attempt] = frozenset()
+    """Their publisher died, or its publish failed."""
 
 
 class World(NamedTuple):
@@ -54,16 +63,26 @@ class World(NamedTuple):
     executions: tuple[Execution, ...]
     history: History
     faults: Faults
+    publishers: tuple[Publisher, ...] = ()
 
     @classmethod
-    def of(cls, messages: tuple[Message, ...], faults: Faults) -> World:
-        """The beginning: some messages in the queue, nothing else."""
+    def of(cls, messages: tuple[Message, ...], faults: Faults, publishers: tuple[Publisher, ...] = ()) -> World:
+        """The beginning: some messages in the queue, and who will send more."""
         history = History(published=frozenset(message.attempt for message in messages))
-        return cls(Server(), _in_order(messages), (), history, faults)
+        return cls(Server(), _in_order(messages), (), history, faults, publishers)
 
     @property
     def is_over(self) -> bool:
-        return not self.queue and not self.executions and self.server.key is None
+        return not (self.queue or self.executions or self.publishers) and self.server.key is None
+
+    @property
+    def is_stuck(self) -> bool:
+        """The key is left to a message, and nobody has it."""
+        key = self.server.key
+        if key is None or key.nonce[0] != "h" or key.attempt in self.history.failed:
+            return False
+        claims = {message.claim for message in self.queue} | {publisher.claim for publisher in self.publishers}
+        return key.nonce not in claims | {one.message.claim for one in self.executions}
 
     def enqueue(self, message: Message) -> World:
         return self._replace(queue=_in_order((*self.queue, message)))
@@ -80,6 +99,12 @@ class World(NamedTuple):
 
     def without(self, execution: Execution) -> World:
         return self._replace(executions=tuple(other for other in self.executions if other.nonce != execution.nonce))
+
+    def put_publisher(self, one: Publisher, stage: Stage) -> World:
+        return self._replace(publishers=tuple(sorted((*self.publishers, one._replace(stage=stage)), key=str)))
+
+    def without_publisher(self, one: Publisher) -> World:
+        return self._replace(publishers=tuple(other for other in self.publishers if other != one))
 
     def remember(self, what: str, entry: object) -> World:
         """Add `entry` to the history's `what`."""
@@ -136,7 +161,7 @@ class World(NamedTuple):
     def fresh(self, kind: str) -> str:
         """A token that is in use nowhere. Used ones come back once forgotten, so that the states are finitely many."""
         used = {self.server.key.nonce} if self.server.key else set()
-        used |= {message.claim for message in self.queue}
+        used |= {message.claim for message in self.queue} | {one.claim for one in self.publishers} | self.server.gone
         for one in self.executions:
             used |= {one.nonce, one.gives, one.message.claim}
         return next(token for number in range(1, 100) if (token := f"{kind}{number}") not in used)
