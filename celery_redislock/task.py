@@ -146,8 +146,7 @@ class LockedTask(BaseTask):
             result.duplicate = False
             return result  # type: ignore[no-any-return]
 
-        comes_back = HEADER in (options.get("headers") or ())
-        if plan is None or not plan.acts_at_publish or comes_back or app.conf.task_always_eager:
+        if plan is None or not plan.acts_at_publish or app.conf.task_always_eager:
             return send(options)
         try:
             key = self._key_of(plan, args or (), kwargs or {})
