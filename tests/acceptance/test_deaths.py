@@ -18,17 +18,6 @@ SOON = 10.0
 
 
 @pytest.fixture
-def running(ledger):
-    """Waits until a run of this item has begun; returns the child's pid."""
-
-    def wait(item=""):
-        wait_until(lambda: item in ledger.items(), f"{item} runs")
-        return [run.pid for run in ledger.runs() if run.item == item][-1]
-
-    return wait
-
-
-@pytest.fixture
 def freed_by_death(locks, ledger):
     """Waits until the key is free; fails where its child could still run the body then."""
 

@@ -17,17 +17,6 @@ SOON = 10.0
 
 
 @pytest.fixture
-def running(ledger):
-    """Waits until a run of this item has begun; returns the child's pid."""
-
-    def wait(item):
-        wait_until(lambda: item in ledger.items(), f"{item} runs")
-        return [run.pid for run in ledger.runs() if run.item == item][-1]
-
-    return wait
-
-
-@pytest.fixture
 def no_key_is_left(locks):
     """Whether no lock is held."""
     return lambda: locks.client.keys("redislock:*}") == []

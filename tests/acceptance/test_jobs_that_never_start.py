@@ -1,0 +1,197 @@
+"""Jobs that never start, and faults on their way: what was left to them is given up."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from celery import chain
+from celery.exceptions import TaskRevokedError
+from kombu.exceptions import OperationalError
+
+from celery_redislock import LockKeyError, LockUnavailable
+from celery_redislock.script import ACQUIRE, RELEASE, RENEW
+from tests.conftest import on_every_broker
+from tests.lab.servers import wait_until
+
+
+class TestMessagesThatNeverStart:
+    @pytest.fixture(params=["job", "queued"])
+    def task(self, request, tasks):
+        return getattr(tasks, request.param)
+
+    @on_every_broker
+    def test_a_revoked_one_frees_its_key(self, task, app, start_worker, ledger, nothing_is_left):
+        worker = start_worker(1)
+        app.control.revoke("revoked")
+        wait_until(lambda: "Tasks flagged as revoked: revoked" in worker.output(), "the worker knows")
+        result = task.apply_async(("k", "revoked"), task_id="revoked")
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=10)
+        nothing_is_left()
+        assert task.delay("k", "next").get(timeout=10) == "next"
+        assert ledger.items() == ["next"]
+
+    def test_one_revoked_amid_its_countdown_frees_its_key(self, task, app, start_worker, ledger, nothing_is_left):
+        worker = start_worker(1)
+        result = task.apply_async(("k", "revoked"), countdown=2)
+        wait_until(lambda: f"[{result.id}] received" in worker.output(), "the worker has it")
+        app.control.revoke(result.id)
+        nothing_is_left()
+        assert ledger.items() == []
+
+    def test_a_retry_revoked_before_the_run_that_sent_it_has_ended_frees_its_key(
+        self, tasks, app, start_worker, running, nothing_is_left
+    ):
+        """What it was promised is left to nobody then."""
+        worker = start_worker(2)
+        first = tasks.job_again.delay("k", "a", 1, 2.0)
+        running("a0")
+        app.control.revoke(first.id)
+        wait_until(lambda: f"Discarding revoked task: lab.job_again[{first.id}]" in worker.output(), "it is revoked")
+        nothing_is_left()
+
+    def test_an_expired_one_frees_its_key(self, task, start_worker, locks, ledger):
+        """The key lives until the message expires at the most, and a worker that sees the message gives it back."""
+        result = task.apply_async(("k", "expired"), expires=1)
+        (key,) = locks.client.keys()
+        assert locks.client.pttl(key) <= 1000
+        locks.client.persist(key)
+        expiry = time.time() + 1
+        wait_until(lambda: time.time() > expiry, "it has expired")
+        start_worker(1)
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=10)
+        wait_until(lambda: locks.client.keys() == [], "nothing is left")
+        assert ledger.items() == []
+
+    def test_one_rejected_before_it_starts_frees_its_key(self, tasks, start_worker, nothing_is_left):
+        worker = start_worker(1)
+        result = tasks.refusing_job.delay("k")
+        wait_until(lambda: f"[{result.id}]" in worker.output(), "the worker has it")
+        nothing_is_left()
+
+    def test_one_rejected_by_a_child_that_is_recycled_frees_its_key(self, config, tasks, start_worker, nothing_is_left):
+        config.settings["worker_max_tasks_per_child"] = 1
+        worker = start_worker(1)
+        result = tasks.refusing_job.delay("k")
+        wait_until(lambda: f"[{result.id}]" in worker.output(), "the worker has it")
+        nothing_is_left()
+
+    def test_one_whose_child_dies_before_it_asks_frees_its_key(self, tasks, start_worker, nothing_is_left):
+        worker = start_worker(1)
+        result = tasks.dying_job.delay("k")
+        wait_until(lambda: f"[{result.id}] received" in worker.output(), "the worker has it")
+        nothing_is_left()
+
+
+class TestAStepOfAChain:
+    """Its worker publishes it, in the name of the step before, which must not fail for it."""
+
+    def test_whose_key_cannot_be_made_fails_itself(self, tasks, start_worker):
+        start_worker(1)
+        result = chain(tasks.plain.si(), tasks.shared_job.si(1.5)).apply_async()
+        with pytest.raises(LockKeyError, match="'key' is a float"):
+            result.get(timeout=10)
+        assert result.parent.get(timeout=10) == "plain"
+
+    def test_that_lock_on_outage_refuses_fails_itself(self, config, lock_proxy, tasks, start_worker):
+        config.settings["redislock_on_outage"] = "raise"
+        start_worker(1)
+        lock_proxy.refuse()
+        result = chain(tasks.plain.si(), tasks.job.si("k")).apply_async()
+        with pytest.raises(LockUnavailable):
+            result.get(timeout=10)
+        assert result.parent.get(timeout=10) == "plain"
+
+
+class TestFaults:
+    """The lease of these tests is 30 s, and what is left to a message lives for an hour: nothing ends by itself."""
+
+    @pytest.mark.parametrize("hang", [False, True], ids=["cut", "silent"])
+    @pytest.mark.parametrize(
+        ("script", "nth"),
+        [(ACQUIRE, 1), (RENEW, 1), (ACQUIRE, 2), (RELEASE, 1), (ACQUIRE, 3), (RELEASE, 2)],
+        ids=["taken", "lengthened", "claimed", "handed over", "claimed again", "released"],
+    )
+    def test_a_lost_reply_changes_nothing(self, lock_proxy, locks, tasks, start_worker, ledger, script, nth, hang):
+        for known in (ACQUIRE, RENEW, RELEASE):
+            locks.client.script_load(known.text)
+        start_worker(2)
+        fault = lock_proxy.drop_reply(b"EVALSHA", script.sha.encode(), nth, hang=hang)
+        result = tasks.job_again.delay("k", "a", 1)
+        assert result.get(timeout=10) == "a"
+        fault.wait()
+        assert ledger.items() == ["a0", "a1"]
+        assert ledger.overlaps() == []
+        wait_until(lambda: locks.client.keys("*}") == [], "no lock is left, but notes", 10)
+
+    def test_a_message_that_is_out_although_its_publish_failed_runs_and_no_key_stays(
+        self, broker_proxy, tasks, start_worker, ledger, nothing_is_left
+    ):
+        fault = broker_proxy.drop_reply(b"LPUSH")
+        with pytest.raises(OperationalError):
+            tasks.job.delay("k", "out")
+        assert fault.struck
+        nothing_is_left()
+        second = tasks.job.delay("k", "second")
+        assert second.duplicate is False
+        start_worker(2)
+        assert second.get(timeout=10) == "second"
+        wait_until(lambda: sorted(ledger.items()) == ["out", "second"], "both have run")
+        assert ledger.overlaps() == []
+        nothing_is_left()
+
+    @pytest.mark.parametrize("name", ["job_again", "held_again"])
+    def test_a_retry_that_ran_without_its_lock_is_left_nothing_afterwards(
+        self, config, lock_proxy, tasks, start_worker, ledger, running, locks, name
+    ):
+        """It has given up what the run before it can leave it only when Redis answers again."""
+        config.settings["redislock_on_outage"] = "run"
+        start_worker(2)
+        first = getattr(tasks, name).delay("k", "a", 1, 1.0)
+        running("a0")
+        lock_proxy.refuse()
+        assert first.get(timeout=20) == "a"
+        assert ledger.items() == ["a0", "a1"]
+        lock_proxy.mend()
+        wait_until(lambda: locks.client.keys("*}") == [], "no lock is left, but notes", 10)
+
+    @pytest.mark.parametrize("pool", ["threads", "solo", "gevent"])
+    def test_in_every_pool_a_job_is_unique_and_what_does_not_start_is_given_up(
+        self, tasks, app, start_worker, ledger, nothing_is_left, pool
+    ):
+        worker = start_worker(2, "-P", pool)
+        first = tasks.job_again.delay("k", "a", 2, 0.2)
+        assert first.get(timeout=20) == "a"
+        nothing_is_left()
+        later = [tasks.queued.apply_async((key, "revoked"), countdown=2) for key in range(50)]
+        wait_until(lambda: all(f"[{result.id}] received" in worker.output() for result in later), "the worker has all")
+        app.control.revoke([result.id for result in later])
+        nothing_is_left()
+        assert ledger.items() == ["a0", "a1", "a2"]
+
+    def test_a_claimed_message_that_comes_again_runs_once(self, config, tasks, start_worker, ledger, locks):
+        """Its first delivery has used what was left to it."""
+        config.settings["task_acks_late"] = True
+        config.settings["broker_transport_options"] = {
+            "visibility_timeout": 2,
+            "unacked_restore_interval": 1,
+            "unacked_restore_throttle": 1,
+        }
+        worker = start_worker(2)
+        first = tasks.job.delay("k", "a", 5.0)
+        assert first.get(timeout=20) == "a"
+        wait_until(lambda: f"{first.id}]: dropped, it has finished" in worker.output(), "a copy came and was dropped")
+        assert ledger.items() == ["a"]
+        wait_until(lambda: locks.client.keys("*}") == [], "no lock is left, but notes", 10)
+
+    def test_one_whose_child_dies_while_redis_is_away_frees_its_key_afterwards(
+        self, lock_proxy, tasks, start_worker, nothing_is_left
+    ):
+        worker = start_worker(1)
+        result = tasks.dying_job.apply_async(("k",), countdown=1)
+        lock_proxy.refuse()
+        wait_until(lambda: f"task lab.dying_job[{result.id}]: its process died; " in worker.output(), "it has died")
+        lock_proxy.mend()
+        nothing_is_left()
