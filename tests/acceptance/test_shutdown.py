@@ -48,6 +48,20 @@ def test_a_warm_shutdown_waits_for_its_run_and_leaves_the_next_one_to_another_wo
     wait_until(no_key_is_left, "the key is free", SOON)
 
 
+@pytest.mark.parametrize("name", ["work", "late"])
+def test_a_run_that_ends_in_a_warm_shutdown_leaves_its_note_because_redis_may_lose_its_ack(
+    tasks, start_worker, locks, running, name
+):
+    """So that its copy is dropped, if there will be one."""
+    first_worker = start_worker(1)
+    result = getattr(tasks, name).apply_async(("k", "first", 1.5), task_id="same")
+    running("first")
+    first_worker.stop(signal.SIGTERM)
+    assert result.get(timeout=1) == "first"
+    (note,) = locks.client.keys()
+    assert note.endswith(b":note:same/0/0")
+
+
 def _cold(stop, broker):
     return pytest.param(stop, broker, id=f"{stop.__name__}-{broker}")
 
