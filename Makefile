@@ -20,7 +20,7 @@ demo: $(STAMP)  ## Run the example app on a server of its own
 	@$(BIN)/python -m example_worker
 
 test: $(STAMP)  ## Run all tests on real servers and workers
-	@$(BIN)/python -m pytest -n 3 --dist loadfile  # they mostly wait for servers and workers
+	@$(BIN)/python -m pytest -n 4 --dist loadfile  # they mostly wait for servers and workers
 
 check: $(STAMP)  ## ruff and mypy
 	@$(BIN)/ruff check .

@@ -7,19 +7,17 @@ from typing import Any
 
 from celery.signals import worker_init
 
-from .options import KEY_OPTIONS, OPTIONS
+from .options import ATTRIBUTES
 from .task import LockedTask
 
 logger = logging.getLogger(__name__)
-
-_ATTRIBUTES = frozenset(f"lock_{name}" for name in (*KEY_OPTIONS, *OPTIONS))
 
 
 @worker_init.connect(weak=False)
 def warn_of_unlocked_tasks(sender: Any = None, **_: Any) -> None:
     """Warn of tasks with lock options that are no `LockedTask`: their options do nothing."""
     for name, task in sorted(sender.app.tasks.items()):
-        options = sorted(option for option in _ATTRIBUTES if hasattr(task, option))
+        options = sorted(option for option in ATTRIBUTES if hasattr(task, option))
         if options and not isinstance(task, LockedTask):
             logger.warning("task %s has %s but no lock: add base=LockedTask", name, ", ".join(options))
 

@@ -11,8 +11,8 @@ from .execution import Execution
 from .held import HeldLock
 from .held_by_request import held_by_request
 from .policies import skip_reason
+from .protocol import Leaves
 from .reentry import check_fence, held_in_context
-from .store import Leaves
 
 #: These do not block for the key.
 _AT_ONCE = frozenset({"skip", "raise"})

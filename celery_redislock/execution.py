@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery import states
@@ -15,17 +14,18 @@ from . import signals, tokens
 from .abort import Abort
 from .errors import LockUnavailable
 from .held import HeldLock
+from .held_by_request import EXECUTION
 from .info import LockInfo
-from .join import Outcome, outcome_of
 from .message import Message
-from .policies import POLICIES, CameBack, retry, revoke
+from .policies import POLICIES, CameBack
+from .protocol import Claim, Finished, Granted, Held, Leaves
 from .publish import seconds_to_start
 from .server import LockServer
-from .store import Claim, Finished, Granted, Held, Leaves
 
 if TYPE_CHECKING:
     from celery.app.task import Context
 
+    from .join import Outcome
     from .plan import LockPlan
     from .task import LockedTask
 
@@ -102,11 +102,7 @@ class Execution:
         self._key = key = self.plan.redis_key(args, kwargs)
         options, nonce = self.plan.options, self.message.nonce
         lock = HeldLock(self._server.store, key, self._mint(), nonce, options.lease, options.max_hold, self._on_lost)
-        joins = self.message.returned.joins
-        if joins is not None and options.on_conflict == "join":
-            self._join(lock, joins)
-        else:
-            self._take(lock)
+        self._take(lock)
 
     def end(self, state: str | None) -> None:
         """Give the key back; whatever happens, the task's own outcome stands.
@@ -234,48 +230,6 @@ class Execution:
         was_waiting, self._waits = self._waits, False
         return was_waiting
 
-    def _join(self, lock: HeldLock, joins: str) -> None:
-        """End with the outcome of the task `joins`, or run in its place if it died without one.
-
-        Raises:
-            Exception: The error of that task.
-            Ignore: It was revoked, and so is this run; or it is not done yet, and the message comes back; or another
-                delivery of the message has joined it already.
-        """
-        # That one took no key where it could leave a note.
-        if self.message.may_be_a_copy and outcome_of(self.task, self.message.attempt.task_id).is_ready:
-            self._drop()
-        while True:
-            outcome = outcome_of(self.task, joins)
-            if outcome.is_ready:
-                self._end_with(outcome, joins)
-                return
-            if self.lock is None:
-                self._take(lock)
-                if self.lock is None:  # an outage: by its policy the body runs without
-                    return
-            elif outcome.will_run_again:
-                self._let_go(lock)
-                retry(self, LockInfo(lock.key, joins, self.task.name, None, None, None), joins)
-            else:
-                return
-
-    def _end_with(self, outcome: Outcome, joins: str) -> None:
-        if outcome.state == states.REVOKED:
-            revoke(self, f"joined {joins}, which was revoked")
-        if isinstance(outcome.value, BaseException):
-            raise outcome.value
-        self.joined = outcome
-
-    def _let_go(self, lock: HeldLock) -> None:
-        """Release without a note: the attempt is not over."""
-        self._server.keeper.remove(lock)
-        with suppress(LockUnavailable):  # then its lease ends it
-            lock.store.release(lock.key, lock.nonce)
-        self.lock = None  # only now, as in `end`
-        if signals.lock_released.receivers:
-            signals.lock_released.send(sender=self.task, lock=lock)
-
     def _follows(self, holder: LockInfo) -> bool:
         """Whether the holder itself caused this message: no duplicate, but work that comes after it.
 
@@ -313,3 +267,9 @@ class Execution:
 
     def _mint(self) -> str:
         return tokens.mint(self.message.nonce, self._attempt, self.plan.origin(self.request.hostname))
+
+
+def execution_of(request: Any) -> Execution | None:
+    """What runs for Celery's `request`; None where there is none, or it has not asked for its key."""
+    execution = None if request is None else request.__dict__.get(EXECUTION)
+    return execution if isinstance(execution, Execution) else None

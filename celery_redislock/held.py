@@ -13,8 +13,9 @@ from redis.exceptions import RedisError
 
 from .errors import LockLost, LockUnavailable, describe
 from .options import DEADLINE_MARGIN
+from .protocol import Granted
 from .script import Text
-from .store import Granted, LockStore
+from .store import LockStore
 from .tokens import parse
 
 logger = logging.getLogger(__name__)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery import states
 
-from .errors import LockConfigError, describe
+from . import signals
+from .errors import LockConfigError, LockUnavailable, describe
+from .execution import Execution
+from .held import HeldLock
+from .info import LockInfo
+from .policies import retry, revoke
 
 if TYPE_CHECKING:
     from celery import Celery, Task
@@ -46,6 +52,58 @@ def outcome_of(task: Task[..., Any], task_id: str) -> Outcome:
         logger.warning("task %s cannot ask how %s ended: %s; it comes back", task.name, task_id, describe(error))
         return Outcome(states.RETRY, None)
     return Outcome(meta["status"], meta["result"])
+
+
+class JoiningExecution(Execution):
+    """Ends with the outcome of the task that its message has met, or runs in its place if it died without one."""
+
+    __slots__ = ()
+
+    def _take(self, lock: HeldLock) -> None:
+        """Join, or take the key.
+
+        Raises:
+            Exception: The error of the joined task.
+            Ignore: It was revoked, and so is this run; or it is not done yet, and the message comes back; or another
+                delivery of the message has joined it already.
+        """
+        joins = self.message.returned.joins
+        if joins is None:
+            super()._take(lock)
+            return
+        # That one took no key where it could leave a note.
+        if self.message.may_be_a_copy and outcome_of(self.task, self.message.attempt.task_id).is_ready:
+            self._drop()
+        while True:
+            outcome = outcome_of(self.task, joins)
+            if outcome.is_ready:
+                self._end_with(outcome, joins)
+                return
+            if self.lock is None:
+                super()._take(lock)
+                if self.lock is None:  # an outage: by its policy the body runs without
+                    return
+            elif outcome.will_run_again:
+                self._let_go(lock)
+                retry(self, LockInfo(lock.key, joins, self.task.name, None, None, None), joins)
+            else:
+                return
+
+    def _end_with(self, outcome: Outcome, joins: str) -> None:
+        if outcome.state == states.REVOKED:
+            revoke(self, f"joined {joins}, which was revoked")
+        if isinstance(outcome.value, BaseException):
+            raise outcome.value
+        self.joined = outcome
+
+    def _let_go(self, lock: HeldLock) -> None:
+        """Release without a note: the attempt is not over."""
+        self._server.keeper.remove(lock)
+        with suppress(LockUnavailable):  # then its lease ends it
+            lock.store.release(lock.key, lock.nonce)
+        self.lock = None  # only now, as in `end`
+        if signals.lock_released.receivers:
+            signals.lock_released.send(sender=self.task, lock=lock)
 
 
 def check_backend(app: Celery, task: str, ignores_result: bool) -> None:

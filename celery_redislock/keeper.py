@@ -13,8 +13,9 @@ from redis.exceptions import RedisError
 
 from .errors import LockUnavailable
 from .held import HELD_TOO_LONG, INTERVAL, KEY_GONE, PAST_DEADLINE, HeldLock
+from .protocol import Leaves
 from .script import RENEW, Text
-from .store import Leaves, LockStore
+from .store import LockStore
 
 logger = logging.getLogger(__name__)
 

@@ -17,10 +17,11 @@ from . import tokens
 from .errors import LockConfigError, LockConflict, LockUnavailable
 from .handle import Handle
 from .held import KEY_GONE, HeldLock
+from .protocol import Held
 from .reentry import Hold, check_fence, held_in_context
 from .script import Text
 from .server import LockServer
-from .store import Held, LockStore
+from .store import LockStore
 
 logger = logging.getLogger(__name__)
 

@@ -85,6 +85,8 @@ OPTIONS: Mapping[str, Rule] = {
     "on_outage": _choice("retry", "raise", "run"),
     "fence": _TRUE_OR_FALSE,
 }
+#: Their names as attributes of a task.
+ATTRIBUTES = frozenset(f"lock_{name}" for name in (*KEY_OPTIONS, *OPTIONS))
 #: Settings of the app alone, without their prefix ``redislock_``.
 SETTINGS: Mapping[str, Rule] = {
     "url": Rule(None, "a Redis URL, or None for the broker's", lambda v: v is None or (isinstance(v, str) and v != "")),

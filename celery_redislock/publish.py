@@ -15,8 +15,9 @@ from redis.exceptions import RedisError
 from . import signals, tokens
 from .comeback import HEADER, Return
 from .errors import LockUnavailable, describe
+from .protocol import Granted, Held
 from .server import LockServer
-from .store import Granted, Held, beside
+from .store import beside
 from .tokens import Attempt
 
 if TYPE_CHECKING:
@@ -45,91 +46,132 @@ def is_bare(options: Options) -> bool:
     return not any(options.get(name) for name in CONTINUATIONS)
 
 
-def publish(
-    task: LockedTask, plan: LockPlan, key: str, options: Options, execution: Execution | None, send: Send
-) -> AsyncResult[Any]:
-    """Send a message by the task's scope.
+class Publication:
+    """One call of `Task.apply_async`, sent by the task's scope.
 
     Args:
         task: The task.
         plan: What is known of it.
-        key: The key in Redis for its arguments.
-        options: Of `Task.apply_async`.
-        execution: Of the request that publishes, if it is one of this task.
+        options: Of the call.
         send: Sends the message with these options.
-
-    Returns:
-        Its result, or that of the job which it would duplicate, with ``duplicate`` True.
-
-    Raises:
-        LockUnavailable: Redis did not answer or refused, by `lock_on_outage`; for a bare publish alone.
-        Exception: The broker's; then the key is free again.
     """
-    if execution is not None and _is_next_attempt(options, execution):
-        lock = execution.lock
-        if lock is not None and lock.key == key and plan.hands_over:
-            return _hand_over(task, plan, options, execution, send)
-    elif options.get("retries"):  # by the worker's main process, which must not wait for Redis
-        return send(options)
-    return send(options) if plan.options.scope == "run" else _take(task, plan, key, options, send)
 
+    __slots__ = ("_is_bare", "_options", "_plan", "_send", "_task")
 
-def _hand_over(
-    task: LockedTask, plan: LockPlan, options: Options, execution: Execution, send: Send
-) -> AsyncResult[Any]:
-    """The key is left to the next attempt: once this one has ended, for its `finally` blocks run after this."""
-    claim, ttl = tokens.mint_claim(), seconds_to_start(task, plan, options)
-    result = send(_with_claim(options, claim))
-    execution.leaves_to = tokens.mint(claim, _attempt(options), plan.origin(execution.request.hostname)), ttl
-    return result
+    def __init__(self, task: LockedTask, plan: LockPlan, options: Options, send: Send) -> None:
+        self._task = task
+        self._plan = plan
+        self._options = options
+        self._is_bare = is_bare(options)
+        self._send = send
 
+    def publish(self, key: str, execution: Execution | None) -> AsyncResult[Any]:
+        """Send the message, unless it is one too many.
 
-def _take(task: LockedTask, plan: LockPlan, key: str, options: Options, send: Send) -> AsyncResult[Any]:
-    """Take the key, or in scope ``queue`` the place of the one that waits, and leave it to the message."""
-    bare = is_bare(options)
-    options = {**options, "task_id": options.get("task_id") or uuid()}
-    place = beside(key, "queued") if plan.options.scope == "queue" else key
-    claim = tokens.mint_claim()
-    token = tokens.mint(claim, _attempt(options), plan.origin(socket.gethostname()))
-    store = LockServer.of(plan.app).store
-    try:
-        answer = store.acquire(place, token, claim, plan.options.lease)
-    except LockUnavailable as error:
-        signals.lock_unavailable.send(sender=task, key=key, error=error)
-        if plan.options.on_outage == "raise" and bare:
+        Args:
+            key: The key in Redis for its arguments.
+            execution: Of the request that publishes, if it is one of this task.
+
+        Returns:
+            Its result, or that of the job which it would duplicate, with ``duplicate`` True.
+
+        Raises:
+            LockUnavailable: Redis did not answer or refused, by `lock_on_outage`; for a bare publish alone.
+            Exception: The broker's; then the key is free again.
+        """
+        if execution is not None and self._is_next_attempt(execution):
+            lock = execution.lock
+            if lock is not None and lock.key == key and self._plan.hands_over:
+                return self._hand_over(execution)
+        elif self._options.get("retries"):  # by the worker's main process, which must not wait for Redis
+            return self._send(self._options)
+        return self._send(self._options) if self._plan.options.scope == "run" else self._take(key)
+
+    def _is_next_attempt(self, execution: Execution) -> bool:
+        """Whether this is the `self.retry()` of the run that publishes."""
+        attempt, options = execution.message.attempt, self._options
+        return options.get("task_id") == attempt.task_id and (options.get("retries") or 0) > attempt.retries
+
+    def _hand_over(self, execution: Execution) -> AsyncResult[Any]:
+        """The key is left to the next attempt: once this one has ended, for its `finally` blocks run after this."""
+        claim = tokens.mint_claim()
+        token, ttl = self._token(claim, execution.request.hostname), self._seconds_to_start()
+        result = self._send_with(claim)
+        execution.leaves_to = token, ttl
+        return result
+
+    def _take(self, key: str) -> AsyncResult[Any]:
+        """Take the key, or in scope ``queue`` the place of the one that waits, and leave it to the message."""
+        self._options = {**self._options, "task_id": self._options.get("task_id") or uuid()}
+        place = beside(key, "queued") if self._plan.options.scope == "queue" else key
+        claim = tokens.mint_claim()
+        store = LockServer.of(self._plan.app).store
+        try:
+            answer = store.acquire(place, self._token(claim, socket.gethostname()), claim, self._plan.options.lease)
+        except LockUnavailable as error:
+            signals.lock_unavailable.send(sender=self._task, key=key, error=error)
+            if self._plan.options.on_outage == "raise" and self._is_bare:
+                raise
+            return self._send(self._options)  # its run will ask again, and end as its options say
+        if isinstance(answer, Held):
+            holder = answer.holder.info(key, answer.ttl)
+            if self._duplicates(holder):
+                return self._existing(holder)
+        if not isinstance(answer, Granted):
+            return self._send(self._options)  # it meets its policy when it starts
+        try:
+            result = self._send_with(claim)
+        except BaseException:
+            store.undo(place, claim)
             raise
-        return send(options)  # its run will ask again, and end as its options say
-    if isinstance(answer, Held):
-        holder = answer.holder.info(key, answer.ttl)
-        if bare and holder.task == task.name and _has_a_result(holder) and not _is_successor(plan.app, holder, options):
-            return _existing(task, holder, options)
-    if not isinstance(answer, Granted):
-        return send(options)  # it meets its policy when it starts
-    try:
-        result = send(_with_claim(options, claim))
-    except BaseException:
-        store.undo(place, claim)
-        raise
-    # Only now, so that a publisher that has died before keeps the key no longer than a lease. Where the message has
-    # started meanwhile, the key is its run's, and this does nothing.
-    try:
-        store.lengthen(place, claim, seconds_to_start(task, plan, options))
-    except RedisError as error:
-        logger.warning(
-            "task %s[%s] is sent, but its lock %s is kept for %g s only: %s",
-            *(task.name, options["task_id"], key, plan.options.lease, describe(error)),
-        )
-    return result
+        # Only now, so that a publisher that has died before keeps the key no longer than a lease. Where the message
+        # has started meanwhile, the key is its run's, and this does nothing.
+        try:
+            store.lengthen(place, claim, self._seconds_to_start())
+        except RedisError as error:
+            logger.warning(
+                "task %s[%s] is sent, but its lock %s is kept for %g s only: %s",
+                *(self._task.name, self._options["task_id"], key, self._plan.options.lease, describe(error)),
+            )
+        return result
 
+    def _duplicates(self, holder: LockInfo) -> bool:
+        """Whether the caller can be given the holder's result instead."""
+        # Not that of `apply()`, which nobody else can read; its host is no worker's name.
+        has_a_result = holder.state == "queued" or "@" in (holder.hostname or "")
+        is_of_this_task = holder.task == self._task.name
+        return is_of_this_task and has_a_result and self._is_bare and not self._follows(holder)
 
-def _existing(task: LockedTask, holder: LockInfo, options: Options) -> AsyncResult[Any]:
-    policy = "return existing"
-    logger.info("task %s is not sent: lock %s is held by %s: %s", task.name, holder.key, holder.who, policy)
-    signals.lock_conflict.send(sender=task, key=holder.key, holder=holder, policy=policy)
-    result: Any = task.AsyncResult(str(holder.task_id))
-    result.duplicate = True
-    result.ignored = options.get("ignore_result", task.ignore_result)  # as Celery: get() must not wait for ever
-    return result  # type: ignore[no-any-return]
+    def _follows(self, holder: LockInfo) -> bool:
+        """Whether the holder itself causes this message: see `Execution`; Celery has not given it its parent yet."""
+        causes = {self._options.get("parent_id"), self._options.get("root_id")}
+        parent = self._plan.app.current_worker_task
+        if parent is not None:
+            causes |= {parent.request.id, parent.request.root_id}
+        return holder.task_id in causes
+
+    def _existing(self, holder: LockInfo) -> AsyncResult[Any]:
+        task, policy = self._task, "return existing"
+        logger.info("task %s is not sent: lock %s is held by %s: %s", task.name, holder.key, holder.who, policy)
+        signals.lock_conflict.send(sender=task, key=holder.key, holder=holder, policy=policy)
+        result: Any = task.AsyncResult(str(holder.task_id))
+        result.duplicate = True
+        result.ignored = self._options.get("ignore_result", task.ignore_result)  # as Celery: get() must not wait
+        return result  # type: ignore[no-any-return]
+
+    def _token(self, claim: str, hostname: str | None) -> str:
+        """That of the message while it waits; its attempt as its `Execution` will name it."""
+        options = self._options
+        nesting = options.get("replaced_task_nesting") or 0
+        attempt = Attempt(str(options["task_id"]), options.get("retries") or 0, nesting)
+        return tokens.mint(claim, attempt, self._plan.origin(hostname))
+
+    def _send_with(self, claim: str) -> AsyncResult[Any]:
+        headers = {**(self._options.get("headers") or {}), HEADER: Return(claim=claim)._asdict()}
+        return self._send({**self._options, "headers": headers})
+
+    def _seconds_to_start(self) -> float:
+        return seconds_to_start(self._task, self._plan, self._options)
 
 
 def seconds_to_start(task: LockedTask, plan: LockPlan, options: Options) -> float:
@@ -145,33 +187,3 @@ def _seconds(app: Celery, moment: Any) -> float | None:
         return moment
     due: datetime = maybe_make_aware(maybe_iso8601(moment), app.timezone)  # type: ignore[arg-type]
     return (due - datetime.now(UTC)).total_seconds()
-
-
-def _is_next_attempt(options: Options, execution: Execution) -> bool:
-    """Whether this is the `self.retry()` of the run that publishes."""
-    attempt = execution.message.attempt
-    return options.get("task_id") == attempt.task_id and (options.get("retries") or 0) > attempt.retries
-
-
-def _has_a_result(holder: LockInfo) -> bool:
-    """Whether others can read the holder's result: not that of `apply()`, whose host is no worker's name."""
-    return holder.state == "queued" or "@" in (holder.hostname or "")
-
-
-def _is_successor(app: Celery, holder: LockInfo, options: Options) -> bool:
-    """Whether the holder itself causes this message: see `Execution`; Celery has not given it its parent yet."""
-    causes = {options.get("parent_id"), options.get("root_id")}
-    parent = app.current_worker_task
-    if parent is not None:
-        causes |= {parent.request.id, parent.request.root_id}
-    return holder.task_id in causes
-
-
-def _attempt(options: Options) -> Attempt:
-    """That of the message, as its `Execution` will name it."""
-    return Attempt(str(options["task_id"]), options.get("retries") or 0, options.get("replaced_task_nesting") or 0)
-
-
-def _with_claim(options: Options, claim: str) -> Options:
-    headers = options.get("headers") or {}
-    return {**options, "headers": {**headers, HEADER: Return(claim=claim)._asdict()}}

@@ -17,7 +17,8 @@ from .held import HeldLock
 from .info import LockInfo
 from .keeper import Keeper
 from .options import resolve_settings
-from .store import Granted, Held, Leaves, LockStore, beside, given_up
+from .protocol import Granted, Held, Leaves
+from .store import LockStore, beside, given_up
 from .wake_ups import MAX_WAITERS, TURN, WakeUps
 
 if TYPE_CHECKING:

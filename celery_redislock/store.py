@@ -12,7 +12,7 @@ import math
 import random
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -23,6 +23,7 @@ from .errors import LockUnavailable, describe
 from .info import LockInfo
 from .lines import Lines
 from .outage import Outage
+from .protocol import Claim, Finished, Granted, Held, Leaves
 from .script import ACQUIRE, EXPECT, INSPECT, RELEASE, RENEW, Script, Text, evaluate
 from .tokens import Token, parse
 
@@ -35,47 +36,6 @@ NOTE_TTL_MS = str(24 * 3600 * 1000)
 WAITER_TTL_MS = "3000"
 #: The longest pause before a command is sent a second time, in seconds. Both failed: Redis counts as away.
 MAX_PAUSE = 0.1
-
-
-class Granted(NamedTuple):
-    """The key is ours."""
-
-    sent_at: float
-    """`time.monotonic()` before the command was sent: the lease began no earlier."""
-    fence: int | None = None
-    """Where it was asked for: greater than that of every earlier holder of the key."""
-
-
-class Held(NamedTuple):
-    """The key is held by another."""
-
-    holder: Token
-    ttl: float | None
-    """Seconds until the key ends unless it is renewed; None for a key without expiry."""
-
-
-class Finished(NamedTuple):
-    """The attempt that asks has already finished in another execution."""
-
-
-class Claim(NamedTuple):
-    """What a message carries whose publisher, or whose last attempt, has left it the key or the place in the queue."""
-
-    nonce: str
-    ttl: float
-    """Seconds that the place is kept for it from now on where the key is held."""
-
-
-class Leaves(NamedTuple):
-    """What a release leaves behind, besides a free key."""
-
-    note: str | None = None
-    """The key of the attempt's note, where the attempt has ended for good; or that a claim has been given up."""
-    copy_may_wait: bool = False
-    """A copy may wait in the queue unseen, so leave the note in any case."""
-    token: str | None = None
-    """The key is not free but holds this, for `ttl` seconds."""
-    ttl: float = 0.0
 
 
 class LockStore(Lines):

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery import Task, states
 from celery.signals import task_postrun
 
+from .body import guard
 from .comeback import HEADER, Return, ignores_result
 from .delivery import hide_headers, is_given_back
 from .eager import EagerExecution
 from .errors import LockConfigError, LockKeyError
-from .execution import Execution
+from .execution import Execution, execution_of
 from .held import HeldLock
 from .held_by_request import EXECUTION, attach, held_by_request
 from .info import LockInfo
-from .join import check_backend
+from .join import JoiningExecution, check_backend
 from .locks import Lock
 from .nolock import NoLock
-from .options import KEY_OPTIONS, OPTIONS
+from .options import ATTRIBUTES
 from .plan import LockPlan
-from .publish import is_bare, publish
+from .publish import Publication, is_bare
 from .server import LockServer
 
 if TYPE_CHECKING:
     from celery import Celery
+    from celery.app.task import Context
     from celery.result import AsyncResult
 
     BaseTask = Task[..., Any]
@@ -107,12 +107,12 @@ class LockedTask(BaseTask):
         if is_first_bind and "track_started" in vars(cls):  # else its base, bound before, has done it
             cls._lock_track_started, cls.track_started = bool(cls.track_started), False
         if not hasattr(body, "__redislock__"):
-            guarded = _guard(cls, name, body)
+            guarded = guard(cls, name, body)
             setattr(cls, "run", guarded if is_method else staticmethod(guarded))  # noqa: B010 - mypy
         task = _tasks_of(app).get(name)
         original = getattr(task, "_orig_run", None)
         if task is not None and original is not None and not hasattr(original, "__redislock__"):
-            task._orig_run = _guard(cls, name, original)  # autoretry_for had taken the body before it was wrapped
+            task._orig_run = guard(cls, name, original)  # autoretry_for had taken the body before it was wrapped
 
     def apply_async(
         self,
@@ -154,7 +154,7 @@ class LockedTask(BaseTask):
             if plan.options.scope == "run" or not is_bare(options):
                 return send(options)
             raise
-        return publish(self, plan, key, options, _execution_of(self), send)
+        return Publication(self, plan, options, send).publish(key, execution_of(self.request_stack.top))
 
     def before_start(self, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the lock, or end the run as the options say."""
@@ -162,17 +162,11 @@ class LockedTask(BaseTask):
         if request is not None:
             hide_headers(request)
         if plan is not None and plan.enabled and request is not None:
-            execution = (EagerExecution if request.is_eager else Execution)(self, plan, request)
+            execution = _execution_type(plan, request)(self, plan, request)
             attach(request, execution)
             execution.begin(args, kwargs)
-            if (
-                self._lock_track_started
-                and execution.joined is None
-                and not request.is_eager
-                and not ignores_result(self, request)
-            ):
-                meta = {"pid": os.getpid(), "hostname": request.hostname}
-                self.backend.store_result(task_id, meta, states.STARTED, request=request)
+            if self._lock_track_started and execution.joined is None:
+                self._store_started(task_id, request)
         super().before_start(task_id, args, kwargs)
 
     def after_return(
@@ -187,7 +181,7 @@ class LockedTask(BaseTask):
         """Give the lock back after a success or a failure."""
         # Celery 5.7 also calls this in the main process, at a hard time limit, while the child may still run: there
         # is no request on the stack there.
-        execution = _execution_of(self)
+        execution = execution_of(self.request_stack.top)
         if execution is not None:
             execution.end(status)
         super().after_return(status, retval, task_id, args, kwargs, einfo)
@@ -200,7 +194,7 @@ class LockedTask(BaseTask):
         """
         if self._lock_plan is not None and not self._lock_plan.enabled:
             return NoLock()
-        execution = _execution_of(self)
+        execution = execution_of(self.request_stack.top)
         return execution.lock if execution is not None else None
 
     def lock_for(self, *args: Any, **kwargs: Any) -> Lock | NoLock:
@@ -241,6 +235,11 @@ class LockedTask(BaseTask):
         plan = self._plan()
         return LockServer.of(plan.app).store.inspect(self._key_of(plan, args, kwargs)) if plan.enabled else None
 
+    def _store_started(self, task_id: str, request: Context) -> None:
+        if not request.is_eager and not ignores_result(self, request):
+            meta = {"pid": os.getpid(), "hostname": request.hostname}
+            self.backend.store_result(task_id, meta, states.STARTED, request=request)
+
     def _plan(self) -> LockPlan:
         self.app  # noqa: B018 - binds the task, if it is not yet
         if self._lock_plan is None:
@@ -254,11 +253,10 @@ class LockedTask(BaseTask):
         return plan.redis_key(args, kwargs)
 
 
-def _stores_nothing(task: LockedTask, request: Any) -> bool:
-    return bool(request.is_eager) or ignores_result(task, request)
-
-
-_OPTIONS = frozenset(f"lock_{name}" for name in (*KEY_OPTIONS, *OPTIONS))
+def _execution_type(plan: LockPlan, request: Context) -> type[Execution]:
+    if request.is_eager:
+        return EagerExecution
+    return JoiningExecution if plan.options.on_conflict == "join" else Execution
 
 
 def _own_options(cls: type[LockedTask]) -> dict[str, Any]:
@@ -270,7 +268,7 @@ def _own_options(cls: type[LockedTask]) -> dict[str, Any]:
     for base in reversed(cls.__mro__):
         is_foreign = issubclass(base, Task) and not issubclass(base, LockedTask)
         names = [name for name in vars(base) if name.startswith("lock_")]
-        own |= {name: vars(base)[name] for name in names if not is_foreign or name in _OPTIONS}
+        own |= {name: vars(base)[name] for name in names if not is_foreign or name in ATTRIBUTES}
     return {
         name.removeprefix("lock_"): value.__func__ if isinstance(value, staticmethod) else value
         for name, value in own.items()
@@ -282,39 +280,6 @@ def _tasks_of(app: Celery) -> dict[str, Any]:
     """The tasks bound so far; ``app.tasks`` would finalize the app, in the middle of it."""
     tasks: dict[str, Any] = app._tasks  # type: ignore[attr-defined]
     return tasks
-
-
-def _guard(cls: type[LockedTask], name: str, body: Callable[..., Any]) -> Callable[..., Any]:
-    """`body`, but refusing to run in a worker where its lock was never asked for, and ended by `lock_on_lost`."""
-
-    @functools.wraps(body)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        request = cls.request_stack.top
-        if request is None or request.called_directly:
-            return body(*args, **kwargs)
-        execution = _execution_in(request)
-        if execution is None:
-            raise LockConfigError(
-                f"{name}: its before_start was overridden without super().before_start(task_id, args, kwargs), so the "
-                "lock was not taken and the body was not run"
-            )
-        if execution.joined is not None:
-            return execution.joined.value
-        with execution.abort or nullcontext():
-            return body(*args, **kwargs)
-
-    run.__redislock__ = True  # type: ignore[attr-defined]
-    return run
-
-
-def _execution_of(task: LockedTask) -> Execution | None:
-    request = task.request_stack.top
-    return _execution_in(request) if request is not None else None
-
-
-def _execution_in(request: Any) -> Execution | None:
-    execution = request.__dict__.get(EXECUTION)
-    return execution if isinstance(execution, Execution) else None
 
 
 def _give_up_claim(task: LockedTask) -> None:
@@ -330,7 +295,7 @@ def _give_up_claim(task: LockedTask) -> None:
 def _release_at_postrun(sender: Any = None, state: str | None = None, retval: Any = None, **_: Any) -> None:
     """Give back what after_return did not: RETRY, Ignore, Reject, replace(), an error in a hook, SystemExit."""
     if isinstance(sender, LockedTask):
-        execution = _execution_of(sender)
+        execution = execution_of(sender.request_stack.top)
         if execution is None:
             if not is_given_back(sender, retval):
                 _give_up_claim(sender)

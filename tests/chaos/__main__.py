@@ -24,6 +24,8 @@ from tests.lab.app import make_app
 from tests.lab.ledger import Ledger
 
 BROKERS = ("redis", "rabbitmq")
+#: In the names of keys that hold nothing: they say of an attempt, or a claim, that it is over.
+NOTES = (b":note:", b":gone:")
 
 
 def main() -> int:
@@ -106,7 +108,7 @@ def _strike(stage: Stage, seed: int, seconds: float) -> None:
 def _look_for_keys(stage: Stage) -> None:
     time.sleep(LEASE + 0.5)
     for key in stage.locks.client.keys("redislock:*"):
-        if b":note:" not in key:
+        if not any(note in key for note in NOTES):
             holder = stage.locks.client.get(key) or b""
             stage.ledger.write({"event": "key", "key": key.decode(), "holder": holder.decode("utf-8", "replace")})
 

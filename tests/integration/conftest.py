@@ -14,7 +14,8 @@ from celery_redislock import Lock, tokens
 from celery_redislock.connection import connect
 from celery_redislock.held import HeldLock
 from celery_redislock.keeper import Keeper
-from celery_redislock.store import Leaves, LockStore
+from celery_redislock.protocol import Leaves
+from celery_redislock.store import LockStore
 from celery_redislock.tokens import Attempt
 from tests.lab.servers import Valkey
 

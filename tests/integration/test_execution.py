@@ -17,8 +17,9 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery_redislock import LockedTask, message, signals, tokens
 from celery_redislock.comeback import Return
 from celery_redislock.delivery import Delivery
+from celery_redislock.protocol import Leaves
 from celery_redislock.script import ACQUIRE
-from celery_redislock.store import Leaves, LockStore, given_up
+from celery_redislock.store import LockStore, given_up
 from celery_redislock.tokens import Attempt
 from tests.lab.app import make_app
 from tests.lab.servers import free_port, wait_until

@@ -8,8 +8,9 @@ import pytest
 import redis
 
 from celery_redislock import Lock, LockConfigError, LockedTask
+from celery_redislock.protocol import Granted
 from celery_redislock.script import ACQUIRE
-from celery_redislock.store import Granted, LockStore
+from celery_redislock.store import LockStore
 from tests.integration.conftest import KEY, held_elsewhere
 from tests.integration.test_store import _LosesOneReply
 from tests.lab.app import make_app

@@ -14,9 +14,9 @@ import pytest
 import redis
 
 from celery_redislock import LockLost, tokens
+from celery_redislock.protocol import Granted
 from celery_redislock.script import ACQUIRE, RELEASE, RENEW
 from celery_redislock.server import LockServer
-from celery_redislock.store import Granted
 from tests.integration.conftest import KEY
 from tests.lab.app import make_app
 from tests.lab.servers import wait_until

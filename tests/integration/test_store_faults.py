@@ -12,8 +12,9 @@ import redis
 
 from celery_redislock import LockUnavailable
 from celery_redislock.connection import connect
+from celery_redislock.protocol import Finished, Granted, Held
 from celery_redislock.script import ACQUIRE, INSPECT, RELEASE, RENEW
-from celery_redislock.store import Finished, Granted, Held, LockStore
+from celery_redislock.store import LockStore
 from tests.integration.conftest import KEY
 from tests.lab.servers import wait_until
 

@@ -14,8 +14,9 @@ import redis
 
 from celery_redislock import tokens
 from celery_redislock.connection import connect
-from celery_redislock.store import Claim as LeftToMe
-from celery_redislock.store import Finished, Held, Leaves, LockStore, given_up
+from celery_redislock.protocol import Claim as LeftToMe
+from celery_redislock.protocol import Finished, Held, Leaves
+from celery_redislock.store import LockStore, given_up
 from celery_redislock.tokens import Attempt
 from tests.lab.servers import Valkey
 

@@ -18,17 +18,17 @@ PACKAGE = Path(celery_redislock.__file__).parent
 ORDER = [
     *("info", "errors", "signals"),
     *("tokens", "wire", "keys", "options", "connection"),
-    *("lines", "script", "outage", "store", "held", "keeper", "wake_ups", "cluster", "server"),
+    *("lines", "script", "outage", "protocol", "store", "held", "keeper", "wake_ups", "cluster", "server"),
     *("reentry", "handle", "locks", "nolock"),
     *("comeback", "delivery", "plan", "message"),
-    *("abort", "join", "policies", "held_by_request", "publish", "execution", "eager", "task"),
+    *("abort", "policies", "held_by_request", "publish", "execution", "eager", "join", "body", "task"),
     *("locked", "children", "request", "redelivery", "control", "cli", "bootsteps", "metrics", "tracing", "testing"),
     "__init__",
 ]
 #: These serve any code, with or without Celery.
 WITHOUT_CELERY = [
-    *("tokens", "wire", "keys", "connection", "lines", "script", "outage", "store", "held", "keeper", "wake_ups"),
-    *("server", "reentry", "handle", "locks"),
+    *("tokens", "wire", "keys", "connection", "lines", "script", "outage", "protocol", "store", "held", "keeper"),
+    *("wake_ups", "server", "reentry", "handle", "locks"),
 ]
 
 MODULES = {path.stem: path for path in sorted(PACKAGE.glob("*.py"))}

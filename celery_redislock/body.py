@@ -1,0 +1,37 @@
+"""The body of a task, wrapped once: it runs only where its lock was asked for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from .errors import LockConfigError
+from .execution import execution_of
+
+if TYPE_CHECKING:
+    from celery import Task
+
+
+def guard(cls: type[Task[..., Any]], name: str, body: Callable[..., Any]) -> Callable[..., Any]:
+    """`body`, but refusing to run in a worker where its lock was never asked for, and ended by `lock_on_lost`."""
+
+    @functools.wraps(body)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        request = cls.request_stack.top
+        if request is None or request.called_directly:
+            return body(*args, **kwargs)
+        execution = execution_of(request)
+        if execution is None:
+            raise LockConfigError(
+                f"{name}: its before_start was overridden without super().before_start(task_id, args, kwargs), so the "
+                "lock was not taken and the body was not run"
+            )
+        if execution.joined is not None:
+            return execution.joined.value
+        with execution.abort or nullcontext():
+            return body(*args, **kwargs)
+
+    run.__redislock__ = True  # type: ignore[attr-defined]
+    return run
