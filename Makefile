@@ -34,7 +34,7 @@ format: $(STAMP)
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
-bench: $(STAMP)  ## What a cycle, a task and a hand-over cost, side by side with bare calls and other locks
+bench: $(STAMP)  ## What a cycle, a task, a queue of them and a hand-over cost, side by side with bare calls and others
 	@$(BIN)/python -m benchmarks
 
 clean:

@@ -17,21 +17,19 @@ WIDTH = 110
 #: nothing.
 NOISE = 0.25
 
-_CAPTION = (
-    "Medians and quartiles of interleaved rounds; ratios are of the same round, two bare EVALSHA calls being 1.00."
-)
-
 
 class Report:
     """One table: a row per case with its time, its ratio to a baseline, its bound, and whether that is met.
 
     Args:
         title: What was measured.
+        baseline: What most ratios are to.
     """
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, baseline: str = "two bare EVALSHA calls") -> None:
+        caption = f"Medians and quartiles of interleaved rounds; ratios are of the same round, {baseline} being 1.00."
         self._table = Table(
-            title=title, title_justify="left", caption=f"{_CAPTION}\n{versions()}", caption_justify="left"
+            title=title, title_justify="left", caption=f"{caption}\n{versions()}", caption_justify="left"
         )
         self._table.add_column("case")
         for column in ("µs", "quartiles", "ratio", "quartiles", "bound", "met"):

@@ -42,6 +42,9 @@ class Rounds:
     def __init__(self, seconds: Sequence[float]) -> None:
         self.seconds = seconds
 
+    def __add__(self, other: Rounds) -> Rounds:
+        return Rounds([mine + theirs for mine, theirs in zip(self.seconds, other.seconds, strict=True)])
+
     def __sub__(self, other: Rounds) -> Rounds:
         return Rounds([mine - theirs for mine, theirs in zip(self.seconds, other.seconds, strict=True)])
 

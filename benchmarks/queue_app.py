@@ -1,0 +1,57 @@
+"""An empty task of each base class, and the worker that drains them: ``python -m benchmarks.queue_app URL QUEUE``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import redis
+from celery import Celery
+from celery_once import QueueOnce
+from celery_singleton import Singleton
+
+from celery_redislock import LockedTask
+
+#: Where the worker notes when it began and ended to drain a queue.
+CLOCK = "clock"
+#: The base classes to compare, with what their decorators need.
+KINDS: dict[str, dict[str, Any]] = {
+    "Celery's own base": {},
+    "LockedTask": {"base": LockedTask},
+    'LockedTask, scope "job"': {"base": LockedTask, "lock_scope": "job"},
+    'LockedTask, scope "queue"': {"base": LockedTask, "lock_scope": "queue", "lock_on_conflict": "retry"},
+    "celery-once": {"base": QueueOnce},
+    "celery-singleton": {"base": Singleton},
+}
+
+
+def make_app(url: str) -> Celery:
+    """Its broker, locks and the others' locks are on one server."""
+    app = Celery("queue", broker=url, set_as_current=False)
+    app.conf.update(
+        task_ignore_result=True,
+        singleton_backend_url=url,
+        broker_connection_retry_on_startup=True,
+        worker_hijack_root_logger=False,
+    )
+    app.conf.ONCE = {"backend": "celery_once.backends.Redis", "settings": {"url": url, "default_timeout": 3600}}
+    for name, options in KINDS.items():
+        decorate: Any = app.task(name=name, **options)
+        decorate(_empty)
+
+    @app.task(name=CLOCK)
+    def clock() -> None:
+        now = time.perf_counter()  # of the system, so that those of two processes can be compared
+        with redis.Redis.from_url(url) as client:
+            client.rpush(CLOCK, now)
+
+    return app
+
+
+def _empty(number: int) -> None: ...
+
+
+if __name__ == "__main__":
+    quiet = ["--loglevel=ERROR", "--without-gossip", "--without-mingle", "--without-heartbeat"]
+    make_app(sys.argv[1]).worker_main(["worker", "--concurrency=1", f"--queues={sys.argv[2]}", *quiet])
