@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -78,6 +79,7 @@ def connect(url: str, options: Mapping[str, Any]) -> redis.Redis:
         pool = redis.BlockingConnectionPool.from_url(url, **{**DEFAULTS, **options})
         if url.startswith("rediss:") and pool.connection_kwargs.get("ssl_cert_reqs", "required") != "none":
             pool.connection_kwargs.setdefault("ssl_check_hostname", True)  # redis-py before 6 leaves it off
+        pool.connection_class = _whole(pool.connection_class)
         # A URL may bring options too, which redis-py prefers to the others.
         pool.connection_kwargs.update(_FIXED, retry=Retry(NoBackoff(), 0))
         pool.connection_class(**pool.connection_kwargs)  # not connected: only shows what redis-py refuses
@@ -122,7 +124,27 @@ def derive(client: redis.Redis, max_connections: int = 50, *, wait_for_reply: fl
     elif not wait_for_reply:
         kind = redis.BlockingConnectionPool
         options["timeout"] = options["socket_timeout"] + options["socket_connect_timeout"]
-    return redis.Redis(connection_pool=kind(connection_class=pool.connection_class, **options))
+    return redis.Redis(connection_pool=kind(connection_class=_whole(pool.connection_class), **options))
+
+
+class _Whole:
+    """Mixed into a connection: where a time limit or a shutdown interrupts its making, nothing of it is left.
+
+    redis-py gives a half made one back to its pool, perhaps not logged in, or still in database 0.
+    """
+
+    def connect(self) -> None:
+        connection: Any = super()
+        try:
+            connection.connect()
+        except BaseException:
+            connection.disconnect()
+            raise
+
+
+@functools.cache
+def _whole(kind: type[Any]) -> type[Any]:
+    return kind if issubclass(kind, _Whole) else type(kind.__name__, (_Whole, kind), {})
 
 
 class _SentinelPool(SentinelConnectionPool):

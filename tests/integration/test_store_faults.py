@@ -6,12 +6,13 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 import redis
 
 from celery_redislock import LockUnavailable
-from celery_redislock.connection import connect
+from celery_redislock.connection import connect, derive
 from celery_redislock.protocol import Finished, Granted, Held
 from celery_redislock.script import ACQUIRE, INSPECT, RELEASE, RENEW
 from celery_redislock.store import LockStore
@@ -271,26 +272,71 @@ class TestNoReplyIsTakenForAnothers:
 
     def test_where_a_time_limit_interrupts_the_reading(self, store, holder, held, client, lock_proxy):
         """The interrupted acquire is undone, and its late reply is nobody's."""
-        fault = lock_proxy.delay(60, where=ACQUIRE.sha.encode(), nth=1)
-        reader = threading.get_ident()
-
-        def strike():
-            fault.wait()
-            signal.pthread_kill(reader, signal.SIGUSR1)
-
-        before = signal.signal(signal.SIGUSR1, _time_limit)
-        striker = threading.Thread(target=strike)
-        striker.start()
-        try:
-            with pytest.raises(_TimeLimitError):
-                holder("id").acquire()
-        finally:
-            striker.join()
-            signal.signal(signal.SIGUSR1, before)
+        with _struck_at(lock_proxy.delay(60, where=ACQUIRE.sha.encode(), nth=1)), pytest.raises(_TimeLimitError):
+            holder("id").acquire()
         assert client.get(KEY) is None
         for key, task_id in held.items():
             assert store.inspect(key).task_id == task_id
         assert store.inspect(KEY) is None
+
+
+class TestAConnectionInterruptedWhileItIsMade:
+    """Half made, it would be in another database, or not logged in, or take the late reply for its own."""
+
+    def test_is_not_used_after_a_time_limit(self, locks, lock_proxy, holder):
+        with redis.Redis.from_url(locks.url(1)) as client, connect(f"{lock_proxy.url[:-1]}1", {}) as behind:
+            one = holder("id")
+            one.store = LockStore(behind)
+            with _struck_at(lock_proxy.delay(60, to=b"SELECT", nth=1)), pytest.raises(_TimeLimitError):
+                one.acquire()
+            assert client.get(KEY) is None
+            assert isinstance(one.acquire(), Granted)
+            assert client.get(KEY) == one.token.encode()
+            one.store._drop_spares()
+
+    @pytest.mark.parametrize("can_read", [False, True])
+    @pytest.mark.parametrize("ours", [connect, lambda url, options: derive(redis.Redis.from_url(url, **options))])
+    def test_is_not_used_after_a_shutdown(self, locks, holder, can_read, ours):
+        """As it was seen: ``'_HiredisParser' object has no attribute '_reader'`` took the place of the shutdown."""
+        shutdowns = [SystemExit()]
+
+        def on_connect(connection):
+            if shutdowns:
+                if can_read:
+                    connection._parser.on_connect(connection)
+                raise shutdowns.pop()  # the database is still to be selected
+            connection.on_connect()
+
+        one = holder("id")
+        with (
+            redis.Redis.from_url(locks.url(1)) as client,
+            ours(locks.url(1), {"redis_connect_func": on_connect}) as interrupted,
+        ):
+            one.store = LockStore(interrupted)
+            with pytest.raises(SystemExit):
+                one.acquire()
+            assert isinstance(one.acquire(), Granted)
+            assert client.get(KEY) == one.token.encode()
+            one.store._drop_spares()
+
+
+@contextmanager
+def _struck_at(fault):
+    """A time limit strikes in this thread as soon as the reply is held back."""
+    reader = threading.get_ident()
+
+    def strike():
+        fault.wait()
+        signal.pthread_kill(reader, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, _time_limit)
+    striker = threading.Thread(target=strike)
+    striker.start()
+    try:
+        yield
+    finally:
+        striker.join()
+        signal.signal(signal.SIGUSR1, before)
 
 
 class _TimeLimitError(Exception):
