@@ -1,6 +1,6 @@
 """Signals, of Celery's own kind: connect receivers as to `celery.signals`.
 
-``sender`` is the task, or None for a lock taken outside tasks. Every receiver must accept ``**kwargs``.
+``sender`` is the task; a lock outside tasks sends none. Every receiver must accept ``**kwargs``.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ __all__ = ["lock_acquired", "lock_conflict", "lock_lost", "lock_released", "lock
 lock_acquired = Signal(name="lock_acquired", providing_args=["lock"])
 
 #: The key is held by another. Arguments: ``key``, ``holder`` (`LockInfo`), ``policy`` (what happens now:
-#: a policy's name, or ``"come back"`` for a copy, a successor or begun work).
+#: a policy's name, ``"come back"`` for a copy, a successor or begun work, ``"return existing"`` at a publish).
 lock_conflict = Signal(name="lock_conflict", providing_args=["key", "holder", "policy"])
 
 #: The key was given back. Arguments: ``lock``.
 lock_released = Signal(name="lock_released", providing_args=["lock"])
 
-#: The key was lost while it was held. Sent from the keeper's thread. Arguments: ``lock``, ``reason``.
+#: The key was lost while it was held. Sent from a thread of its own, or from the run that finds it. Arguments: ``lock``, ``reason``.
 lock_lost = Signal(name="lock_lost", providing_args=["lock", "reason"])
 
 #: Redis could not be asked for the key. Arguments: ``key``, ``error`` (`LockUnavailable`).
