@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -55,7 +56,10 @@ def outcome_of(task: Task[..., Any], task_id: str) -> Outcome:
 
 
 class JoiningExecution(Execution):
-    """Ends with the outcome of the task that its message has met, or runs in its place if it died without one."""
+    """Ends with the outcome of the task that its message has met, or runs in its place if it died without one.
+
+    One that was to run again has died if it has not within `lock_queue_ttl`, as far as anybody can say.
+    """
 
     __slots__ = ()
 
@@ -83,7 +87,7 @@ class JoiningExecution(Execution):
                 super()._take(lock)
                 if self.lock is None:  # an outage: by its policy the body runs without
                     return
-            elif outcome.will_run_again:
+            elif outcome.will_run_again and time.time() - self.message.returned.since < self.plan.options.queue_ttl:
                 self._let_go(lock)
                 retry(self, LockInfo(lock.key, joins, self.task.name, None, None, None), joins)
             else:
@@ -100,8 +104,9 @@ class JoiningExecution(Execution):
         """Release without a note: the attempt is not over."""
         self._server.keeper.remove(lock)
         with suppress(LockUnavailable):  # then its lease ends it
-            lock.store.release(lock.key, lock.nonce)
+            lock.store.release(lock.key, lock.token)
         self.lock = None  # only now, as in `end`
+        lock.token = self._mint()  # that release may still be on its way
         if signals.lock_released.receivers:
             signals.lock_released.send(sender=self.task, lock=lock)
 

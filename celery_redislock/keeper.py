@@ -105,6 +105,8 @@ class Keeper:
         due = [lock for lock in self._held.copy().values() if self._is_due(lock, now)]
         for start in range(0, len(due), BATCH):
             self._renew(due[start : start + BATCH])
+        if not self._held:
+            self._failures = 0  # no renewal will tell that Redis answers again
         # After a failure it is too early, and the next renewals matter more.
         goes_on = bool(self._leaving) and not self._failures and self._release_leaving()
         upcoming = (min(lock.renew_at, lock.deadline) for lock in self._held.copy().values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from typing import Any
 
@@ -33,9 +34,12 @@ class LockedRequest(Request):
         self.request_dict[DELIVERY] = Delivery(mint_nonce(), time.monotonic(), serializer)
 
     def on_accepted(self, pid: Any, time_accepted: float) -> None:
-        """Remember what the child `pid` runs now; pools without children run it in this process."""
+        """Remember what the child `pid` runs now; pools without children run it in this process.
+
+        Those of greenlets give the greenlet's id for `pid`, which is a thread's here.
+        """
         run = self.run
-        if pid != os.getpid() and run is not None:
+        if run is not None and pid not in {os.getpid(), threading.get_ident()}:
             _children.accepted(pid, run)
         super().on_accepted(pid, time_accepted)
 

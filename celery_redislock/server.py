@@ -105,10 +105,12 @@ class LockServer:
             if isinstance(result, Granted):
                 held.granted(result)
                 return None
-            if isinstance(result, Held):
+            # Finished: a run under the caller's own task id has succeeded, and the key cools down.
+            conflict = result if isinstance(result, Held) else self.store.held(held.key)
+            if conflict is not None:
                 if not waits:
-                    return result
-                self.wait(result.holder.info(held.key, result.ttl), end - time.monotonic(), poll=poll)
+                    return conflict
+                self.wait(conflict.holder.info(held.key, conflict.ttl), end - time.monotonic(), poll=poll)
 
     def give_up(self, key: str, claim: str, *, is_to_come: bool, now: bool = False) -> None:
         """Release what was left to a message that will not run.

@@ -19,7 +19,8 @@ lock_conflict = Signal(name="lock_conflict", providing_args=["key", "holder", "p
 #: The key was given back. Arguments: ``lock``.
 lock_released = Signal(name="lock_released", providing_args=["lock"])
 
-#: The key was lost while it was held. Sent from a thread of its own, or from the run that finds it. Arguments: ``lock``, ``reason``.
+#: The key was lost while it was held. Sent from a thread of its own, or from the run that finds it.
+#: Arguments: ``lock``, ``reason``.
 lock_lost = Signal(name="lock_lost", providing_args=["lock", "reason"])
 
 #: Redis could not be asked for the key. Arguments: ``key``, ``error`` (`LockUnavailable`).

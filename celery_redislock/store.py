@@ -176,8 +176,17 @@ class LockStore(Lines):
         Raises:
             LockUnavailable: Redis did not answer or refused.
         """
-        held = self.look(key)
-        return held and _token(held[0]).info(key, held[1])
+        held = self.held(key)
+        return held and held.holder.info(key, held.ttl)
+
+    def held(self, key: str) -> Held | None:
+        """Who holds `key`, as `acquire` would say; None where it is free.
+
+        Raises:
+            LockUnavailable: Redis did not answer or refused.
+        """
+        found = self.look(key)
+        return found and Held(_token(found[0]), found[1])
 
     def look(self, key: str) -> tuple[bytes, float | None] | None:
         """What `key` holds, and the seconds until it ends (None: never); None where it is free.

@@ -80,6 +80,16 @@ class TestJoin:
         assert deliver(app, "lab.on_join", "k", "second", redislock=message["redislock"])[1] == "second"
         assert ledger.items() == ["second"]
 
+    def test_runs_in_the_place_of_a_holder_that_was_to_run_again_and_has_not_within_lock_queue_ttl(
+        self, deliver, app, ledger
+    ):
+        app.backend.mark_as_retry("lost", RuntimeError("later"))
+        header = joining("lost")
+        assert deliver(app, "lab.on_join", "k", "item", **header)[0] == states.IGNORED
+        header["redislock"]["since"] -= 3600
+        assert deliver(app, "lab.on_join", "k", "item", **header) == (states.SUCCESS, "item")
+        assert ledger.items() == ["item"]
+
     def test_lock_retry_for_ends_it_naming_the_task_that_it_waits_for(self, deliver, config, locks):
         config.settings["redislock_retry_for"] = 0.5
         app = make_app(config)

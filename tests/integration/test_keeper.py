@@ -72,6 +72,19 @@ def test_a_server_that_comes_back_before_the_deadline_loses_nothing(hold, store,
     assert client.get(KEY).decode() == lock.token
 
 
+def test_a_release_is_made_up_for_where_a_renewal_had_failed_and_nothing_is_held_any_more(hold, keeper, store, client):
+    lock = hold(lease=30)
+    working, store._client = store._client, _Broken()
+    store._spare.clear()
+    lock.renew_at = 0
+    keeper._wake.set()
+    wait_until(lambda: keeper._failures, "a renewal has failed", 2)
+    keeper.remove(lock)
+    keeper.release_later(KEY, lock.nonce)
+    store._client = working
+    wait_until(lambda: client.get(KEY) is None, "it is released", 5)
+
+
 def test_a_lock_past_its_deadline_stays_lost_although_a_late_renewal_succeeds(hold):
     lock = hold(lease=30)
     lock.deadline = time.monotonic() - 1

@@ -81,6 +81,23 @@ class TestEager:
             lock.release()
             assert run.result() == "item"
 
+    @pytest.mark.parametrize(
+        ("policy", "error", "says"),
+        [("skip", TaskRevokedError, "cooling down after id"), ("retry", LockConflict, "task id")],
+    )
+    def test_the_callers_own_id_again_meets_its_cooldown(self, config, policy, error, says):
+        from tests.lab.app import make_app
+
+        app = make_app(config)
+
+        @app.task(base=LockedTask, shared=False, lock_cooldown=60, lock_on_conflict=policy, lock_wait=0.2)
+        def task(): ...
+
+        assert task.apply(task_id="id").state == "SUCCESS"
+        with pytest.raises(error, match=says):
+            task.apply(task_id="id").get()
+        app.close()
+
     def test_always_eager_takes_the_lock_too(self, config, ledger):
         from tests.lab.app import make_app
 
