@@ -368,7 +368,7 @@ def test_ignore_frees_our_key_only(moving, start, keys):
 
 def test_every_option_on_the_page_is_ours_and_every_one_of_theirs_is_there():
     text = PAGE.read_text()
-    ours = {f"lock_{name}" for name in {**KEY_OPTIONS, **OPTIONS}} | {"lock_info", "lock_expiry"}
+    ours = {f"lock_{name}" for name in {**KEY_OPTIONS, **OPTIONS}} | {"lock_for", "lock_info", "lock_expiry"}
     ours |= {f"redislock_{name}" for name in {**SETTINGS, **OPTIONS}}
     assert set(re.findall(r"\b(?:lock|redislock)_\w+", text)) <= ours
     theirs = {"keys", "graceful", "timeout", "unlock_before_run", "default_timeout", "blocking", "blocking_timeout"}

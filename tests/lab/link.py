@@ -44,11 +44,11 @@ class Link(threading.Thread):
 
     def cut(self) -> None:
         """Wake both threads: they find their connections closed."""
-        self.ended.set()
         for end in (self.client, self.server):
             if end:
                 with suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
+        self.ended.set()  # last: a reply that is held back must not get through
 
     def _pump(self, source: socket.socket, pass_on: Callable[[bytes], None]) -> None:
         with suppress(OSError):
