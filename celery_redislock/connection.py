@@ -25,16 +25,22 @@ _NOT_FOR_USERS = frozenset({*_FIXED, "retry", "retry_on_error", "single_connecti
 _SCHEMES = frozenset({"redis", "rediss", "unix", "redis+socket"})
 
 
-def lock_url(configured: str | None, broker: str | None, result_backend: str | None) -> str:
+def lock_url(configured: str | None, broker: Any, result_backend: Any) -> str:
     """The URL of the lock server: the configured one, else the broker's, else the result backend's.
+
+    Args:
+        configured: `redislock_url`.
+        broker: In any form that Celery takes: a URL, several with ``;`` between them, a list of them.
+        result_backend: As that; what is no URL is no Redis.
 
     Raises:
         LockConfigError: None of them is a Redis that this version can use.
     """
     if configured is not None:
         return _redis_py_url(configured)
-    for url in (broker, result_backend):
-        first = (url or "").split(";")[0]  # the first of a list of brokers
+    for urls in (broker, result_backend):
+        one = urls[0] if isinstance(urls, list | tuple) and urls else urls
+        first = one.split(";")[0] if isinstance(one, str) else ""
         if first.split(":", 1)[0] in _SCHEMES:
             return _redis_py_url(first)
     raise LockConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ class Lines:
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
         self._spare: list[redis.Redis] = []
+        self._pid = os.getpid()
         # Half of the pool stays in it, so that whoever waits there is served.
         self._max_spare = min(MAX_SPARE, client.connection_pool.max_connections // 2)
 
@@ -47,6 +49,9 @@ class Lines:
         return reply
 
     def _take_client(self) -> redis.Redis:
+        if self._pid != os.getpid():  # after a fork: those are the parent's, and so are the replies that come there
+            self._pid = os.getpid()
+            self._spare.clear()
         try:
             return self._spare.pop()
         except IndexError:

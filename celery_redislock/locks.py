@@ -218,6 +218,10 @@ class Lock(Handle):
         if held is None:
             return None
         check_fence(held, self._fence)
+        mine = self._hold()
+        if mine is not None and mine.held is held:  # this object has entered before, and counts by its hold
+            mine.count += 1
+            return mine
         return Hold(held, None, is_own=False)
 
     def _take(self, server: LockServer, timeout: float | None, poll: float, token: Text | None) -> Hold | Held:

@@ -62,7 +62,10 @@ def _wire_key(key: Any) -> str:
 
 
 def _wire_object(value: Any) -> Any:
-    if not hasattr(value, "__json__"):  # kombu asks that first
+    if hasattr(value, "__json__"):  # kombu asks that first
+        if not isinstance(value, str | int | float):
+            return wire(value.__json__())
+    else:
         for kind, marker, encode in _MARKERS:
             if isinstance(value, kind):
                 return {"__type__": marker, "__value__": encode(value)}

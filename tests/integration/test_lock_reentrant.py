@@ -12,7 +12,7 @@ import pytest
 import redis
 from redis.exceptions import LockError
 
-from celery_redislock import Lock, LockConflict, LockedTask, LockLost
+from celery_redislock import Lock, LockConflict, LockedTask, LockLost, locked
 from tests.integration.conftest import held_elsewhere
 from tests.lab.app import make_app
 
@@ -206,6 +206,37 @@ class TestRequest:
         assert owned
         assert state == "held"
         assert locks.client.keys() == []
+
+    def test_one_object_may_be_entered_again_and_again(self, app, locks):
+        guard = locked("twice", app=app)
+
+        @app.task(bind=True, base=LockedTask, lock_key="twice", shared=False)
+        def task(self):
+            lock = self.lock_for()
+            with guard, guard, lock, lock:
+                inside = (lock.token, self.lock.state)
+            self.lock.check()
+            return inside == (self.lock.token, "held") and not lock.token
+
+        assert task.apply().get() is True
+        assert locks.client.keys() == []
+
+    def test_coroutines_of_a_run_may_share_one_object(self, app):
+        guard = locked("shared", app=app)
+
+        @app.task(bind=True, base=LockedTask, lock_key="shared", shared=False)
+        def task(self):
+            async def part():
+                with guard:
+                    await asyncio.sleep(0)
+                return True
+
+            async def parts():
+                return await asyncio.gather(part(), part())
+
+            return asyncio.run(parts())
+
+        assert task.apply().get() == [True, True]
 
     def test_it_extends_the_tasks_lock(self, app, locks):
         @app.task(bind=True, base=LockedTask, shared=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import redis
 
@@ -242,3 +244,23 @@ class _LosesOneReply:
             self.lost = True
             raise self.error
         return reply
+
+
+def test_a_forked_child_has_connections_of_its_own(store):
+    """What its parent keeps at hand has two readers then, and each would take the other's replies."""
+
+    def connection_id():
+        return str(store._on_line(lambda client: client.client_id()))
+
+    mine = connection_id()
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.write(write, connection_id().encode())
+        os._exit(0)
+    os.wait()
+    theirs = os.read(read, 100).decode()
+    os.close(read)
+    os.close(write)
+    assert theirs.isdigit()
+    assert theirs != mine
+    assert connection_id() == mine

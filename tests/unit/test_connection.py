@@ -44,6 +44,8 @@ def connection_of(client: redis.Redis) -> Any:
         (None, "redis://one/0;redis://two/0", None, "redis://one/0"),
         (None, "amqp://broker//", "redis://backend/0", "redis://backend/0"),
         (None, "amqp://broker//;redis://two/0", "rediss://backend/0", "rediss://backend/0"),
+        (None, ["redis://one/0", "redis://two/0"], None, "redis://one/0"),
+        (None, ["amqp://one//", "redis://two/0"], "redis://backend/0", "redis://backend/0"),
         (None, None, "redis://backend/0", "redis://backend/0"),
         (None, "redis+socket:///run/r.sock", None, "unix:///run/r.sock?db=0"),
         (None, "redis+socket:///run/r.sock?virtual_host=3", None, "unix:///run/r.sock?db=3"),
@@ -53,7 +55,7 @@ def connection_of(client: redis.Redis) -> Any:
     ids=str,
 )
 def test_the_lock_server_is_the_configured_one_or_the_brokers_or_the_backends(
-    configured: str | None, broker: str | None, backend: str | None, chosen: str
+    configured: str | None, broker: Any, backend: str | None, chosen: str
 ) -> None:
     assert lock_url(configured, broker, backend) == chosen
 

@@ -79,7 +79,7 @@ class Described:
     """kombu writes what `__json__` returns."""
 
     def __json__(self) -> Any:
-        return {"when": date(2026, 1, 2), "pair": (1, 2)}
+        return {"when": date(2026, 1, 2), "pair": (1, 2), "bytes": b"abc"}
 
 
 class DescribedModel(Described):
