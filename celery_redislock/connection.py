@@ -130,7 +130,7 @@ def derive(client: redis.Redis, max_connections: int = 50, *, wait_for_reply: fl
     elif not wait_for_reply:
         kind = redis.BlockingConnectionPool
         options["timeout"] = options["socket_timeout"] + options["socket_connect_timeout"]
-    return redis.Redis(connection_pool=kind(connection_class=_whole(pool.connection_class), **options))
+    return redis.Redis(connection_pool=_discreet(kind)(connection_class=_whole(pool.connection_class), **options))
 
 
 class _Whole:
@@ -151,6 +151,20 @@ class _Whole:
 @functools.cache
 def _whole(kind: type[Any]) -> type[Any]:
     return kind if issubclass(kind, _Whole) else type(kind.__name__, (_Whole, kind), {})
+
+
+class _Discreet:
+    """Mixed into a pool: redis-py 6.4 and 7.0 show a Sentinel's password in the error that no master was found."""
+
+    def __repr__(self) -> str:
+        pool: Any = self
+        options = pool.connection_kwargs
+        return f"<{type(self).__name__} {options.get('path') or options.get('host')}:{options.get('port')}>"
+
+
+@functools.cache
+def _discreet(kind: type[Any]) -> type[Any]:
+    return type(kind.__name__, (_Discreet, kind), {})
 
 
 class _SentinelPool(SentinelConnectionPool):

@@ -124,10 +124,12 @@ class Locked:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._block().__exit__(kind, error, traceback)
+        # Not by the app of this moment: the block may have made another one current.
+        taken = (lock for lock in reversed([*self._of_block.values()]) if lock.token is not None)
+        (next(taken, None) or self._block()).__exit__(kind, error, traceback)
 
     def _block(self) -> Lock | NoLock:
-        """The same lock at the begin and at the end: it tells threads and contexts apart by itself."""
+        """The same lock for every block on a server: it tells threads and contexts apart by itself."""
         settings = self._resolve()
         if not settings.enabled:
             return NoLock()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
+import traceback
 
 import pytest
 import redis
 from redis.sentinel import Sentinel
 
-from celery_redislock import Lock
+from celery_redislock import Lock, LockUnavailable
 from celery_redislock.held import PAST_DEADLINE
 from tests.lab.proxy import Proxy
 from tests.lab.servers import wait_until
@@ -79,3 +81,14 @@ def test_renewal_goes_on_after_the_sentinels_knew_no_primary(port, caplog):
         watcher.sentinel_monitor(WATCHED, host, primary_port, 1)
     wait_until(lambda: lock.remaining > 1.8, "it is renewed", 5)
     lock.release()
+
+
+def test_where_no_sentinel_answers_its_password_is_in_no_error(log):
+    secret = "s3cret"  # noqa: S105
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        sentinel = Sentinel([taken.getsockname()], sentinel_kwargs={"password": secret, "username": "shop"})
+        lock = Lock(sentinel.master_for("primary", password=secret), "stock:7", timeout=30)
+        with pytest.raises(LockUnavailable, match="No master found") as caught:
+            lock.acquire()
+    assert secret not in "".join(traceback.format_exception(caught.value)) + log.text

@@ -40,6 +40,14 @@ class TestBlock:
             assert keys() == {lock.name} == {KEY}
         assert keys() == set()
 
+    def test_a_block_that_makes_another_app_current_gives_its_key_back(self, keys):
+        """As the first import of a module that has one does."""
+        kept = locked("stock:7")
+        with kept:
+            other = Celery("other")
+            assert _state.get_current_app() is other
+        assert keys() == set()
+
     def test_values_make_the_key_of_a_template(self):
         with locked("stock:{sku}", values={"sku": 7}) as lock:
             assert lock.name == KEY
