@@ -226,15 +226,7 @@ class TestRequest:
 
         @app.task(bind=True, base=LockedTask, lock_key="shared", shared=False)
         def task(self):
-            async def part():
-                with guard:
-                    await asyncio.sleep(0)
-                return True
-
-            async def parts():
-                return await asyncio.gather(part(), part())
-
-            return asyncio.run(parts())
+            return in_two_coroutines(lambda: guard)
 
         assert task.apply().get() == [True, True]
 
@@ -289,15 +281,7 @@ class TestRequest:
     def test_coroutines_of_a_run_hold_what_their_run_holds(self, app):
         @app.task(bind=True, base=LockedTask, shared=False)
         def task(self):
-            async def part():
-                with self.lock_for():
-                    await asyncio.sleep(0)
-                    return True
-
-            async def parts():
-                return await asyncio.gather(part(), part())
-
-            return asyncio.run(parts())
+            return in_two_coroutines(self.lock_for)
 
         assert task.apply().get() == [True, True]
 
@@ -352,3 +336,17 @@ def test_threads_that_share_an_object_each_have_their_own_turn(make):
     with ThreadPoolExecutor() as pool:
         for done in [pool.submit(work) for _ in range(6)]:
             done.result()
+
+
+def in_two_coroutines(lock):
+    """Enter what `lock` returns in each of them, while the other has it."""
+
+    async def part():
+        with lock():
+            await asyncio.sleep(0)
+            return True
+
+    async def parts():
+        return await asyncio.gather(part(), part())
+
+    return asyncio.run(parts())
