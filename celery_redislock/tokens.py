@@ -23,18 +23,22 @@ NOTHING = "*"
 _QUEUED, _COOLING = "~", "="
 _STATES = {_QUEUED: "queued", _COOLING: "cooling"}
 _PLAIN = re.compile(r"[\w.@:+,~-]+", re.ASCII).fullmatch
+_PUBLISH = re.compile(r"[\w-]{8}", re.ASCII).fullmatch
 _FIELDS = 5
 
 
 class Attempt(NamedTuple):
-    """One try at one task: ``self.retry()`` and ``replace()`` make a new one under the same id."""
+    """One try at one task: ``self.retry()`` and ``replace()`` make a new one under the same id, and so does a publish."""
 
     task_id: str
     retries: int
     replaced: int
+    publish: str = ""
+    """From `mint_publish`; empty where the publisher did not write it into the message, as `send_task`."""
 
     def __str__(self) -> str:
-        return f"{escape(self.task_id)}/{self.retries}/{self.replaced}"
+        attempt = f"{escape(self.task_id)}/{self.retries}/{self.replaced}"
+        return f"{attempt}/{self.publish}" if self.publish else attempt
 
 
 class Token(NamedTuple):
@@ -65,6 +69,16 @@ class Token(NamedTuple):
 def mint_nonce() -> str:
     """A fresh nonce: 128 random bits as 22 characters."""
     return secrets.token_urlsafe(16)
+
+
+def mint_publish() -> str:
+    """A fresh name for one publish: it tells apart those of one task id alone, so 48 random bits as 8 characters do."""
+    return secrets.token_urlsafe(6)
+
+
+def is_publish(value: Any) -> bool:
+    """Whether this may be from `mint_publish`."""
+    return isinstance(value, str) and bool(_PUBLISH(value))
 
 
 def mint_claim() -> str:
@@ -115,13 +129,13 @@ def parse(value: str) -> Token:
             None if hostname == NOTHING else _unescape(hostname),
             None if task == NOTHING else _unescape(task),
         )
-    except (ValueError, OverflowError, OSError):
+    except (ValueError, TypeError, OverflowError, OSError):
         return Token(value)
 
 
 def _parse_attempt(text: str) -> Attempt:
-    task_id, retries, replaced = text.split("/")
-    return Attempt(_unescape(task_id), int(retries), int(replaced))
+    task_id, retries, replaced, *publish = text.split("/")
+    return Attempt(_unescape(task_id), int(retries), int(replaced), *publish)
 
 
 def _unescape(field: str) -> str:

@@ -154,7 +154,9 @@ def give_up(server: Server, command: GiveUp, mistakes: Mistakes) -> Effect:
 
 def noted(attempt: Attempt, mistakes: Mistakes) -> Attempt:
     """What a note, and a copy, is known by."""
-    return Attempt(attempt.task_id, 0, 0) if Mistake.SAME_ID_IS_A_COPY in mistakes else attempt
+    if Mistake.SAME_ID_IS_A_COPY in mistakes:
+        return Attempt(attempt.task_id, 0, 0)
+    return attempt._replace(publish="") if Mistake.NOTE_NAMES_NO_PUBLISH in mistakes else attempt
 
 
 def _owns(key: Key | None, nonce: str) -> bool:

@@ -25,6 +25,13 @@ class Message(NamedTuple):
     """It has been sent back at least once."""
     begun: bool = False
     """Its header says that no policy may drop it."""
+    after: str = ""
+    """Its publisher has seen the end of that task."""
+
+    @property
+    def may_be_known_as_begun(self) -> bool:
+        """Whether a process that ran it may have died before its ack: nobody can know."""
+        return self.begun or (self.redelivered and self.acks_late)
 
     @property
     def again(self) -> Message:
@@ -43,6 +50,10 @@ class Ending(NamedTuple):
     publishes: Message | None = None
     hands_over: bool = False
     requeues: bool = False
+    caller: Message | None = None
+    """What somebody publishes who has seen this end, before the key is given back."""
+    caller_of_job: bool = False
+    """It is of scope ``job``: its publisher takes the key for it."""
 
 
 class Phase(Enum):

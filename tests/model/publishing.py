@@ -73,8 +73,13 @@ class Publishing:
             return Step(f"a publisher takes the key for {one.message}", after.put_publisher(one, Stage.TOOK), asked)
         assert world.server.key
         holder = world.server.key.attempt
+        if world.has_ended(holder) and Mistake.ENDED_IS_A_HOLDER not in self.mistakes:
+            # It has the place beside the key: others are answered with it, and it takes its turn.
+            sent = after.remember("published", one.message.attempt).enqueue(one.message)
+            return Step(f"{one.message} is sent, for {holder} has ended", sent, asked)
         label = f"the publisher of {one.message.attempt} is answered with {holder}"
-        return Step(label, after.remember("answered", holder), asked)
+        broken = Promise.SERVED_ANEW if one.message.after == holder.task_id else None
+        return Step(label, after.remember("answered", holder), asked, broken)
 
     def _lose_reply(self, world: World, one: Publisher) -> Step:
         command = Acquire(one.claim, one.message.attempt, reads_note=False)

@@ -15,6 +15,8 @@ class Promise(Enum):
     NOT_AGAIN = "no attempt is started again after it finished"
     NOT_STUCK = "no key is left to a message that is not on its way"
     ANSWERED = "who is answered with a job gets one that runs, or whose publisher failed or that was revoked"
+    POLICY = "a duplicate that nobody can have begun meets its policy"
+    SERVED_ANEW = "who has seen a run end is not answered with it, nor skipped for it"
     ENDS = "whatever happened, everything can still come to its end"
 
 
@@ -52,6 +54,10 @@ class Mistake(Enum):
     GIVEN_UP_IS_FORGOTTEN = "a retry that is revoked while the run that sent it goes on is left its key nevertheless"
     DROPPED_KEEPS_ITS_CLAIM = "a copy that finds the note gives up no claim, and is left a key by a second first run"
     FAILED_PUBLISH_LEAVES_ITS_KEY = "a publish that fails does not give the key back"
+    OLD_IS_BEGUN = "a message that has waited for long, or comes again before its early ack, is taken for begun"
+    COMEBACK_LEAVES_NO_NOTE = "a message that has come back, and may have been sent twice then, leaves no note"
+    NOTE_NAMES_NO_PUBLISH = "a second publish under one task id is taken for a copy of the first"
+    ENDED_IS_A_HOLDER = "a run whose end its caller has seen is a conflict until it has released its key"
     CLAIMED_MESSAGE_MEETS_THE_POLICY = "a message whose key has lapsed is skipped as a duplicate"
 
 

@@ -107,6 +107,41 @@ PUBLISHED_AND_RETRIED = Scenario(
     (Publisher(Message(A, acks_late=False)), Publisher(Message(STRANGER, acks_late=False))),
 )
 
+SENT_BACK_TWICE = Scenario(
+    "two strangers that take their turns, and a message that is sent back twice at once",
+    (Message(A), Message(STRANGER, acks_late=False)),
+    {A: (SUCCESS,), STRANGER: (SUCCESS,)},
+    Faults(2, doublings=1, deaths=1, lost_replies=1),
+)
+OLD = Scenario(
+    "two strangers that skip duplicates, one acked early, whose messages wait for too long",
+    (Message(A, policy="skip"), Message(STRANGER, policy="skip", acks_late=False)),
+    {A: (SUCCESS,), STRANGER: (SUCCESS,)},
+    Faults(2, timeouts=2, deaths=1),
+)
+REUSED = Scenario(
+    "two publishes under one task id, and copies of them",
+    (Message(A._replace(publish="1")), Message(A._replace(publish="2"), policy="skip")),
+    {A._replace(publish="1"): (SUCCESS,), A._replace(publish="2"): (FAILURE,)},
+    Faults(2, timeouts=1, deaths=1, lost_replies=1),
+)
+SEEN_TO_END = Scenario(
+    "a message, and one of a caller who has seen it end; both skip duplicates",
+    (Message(A, policy="skip"),),
+    {A: (Ending("SUCCESS", caller=Message(STRANGER, policy="skip")),), STRANGER: (SUCCESS,)},
+    Faults(2, timeouts=1, deaths=1, lost_replies=1, pauses=1),
+)
+JOB_SEEN_TO_END = Scenario(
+    "a job, and one of a caller who has seen it end, acked early",
+    (),
+    {
+        A: (Ending("FAILURE", caller=Message(STRANGER, policy="skip", acks_late=False), caller_of_job=True),),
+        STRANGER: (SUCCESS,),
+    },
+    Faults(2, timeouts=1, deaths=1, lost_replies=1, failed_publishes=1),
+    (Publisher(Message(A, policy="skip")),),
+)
+
 SCENARIOS = (
     ONE_MESSAGE,
     GIVEN_BACK,
@@ -122,4 +157,9 @@ SCENARIOS = (
     REVOKED,
     PUBLISHED,
     PUBLISHED_AND_RETRIED,
+    SENT_BACK_TWICE,
+    OLD,
+    REUSED,
+    SEEN_TO_END,
+    JOB_SEEN_TO_END,
 )

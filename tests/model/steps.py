@@ -12,7 +12,7 @@ from celery_redislock.tokens import Attempt
 from .commands import Acquire, Claim, Command, Effect, GiveUp, HandOver, Release, Renew, Reply, Server, apply, noted
 from .executions import Ending, Execution, Message, Phase
 from .fate import Fate, token_of
-from .publishing import Publishing
+from .publishing import Publisher, Publishing
 from .rules import OVER, Excuse, Mistake, Promise
 from .world import Step, World
 
@@ -64,6 +64,9 @@ class Steps:
             yield from self.publishing.of(world, publisher)
         if world.faults.may("revokes"):
             yield from self._revoke(world)
+        if world.faults.may("doublings"):
+            for message in {message for message in world.queue if message.returned}:
+                yield Step(f"{message} was sent twice", world.enqueue(message).spend("doublings"))
         yield from self.fate.expire(world)
 
     def _deliver(self, world: World) -> Iterator[Step]:
@@ -107,7 +110,7 @@ class Steps:
         # Or that reply is lost too: undone, by a release that needs no reply, and an outage to the execution.
         undo = Release(one.nonce, None, unseen_copy=False)
         after = world._replace(server=self._apply(world, undo).server)
-        begun = self._is_begun(one) and not self._makes(Mistake.OUTAGE_FORGETS_BEGUN_WORK)
+        begun = self._has_begun(one) and not self._makes(Mistake.OUTAGE_FORGETS_BEGUN_WORK)
         asked = (world.server, undo)
         yield self._send_back(after, one, begun, "has no answer, undoes it and comes back", asked)
 
@@ -136,9 +139,10 @@ class Steps:
     def _conflict(self, world: World, one: Execution, holder: Attempt, asked: tuple[Server, Command]) -> Step:
         message = one.message
         is_copy = noted(holder, self.mistakes) == noted(one.attempt, self.mistakes)
-        begun = is_copy or self._is_begun(one)
+        begun = is_copy or self._has_begun(one)
         follows = holder.task_id in {message.attempt.task_id, message.parent}
         claimed = message.claim and not self._makes(Mistake.CLAIMED_MESSAGE_MEETS_THE_POLICY)
+        ended = world.has_ended(holder)
         if self._makes(Mistake.BEGUN_WORK_MEETS_THE_POLICY):
             begun = is_copy
         spared = (
@@ -146,12 +150,20 @@ class Steps:
             or claimed
             or message.attempt.retries
             or (follows and not self._makes(Mistake.SUCCESSOR_MEETS_THE_POLICY))
+            or (ended and not self._makes(Mistake.ENDED_IS_A_HOLDER))
         )
         if not spared and message.policy == "skip":
             if not follows and not message.claim and message.attempt not in world.history.started:
                 world = world.remember("settled", message.attempt)
-            return self._close(world, one, Phase.DROPPED, f"{one.nonce} is skipped as a duplicate of {holder}", asked)
-        return self._send_back(world, one, begun, f"meets {holder} and comes back", asked)
+            label = f"{one.nonce} is skipped as a duplicate of {holder}"
+            step = self._close(world, one, Phase.DROPPED, label, asked)
+            return step._replace(broken=Promise.SERVED_ANEW) if message.after == holder.task_id else step
+        # Nobody can have begun it, or it would have been marked so.
+        fresh = message.attempt not in world.history.started and not message.may_be_known_as_begun
+        step = self._send_back(world, one, begun, f"meets {holder} and comes back", asked)
+        if message.policy == "skip" and fresh and not (claimed or message.attempt.retries or follows or ended):
+            return step._replace(broken=Promise.POLICY)
+        return step
 
     def _send_back(self, world: World, one: Execution, begun: bool, why: str, asked: tuple[Server, Command]) -> Step:
         again = one.message._replace(redelivered=False, returned=True, begun=one.message.begun or begun)
@@ -165,13 +177,27 @@ class Steps:
                 yield self._publish(world, one, ending)
             elif one.phase is Phase.RUNNING or one.ending == ending:
                 ended = one._replace(phase=Phase.ENDED, ending=ending)
-                step = Step(f"{one.nonce} ends {one.attempt} with {ending.state}", world.put(ended))
+                after = self._tell_caller(world.put(ended), one, ending)
+                step = Step(f"{one.nonce} ends {one.attempt} with {ending.state}", after)
                 yield from self._on(step, ended, self._release) if world.is_calm else (step,)
         yield self._renew(world, one)
         if self._makes(Mistake.RELEASE_WHILE_THE_CHILD_RUNS) and world.faults.may("deaths"):
             hard_limit = Release(one.nonce, None, unseen_copy=False)
             after = world.spend("deaths")._replace(server=self._apply(world, hard_limit).server)
             yield Step(f"the main process releases {one.nonce}'s key at its hard time limit", after)
+
+    @staticmethod
+    def _tell_caller(world: World, one: Execution, ending: Ending) -> World:
+        """The outcome is stored: who has waited for it publishes."""
+        if ending.state not in {"SUCCESS", "FAILURE"} or one.attempt in world.history.stored:
+            return world
+        world = world.remember("stored", one.attempt)
+        if ending.caller is None:
+            return world
+        message = ending.caller._replace(after=one.attempt.task_id)
+        if ending.caller_of_job:
+            return world._replace(publishers=(*world.publishers, Publisher(message)))
+        return world.remember("published", message.attempt).enqueue(message)
 
     def _publish(self, world: World, one: Execution, ending: Ending) -> Step:
         assert ending.publishes
@@ -223,7 +249,7 @@ class Steps:
         note = one.attempt if is_over else None
         unseen_copy = one.overdue
         if not self._makes(Mistake.FIRST_DELIVERY_IGNORES_ITS_COPY):
-            unseen_copy = self._is_begun(one)
+            unseen_copy = self._may_be_copy(one)
         unseen_copy &= not self._makes(Mistake.NO_NOTE_FOR_AN_UNSEEN_COPY)
         if one.gives and ending.publishes:
             return HandOver(self._token(one), note, unseen_copy, one.gives, ending.publishes.attempt)
@@ -252,15 +278,22 @@ class Steps:
 
     def _acquire(self, one: Execution) -> Acquire | Claim:
         message = one.message
-        reads_note = message.returned or self._is_begun(one)
+        reads_note = message.returned or self._may_be_copy(one)
         if message.claim:
             return Claim(self._token(one), one.attempt, reads_note, message.claim)
         return Acquire(one.nonce, one.attempt, reads_note)
 
-    def _is_begun(self, one: Execution) -> bool:
-        """Whether another delivery of its message may have begun the work."""
+    def _may_be_copy(self, one: Execution) -> bool:
+        """Whether another delivery of its message may have begun before, or be still to come."""
         late = one.overdue and not self._makes(Mistake.FIRST_DELIVERY_IGNORES_ITS_COPY)
-        return one.message.redelivered or one.message.begun or late
+        returned = one.message.returned and not self._makes(Mistake.COMEBACK_LEAVES_NO_NOTE)
+        return one.message.redelivered or one.message.begun or late or returned
+
+    def _has_begun(self, one: Execution) -> bool:
+        """Whether the work may have begun in an execution that has died, so that no policy may drop it."""
+        if self._makes(Mistake.OLD_IS_BEGUN):
+            return one.overdue or one.message.redelivered or one.message.begun
+        return one.message.may_be_known_as_begun
 
     def _token(self, one: Execution) -> str:
         return token_of(one, self.mistakes)

@@ -29,6 +29,8 @@ class Faults(NamedTuple):
     pauses: int = 0
     failed_publishes: int = 0
     revokes: int = 0
+    doublings: int = 0
+    """A message that comes back is sent twice: the reply was lost."""
 
     def may(self, fault: str) -> bool:
         return self.together > 0 and getattr(self, fault) > 0
@@ -46,6 +48,8 @@ class History(NamedTuple):
     started: frozenset[Attempt] = frozenset()
     finished: frozenset[Attempt] = frozenset()
     """Their outcome is stored and their run has ended."""
+    stored: frozenset[Attempt] = frozenset()
+    """Their outcome is stored, whatever became of their run then."""
     settled: frozenset[Attempt] = frozenset()
     """Ended as their user wants it, without finishing: skipped before they began, or rejected."""
     excused: frozenset[tuple[Attempt, Excuse]] = frozenset()
@@ -74,6 +78,10 @@ class World(NamedTuple):
     @property
     def is_over(self) -> bool:
         return not (self.queue or self.executions or self.publishers) and self.server.key is None
+
+    def has_ended(self, attempt: Attempt) -> bool:
+        """Whether its outcome is stored, so that the result backend tells everybody."""
+        return attempt in self.history.stored
 
     @property
     def is_stuck(self) -> bool:
