@@ -7,7 +7,7 @@ from typing import Any
 import redis
 
 from celery_redislock.script import ACQUIRE, RELEASE
-from celery_redislock.store import NOTE_TTL_MS, beside
+from celery_redislock.store import beside
 
 from .timing import Case
 
@@ -27,7 +27,7 @@ def two_calls(client: redis.Redis, key: str, token: str, lease: float, note: str
     nonce = token.split(" ")[0]
     acquire = (ACQUIRE.sha, 1, key, nonce, token, int(lease * 1000))
     keys = [key, beside(key, "waiters"), beside(key, "wake"), *([] if note is None else [note])]
-    release: tuple[Any, ...] = (RELEASE.sha, len(keys), *keys, nonce, NOTE_TTL_MS, 0)
+    release: tuple[Any, ...] = (RELEASE.sha, len(keys), *keys, nonce, "86400000", 0)
 
     def cycle() -> None:
         granted, released = client.evalsha(*acquire), client.evalsha(*release)

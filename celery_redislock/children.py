@@ -21,6 +21,13 @@ logger = logging.getLogger(__name__)
 LOOK = 0.2
 
 
+class Left(NamedTuple):
+    """What a message says was left to it: the key in Redis, and the claim that opens it."""
+
+    key: str
+    claim: str
+
+
 class Run(NamedTuple):
     """What a child was given."""
 
@@ -29,8 +36,8 @@ class Run(NamedTuple):
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     nonce: str
-    claim: str | None
-    """Of its message; the child may have died before it could use it. None once the message goes on by itself."""
+    left: Left | None
+    """To its message; the child may have died before it could use it. None once the message goes on by itself."""
     is_to_come: bool
     """The run before may leave the key to the message only when it ends."""
 
@@ -75,7 +82,7 @@ class Children:
         """
         run = self._runs.get(pid)
         if run is not None and run.nonce == nonce:
-            self._runs[pid] = run._replace(claim=None)
+            self._runs[pid] = run._replace(left=None)
 
     def release_dead(self) -> None:
         """Release what children held that are dead now."""
@@ -119,12 +126,12 @@ def _release(run: Run) -> None:
         # No note: where the message comes again, it is to run again.
         if server.store.release(key, run.nonce):
             logger.warning("%s: its process died; its lock %s was released", run.name, key)
-        if run.claim is not None:
-            server.give_up(key, run.claim, is_to_come=run.is_to_come, now=True)
+        if run.left is not None:
+            server.give_up(*run.left, is_to_come=run.is_to_come, now=True)
     except LockUnavailable as error:
         logger.warning("%s: its process died; %s: it ends in %.0f s", run.name, error, run.plan.options.lease)
-        if run.claim is not None:  # what is left to a message lives for longer than a lease
-            server.give_up(key, run.claim, is_to_come=run.is_to_come)
+        if run.left is not None:  # what is left to a message lives for longer than a lease
+            server.give_up(*run.left, is_to_come=run.is_to_come)
 
 
 def _is_dead(pid: int) -> bool:

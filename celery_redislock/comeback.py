@@ -6,16 +6,17 @@ nothing of the task has run.
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from celery import Task
 from kombu import Exchange, Queue
 
-from .tokens import is_claim
+from .tokens import is_claim, is_publish
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -26,6 +27,8 @@ HEADER = "redislock"
 #: For brokers that redeliver what is not acked in time; theirs is longer than this unless configured. Seconds.
 DEFAULT_VISIBILITY_TIMEOUT = 1800.0
 _MAX_DOUBLINGS = 16
+#: A longer name of a key is none of ours, in characters.
+MAX_KEY = 1000
 #: What RabbitMQ puts before a routing key while it delays a message natively: a word for each bit of the delay.
 _DELAY_WORDS = re.compile(r"^(?:[01]\.){28}")
 _DELAY_EXCHANGE = "celery_delayed_delivery"
@@ -34,35 +37,35 @@ _DEATH_HEADERS = ("x-death", "x-first-death-", "x-last-death-")
 
 
 class Return(NamedTuple):
-    """How often a message has come back, since when, and what was left to it."""
+    """What a message says of itself: its publish, what was left to it, and how often it has come back, since when."""
 
+    publish: str = ""
+    """The name of its publish, from `mint_publish`; it stays when the message comes back."""
+    claim: str | None = None
+    """The nonce under which a key, or the place in its queue, was left to it."""
+    key: str | None = None
+    """That key in Redis, as its publisher made it of the arguments."""
     times: int = 0
     since: float = 0.0
     """When it was first sent back: seconds since the epoch; 0 before that."""
     begun: bool = False
-    """It was a copy or was marked redelivered: work that has begun, which no policy may drop."""
+    """A process that ran it may have died: work that has begun, which no policy may drop."""
     joins: str | None = None
     """The task whose outcome it waits for, by the policy ``join``."""
-    claim: str | None = None
-    """The nonce under which the key, or the place in the queue, was left to it."""
 
     @classmethod
     def read(cls, header: Any) -> Self:
-        """From a message header; a malformed one counts as none."""
+        """From a message header. A field that is odd counts as not there, and costs no other field."""
         if not isinstance(header, Mapping):
             return cls()
-        times, since, begun, joins, claim = (header.get(name) for name in cls._fields)
-        if type(times) is not int or times < 0 or type(begun) is not bool:
-            return cls()
-        if not isinstance(joins, str | None) or not (claim is None or is_claim(claim)):
-            return cls()
-        if not times:
-            return cls(begun=begun, claim=claim)
-        if (
-            isinstance(since, bool) or not isinstance(since, int | float) or not 0 < since <= time.time() + 60
-        ):  # NaN fails too
-            return cls()
-        return cls(times, float(since), begun, joins, claim)
+        said = cls(**{name: value for name, value in header.items() if name in _IS_SOUND and _IS_SOUND[name](value)})
+        # By a clock that is ahead, it lies in the future.
+        return said._replace(since=float(min(said.since, time.time()))) if said.since else said
+
+    @property
+    def wire(self) -> dict[str, Any]:
+        """The message header: what is not said is left out."""
+        return {name: value for name, value in self._asdict().items() if value != self._field_defaults[name]}
 
     def next(self, *, begun: bool, joins: str | None = None) -> Self:
         """The header of the message when it is sent back once more."""
@@ -73,6 +76,18 @@ class Return(NamedTuple):
         """Seconds until it should be tried again: exponential, with jitter."""
         doubled = shortest * 2 ** min(self.times + 1, _MAX_DOUBLINGS)
         return min(random.uniform(shortest, doubled), longest)  # noqa: S311 - jitter, no secret
+
+
+#: What each field of a message header may be.
+_IS_SOUND: Mapping[str, Callable[[Any], bool]] = {
+    "publish": is_publish,
+    "claim": is_claim,
+    "key": lambda value: isinstance(value, str) and 0 < len(value) <= MAX_KEY,
+    "times": lambda value: type(value) is int and value >= 0,
+    "since": lambda value: type(value) in {int, float} and 0 < value < math.inf,
+    "begun": lambda value: type(value) is bool,
+    "joins": lambda value: isinstance(value, str),
+}
 
 
 def visibility_timeout(app: Celery) -> float:
@@ -130,7 +145,7 @@ def publish_again(
         countdown=countdown,
         retries=request.retries,
         # Celery takes the running task, which is this one, for the parent of what has none.
-        headers={**custom_headers(request), "parent_id": request.parent_id, HEADER: header._asdict()},
+        headers={**custom_headers(request), "parent_id": request.parent_id, HEADER: header.wire},
         # Celery before 5.7 takes it from the task, not from the request.
         ignore_result=ignores_result(task, request),
         **{name: value for name, value in options.items() if value is not None},

@@ -10,8 +10,10 @@ from .errors import LockConflict, LockUnavailable
 from .execution import Execution
 from .held import HeldLock
 from .held_by_request import held_by_request
+from .outcome import has_ended
 from .policies import skip_reason
 from .protocol import Leaves
+from .publish import MOMENT
 from .reentry import check_fence, held_in_context
 
 #: These do not block for the key.
@@ -51,6 +53,8 @@ class EagerExecution(Execution):
         try:
             timeout = 0.0 if options.on_conflict in _AT_ONCE else options.wait
             conflict = self._server.take(lock, timeout, fence=options.fence)
+            if conflict is not None and not timeout and has_ended(self.task, conflict.holder.info(lock.key, None)):
+                conflict = self._server.take(lock, MOMENT, fence=options.fence)
         except LockUnavailable:
             self.lock = None
             if options.on_outage == "run":

@@ -17,7 +17,8 @@ from .held import HeldLock
 from .held_by_request import EXECUTION
 from .info import LockInfo
 from .message import Message
-from .policies import POLICIES, CameBack
+from .outcome import has_ended
+from .policies import GIVE_TURNS, POLICIES, CameBack
 from .protocol import Claim, Finished, Granted, Held, Leaves
 from .publish import seconds_to_start
 from .server import LockServer
@@ -25,7 +26,7 @@ from .server import LockServer
 if TYPE_CHECKING:
     from celery.app.task import Context
 
-    from .join import Outcome
+    from .outcome import Outcome
     from .plan import LockPlan
     from .task import LockedTask
 
@@ -100,6 +101,8 @@ class Execution:
             Ignore, Reject: The run has ended without its body.
         """
         self._key = key = self.plan.redis_key(args, kwargs)
+        if self._claim is not None and self.message.returned.key not in {key, None}:
+            self._leave_other_key(key)
         options, nonce = self.plan.options, self.message.nonce
         lock = HeldLock(self._server.store, key, self._mint(), nonce, options.lease, options.max_hold, self._on_lost)
         self._take(lock)
@@ -137,19 +140,30 @@ class Execution:
 
     def _leaves(self, lock: HeldLock, state: str | None) -> Leaves:
         note = self._note(lock.key) if state in _OVER else None
-        copy_may_wait = self.message.may_be_doubled or self.message.may_be_a_copy
+        copy_may_wait, note_ttl = self.message.may_be_a_copy, self.plan.note_ttl
         if self.leaves_to is not None:
-            return Leaves(note, copy_may_wait, *self.leaves_to)
+            return Leaves(note, copy_may_wait, *self.leaves_to, note_ttl)
         cooldown = self.plan.options.cooldown
         if cooldown and state == states.SUCCESS:
-            return Leaves(note, copy_may_wait, tokens.cooling(str(lock.token)), cooldown)
-        return Leaves(note, copy_may_wait)
+            return Leaves(note, copy_may_wait, tokens.cooling(str(lock.token)), cooldown, note_ttl)
+        return Leaves(note, copy_may_wait, note_ttl=note_ttl)
+
+    def _leave_other_key(self, key: str) -> None:
+        """The publisher made another key of the same arguments: its code is older or newer."""
+        logger.warning(
+            "%s: its publisher took lock %s, but its arguments make %s here: that one is given up, and this one asked "
+            "for; do the publisher and this worker run the same code?",
+            *(self.message.name, self.message.returned.key, key),
+        )
+        self._give_up_claim()
+        self.message.returned = self.message.returned._replace(claim=None, key=None)
 
     def _give_up_claim(self) -> None:
         """What was left to the message is not needed: it does not run, or runs without."""
-        if self._claim is not None and self._key is not None:
+        key = self.message.returned.key or self._key
+        if self._claim is not None and key is not None:
             is_to_come = self.plan.hands_over_to(self.message.attempt.retries)
-            self._server.give_up(self._key, self._claim.nonce, is_to_come=is_to_come)
+            self._server.give_up(key, self._claim.nonce, is_to_come=is_to_come)
         self._claim = None
 
     def _take(self, lock: HeldLock) -> None:
@@ -157,7 +171,7 @@ class Execution:
             # Before the answer: where a time limit strikes while it is read, the postrun hook releases the key.
             self.lock = lock
             # Only such a message reads the note that its attempt is over.
-            note = self._note(lock.key) if self.message.returned.times or self.message.may_be_a_copy else None
+            note = self._note(lock.key) if self.message.may_be_a_copy else None
             try:
                 result = lock.store.acquire(
                     *(lock.key, lock.token, lock.nonce, lock.lease, note),
@@ -193,13 +207,14 @@ class Execution:
 
     def _conflict(self, key: str, conflict: Held) -> None:
         holder = conflict.holder.info(key, conflict.ttl)
-        begun = self.message.may_be_a_copy or conflict.holder.attempt == self.message.attempt
+        begun = self.message.has_begun or conflict.holder.attempt == self.message.attempt
         options = self.plan.options
         has_the_key = self._claim is not None and options.scope != "queue"  # it had: it was kept for too short a time
-        if not (begun or has_the_key or self.message.attempt.retries or self._follows(holder)):
-            policy = options.on_conflict
-            if options.scope == "job" and holder.task_id is None:  # no job of which this is a duplicate
-                policy = "retry"
+        policy = options.on_conflict
+        if options.scope == "job" and holder.task_id is None:  # no job of which this is a duplicate
+            policy = "retry"
+        is_spared = begun or has_the_key or self.message.attempt.retries or self._follows(holder)
+        if not is_spared and not (policy not in GIVE_TURNS and has_ended(self.task, holder)):
             if self._waits is None:  # else it is the conflict that has been announced
                 self._announce(holder, policy)
             POLICIES[policy](self, holder)

@@ -5,54 +5,23 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from celery import states
+from celery.exceptions import SoftTimeLimitExceeded
 
 from . import signals
 from .errors import LockConfigError, LockUnavailable, describe
 from .execution import Execution
 from .held import HeldLock
 from .info import LockInfo
+from .outcome import PRIVATE_BACKENDS, Outcome, backend_scheme, outcome_of
 from .policies import retry, revoke
 
 if TYPE_CHECKING:
-    from celery import Celery, Task
+    from celery import Celery
 
 logger = logging.getLogger(__name__)
-
-#: Result backends that only the caller, or only one process, can read.
-PRIVATE_BACKENDS = ("rpc", "cache+memory", "cache+locmem", "disabled")
-
-
-class Outcome(NamedTuple):
-    """How a task ended, or that it is still on its way."""
-
-    state: str
-    value: Any
-    """Its result, or its error."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it has ended."""
-        return self.state in states.READY_STATES
-
-    @property
-    def will_run_again(self) -> bool:
-        """Whether it has no key just now because it waits for its next attempt, as far as anybody can say."""
-        return self.state == states.RETRY
-
-
-def outcome_of(task: Task[..., Any], task_id: str) -> Outcome:
-    """The outcome of `task_id` so far, from the result backend; one that is away is to be asked again later."""
-    try:
-        meta = task.backend.get_task_meta(task_id, cache=False)
-    except Exception as error:
-        if not task.backend.exception_safe_to_retry(error):
-            raise
-        logger.warning("task %s cannot ask how %s ended: %s; it comes back", task.name, task_id, describe(error))
-        return Outcome(states.RETRY, None)
-    return Outcome(meta["status"], meta["result"])
 
 
 class JoiningExecution(Execution):
@@ -62,6 +31,25 @@ class JoiningExecution(Execution):
     """
 
     __slots__ = ()
+
+    def end(self, state: str | None) -> None:
+        """As `Execution.end`; who joins an attempt that ends without an outcome does not wait for another one."""
+        if state == states.IGNORED and self.lock is not None and self.message.attempt.retries:
+            self._show_no_retry()
+        super().end(state)
+
+    def _show_no_retry(self) -> None:
+        """The last attempt has left the state RETRY, but none comes any more: `Ignore` stores nothing."""
+        task_id, backend = self.message.attempt.task_id, self.task.backend
+        try:
+            if backend.get_task_meta(task_id, cache=False)["status"] == states.RETRY:
+                backend.store_result(task_id, None, states.IGNORED, request=self.request)
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as error:  # noqa: BLE001 - each backend has its own
+            logger.warning(
+                "%s cannot be shown as IGNORED, who joins it waits in vain: %s", self.message.name, describe(error)
+            )
 
     def _take(self, lock: HeldLock) -> None:
         """Join, or take the key.
@@ -76,7 +64,7 @@ class JoiningExecution(Execution):
             super()._take(lock)
             return
         # That one took no key where it could leave a note.
-        if self.message.may_be_a_copy and outcome_of(self.task, self.message.attempt.task_id).is_ready:
+        if self.message.is_delivered_again and outcome_of(self.task, self.message.attempt.task_id).is_ready:
             self._drop()
         while True:
             outcome = outcome_of(self.task, joins)
@@ -122,8 +110,7 @@ def check_backend(app: Celery, task: str, ignores_result: bool) -> None:
     Raises:
         LockConfigError: Results are not stored, or nobody else can read them.
     """
-    backend = app.conf.result_backend
-    scheme = str(backend or "disabled").split("://")[0]
+    scheme = backend_scheme(app)
     if ignores_result or scheme in PRIVATE_BACKENDS:
         why = "its results are ignored" if ignores_result else f"result_backend = {scheme!r} cannot be read by others"
         raise LockConfigError(

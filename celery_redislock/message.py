@@ -38,7 +38,6 @@ class Message:
         nonce: Of this delivery.
         returned: How often it has come back.
         was_sent_back: It goes on as another message, or in another delivery.
-        may_be_doubled: The broker may have it a second time, from us.
     """
 
     __slots__ = (
@@ -48,7 +47,6 @@ class Message:
         "_serializer",
         "_task",
         "attempt",
-        "may_be_doubled",
         "nonce",
         "returned",
         "was_sent_back",
@@ -58,10 +56,12 @@ class Message:
         self._task = task
         self._plan = plan
         self._request = request
-        self.attempt = Attempt(str(request.id), request.retries or 0, request.replaced_task_nesting or 0)
-        self.may_be_doubled = self.was_sent_back = False
+        self.was_sent_back = False
         header = getattr(request, HEADER, None)
         self.returned = _FIRST if header is None else Return.read(header)
+        self.attempt = Attempt(
+            str(request.id), request.retries or 0, request.replaced_task_nesting or 0, self.returned.publish
+        )
         delivery = getattr(request, DELIVERY, None)
         if not isinstance(delivery, Delivery):
             delivery = Delivery(tokens.mint_nonce(), time.monotonic())
@@ -76,11 +76,32 @@ class Message:
     def may_be_a_copy(self) -> bool:
         """Whether another delivery of this message may have begun before, or be still to come.
 
+        Also of a message that has come back: kombu sends again what the broker has not confirmed, so there may be two.
+        """
+        return bool(self.returned.times) or self.is_delivered_again
+
+    @property
+    def is_delivered_again(self) -> bool:
+        """Whether the broker has given it to more than one worker, or is about to.
+
         The broker says so of the later one. It puts a message into the queue once more that was not acked in time:
         then the earlier one knows by its own clock.
         """
         overdue = time.monotonic() - self._received_at > OVERDUE * self._plan.visibility_timeout
-        return overdue or self.returned.begun or bool((self._request.delivery_info or {}).get("redelivered"))
+        return overdue or self.returned.begun or self._is_redelivered
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a process that ran it may have died in the midst, so that no policy may drop it.
+
+        An early ack is sent before the body begins: what the broker delivers again after it has not begun. Nor has what
+        is merely old.
+        """
+        return self.returned.begun or (bool(self._task.acks_late) and self._is_redelivered)
+
+    @property
+    def _is_redelivered(self) -> bool:
+        return bool((self._request.delivery_info or {}).get("redelivered"))
 
     @property
     def has_expired(self) -> bool:
@@ -106,7 +127,7 @@ class Message:
             LockUnavailable: It has been held here for `lock_retry_for`; the run is lost.
         """
         countdown = max(min(delay, self._plan.longest_countdown), self._plan.shortest_countdown)
-        self.returned = self.returned.next(begun=begun or self.may_be_a_copy, joins=joins)
+        self.returned = self.returned.next(begun=begun or self.has_begun, joins=joins)
         try:
             publish_again(
                 *(self._task, self._request, self.returned, countdown),
@@ -120,7 +141,6 @@ class Message:
                 self.was_sent_back = True
                 time.sleep(min(countdown, 1.0))  # the broker may give it back at once
                 raise Reject(describe(error), requeue=True) from error
-            self.may_be_doubled = True  # the broker may have it all the same, and have failed to say so
             self._hold_here(error, countdown)
             return False
         self.was_sent_back = True

@@ -12,6 +12,7 @@ from .comeback import delays_natively, visibility_timeout
 from .connection import command_time, connect
 from .keys import KeyMaker
 from .options import check_lease, resolve_options, resolve_settings
+from .protocol import NOTE_TTL
 from .server import settings_of, url_of
 
 if TYPE_CHECKING:
@@ -82,6 +83,14 @@ class LockPlan:
     def visibility_timeout(self) -> float:
         """How long the broker waits for an ack until it delivers a message again, in seconds."""
         return visibility_timeout(self.app)
+
+    @cached_property
+    def note_ttl(self) -> float:
+        """How long a note lives, in seconds: for as long as a copy may still come, which the broker gives that late.
+
+        A copy is given after one visibility timeout, and may wait in another worker for one more.
+        """
+        return NOTE_TTL + 2 * self.visibility_timeout
 
     @property
     def longest_countdown(self) -> float:

@@ -120,3 +120,5 @@ def join(execution: Execution, holder: LockInfo) -> None:
 
 POLICIES: dict[str, Policy] = {"join": join, "raise": fail, "retry": retry, "skip": skip, "wait": wait}
 """By the values of `lock_on_conflict`."""
+GIVE_TURNS = frozenset({"retry", "wait"})
+"""Under these the duplicate runs all the same, once the key is free."""

@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 from .tokens import Token
 
+#: A note outlives every delivery that a broker may still make, in seconds: a day, besides the visibility timeout.
+NOTE_TTL = 24 * 3600.0
+
 
 class Granted(NamedTuple):
     """The key is ours."""
@@ -46,3 +49,5 @@ class Leaves(NamedTuple):
     token: str | None = None
     """The key is not free but holds this, for `ttl` seconds."""
     ttl: float = 0.0
+    note_ttl: float = NOTE_TTL
+    """Seconds that the note lives."""

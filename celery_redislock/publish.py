@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,8 @@ from redis.exceptions import RedisError
 from . import signals, tokens
 from .comeback import HEADER, Return
 from .errors import LockUnavailable, describe
-from .protocol import Granted, Held
+from .outcome import has_ended
+from .protocol import Finished, Granted, Held
 from .server import LockServer
 from .store import beside
 from .tokens import Attempt
@@ -35,7 +37,10 @@ Options = Mapping[str, Any]
 Send = Callable[[Options], "AsyncResult[Any]"]
 
 #: A publish with one of these is not answered with another's result: somebody waits for this id, or it must go on.
-CONTINUATIONS = ("task_id", "group_id", "chord", "chain", "link", "link_error")
+#: The worker sends a link with the ids of its parent and root; a body's own `delay()` has neither.
+CONTINUATIONS = ("task_id", "group_id", "chord", "chain", "link", "link_error", "parent_id", "root_id")
+#: How long a publish waits for the key of a run whose end its caller may have seen, in seconds.
+MOMENT = 1.0
 
 
 def is_bare(options: Options) -> bool:
@@ -56,7 +61,7 @@ class Publication:
         send: Sends the message with these options.
     """
 
-    __slots__ = ("_is_bare", "_options", "_plan", "_send", "_task")
+    __slots__ = ("_header", "_is_bare", "_options", "_plan", "_send", "_task")
 
     def __init__(self, task: LockedTask, plan: LockPlan, options: Options, send: Send) -> None:
         self._task = task
@@ -64,6 +69,16 @@ class Publication:
         self._options = options
         self._is_bare = is_bare(options)
         self._send = send
+        self._header = Return(tokens.mint_publish())
+
+    def send(self) -> AsyncResult[Any]:
+        """Send the message, which says what its publisher knows; what was said by one it was made of goes.
+
+        Raises:
+            Exception: The broker's.
+        """
+        headers = {**(self._options.get("headers") or {}), HEADER: self._header.wire}
+        return self._send({**self._options, "headers": headers})
 
     def publish(self, key: str, execution: Execution | None) -> AsyncResult[Any]:
         """Send the message, unless it is one too many.
@@ -84,8 +99,8 @@ class Publication:
             if lock is not None and lock.key == key and self._plan.hands_over:
                 return self._hand_over(execution)
         elif self._options.get("retries"):  # by the worker's main process, which must not wait for Redis
-            return self._send(self._options)
-        return self._send(self._options) if self._plan.options.scope == "run" else self._take(key)
+            return self.send()
+        return self.send() if self._plan.options.scope == "run" else self._take(key)
 
     def _is_next_attempt(self, execution: Execution) -> bool:
         """Whether this is the `self.retry()` of the run that publishes."""
@@ -94,33 +109,62 @@ class Publication:
 
     def _hand_over(self, execution: Execution) -> AsyncResult[Any]:
         """The key is left to the next attempt: once this one has ended, for its `finally` blocks run after this."""
-        claim = tokens.mint_claim()
+        claim, key = tokens.mint_claim(), execution.lock.key if execution.lock else None
         token, ttl = self._token(claim, execution.request.hostname), self._seconds_to_start()
-        result = self._send_with(claim)
+        self._header = self._header._replace(claim=claim, key=key)
+        result = self.send()
         execution.leaves_to = token, ttl
         return result
 
     def _take(self, key: str) -> AsyncResult[Any]:
         """Take the key, or in scope ``queue`` the place of the one that waits, and leave it to the message."""
         self._options = {**self._options, "task_id": self._options.get("task_id") or uuid()}
-        place = beside(key, "queued") if self._plan.options.scope == "queue" else key
-        claim = tokens.mint_claim()
-        store = LockServer.of(self._plan.app).store
+        claim, waiting = tokens.mint_claim(), beside(key, "queued")
+        place = waiting if self._plan.options.scope == "queue" else key
         try:
-            answer = store.acquire(place, self._token(claim, socket.gethostname()), claim, self._plan.options.lease)
+            answer = self._ask(place, claim)
+            if isinstance(answer, Held) and self._is_of_ended(answer, key):
+                answer = self._ask_again(place, claim, answer.holder.nonce)
+                if isinstance(answer, Held) and self._is_of_ended(answer, key):
+                    place, answer = waiting, self._ask(waiting, claim)  # as in scope `queue`, and after that run
         except LockUnavailable as error:
             signals.lock_unavailable.send(sender=self._task, key=key, error=error)
             if self._plan.options.on_outage == "raise" and self._is_bare:
                 raise
-            return self._send(self._options)  # its run will ask again, and end as its options say
+            return self.send()  # its run will ask again, and end as its options say
         if isinstance(answer, Held):
             holder = answer.holder.info(key, answer.ttl)
             if self._duplicates(holder):
                 return self._existing(holder)
         if not isinstance(answer, Granted):
-            return self._send(self._options)  # it meets its policy when it starts
+            return self.send()  # it meets its policy when it starts
+        return self._send_with(claim, key, place)
+
+    def _ask(self, place: str, claim: str) -> Granted | Held | Finished:
+        token = self._token(claim, socket.gethostname())
+        return LockServer.of(self._plan.app).store.acquire(place, token, claim, self._plan.options.lease)
+
+    def _is_of_ended(self, conflict: Held, key: str) -> bool:
+        """Whether the key is held by a job that the caller may have seen end: to be answered with it helps nobody."""
+        holder = conflict.holder.info(key, conflict.ttl)
+        return self._duplicates(holder) and has_ended(self._task, holder)
+
+    def _ask_again(self, place: str, claim: str, ended: str) -> Granted | Held | Finished:
+        """Ask until the run with the nonce `ended` has released its key too, for `MOMENT` seconds at most."""
+        end, pause = time.monotonic() + MOMENT, 0.002
+        while True:
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)
+            answer = self._ask(place, claim)
+            if not isinstance(answer, Held) or answer.holder.nonce != ended or time.monotonic() >= end:
+                return answer
+
+    def _send_with(self, claim: str, key: str, place: str) -> AsyncResult[Any]:
+        """Send the message that has been left the key, or the place of the one that waits."""
+        store = LockServer.of(self._plan.app).store
+        self._header = self._header._replace(claim=claim, key=key)
         try:
-            result = self._send_with(claim)
+            result = self.send()
         except BaseException:
             store.undo(place, claim)
             raise
@@ -163,12 +207,8 @@ class Publication:
         """That of the message while it waits; its attempt as its `Execution` will name it."""
         options = self._options
         nesting = options.get("replaced_task_nesting") or 0
-        attempt = Attempt(str(options["task_id"]), options.get("retries") or 0, nesting)
+        attempt = Attempt(str(options["task_id"]), options.get("retries") or 0, nesting, self._header.publish)
         return tokens.mint(claim, attempt, self._plan.origin(hostname))
-
-    def _send_with(self, claim: str) -> AsyncResult[Any]:
-        headers = {**(self._options.get("headers") or {}), HEADER: Return(claim=claim)._asdict()}
-        return self._send({**self._options, "headers": headers})
 
     def _seconds_to_start(self) -> float:
         return seconds_to_start(self._task, self._plan, self._options)

@@ -11,7 +11,7 @@ from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
 from celery.worker.request import Request
 from kombu.serialization import registry  # type: ignore[attr-defined]
 
-from .children import Children, Run
+from .children import Children, Left, Run
 from .comeback import HEADER, Return
 from .delivery import DELIVERY, Delivery, hide_headers, is_given_back
 from .policies import CameBack, SentBack, Skipped
@@ -50,9 +50,10 @@ class LockedRequest(Request):
         plan = task._lock_plan
         if plan is None or not plan.enabled:
             return None
-        claim = Return.read(self.request_dict.get(HEADER)).claim
+        said = Return.read(self.request_dict.get(HEADER))
+        left = Left(said.key, said.claim) if said.key is not None and said.claim is not None else None
         is_to_come = plan.hands_over_to(self.request_dict.get("retries"))
-        return Run(str(self.id), plan, self.args, self.kwargs, self.request_dict[DELIVERY].nonce, claim, is_to_come)
+        return Run(str(self.id), plan, self.args, self.kwargs, self.request_dict[DELIVERY].nonce, left, is_to_come)
 
     def revoked(self) -> bool:
         """Whether it was revoked, or has expired; what was left to it is free then."""
@@ -61,9 +62,8 @@ class LockedRequest(Request):
         if not super().revoked():
             return False
         run = self.run
-        key = run and run.claim and run.key
-        if run and run.claim and key:
-            LockServer.of(run.plan.app).give_up(key, run.claim, is_to_come=run.is_to_come)
+        if run is not None and run.left is not None:
+            LockServer.of(run.plan.app).give_up(*run.left, is_to_come=run.is_to_come)
         return True
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:

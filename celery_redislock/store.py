@@ -29,10 +29,8 @@ from .tokens import Token, parse
 
 logger = logging.getLogger(__name__)
 
-#: A note outlives every redelivery that a broker may still make, in milliseconds: a day.
-#: Text, as all that is sent: hiredis 3.5 crashes the process where a time limit strikes while it writes an int.
-NOTE_TTL_MS = str(24 * 3600 * 1000)
 #: A waiter that has died is remembered no longer than this, in milliseconds; a living one looks every second.
+#: Text, as all that is sent: hiredis 3.5 crashes the process where a time limit strikes while it writes an int.
 WAITER_TTL_MS = "3000"
 #: The longest pause before a command is sent a second time, in seconds. Both failed: Redis counts as away.
 MAX_PAUSE = 0.1
@@ -116,7 +114,7 @@ class LockStore(Lines):
         keys = _release_keys(key)
         if leaves.note is not None:
             keys = (*keys, leaves.note)
-        values: Sequence[Text] = (nonce, NOTE_TTL_MS, "1" if leaves.copy_may_wait else "0")
+        values: Sequence[Text] = (nonce, _ms(leaves.note_ttl), "1" if leaves.copy_may_wait else "0")
         if leaves.token is not None:
             keys = (*keys[:3], leaves.note or key, given_up(key, leaves.token.partition(" ")[0]))
             values = (*values, leaves.token, _ms(leaves.ttl))
@@ -203,7 +201,7 @@ class LockStore(Lines):
     def undo(self, key: str, nonce: Text) -> None:
         """Release what a failed acquire may have been granted; one try: else the lease ends it."""
         try:
-            self._send(RELEASE, _release_keys(key), (nonce, NOTE_TTL_MS, "0"))
+            self._send(RELEASE, _release_keys(key), (nonce, "0", "0"))
         except RedisError:
             logger.debug("could not undo a failed acquire of %s; its lease ends it if it was granted", key)
 

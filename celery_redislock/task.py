@@ -146,15 +146,18 @@ class LockedTask(BaseTask):
             result.duplicate = False
             return result  # type: ignore[no-any-return]
 
-        if plan is None or not plan.acts_at_publish or app.conf.task_always_eager:
+        if plan is None or not plan.enabled or app.conf.task_always_eager:
             return send(options)
+        publication = Publication(self, plan, options, send)
+        if not plan.acts_at_publish:
+            return publication.send()
         try:
             key = self._key_of(plan, args or (), kwargs or {})
         except (TypeError, LockKeyError):
             if plan.options.scope == "run" or not is_bare(options):
-                return send(options)
+                return publication.send()
             raise
-        return Publication(self, plan, options, send).publish(key, execution_of(self.request_stack.top))
+        return publication.publish(key, execution_of(self.request_stack.top))
 
     def before_start(self, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the lock, or end the run as the options say."""
@@ -285,10 +288,9 @@ def _tasks_of(app: Celery) -> dict[str, Any]:
 def _give_up_claim(task: LockedTask) -> None:
     """Of a message whose run has ended before it asked for its key."""
     plan, request = task._lock_plan, task.request_stack.top
-    claim = Return.read(getattr(request, HEADER, None)).claim
-    if claim is not None and plan is not None and plan.enabled:
-        key = plan.redis_key(request.args or (), request.kwargs or {})
-        LockServer.of(plan.app).give_up(key, claim, is_to_come=plan.hands_over_to(request.retries))
+    said = Return.read(getattr(request, HEADER, None))
+    if said.claim is not None and said.key is not None and plan is not None and plan.enabled:
+        LockServer.of(plan.app).give_up(said.key, said.claim, is_to_come=plan.hands_over_to(request.retries))
 
 
 @task_postrun.connect(weak=False)

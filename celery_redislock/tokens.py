@@ -28,7 +28,7 @@ _FIELDS = 5
 
 
 class Attempt(NamedTuple):
-    """One try at one task: ``self.retry()`` and ``replace()`` make a new one under the same id, and so does a publish."""
+    """One try at one task: ``self.retry()``, ``replace()`` and another publish make a new one under the same id."""
 
     task_id: str
     retries: int
@@ -135,6 +135,8 @@ def parse(value: str) -> Token:
 
 def _parse_attempt(text: str) -> Attempt:
     task_id, retries, replaced, *publish = text.split("/")
+    if not all(map(is_publish, publish)):
+        raise ValueError("no attempt of ours")
     return Attempt(_unescape(task_id), int(retries), int(replaced), *publish)
 
 

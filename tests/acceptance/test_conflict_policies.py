@@ -272,6 +272,14 @@ class TestJoin:
         assert tasks.on_join.delay("k", "duplicate").get(timeout=PATIENCE) == "duplicate"
         assert ledger.items() == ["holder", "duplicate"]
 
+    def test_a_holder_that_retries_and_then_ignores_is_not_waited_for(self, tasks, start_worker, running, ledger):
+        """Its state would stay RETRY, as if it were to run again."""
+        start_worker(3)
+        tasks.on_join.delay("k", "holder", "ignores")
+        running("holder")
+        assert tasks.on_join.delay("k", "duplicate").get(timeout=PATIENCE) == "duplicate"
+        assert ledger.items() == ["holder", "holder", "duplicate"]
+
     def test_a_lock_that_is_no_task_has_no_outcome_to_join(self, tasks, start_worker, ledger):
         start_worker(1)
         with tasks.on_join.lock_for("k"):

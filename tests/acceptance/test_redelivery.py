@@ -130,6 +130,38 @@ def test_a_message_whose_run_is_cancelled_with_its_lost_connection_runs_again(
     wait_until(lambda: locks.client.keys("redislock:*}") == [], "the key is free")
 
 
+def test_a_message_whose_countdown_outlasts_the_visibility_timeout_meets_its_policy(
+    impatient, start_worker, tasks, running, nothing_waits, ledger
+):
+    """It has waited for long, and copies of it come; but it was to be acked before its body began: it has not begun."""
+    start_worker(2)
+    late = tasks.once.apply_async(("k", "duplicate"), countdown=LONG / 2)
+    tasks.once.delay("k", "first", LONG)
+    running("first")
+    wait_until(late.ready, "it has met the first one", LONG + 10)
+    wait_until(nothing_waits, "all copies have gone", LONG + 10)
+    assert late.state == states.REVOKED
+    assert "skip" in {conflict["policy"] for conflict in ledger.conflicts()}
+    assert ledger.items() == ["first"]
+
+
+def test_a_message_that_is_sent_back_twice_by_kombu_runs_once(
+    config, broker_proxy, start_worker, tasks, ledger, running, nothing_waits
+):
+    """The reply to its publish is lost, and kombu publishes it again, as `task_publish_retry` says."""
+    config.settings["task_publish_retry"] = True
+    worker = start_worker(2)
+    tasks.work.delay("k", "first", 2.0)
+    running("first")
+    fault = broker_proxy.drop_reply(b"LPUSH", config.queue.encode(), nth=2)
+    second = tasks.work.delay("k", "second")
+    wait_until(lambda: fault.struck, "the reply to a message that came back was lost")
+    assert second.get(timeout=20) == "second"
+    wait_until(nothing_waits, "both have gone")
+    assert dropped(worker, second) == 1
+    assert ledger.items() == ["first", "second"]
+
+
 def test_a_message_that_waited_in_a_worker_for_too_long_does_not_run_after_its_copy(
     impatient, start_worker, tasks, ledger, config
 ):

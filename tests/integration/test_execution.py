@@ -148,7 +148,7 @@ def leave(config, locks, name, place=""):
     key = make_app(config).tasks[name].lock_for("k").name + place
     claim = tokens.mint_claim()
     locks.client.set(key, tokens.mint(claim, Attempt("id", 0, 0), tokens.origin("host", name)), px=3_600_000)
-    return Return(claim=claim)._asdict(), key
+    return Return(claim=claim, key=key.removesuffix(place)).wire, key
 
 
 def test_a_retry_that_is_dropped_is_left_nothing_by_a_second_run_of_the_one_that_sent_it(deliver, config, locks):
@@ -227,11 +227,41 @@ def test_a_run_that_ends_close_to_the_visibility_timeout_leaves_a_note(deliver, 
 @pytest.mark.parametrize("come_back", [{}, {"redislock": {"times": 1, "since": 1.0, "begun": True}}])
 def test_begun_work_is_never_skipped_also_when_it_comes_back(deliver, held, locks, come_back):
     """A redelivered message whose key a third party holds by now; the broker is away, so that it is given back."""
-    held("lab.once")
+    held("lab.once_late")
     redelivered = {"exchange": "", "routing_key": "q", "redelivered": not come_back}
-    state, outcome = deliver("lab.once", "k", retry_for=0.2, delivery_info=redelivered, **come_back)
-    assert state == "FAILURE"  # held here in vain for lock_retry_for, instead of IGNORED as a skip is
-    assert "this run is lost" in str(outcome.exception)
+    assert deliver("lab.once_late", "k", delivery_info=redelivered, **come_back)[0] == "REJECTED"
+
+
+@pytest.mark.parametrize("held_for", [0, 95], ids=["redelivered before its early ack", "merely old"])
+def test_what_cannot_have_begun_meets_its_policy(deliver, config, held, ledger, log, held_for):
+    """An early ack is sent before the body begins; and a long countdown is no run."""
+    config.settings["broker_transport_options"]["visibility_timeout"] = 100
+    held("lab.once")
+    delivery = Delivery("n" * 22, time.monotonic() - held_for)
+    info = {"exchange": "", "routing_key": "q", "redelivered": not held_for}
+    assert deliver("lab.once", "k", delivery_info=info, redislock_delivery=delivery)[0] == "IGNORED"
+    assert "skip" in log.text
+    assert ledger.runs() == []
+
+
+def test_a_note_outlives_the_visibility_timeout(deliver, config, locks):
+    week = 7 * 24 * 3600
+    config.settings["broker_transport_options"]["visibility_timeout"] = week
+    redelivered = {"exchange": "", "routing_key": "q", "redelivered": True}
+    assert deliver("lab.late", "k", "item", delivery_info=redelivered) == (None, "item")
+    (note,) = locks.client.keys("*:note:id/0/0")
+    assert locks.client.ttl(note) > 2 * week
+
+
+def test_a_key_that_the_publisher_made_of_other_parameters_is_given_up(deliver, config, locks, ledger, log):
+    """A deploy has added a parameter: the publisher's key would be kept for lock_queue_ttl, and answer publishes."""
+    header, _ = leave(config, locks, "lab.job")
+    key = "redislock:{lab.job:older}"
+    locks.client.rename(header["key"], key)
+    assert deliver("lab.job", "k", "item", redislock={**header, "key": key}) == (None, "item")
+    wait_until(lambda: locks.client.keys() == [], "nothing is left", 5)
+    assert f"its publisher took lock {key}, but its arguments make" in log.text
+    assert ledger.items() == ["item"]
 
 
 def test_max_hold_counts_from_the_grant_and_not_from_the_wait(deliver, config):
@@ -311,7 +341,7 @@ def test_a_body_whose_decorator_adds_arguments_fails_instead_of_running_unlocked
 
 def test_begun_work_that_meets_an_outage_comes_back_as_begun_work(config, lock_proxy, broker_server):
     app = make_app(config)
-    task = app.tasks["lab.once"]
+    task = app.tasks["lab.once_late"]
     lock_proxy.refuse()
     delivery_info = {"exchange": "", "routing_key": config.queue, "redelivered": True}
     request = {"id": "id", "retries": 0, "delivery_info": delivery_info, "hostname": "w@host"}

@@ -10,13 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from celery import chain, chord, group
+from celery import Celery, chain, chord, group
 from kombu.exceptions import OperationalError
 
-from celery_redislock import LockedTask, LockKeyError, LockUnavailable, signals
+from celery_redislock import LockedTask, LockKeyError, LockUnavailable, signals, tokens
+from celery_redislock.store import LockStore
+from celery_redislock.tokens import Attempt
 from tests.integration.conftest import held_elsewhere
 from tests.lab.app import Config, make_app
 from tests.lab.servers import free_port, wait_until
+
+# Of redis-py, to Celery's result backend.
+pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
 
 SCOPES = ["job", "queued"]
 
@@ -89,6 +94,7 @@ def continued(task, plain):
     """Publishes of a duplicate that somebody waits for, or that must go on; how many messages each sends."""
     return {
         "task_id": (lambda: task.apply_async(("k",), task_id="mine"), 1),
+        "parent_id": (lambda: task.apply_async(("k",), parent_id="parent", root_id="root"), 1),
         "link": (lambda: task.apply_async(("k",), link=plain.si()), 1),
         "link_error": (lambda: task.apply_async(("k",), link_error=plain.si()), 1),
         "chain": (lambda: chain(task.si("k"), plain.si()).apply_async(), 1),
@@ -98,7 +104,7 @@ def continued(task, plain):
 
 
 @pytest.mark.parametrize("name", SCOPES)
-@pytest.mark.parametrize("how", ["task_id", "link", "link_error", "chain", "group", "chord"])
+@pytest.mark.parametrize("how", ["task_id", "parent_id", "link", "link_error", "chain", "group", "chord"])
 def test_only_a_bare_publish_is_answered_with_anothers_result(name, how, tasks, waiting):
     task = getattr(tasks, name)
     first = task.delay("k")
@@ -263,6 +269,70 @@ class TestOutage:
         with pytest.raises(LockUnavailable, match="cannot be asked for"):
             make_app(config).tasks["lab.job"].delay("k")
         assert waiting() == 0
+
+
+class TestAfterTheEnd:
+    """A result is stored before the key is free: who has seen it, and asks again, is not answered with it."""
+
+    @pytest.fixture
+    def ended(self, app, tasks, locks):
+        """A run whose result is stored, and which still holds its key; what is called gives the key back."""
+        key, nonce = tasks.job.lock_for("k").name, tokens.mint_nonce()
+        token = tokens.mint(nonce, Attempt("ended", 0, 0), tokens.origin("w@host", "lab.job"))
+        locks.client.set(key, token, px=30_000)
+        app.backend.mark_as_done("ended", "old")
+        return lambda: LockStore(locks.client).release(key, nonce)
+
+    def test_a_publish_waits_for_the_key_and_takes_it(self, tasks, ended, waiting, ttl):
+        with ThreadPoolExecutor(1) as pool:
+            publish = pool.submit(tasks.job.delay, "k")
+            ended()
+            assert (publish.result().duplicate, waiting()) == (False, 1)
+        assert ttl() > 3590
+
+    def test_fifty_at_once_make_one_message_though_the_run_does_not_let_go(self, tasks, ended, waiting):
+        with ThreadPoolExecutor(50) as pool:
+            results = [pool.submit(tasks.job.delay, "k") for _ in range(50)]
+        made = {one.result().id for one in results}
+        assert (len(made), waiting()) == (1, 1)
+        assert "ended" not in made
+
+    def test_a_run_of_that_id_which_began_later_is_an_existing_job(self, app, tasks, locks):
+        """Yesterday's result is stored under an id that its caller uses again."""
+        done = time.time()
+        app.backend.mark_as_done("ended", "old")
+        wait_until(lambda: time.time() > done + 0.01, "the clock goes on")
+        token = tokens.mint(tokens.mint_nonce(), Attempt("ended", 0, 0), tokens.origin("w@host", "lab.job"))
+        locks.client.set(tasks.job.lock_for("k").name, token, px=30_000)
+        assert tasks.job.delay("k").id == "ended"
+
+    def test_a_key_that_cools_down_is_kept_on_purpose(self, app, tasks, locks, waiting):
+        token = tokens.mint(tokens.mint_nonce(), Attempt("ended", 0, 0), tokens.origin("w@host", "lab.cooling_job"))
+        locks.client.set(tasks.cooling_job.lock_for("k").name, tokens.cooling(token), px=30_000)
+        app.backend.mark_as_done("ended", "old")
+        assert (tasks.cooling_job.delay("k").id, waiting()) == ("ended", 0)
+
+    @pytest.mark.parametrize("backend", ["rpc://", "cache+memory://", None])
+    def test_a_backend_that_cannot_tell_changes_nothing(self, config, ended, waiting, backend):
+        app = Celery("other", broker=config.broker, backend=backend, set_as_current=False)
+        app.conf.update(redislock_url=config.locks, task_default_queue=config.queue)
+
+        @app.task(name="lab.job", base=LockedTask, lock_args=["key"], lock_scope="job", shared=False)
+        def job(key):
+            pass
+
+        assert job.delay("k").id == "ended"
+        assert waiting() == 0
+
+    def test_an_eager_run_waits_for_the_key(self, tasks, app, locks):
+        key, nonce = tasks.lingers_skip.lock_for("k").name, tokens.mint_nonce()
+        token = tokens.mint(nonce, Attempt("ended", 0, 0), tokens.origin("w@host", "lab.lingers_skip"))
+        locks.client.set(key, token, px=30_000)
+        app.backend.mark_as_done("ended", "old")
+        with ThreadPoolExecutor(1) as pool:
+            run = pool.submit(lambda: tasks.lingers_skip.apply(("k", "new")).get())
+            LockStore(locks.client).release(key, nonce)
+            assert run.result() == "new"
 
 
 def test_where_redis_goes_away_after_the_publish_the_key_is_kept_for_a_lease(

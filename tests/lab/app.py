@@ -400,6 +400,10 @@ def _define_policy(locked: Any, ledger: Ledger, policy: str) -> None:
                 raise ValueError(item)
             if holds == "retries" and not self.request.retries:
                 raise self.retry(countdown=0.5)
+            if holds == "ignores":
+                if self.request.retries:
+                    raise Ignore("nothing to do any more")
+                raise self.retry(countdown=0.5)
             if holds == "exits":
                 raise SystemExit(1)
             if holds == "rejects":

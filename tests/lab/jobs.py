@@ -115,6 +115,21 @@ def define_jobs(app: Celery, ledger: Ledger) -> None:
                     raise ValueError(f"{item} fails")
             return item
 
+    for policy in ("skip", "raise", "join", "retry"):
+
+        @locked(f"lingers_{policy}", base=_Lingering, lock_on_conflict=policy, ignore_result=False)
+        def lingers(key: Any, item: Any = "", fails: bool = False) -> Any:
+            """Keeps its key for a while after its result is stored."""
+            with ledger.run(key, item):
+                if fails:
+                    raise ValueError(f"{item} fails")
+            return item
+
+    @locked("lingering_job", base=_Lingering, lock_scope="job", ignore_result=False)
+    def lingering_job(key: Any, item: Any = "", fails: bool = False) -> Any:
+        """The same, unique from its publish on."""
+        return lingers.run(key, item, fails)
+
     @locked("cooling_job", lock_scope="job", lock_cooldown=2.0)
     def cooling_job(key: Any, item: Any = "") -> Any:
         """At most once in a while."""
@@ -133,6 +148,14 @@ def _define_again(locked: Any, ledger: Ledger, name: str, options: dict[str, Any
                 finally:
                     time.sleep(lingers)
         return item
+
+
+class _Lingering(LockedTask):
+    def on_success(self, *args: Any) -> None:
+        time.sleep(0.05)
+
+    def on_failure(self, *args: Any) -> None:
+        time.sleep(0.05)
 
 
 class _Dying(LockedTask):

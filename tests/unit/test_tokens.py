@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from celery_redislock.info import LockInfo
-from celery_redislock.tokens import Attempt, Token, escape, mint, mint_nonce, origin, parse
+from celery_redislock.tokens import Attempt, Token, escape, mint, mint_nonce, mint_publish, origin, parse
 
 from .wire import hostile_text
 
@@ -21,7 +21,7 @@ _counts = st.integers(0, 10**6)
 
 
 @given(
-    attempt=st.builds(Attempt, _hostile, _counts, _counts),
+    attempt=st.builds(Attempt, _hostile, _counts, _counts, st.just("") | st.builds(mint_publish)),
     hostname=_hostile,
     task=_hostile.filter(lambda task: task not in {"", "-"}),
 )
@@ -52,6 +52,7 @@ def test_different_attempts_are_written_differently(one: Attempt, other: Attempt
 
 def test_an_attempt_is_told_from_its_retries_and_replacements() -> None:
     assert len({str(Attempt("id", retries, replaced)) for retries in range(2) for replaced in range(2)}) == 4
+    assert str(Attempt("id", 0, 0, mint_publish())) != str(Attempt("id", 0, 0, mint_publish()))
 
 
 def test_a_token_outside_tasks_has_no_attempt_and_no_task() -> None:
@@ -95,6 +96,7 @@ FOREIGN = {
     "a redlock with a time": "uuid 1700000000000",
     "attempt with too few parts": f"{NONCE} id/0 1700000000000 host task",
     "attempt with too many parts": f"{NONCE} id/0/0/0 1700000000000 host task",
+    "attempt with two publishes": f"{NONCE} id/0/0/eightbyt/eightbyt 1700000000000 host task",
     "attempt without numbers": f"{NONCE} id/x/y 1700000000000 host task",
     "no time": f"{NONCE} id/0/0 soon host task",
     "a time out of range": f"{NONCE} id/0/0 {10**30} host task",
