@@ -91,6 +91,11 @@ class Execution:
             self._claim = Claim(claim, seconds_to_start(task, plan, {"expires": request.expires}))
         self._release_was_asked_for = False
 
+    @property
+    def key(self) -> str:
+        """The key in Redis; empty before it is known."""
+        return self._key or ""
+
     def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take the key of this call, or end the run as its options say.
 

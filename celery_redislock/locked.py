@@ -16,7 +16,7 @@ from .keys import KeyMaker, parse_template
 from .locks import Lock
 from .nolock import NoLock
 from .options import LockOptions, check_lease, resolve_options, resolve_settings
-from .server import LockServer, settings_of
+from .server import LockServer, is_enabled, settings_of
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -131,7 +131,7 @@ class Locked:
     def _block(self) -> Lock | NoLock:
         """The same lock for every block on a server: it tells threads and contexts apart by itself."""
         settings = self._resolve()
-        if not settings.enabled:
+        if not is_enabled(settings.app):
             return NoLock()
         server = LockServer.of(settings.app)
         lock = self._of_block.get(server)
@@ -139,7 +139,7 @@ class Locked:
 
     def _lock(self, name: Callable[[], str]) -> Lock | NoLock:
         settings = self._resolve()
-        return settings.lock(name()) if settings.enabled else NoLock()
+        return settings.lock(name()) if is_enabled(settings.app) else NoLock()
 
     def _name(self) -> str:
         values = self._values or {}
@@ -163,7 +163,6 @@ class _Settings(NamedTuple):
     """What an app and the arguments of `locked` say."""
 
     app: Celery
-    enabled: bool
     prefix: str
     options: LockOptions
     wait: float
@@ -178,7 +177,7 @@ class _Settings(NamedTuple):
         settings, options = resolve_settings(app_wide), resolve_options(what, own, app_wide)
         if settings.enabled:
             check_lease(what, options.lease, LockServer.of(app).command_time)
-        return cls(app, settings.enabled, settings.prefix, options, 0.0 if at_once else options.wait)
+        return cls(app, settings.prefix, options, 0.0 if at_once else options.wait)
 
     def lock(self, name: str) -> Lock:
         lock = Lock(

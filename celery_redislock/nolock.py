@@ -1,18 +1,26 @@
-"""NoLock: what stands for a lock where `redislock_enabled` is False."""
+"""NoLock: what answers for a lock where there is none."""
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal, Self
 
 
 class NoLock:
-    """Always held, and nobody else's business."""
+    """Stands for a lock in a direct call, in a run that goes without, and where `redislock_enabled` is False.
 
-    name = key = ""
-    token = fence = None
-    state = "held"
-    remaining = math.inf
+    It lets everything through, and says that nothing is held: `state` is ``"none"``.
+    """
+
+    token: None = None
+    fence: None = None
+    remaining = 0.0
+    state: Literal["none"] = "none"
+
+    def __init__(self, key: str = "") -> None:
+        self.key = self.name = key
+
+    def __repr__(self) -> str:
+        return " ".join(["<NoLock", *filter(None, [self.key])]) + ">"
 
     def acquire(self, *args: Any, **kwargs: Any) -> Literal[True]:
         """True."""
@@ -37,7 +45,7 @@ class NoLock:
         return False
 
     def owned(self) -> bool:
-        """True."""
+        """True: code that asks before it goes on goes on."""
         return True
 
     def __enter__(self) -> Self:

@@ -13,7 +13,7 @@ from .connection import command_time, connect
 from .keys import KeyMaker
 from .options import check_lease, resolve_options, resolve_settings
 from .protocol import NOTE_TTL
-from .server import settings_of, url_of
+from .server import is_enabled, settings_of, url_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,15 +42,32 @@ class LockPlan:
         settings = resolve_settings(app_wide)
         self.app = app
         self.task = task
-        self.enabled = settings.enabled
         self.options = options = resolve_options(task, own, app_wide)
-        self.acts_at_publish = self.enabled and (options.scope != "run" or options.hold_on_retry)
+        self.acts_at_publish = options.scope != "run" or options.hold_on_retry
         self._keys = KeyMaker(task, _signature(body, is_method), options.args, options.key)
         self._prefix = settings.prefix
         self._origins: dict[str | None, str] = {}
-        if self.enabled:
-            client = connect(url_of(app), settings.client_options)  # opens nothing: refuses what redis-py refuses
-            check_lease(task, options.lease, command_time(client))
+        self._server_is_checked = False
+        if settings.enabled:
+            self._check_server()
+
+    @property
+    def enabled(self) -> bool:
+        """Whether locks are switched on, at this moment: tests switch them off when their app has been imported.
+
+        Raises:
+            LockConfigError: They are on for the first time, and the lock server cannot be used; or it is no bool.
+        """
+        enabled = is_enabled(self.app)
+        if enabled and not self._server_is_checked:
+            self._check_server()
+        return enabled
+
+    def _check_server(self) -> None:
+        settings = resolve_settings(settings_of(self.app))
+        client = connect(url_of(self.app), settings.client_options)  # opens nothing: refuses what redis-py refuses
+        check_lease(self.task, self.options.lease, command_time(client))
+        self._server_is_checked = True
 
     def redis_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """The key in Redis for a call.

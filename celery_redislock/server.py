@@ -162,6 +162,24 @@ def settings_of(app: Celery) -> dict[str, Any]:
     return {name: app.conf.get(_SETTING + name) for name in names}
 
 
+def is_enabled(app: Celery) -> bool:
+    """The setting `redislock_enabled`, as it is now.
+
+    Raises:
+        LockConfigError: It is neither True nor False.
+    """
+    conf: Any = app.conf
+    name = _SETTING + "enabled"
+    prefixed = name if not conf.prefix else conf.prefix + (name.upper() if conf.prefix.isupper() else name)
+    # Each run asks. Where nobody has set it, as mostly, `conf.get` takes six times as long to find that out.
+    if not any(name in settings or prefixed in settings for settings in conf.maps):
+        return True
+    enabled = conf.get(name)
+    if not isinstance(enabled, bool):
+        resolve_settings(settings_of(app))  # raises, and says what is allowed
+    return bool(enabled)
+
+
 def url_of(app: Celery) -> str:
     """The URL of the app's lock server.
 

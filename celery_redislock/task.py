@@ -102,8 +102,6 @@ class LockedTask(BaseTask):
             check_backend(app, name, bool(cls.ignore_result))
         is_first_bind = "_lock_plan" not in vars(cls)
         cls._lock_plan = plan
-        if not plan.enabled:
-            return
         if is_first_bind and "track_started" in vars(cls):  # else its base, bound before, has done it
             cls._lock_track_started, cls.track_started = bool(cls.track_started), False
         if not hasattr(body, "__redislock__"):
@@ -164,13 +162,17 @@ class LockedTask(BaseTask):
         plan, request = self._lock_plan, self.request_stack.top
         if request is not None:
             hide_headers(request)
-        if plan is not None and plan.enabled and request is not None:
-            execution = _execution_type(plan, request)(self, plan, request)
-            attach(request, execution)
-            execution.begin(args, kwargs)
-            if self._lock_track_started and execution.joined is None:
+        if plan is not None and request is not None:
+            joined = plan.enabled and self._begin(plan, request, args, kwargs).joined is not None
+            if self._lock_track_started and not joined:
                 self._store_started(task_id, request)
         super().before_start(task_id, args, kwargs)
+
+    def _begin(self, plan: LockPlan, request: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Execution:
+        execution = _execution_type(plan, request)(self, plan, request)
+        attach(request, execution)
+        execution.begin(args, kwargs)
+        return execution
 
     def after_return(
         self,
@@ -190,15 +192,16 @@ class LockedTask(BaseTask):
         super().after_return(status, retval, task_id, args, kwargs, einfo)
 
     @property
-    def lock(self) -> HeldLock | NoLock | None:
+    def lock(self) -> HeldLock | NoLock:
         """The lock that the current run holds: key, token, fence, `remaining`, `state`, `check()`, `extend()`.
 
-        None outside a run, and where an outage made the task run without. Where locks are switched off, a stand-in.
+        Without one, its `state` is ``"none"`` and `check()` passes: in a direct call, in a run that an outage let go
+        without, and where locks are switched off.
         """
-        if self._lock_plan is not None and not self._lock_plan.enabled:
-            return NoLock()
         execution = execution_of(self.request_stack.top)
-        return execution.lock if execution is not None else None
+        if execution is None:
+            return NoLock()
+        return execution.lock or NoLock(execution.key)
 
     def lock_for(self, *args: Any, **kwargs: Any) -> Lock | NoLock:
         """The lock of the call ``task(*args, **kwargs)``, for code outside the task.

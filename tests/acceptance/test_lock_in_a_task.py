@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from celery_redislock import LockInfo
+from tests.lab.app import make_app
 from tests.lab.servers import wait_until
 
 
@@ -80,3 +81,14 @@ def test_a_task_that_hangs_past_lock_max_hold_loses_its_key_and_the_log_names_it
     name, key = f"task lab.hangs[{hung.id}]", tasks.hangs.lock_for("k", "any").name
     assert f"{name} still runs after lock_max_hold (1 s): its lock {key} is not renewed any more" in worker.output()
     assert f"{name}: the lock {key} is lost: it was held for longer than lock_max_hold" in worker.output()
+
+
+def test_switched_off_a_worker_runs_one_key_twice_at_once_and_asks_nothing(config, start_worker, ledger, locks):
+    config.settings["redislock_enabled"] = False
+    start_worker(2)
+    task = make_app(config).tasks["lab.work"]
+    locks.calls()
+    results = [task.delay("k", item, 1.0) for item in "ab"]
+    wait_until(lambda: len(ledger.running()) == 2, "both run")
+    assert sorted(result.get(timeout=10) for result in results) == ["a", "b"]
+    assert locks.calls() == {}

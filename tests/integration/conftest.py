@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import Context
 
 import pytest
 import redis
 
-from celery_redislock import Lock, tokens
+from celery_redislock import tokens
 from celery_redislock.connection import connect
 from celery_redislock.held import HeldLock
 from celery_redislock.keeper import Keeper
@@ -82,14 +80,6 @@ def hold(store: LockStore, keeper: Keeper) -> Callable[..., HeldLock]:
         return lock
 
     return make
-
-
-@contextmanager
-def held_elsewhere(lock: Lock) -> Iterator[Lock]:
-    """As if code in another context held `lock`: what runs in this one has to ask for it."""
-    assert Context().run(lock.acquire)
-    yield lock
-    lock.release()
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from celery_redislock import Lock, LockConfigError, LockedTask
 from celery_redislock.protocol import Granted
 from celery_redislock.script import ACQUIRE
 from celery_redislock.store import LockStore
-from tests.integration.conftest import KEY, held_elsewhere
+from celery_redislock.testing import busy
+from tests.integration.conftest import KEY
 from tests.integration.test_store import _LosesOneReply
 from tests.lab.app import make_app
 
@@ -163,6 +164,6 @@ class TestTask:
         def task(self):
             return self.lock.fence
 
-        with held_elsewhere(task.lock_for()) as lock:
+        with busy(task.lock_for()) as lock:
             assert lock.fence
         assert task.apply().get() > 0

@@ -12,7 +12,7 @@ import redis
 from celery_redislock import Lock, LockConfigError, LockConflict, LockLost, LockUnavailable
 from celery_redislock.script import ACQUIRE, RELEASE
 from celery_redislock.server import LockServer
-from tests.integration.conftest import held_elsewhere
+from celery_redislock.testing import busy
 from tests.lab.servers import wait_until
 
 NAME = "stock"
@@ -230,7 +230,7 @@ class TestLockFor:
 
         config.settings["redislock_wait"] = 0.1
         work = make_app(config).tasks["lab.work"]
-        with held_elsewhere(work.lock_for("k")), pytest.raises(LockConflict):
+        with busy(work.lock_for("k")), pytest.raises(LockConflict):
             work.lock_for("k").__enter__()
 
     def test_an_error_in_the_block_releases(self, lock_for, tasks):

@@ -13,7 +13,7 @@ import redis
 from redis.exceptions import LockError
 
 from celery_redislock import Lock, LockConflict, LockedTask, LockLost, locked
-from tests.integration.conftest import held_elsewhere
+from celery_redislock.testing import busy
 from tests.lab.app import make_app
 
 NAME = "stock"
@@ -107,7 +107,7 @@ class TestContext:
     def test_a_hold_that_ended_is_not_found_by_a_later_block(self, make, locks):
         with make():
             pass
-        with held_elsewhere(make()):
+        with busy(make()):
             assert not make().acquire()
 
 
@@ -319,7 +319,7 @@ class TestRequest:
 
     def test_after_its_end_nothing_of_a_run_is_held(self, tasks, locks):
         tasks.work.apply(("k",)).get()
-        with held_elsewhere(tasks.work.lock_for("k")):
+        with busy(tasks.work.lock_for("k")):
             assert not tasks.work.lock_for("k").acquire(blocking=False)
 
 

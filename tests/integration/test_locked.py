@@ -12,7 +12,7 @@ import pytest
 from celery import Celery, _state
 
 from celery_redislock import Lock, LockConfigError, LockConflict, LockedTask, LockKeyError, locked
-from tests.integration.conftest import held_elsewhere
+from celery_redislock.testing import busy
 from tests.lab.servers import wait_until
 
 KEY = "redislock:{stock:7}"
@@ -60,11 +60,11 @@ class TestBlock:
         with locked("stock:{sku}", values={"sku": 7}):
             assert tasks.keyed.lock_info(7).task_id is None
             assert tasks.keyed_too.lock_info(1, sku=7)
-        with held_elsewhere(tasks.keyed.lock_for(7)), pytest.raises(LockConflict):
+        with busy(tasks.keyed.lock_for(7)), pytest.raises(LockConflict):
             locked("stock:7", wait=0.05).__enter__()
 
     def test_a_conflict_names_the_holder(self, locks):
-        with held_elsewhere(locked("stock:7")._block()), pytest.raises(LockConflict) as caught:
+        with busy(locked("stock:7")), pytest.raises(LockConflict) as caught:
             locked("stock:7", wait=0).__enter__()
         assert caught.value.key == KEY
         assert caught.value.holder.hostname
@@ -73,7 +73,7 @@ class TestBlock:
         guard = locked("stock:7", wait=0)
         with guard:
             pass
-        with held_elsewhere(tasks.keyed.lock_for(7)):
+        with busy(tasks.keyed.lock_for(7)):
             locks.calls()
             with pytest.raises(LockConflict):
                 guard.__enter__()
@@ -228,7 +228,7 @@ class TestDecorator:
             return "done"
 
         with ThreadPoolExecutor() as pool:
-            with held_elsewhere(tasks.keyed.lock_for(7)):
+            with busy(tasks.keyed.lock_for(7)):
                 waiting = pool.submit(reserve, 7)
                 wait_until(lambda: locks.client.exists(f"{KEY}:waiters"), "it waits")
                 assert not waiting.done()
@@ -241,7 +241,7 @@ class TestDecorator:
         def reserve(sku):
             ran.append(sku)
 
-        with held_elsewhere(tasks.keyed.lock_for(7)), pytest.raises(LockConflict, match="a lock outside tasks"):
+        with busy(tasks.keyed.lock_for(7)), pytest.raises(LockConflict, match="a lock outside tasks"):
             reserve(7)
         assert ran == []
 

@@ -15,8 +15,8 @@ from kombu.exceptions import OperationalError
 
 from celery_redislock import LockedTask, LockKeyError, LockUnavailable, signals, tokens
 from celery_redislock.store import LockStore
+from celery_redislock.testing import busy
 from celery_redislock.tokens import Attempt
-from tests.integration.conftest import held_elsewhere
 from tests.lab.app import Config, make_app
 from tests.lab.servers import free_port, wait_until
 
@@ -215,7 +215,7 @@ def publish_and_hang(config: str, started) -> None:
 
 class TestHolders:
     def test_a_lock_outside_tasks_is_no_existing_job(self, tasks, waiting):
-        with held_elsewhere(tasks.job.lock_for("k")):
+        with busy(tasks.job.lock_for("k")):
             result = tasks.job.delay("k")
         assert (result.duplicate, waiting()) == (False, 1)
 
@@ -240,7 +240,7 @@ class TestHolders:
         assert tasks.shared_job.delay("k").id == first.id
 
     def test_in_scope_queue_the_place_is_apart_from_the_running_ones_key(self, tasks, waiting, locks):
-        with held_elsewhere(tasks.queued.lock_for("k")):
+        with busy(tasks.queued.lock_for("k")):
             first = tasks.queued.delay("k")
             assert (first.duplicate, waiting()) == (False, 1)
             assert tasks.queued.delay("k").id == first.id

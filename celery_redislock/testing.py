@@ -1,0 +1,32 @@
+"""For the tests of an app: a key that somebody else has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import Context
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@contextmanager
+def busy(lock: AbstractContextManager[T]) -> Iterator[T]:
+    """Hold `lock` as somebody else would: ``with busy(task.lock_for(5)): task.delay(5)``.
+
+    Code in ``with task.lock_for(5):`` holds the key already, and so does what it runs eagerly. This holds the key in a
+    context of its own, so that an eager run meets a conflict, and ends as its options say.
+
+    Args:
+        lock: What `LockedTask.lock_for` or `locked` returns, or a `Lock`.
+
+    Raises:
+        LockConflict: The key is busy already.
+        LockUnavailable: Redis did not answer or refused.
+    """
+    elsewhere = Context()
+    entered = elsewhere.run(lock.__enter__)
+    try:
+        yield entered
+    finally:
+        elsewhere.run(lock.__exit__, None, None, None)
