@@ -24,6 +24,7 @@ Namer = Callable[[Arguments], str]
 
 #: Names are shorter than this, in characters; what would be longer is cut to exactly this, with a digest at its end.
 MAX_NAME = 200
+_STARS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class KeyMaker:
@@ -51,14 +52,41 @@ class KeyMaker:
         if lock_args is not None and lock_key is not None:
             raise LockConfigError(f"{task}: lock_key and lock_args are both set; set one of them")
         self._task = task
+        self._signature = signature
         self.bind = binder(signature)
         parameters = tuple(signature.parameters)
+        #: The parameters that make the key; None where all do, or a callable may ask for any.
+        self._needed: frozenset[str] | None = None
         if lock_key is None:
-            self._namer = _digest_namer(task, parameters, lock_args, remedy)
+            chosen = parameters if lock_args is None else tuple(lock_args)
+            self._namer = _digest_namer(task, parameters, chosen, remedy)
+            self._needed = None if lock_args is None else frozenset(chosen)
         elif callable(lock_key):
             self._namer = _callable_namer(task, lock_key)
         else:
             self._namer = _template_namer(task, parameters, lock_key)
+            self._needed = frozenset(field for _, field in parse_template(task, lock_key) if field)
+
+    def completed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """A call that has the same name, where `args` and `kwargs` may lack what the name is not made of.
+
+        Raises:
+            TypeError: They lack what it is made of, or do not fit the signature.
+        """
+        if self._needed is None:
+            return args, kwargs
+        try:
+            bound = self._signature.bind_partial(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self._task}() {error}") from None
+        required = [
+            p.name for p in self._signature.parameters.values() if p.default is p.empty and p.kind not in _STARS
+        ]
+        lacking = [name for name in required if name not in bound.arguments]
+        if needed := [name for name in lacking if name in self._needed]:
+            raise TypeError(f"{self._task}() misses what its lock's key is made of: {', '.join(needed)}")
+        bound.arguments.update(dict.fromkeys(lacking))
+        return bound.args, bound.kwargs
 
     def name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """The lock's name for a call.
@@ -104,8 +132,7 @@ def binder(signature: inspect.Signature) -> Binder:
     return bind_simple if simple else bind_any
 
 
-def _digest_namer(task: str, parameters: Sequence[str], lock_args: Iterable[str] | None, remedy: str) -> Namer:
-    chosen = parameters if lock_args is None else tuple(lock_args)
+def _digest_namer(task: str, parameters: Sequence[str], chosen: Sequence[str], remedy: str) -> Namer:
     _check_parameters(task, "lock_args", chosen, parameters)
 
     def name(arguments: Arguments) -> str:

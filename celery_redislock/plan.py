@@ -69,6 +69,14 @@ class LockPlan:
         check_lease(self.task, self.options.lease, command_time(client))
         self._server_is_checked = True
 
+    def completed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """A call that has the same key, where `args` and `kwargs` may lack what the key is not made of.
+
+        Raises:
+            TypeError: They lack what it is made of, or do not fit the signature.
+        """
+        return self._keys.completed(args, kwargs)
+
     def redis_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """The key in Redis for a call.
 

@@ -206,11 +206,14 @@ class LockedTask(BaseTask):
     def lock_for(self, *args: Any, **kwargs: Any) -> Lock | NoLock:
         """The lock of the call ``task(*args, **kwargs)``, for code outside the task.
 
+        Arguments that the key is not made of may be left out: where `lock_args` names ``account_id`` or a template has
+        ``{account_id}``, ``lock_for(7)`` and ``lock_for(account_id=7)`` will do.
+
         It waits up to `lock_wait` seconds for the key, and is renewed while it is held. Code in a run or a block that
         holds the key holds it already.
 
         Raises:
-            TypeError: The arguments do not fit the task's signature.
+            TypeError: The arguments do not fit the task's signature, or lack what the key is made of.
             LockKeyError: They cannot make a key.
             LockConfigError: The task has no lock: it is one of Celery's own.
         """
@@ -220,7 +223,7 @@ class LockedTask(BaseTask):
         options = plan.options
         lock = Lock(
             LockServer.of(plan.app).client,
-            self._key_of(plan, args, kwargs),
+            self._key_of(plan, *plan.completed(args, kwargs)),
             options.lease,
             blocking_timeout=options.wait,
             thread_local=False,
@@ -234,12 +237,16 @@ class LockedTask(BaseTask):
     def lock_info(self, *args: Any, **kwargs: Any) -> LockInfo | None:
         """Who holds the lock of the call ``task(*args, **kwargs)``; None where it is free.
 
+        Arguments may be left out as with `lock_for`.
+
         Raises:
             TypeError, LockKeyError, LockConfigError: As `lock_for`.
             LockUnavailable: Redis did not answer or refused.
         """
         plan = self._plan()
-        return LockServer.of(plan.app).store.inspect(self._key_of(plan, args, kwargs)) if plan.enabled else None
+        if not plan.enabled:
+            return None
+        return LockServer.of(plan.app).store.inspect(self._key_of(plan, *plan.completed(args, kwargs)))
 
     def _store_started(self, task_id: str, request: Context) -> None:
         if not request.is_eager and not ignores_result(self, request):
