@@ -12,6 +12,7 @@ from .errors import (
 from .info import LockInfo
 from .locked import locked
 from .locks import Lock
+from .result import LockedResult
 from .task import LockedTask
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "LockKeyError",
     "LockLost",
     "LockUnavailable",
+    "LockedResult",
     "LockedTask",
     "RedisLockError",
     "locked",

@@ -10,7 +10,7 @@ from typing import Any
 from redis.exceptions import LockError
 
 from .errors import LockLost
-from .held import HeldLock
+from .held import HeldLock, State
 from .reentry import Hold
 from .server import LockServer
 
@@ -65,7 +65,7 @@ class Handle:
         return hold.held.remaining if hold else 0.0
 
     @property
-    def state(self) -> str | None:
+    def state(self) -> State | None:
         """``"held"``, ``"at_risk"`` (less than half of the timeout is left), ``"lost"``; None while it is not held."""
         hold = self._hold()
         return hold.held.state if hold else None

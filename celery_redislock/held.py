@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from redis.exceptions import RedisError
 
@@ -30,6 +30,7 @@ KEY_GONE = "its key was deleted, expired or taken"
 #: Two threads may see a loss at the same time: the keeper's and the one that releases.
 _losing = threading.Lock()
 
+State = Literal["held", "at_risk", "lost"]
 LostHandler = Callable[["HeldLock", str], Any]
 
 
@@ -89,7 +90,7 @@ class HeldLock:
         return 0.0 if self._lost else max(0.0, self.deadline - time.monotonic())
 
     @property
-    def state(self) -> str:
+    def state(self) -> State:
         """``"held"``, ``"at_risk"`` (renewals are late: less than half of the lease is left) or ``"lost"``."""
         remaining = self.remaining
         if remaining <= 0:

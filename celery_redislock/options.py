@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from reprlib import repr as short_repr
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from .errors import LockConfigError
 
@@ -18,8 +18,12 @@ from .errors import LockConfigError
 #: do not run at one speed.
 DEADLINE_MARGIN = 0.01
 
-#: The values of `lock_on_conflict`.
-CONFLICT_POLICIES = ("skip", "retry", "wait", "raise", "join")
+#: The values of the options that are choices; the first is the default, except of `lock_on_conflict`.
+Scope = Literal["run", "job", "queue"]
+ConflictPolicy = Literal["skip", "retry", "wait", "raise", "join"]
+OnLost = Literal["warn", "abort"]
+OnOutage = Literal["retry", "raise", "run"]
+CONFLICT_POLICIES: tuple[str, ...] = get_args(ConflictPolicy)
 #: Those under which the message that waits in the queue gets its turn.
 QUEUE_POLICIES = ("retry", "wait")
 
@@ -32,9 +36,8 @@ class Rule(NamedTuple):
     accepts: Callable[[Any], bool]
 
 
-def _choice(default: str, *others: str) -> Rule:
-    choices = (default, *others)
-    return Rule(default, " or ".join(repr(c) for c in choices), lambda v: isinstance(v, str) and v in choices)
+def _choice(choices: tuple[str, ...]) -> Rule:
+    return Rule(choices[0], " or ".join(repr(c) for c in choices), lambda v: isinstance(v, str) and v in choices)
 
 
 def _is_seconds(value: Any) -> bool:
@@ -68,7 +71,7 @@ KEY_OPTIONS: Mapping[str, Rule] = {
     "key": Rule(None, "a template, a callable, or None", lambda v: v is None or isinstance(v, str) or callable(v)),
 }
 OPTIONS: Mapping[str, Rule] = {
-    "scope": _choice("run", "job", "queue"),
+    "scope": _choice(get_args(Scope)),
     "on_conflict": Rule(
         None, "'skip', 'retry', 'wait', 'raise' or 'join'", lambda v: v is None or v in CONFLICT_POLICIES
     ),
@@ -81,8 +84,8 @@ OPTIONS: Mapping[str, Rule] = {
     "hold_on_retry": _TRUE_OR_FALSE,
     "cooldown": Rule(0.0, "seconds, 0 or greater, int or float", _is_seconds_or_zero),
     "queue_ttl": _seconds(3600.0),
-    "on_lost": _choice("warn", "abort"),
-    "on_outage": _choice("retry", "raise", "run"),
+    "on_lost": _choice(get_args(OnLost)),
+    "on_outage": _choice(get_args(OnOutage)),
     "fence": _TRUE_OR_FALSE,
 }
 #: Their names as attributes of a task.
@@ -108,8 +111,8 @@ class LockOptions:
 
     args: tuple[str, ...] | None
     key: str | Callable[[Mapping[str, Any]], str] | None
-    scope: str
-    on_conflict: str
+    scope: Scope
+    on_conflict: ConflictPolicy
     lease: float
     max_hold: float | None
     wait: float
@@ -119,8 +122,8 @@ class LockOptions:
     hold_on_retry: bool
     cooldown: float
     queue_ttl: float
-    on_lost: str
-    on_outage: str
+    on_lost: OnLost
+    on_outage: OnOutage
     fence: bool
 
 

@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from celery import uuid
 from celery.utils.time import maybe_iso8601, maybe_make_aware
@@ -24,17 +24,17 @@ from .tokens import Attempt
 
 if TYPE_CHECKING:
     from celery import Celery
-    from celery.result import AsyncResult
 
     from .execution import Execution
     from .info import LockInfo
     from .plan import LockPlan
+    from .result import LockedResult
     from .task import LockedTask
 
 logger = logging.getLogger(__name__)
 
 Options = Mapping[str, Any]
-Send = Callable[[Options], "AsyncResult[Any]"]
+Send = Callable[[Options], "LockedResult"]
 
 #: A publish with one of these is not answered with another's result: somebody waits for this id, or it must go on.
 #: The worker sends a link with the ids of its parent and root; a body's own `delay()` has neither.
@@ -71,7 +71,7 @@ class Publication:
         self._send = send
         self._header = Return(tokens.mint_publish())
 
-    def send(self) -> AsyncResult[Any]:
+    def send(self) -> LockedResult:
         """Send the message, which says what its publisher knows; what was said by one it was made of goes.
 
         Raises:
@@ -80,7 +80,7 @@ class Publication:
         headers = {**(self._options.get("headers") or {}), HEADER: self._header.wire}
         return self._send({**self._options, "headers": headers})
 
-    def publish(self, key: str, execution: Execution | None) -> AsyncResult[Any]:
+    def publish(self, key: str, execution: Execution | None) -> LockedResult:
         """Send the message, unless it is one too many.
 
         Args:
@@ -107,7 +107,7 @@ class Publication:
         attempt, options = execution.message.attempt, self._options
         return options.get("task_id") == attempt.task_id and (options.get("retries") or 0) > attempt.retries
 
-    def _hand_over(self, execution: Execution) -> AsyncResult[Any]:
+    def _hand_over(self, execution: Execution) -> LockedResult:
         """The key is left to the next attempt: once this one has ended, for its `finally` blocks run after this."""
         claim, key = tokens.mint_claim(), execution.lock.key if execution.lock else None
         token, ttl = self._token(claim, execution.request.hostname), self._seconds_to_start()
@@ -116,7 +116,7 @@ class Publication:
         execution.leaves_to = token, ttl
         return result
 
-    def _take(self, key: str) -> AsyncResult[Any]:
+    def _take(self, key: str) -> LockedResult:
         """Take the key, or in scope ``queue`` the place of the one that waits, and leave it to the message."""
         self._options = {**self._options, "task_id": self._options.get("task_id") or uuid()}
         claim, waiting = tokens.mint_claim(), beside(key, "queued")
@@ -159,7 +159,7 @@ class Publication:
             if not isinstance(answer, Held) or answer.holder.nonce != ended or time.monotonic() >= end:
                 return answer
 
-    def _send_with(self, claim: str, key: str, place: str) -> AsyncResult[Any]:
+    def _send_with(self, claim: str, key: str, place: str) -> LockedResult:
         """Send the message that has been left the key, or the place of the one that waits."""
         store = LockServer.of(self._plan.app).store
         self._header = self._header._replace(claim=claim, key=key)
@@ -194,14 +194,14 @@ class Publication:
             causes |= {parent.request.id, parent.request.root_id}
         return holder.task_id in causes
 
-    def _existing(self, holder: LockInfo) -> AsyncResult[Any]:
+    def _existing(self, holder: LockInfo) -> LockedResult:
         task, policy = self._task, "return existing"
         logger.info("task %s is not sent: lock %s is held by %s: %s", task.name, holder.key, holder.who, policy)
         signals.lock_conflict.send(sender=task, key=holder.key, holder=holder, policy=policy)
-        result: Any = task.AsyncResult(str(holder.task_id))
+        result = cast("LockedResult", task.AsyncResult(str(holder.task_id)))
         result.duplicate = True
         result.ignored = self._options.get("ignore_result", task.ignore_result)  # as Celery: get() must not wait
-        return result  # type: ignore[no-any-return]
+        return result
 
     def _token(self, claim: str, hostname: str | None) -> str:
         """That of the message while it waits; its attempt as its `Execution` will name it."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 from celery import Task, states
 from celery.signals import task_postrun
 
+from .attributes import LockAttributes
 from .body import guard
 from .comeback import HEADER, Return, ignores_result
 from .delivery import hide_headers, is_given_back
@@ -31,14 +32,15 @@ from .server import LockServer
 if TYPE_CHECKING:
     from celery import Celery
     from celery.app.task import Context
-    from celery.result import AsyncResult
 
-    BaseTask = Task[..., Any]
+    from .result import LockedResult
+
+    BaseTask: TypeAlias = Task[..., Any]
 else:
     BaseTask = Task
 
 
-class LockedTask(BaseTask):
+class LockedTask(LockAttributes, BaseTask):
     """A task of which no two runs with the same key run at the same time.
 
     Use it as ``@app.task(base=LockedTask)``, or for all tasks of an app as its ``task_cls``. The options are class
@@ -52,22 +54,9 @@ class LockedTask(BaseTask):
     Request = "celery_redislock.request:LockedRequest"
 
     if TYPE_CHECKING:
-        lock_args: Sequence[str] | None
-        lock_key: str | Callable[[Mapping[str, Any]], str] | None
-        lock_scope: str
-        lock_on_conflict: str | None
-        lock_lease: float
-        lock_max_hold: float | None
-        lock_wait: float
-        lock_retry_delay: float
-        lock_retry_max_delay: float
-        lock_retry_for: float | None
-        lock_hold_on_retry: bool
-        lock_cooldown: float
-        lock_queue_ttl: float
-        lock_on_lost: str
-        lock_on_outage: str
-        lock_fence: bool
+
+        def delay(self, *args: Any, **kwargs: Any) -> LockedResult:
+            """Send a message with these arguments, by `apply_async`."""
 
     _lock_plan: ClassVar[LockPlan | None] = None
     #: Celery's `track_started` of this task. Celery itself must not store STARTED: it does so before the hooks,
@@ -122,7 +111,7 @@ class LockedTask(BaseTask):
         link_error: Any = None,
         shadow: str | None = None,
         **options: Any,
-    ) -> AsyncResult[Any]:
+    ) -> LockedResult:
         """Send a message, as Celery does; in the scopes ``job`` and ``queue`` not if it is one too many.
 
         Returns:
@@ -139,10 +128,10 @@ class LockedTask(BaseTask):
         app = self._get_app()  # type: ignore[attr-defined] # binds the task, if it is not yet
         plan = self._lock_plan
 
-        def send(options: Mapping[str, Any]) -> AsyncResult[Any]:
-            result: Any = super(LockedTask, self).apply_async(args, kwargs, **options)
+        def send(options: Mapping[str, Any]) -> LockedResult:
+            result = cast("LockedResult", super(LockedTask, self).apply_async(args, kwargs, **options))
             result.duplicate = False
-            return result  # type: ignore[no-any-return]
+            return result
 
         if plan is None or not plan.enabled or app.conf.task_always_eager:
             return send(options)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import Context
-from typing import TypeVar
 
-T = TypeVar("T")
+from .locked import Locked
+from .locks import Lock
+from .nolock import NoLock
 
 
 @contextmanager
-def busy(lock: AbstractContextManager[T]) -> Iterator[T]:
+def busy(lock: Lock | NoLock | Locked) -> Iterator[Lock | NoLock]:
     """Hold `lock` as somebody else would: ``with busy(task.lock_for(5)): task.delay(5)``.
 
     Code in ``with task.lock_for(5):`` holds the key already, and so does what it runs eagerly. This holds the key in a
@@ -19,6 +20,9 @@ def busy(lock: AbstractContextManager[T]) -> Iterator[T]:
 
     Args:
         lock: What `LockedTask.lock_for` or `locked` returns, or a `Lock`.
+
+    Returns:
+        The lock, held.
 
     Raises:
         LockConflict: The key is busy already.

@@ -13,7 +13,7 @@ import pytest
 from celery import Celery, chain, chord, group
 from kombu.exceptions import OperationalError
 
-from celery_redislock import LockedTask, LockKeyError, LockUnavailable, signals, tokens
+from celery_redislock import LockedResult, LockedTask, LockKeyError, LockUnavailable, signals, tokens
 from celery_redislock.store import LockStore
 from celery_redislock.testing import busy
 from celery_redislock.tokens import Attempt
@@ -74,7 +74,9 @@ def test_a_duplicate_publish_returns_the_existing_result_and_sends_nothing(name,
 
 def test_a_publish_in_scope_run_is_no_duplicate_and_asks_redis_nothing(tasks, waiting, locks):
     locks.client.config_resetstat()
-    assert [tasks.work.delay("k").duplicate for _ in range(2)] == [False, False]
+    results = [tasks.work.delay("k") for _ in range(2)]
+    assert [result.duplicate for result in results] == [False, False]
+    assert all(isinstance(result, LockedResult) for result in results)
     assert waiting() == 2
     assert "cmdstat_evalsha" not in locks.client.info("commandstats")
 

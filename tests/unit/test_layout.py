@@ -21,6 +21,7 @@ ORDER = [
     *("lines", "script", "outage", "protocol", "store", "held", "keeper", "wake_ups", "cluster", "server"),
     *("reentry", "handle", "locks", "nolock"),
     *("comeback", "delivery", "plan", "message"),
+    *("attributes", "result"),
     *("abort", "policies", "held_by_request", "publish", "execution", "eager", "join", "body", "task"),
     *("locked", "children", "request", "redelivery", "control", "cli", "bootsteps", "metrics", "tracing", "testing"),
     "__init__",

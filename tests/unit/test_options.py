@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
+from ast import AnnAssign, ClassDef, Expr, parse
+from inspect import getsource
 from typing import Any
 
 import pytest
 
+from celery_redislock.attributes import LockAttributes
 from celery_redislock.errors import LockConfigError
 from celery_redislock.options import (
+    ATTRIBUTES,
     CONFLICT_POLICIES,
+    OPTIONS,
     LockOptions,
     LockSettings,
     check_lease,
@@ -268,3 +274,32 @@ def test_a_long_value_is_shortened_in_the_message() -> None:
 
 def test_the_conflict_policies_are_those_that_there_are() -> None:
     assert set(CONFLICT_POLICIES) == set(POLICIES)
+
+
+def described() -> dict[str, str]:
+    """The attributes that type checkers and editors know, each with its description."""
+    (cls,) = (node for node in parse(getsource(LockAttributes)).body if isinstance(node, ClassDef))
+    pairs = zip(cls.body, [*cls.body[1:], None], strict=True)
+    return {
+        node.target.id: " ".join(text.value.value.split())
+        for node, text in pairs
+        if isinstance(node, AnnAssign) and isinstance(text, Expr)
+    }
+
+
+def test_every_option_is_typed_and_described_for_editors() -> None:
+    assert described().keys() == LockAttributes.__annotations__.keys() == ATTRIBUTES
+    assert not [name for name in vars(LockAttributes) if name.startswith("lock_")]  # it sets nothing
+
+
+def test_the_descriptions_have_the_defaults() -> None:
+    texts = described()
+    for name, rule in OPTIONS.items():
+        default, text = rule.default, texts[f"lock_{name}"]
+        if name == "on_conflict":
+            assert all(f'"{policy}"' in text for policy in CONFLICT_POLICIES)
+        elif isinstance(default, str):
+            assert re.search(rf'``"{default}"``[^"]*the default', text)
+        else:
+            shown = f"{default:g}" if isinstance(default, float) else str(default)
+            assert f"{shown} by default" in text or f"{shown}, the default" in text

@@ -1,0 +1,74 @@
+"""As the README has it, where celery-types is installed: mypy --strict passes, but for what is marked."""
+
+from __future__ import annotations
+
+from typing import assert_type
+
+from celery import Celery
+from celery.exceptions import Retry
+
+from celery_redislock import Lock, LockedResult, LockedTask, LockInfo, locked
+from celery_redislock.nolock import NoLock
+from celery_redislock.testing import busy
+
+app = Celery("shop", task_cls="celery_redislock:LockedTask")
+
+
+@app.task(base=LockedTask, lock_args=["account_id"], lock_lease=60, lock_retry_for=None)
+def bill(account_id: int, amount: int) -> None: ...
+
+
+@app.task(base=LockedTask, lock_scope="job")
+def daily_report(day: str) -> str:
+    return f"report of {day}"
+
+
+@app.task(base=LockedTask, bind=True, lock_on_conflict="retry", max_retries=3)
+def rebuild(self: LockedTask, index: str) -> None:
+    self.lock.check()
+    assert_type(self.lock.fence, int | None)
+    assert_type(self.request.retries, int)
+    if self.lock.remaining < 5:
+        assert_type(self.retry(countdown=1), Retry)
+    self.lock.chek()  # type: ignore[union-attr]
+
+
+def ask_for_report(day: str) -> tuple[str, bool]:
+    result = daily_report.delay(day)
+    assert_type(result, LockedResult)
+    assert_type(daily_report.apply_async((day,), countdown=5, queue="slow"), LockedResult)
+    assert_type(result.duplicate, bool)
+    result.duplicated  # type: ignore[attr-defined]  # noqa: B018
+    return result.id, result.duplicate
+
+
+def look() -> None:
+    assert_type(bill, LockedTask)
+    assert_type(rebuild.lock_info("products"), LockInfo | None)
+    with rebuild.lock_for("products") as lock:
+        assert_type(lock, Lock | NoLock)
+        lock.check()
+    with busy(rebuild.lock_for("products")) as lock:
+        lock.check()
+    rebuild("products")
+    rebuild.lock_fro("products")  # type: ignore[attr-defined]
+
+
+@locked("stock:{sku}")
+def count_shelf(sku: int) -> int:
+    return sku
+
+
+@locked
+def sync(account: int) -> int:
+    return account
+
+
+def count() -> None:
+    assert_type(count_shelf(7), int)
+    assert_type(sync(7), int)
+    count_shelf("7")  # type: ignore[arg-type]
+    with locked("stock:7", wait=5) as lock:
+        assert_type(lock, Lock | NoLock)
+    with locked("stock:{sku}", values={"sku": 7}, lease="30"):  # type: ignore[call-overload]
+        pass
