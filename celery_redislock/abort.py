@@ -25,6 +25,11 @@ class Abort:
         self._thread: int | None = None
         self._error: type[Exception] | None = None
 
+    @property
+    def is_armed(self) -> bool:
+        """Whether a body runs within it: what that calls, in whichever thread, is a part of it."""
+        return self._thread is not None
+
     def strike(self, key: str, reason: str) -> None:
         """Raise LockLost in the body, if it runs; if it is still to begin, then there."""
         with self._changing:

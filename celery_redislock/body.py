@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from .errors import LockConfigError
@@ -33,7 +32,10 @@ def guard(cls: type[LockedTask], name: str, body: Callable[..., Any]) -> Callabl
             )
         if execution.joined is not None:
             return execution.joined.value
-        with execution.abort or nullcontext():
+        abort = execution.abort
+        if abort is None or abort.is_armed:  # armed: the body itself has called, as by `self.run()` or `super().run()`
+            return body(*args, **kwargs)
+        with abort:
             return body(*args, **kwargs)
 
     run.__redislock__ = True  # type: ignore[attr-defined]

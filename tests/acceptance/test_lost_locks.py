@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from celery_redislock import LockLost
+from tests.lab.classes import define_classes
 from tests.lab.servers import need, wait_until
+from tests.lab.workers import worker
 
 
 @pytest.mark.parametrize("pool", ["prefork", "solo", "threads"])
@@ -23,6 +25,20 @@ def test_abort_raises_lock_lost_in_the_body(tasks, start_worker, ledger, locks, 
     assert locks.client.get(key) == (thief.encode() if thief else None)
     locks.client.delete(key)
     assert tasks.aborted.delay("k", 0.1).get(timeout=10) == "not aborted"  # the thread's next task is not struck
+
+
+@pytest.mark.parametrize("how", ["self.run", "super().run", "in a thread", "in a thread with the request"])
+def test_a_body_that_has_called_a_body_is_aborted_all_the_same(app, config, tmp_path, ledger, locks, how):
+    define_classes(app, ledger)
+    task = app.tasks["lab.calls"]
+    with worker(config, tmp_path, 1, app="tests.lab.classes"):
+        result = task.delay("k", how)
+        wait_until(ledger.runs, "it runs")
+        key = task.lock_for("k").name
+        locks.client.delete(key)
+        with pytest.raises(LockLost) as caught:
+            result.get(timeout=10)
+    assert caught.value.key == key
 
 
 def test_by_default_a_body_goes_on_and_its_outcome_stands(tasks, start_worker, ledger, locks):
