@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
+import types
 from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
@@ -14,6 +16,7 @@ from kombu.serialization import registry  # type: ignore[attr-defined]
 from .children import Children, Left, Run
 from .comeback import HEADER, Return
 from .delivery import DELIVERY, Delivery, hide_headers, is_given_back
+from .errors import LockConfigError
 from .policies import CameBack, SentBack, Skipped
 from .server import LockServer
 from .tokens import mint_nonce
@@ -81,3 +84,27 @@ class LockedRequest(Request):
         elif isinstance(error, SentBack):
             self.send_event("task-retried", exception=str(error), traceback="")
         return result
+
+
+def locked_request(task: str, request: Any) -> type[LockedRequest]:
+    """The class of a task's requests: `LockedRequest`, in front of the user's own class where there is one.
+
+    Args:
+        task: The task's name, for the message.
+        request: Its attribute ``Request``, resolved.
+
+    Raises:
+        LockConfigError: That is no subclass of Celery's.
+    """
+    if not (isinstance(request, type) and issubclass(request, Request)):
+        raise LockConfigError(f"{task}: Request = {request!r} is not allowed; allowed: a subclass of {Request!r}")
+    return _in_front_of(request)  # type: ignore[arg-type] # mypy takes its instances' __hash__ for its own
+
+
+@functools.cache
+def _in_front_of(request: type[Request]) -> type[LockedRequest]:
+    if issubclass(request, LockedRequest):
+        return request
+    both = types.new_class(request.__name__, (LockedRequest, request))
+    both.__module__ = request.__module__
+    return both

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 from celery import Task, states
 from celery.signals import task_postrun
+from celery.utils.imports import symbol_by_name
 
 from .attributes import LockAttributes
 from .body import guard
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from celery import Celery
     from celery.app.task import Context
 
+    from .request import LockedRequest
     from .result import LockedResult
 
     BaseTask: TypeAlias = Task[..., Any]
@@ -51,7 +53,7 @@ class LockedTask(LockAttributes, BaseTask):
     """
 
     abstract = True
-    Request = "celery_redislock.request:LockedRequest"
+    Request: Any = "celery_redislock.request:LockedRequest"
 
     if TYPE_CHECKING:
 
@@ -85,6 +87,8 @@ class LockedTask(LockAttributes, BaseTask):
     def _prepare_lock(cls, app: Celery, name: str) -> None:
         static = inspect.getattr_static(cls, "run")
         is_method = not isinstance(static, staticmethod)
+        if isinstance(cls.Request, type):  # a name is resolved by the worker
+            _request_class(cls, name)
         body = static if is_method else static.__func__
         plan = LockPlan(app, name, body, is_method, _own_options(cls))
         if plan.enabled and plan.options.on_conflict == "join":
@@ -100,6 +104,15 @@ class LockedTask(LockAttributes, BaseTask):
         original = getattr(task, "_orig_run", None)
         if task is not None and original is not None and not hasattr(original, "__redislock__"):
             task._orig_run = guard(cls, name, original)  # autoretry_for had taken the body before it was wrapped
+
+    def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
+        """In a worker's main process, before the first message: what it does for locks comes before the user's class.
+
+        Raises:
+            LockConfigError: The task's ``Request`` is no request class.
+        """
+        type(self).Request = _request_class(self, self.name)
+        return super().start_strategy(app, consumer, **options)
 
     def apply_async(
         self,
@@ -259,6 +272,12 @@ def _execution_type(plan: LockPlan, request: Context) -> type[Execution]:
     if request.is_eager:
         return EagerExecution
     return JoiningExecution if plan.options.on_conflict == "join" else Execution
+
+
+def _request_class(task: LockedTask | type[LockedTask], name: str) -> type[LockedRequest]:
+    from .request import locked_request  # a publisher does without the worker's modules
+
+    return locked_request(name, symbol_by_name(task.Request))
 
 
 def _own_options(cls: type[LockedTask]) -> dict[str, Any]:

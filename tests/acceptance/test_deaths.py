@@ -11,7 +11,9 @@ import pytest
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded, WorkerLostError
 
 from tests.conftest import on_every_broker
+from tests.lab.classes import define_classes
 from tests.lab.servers import wait_until
+from tests.lab.workers import worker
 
 #: The lease of these tests' locks is 30 s: what is free before that was released.
 SOON = 10.0
@@ -51,6 +53,24 @@ def test_a_killed_child_frees_its_key(tasks, start_worker, running, freed_by_dea
         result.get(timeout=SOON)
     assert tasks.work.delay("k", "next").get(timeout=SOON) == "next"
     assert "its process died; its lock" in worker.output() or sig == signal.SIGTERM
+
+
+@pytest.mark.parametrize("name", ["own_request", "named_request"])
+def test_a_killed_child_frees_its_key_where_the_user_has_a_request_class_of_his_own(
+    app, config, tmp_path, ledger, running, freed_by_death, name
+):
+    define_classes(app, ledger)
+    task = app.tasks[f"lab.{name}"]
+    with worker(config, tmp_path, 2, app="tests.lab.classes"):
+        result = task.delay("k", "killed", 60)
+        pid = running("killed")
+        os.kill(pid, signal.SIGKILL)
+        freed_by_death(pid)
+        with pytest.raises(WorkerLostError):
+            result.get(timeout=SOON)
+        assert task.delay("k", "next").get(timeout=SOON) == "next"
+    told = [line["event"] for line in ledger.lines() if line.get("task_id") == result.id]
+    assert {"own request accepted", "own request failed"} <= set(told)
 
 
 @pytest.mark.parametrize("stubborn", [False, True])

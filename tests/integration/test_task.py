@@ -199,6 +199,7 @@ class TestBinding:
             ),
             ({"lock_on_conflict": "queue"}, "allowed: 'skip', 'retry', 'wait', 'raise' or 'join'"),
             ({"lock_fence": "yes"}, "allowed: True or False"),
+            ({"Request": dict}, "shop.task: Request = <class 'dict'> is not allowed; allowed: a subclass of <class"),
         ],
     )
     def test_a_bad_option_fails_when_the_task_is_bound_and_locks_nothing(self, make_app, locks, options, said):
@@ -212,6 +213,16 @@ class TestBinding:
                 task.delay(1, 2)
             assert said in str(caught.value)
         assert locks.client.keys() == []
+
+    def test_a_request_class_that_is_named_is_looked_at_when_the_worker_needs_it(self, make_app):
+        app = make_app()
+
+        @app.task(base=LockedTask, shared=False, Request="builtins:dict")
+        def task(): ...
+
+        task.delay()
+        with pytest.raises(LockConfigError, match="Request = <class 'dict'> is not allowed"):
+            task.start_strategy(app, None)
 
     @pytest.mark.parametrize(
         ("backend", "ignore_result", "why"),

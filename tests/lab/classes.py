@@ -1,4 +1,4 @@
-"""Tasks whose users write classes: bodies that call bodies.
+"""Tasks whose users write classes: bodies that call bodies, requests of their own.
 
 A worker is ``celery -A tests.lab.classes worker``.
 """
@@ -12,15 +12,38 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
+from celery.worker.request import Request
 
 from celery_redislock import LockedTask
 from tests.lab.app import Config
 from tests.lab.ledger import Ledger
 
 
+class OwnRequest(Request):
+    """A user's: it writes down what it is told."""
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        self._write("accepted")
+        super().on_accepted(pid, time_accepted)
+
+    def on_failure(self, exc_info: Any, *args: Any, **options: Any) -> Any:
+        self._write("failed")
+        return super().on_failure(exc_info, *args, **options)
+
+    def _write(self, what: str) -> None:
+        Ledger(Path(self.app.conf.lab_ledger)).write({"event": f"own request {what}", "task_id": self.id})
+
+
 def define_classes(app: Celery, ledger: Ledger) -> None:
     """The tasks of this module."""
     _define_inner_calls(app, ledger)
+    for name, request in {"named_request": "tests.lab.classes:OwnRequest", "own_request": OwnRequest}.items():
+
+        @app.task(name=f"lab.{name}", base=LockedTask, shared=False, lock_args=["key"], Request=request)
+        def run(key: str, item: str, seconds: float = 0.0) -> str:
+            with ledger.run(key, item):
+                time.sleep(seconds)
+            return item
 
 
 def _define_inner_calls(app: Celery, ledger: Ledger) -> None:
