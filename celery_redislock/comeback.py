@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from celery import Task
+from celery.app.task import Context
 from kombu import Exchange, Queue
 
 from .tokens import is_claim, is_publish
 
 if TYPE_CHECKING:
     from celery import Celery
-    from celery.app.task import Context
 
 #: The message header of what the plugin must know of a message.
 HEADER = "redislock"
@@ -34,6 +34,8 @@ _DELAY_WORDS = re.compile(r"^(?:[01]\.){28}")
 _DELAY_EXCHANGE = "celery_delayed_delivery"
 #: RabbitMQ's own record of the queues that a message has expired in. It drops a message that enters one of them again.
 _DEATH_HEADERS = ("x-death", "x-first-death-", "x-last-death-")
+#: Celery's own headers of a message, as Celery itself tells them from the user's.
+_CELERYS = {*vars(Context), "lang", "task", "argsrepr", "kwargsrepr", "compression"} - {"headers"}
 
 
 class Return(NamedTuple):
@@ -113,6 +115,7 @@ def publish_again(
     header: Return,
     countdown: float,
     *,
+    headers: Mapping[str, Any] | None = None,
     serializer: str | None = None,
     natively: bool = False,
 ) -> None:
@@ -125,6 +128,7 @@ def publish_again(
         request: Of the message.
         header: What it carries from now on.
         countdown: Seconds.
+        headers: The user's own; None for those that Celery shows.
         serializer: Of the message; None for the task's.
         natively: The broker delays it, not the worker.
 
@@ -132,6 +136,7 @@ def publish_again(
         Exception: The broker's, where the message could not be sent.
     """
     own = request.__dict__
+    own_headers = custom_headers(request.headers if headers is None else headers)
     options: dict[str, Any] = {
         "serializer": serializer,
         "compression": own.get("compression"),
@@ -145,7 +150,7 @@ def publish_again(
         countdown=countdown,
         retries=request.retries,
         # Celery takes the running task, which is this one, for the parent of what has none.
-        headers={**custom_headers(request), "parent_id": request.parent_id, HEADER: header.wire},
+        headers={**own_headers, "parent_id": request.parent_id, HEADER: header.wire},
         # Celery before 5.7 takes it from the task, not from the request.
         ignore_result=ignores_result(task, request),
         **{name: value for name, value in options.items() if value is not None},
@@ -169,10 +174,13 @@ def queue_of(app: Celery, request: Context) -> Queue | None:
     return Queue(routing_key, Exchange(exchange, "topic"), routing_key)  # it was bound by a pattern
 
 
-def custom_headers(request: Context) -> dict[str, Any]:
-    """The user's own headers of a message."""
-    headers = request.headers if isinstance(request.headers, dict) else {}
-    return {name: value for name, value in headers.items() if not name.startswith(_DEATH_HEADERS)}
+def custom_headers(headers: Any) -> dict[str, Any]:
+    """The user's own among the headers of a message."""
+    if not isinstance(headers, dict):
+        return {}
+    return {
+        name: value for name, value in headers.items() if name not in _CELERYS and not name.startswith(_DEATH_HEADERS)
+    }
 
 
 def ignores_result(task: Task[..., Any], request: Context) -> bool:

@@ -25,6 +25,8 @@ class Delivery(NamedTuple):
     """`time.monotonic()`, which processes of one host share."""
     serializer: str | None = None
     """Of the message's body; None for the task's."""
+    headers: dict[str, Any] | None = None
+    """The user's own, where one of them is named ``headers``: Celery shows only what that one holds."""
 
 
 def is_given_back(task: Task[..., Any], outcome: Any) -> bool:

@@ -41,6 +41,7 @@ class Message:
     """
 
     __slots__ = (
+        "_headers",
         "_plan",
         "_received_at",
         "_request",
@@ -65,7 +66,7 @@ class Message:
         delivery = getattr(request, DELIVERY, None)
         if not isinstance(delivery, Delivery):
             delivery = Delivery(tokens.mint_nonce(), time.monotonic())
-        self.nonce, self._received_at, self._serializer = delivery
+        self.nonce, self._received_at, self._serializer, self._headers = delivery
 
     @property
     def name(self) -> str:
@@ -131,6 +132,7 @@ class Message:
         try:
             publish_again(
                 *(self._task, self._request, self.returned, countdown),
+                headers=self._headers,
                 serializer=self._serializer,
                 natively=self._plan.delays_natively,
             )

@@ -14,7 +14,7 @@ from celery.worker.request import Request
 from kombu.serialization import registry  # type: ignore[attr-defined]
 
 from .children import Children, Left, Run
-from .comeback import HEADER, Return
+from .comeback import HEADER, Return, custom_headers
 from .delivery import DELIVERY, Delivery, hide_headers, is_given_back
 from .errors import LockConfigError
 from .policies import CameBack, SentBack, Skipped
@@ -34,7 +34,9 @@ class LockedRequest(Request):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         serializer = registry.type_to_name.get(self.content_type)
-        self.request_dict[DELIVERY] = Delivery(mint_nonce(), time.monotonic(), serializer)
+        sent = self.message.headers or {}
+        hidden = custom_headers(sent) if "headers" in sent else None
+        self.request_dict[DELIVERY] = Delivery(mint_nonce(), time.monotonic(), serializer, hidden)
 
     def on_accepted(self, pid: Any, time_accepted: float) -> None:
         """Remember what the child `pid` runs now; pools without children run it in this process.

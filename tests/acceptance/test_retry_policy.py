@@ -90,6 +90,25 @@ def test_a_message_that_came_back_is_the_message_that_was_sent(tasks, start_work
 
 
 @on_every_queue
+def test_headers_beside_an_inner_dict_of_headers_come_back_too(tasks, start_worker, ledger):
+    """ddtrace and older sentry-sdk put such a dict into the message; Celery shows a task nothing but that."""
+    worker = start_worker(2)
+    inner = {"x-datadog-trace-id": "1", "deep": {"list": [1, None]}, "redislock": {"times": 3, "since": 1.0}}
+    sent = {"tenant": 7, "redislock_note": "mine", "headers": inner}
+    with tasks.tells.lock_for("k"):
+        result = tasks.tells.apply_async(("k",), headers=sent)
+        come_back(worker, result)
+    assert result.get(timeout=20) == "told"
+    retried = tasks.tells.apply_async(("k",), {"retries": 1}, headers=sent)
+    assert retried.get(timeout=20) == "told"
+    for message in (told(ledger)[result.id], told(ledger)[retried.id]):
+        assert message["headers"].items() >= {"x-datadog-trace-id": "1", "deep": {"list": [1, None]}}.items()
+        assert "redislock" not in message["headers"]
+    assert told(ledger)[result.id]["tenant"] == 7
+    assert told(ledger)[result.id]["headers"].keys() == {"x-datadog-trace-id", "deep"}
+
+
+@on_every_queue
 def test_a_member_of_a_group_in_a_chord_and_a_chain_stays_one(tasks, app, start_worker, ledger):
     worker = start_worker(2)
     with tasks.tells.lock_for("k"):

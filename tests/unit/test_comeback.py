@@ -170,5 +170,11 @@ def test_where_a_message_came_from_is_known_by_its_routing_key_without_its_delay
 def test_the_brokers_own_headers_do_not_come_back() -> None:
     own = {"tenant": "acme", "x-mine": 1}
     brokers = {"x-death": [{}], "x-first-death-queue": "q", "x-last-death-reason": "expired"}
-    assert custom_headers(Context(headers={**own, **brokers})) == own
-    assert custom_headers(Context()) == {}
+    assert custom_headers({**own, **brokers}) == own
+    assert custom_headers(None) == {}
+
+
+def test_a_messages_own_headers_are_what_celery_takes_for_the_users_and_an_inner_dict_besides(app: Celery) -> None:
+    own = {"tenant": "acme", "headers": {"x-trace": "1", "id": "mine"}}
+    message = app.amqp.as_task_v2("id", "task", (), {}, stamped_headers=["stamp"], stamp="a stamp")
+    assert custom_headers({**message.headers, **own, "compression": "application/x-gzip"}) == own
