@@ -163,6 +163,7 @@ class Publication:
         """Send the message that has been left the key, or the place of the one that waits."""
         store = LockServer.of(self._plan.app).store
         self._header = self._header._replace(claim=claim, key=key)
+        seconds_to_start = self._seconds_to_start()
         try:
             result = self.send()
         except BaseException:
@@ -171,7 +172,7 @@ class Publication:
         # Only now, so that a publisher that has died before keeps the key no longer than a lease. Where the message
         # has started meanwhile, the key is its run's, and this does nothing.
         try:
-            store.lengthen(place, claim, self._seconds_to_start())
+            store.lengthen(place, claim, seconds_to_start)
         except RedisError as error:
             logger.warning(
                 "task %s[%s] is sent, but its lock %s is kept for %g s only: %s",
@@ -222,8 +223,17 @@ def seconds_to_start(task: LockedTask, plan: LockPlan, options: Options) -> floa
 
 
 def _seconds(app: Celery, moment: Any) -> float | None:
-    """From now; Celery takes numbers, datetimes and ISO 8601."""
-    if moment is None or isinstance(moment, int | float):
-        return moment
-    due: datetime = maybe_make_aware(maybe_iso8601(moment), app.timezone)  # type: ignore[arg-type]
-    return (due - datetime.now(UTC)).total_seconds()
+    """From now, as Celery reads it: a number, ISO 8601, or what has an `isoformat`, as dates have.
+
+    None also for what Celery refuses: it does so itself, when it sends the message or in the worker.
+    """
+    if moment is None:
+        return None
+    try:
+        if isinstance(moment, int | float):
+            return float(moment)
+        text = moment if isinstance(moment, str) else moment.isoformat()
+        due: datetime = maybe_make_aware(maybe_iso8601(text), app.timezone)  # type: ignore[arg-type]
+        return (due - datetime.now(UTC)).total_seconds()
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        return None

@@ -6,6 +6,7 @@ import inspect
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 from celery import Task, states
@@ -143,7 +144,8 @@ class LockedTask(LockAttributes, BaseTask):
 
         def send(options: Mapping[str, Any]) -> LockedResult:
             result = cast("LockedResult", super(LockedTask, self).apply_async(args, kwargs, **options))
-            result.duplicate = False
+            with suppress(AttributeError):  # a base that publishes later, at a transaction's commit, has no result yet
+                result.duplicate = False
             return result
 
         if plan is None or not plan.enabled or app.conf.task_always_eager:

@@ -7,10 +7,10 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 
 import pytest
-from celery import Celery, chain, chord, group
+from celery import Celery, Task, chain, chord, group
 from kombu.exceptions import OperationalError
 
 from celery_redislock import LockedResult, LockedTask, LockKeyError, LockUnavailable, signals, tokens
@@ -140,6 +140,24 @@ class TestTheKeyOfAMessage:
         """The etas were made when the tests were collected."""
         tasks.job.apply_async(("k",), **delay)
         assert 3600 < ttl() <= 4100
+
+    def test_lives_longer_by_an_eta_that_is_a_date(self, tasks, ttl, waiting):
+        """Celery sends whatever has an `isoformat`; the worker reads it as that day's midnight."""
+        result = tasks.job.apply_async(("k",), eta=datetime.now(UTC).date() + timedelta(days=2))
+        assert (result.duplicate, waiting()) == (False, 1)
+        assert 3600 + 24 * 3600 < ttl() <= 3600 + 48 * 3600
+
+    @pytest.mark.parametrize("eta", ["tomorrow", datetime.now(UTC).time()], ids=["no moment", "a time"])
+    def test_lives_as_ever_where_only_the_worker_will_refuse_an_eta(self, tasks, ttl, waiting, eta):
+        result = tasks.job.apply_async(("k",), eta=eta)
+        assert (result.duplicate, waiting()) == (False, 1)
+        assert 3590 < ttl() <= 3600
+
+    @pytest.mark.parametrize("refused", [{"expires": date(2100, 1, 1)}, {"eta": 5}, {"countdown": "5"}], ids=repr)
+    def test_is_free_where_celery_refuses_a_moment(self, tasks, locks, waiting, refused):
+        with pytest.raises((TypeError, AttributeError)):
+            tasks.job.apply_async(("k",), **refused)
+        assert (locks.client.keys(), waiting()) == ([], 0)
 
     @pytest.mark.parametrize(
         "expires",
@@ -368,6 +386,27 @@ def test_one_connection_lost_amid_the_publish_does_not_shorten_the_keys_life(con
     app.send_task = send_and_cut
     app.tasks["lab.job"].delay("k")
     assert ttl() > 3590
+
+
+@pytest.mark.parametrize("scope", ["run", "job", "queue"])
+def test_a_base_class_that_publishes_later_may_have_no_result_yet(app, waiting, scope):
+    """As those that publish when a database's transaction is committed."""
+    committed = []
+
+    class OnCommit(Task):
+        def apply_async(self, *args, **options):
+            committed.append(lambda: super(OnCommit, self).apply_async(*args, **options))
+
+    class Base(LockedTask, OnCommit):
+        abstract = True
+
+    @app.task(base=Base, shared=False, lock_scope=scope)
+    def task(key): ...
+
+    assert task.delay("k") is None
+    assert waiting() == 0
+    committed.pop()()
+    assert waiting() == 1
 
 
 def test_a_duplicate_of_a_task_without_results_waits_for_none(tasks):
