@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -40,3 +41,22 @@ def guard(cls: type[LockedTask], name: str, body: Callable[..., Any]) -> Callabl
 
     run.__redislock__ = True  # type: ignore[attr-defined]
     return run
+
+
+def refuse_what_outlives_its_call(what: str, function: Any, remedy: str) -> None:
+    """Refuse a function whose call only makes what runs later: the lock would be held for no longer than that.
+
+    Args:
+        what: Its name, for the message.
+        function: Anything that can be called.
+        remedy: What to do instead, for the message.
+
+    Raises:
+        LockConfigError: It is async or a generator.
+    """
+    call = function if inspect.isroutine(function) else getattr(function, "__call__", None)  # noqa: B004
+    kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    if any(kind(function) or kind(call) for kind in kinds):
+        raise LockConfigError(
+            f"{what} is async or a generator: it runs after its call has returned and its lock is gone; {remedy}"
+        )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, overload
 
 from celery import _state, current_app
 
+from .body import refuse_what_outlives_its_call
 from .errors import LockConfigError
 from .held_by_request import held_by_request
 from .keys import KeyMaker, parse_template
@@ -98,7 +99,7 @@ class Locked:
         """
         if self._values is not None:
             raise LockConfigError(f"{self._what}: values are for a block; a function has its arguments")
-        _refuse_what_outlives_its_call(function)
+        _refuse_what_has_no_call(function)
         if self._template is None and not hasattr(function, "__qualname__"):
             raise LockConfigError(f"locked: this {_name_of(function)} has no name to make a key of: give it a template")
         name = f"{function.__module__}.{_name_of(function)}"
@@ -193,14 +194,8 @@ class _Settings(NamedTuple):
         return lock
 
 
-def _refuse_what_outlives_its_call(function: Any) -> None:
-    call = function if inspect.isroutine(function) else getattr(function, "__call__", None)  # noqa: B004
-    kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
-    if any(kind(function) or kind(call) for kind in kinds):
-        raise LockConfigError(
-            f"locked: {_name_of(function)} is async or a generator: its body runs after the call has returned and "
-            "its lock is gone; use a block inside it"
-        )
+def _refuse_what_has_no_call(function: Any) -> None:
+    refuse_what_outlives_its_call(f"locked: {_name_of(function)}", function, "use a block inside it")
     if inspect.isclass(function) or not callable(function):
         raise LockConfigError(
             f"locked: {_name_of(function)} is no function: put @locked below @classmethod and the like"

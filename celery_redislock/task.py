@@ -14,7 +14,7 @@ from celery.signals import task_postrun
 from celery.utils.imports import symbol_by_name
 
 from .attributes import LockAttributes
-from .body import guard
+from .body import guard, refuse_what_outlives_its_call
 from .comeback import HEADER, Return, ignores_result
 from .delivery import hide_headers, is_given_back
 from .eager import EagerExecution
@@ -91,6 +91,7 @@ class LockedTask(LockAttributes, BaseTask):
         if isinstance(cls.Request, type):  # a name is resolved by the worker
             _request_class(cls, name)
         body = static if is_method else static.__func__
+        refuse_what_outlives_its_call(f"{name}: its body", body, "let a plain body run it, as with asyncio.run()")
         plan = LockPlan(app, name, body, is_method, _own_options(cls))
         if plan.enabled and plan.options.on_conflict == "join":
             check_backend(app, name, bool(cls.ignore_result))
@@ -285,13 +286,19 @@ def _request_class(task: LockedTask | type[LockedTask], name: str) -> type[Locke
 def _own_options(cls: type[LockedTask]) -> dict[str, Any]:
     """The ``lock_*`` attributes of a task class and its bases, without the prefix.
 
-    What is unknown in a task class that is not ours, as celery-singleton's `lock_expiry`, is not meant for us.
+    What is unknown in a task class that is not ours, as celery-singleton's `lock_expiry`, is not meant for us; nor is a
+    method or a property, but in a decorator, where there are none.
     """
     own: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         is_foreign = issubclass(base, Task) and not issubclass(base, LockedTask)
-        names = [name for name in vars(base) if name.startswith("lock_")]
-        own |= {name: vars(base)[name] for name in names if not is_foreign or name in ATTRIBUTES}
+        is_decorator = "_decorated" in vars(base)
+        own |= {
+            name: value
+            for name, value in vars(base).items()
+            if name in ATTRIBUTES
+            or (name.startswith("lock_") and not is_foreign and (is_decorator or not hasattr(value, "__get__")))
+        }
     return {
         name.removeprefix("lock_"): value.__func__ if isinstance(value, staticmethod) else value
         for name, value in own.items()

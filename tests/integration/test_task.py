@@ -214,6 +214,73 @@ class TestBinding:
             assert said in str(caught.value)
         assert locks.client.keys() == []
 
+    def test_a_body_that_runs_after_its_call_has_returned_is_refused(self, make_app):
+        """Its lock would be held while its coroutine is made, and no longer."""
+
+        async def coroutine(key): ...
+
+        async def async_generator(key):
+            yield key
+
+        def generator(key):
+            yield key
+
+        for body in (coroutine, async_generator, generator):
+            task = make_app().task(base=LockedTask, shared=False, name="shop.task")(body)
+            with pytest.raises(LockConfigError, match=r"shop\.task: its body is async or a generator"):
+                task.delay(1)
+
+    def test_an_async_body_of_a_class_is_refused(self, make_app):
+        class Coroutine(LockedTask):
+            name = "shop.coroutine"
+
+            async def run(self, key): ...
+
+        with pytest.raises(LockConfigError, match=r"shop\.coroutine: its body is async or a generator"):
+            make_app().register_task(Coroutine)
+
+    def test_a_method_of_a_base_is_no_option_though_its_name_begins_so(self, make_app, locks):
+        class Accounts:
+            def lock_account(self): ...
+
+            @classmethod
+            def lock_all(cls): ...
+
+            @staticmethod
+            def lock_none(): ...
+
+            @property
+            def lock_count(self): ...
+
+        class Base(Accounts, LockedTask):
+            abstract = True
+
+        app = make_app()
+
+        @app.task(base=Base, shared=False, lock_key="{key}")
+        def task(key): ...
+
+        assert task.lock_for(7).name == "redislock:{7}"
+
+    @pytest.mark.parametrize("value", [["key"], 5, None, "{key}"], ids=repr)
+    def test_a_misspelt_option_of_a_base_is_refused_where_it_has_a_value(self, make_app, value):
+        class Base(LockedTask):
+            abstract = True
+            lock_keys = value
+
+        @make_app().task(base=Base, shared=False)
+        def task(key): ...
+
+        with pytest.raises(LockConfigError, match="lock_keys is not known; did you mean lock_key"):
+            task.delay(1)
+
+    def test_a_misspelt_option_of_the_decorator_is_refused_though_it_is_a_function(self, make_app):
+        @make_app().task(base=LockedTask, shared=False, lock_keys=lambda arguments: arguments["key"])
+        def task(key): ...
+
+        with pytest.raises(LockConfigError, match="lock_keys is not known; did you mean lock_key"):
+            task.delay(1)
+
     def test_a_request_class_that_is_named_is_looked_at_when_the_worker_needs_it(self, make_app):
         app = make_app()
 
