@@ -6,7 +6,7 @@ from typing import Any
 
 from celery.exceptions import TaskRevokedError
 
-from .errors import LockConflict, LockUnavailable
+from .errors import LockConfigError, LockConflict, LockUnavailable
 from .execution import Execution
 from .held import HeldLock
 from .held_by_request import held_by_request
@@ -45,6 +45,7 @@ class EagerExecution(Execution):
             TaskRevokedError: Another holds it, and the policy is ``skip``.
             LockConflict: Another held it for `lock_wait`; at once by the policy ``raise``.
             LockUnavailable: Redis did not answer or refused, unless `lock_on_outage` is ``run``.
+            LockConfigError: It would have to wait, and stop the event loop that runs the caller.
         """
         options = self.plan.options
         if self._enter_again(lock):
@@ -59,6 +60,9 @@ class EagerExecution(Execution):
             self.lock = None
             if options.on_outage == "run":
                 return
+            raise
+        except LockConfigError:  # to wait would stop an event loop
+            self.lock = None
             raise
         if conflict is None:
             self._taken(lock)

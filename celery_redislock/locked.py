@@ -65,7 +65,8 @@ def locked(
         app: None for the current app, or the only one.
 
     Raises:
-        LockConfigError: The template is malformed, or the function is async or a generator.
+        LockConfigError: The template is malformed, or the function is async or a generator. On entering: it would have
+            to wait, and stop the event loop that runs the caller.
         LockConflict: On entering: another held the key to the end of `wait`.
         LockUnavailable: On entering: Redis did not answer or refused.
     """

@@ -103,6 +103,7 @@ class Lock(Handle):
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
+            LockConfigError: It would have to wait, and stop the event loop that runs the caller.
         """
         return self._acquire(sleep, blocking, blocking_timeout, token) is None
 
@@ -172,7 +173,7 @@ class Lock(Handle):
 
         Raises:
             LockConflict: Another held it to the end of `blocking_timeout`.
-            LockUnavailable: Redis did not answer or refused.
+            LockUnavailable, LockConfigError: As `acquire`.
         """
         conflict = self._acquire()
         if conflict is not None:

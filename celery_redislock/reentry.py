@@ -6,15 +6,14 @@ from the holder's for another of these is another owner.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 import weakref
-from asyncio import _get_running_loop
 from contextvars import ContextVar
 from typing import Any
 
 from .errors import LockConfigError
+from .event_loop import running_task
 from .held import HeldLock
 from .keeper import Keeper
 from .store import LockStore
@@ -110,7 +109,6 @@ def _others(hold: Hold) -> tuple[weakref.ref[Hold], ...]:
 
 
 def _owner() -> tuple[int, Any]:
-    loop = _get_running_loop()
-    task = loop and asyncio.current_task(loop)
+    task = running_task()
     # By its module: gevent replaces it there. A weak reference: the number of a dead task may be another's by now.
     return threading.get_ident(), task and weakref.ref(task)

@@ -13,6 +13,8 @@ from redis.cluster import RedisCluster
 
 from .cluster import ClusterStore, ClusterWakeUps
 from .connection import command_time, connect, derive, lock_url
+from .errors import LockConfigError
+from .event_loop import running_loop
 from .held import HeldLock
 from .info import LockInfo
 from .keeper import Keeper
@@ -94,9 +96,13 @@ class LockServer:
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
+            LockConfigError: It would have to wait, and stop the event loop that runs the caller.
         """
         end = math.inf if timeout is None else time.monotonic() + timeout
         waits = None if timeout is not None and timeout <= 0 else True
+        stops_a_loop = waits is not None and running_loop() is not None
+        if stops_a_loop:
+            waits = None
         while True:
             left = end - time.monotonic()
             if left <= 0 and waits:
@@ -108,9 +114,12 @@ class LockServer:
             # Finished: a run under the caller's own task id has succeeded, and the key cools down.
             conflict = result if isinstance(result, Held) else self.store.held(held.key)
             if conflict is not None:
+                holder = conflict.holder.info(held.key, conflict.ttl)
+                if stops_a_loop:
+                    raise _would_stop_the_loop(holder)
                 if not waits:
                     return conflict
-                self.wait(conflict.holder.info(held.key, conflict.ttl), end - time.monotonic(), poll=poll)
+                self.wait(holder, end - time.monotonic(), poll=poll)
 
     def give_up(self, key: str, claim: str, *, is_to_come: bool, now: bool = False) -> None:
         """Release what was left to a message that will not run.
@@ -140,6 +149,14 @@ class LockServer:
             time.sleep(max(0.0, min(left, poll)))
         else:  # and no longer than a holder that has died keeps the key
             self.wake_ups.wait(holder.key, min(left, math.inf if holder.ttl is None else holder.ttl + 0.001), poll)
+
+
+def _would_stop_the_loop(holder: LockInfo) -> LockConfigError:
+    return LockConfigError(
+        f"the lock {holder.key} is held by {holder.who}, and to wait for it here would stop the asyncio event loop of "
+        "this code: take and release it in a thread, as with asyncio.to_thread(), or do not wait, with wait=0 or "
+        "blocking=False"
+    )
 
 
 def _servers_of(owner: Any) -> dict[int, LockServer]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import redis
 
-from celery_redislock import Lock
+from celery_redislock import Lock, LockConfigError, LockedTask, locked
 from celery_redislock.server import LockServer
-from tests.lab.servers import wait_until
+from tests.integration.conftest import held_elsewhere
+from tests.lab.app import make_app
+from tests.lab.servers import need, wait_until
+from tests.lab.workers import ROOT
 
 NAME = "stock"
 WAITERS, WAKE = "{stock}:waiters", "{stock}:wake"
@@ -230,3 +236,110 @@ def test_a_task_that_ends_wakes_a_lock_that_waits(tasks, locks):
         running.result()
         assert locks.calls()["evalsha"] <= 4  # the look, the release, the grant; and the look of a turn at most
         lock.release()
+
+
+class TestInARunningEventLoop:
+    """To wait would stop all of it; a coroutine that is to release the key would never come to that."""
+
+    def test_an_acquire_that_would_wait_is_refused_with_what_to_do_instead(self, make, client):
+        async def take(lock):
+            with pytest.raises(LockConfigError) as caught:
+                lock.acquire()
+            return str(caught.value)
+
+        with held_elsewhere(make()):
+            began = time.monotonic()
+            said = asyncio.run(take(make()))
+            assert time.monotonic() - began < 5
+            assert client.exists(WAITERS) == 0
+        assert "the lock stock is held by a lock outside tasks on" in said
+        assert "asyncio.to_thread()" in said
+        assert "wait=0 or blocking=False" in said
+        assert client.keys() == []
+
+    def test_a_block_and_an_eager_run_are_refused_too(self, config):
+        app = make_app(config)
+
+        @app.task(base=LockedTask, shared=False, lock_key="stock", lock_on_conflict="retry")
+        def task(): ...
+
+        async def enter():
+            with locked("stock", app=app):
+                pass
+
+        async def apply():
+            task.apply().get()
+
+        with held_elsewhere(task.lock_for()):
+            for coroutine in (enter(), apply()):
+                with pytest.raises(LockConfigError, match="event loop"):
+                    asyncio.run(coroutine)
+
+    def test_one_that_need_not_wait_or_shall_not_is_as_ever(self, make, client):
+        async def take(**options):
+            return make().acquire(**options)
+
+        with held_elsewhere(make()):
+            assert asyncio.run(take(blocking=False)) is False
+            assert asyncio.run(take(blocking_timeout=0)) is False
+        assert asyncio.run(take()) is True
+
+    def test_a_thread_that_the_loop_waits_for_may_wait(self, make):
+        async def take():
+            return await asyncio.to_thread(make().acquire)
+
+        with ThreadPoolExecutor(1) as pool:
+            lock = make(thread_local=False)
+            assert lock.acquire()
+            taken = pool.submit(asyncio.run, take())
+            wait_until(lambda: blocked(lock.redis) == 1, "it waits")
+            lock.release()
+            assert taken.result() is True
+
+    def test_under_gevent_the_loop_of_another_greenlet_stops_nobody(self, locks):
+        need("gevent")
+        command = [sys.executable, "-c", GREENLETS, str(locks.socket)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.stdout, done.stderr) == ("taken\nrefused\ngiven back\n", "")
+
+
+#: One greenlet's coroutine holds on, in its loop, while another waits for a lock; then the coroutine asks for it.
+GREENLETS = """
+from gevent import monkey
+monkey.patch_all()
+import asyncio, sys, time
+import gevent, redis
+from celery_redislock import Lock, LockConfigError
+
+client = redis.Redis(unix_socket_path=sys.argv[1])
+make = lambda: Lock(client, "stock", timeout=10, reentrant=True)
+holder = make()
+holder.acquire()
+loop_runs, taken = gevent.event.Event(), gevent.event.Event()
+
+async def coroutine():
+    loop_runs.set()
+    taken.wait()  # blocks this greenlet amid its coroutine
+    try:
+        make().acquire()
+    except LockConfigError:
+        print("refused")
+
+def wait_for_it():
+    loop_runs.wait()
+    lock = make()
+    lock.acquire()
+    print("taken")
+    taken.set()
+    in_loop.join()
+    lock.release()
+    print("given back")
+
+in_loop = gevent.spawn(asyncio.run, coroutine())
+waiter = gevent.spawn(wait_for_it)
+loop_runs.wait()
+while not client.exists("{stock}:waiters"):
+    time.sleep(0.01)
+holder.release()
+gevent.joinall([in_loop, waiter], raise_error=True)
+"""

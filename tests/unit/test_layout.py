@@ -18,7 +18,19 @@ PACKAGE = Path(celery_redislock.__file__).parent
 ORDER = [
     *("info", "errors", "signals", "outcome"),
     *("tokens", "wire", "keys", "options", "connection"),
-    *("lines", "script", "outage", "protocol", "store", "held", "keeper", "wake_ups", "cluster", "server"),
+    *(
+        "lines",
+        "script",
+        "outage",
+        "protocol",
+        "store",
+        "held",
+        "keeper",
+        "wake_ups",
+        "cluster",
+        "event_loop",
+        "server",
+    ),
     *("reentry", "handle", "locks", "nolock"),
     *("comeback", "delivery", "plan", "message"),
     *("attributes", "result"),
@@ -29,7 +41,7 @@ ORDER = [
 #: These serve any code, with or without Celery.
 WITHOUT_CELERY = [
     *("tokens", "wire", "keys", "connection", "lines", "script", "outage", "protocol", "store", "held", "keeper"),
-    *("wake_ups", "server", "reentry", "handle", "locks"),
+    *("wake_ups", "event_loop", "server", "reentry", "handle", "locks"),
 ]
 
 MODULES = {path.stem: path for path in sorted(PACKAGE.glob("*.py"))}
