@@ -127,6 +127,46 @@ class HeldLock:
         self.check()
         self.renewed(sent_at, ttl)
 
+    def rename(self, token: Text, *, fence: bool) -> bool:
+        """Let the key hold `token`, which is a caller's own, in place of the one that was minted: one round trip.
+
+        After a lost reply the minted one alone tells one's own grant from another's with an equal token.
+
+        Args:
+            token: To be stored as it is.
+            fence: Whether a fencing number was asked for.
+
+        Returns:
+            Whether the lock is held still.
+
+        Raises:
+            LockUnavailable: Redis did not answer or refused; the lock is not held.
+        """
+        sent_at = time.monotonic()
+        try:
+            result = self.store.acquire(self.key, token, self.nonce, self.lease, fence=fence)
+            if isinstance(result, Granted):
+                self.granted(result)
+            elif self._has_stored(token):
+                self.renewed(sent_at)
+            else:
+                return False
+        except BaseException:
+            if self.remaining > 0:
+                self.store.undo(self.key, token)
+            raise
+        self.token = self.nonce = token
+        return True
+
+    def _has_stored(self, token: Text) -> bool:
+        """Whether it was stored, its reply lost: while the minted one cannot have expired, nobody else can store it."""
+        found = self.store.look(self.key)
+        if found is None or found[0] != (token if isinstance(token, bytes) else token.encode()):
+            return False
+        if self.remaining <= 0:
+            raise LockUnavailable(self.key, "Redis answered too late to tell whose the token is")
+        return True
+
     def granted(self, grant: Granted) -> None:
         """The server gave the key."""
         self.fence = grant.fence

@@ -227,15 +227,13 @@ class Lock(Handle):
 
     def _take(self, server: LockServer, timeout: float | None, poll: float, token: Text | None) -> Hold | Held:
         nonce = tokens.mint_nonce()
-        mine = token or tokens.mint(nonce, None, _origin())
-        held = HeldLock(server.store, self.key, mine, nonce, self.timeout or math.inf)
+        minted = tokens.mint(nonce, None, _origin())
+        held = HeldLock(server.store, self.key, minted, nonce, self.timeout or math.inf)
         try:
             conflict = server.take(held, timeout, poll=poll, fence=self._fence)
-            if conflict is not None:
-                return conflict
-            if token is not None:  # only now: while it waits, an equal token of another is not this one
-                held.nonce = token
-            return self._keep(server, held)
+            while conflict is None and token is not None and not held.rename(token, fence=self._fence):
+                conflict = server.take(held, timeout, poll=poll, fence=self._fence)  # it was lost meanwhile
+            return conflict or self._keep(server, held)
         except LockUnavailable:  # the store has undone it, or could not
             raise
         except BaseException:

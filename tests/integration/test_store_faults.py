@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 import redis
 
-from celery_redislock import LockUnavailable, tokens
+from celery_redislock import Lock, LockUnavailable, tokens
 from celery_redislock.connection import connect, derive
 from celery_redislock.protocol import Finished, Granted, Held
 from celery_redislock.script import ACQUIRE, INSPECT, RELEASE, RENEW
@@ -20,6 +20,7 @@ from tests.integration.conftest import KEY
 from tests.lab.servers import wait_until
 
 IMPATIENT = 0.3
+MINE = "mine"
 impatient = pytest.mark.parametrize("timeout", [IMPATIENT])
 
 
@@ -289,6 +290,68 @@ class TestNoReplyIsTakenForAnothers:
         for key, task_id in held.items():
             assert store.inspect(key).task_id == task_id
         assert store.inspect(KEY) is None
+
+
+class TestATokenOfTheCallersOwn:
+    """It does not tell whose it is: another may hold the key by an equal one."""
+
+    @pytest.fixture(params=[None, 10], ids=["for ever", "with a timeout"])
+    def lock(self, request, lock_proxy, store):
+        with redis.Redis.from_url(lock_proxy.url, socket_timeout=5) as behind:
+            yield Lock(behind, KEY, timeout=request.param, fence=True)
+
+    @pytest.mark.parametrize("nth", [1, 2])
+    @pytest.mark.parametrize("token", [MINE, MINE.encode()])
+    def test_is_known_again_after_a_lost_reply(self, lock, client, lose, nth, token):
+        fault = lose(ACQUIRE, nth=nth)
+        assert lock.acquire(token=token, blocking=False)
+        assert fault.struck == 1
+        assert client.get(KEY) == lock.local.token == MINE.encode()
+        assert (client.pttl(KEY) / 1000 >= lock.remaining - 0.002) or lock.timeout is None
+        assert lock.fence == int(client.get(f"{KEY}:fence"))
+        lock.release()
+        assert client.get(KEY) is None
+
+    @pytest.mark.parametrize("nth", [1, 2])
+    def test_leaves_no_key_where_redis_could_not_be_asked(self, lock, client, lose, nth):
+        faults = lose(ACQUIRE, nth=nth), lose(ACQUIRE, nth=nth + 1)
+        with pytest.raises(LockUnavailable):
+            lock.acquire(token=MINE)
+        assert [fault.struck for fault in faults] == [1, 1]
+        assert client.get(KEY) is None
+        assert lock.acquire(token=MINE, blocking=False)
+
+    def test_leaves_another_alone_that_has_an_equal_one(self, lock, client, lose):
+        client.set(KEY, MINE)
+        fault = lose(ACQUIRE)
+        assert not lock.acquire(token=MINE, blocking=False)
+        assert fault.struck == 1
+        assert client.get(KEY) == MINE.encode()
+
+    def test_leaves_another_alone_that_took_the_key_with_an_equal_one_while_the_reply_was_lost(
+        self, lock, client, lose, thread, lock_proxy
+    ):
+        fault = lose(ACQUIRE, hang=True)
+        outcome = thread(lock.acquire, token=MINE, blocking=False)
+        fault.wait()
+        client.set(KEY, MINE)  # as after an expiry
+        lock_proxy.cut()
+        assert outcome.result() is False
+        assert client.get(KEY) == MINE.encode()
+
+    def test_that_may_be_anothers_since_its_deadline_is_not_taken_for_granted(
+        self, lock_proxy, store, client, lose, thread
+    ):
+        """Its second reply is lost, and when it asks again, its time is over and another has the key."""
+        with redis.Redis.from_url(lock_proxy.url, socket_timeout=5) as behind:
+            lock, fault = Lock(behind, KEY, timeout=0.3), lose(ACQUIRE, nth=2, hang=True)
+            outcome = thread(lock.acquire, token=MINE)
+            fault.wait()
+            wait_until(lambda: client.set(KEY, MINE, nx=True), "it has ended")
+            lock_proxy.cut()
+            with pytest.raises(LockUnavailable, match="too late"):
+                outcome.result()
+        assert client.get(KEY) == MINE.encode()
 
 
 class TestAConnectionInterruptedWhileItIsMade:
