@@ -145,7 +145,8 @@ class Execution:
 
     def _leaves(self, lock: HeldLock, state: str | None) -> Leaves:
         note = self._note(lock.key) if state in _OVER else None
-        copy_may_wait, note_ttl = self.message.may_be_a_copy, self.plan.note_ttl
+        copy_may_wait, is_sent_back_only = self.message.may_be_a_copy, not self.message.is_delivered_again
+        note_ttl = self.plan.short_note_ttl if copy_may_wait and is_sent_back_only else self.plan.note_ttl
         if self.leaves_to is not None:
             return Leaves(note, copy_may_wait, *self.leaves_to, note_ttl)
         cooldown = self.plan.options.cooldown

@@ -12,7 +12,7 @@ from .comeback import delays_natively, visibility_timeout
 from .connection import command_time, connect
 from .keys import KeyMaker
 from .options import check_lease, resolve_options, resolve_settings
-from .protocol import NOTE_TTL
+from .protocol import NOTE_TTL, SHORT_NOTE_TTL
 from .server import is_enabled, settings_of, url_of
 
 if TYPE_CHECKING:
@@ -116,6 +116,14 @@ class LockPlan:
         A copy is given after one visibility timeout, and may wait in another worker for one more.
         """
         return NOTE_TTL + 2 * self.visibility_timeout
+
+    @cached_property
+    def short_note_ttl(self) -> float:
+        """The same where a message has come back, and only kombu may have sent it twice: the two are queued together.
+
+        There are many of these, one for each run that had to wait.
+        """
+        return SHORT_NOTE_TTL + 2 * self.visibility_timeout
 
     @property
     def longest_countdown(self) -> float:

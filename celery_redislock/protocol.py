@@ -8,6 +8,7 @@ from .tokens import Token
 
 #: A note outlives every delivery that a broker may still make, in seconds: a day, besides the visibility timeout.
 NOTE_TTL = 24 * 3600.0
+SHORT_NOTE_TTL = 3600.0
 
 
 class Granted(NamedTuple):

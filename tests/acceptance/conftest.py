@@ -24,4 +24,4 @@ def running(ledger: Ledger) -> Callable[..., int]:
 @pytest.fixture
 def nothing_is_left(locks: Valkey) -> Callable[[], None]:
     """Waits until Redis is empty. A lease is 30 s if nothing else is said, and a message keeps its key for an hour."""
-    return lambda: wait_until(lambda: locks.client.keys() == [], "nothing is left", 10)
+    return lambda: wait_until(lambda: locks.held() == [], "nothing is left", 10)

@@ -89,7 +89,7 @@ def test_complaint_3_no_key_is_stuck_after_ignore(tasks, start_worker, ledger, l
     tasks.ends.delay("k", "ignore")
     assert tasks.ends.delay("k", "success").get(timeout=10) == "success"
     assert ledger.items() == ["ignore", "success"]
-    wait_until(lambda: locks.client.keys() == [], "nothing is left")
+    wait_until(lambda: locks.held() == [], "nothing is left")
 
 
 def test_complaint_4_no_key_is_stuck_after_a_revoke_or_an_expiry(tasks, app, start_worker, ledger, locks):
@@ -108,7 +108,7 @@ def test_complaint_4_no_key_is_stuck_after_a_revoke_or_an_expiry(tasks, app, sta
     for key in "kl":
         assert tasks.work.delay(key, "next").get(timeout=10) == "next"
     assert ledger.items() == ["terminated", "next", "next"]
-    wait_until(lambda: locks.client.keys() == [], "nothing is left")
+    wait_until(lambda: locks.held() == [], "nothing is left")
 
 
 @pytest.mark.parametrize("name", ["job", "queued"])
@@ -129,7 +129,7 @@ def test_complaint_4_no_key_of_a_unique_job_is_stuck_after_a_revoke_or_an_expiry
     for result in queued:
         with pytest.raises(TaskRevokedError):
             result.get(timeout=10)
-    wait_until(lambda: locks.client.keys() == [], "nothing is left")
+    wait_until(lambda: locks.held() == [], "nothing is left")
     assert [task.delay(key, "next").get(timeout=10) for key in "kl"] == ["next", "next"]
     assert ledger.items() == ["next", "next"]
 
@@ -272,7 +272,7 @@ def test_complaint_13_a_failed_publish_leaves_no_lock(config, locks, start_worke
     config.broker = f"redis://127.0.0.1:{free_port()}/0"
     with pytest.raises(OperationalError):
         make_app(config).tasks[f"lab.{name}"].delay("k", "failed")
-    assert locks.client.keys() == []
+    assert locks.held() == []
     config.broker = broker
     start_worker(1)
     assert make_app(config).tasks[f"lab.{name}"].delay("k", "next").get(timeout=10) == "next"
@@ -322,7 +322,7 @@ def test_complaint_16_a_fast_task_never_meets_its_own_lock_nor_waits_for_it(task
     worker = start_worker(1)
 
     def is_free():
-        return locks.client.keys() == []
+        return locks.held() == []
 
     tasks.once.delay("warm-up").get(timeout=10)  # connects, and loads the scripts
     wait_until(is_free, "the warm-up has ended")

@@ -158,7 +158,7 @@ class TestWait:
                 waiter.get(timeout=PATIENCE)
             assert tasks.on_wait.lock_info("k").task_id is None  # the test's own lock is untouched
         assert tasks.on_wait.delay("k", "next").get(timeout=PATIENCE) == "next"
-        wait_until(lambda: locks.client.keys() == [], "no waiter is remembered")
+        wait_until(lambda: locks.held() == [], "no waiter is remembered")
 
     def test_a_revoke_ends_it_and_the_next_one_has_its_turn(self, tasks, app, start_worker, ledger, locks):
         start_worker(2)

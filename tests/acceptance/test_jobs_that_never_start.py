@@ -62,7 +62,7 @@ class TestMessagesThatNeverStart:
         start_worker(1)
         with pytest.raises(TaskRevokedError):
             result.get(timeout=10)
-        wait_until(lambda: locks.client.keys() == [], "nothing is left")
+        wait_until(lambda: locks.held() == [], "nothing is left")
         assert ledger.items() == []
 
     def test_one_rejected_before_it_starts_frees_its_key(self, tasks, start_worker, nothing_is_left):

@@ -17,7 +17,7 @@ def test_120_messages_for_3_keys_run_once_each_without_overlap(tasks, start_work
     assert sorted(result.get(timeout=60) for result in results) == list(range(120))
     assert sorted(map(int, ledger.items())) == list(range(120))
     assert ledger.overlaps() == []
-    wait_until(lambda: locks.client.keys() == [], "the last lock is free")  # a result is stored before the release
+    wait_until(lambda: locks.held() == [], "the last lock is free")  # a result is stored before the release
 
 
 def in_batches(signatures):
@@ -41,7 +41,7 @@ def test_30_of_30_tasks_that_retry_at_once_finish(tasks, start_worker, ledger, l
     assert len(ledger.runs()) == 90
     assert all_came_back(ledger, 60)
     assert ledger.overlaps() == []
-    wait_until(lambda: locks.client.keys() == [], "the last lock is free")
+    wait_until(lambda: locks.held() == [], "the last lock is free")
 
 
 def test_40_of_40_tasks_that_replace_themselves_finish(tasks, start_worker, ledger, locks):
@@ -50,7 +50,7 @@ def test_40_of_40_tasks_that_replace_themselves_finish(tasks, start_worker, ledg
     assert len(ledger.runs()) == 120
     assert all_came_back(ledger, 80)
     assert ledger.overlaps() == []
-    wait_until(lambda: locks.client.keys() == [], "the last lock is free")
+    wait_until(lambda: locks.held() == [], "the last lock is free")
 
 
 def test_60_of_60_three_step_chains_on_one_key_finish_with_skip(tasks, start_worker, ledger, locks):
@@ -60,7 +60,7 @@ def test_60_of_60_three_step_chains_on_one_key_finish_with_skip(tasks, start_wor
     assert len(ledger.runs()) == 180
     assert all_came_back(ledger, 120)
     assert ledger.overlaps() == []
-    wait_until(lambda: locks.client.keys() == [], "the last lock is free")
+    wait_until(lambda: locks.held() == [], "the last lock is free")
 
 
 def test_330_of_330_pages_of_a_task_that_sends_its_own_next_page_run(tasks, start_worker, ledger, locks):
@@ -72,4 +72,4 @@ def test_330_of_330_pages_of_a_task_that_sends_its_own_next_page_run(tasks, star
         wait_until(lambda done=done: sum(run.end < float("inf") for run in ledger.runs()) == done, "all pages ran", 60)
     assert all_came_back(ledger, 319)
     assert ledger.overlaps() == []
-    wait_until(lambda: locks.client.keys() == [], "the last lock is free")
+    wait_until(lambda: locks.held() == [], "the last lock is free")

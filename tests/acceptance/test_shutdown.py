@@ -59,7 +59,7 @@ def test_a_run_that_ends_in_a_warm_shutdown_leaves_its_note_because_redis_may_lo
     first_worker.stop(signal.SIGTERM)
     assert result.get(timeout=1) == "first"
     (note,) = locks.client.keys()
-    assert note.endswith(b":note:same/0/0")
+    assert b":note:same/0/0/" in note
 
 
 def _cold(stop, broker):

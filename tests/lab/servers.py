@@ -139,6 +139,10 @@ class Valkey:
         self._process = self._end.enter_context(running(command, self.folder / "valkey.log"))
         wait_until(self._answers, "Valkey answers")
 
+    def held(self) -> list[bytes]:
+        """All keys but the notes, which are left for copies of messages, as of those that have come back."""
+        return [key for key in self.client.keys() if b":note:" not in key]
+
     def calls(self) -> dict[str, int]:
         """How often each command was called since the last look, but for what the tests themselves ask."""
         stats = self.client.info("commandstats")
