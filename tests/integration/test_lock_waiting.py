@@ -16,7 +16,7 @@ import redis
 
 from celery_redislock import Lock, LockConfigError, LockedTask, locked
 from celery_redislock.server import LockServer
-from tests.integration.conftest import held_elsewhere
+from celery_redislock.testing import busy
 from tests.lab.app import make_app
 from tests.lab.servers import need, wait_until
 from tests.lab.workers import ROOT
@@ -247,7 +247,7 @@ class TestInARunningEventLoop:
                 lock.acquire()
             return str(caught.value)
 
-        with held_elsewhere(make()):
+        with busy(make()):
             began = time.monotonic()
             said = asyncio.run(take(make()))
             assert time.monotonic() - began < 5
@@ -270,7 +270,7 @@ class TestInARunningEventLoop:
         async def apply():
             task.apply().get()
 
-        with held_elsewhere(task.lock_for()):
+        with busy(task.lock_for()):
             for coroutine in (enter(), apply()):
                 with pytest.raises(LockConfigError, match="event loop"):
                     asyncio.run(coroutine)
@@ -279,7 +279,7 @@ class TestInARunningEventLoop:
         async def take(**options):
             return make().acquire(**options)
 
-        with held_elsewhere(make()):
+        with busy(make()):
             assert asyncio.run(take(blocking=False)) is False
             assert asyncio.run(take(blocking_timeout=0)) is False
         assert asyncio.run(take()) is True
