@@ -17,11 +17,13 @@ from .children import Children, Left, Run
 from .comeback import HEADER, Return, custom_headers
 from .delivery import DELIVERY, Delivery, hide_headers, is_given_back
 from .errors import LockConfigError
-from .policies import CameBack, SentBack, Skipped
+from .policies import CameBack, CameBackInOutage, SentBack, Skipped
+from .reminder import Reminder
 from .server import LockServer
 from .tokens import mint_nonce
 
 _children = Children()
+_reminder = Reminder()
 
 
 class LockedRequest(Request):
@@ -80,6 +82,8 @@ class LockedRequest(Request):
             hide_headers(self._context)  # type: ignore[attr-defined]
         if isinstance(error, CameBack) or is_given_back(self.task, error):
             _children.goes_on(self.worker_pid, self.request_dict[DELIVERY].nonce)
+        if isinstance(error, CameBackInOutage):
+            _reminder.count()
         result = super().on_failure(exc_info, send_failed_event, return_ok)
         if isinstance(error, Skipped):
             self.send_event("task-revoked", terminated=False, signum=None, expired=False)
