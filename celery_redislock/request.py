@@ -59,8 +59,8 @@ class LockedRequest(Request):
             return None
         said = Return.read(self.request_dict.get(HEADER))
         left = Left(said.key, said.claim) if said.key is not None and said.claim is not None else None
-        is_to_come = plan.hands_over_to(self.request_dict.get("retries"))
-        return Run(str(self.id), plan, self.args, self.kwargs, self.request_dict[DELIVERY].nonce, left, is_to_come)
+        retries = self.request_dict.get("retries") or 0
+        return Run(str(self.id), plan, self.args, self.kwargs, self.request_dict[DELIVERY].nonce, left, retries)
 
     def revoked(self) -> bool:
         """Whether it was revoked, or has expired; what was left to it is free then."""
