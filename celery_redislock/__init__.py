@@ -1,6 +1,6 @@
 """Celery tasks that never run twice at once: a Redis lock per task and arguments."""
 
-from . import bootsteps  # noqa: F401 - connects the checks at worker start
+from . import bootsteps, masking  # noqa: F401 - bootsteps connects what a worker does at its start
 from .errors import (
     LockConfigError,
     LockConflict,
@@ -28,3 +28,5 @@ __all__ = [
     "RedisLockError",
     "locked",
 ]
+
+masking.hide_url()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from celery.signals import worker_init
+from celery.signals import celeryd_after_setup, worker_init
 
+from . import startup
 from .options import ATTRIBUTES
 from .task import LockedTask
 
@@ -26,3 +27,11 @@ def warn_of_unlocked_tasks(sender: Any = None, **_: Any) -> None:
 def watch_for_lost_connections(sender: Any = None, **_: Any) -> None:
     """Have the worker expect copies when it loses its broker."""
     sender.app.steps["consumer"].add("celery_redislock.redelivery:ExpectCopies")
+
+
+@celeryd_after_setup.connect(weak=False)
+def ask_the_lock_server(instance: Any = None, **_: Any) -> None:
+    """Say what is wrong with the lock server, if a task needs it: once, before the pool makes its children."""
+    plans = [task._lock_plan for task in instance.app.tasks.values() if isinstance(task, LockedTask)]
+    for app in {plan.app for plan in plans if plan is not None and plan.enabled}:
+        startup.ask(app)

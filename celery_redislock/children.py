@@ -38,8 +38,12 @@ class Run(NamedTuple):
     nonce: str
     left: Left | None
     """To its message; the child may have died before it could use it. None once the message goes on by itself."""
-    is_to_come: bool
-    """The run before may leave the key to the message only when it ends."""
+    retries: int
+
+    @property
+    def is_to_come(self) -> bool:
+        """Whether the run before may leave the key to the message only when it ends."""
+        return self.plan.hands_over_to(self.retries)
 
     @property
     def key(self) -> str | None:
@@ -127,11 +131,22 @@ def _release(run: Run) -> None:
         if server.store.release(key, run.nonce):
             logger.warning("%s: its process died; its lock %s was released", run.name, key)
         if run.left is not None:
-            server.give_up(*run.left, is_to_come=run.is_to_come, now=True)
+            server.give_up(*run.left, is_to_come=_is_still_to_come(server, run, run.left.key), now=True)
     except LockUnavailable as error:
         logger.warning("%s: its process died; %s: it ends in %.0f s", run.name, error, run.plan.options.lease)
         if run.left is not None:  # what is left to a message lives for longer than a lease
             server.give_up(*run.left, is_to_come=run.is_to_come)
+
+
+def _is_still_to_come(server: LockServer, run: Run, key: str) -> bool:
+    """Whether the run before still holds `key`, so that it can leave it to the message of `run` when it ends.
+
+    A run that holds its key no more never holds it again. So it is for each child that is recycled after a retry: that
+    retry has run, and a note that it is not to come would be for nobody.
+    """
+    held = server.store.held(key) if run.is_to_come else None
+    attempt = held.holder.attempt if held is not None else None
+    return attempt is not None and attempt.task_id == run.task_id and attempt.retries < run.retries
 
 
 def _is_dead(pid: int) -> bool:

@@ -133,6 +133,20 @@ def derive(client: redis.Redis, max_connections: int = 50, *, wait_for_reply: fl
     return redis.Redis(connection_pool=_discreet(kind)(connection_class=_whole(pool.connection_class), **options))
 
 
+def address(client: redis.Redis) -> str:
+    """Where a client from `connect` goes to, as a URL without password, for people.
+
+    Made of what redis-py has understood: of a URL that is slightly wrong, any part may be the password.
+    """
+    pool = client.connection_pool
+    options = pool.connection_kwargs
+    user, db = f"{options['username']}@" if options.get("username") else "", options.get("db") or 0
+    if options.get("path"):
+        return f"unix://{user}{options['path']}?db={db}"
+    scheme = "rediss" if issubclass(pool.connection_class, redis.SSLConnection) else "redis"
+    return f"{scheme}://{user}{options.get('host') or 'localhost'}:{options.get('port') or 6379}/{db}"
+
+
 class _Whole:
     """Mixed into a connection: where a time limit or a shutdown interrupts its making, nothing of it is left.
 

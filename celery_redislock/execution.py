@@ -18,7 +18,7 @@ from .held_by_request import EXECUTION
 from .info import LockInfo
 from .message import Message
 from .outcome import has_ended
-from .policies import GIVE_TURNS, POLICIES, CameBack
+from .policies import GIVE_TURNS, POLICIES, CameBack, CameBackInOutage
 from .protocol import Claim, Finished, Granted, Held, Leaves
 from .publish import seconds_to_start
 from .server import LockServer
@@ -271,7 +271,7 @@ class Execution:
         logger.debug("%s: %s; it comes back", self.message.name, error)  # the store has said so, once an outage
         options = self.plan.options
         if self.message.send_back(self.message.returned.delay(options.retry_delay, options.retry_max_delay)):
-            raise CameBack("Redis could not be asked for the lock; the message comes back")
+            raise CameBackInOutage("Redis could not be asked for the lock; the message comes back")
         return False
 
     def _announce(self, holder: LockInfo, policy: str) -> None:

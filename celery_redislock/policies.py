@@ -33,8 +33,12 @@ class CameBack(Ignore):
     """The message was sent again: what was left to it is still needed."""
 
 
+class CameBackInOutage(CameBack):
+    """As that, because the lock server could not be asked."""
+
+
 class SentBack(CameBack):
-    """As that; besides, its state, RETRY, is stored, and only the event is still to be sent."""
+    """The message was sent again; besides, its state, RETRY, is stored, and only the event is still to be sent."""
 
 
 def skip(execution: Execution, holder: LockInfo) -> None:

@@ -17,11 +17,13 @@ from .children import Children, Left, Run
 from .comeback import HEADER, Return, custom_headers
 from .delivery import DELIVERY, Delivery, hide_headers, is_given_back
 from .errors import LockConfigError
-from .policies import CameBack, SentBack, Skipped
+from .policies import CameBack, CameBackInOutage, SentBack, Skipped
+from .reminder import Reminder
 from .server import LockServer
 from .tokens import mint_nonce
 
 _children = Children()
+_reminder = Reminder()
 
 
 class LockedRequest(Request):
@@ -57,8 +59,8 @@ class LockedRequest(Request):
             return None
         said = Return.read(self.request_dict.get(HEADER))
         left = Left(said.key, said.claim) if said.key is not None and said.claim is not None else None
-        is_to_come = plan.hands_over_to(self.request_dict.get("retries"))
-        return Run(str(self.id), plan, self.args, self.kwargs, self.request_dict[DELIVERY].nonce, left, is_to_come)
+        retries = self.request_dict.get("retries") or 0
+        return Run(str(self.id), plan, self.args, self.kwargs, self.request_dict[DELIVERY].nonce, left, retries)
 
     def revoked(self) -> bool:
         """Whether it was revoked, or has expired; what was left to it is free then."""
@@ -80,6 +82,8 @@ class LockedRequest(Request):
             hide_headers(self._context)  # type: ignore[attr-defined]
         if isinstance(error, CameBack) or is_given_back(self.task, error):
             _children.goes_on(self.worker_pid, self.request_dict[DELIVERY].nonce)
+        if isinstance(error, CameBackInOutage):
+            _reminder.count()
         result = super().on_failure(exc_info, send_failed_event, return_ok)
         if isinstance(error, Skipped):
             self.send_event("task-revoked", terminated=False, signum=None, expired=False)

@@ -74,8 +74,11 @@ class LockStore(Lines):
             claim: Of the message.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused. The token has been released in case it was granted.
+            LockUnavailable: Redis did not answer or refused. The token has been released in case it was granted. At
+                once where it is known that Redis cannot be reached.
         """
+        if self.outage.unreachable is not None:
+            self._look_again(key)
         keys: Sequence[str] = (key,) if note is None else (key, note)
         values: Sequence[Text] = (nonce, token, "" if lease == math.inf else _ms(lease))
         if fence or waits is not None or claim is not None:
@@ -204,6 +207,21 @@ class LockStore(Lines):
             self._send(RELEASE, _release_keys(key), (nonce, "0", "0"))
         except RedisError:
             logger.debug("could not undo a failed acquire of %s; its lease ends it if it was granted", key)
+
+    def _look_again(self, key: str) -> None:
+        """Return if the server can be reached again; one caller at a time looks, now and then, and the others fail.
+
+        A look writes nothing, so that there is nothing to undo.
+        """
+        if self.outage.let_look():
+            began = time.monotonic()
+            try:
+                self._send(INSPECT, (key,), ())
+            except RedisError as error:
+                self.outage.looked(error, time.monotonic() - began)
+        reason = self.outage.unreachable
+        if reason is not None:
+            raise LockUnavailable(key, reason)
 
     def _call(self, script: Script, keys: Sequence[str], values: Sequence[Text]) -> tuple[Any, float, bool]:
         """The reply, when it was sent for, and whether the script may have run before, its reply lost."""

@@ -16,8 +16,8 @@ pytest.importorskip("flower")
 
 
 @pytest.fixture
-def seen(config, tmp_path, start_worker):
-    """What a Flower of its own, which listens to a worker's events, shows of a task: its state and its reason."""
+def flower(config, tmp_path, start_worker):
+    """Asks a Flower of its own, which listens to a worker's events."""
     start_worker(2, "-E")
     port = free_port()
     command = [sys.executable, "-m", "celery", "-A", "tests.lab.worker", "flower", "--address=127.0.0.1"]
@@ -36,7 +36,13 @@ def seen(config, tmp_path, start_worker):
 
     with running([*command, f"--port={port}"], tmp_path / "flower.log", env):
         wait_until(listens, "Flower has heard of the worker", 60)
-        yield lambda result: ask("tasks").get(result.id, {})
+        yield ask
+
+
+@pytest.fixture
+def seen(flower):
+    """What Flower shows of a task: its state and its reason."""
+    return lambda result: flower("tasks").get(result.id, {})
 
 
 def test_flower_shows_a_skipped_run_as_revoked_and_one_that_came_back_by_its_outcome(seen, tasks, ledger):
@@ -50,3 +56,8 @@ def test_flower_shows_a_skipped_run_as_revoked_and_one_that_came_back_by_its_out
         assert "redislock:{k} is held by a lock outside tasks" in seen(sent_back)["exception"]
     wait_until(lambda: seen(sent_back).get("state") == "SUCCESS", "Flower shows SUCCESS")
     assert ledger.items() == ["sent back"]
+
+
+def test_flower_does_not_show_the_lock_servers_url_which_may_hold_a_password(flower):
+    (shown,) = flower("workers?refresh=true").values()
+    assert shown["conf"]["redislock_url"] == "********"

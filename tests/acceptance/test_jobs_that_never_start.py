@@ -78,6 +78,18 @@ class TestMessagesThatNeverStart:
         wait_until(lambda: f"[{result.id}]" in worker.output(), "the worker has it")
         nothing_is_left()
 
+    @pytest.mark.parametrize("name", ["job_again", "held_again", "queued_held_again"])
+    def test_retries_that_have_run_in_children_that_are_recycled_leave_no_note_behind(
+        self, config, tasks, start_worker, locks, name
+    ):
+        """They have used what was left to them, so that nobody can leave it to them once more."""
+        config.settings["worker_max_tasks_per_child"] = 1
+        worker = start_worker(2)
+        assert getattr(tasks, name).delay("k", "a", 4).get(timeout=30) == "a"
+        worker.stop()  # by its end it has looked after all its children
+        assert locks.client.keys("*}") == []
+        assert locks.client.keys("*:gone:*") == []
+
     def test_one_whose_child_dies_before_it_asks_frees_its_key(self, tasks, start_worker, nothing_is_left):
         worker = start_worker(1)
         result = tasks.dying_job.delay("k")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from celery.signals import worker_ready
 
-from celery_redislock import LockInfo
+from celery_redislock import LockInfo, reminder
 from celery_redislock.held import HeldLock
 from celery_redislock.signals import lock_conflict, lock_lost
 from celery_redislock.tokens import parse
@@ -16,6 +16,7 @@ from tests.lab.ledger import Ledger
 
 config = Config.from_env()
 app = make_app(config)
+reminder.EVERY = config.settings.get("lab_reminder", reminder.EVERY)
 
 
 @lock_conflict.connect

@@ -59,7 +59,9 @@ class Fate:
         effect = apply(world.server, command, self.mistakes)
         server = effect.server
         if one.message.claim:
-            server = apply(server, GiveUp(one.message.claim, one.attempt.retries > 0), self.mistakes).server
+            before = server.key is not None and server.key.attempt
+            is_to_come = bool(before) and before.task_id == one.attempt.task_id and before.retries < one.attempt.retries
+            server = apply(server, GiveUp(one.message.claim, is_to_come), self.mistakes).server
         after = world._replace(server=server).without(one)
         label = f"the main process releases for {one.nonce}"
         if one.unacked:

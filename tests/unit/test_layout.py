@@ -35,7 +35,8 @@ ORDER = [
     *("comeback", "delivery", "plan", "message"),
     *("attributes", "result"),
     *("abort", "policies", "held_by_request", "publish", "execution", "eager", "join", "body", "task"),
-    *("locked", "children", "request", "redelivery", "control", "cli", "bootsteps", "metrics", "tracing", "testing"),
+    *("locked", "children", "reminder", "request", "redelivery", "control", "cli", "startup", "masking", "bootsteps"),
+    *("metrics", "tracing", "testing"),
     "__init__",
 ]
 #: These serve any code, with or without Celery.

@@ -1,0 +1,42 @@
+"""Reminder: while an outage sends runs back, the worker's main process says so now and then."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two reminders at least.
+EVERY = 60.0
+#: After so many such pauses without a run sent back, the next one belongs to another outage.
+FORGOTTEN_AFTER = 10
+
+
+class Reminder:
+    """Counts the runs that are sent back, over all children; each of them only says when an outage begins and ends.
+
+    It speaks when it counts and has no thread of its own: while nothing is sent back there is nothing to say.
+    """
+
+    def __init__(self) -> None:
+        self._counting = threading.Lock()
+        self._count = 0
+        self._since = self._last = 0.0
+
+    def count(self) -> None:
+        """A run was sent back because the lock server could not be asked."""
+        now = time.monotonic()
+        with self._counting:
+            if not self._count or now - self._last > FORGOTTEN_AFTER * EVERY:
+                self._count, self._since = 0, now
+            self._count, self._last = self._count + 1, now
+            count, seconds = self._count, now - self._since
+            if seconds < EVERY:
+                return
+            self._count = 0
+        logger.warning(
+            "runs were sent back %d times in the last %.0f s: the lock server cannot be asked; they run once it can",
+            *(count, seconds),
+        )

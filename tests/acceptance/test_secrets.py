@@ -1,0 +1,67 @@
+"""What Celery shows of an app's settings holds no password of the lock server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from celery import Celery
+
+from tests.lab.app import make_app
+from tests.lab.workers import ROOT
+
+SECRET = "hunter2"  # noqa: S105 - the test server's
+
+
+@pytest.fixture
+def config(config, private_locks):
+    """The lock server wants a password; the app has it twice."""
+    private_locks.client.config_set("requirepass", SECRET)
+    config.locks = config.locks.replace("unix://", f"unix://:{SECRET}@")
+    options = {"socket_timeout": 0.5, "socket_connect_timeout": 0.5, "password": SECRET}
+    config.settings["redislock_client_options"] = options
+    return config
+
+
+def test_celery_report_shows_none(config):
+    report = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "tests.lab.worker", "report"],
+        env={**os.environ, "LAB_CONFIG": config.dump(), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert SECRET not in report.stdout + report.stderr
+    assert "redislock_url: '********'" in report.stdout
+    assert "redislock_client_options" in report.stdout
+
+
+def test_what_a_worker_tells_of_itself_shows_none_and_its_locks_work(app, config, tasks, start_worker):
+    worker = start_worker(1)
+    inspect = app.control.inspect(timeout=10, limit=1)
+    (conf,) = inspect.conf().values()
+    assert conf["redislock_url"] == "********"
+    assert conf["redislock_client_options"] == {
+        "socket_timeout": 0.5,
+        "socket_connect_timeout": 0.5,
+        "password": "********",
+    }
+    for answer in (conf, inspect.conf(with_defaults=True), inspect.report(), inspect.stats()):
+        assert SECRET not in json.dumps(answer)
+    assert tasks.work.delay("k", "item").get(timeout=10) == "item"
+    assert SECRET not in worker.output()
+
+
+def test_the_users_own_code_reads_what_it_has_set(config):
+    assert make_app(config).conf.redislock_url == config.locks
+
+
+def test_in_a_namespace_it_is_hidden_too(config):
+    app = Celery(set_as_current=False)
+    app.config_from_object({"CELERY_REDISLOCK_URL": config.locks, "CELERY_REDISLOCK_PREFIX": "p"}, namespace="CELERY")
+    assert SECRET not in app.conf.humanize()
+    assert "redislock" in app.conf.humanize().lower()

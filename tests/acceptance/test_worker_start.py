@@ -1,0 +1,65 @@
+"""A lock server that is wrong from the start: the worker starts, says so once, and goes on saying so."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.lab.servers import free_port, wait_until
+
+READY = "w0@lab ready."
+
+
+def lines_of(worker, level: str) -> list[str]:
+    """What the worker's main process has logged of its lock server."""
+    return re.findall(rf"^\[.*: {level}/MainProcess\] (.*lock server.*)$", worker.output(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
+def test_a_wrong_password_is_an_error_before_the_worker_is_ready(config, private_locks, start_worker, pool):
+    private_locks.client.config_set("requirepass", "right")
+    config.locks = config.locks.replace("unix://", "unix://:hunter2@")
+    worker = start_worker(2, "-P", pool)
+    (line,) = lines_of(worker, "ERROR")
+    assert line == (
+        f"the lock server unix://{private_locks.socket}?db=0 cannot be used: AuthenticationError: invalid "
+        "username-password pair or user is disabled; check the user and the password in redislock_url or "
+        "redislock_client_options; until then locked tasks go by their lock_on_outage"
+    )
+    wait_until(lambda: READY in worker.output(), "it is ready all the same")
+    assert worker.output().index(line) < worker.output().index(READY)
+    assert "hunter2" not in worker.output()
+
+
+def test_nobody_listens_there_is_a_warning_and_what_is_sent_runs_later(config, start_worker, tasks, ledger):
+    config.locks = f"redis://127.0.0.1:{free_port()}/3"
+    worker = start_worker(1)
+    (line,) = lines_of(worker, "WARNING")
+    assert line.startswith(f"the lock server {config.locks} cannot be used: ConnectionError: Error 111 connecting to")
+    assert "; nothing listens there" in line
+
+
+@pytest.mark.parametrize("settings", [{}, {"redislock_enabled": False}], ids=["right", "switched off"])
+def test_a_worker_that_needs_no_warning_gives_none(config, locks, start_worker, settings):
+    config.settings = settings
+    if settings:
+        config.locks = f"redis://127.0.0.1:{free_port()}/0"
+    worker = start_worker(1)
+    assert "lock server" not in worker.output()
+    assert locks.client.keys() == []
+    assert locks.client.info("clients")["connected_clients"] == 1  # the test's own
+
+
+def test_while_runs_are_sent_back_the_main_process_says_how_many(config, lock_proxy, tasks, start_worker):
+    config.settings.update({"lab_reminder": 1.0})
+    worker = start_worker(2)
+    lock_proxy.refuse()
+    results = [tasks.work.delay(number, number) for number in range(3)]
+    wait_until(lambda: len(lines_of(worker, "WARNING")) >= 2, "it is said twice")
+    for line in lines_of(worker, "WARNING"):
+        count, seconds = re.findall(r"^runs were sent back (\d+) times in the last (\d+) s: the lock server", line)[0]
+        assert int(count) >= 2
+        assert 1 <= int(seconds) < 10
+    lock_proxy.mend()
+    assert [result.get(timeout=20) for result in results] == [0, 1, 2]

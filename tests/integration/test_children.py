@@ -1,0 +1,79 @@
+"""What the main process does for a child that has ended, and whose last run was a retry that was left its key."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_redislock import tokens
+from celery_redislock.children import Left, Run, _release
+from celery_redislock.protocol import Leaves
+from celery_redislock.server import LockServer
+from celery_redislock.tokens import Attempt
+
+LEASE = 60.0
+
+
+@pytest.fixture
+def server(app):
+    return LockServer.of(app)
+
+
+@pytest.fixture
+def key(tasks):
+    return tasks.job_again.lock_for("k").name
+
+
+@pytest.fixture
+def take(server, key):
+    """An attempt of the task, or another's, takes the key: its nonce."""
+
+    def take_key(task_id, retries):
+        nonce = tokens.mint_nonce()
+        token = tokens.mint(nonce, Attempt(task_id, retries, 0), tokens.origin("w@host", "lab.job_again"))
+        server.store.acquire(key, token, nonce, LEASE)
+        return nonce
+
+    return take_key
+
+
+@pytest.fixture
+def claim():
+    """Of the message of the second attempt: the first one has left the key to it, or is to."""
+    return tokens.mint_claim()
+
+
+@pytest.fixture
+def release(tasks, key, claim):
+    """The child that had the second attempt has ended."""
+    run = Run("id", tasks.job_again._lock_plan, ("k",), {}, tokens.mint_nonce(), Left(key, claim), 1)
+    return lambda: _release(run)
+
+
+def test_while_the_run_before_holds_the_key_a_note_tells_it_to_leave_it_to_nobody(
+    server, key, take, claim, release, locks
+):
+    first = take("id", 0)
+    release()
+    assert len(locks.client.keys()) == 2  # the key and the note
+    again = tokens.mint(claim, Attempt("id", 1, 0), tokens.origin("w@host", "lab.job_again"))
+    assert server.store.release(key, first, Leaves(token=again, ttl=LEASE))
+    assert locks.client.keys() == []
+
+
+@pytest.mark.parametrize(
+    "holder", [None, ("id", 1), ("id", 2), ("other", 0)], ids=["nobody", "itself", "the next attempt", "another task"]
+)
+def test_once_the_run_before_holds_it_no_more_no_note_is_left(take, release, locks, holder):
+    if holder is not None:
+        take(*holder)
+    kept = locks.client.keys()
+    release()
+    assert locks.client.keys() == kept
+
+
+def test_what_was_left_to_it_and_not_used_is_free(server, key, claim, release, locks):
+    """The run before has ended; the child died before it asked."""
+    token = tokens.mint(claim, Attempt("id", 1, 0), tokens.origin("w@host", "lab.job_again"))
+    server.store.acquire(key, token, claim, LEASE)
+    release()
+    assert locks.client.keys() == []

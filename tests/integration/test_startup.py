@@ -1,0 +1,168 @@
+"""What a worker says of its lock server at its start, one line for each way to be wrong; and nothing is left there."""
+
+from __future__ import annotations
+
+import http.server
+import logging
+import socket
+import threading
+
+import pytest
+
+from celery_redislock.startup import ask
+from tests.integration.test_refusals import (
+    let_in,
+    locked_out,
+    out_of_memory,
+    read_only,
+    with_memory,
+    with_rights,
+    without_rights,
+    writable,
+)
+from tests.lab.app import make_app
+from tests.lab.servers import free_port
+
+
+@pytest.fixture
+def said(log):
+    """Asks for an app with these settings: the lines that it logs, as level and text."""
+
+    def ask_and_look(config):
+        log.clear()
+        ask(make_app(config))
+        return [(record.levelno, record.getMessage()) for record in log.records]
+
+    return ask_and_look
+
+
+@pytest.fixture
+def server(private_locks):
+    """The test's own connection, opened before the trouble begins."""
+    client = private_locks.connect()
+    client.ping()
+    yield client
+    client.close()
+
+
+def without_keys(server):
+    server.execute_command("ACL", "SETUSER", "default", "resetkeys", "~other:*")
+
+
+def with_keys(server):
+    server.execute_command("ACL", "SETUSER", "default", "~*")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "cure", "level", "words"),
+    [
+        (read_only, writable, logging.ERROR, "it is a replica: name its primary"),
+        (out_of_memory, with_memory, logging.WARNING, "it is full"),
+        (locked_out, let_in, logging.ERROR, "check the user and the password"),
+        (without_rights, with_rights, logging.ERROR, "its user lacks rights"),
+        (without_keys, with_keys, logging.ERROR, "its user lacks rights"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_server_that_refuses(server, config, said, trouble, cure, level, words):
+    trouble(server)
+    try:
+        ((said_level, line),) = said(config)
+    finally:
+        cure(server)
+    assert said_level == level
+    assert line.startswith(f"the lock server {config.locks} cannot be used: ")
+    assert f"; {words}" in line
+    assert server.keys() == []
+
+
+def test_a_server_that_will_do_is_asked_in_five_round_trips_and_left_as_it_was(config, locks, said):
+    said(config)
+    locks.calls()
+    assert said(config) == []
+    calls = locks.calls()
+    assert calls["evalsha"] == 4
+    assert locks.client.keys() == []
+
+
+@pytest.mark.parametrize(
+    ("url", "level", "words"),
+    [
+        ("redis://user:hunter2@no-such-host.invalid:6379/0", logging.WARNING, "this host name is not known"),
+        ("redis://:hunter2@127.0.0.1:1/0", logging.WARNING, "nothing listens there"),
+        ("unix:///no/such.sock?password=hunter2", logging.WARNING, "nothing listens there"),
+    ],
+)
+def test_a_server_that_is_not_there(config, said, url, level, words):
+    config.locks = url
+    ((said_level, line),) = said(config)
+    assert said_level == level
+    assert f"; {words}" in line
+    assert "hunter2" not in line
+
+
+def test_the_url_is_shown_with_its_user_and_without_its_password(config, said):
+    port = free_port()
+    config.locks = f"rediss://user:hunter2@127.0.0.1:{port}/3?ssl_cert_reqs=none"
+    ((_, line),) = said(config)
+    assert f"the lock server rediss://user@127.0.0.1:{port}/3 cannot be used" in line
+
+
+def test_a_server_that_is_silent_is_asked_for_one_time_out(config, lock_proxy, said):
+    lock_proxy.blackhole()
+    ((level, line),) = said(config)
+    assert level == logging.WARNING
+    assert "; it did not answer in time" in line
+
+
+def test_a_database_that_is_not_there(config, locks, said):
+    config.locks = locks.url(99)
+    ((level, line),) = said(config)
+    assert level == logging.ERROR
+    assert "out of range; check redislock_url" in line
+
+
+def test_what_answers_is_no_redis(config, said):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as web:
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        config.locks = f"redis://127.0.0.1:{web.server_address[1]}/0"
+        ((level, line),) = said(config)
+        web.shutdown()
+    assert level == logging.ERROR
+    assert "; what answers there is no Redis" in line
+
+
+def test_a_server_without_tls_where_the_url_asks_for_it(config, locks, lock_proxy, said):
+    config.locks = lock_proxy.url.replace("redis://", "rediss://")
+    ((level, line),) = said(config)
+    assert level in {logging.ERROR, logging.WARNING}
+    assert "rediss://127.0.0.1:" in line
+
+
+def test_a_server_that_evicts_keys_is_warned_of(server, config, said):
+    server.config_set("maxmemory-policy", "volatile-lru")
+    assert said(config) == []  # it has no limit, and so evicts nothing
+    server.config_set("maxmemory", "100mb")
+    ((level, line),) = said(config)
+    assert level == logging.WARNING
+    assert line.startswith(f"the lock server {config.locks} evicts keys (maxmemory-policy volatile-lru)")
+    server.execute_command("ACL", "SETUSER", "default", "-info")
+    assert said(config) == []  # it may not be asked for it
+
+
+def test_no_connection_and_no_thread_is_left(config, locks, said):
+    threads = threading.active_count()
+    connections = locks.client.info("clients")["connected_clients"]
+    said(config)
+    assert threading.active_count() == threads
+    assert locks.client.info("clients")["connected_clients"] == connections
+
+
+def test_what_nobody_expects_is_said_and_not_raised(config, said, monkeypatch):
+    def broken(*args: object) -> None:
+        raise RuntimeError("unheard of")
+
+    monkeypatch.setattr(socket, "socket", broken)
+    ((level, line),) = said(config)
+    assert level == logging.ERROR
+    assert "RuntimeError: unheard of" in line
