@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: demo test check chaos format bench clean
+.PHONY: demo test wheel check chaos format bench clean
 
 # Of make chaos, in all; SEED=7 repeats the faults of a run, BROKER is redis, rabbitmq or both.
 SECONDS ?= 60
@@ -21,6 +21,9 @@ demo: $(STAMP)  ## Run the example app on a server of its own
 
 test: $(STAMP)  ## Run all tests on real servers and workers
 	@$(BIN)/python -m pytest -n 4 --dist loadfile  # they mostly wait for servers and workers
+
+wheel: $(STAMP)  ## Install the wheel alone, as a user does, with the oldest and the newest versions, and try it
+	@$(BIN)/python -m pytest -n 2 -m network tests/packaging
 
 check: $(STAMP)  ## ruff and mypy
 	@$(BIN)/ruff check .
