@@ -3,8 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+OLDEST := .venv-oldest
 
-.PHONY: demo test check chaos format bench clean
+.PHONY: demo test oldest wheel check chaos format bench clean
+
+# Where a worker's version matters most.
+OLDEST_TOO := promise ways_out redelivery shutdown unique_jobs
 
 # Of make chaos, in all; SEED=7 repeats the faults of a run, BROKER is redis, rabbitmq or both.
 SECONDS ?= 60
@@ -22,6 +26,15 @@ demo: $(STAMP)  ## Run the example app on a server of its own
 test: $(STAMP)  ## Run all tests on real servers and workers
 	@$(BIN)/python -m pytest -n 4 --dist loadfile  # they mostly wait for servers and workers
 
+oldest: $(STAMP)  ## The tests of make test but the slow ones, with the oldest supported Celery, kombu and redis-py
+	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	@echo "installing into $(OLDEST) ..."
+	@$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' $$($(BIN)/python -m tests.packaging.oldest)
+	@$(OLDEST)/bin/python -m pytest -n 4 --dist loadfile tests/unit tests/integration $(OLDEST_TOO:%=tests/acceptance/test_%.py)
+
+wheel: $(STAMP)  ## Install the wheel alone, as a user does, with the oldest and the newest versions, and try it
+	@$(BIN)/python -m pytest -n 2 -m network tests/packaging
+
 check: $(STAMP)  ## ruff and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -38,4 +51,4 @@ bench: $(STAMP)  ## What a cycle, a task, a queue of them and a hand-over cost, 
 	@$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis

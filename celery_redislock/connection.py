@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
+from redis.connection import parse_url
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
@@ -19,9 +20,15 @@ from .errors import LockConfigError, describe
 #: redis-py's own defaults differ by constructor, up to 58 s for one command to a silent server.
 DEFAULTS: Mapping[str, Any] = {"socket_timeout": 2.0, "socket_connect_timeout": 1.0, "max_connections": 50}
 #: Ours: the store retries by itself, so that it knows when an answer is ambiguous, and reads bytes. RESP2 keeps a
-#: reply whole where an exception interrupts its reading.
-_FIXED: Mapping[str, Any] = {"decode_responses": False, "protocol": 2, "retry_on_timeout": False}
-_NOT_FOR_USERS = frozenset({*_FIXED, "retry", "retry_on_error", "single_connection_client", "connection_pool"})
+#: reply whole where an exception interrupts its reading. Publishers and workers must encode a key alike.
+_FIXED: Mapping[str, Any] = {
+    "decode_responses": False,
+    "encoding": "utf-8",
+    "protocol": 2,
+    "retry_on_error": (),
+    "retry_on_timeout": False,
+}
+_NOT_FOR_USERS = frozenset({*_FIXED, "retry", "single_connection_client", "connection_pool"})
 _SCHEMES = frozenset({"redis", "rediss", "unix", "redis+socket"})
 
 
@@ -82,12 +89,7 @@ def connect(url: str, options: Mapping[str, Any]) -> redis.Redis:
     if ours:
         raise LockConfigError(f"redislock_client_options: {', '.join(ours)} cannot be set: celery-redislock sets them")
     try:
-        pool = redis.BlockingConnectionPool.from_url(url, **{**DEFAULTS, **options})
-        if url.startswith("rediss:") and pool.connection_kwargs.get("ssl_cert_reqs", "required") != "none":
-            pool.connection_kwargs.setdefault("ssl_check_hostname", True)  # redis-py before 6 leaves it off
-        pool.connection_class = _whole(pool.connection_class)
-        # A URL may bring options too, which redis-py prefers to the others.
-        pool.connection_kwargs.update(_FIXED, retry=Retry(NoBackoff(), 0))
+        pool = redis.BlockingConnectionPool(**_pool_options(url, options))  # type: ignore[no-untyped-call]
         pool.connection_class(**pool.connection_kwargs)  # not connected: only shows what redis-py refuses
     except ValueError:  # its message may show a part of the URL
         raise LockConfigError(
@@ -100,6 +102,19 @@ def connect(url: str, options: Mapping[str, Any]) -> redis.Redis:
     client = redis.Redis(connection_pool=pool)
     pool.timeout = command_time(client)
     return client
+
+
+def _pool_options(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What redis-py's `from_url` makes a pool with, but ours win over the options that a URL may bring.
+
+    All of them must be there when the pool is made: redis-py 8 prepares it for RESP3 or for RESP2 once and for all.
+    """
+    from_url = parse_url(url)  # type: ignore[no-untyped-call]
+    both = {"connection_class": redis.Connection, **DEFAULTS, **options, **from_url}
+    if url.startswith("rediss:") and both.get("ssl_cert_reqs", "required") != "none":
+        both.setdefault("ssl_check_hostname", True)  # redis-py before 6 leaves it off
+    kind = options.get("connection_class", both["connection_class"])
+    return {**both, **_FIXED, "connection_class": _whole(kind), "retry": Retry(NoBackoff(), 0)}
 
 
 def derive(client: redis.Redis, max_connections: int = 50, *, wait_for_reply: float = 0.0) -> redis.Redis:
@@ -118,7 +133,6 @@ def derive(client: redis.Redis, max_connections: int = 50, *, wait_for_reply: fl
     options["socket_timeout"] += wait_for_reply
     options |= {
         **_FIXED,
-        "encoding": "utf-8",
         "retry": Retry(NoBackoff(), 0),
         "max_connections": min(pool.max_connections, max_connections),
     }

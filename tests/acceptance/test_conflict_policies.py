@@ -12,6 +12,7 @@ from celery_redislock import LockConflict
 from celery_redislock.policies import POLICIES
 from tests.conftest import on_every_broker
 from tests.lab.servers import wait_until
+from tests.lab.versions import BEFORE_5_7
 
 #: What the duplicate ends as: its state, and its result where it has one.
 ENDS = {
@@ -231,6 +232,7 @@ class TestJoin:
             last.get(timeout=PATIENCE)
         assert len(ledger.runs()) == 1
 
+    @pytest.mark.skipif(BEFORE_5_7, reason="Celery records no such outcome before 5.7; the duplicate runs then")
     @pytest.mark.parametrize("way", ["exits", "rejects"])
     def test_the_way_that_a_holder_left_fails_the_duplicate_and_its_chain(self, tasks, start_worker, ledger, way):
         start_worker(2)

@@ -3,41 +3,54 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 
 import pytest
 
 from celery_redislock.options import KEY_OPTIONS, OPTIONS, SETTINGS
-from tests.lab.servers import running
+from tests.lab.readme import README, alike, block_with, celerys_own, console, module, try_it
 from tests.lab.workers import ROOT
 
-README = (ROOT / "README.md").read_text()
-CALLS = """
-from shop import bill, reserve, sync_account
-print(sync_account.delay(1).get(timeout=20), bill.delay(1, 2).get(timeout=20), reserve.delay("a", 3).get(timeout=20))
+CALLS_MORE = """
+from shop import bill, reserve
+
+print(bill.delay(1, 2).get(timeout=20), reserve.delay("a", 3).get(timeout=20))
 """
 
 
-def test_the_example_works_as_pasted(tmp_path, config):
-    (example,) = re.findall(r"```python\n(# shop\.py\n.*?)```", README, re.DOTALL)
-    (tmp_path / "shop.py").write_text(example)
-    command = [sys.executable, "-m", "celery", "-A", "shop", "worker", "-c", "2"]
-    # Celery's own variables, so that the example need not be changed to find the test's servers.
-    servers = {"CELERY_BROKER_URL": config.broker, "CELERY_RESULT_BACKEND": config.backend}
-    log = tmp_path / "worker.log"
-    with running(command, log, {**servers, "PYTHONPATH": str(tmp_path)}):
-        called = subprocess.run(
-            [sys.executable, "-c", CALLS],
-            env={**servers, "PYTHONPATH": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    assert called.stdout == "None None None\n", called.stderr
-    for line in ("syncing 1", "billing 1: 2", "reserving 3 of a"):
-        assert line in log.read_text()
+@pytest.fixture
+def variables(broker_server):
+    broker_server.client.flushall()
+    return {**celerys_own(broker_server), "PYTHONPATH": str(ROOT)}
+
+
+def test_the_first_screen_shows_what_comes_as_pasted(tmp_path, variables):
+    printed, log = try_it(sys.executable, tmp_path, variables)
+    assert printed == console("python calls.py")[1]
+    shown = re.findall(r"^\[\d.*", README, re.MULTILINE)
+    assert shown
+    assert alike("\n".join(shown)) <= alike(log)
+
+
+def test_what_waits_in_the_queue_is_no_duplicate_yet(tmp_path, variables):
+    """As the README says: with one child no two of five equal calls meet, and all run."""
+    calls = """
+from shop import sync_account
+
+calls = [sync_account.delay(7) for _ in range(5)]
+print([call.get() for call in calls])
+"""
+    instant = module("shop.py").replace("time.sleep(2)", "time.sleep(0.1)")
+    printed, _ = try_it(sys.executable, tmp_path, variables, shop=instant, calls=calls, concurrency=1)
+    assert printed == f"{['synced 7'] * 5}\n"
+
+
+def test_the_keys_that_it_shows_work_as_pasted(tmp_path, variables):
+    shop = module("shop.py") + block_with("lock_key=")
+    printed, log = try_it(sys.executable, tmp_path, variables, shop=shop, calls=CALLS_MORE)
+    assert printed == "None None\n"
+    for line in ("billing 1: 2", "reserving 3 of a"):
+        assert line in log
 
 
 def test_the_promise_is_there_word_for_word():

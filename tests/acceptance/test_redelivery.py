@@ -6,6 +6,7 @@ import pytest
 from celery import states
 
 from tests.lab.servers import wait_until
+from tests.lab.versions import BEFORE_5_7
 
 #: With these the Redis broker gives a message again that was not acked for two seconds; it looks every second. Without
 #: the last two it looks every hundred seconds, and a test sees no copy.
@@ -99,7 +100,10 @@ def test_a_run_that_is_cut_short_before_its_result_is_stored_does_not_count_as_f
 @on_rabbitmq
 @pytest.mark.parametrize("children", [1, 3])
 def test_a_message_given_again_after_a_lost_connection_runs_once(broker_proxy, start_worker, tasks, ledger, children):
-    """With several children its copy meets the running body; with one it waits for it, unseen."""
+    """With several children its copy meets the running body; with one it waits for it, unseen.
+
+    Before Celery 5.7 it always waits: after a lost connection the pool gives it to the busy child.
+    """
     worker = start_worker(children)
     success = tasks.late.delay("a", "once", 4.0)
     wait_until(ledger.runs, "it runs")
@@ -107,7 +111,7 @@ def test_a_message_given_again_after_a_lost_connection_runs_once(broker_proxy, s
     assert success.get(timeout=20) == "once"
     wait_until(lambda: received(worker, success) > 1, "its copy came")
     wait_until(lambda: dropped(worker, success), "its copy is dropped", 10)
-    assert bool(came_back(worker, success)) == (children > 1)
+    assert bool(came_back(worker, success)) == (children > 1 and not BEFORE_5_7)
     assert ledger.items() == ["once"]
     assert stored(success) == (states.SUCCESS, "once")
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import redis
 from redis.sentinel import Sentinel
@@ -72,24 +73,30 @@ class Pair:
 
     def is_primary(self, server: Valkey) -> bool:
         """Whether all Sentinels say so."""
-        return all(state["port"] == server.port and not _is_down(state) for state in self._each("sentinel_master"))
+        return all(state["port"] == server.port and not _is_down(state) for state in self._states())
 
     def is_replica(self, server: Valkey) -> bool:
         """Whether all Sentinels say so, and it is in step with its primary."""
-        listed = [[r for r in replicas if r["port"] == server.port] for replicas in self._each("sentinel_slaves")]
-        is_listed = all(replicas and not _is_down(replicas[0]) for replicas in listed)
+        listed = [
+            [r for r in replicas if r["port"] == server.port] for replicas in self._each("sentinel_slaves", WATCHED)
+        ]
+        is_listed = all(states and not _is_down(states[0]) for states in listed)
         return is_listed and server.client.info("replication").get("master_link_status") == "up"
 
     def is_ready(self) -> bool:
         """Whether everybody knows of everybody."""
-        knows_others = all(state["num-other-sentinels"] == 2 for state in self._each("sentinel_master"))
+        knows_others = all(state["num-other-sentinels"] == 2 for state in self._states())
         return knows_others and self.is_primary(self.primary) and self.is_replica(self.replica)
 
-    def _each(self, question: str) -> list[object]:
+    def _states(self) -> list[Any]:
+        """What each Sentinel says of the primary; redis-py 6.4 fails to read the answer about a single one."""
+        return [primaries[WATCHED] for primaries in self._each("sentinel_masters")]
+
+    def _each(self, question: str, *arguments: str) -> list[Any]:
         answers = []
         for port in self.ports:
-            with redis.Redis(port=port) as client:
-                answers.append(getattr(client, question)(WATCHED))
+            with redis.Redis(port=port, protocol=2) as client:
+                answers.append(getattr(client, question)(*arguments))
         return answers
 
 

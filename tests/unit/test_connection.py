@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import ssl
+import subprocess
+import sys
 import traceback
 from typing import Any
 
@@ -115,21 +117,49 @@ def test_the_client_has_no_retries_and_reads_bytes_with_resp2() -> None:
     assert int(connection.protocol) == 2
 
 
-@pytest.mark.parametrize("query", ["protocol=3", "decode_responses=True", "retry_on_timeout=True"])
+@pytest.mark.parametrize(
+    "query", ["protocol=3", "decode_responses=True", "encoding=utf-16", "retry_on_timeout=True", "retry_on_error=x"]
+)
 def test_the_url_cannot_change_what_the_store_relies_on(query: str) -> None:
     """redis-py takes options from the URL too, and prefers them."""
-    try:
-        connection = connection_of(client_of(f"redis://h?{query}"))
-    except LockConfigError:
-        return
+    connection = connection_of(client_of(f"redis://h?{query}"))
     assert connection.retry._retries == 0
+    assert issubclass(redis.ConnectionError, connection.retry._supported_errors)
     assert connection.encoder.decode_responses is False
+    assert connection.encoder.encoding == "utf-8"
     assert int(connection.protocol) == 2
+
+
+WITHOUT_HIREDIS = """
+import sys
+sys.modules["hiredis"] = None  # as where it is not installed
+from celery_redislock.connection import connect, derive
+client = connect(sys.argv[1], {})
+for ours in (client, derive(client), derive(client, wait_for_reply=1.0)):
+    pool = ours.connection_pool
+    print(pool.connection_class(**pool.connection_kwargs).protocol)
+"""
+
+
+@pytest.mark.parametrize("url", ["redis://h", "redis://h?protocol=3", "rediss://h", "unix:///run/r.sock"])
+def test_redis_pys_own_parser_is_enough(url: str) -> None:
+    """redis-py 8 refuses a connection without hiredis where its pool was made for RESP3, its default."""
+    command = [sys.executable, "-c", WITHOUT_HIREDIS, url]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert made.stdout.split() == ["2", "2", "2"], made.stderr
 
 
 @pytest.mark.parametrize(
     "option",
-    ["protocol", "decode_responses", "retry", "retry_on_error", "retry_on_timeout", "single_connection_client"],
+    [
+        "protocol",
+        "decode_responses",
+        "encoding",
+        "retry",
+        "retry_on_error",
+        "retry_on_timeout",
+        "single_connection_client",
+    ],
 )
 def test_client_options_that_the_store_relies_on_are_refused_by_name(option: str) -> None:
     with pytest.raises(LockConfigError, match=f"^redislock_client_options: {option} cannot be set"):
