@@ -32,6 +32,9 @@ def describe(error: BaseException) -> str:
 class RedisLockError(Exception):
     """Base of all errors of celery-redislock."""
 
+    def __repr__(self) -> str:  # that of redis-py 8 shows no message, and this is what Celery logs and sends as events
+        return f"{type(self).__name__}({str(self)!r})"
+
 
 class LockConflict(RedisLockError, LockError):
     """Another execution holds the key.

@@ -18,7 +18,7 @@ from .body import guard, refuse_what_outlives_its_call
 from .comeback import HEADER, Return, ignores_result
 from .delivery import hide_headers, is_given_back
 from .eager import EagerExecution
-from .errors import LockConfigError, LockKeyError
+from .errors import LockConfigError, LockConflict, LockKeyError
 from .execution import Execution, execution_of
 from .held import HeldLock
 from .held_by_request import EXECUTION, attach, held_by_request
@@ -95,6 +95,8 @@ class LockedTask(LockAttributes, BaseTask):
         plan = LockPlan(app, name, body, is_method, _own_options(cls))
         if plan.enabled and plan.options.on_conflict == "join":
             check_backend(app, name, bool(cls.ignore_result))
+        if plan.options.on_conflict == "raise":
+            _expect_conflicts(cls)
         is_first_bind = "_lock_plan" not in vars(cls)
         cls._lock_plan = plan
         if is_first_bind and "track_started" in vars(cls):  # else its base, bound before, has done it
@@ -304,6 +306,13 @@ def _own_options(cls: type[LockedTask]) -> dict[str, Any]:
         for name, value in own.items()
         if name not in vars(LockedTask)
     }
+
+
+def _expect_conflicts(cls: type[LockedTask]) -> None:
+    """A conflict that was asked for is no error: Celery logs what a task `throws` as one line, without a traceback."""
+    throws = cls.throws if isinstance(cls.throws, tuple) else (cls.throws,)  # Celery takes a class alone as well
+    if LockConflict not in throws:
+        cls.throws = (*throws, LockConflict)
 
 
 def _tasks_of(app: Celery) -> dict[str, Any]:
