@@ -25,8 +25,8 @@ __all__ = [
 
 
 def describe(error: BaseException) -> str:
-    """An error of redis-py or of the broker in words."""
-    return f"{type(error).__name__}: {error}"
+    """An error of redis-py or of the broker in words, for the midst of a sentence."""
+    return f"{type(error).__name__}: {error}".rstrip(".")
 
 
 class RedisLockError(Exception):

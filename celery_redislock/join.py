@@ -83,6 +83,7 @@ class JoiningExecution(Execution):
 
     def _end_with(self, outcome: Outcome, joins: str) -> None:
         if outcome.state == states.REVOKED:
+            logger.info("%s: joined task %s, which was revoked: its result is REVOKED", self.message.name, joins)
             revoke(self, f"joined {joins}, which was revoked")
         if isinstance(outcome.value, BaseException):
             raise outcome.value

@@ -39,6 +39,7 @@ class SentBack(CameBack):
 
 def skip(execution: Execution, holder: LockInfo) -> None:
     """End as REVOKED at once, and with it the rest of a chain and a chord, so that nobody hangs."""
+    execution.tell(holder, "skip: its result is REVOKED")
     revoke(execution, skip_reason(holder))
 
 
@@ -70,14 +71,18 @@ def retry(execution: Execution, holder: LockInfo, joins: str | None = None) -> N
     """Be sent again, shown as RETRY, until the key is free or `lock_retry_for` is over."""
     options, message = execution.plan.options, execution.message
     error = LockConflict(holder.key, holder)
+    policy = "join" if options.on_conflict == "join" else "retry"
     if message.has_expired:  # while it waited; a broker may drop what has expired, and nobody would hear of it
+        execution.tell(holder, f"{policy}: it has expired: its result is REVOKED")
         revoke(execution, "expired")
     since = message.returned.since
     if options.retry_for is not None and since and time.time() - since >= options.retry_for:
+        execution.tell(holder, f"{policy}: after lock_retry_for ({options.retry_for:g} s) it fails with LockConflict")
         raise error
+    pause = execution.pause(options.retry_delay, None if joins else holder)
+    execution.tell(holder, f"{policy}: it comes back in {pause:.2f} s")
     # Before it is sent: stored after it, as Celery's own Retry is, it could overwrite the outcome of its run.
     _show_as_retry(execution, error)
-    pause = execution.pause(options.retry_delay, None if joins else holder)
     if message.send_back(pause, joins=joins):
         raise SentBack(str(error))
 
@@ -107,6 +112,7 @@ def wait(execution: Execution, holder: LockInfo) -> None:
 
 def fail(execution: Execution, holder: LockInfo) -> None:
     """End as FAILURE: the policy ``raise``."""
+    execution.tell(holder, "raise: it fails with LockConflict")
     raise LockConflict(holder.key, holder)
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import pytest
 from celery import states
 
 from celery_redislock import LockConflict, LockedTask
+from tests.integration.conftest import held_elsewhere
+from tests.lab.app import make_app
+from tests.lab.servers import free_port
 
 # Of redis-py, to Celery's result backend.
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
@@ -65,3 +69,99 @@ class TestRaise:
         assert isinstance(outcome.exception, LockConflict)
         assert celerys()[-1].levelno == logging.ERROR
         assert task.throws == ()
+
+
+@pytest.fixture
+def ours(log):
+    """The lines that this package has logged."""
+    return lambda: [record.getMessage() for record in log.records if record.name.startswith("celery_redislock.")]
+
+
+HELD = r"task lab\.lines\[id\]: lock redislock:\{lab\.lines:\w+\} is held by a lock outside tasks on \S+: "
+
+
+class TestWhatIsNext:
+    """Celery's own line for all of these is "ignored", which reads as if work was lost."""
+
+    @pytest.mark.parametrize(
+        ("policy", "request_", "line"),
+        [
+            ("skip", {}, "skip: its result is REVOKED"),
+            ("raise", {}, "raise: it fails with LockConflict"),
+            ("retry", {}, r"retry: it comes back in \d\.\d\d s"),
+            ("join", {}, r"join: it comes back in \d\.\d\d s"),
+            ("retry", {"expires": "2020-01-01T00:00:00"}, "retry: it has expired: its result is REVOKED"),
+            ("skip", {"redelivered": True}, r"come back: in 0\.\d\d s"),
+            ("skip", {"retries": 1}, r"come back: in 0\.\d\d s"),
+        ],
+    )
+    def test_one_line_says_it(self, app, task, deliver, ours, policy, request_, line):
+        task = task(lock_on_conflict=policy)
+        with task.lock_for("k"):
+            deliver(app, task.name, "k", **request_)
+        (said,) = ours()
+        assert re.fullmatch(HELD + line, said)
+
+    def test_who_waits_says_for_how_long_and_then_when_it_comes_back(self, app, task, deliver, ours):
+        task = task(lock_on_conflict="wait", lock_wait=0.1)
+        with task.lock_for("k"):
+            deliver(app, task.name, "k")
+        first, second = ours()
+        assert re.fullmatch(HELD + r"wait: it waits for up to 0\.1 s in its worker slot", first)
+        assert re.fullmatch(HELD + r"retry: it comes back in \d\.\d\d s", second)
+
+    def test_who_gives_up_says_after_how_long(self, app, task, deliver, ours):
+        task = task(lock_on_conflict="retry", lock_retry_for=0.1)
+        with task.lock_for("k"):
+            deliver(app, task.name, "k", redislock={"times": 1, "since": 1.0, "begun": False})
+        (said,) = ours()
+        assert re.fullmatch(HELD + r"retry: after lock_retry_for \(0\.1 s\) it fails with LockConflict", said)
+
+    def test_it_says_when_it_comes_back_the_least_that_the_broker_takes(self, app, task, deliver, ours, monkeypatch):
+        monkeypatch.setattr("celery_redislock.plan.delays_natively", lambda app: True)
+        task = task(lock_on_conflict="retry")
+        with task.lock_for("k"):
+            deliver(app, task.name, "k")
+        assert "retry: it comes back in 1.00 s" in ours()[0]
+
+    def test_who_joins_what_was_revoked_says_so(self, app, task, deliver, ours):
+        task = task(lock_on_conflict="join")
+        app.backend.mark_as_revoked("holder", "by hand")
+        header = {"times": 1, "since": 1.0, "begun": False, "joins": "holder"}
+        assert deliver(app, task.name, "k", redislock=header)[0] == states.IGNORED
+        assert ours() == ["task lab.lines[id]: joined task holder, which was revoked: its result is REVOKED"]
+
+    @pytest.mark.parametrize(("policy", "error"), [("skip", "TaskRevokedError"), ("raise", "LockConflict")])
+    def test_an_eager_run_says_what_it_raises(self, task, ours, policy, error):
+        task = task(lock_on_conflict=policy)
+        with held_elsewhere(task.lock_for("k")):
+            task.apply(("k",), task_id="id")
+        (said,) = ours()
+        assert re.fullmatch(HELD + f"{policy}: it raises {error}", said)
+
+
+class TestOutage:
+    @pytest.fixture
+    def app(self, config):
+        config.settings["redislock_url"] = f"redis://127.0.0.1:{free_port()}/0"
+        app = make_app(config)
+        yield app
+        app.close()
+
+    def test_a_run_that_comes_back_says_when_and_has_no_doubled_full_stop(self, app, task, deliver, ours):
+        deliver(app, task().name, "k")
+        *_, said = ours()
+        assert re.fullmatch(
+            r"task lab\.lines\[id\]: the lock \S+ cannot be asked for: ConnectionError: Error 111 connecting to \S+\. "
+            r"Connection refused; it comes back in \d\.\d\d s",
+            said,
+        )
+        assert not [line for line in ours() if re.search(r"\.[.;:,)]", line)]
+
+    def test_a_late_acked_one_that_cannot_be_sent_says_that_the_broker_has_it(self, app, task, deliver, ours, config):
+        app.conf.broker_url = app.conf.broker_write_url = f"redis://127.0.0.1:{free_port()}/0"
+        deliver(app, task(acks_late=True).name, "k")
+        *_, said = ours()
+        assert "task lab.lines[id] cannot be sent again (OperationalError: Error 111 " in said
+        assert said.endswith("): it goes back to the broker, which delivers it again")
+        assert not [line for line in ours() if re.search(r"\.[.;:,)]", line)]
