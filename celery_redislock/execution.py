@@ -22,6 +22,7 @@ from .policies import GIVE_TURNS, POLICIES, CameBack
 from .protocol import Claim, Finished, Granted, Held, Leaves
 from .publish import seconds_to_start
 from .server import LockServer
+from .shown import shown
 
 if TYPE_CHECKING:
     from celery.app.task import Context
@@ -158,7 +159,7 @@ class Execution:
         logger.warning(
             "%s: its publisher took lock %s, but its arguments make %s here: that one is given up, and this one asked "
             "for; do the publisher and this worker run the same code?",
-            *(self.message.name, self.message.returned.key, key),
+            *(self.message.name, shown(str(self.message.returned.key)), key),
         )
         self._give_up_claim()
         self.message.returned = self.message.returned._replace(claim=None, key=None)
@@ -212,7 +213,7 @@ class Execution:
 
     def _conflict(self, key: str, conflict: Held) -> None:
         holder = conflict.holder.info(key, conflict.ttl)
-        begun = self.message.has_begun or conflict.holder.attempt == self.message.attempt
+        begun = self.message.has_begun or str(conflict.holder.attempt) == self._attempt
         options = self.plan.options
         has_the_key = self._claim is not None and options.scope != "queue"  # it had: it was kept for too short a time
         policy = options.on_conflict
@@ -270,7 +271,8 @@ class Execution:
         The first step of a chain may run once more while its last one arrives.
         """
         request = self.request
-        return holder.task_id is not None and holder.task_id in {request.id, request.parent_id, request.root_id}
+        causes = (request.id, request.parent_id, request.root_id)
+        return holder.task_id is not None and holder.task_id in {tokens.known_as(str(one)) for one in causes if one}
 
     def _runs_without(self, error: LockUnavailable) -> bool:
         """What an outage does: True to run without the lock, False where the key must be asked for again."""

@@ -17,6 +17,7 @@ from .held import HeldLock
 from .info import LockInfo
 from .outcome import PRIVATE_BACKENDS, Outcome, backend_scheme, outcome_of
 from .policies import retry, revoke
+from .shown import shown
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -83,8 +84,9 @@ class JoiningExecution(Execution):
 
     def _end_with(self, outcome: Outcome, joins: str) -> None:
         if outcome.state == states.REVOKED:
-            logger.info("%s: joined task %s, which was revoked: its result is REVOKED", self.message.name, joins)
-            revoke(self, f"joined {joins}, which was revoked")
+            whom = shown(joins)
+            logger.info("%s: joined task %s, which was revoked: its result is REVOKED", self.message.name, whom)
+            revoke(self, f"joined {whom}, which was revoked")
         if isinstance(outcome.value, BaseException):
             raise outcome.value
         self.joined = outcome

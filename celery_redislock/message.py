@@ -14,6 +14,7 @@ from . import tokens
 from .comeback import HEADER, Return, publish_again
 from .delivery import DELIVERY, Delivery
 from .errors import LockUnavailable, describe
+from .shown import shown
 from .tokens import Attempt
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class Message:
     @property
     def name(self) -> str:
         """For log lines."""
-        return f"task {self._task.name}[{self._request.id}]"
+        return f"task {self._task.name}[{shown(str(self._request.id))}]"
 
     @property
     def may_be_a_copy(self) -> bool:

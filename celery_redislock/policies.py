@@ -16,6 +16,7 @@ from celery.exceptions import Ignore, SoftTimeLimitExceeded, TaskRevokedError
 from .comeback import ignores_result
 from .errors import LockConflict, describe
 from .info import LockInfo
+from .shown import shown
 
 if TYPE_CHECKING:
     from .execution import Execution
@@ -46,8 +47,8 @@ def skip(execution: Execution, holder: LockInfo) -> None:
 def skip_reason(holder: LockInfo) -> str:
     """Why a run was skipped."""
     if holder.state == "cooling":
-        return f"cooling down after {holder.task_id}"
-    return f"duplicate of {holder.task_id or holder.who}"
+        return f"cooling down after {shown(str(holder.task_id))}"
+    return f"duplicate of {shown(holder.task_id) if holder.task_id else holder.who}"
 
 
 def revoke(execution: Execution, reason: str) -> None:

@@ -7,9 +7,11 @@ import re
 
 import pytest
 from celery import states
+from celery.exceptions import TaskRevokedError
 
-from celery_redislock import LockConflict, LockedTask
-from tests.integration.conftest import held_elsewhere
+from celery_redislock import LockConflict, LockedTask, locked
+from celery_redislock.testing import busy
+from celery_redislock.tokens import Attempt, mint, mint_claim, origin
 from tests.lab.app import make_app
 from tests.lab.servers import free_port
 
@@ -91,7 +93,6 @@ class TestWhatIsNext:
             ("retry", {}, r"retry: it comes back in \d\.\d\d s"),
             ("join", {}, r"join: it comes back in \d\.\d\d s"),
             ("retry", {"expires": "2020-01-01T00:00:00"}, "retry: it has expired: its result is REVOKED"),
-            ("skip", {"redelivered": True}, r"come back: in 0\.\d\d s"),
             ("skip", {"retries": 1}, r"come back: in 0\.\d\d s"),
         ],
     )
@@ -134,7 +135,7 @@ class TestWhatIsNext:
     @pytest.mark.parametrize(("policy", "error"), [("skip", "TaskRevokedError"), ("raise", "LockConflict")])
     def test_an_eager_run_says_what_it_raises(self, task, ours, policy, error):
         task = task(lock_on_conflict=policy)
-        with held_elsewhere(task.lock_for("k")):
+        with busy(task.lock_for("k")):
             task.apply(("k",), task_id="id")
         (said,) = ours()
         assert re.fullmatch(HELD + f"{policy}: it raises {error}", said)
@@ -165,3 +166,75 @@ class TestOutage:
         assert "task lab.lines[id] cannot be sent again (OperationalError: Error 111 " in said
         assert said.endswith("): it goes back to the broker, which delivers it again")
         assert not [line for line in ours() if re.search(r"\.[.;:,)]", line)]
+
+
+class TestNamesOfOthers:
+    """A task id is what its publisher wrote into the message; a key may hold what anybody wrote."""
+
+    ID = "id]: all is well\n[2026-11-21 00:00:00,000: ERROR/MainProcess] forged \x1b[2J"
+    SHOWN = r"id]: all is well\n[2026-11-21 00:00:00,000: ERROR/MainProcess] forged \x1b[2J"
+
+    def test_a_task_id_forges_no_line(self, app, task, deliver, ours):
+        task = task(lock_on_conflict="skip")
+        with task.lock_for("k"):
+            deliver(app, task.name, "k", id=self.ID)
+        assert ours()[0].startswith(f"task lab.lines[{self.SHOWN}]: lock ")
+
+    def test_a_holder_forges_no_line_and_no_reason(self, app, task, deliver, ours, locks):
+        task = task(lock_on_conflict="skip")
+        token = mint("nonce", Attempt(self.ID, 0, 0), origin("host\nERROR", "lab.lines"))
+        locks.client.set(task.lock_for("k").name, token)
+        deliver(app, task.name, "k")
+        assert f" is held by task {self.SHOWN} on host\\nERROR: skip" in ours()[0]
+        with pytest.raises(TaskRevokedError) as caught:
+            app.AsyncResult("id").get(timeout=5)
+        assert str(caught.value) == f"duplicate of {self.SHOWN}"
+
+    def test_a_joined_task_forges_no_line(self, app, task, deliver, ours):
+        task = task(lock_on_conflict="join")
+        app.backend.mark_as_revoked(self.ID, "by hand")
+        deliver(app, task.name, "k", redislock={"times": 1, "since": 1.0, "begun": False, "joins": self.ID})
+        assert f"joined task {self.SHOWN}, which was revoked" in ours()[0]
+
+    def test_a_key_that_a_message_names_forges_no_line(self, app, task, deliver, ours):
+        header = {"claim": mint_claim(), "key": f"redislock:{{{self.ID}}}"}
+        assert deliver(app, task().name, "k", redislock=header)[0] == states.SUCCESS
+        assert f"its publisher took lock redislock:{{{self.SHOWN}}}, but" in ours()[0]
+
+    @pytest.mark.parametrize("id_", ["i" * 1_000_000, "é" * 1_000_000])
+    def test_of_a_task_id_of_a_megabyte_neither_key_nor_line_has_more_than_a_part(
+        self, app, task, deliver, ours, locks, id_
+    ):
+        lengths = []
+
+        def body(key):
+            lengths.append(max(len(name) + len(locks.client.get(name)) for name in locks.client.scan_iter()))
+            if key == "k":
+                for same in (id_, f"{id_[:-1]}x"):
+                    deliver(app, task.name, key, id=same)
+
+        task = task(body, lock_on_conflict="skip")
+        deliver(app, task.name, "k", id=id_, redelivered=True)  # it leaves a note, which names the attempt
+        copy, other = (line for line in ours() if "is held by" in line)
+        assert ": come back: " in copy  # its own attempt
+        assert ": skip: " in other
+        lengths += [len(name) for name in locks.client.scan_iter()]
+        assert max(map(len, ours())) < 1000
+        assert max(lengths) < 4000
+        with pytest.raises(TaskRevokedError, match="duplicate of"):
+            app.AsyncResult(f"{id_[:-1]}x").get(timeout=5)  # its result is its own
+
+
+@pytest.mark.parametrize("value", ["forged", 1, [1], {"lock": 1}, True])
+@pytest.mark.parametrize("header", ["redislock", "redislock_delivery", "redislock_execution"])
+def test_no_header_disturbs_a_plain_task_that_uses_locked(app, task, deliver, header, value):
+    taken = []
+
+    @app.task(name="lab.plain_locked", shared=False)
+    def plain():
+        with locked("stock:7", app=app) as lock:
+            taken.append(lock.state)
+
+    deliver(app, task().name, "k")  # some tasks of the process have a lock
+    assert deliver(app, "lab.plain_locked", **{header: value})[0] == states.SUCCESS
+    assert taken == ["held"]

@@ -16,7 +16,7 @@ PACKAGE = Path(celery_redislock.__file__).parent
 
 #: Each module imports only those before it.
 ORDER = [
-    *("info", "errors", "signals", "outcome"),
+    *("shown", "info", "errors", "signals", "outcome"),
     *("tokens", "wire", "keys", "options", "connection"),
     *(
         "lines",
