@@ -90,6 +90,11 @@ OPTIONS: Mapping[str, Rule] = {
 }
 #: Their names as attributes of a task.
 ATTRIBUTES = frozenset(f"lock_{name}" for name in (*KEY_OPTIONS, *OPTIONS))
+#: Options of another plugin that look like ours, and what to say of them.
+FOREIGN = {
+    "expiry": "it is celery-singleton's; instead of it write nothing, for the lock of a dead run ends with its lease; "
+    "or lock_max_hold, if a second run shall begin beside one that takes too long"
+}
 #: Settings of the app alone, without their prefix ``redislock_``.
 SETTINGS: Mapping[str, Rule] = {
     "url": Rule(None, "a Redis URL, or None for the broker's", lambda v: v is None or (isinstance(v, str) and v != "")),
@@ -212,7 +217,7 @@ def _refuse_unknown(where: str, prefix: str, given: Iterable[str], known: Mappin
         if name not in known:
             near = get_close_matches(name, known, n=1)
             hint = f"did you mean {prefix}{near[0]}?" if near else f"known: {', '.join(prefix + k for k in known)}"
-            raise LockConfigError(f"{where}{prefix}{name} is not known; {hint}")
+            raise LockConfigError(f"{where}{prefix}{name} is not known; {FOREIGN.get(name, hint)}")
 
 
 def _check(what: str, value: Any, rule: Rule, *, secret: bool = False) -> None:

@@ -24,6 +24,7 @@ from .held import HeldLock
 from .held_by_request import EXECUTION, attach, held_by_request
 from .info import LockInfo
 from .join import JoiningExecution, check_backend
+from .leftovers import warn_of_leftovers
 from .locks import Lock
 from .nolock import NoLock
 from .options import ATTRIBUTES
@@ -93,6 +94,8 @@ class LockedTask(LockAttributes, BaseTask):
         body = static if is_method else static.__func__
         refuse_what_outlives_its_call(f"{name}: its body", body, "let a plain body run it, as with asyncio.run()")
         plan = LockPlan(app, name, body, is_method, _own_options(cls))
+        has_own_key = plan.options.args is not None or plan.options.key is not None
+        warn_of_leftovers(cls, LockedTask, name, "" if has_own_key else " Its key is made of all its arguments.")
         if plan.enabled and plan.options.on_conflict == "join":
             check_backend(app, name, bool(cls.ignore_result))
         if plan.options.on_conflict == "raise":
