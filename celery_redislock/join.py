@@ -102,12 +102,13 @@ class JoiningExecution(Execution):
             signals.lock_released.send(sender=self.task, lock=lock)
 
 
-def check_backend(app: Celery, task: str, ignores_result: bool) -> None:
+def check_backend(app: Celery, task: str, option: str, ignores_result: bool) -> None:
     """Refuse what leaves no outcome to join.
 
     Args:
         app: The task's app.
         task: Its name, for the message.
+        option: What `lock_on_conflict` is called where it was set, for the message.
         ignores_result: Whether its results are not stored.
 
     Raises:
@@ -117,6 +118,6 @@ def check_backend(app: Celery, task: str, ignores_result: bool) -> None:
     if ignores_result or scheme in PRIVATE_BACKENDS:
         why = "its results are ignored" if ignores_result else f"result_backend = {scheme!r} cannot be read by others"
         raise LockConfigError(
-            f"{task}: lock_on_conflict = 'join' needs the holder's result, but {why}; use another policy, or a result "
+            f"{task}: {option} = 'join' needs the holder's result, but {why}; use another policy, or a result "
             "backend such as Redis or a database"
         )

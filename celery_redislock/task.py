@@ -27,10 +27,10 @@ from .join import JoiningExecution, check_backend
 from .leftovers import warn_of_leftovers
 from .locks import Lock
 from .nolock import NoLock
-from .options import ATTRIBUTES
+from .options import ATTRIBUTES, name_of
 from .plan import LockPlan
 from .publish import Publication, is_bare
-from .server import LockServer
+from .server import LockServer, settings_of
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -93,11 +93,12 @@ class LockedTask(LockAttributes, BaseTask):
             _request_class(cls, name)
         body = static if is_method else static.__func__
         refuse_what_outlives_its_call(f"{name}: its body", body, "let a plain body run it, as with asyncio.run()")
-        plan = LockPlan(app, name, body, is_method, _own_options(cls))
+        own = _own_options(cls)
+        plan = LockPlan(app, name, body, is_method, own)
         has_own_key = plan.options.args is not None or plan.options.key is not None
         warn_of_leftovers(cls, LockedTask, name, "" if has_own_key else " Its key is made of all its arguments.")
         if plan.enabled and plan.options.on_conflict == "join":
-            check_backend(app, name, bool(cls.ignore_result))
+            check_backend(app, name, name_of("on_conflict", own, settings_of(app)), bool(cls.ignore_result))
         if plan.options.on_conflict == "raise":
             _expect_conflicts(cls)
         is_first_bind = "_lock_plan" not in vars(cls)
