@@ -87,9 +87,9 @@ class JoiningExecution(Execution):
             whom = shown(joins)
             logger.info("%s: joined task %s, which was revoked: its result is REVOKED", self.message.name, whom)
             revoke(self, f"joined {whom}, which was revoked")
+        self.joined = outcome
         if isinstance(outcome.value, BaseException):
             raise outcome.value
-        self.joined = outcome
 
     def _let_go(self, lock: HeldLock) -> None:
         """Release without a note: the attempt is not over."""

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 from celery import Task, states
+from celery.exceptions import Ignore, Reject
 from celery.signals import task_postrun
 from celery.utils.imports import symbol_by_name
 
@@ -20,6 +21,7 @@ from .delivery import hide_headers, is_given_back
 from .eager import EagerExecution
 from .errors import LockConfigError, LockConflict, LockKeyError
 from .execution import Execution, execution_of
+from .failures import report
 from .held import HeldLock
 from .held_by_request import EXECUTION, attach, held_by_request
 from .info import LockInfo
@@ -174,16 +176,25 @@ class LockedTask(LockAttributes, BaseTask):
         if request is not None:
             hide_headers(request)
         if plan is not None and request is not None:
-            joined = plan.enabled and self._begin(plan, request, args, kwargs).joined is not None
+            joined = self._begin(plan, request, args, kwargs)
             if self._lock_track_started and not joined:
                 self._store_started(task_id, request)
         super().before_start(task_id, args, kwargs)
 
-    def _begin(self, plan: LockPlan, request: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Execution:
-        execution = _execution_type(plan, request)(self, plan, request)
-        attach(request, execution)
-        execution.begin(args, kwargs)
-        return execution
+    def _begin(self, plan: LockPlan, request: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Take the lock, if locks are switched on; returns whether the run ends with the outcome of another."""
+        try:
+            if not plan.enabled:
+                return False
+            execution = _execution_type(plan, request)(self, plan, request)
+            attach(request, execution)
+            execution.begin(args, kwargs)
+        except (Ignore, Reject):
+            raise
+        except Exception as error:
+            report(self, request, error)
+            raise
+        return execution.joined is not None
 
     def after_return(
         self,

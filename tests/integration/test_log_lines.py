@@ -9,7 +9,7 @@ import pytest
 from celery import states
 from celery.exceptions import TaskRevokedError
 
-from celery_redislock import LockConflict, LockedTask, locked
+from celery_redislock import LockConflict, LockedTask, LockKeyError, LockUnavailable, locked
 from celery_redislock.testing import busy
 from celery_redislock.tokens import Attempt, mint, mint_claim, origin
 from tests.lab.app import make_app
@@ -115,7 +115,10 @@ class TestWhatIsNext:
         task = task(lock_on_conflict="retry", lock_retry_for=0.1)
         with task.lock_for("k"):
             deliver(app, task.name, "k", redislock={"times": 1, "since": 1.0, "begun": False})
-        (said,) = ours()
+        said, failed = ours()
+        assert failed.startswith(
+            "task lab.lines[id]: its body is not run: LockConflict: the lock redislock:{lab.lines:"
+        )
         assert re.fullmatch(HELD + r"retry: after lock_retry_for \(0\.1 s\) it fails with LockConflict", said)
 
     def test_it_says_when_it_comes_back_the_least_that_the_broker_takes(self, app, task, deliver, ours, monkeypatch):
@@ -166,6 +169,61 @@ class TestOutage:
         assert "task lab.lines[id] cannot be sent again (OperationalError: Error 111 " in said
         assert said.endswith("): it goes back to the broker, which delivers it again")
         assert not [line for line in ours() if re.search(r"\.[.;:,)]", line)]
+
+
+class TestErrorsBeforeTheBody:
+    """Error trackers hear of a body's errors alone, and of what is logged as an error, but not by Celery."""
+
+    @pytest.fixture
+    def reported(self, log):
+        return lambda: [record for record in log.records if record.name == "celery_redislock.failures"]
+
+    @pytest.mark.parametrize(
+        ("options", "args", "error", "says"),
+        [
+            ({"lock_args": None, "lock_key": "x:{key}"}, (1.5,), LockKeyError, "lab.lines: parameter 'key' is a float"),
+            ({}, (), TypeError, "missing a required argument: 'key'"),
+        ],
+    )
+    def test_what_makes_no_key_is_reported(self, app, task, deliver, reported, celerys, options, args, error, says):
+        assert deliver(app, task(**options).name, *args)[0] == states.FAILURE
+        (record,) = reported()
+        assert (record.levelno, record.exc_info[0]) == (logging.ERROR, error)
+        assert record.getMessage().startswith(f"task lab.lines[id]: its body is not run: {error.__name__}: lab.lines")
+        assert says in record.getMessage()
+        assert "Traceback" not in logging.Formatter().format(record)
+        assert "Traceback" in logging.Formatter().format(celerys()[-1])
+
+    def test_an_outage_by_the_policy_raise_is_reported(self, config, task, deliver, reported):
+        config.settings["redislock_url"] = f"redis://127.0.0.1:{free_port()}/0"
+        app = make_app(config)
+        task = app.task(name="lab.away", base=LockedTask, shared=False, lock_on_outage="raise")(nothing)
+        assert deliver(app, task.name, "k")[0] == states.FAILURE
+        assert [record.exc_info[0] for record in reported()] == [LockUnavailable]
+        app.close()
+
+    @pytest.mark.parametrize(("throws", "times"), [((LockConflict,), 0), ((), 1)])
+    def test_a_run_that_gives_up_is_reported_unless_its_task_throws_that(
+        self, app, task, deliver, reported, throws, times
+    ):
+        task = task(lock_on_conflict="retry", lock_retry_for=0.1, throws=throws)
+        with task.lock_for("k"):
+            deliver(app, task.name, "k", redislock={"times": 1, "since": 1.0, "begun": False})
+        assert [record.exc_info[0] for record in reported()] == [LockConflict] * times
+
+    @pytest.mark.parametrize("policy", ["raise", "skip", "retry"])
+    def test_what_a_policy_did_is_not_reported(self, app, task, deliver, reported, policy):
+        task = task(lock_on_conflict=policy)
+        with task.lock_for("k"):
+            deliver(app, task.name, "k")
+        assert reported() == []
+
+    def test_an_error_in_the_body_is_left_to_celery(self, app, task, deliver, reported):
+        def body(key):
+            raise LockKeyError("of another lock")
+
+        assert deliver(app, task(body).name, "k")[0] == states.FAILURE
+        assert reported() == []
 
 
 class TestNamesOfOthers:

@@ -34,7 +34,8 @@ ORDER = [
     *("reentry", "handle", "locks", "nolock"),
     *("comeback", "delivery", "plan", "message"),
     *("attributes", "result"),
-    *("abort", "policies", "held_by_request", "publish", "execution", "eager", "join", "leftovers", "body", "task"),
+    *("abort", "policies", "held_by_request", "publish", "execution", "eager", "join"),
+    *("leftovers", "failures", "body", "task"),
     *("locked", "children", "request", "redelivery", "control", "cli", "bootsteps", "metrics", "tracing", "testing"),
     "__init__",
 ]
