@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from .errors import LockKeyError, LockUnavailable
 from .plan import LockPlan
 from .server import LockServer
+from .shown import shown
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class Run(NamedTuple):
     @property
     def name(self) -> str:
         """For log lines."""
-        return f"task {self.plan.task}[{self.task_id}]"
+        return f"task {self.plan.task}[{shown(self.task_id)}]"
 
 
 class Children:

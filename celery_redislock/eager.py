@@ -71,7 +71,9 @@ class EagerExecution(Execution):
         holder = conflict.holder.info(lock.key, conflict.ttl)
         self._announce(holder, options.on_conflict)
         if options.on_conflict == "skip":
+            self.tell(holder, "skip: it raises TaskRevokedError")
             raise TaskRevokedError(skip_reason(holder))
+        self.tell(holder, f"{options.on_conflict}: it raises LockConflict")
         raise LockConflict(lock.key, holder)
 
     def _enter_again(self, lock: HeldLock) -> bool:

@@ -25,12 +25,15 @@ __all__ = [
 
 
 def describe(error: BaseException) -> str:
-    """An error of redis-py or of the broker in words."""
-    return f"{type(error).__name__}: {error}"
+    """An error of redis-py or of the broker in words, for the midst of a sentence."""
+    return f"{type(error).__name__}: {error}".rstrip(".")
 
 
 class RedisLockError(Exception):
     """Base of all errors of celery-redislock."""
+
+    def __repr__(self) -> str:  # that of redis-py 8 shows no message, and this is what Celery logs and sends as events
+        return f"{type(self).__name__}({str(self)!r})"
 
 
 class LockConflict(RedisLockError, LockError):

@@ -22,6 +22,7 @@ from .policies import GIVE_TURNS, POLICIES, CameBack, CameBackInOutage
 from .protocol import Claim, Finished, Granted, Held, Leaves
 from .publish import seconds_to_start
 from .server import LockServer
+from .shown import shown
 
 if TYPE_CHECKING:
     from celery.app.task import Context
@@ -159,7 +160,7 @@ class Execution:
         logger.warning(
             "%s: its publisher took lock %s, but its arguments make %s here: that one is given up, and this one asked "
             "for; do the publisher and this worker run the same code?",
-            *(self.message.name, self.message.returned.key, key),
+            *(self.message.name, shown(str(self.message.returned.key)), key),
         )
         self._give_up_claim()
         self.message.returned = self.message.returned._replace(claim=None, key=None)
@@ -213,7 +214,7 @@ class Execution:
 
     def _conflict(self, key: str, conflict: Held) -> None:
         holder = conflict.holder.info(key, conflict.ttl)
-        begun = self.message.has_begun or conflict.holder.attempt == self.message.attempt
+        begun = self.message.has_begun or str(conflict.holder.attempt) == self._attempt
         options = self.plan.options
         has_the_key = self._claim is not None and options.scope != "queue"  # it had: it was kept for too short a time
         policy = options.on_conflict
@@ -226,13 +227,26 @@ class Execution:
             POLICIES[policy](self, holder)
             return
         self._announce(holder, "come back")
-        if self.message.send_back(self.pause(SOON, holder), begun=begun):
+        pause = self.pause(SOON, holder)
+        self.tell(holder, f"come back: in {pause:.2f} s")
+        if self.message.send_back(pause, begun=begun):
             raise CameBack(f"the lock is held by {holder.who}; the message comes back")
 
     def pause(self, shortest: float, holder: LockInfo | None) -> float:
         """Seconds until the message should be tried again; not before the key of `holder` has cooled down."""
         pause = self.message.returned.delay(shortest, self.plan.options.retry_max_delay)
-        return max(pause, holder.ttl or 0.0) if holder and holder.state == "cooling" else pause
+        if holder and holder.state == "cooling":
+            pause = max(pause, holder.ttl or 0.0)
+        return self.message.countdown(pause)
+
+    def tell(self, holder: LockInfo, what: str) -> None:
+        """Log a conflict: who holds the key, the policy, and what becomes of this run, which Celery only calls ignored.
+
+        Args:
+            holder: Of the key.
+            what: The policy and what is next, as ``retry: it comes back in 0.40 s``.
+        """
+        logger.info("%s: lock %s is held by %s: %s", self.message.name, holder.key, holder.who, what)
 
     def wait_for_release(self, holder: LockInfo) -> bool:
         """Block for a while, in this run's `lock_wait`.
@@ -242,6 +256,7 @@ class Execution:
             waits no longer; False from then on.
         """
         if self._waits is None:
+            self.tell(holder, f"wait: it waits for up to {self.plan.options.wait:g} s in its worker slot")
             self._waits, self._wait_end = True, time.monotonic() + self.plan.options.wait
             return True
         left = self._wait_end - time.monotonic()
@@ -257,7 +272,8 @@ class Execution:
         The first step of a chain may run once more while its last one arrives.
         """
         request = self.request
-        return holder.task_id is not None and holder.task_id in {request.id, request.parent_id, request.root_id}
+        causes = (request.id, request.parent_id, request.root_id)
+        return holder.task_id is not None and holder.task_id in {tokens.known_as(str(one)) for one in causes if one}
 
     def _runs_without(self, error: LockUnavailable) -> bool:
         """What an outage does: True to run without the lock, False where the key must be asked for again."""
@@ -268,14 +284,13 @@ class Execution:
         if policy == "run":
             logger.warning("%s runs without its lock, by lock_on_outage: %s", self.message.name, error)
             return True
-        logger.debug("%s: %s; it comes back", self.message.name, error)  # the store has said so, once an outage
-        options = self.plan.options
-        if self.message.send_back(self.message.returned.delay(options.retry_delay, options.retry_max_delay)):
+        pause = self.pause(self.plan.options.retry_delay, None)
+        logger.info("%s: %s; it comes back in %.2f s", self.message.name, error, pause)
+        if self.message.send_back(pause):
             raise CameBackInOutage("Redis could not be asked for the lock; the message comes back")
         return False
 
     def _announce(self, holder: LockInfo, policy: str) -> None:
-        logger.info("%s: lock %s is held by %s: %s", self.message.name, holder.key, holder.who, policy)
         signals.lock_conflict.send(sender=self.task, key=holder.key, holder=holder, policy=policy)
 
     def _on_lost(self, lock: HeldLock, reason: str) -> None:

@@ -31,8 +31,8 @@ def held_by_request(store: LockStore, key: str) -> HeldLock | None:
         return None
     for task in _task_stack.stack:
         for request in task.request_stack.stack:
-            execution = request.__dict__.get(EXECUTION)
-            lock: HeldLock | None = execution and execution.lock
-            if lock is not None and lock.key == key and lock.store is store and lock.remaining > 0:
+            # A message may have a header of this name: of a request without a lock, that is what is found here.
+            lock = getattr(request.__dict__.get(EXECUTION), "lock", None)
+            if isinstance(lock, HeldLock) and lock.key == key and lock.store is store and lock.remaining > 0:
                 return lock
     return None

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, Self
 
+from .shown import shown
+
 
 class LockInfo(NamedTuple):
     """Who holds a key, as its token tells."""
@@ -39,9 +41,9 @@ class LockInfo(NamedTuple):
     @property
     def who(self) -> str:
         """The holder in words, for messages: its task id and host."""
-        host = self.hostname or "an unknown host"
+        host, task = shown(self.hostname or "an unknown host"), f"task {shown(str(self.task_id))}"
         if self.state == "queued":
-            return f"task {self.task_id}, queued by {host}"
+            return f"{task}, queued by {host}"
         if self.state == "cooling":
-            return f"task {self.task_id}, which has succeeded on {host} and cools down"
-        return f"task {self.task_id} on {host}" if self.task_id else f"a lock outside tasks on {host}"
+            return f"{task}, which has succeeded on {host} and cools down"
+        return f"{task} on {host}" if self.task_id else f"a lock outside tasks on {host}"

@@ -17,6 +17,7 @@ from .held import HeldLock
 from .info import LockInfo
 from .outcome import PRIVATE_BACKENDS, Outcome, backend_scheme, outcome_of
 from .policies import retry, revoke
+from .shown import shown
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -83,10 +84,12 @@ class JoiningExecution(Execution):
 
     def _end_with(self, outcome: Outcome, joins: str) -> None:
         if outcome.state == states.REVOKED:
-            revoke(self, f"joined {joins}, which was revoked")
+            whom = shown(joins)
+            logger.info("%s: joined task %s, which was revoked: its result is REVOKED", self.message.name, whom)
+            revoke(self, f"joined {whom}, which was revoked")
+        self.joined = outcome
         if isinstance(outcome.value, BaseException):
             raise outcome.value
-        self.joined = outcome
 
     def _let_go(self, lock: HeldLock) -> None:
         """Release without a note: the attempt is not over."""
@@ -99,12 +102,13 @@ class JoiningExecution(Execution):
             signals.lock_released.send(sender=self.task, lock=lock)
 
 
-def check_backend(app: Celery, task: str, ignores_result: bool) -> None:
+def check_backend(app: Celery, task: str, option: str, ignores_result: bool) -> None:
     """Refuse what leaves no outcome to join.
 
     Args:
         app: The task's app.
         task: Its name, for the message.
+        option: What `lock_on_conflict` is called where it was set, for the message.
         ignores_result: Whether its results are not stored.
 
     Raises:
@@ -114,6 +118,6 @@ def check_backend(app: Celery, task: str, ignores_result: bool) -> None:
     if ignores_result or scheme in PRIVATE_BACKENDS:
         why = "its results are ignored" if ignores_result else f"result_backend = {scheme!r} cannot be read by others"
         raise LockConfigError(
-            f"{task}: lock_on_conflict = 'join' needs the holder's result, but {why}; use another policy, or a result "
+            f"{task}: {option} = 'join' needs the holder's result, but {why}; use another policy, or a result "
             "backend such as Redis or a database"
         )

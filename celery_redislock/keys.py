@@ -11,6 +11,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime
+from os.path import basename
 from string import Formatter
 from typing import Any
 from uuid import UUID
@@ -156,12 +157,19 @@ def _callable_namer(task: str, lock_key: Callable[[Arguments], str]) -> Namer:
         try:
             made = lock_key(arguments)
         except Exception as error:
-            raise LockKeyError(f"{task}: lock_key raised {type(error).__name__}; mend the callable") from error
+            what = type(error).__name__ + _place_of(error)
+            raise LockKeyError(f"{task}: lock_key raised {what}; mend the callable") from error
         if not isinstance(made, str) or not made:
             raise LockKeyError(f"{task}: lock_key must return a non-empty str, not {type(made).__name__}")
         return _printable(str.__str__(made), _BRACE)
 
     return name
+
+
+def _place_of(error: Exception) -> str:
+    """Where in the user's callable it was raised. Its message is not shown: it may hold the argument's value."""
+    frame = error.__traceback__ and error.__traceback__.tb_next
+    return f" in {basename(frame.tb_frame.f_code.co_filename)}, line {frame.tb_lineno}" if frame else ""
 
 
 def _template_namer(task: str, parameters: Sequence[str], template: str) -> Namer:

@@ -16,7 +16,7 @@ from .held_by_request import held_by_request
 from .keys import KeyMaker, parse_template
 from .locks import Lock
 from .nolock import NoLock
-from .options import LockOptions, check_lease, resolve_options, resolve_settings
+from .options import LockOptions, check_lease, name_of, resolve_options, resolve_settings
 from .server import LockServer, is_enabled, settings_of
 
 if TYPE_CHECKING:
@@ -176,9 +176,9 @@ class _Settings(NamedTuple):
         if at_once:
             del own["wait"]
         app_wide = settings_of(app)
-        settings, options = resolve_settings(app_wide), resolve_options(what, own, app_wide)
+        settings, options = resolve_settings(app_wide), resolve_options(what, own, app_wide, "")
         if settings.enabled:
-            check_lease(what, options.lease, LockServer.of(app).command_time)
+            check_lease(what, name_of("lease", own, app_wide, ""), options.lease, LockServer.of(app).command_time)
         return cls(app, settings.prefix, options, 0.0 if at_once else options.wait)
 
     def lock(self, name: str) -> Lock:

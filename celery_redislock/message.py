@@ -14,6 +14,7 @@ from . import tokens
 from .comeback import HEADER, Return, publish_again
 from .delivery import DELIVERY, Delivery
 from .errors import LockUnavailable, describe
+from .shown import shown
 from .tokens import Attempt
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class Message:
     @property
     def name(self) -> str:
         """For log lines."""
-        return f"task {self._task.name}[{self._request.id}]"
+        return f"task {self._task.name}[{shown(str(self._request.id))}]"
 
     @property
     def may_be_a_copy(self) -> bool:
@@ -111,11 +112,15 @@ class Message:
         expires = maybe_iso8601(header)
         return expires is not None and datetime.now(UTC) >= maybe_make_aware(expires, UTC)
 
+    def countdown(self, delay: float) -> float:
+        """`delay`, changed to what the broker takes; in seconds."""
+        return max(min(delay, self._plan.longest_countdown), self._plan.shortest_countdown)
+
     def send_back(self, delay: float, *, begun: bool = False, joins: str | None = None) -> bool:
         """Publish the message again, to be tried after about `delay` seconds.
 
         Args:
-            delay: Seconds; what the broker demands may change it.
+            delay: Seconds, as `countdown` allows.
             begun: It has met its own attempt: also when it comes back, it is no duplicate.
             joins: The task id whose outcome it waits for.
 
@@ -127,11 +132,10 @@ class Message:
             Reject: The broker is away, and will deliver the message again by itself.
             LockUnavailable: It has been held here for `lock_retry_for`; the run is lost.
         """
-        countdown = max(min(delay, self._plan.longest_countdown), self._plan.shortest_countdown)
         self.returned = self.returned.next(begun=begun or self.has_begun, joins=joins)
         try:
             publish_again(
-                *(self._task, self._request, self.returned, countdown),
+                *(self._task, self._request, self.returned, delay),
                 headers=self._headers,
                 serializer=self._serializer,
                 natively=self._plan.delays_natively,
@@ -141,9 +145,13 @@ class Message:
         except Exception as error:
             if self._task.acks_late:
                 self.was_sent_back = True
-                time.sleep(min(countdown, 1.0))  # the broker may give it back at once
+                logger.warning(
+                    "%s cannot be sent again (%s): it goes back to the broker, which delivers it again",
+                    *(self.name, describe(error)),
+                )
+                time.sleep(min(delay, 1.0))  # the broker may give it back at once
                 raise Reject(describe(error), requeue=True) from error
-            self._hold_here(error, countdown)
+            self._hold_here(error, delay)
             return False
         self.was_sent_back = True
         return True

@@ -90,6 +90,11 @@ OPTIONS: Mapping[str, Rule] = {
 }
 #: Their names as attributes of a task.
 ATTRIBUTES = frozenset(f"lock_{name}" for name in (*KEY_OPTIONS, *OPTIONS))
+#: Options of another plugin that look like ours, and what to say of them.
+FOREIGN = {
+    "expiry": "it is celery-singleton's; instead of it write nothing, for the lock of a dead run ends with its lease; "
+    "or lock_max_hold, if a second run shall begin beside one that takes too long"
+}
 #: Settings of the app alone, without their prefix ``redislock_``.
 SETTINGS: Mapping[str, Rule] = {
     "url": Rule(None, "a Redis URL, or None for the broker's", lambda v: v is None or (isinstance(v, str) and v != "")),
@@ -137,46 +142,58 @@ class LockSettings:
     enabled: bool
 
 
-def resolve_options(task: str, own: Mapping[str, Any], app_wide: Mapping[str, Any]) -> LockOptions:
+def resolve_options(
+    task: str, own: Mapping[str, Any], app_wide: Mapping[str, Any], prefix: str = "lock_"
+) -> LockOptions:
     """The options of a task from its own attributes and the app's defaults.
 
     Args:
         task: The task's name, for messages.
         own: Its ``lock_*`` attributes, without the prefix. None is a value, not "unset".
         app_wide: The app's ``redislock_*`` settings, without the prefix.
+        prefix: Of the options where they were set, for messages.
 
     Raises:
         LockConfigError: An unknown option, or a value that is not allowed.
     """
     rules = {**KEY_OPTIONS, **OPTIONS}
-    _refuse_unknown(f"{task}: ", "lock_", own, rules)
+    _refuse_unknown(f"{task}: ", prefix, own, rules)
     values = {name: own.get(name, app_wide.get(name, rule.default)) for name, rule in rules.items()}
     for name, rule in rules.items():
-        _check(f"{task}: lock_{name}", values[name], rule)
+        _check(f"{task}: {prefix}{name}", values[name], rule)
     if values["on_conflict"] is None:  # the same work may be skipped; other work must have its turn
         is_same_work = values["args"] is None and values["key"] is None and values["scope"] != "queue"
         values["on_conflict"] = "skip" if is_same_work else "retry"
     if values["scope"] == "queue" and values["on_conflict"] not in QUEUE_POLICIES:
+        scope, policy = name_of("scope", own, app_wide), name_of("on_conflict", own, app_wide)
         raise LockConfigError(
-            f"{task}: lock_scope = 'queue' with lock_on_conflict = {values['on_conflict']!r} is not allowed: the one "
+            f"{task}: {scope} = 'queue' with {policy} = {values['on_conflict']!r} is not allowed: the one "
             f"that waits must run; allowed: {' or '.join(map(repr, QUEUE_POLICIES))}"
         )
     if values["args"] is not None:
         values["args"] = tuple(values["args"])
     if values["retry_delay"] > values["retry_max_delay"]:
+        delay, longest = name_of("retry_delay", own, app_wide), name_of("retry_max_delay", own, app_wide)
         raise LockConfigError(
-            f"{task}: lock_retry_delay = {values['retry_delay']} is greater than lock_retry_max_delay = "
-            f"{values['retry_max_delay']}"
+            f"{task}: {delay} = {values['retry_delay']} is greater than {longest} = {values['retry_max_delay']}"
         )
     return LockOptions(**values)
 
 
-def check_lease(task: str, lease: float, command_time: float) -> None:
+def name_of(option: str, own: Mapping[str, Any], app_wide: Mapping[str, Any], prefix: str = "lock_") -> str:
+    """What an option is called where its value was set, for messages; arguments as those of `resolve_options`."""
+    if option in own:
+        return f"{prefix}{option}"
+    return f"redislock_{option}" if option in app_wide else f"the default {prefix}{option}"
+
+
+def check_lease(task: str, name: str, lease: float, command_time: float) -> None:
     """Refuse a lease that one renewal and its retry could outlast.
 
     Args:
         task: For the message.
-        lease: `lock_lease`, seconds.
+        name: Of the lease, from `name_of`.
+        lease: Seconds.
         command_time: The longest that one command may take, seconds.
 
     Raises:
@@ -186,7 +203,7 @@ def check_lease(task: str, lease: float, command_time: float) -> None:
     shortest = round(command_time * 1.5, 3)  # as it is shown: what the message allows must be allowed
     if lease < shortest:
         raise LockConfigError(
-            f"{task}: lock_lease = {lease} is too short: one Redis command may take {command_time:g} s until it "
+            f"{task}: {name} = {lease} is too short: one Redis command may take {command_time:g} s until it "
             f"times out; allowed: at least {shortest}, or shorter socket_timeout and socket_connect_timeout in "
             "redislock_client_options"
         )
@@ -212,7 +229,7 @@ def _refuse_unknown(where: str, prefix: str, given: Iterable[str], known: Mappin
         if name not in known:
             near = get_close_matches(name, known, n=1)
             hint = f"did you mean {prefix}{near[0]}?" if near else f"known: {', '.join(prefix + k for k in known)}"
-            raise LockConfigError(f"{where}{prefix}{name} is not known; {hint}")
+            raise LockConfigError(f"{where}{prefix}{name} is not known; {FOREIGN.get(name, hint)}")
 
 
 def _check(what: str, value: Any, rule: Rule, *, secret: bool = False) -> None:

@@ -11,6 +11,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from .errors import describe
 from .info import LockInfo
+from .shown import shown
 
 if TYPE_CHECKING:
     from celery import Celery, Task
@@ -51,7 +52,7 @@ def outcome_of(task: Task[..., Any], task_id: str) -> Outcome:
     except Exception as error:
         if not task.backend.exception_safe_to_retry(error):
             raise
-        logger.warning("task %s cannot ask how %s ended: %s; it comes back", task.name, task_id, describe(error))
+        logger.warning("task %s cannot ask how %s ended: %s; it comes back", task.name, shown(task_id), describe(error))
         return Outcome(states.RETRY, None)
     return Outcome(meta["status"], meta["result"])
 
@@ -73,7 +74,7 @@ def has_ended(task: Task[..., Any], holder: LockInfo) -> bool:
     except SoftTimeLimitExceeded:
         raise
     except Exception as error:  # noqa: BLE001 - each backend has its own
-        logger.debug("task %s cannot ask whether %s has ended: %s", task.name, holder.task_id, describe(error))
+        logger.debug("task %s cannot ask whether %s has ended: %s", task.name, shown(holder.task_id), describe(error))
         return False
     if meta["status"] not in states.READY_STATES:
         return False

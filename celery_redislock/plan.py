@@ -11,7 +11,7 @@ from . import tokens
 from .comeback import delays_natively, visibility_timeout
 from .connection import command_time, connect
 from .keys import KeyMaker
-from .options import check_lease, resolve_options, resolve_settings
+from .options import check_lease, name_of, resolve_options, resolve_settings
 from .protocol import NOTE_TTL, SHORT_NOTE_TTL
 from .server import is_enabled, settings_of, url_of
 
@@ -47,6 +47,7 @@ class LockPlan:
         self._keys = KeyMaker(task, _signature(body, is_method), options.args, options.key)
         self._prefix = settings.prefix
         self._origins: dict[str | None, str] = {}
+        self._name_of_lease = name_of("lease", own, app_wide)
         self._server_is_checked = False
         if settings.enabled:
             self._check_server()
@@ -66,7 +67,7 @@ class LockPlan:
     def _check_server(self) -> None:
         settings = resolve_settings(settings_of(self.app))
         client = connect(url_of(self.app), settings.client_options)  # opens nothing: refuses what redis-py refuses
-        check_lease(self.task, self.options.lease, command_time(client))
+        check_lease(self.task, self._name_of_lease, self.options.lease, command_time(client))
         self._server_is_checked = True
 
     def completed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:

@@ -16,6 +16,7 @@ from celery.exceptions import Ignore, SoftTimeLimitExceeded, TaskRevokedError
 from .comeback import ignores_result
 from .errors import LockConflict, describe
 from .info import LockInfo
+from .shown import shown
 
 if TYPE_CHECKING:
     from .execution import Execution
@@ -43,14 +44,15 @@ class SentBack(CameBack):
 
 def skip(execution: Execution, holder: LockInfo) -> None:
     """End as REVOKED at once, and with it the rest of a chain and a chord, so that nobody hangs."""
+    execution.tell(holder, "skip: its result is REVOKED")
     revoke(execution, skip_reason(holder))
 
 
 def skip_reason(holder: LockInfo) -> str:
     """Why a run was skipped."""
     if holder.state == "cooling":
-        return f"cooling down after {holder.task_id}"
-    return f"duplicate of {holder.task_id or holder.who}"
+        return f"cooling down after {shown(str(holder.task_id))}"
+    return f"duplicate of {shown(holder.task_id) if holder.task_id else holder.who}"
 
 
 def revoke(execution: Execution, reason: str) -> None:
@@ -74,14 +76,18 @@ def retry(execution: Execution, holder: LockInfo, joins: str | None = None) -> N
     """Be sent again, shown as RETRY, until the key is free or `lock_retry_for` is over."""
     options, message = execution.plan.options, execution.message
     error = LockConflict(holder.key, holder)
+    policy = "join" if options.on_conflict == "join" else "retry"
     if message.has_expired:  # while it waited; a broker may drop what has expired, and nobody would hear of it
+        execution.tell(holder, f"{policy}: it has expired: its result is REVOKED")
         revoke(execution, "expired")
     since = message.returned.since
     if options.retry_for is not None and since and time.time() - since >= options.retry_for:
+        execution.tell(holder, f"{policy}: after lock_retry_for ({options.retry_for:g} s) it fails with LockConflict")
         raise error
+    pause = execution.pause(options.retry_delay, None if joins else holder)
+    execution.tell(holder, f"{policy}: it comes back in {pause:.2f} s")
     # Before it is sent: stored after it, as Celery's own Retry is, it could overwrite the outcome of its run.
     _show_as_retry(execution, error)
-    pause = execution.pause(options.retry_delay, None if joins else holder)
     if message.send_back(pause, joins=joins):
         raise SentBack(str(error))
 
@@ -111,6 +117,7 @@ def wait(execution: Execution, holder: LockInfo) -> None:
 
 def fail(execution: Execution, holder: LockInfo) -> None:
     """End as FAILURE: the policy ``raise``."""
+    execution.tell(holder, "raise: it fails with LockConflict")
     raise LockConflict(holder.key, holder)
 
 

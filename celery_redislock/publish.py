@@ -19,6 +19,7 @@ from .errors import LockUnavailable, describe
 from .outcome import has_ended
 from .protocol import Finished, Granted, Held
 from .server import LockServer
+from .shown import shown
 from .store import beside
 from .tokens import Attempt
 
@@ -174,9 +175,10 @@ class Publication:
         try:
             store.lengthen(place, claim, seconds_to_start)
         except RedisError as error:
+            task_id, lease = shown(str(self._options["task_id"])), self._plan.options.lease
             logger.warning(
                 "task %s[%s] is sent, but its lock %s is kept for %g s only: %s",
-                *(self._task.name, self._options["task_id"], key, self._plan.options.lease, describe(error)),
+                *(self._task.name, task_id, key, lease, describe(error)),
             )
         return result
 
@@ -185,7 +187,8 @@ class Publication:
         # Not that of `apply()`, which nobody else can read; its host is no worker's name.
         has_a_result = holder.state == "queued" or "@" in (holder.hostname or "")
         is_of_this_task = holder.task == self._task.name
-        return is_of_this_task and has_a_result and self._is_bare and not self._follows(holder)
+        is_known = holder.task_id is not None and tokens.is_whole(holder.task_id)
+        return is_of_this_task and has_a_result and is_known and self._is_bare and not self._follows(holder)
 
     def _follows(self, holder: LockInfo) -> bool:
         """Whether the holder itself causes this message: see `Execution`; Celery has not given it its parent yet."""
@@ -193,7 +196,7 @@ class Publication:
         parent = self._plan.app.current_worker_task
         if parent is not None:
             causes |= {parent.request.id, parent.request.root_id}
-        return holder.task_id in causes
+        return holder.task_id in {tokens.known_as(str(one)) for one in causes if one}
 
     def _existing(self, holder: LockInfo) -> LockedResult:
         task, policy = self._task, "return existing"

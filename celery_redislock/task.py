@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 from celery import Task, states
+from celery.exceptions import Ignore, Reject
 from celery.signals import task_postrun
 from celery.utils.imports import symbol_by_name
 
@@ -18,18 +19,20 @@ from .body import guard, refuse_what_outlives_its_call
 from .comeback import HEADER, Return, ignores_result
 from .delivery import hide_headers, is_given_back
 from .eager import EagerExecution
-from .errors import LockConfigError, LockKeyError
+from .errors import LockConfigError, LockConflict, LockKeyError
 from .execution import Execution, execution_of
+from .failures import report
 from .held import HeldLock
 from .held_by_request import EXECUTION, attach, held_by_request
 from .info import LockInfo
 from .join import JoiningExecution, check_backend
+from .leftovers import warn_of_leftovers
 from .locks import Lock
 from .nolock import NoLock
-from .options import ATTRIBUTES
+from .options import ATTRIBUTES, name_of
 from .plan import LockPlan
 from .publish import Publication, is_bare
-from .server import LockServer
+from .server import LockServer, settings_of
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -92,9 +95,14 @@ class LockedTask(LockAttributes, BaseTask):
             _request_class(cls, name)
         body = static if is_method else static.__func__
         refuse_what_outlives_its_call(f"{name}: its body", body, "let a plain body run it, as with asyncio.run()")
-        plan = LockPlan(app, name, body, is_method, _own_options(cls))
+        own = _own_options(cls)
+        plan = LockPlan(app, name, body, is_method, own)
+        has_own_key = plan.options.args is not None or plan.options.key is not None
+        warn_of_leftovers(cls, LockedTask, name, "" if has_own_key else " Its key is made of all its arguments.")
         if plan.enabled and plan.options.on_conflict == "join":
-            check_backend(app, name, bool(cls.ignore_result))
+            check_backend(app, name, name_of("on_conflict", own, settings_of(app)), bool(cls.ignore_result))
+        if plan.options.on_conflict == "raise":
+            _expect_conflicts(cls)
         is_first_bind = "_lock_plan" not in vars(cls)
         cls._lock_plan = plan
         if is_first_bind and "track_started" in vars(cls):  # else its base, bound before, has done it
@@ -168,16 +176,25 @@ class LockedTask(LockAttributes, BaseTask):
         if request is not None:
             hide_headers(request)
         if plan is not None and request is not None:
-            joined = plan.enabled and self._begin(plan, request, args, kwargs).joined is not None
+            joined = self._begin(plan, request, args, kwargs)
             if self._lock_track_started and not joined:
                 self._store_started(task_id, request)
         super().before_start(task_id, args, kwargs)
 
-    def _begin(self, plan: LockPlan, request: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Execution:
-        execution = _execution_type(plan, request)(self, plan, request)
-        attach(request, execution)
-        execution.begin(args, kwargs)
-        return execution
+    def _begin(self, plan: LockPlan, request: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Take the lock, if locks are switched on; returns whether the run ends with the outcome of another."""
+        try:
+            if not plan.enabled:
+                return False
+            execution = _execution_type(plan, request)(self, plan, request)
+            attach(request, execution)
+            execution.begin(args, kwargs)
+        except (Ignore, Reject):
+            raise
+        except Exception as error:
+            report(self, request, error)
+            raise
+        return execution.joined is not None
 
     def after_return(
         self,
@@ -304,6 +321,13 @@ def _own_options(cls: type[LockedTask]) -> dict[str, Any]:
         for name, value in own.items()
         if name not in vars(LockedTask)
     }
+
+
+def _expect_conflicts(cls: type[LockedTask]) -> None:
+    """A conflict that was asked for is no error: Celery logs what a task `throws` as one line, without a traceback."""
+    throws = cls.throws if isinstance(cls.throws, tuple) else (cls.throws,)  # Celery takes a class alone as well
+    if LockConflict not in throws:
+        cls.throws = (*throws, LockConflict)
 
 
 def _tasks_of(app: Celery) -> dict[str, Any]:

@@ -8,6 +8,7 @@ or ``=`` is no execution's: the key is kept for a message that carries that nonc
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 import time
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from .info import LockInfo
+from .shown import shown
 
 #: A field without value; no escaped field looks so.
 NOTHING = "*"
@@ -25,6 +27,9 @@ _STATES = {_QUEUED: "queued", _COOLING: "cooling"}
 _PLAIN = re.compile(r"[\w.@:+,~-]+", re.ASCII).fullmatch
 _PUBLISH = re.compile(r"[\w-]{8}", re.ASCII).fullmatch
 _FIELDS = 5
+#: Characters of an id or a name in a token: who publishes may choose an id of a megabyte.
+MAX_NAME = 200
+_CLAIM = re.compile(r"~[\w-]{1,64}", re.ASCII).fullmatch
 
 
 class Attempt(NamedTuple):
@@ -58,7 +63,9 @@ class Token(NamedTuple):
     @property
     def owner(self) -> str:
         """Whose it is, as log lines begin: ``task shop.bill[<id>]``."""
-        return f"task {self.task}[{self.attempt.task_id}]" if self.attempt else "a lock outside tasks"
+        if self.attempt is None:
+            return "a lock outside tasks"
+        return f"task {shown(str(self.task))}[{shown(self.attempt.task_id)}]"
 
     def info(self, key: str, ttl: float | None) -> LockInfo:
         """The holder of `key`, which ends in `ttl` seconds unless it is renewed."""
@@ -88,7 +95,7 @@ def mint_claim() -> str:
 
 def is_claim(value: Any) -> bool:
     """Whether this may be from `mint_claim`: what a message says must not open the key of a running execution."""
-    return isinstance(value, str) and value.startswith(_QUEUED)
+    return isinstance(value, str) and _CLAIM(value) is not None
 
 
 def cooling(token: str) -> str:
@@ -98,7 +105,21 @@ def cooling(token: str) -> str:
 
 def escape(field: str) -> str:
     """`field` as one printable word, so that it can neither end its place in a token nor break a log line."""
+    field = known_as(field)
     return field if _PLAIN(field) else quote(field, safe="@:+,", errors="surrogatepass")
+
+
+def known_as(name: str) -> str:
+    """What a token calls `name`: itself, or where that is too long, its beginning and a digest of the whole."""
+    if len(name) <= MAX_NAME:
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return f"{name[: MAX_NAME - len(digest) - 1]}~{digest}"
+
+
+def is_whole(name: str) -> bool:
+    """Whether this name, out of a token, is that of a task and no digest of it."""
+    return len(name) < MAX_NAME
 
 
 def mint(nonce: str, attempt: Attempt | str | None, origin: str) -> str:

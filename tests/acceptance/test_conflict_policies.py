@@ -291,7 +291,7 @@ class TestJoin:
 
 
 def test_raise_names_the_holder_also_after_the_result_backend(tasks, start_worker, ledger):
-    start_worker(2)
+    worker = start_worker(2)
     holder = tasks.on_raise.delay("k", "holder", "holds")
     wait_until(ledger.runs, "the holder runs")
     with pytest.raises(LockConflict) as caught:
@@ -299,3 +299,7 @@ def test_raise_names_the_holder_also_after_the_result_backend(tasks, start_worke
     assert caught.value.holder.task_id == holder.id
     assert caught.value.holder.task == "lab.on_raise"
     assert caught.value.key == tasks.on_raise.lock_for("k").name
+    said = f"raised expected: LockConflict('the lock {caught.value.key} is held by task {holder.id} on w0@lab')"
+    wait_until(lambda: said in worker.output(), "the worker's log names the holder")
+    assert "Traceback" not in worker.output()  # it was asked for
+    assert "ERROR" not in worker.output()

@@ -45,7 +45,7 @@ def seen(flower):
     return lambda result: flower("tasks").get(result.id, {})
 
 
-def test_flower_shows_a_skipped_run_as_revoked_and_one_that_came_back_by_its_outcome(seen, tasks, ledger):
+def test_flower_shows_what_a_policy_did_and_why(seen, tasks, ledger):
     with tasks.on_skip.lock_for("k"):
         skipped = tasks.on_skip.delay("k", "skipped")
         wait_until(lambda: seen(skipped).get("state") == "REVOKED", "Flower shows REVOKED")
@@ -54,6 +54,10 @@ def test_flower_shows_a_skipped_run_as_revoked_and_one_that_came_back_by_its_out
         sent_back = tasks.on_retry.delay("k", "sent back")
         wait_until(lambda: seen(sent_back).get("retried"), "Flower has seen it being sent back")
         assert "redislock:{k} is held by a lock outside tasks" in seen(sent_back)["exception"]
+    with tasks.on_raise.lock_for("k"):
+        refused = tasks.on_raise.delay("k", "refused")
+        wait_until(lambda: seen(refused).get("state") == "FAILURE", "Flower shows FAILURE")
+        assert "redislock:{k} is held by a lock outside tasks" in seen(refused)["exception"]
     wait_until(lambda: seen(sent_back).get("state") == "SUCCESS", "Flower shows SUCCESS")
     assert ledger.items() == ["sent back"]
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import redis
+from celery import Celery, states
+from celery._state import _set_task_join_will_block
+from celery.app.trace import build_tracer
 
 from celery_redislock import tokens
 from celery_redislock.connection import connect
@@ -15,6 +20,7 @@ from celery_redislock.keeper import Keeper
 from celery_redislock.protocol import Leaves
 from celery_redislock.store import LockStore
 from celery_redislock.tokens import Attempt
+from tests.lab.app import Config
 from tests.lab.servers import Valkey
 
 KEY = "redislock:{shop.bill:7}"
@@ -86,3 +92,27 @@ def hold(store: LockStore, keeper: Keeper) -> Callable[..., HeldLock]:
 def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     caplog.set_level(logging.INFO, "celery_redislock")
     return caplog
+
+
+@pytest.fixture
+def deliver(config: Config) -> Callable[..., tuple[str, Any]]:
+    """Runs a message of a task as a pool child does; returns its state, and its result or error."""
+
+    def run(app: Celery, name: str, *args: object, **request: Any) -> tuple[str, Any]:
+        task = app.tasks[name]
+        delivery_info = {"exchange": "", "routing_key": config.queue, "redelivered": request.pop("redelivered", False)}
+        request = {"id": "id", "retries": 0, "delivery_info": delivery_info, "hostname": "w@host", **request}
+        _set_task_join_will_block(True)
+        try:
+            traced = build_tracer(name, task, app=app)(request["id"], args, {}, request)
+        finally:
+            _set_task_join_will_block(False)
+        return traced.info.state if traced.info else states.SUCCESS, traced.retval
+
+    return run
+
+
+@pytest.fixture
+def queued(broker_server: Valkey, config: Config) -> Callable[[], list[Any]]:
+    """The messages in the queue."""
+    return lambda: [json.loads(message)["headers"] for message in broker_server.client.lrange(config.queue, 0, -1)]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import pytest
 from celery import states
-from celery._state import _set_task_join_will_block
-from celery.app.trace import build_tracer
 from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError
 
 from celery_redislock.store import LockStore
@@ -16,30 +13,6 @@ from tests.lab.app import make_app
 
 # Of redis-py, to Celery's result backend.
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
-
-
-@pytest.fixture
-def deliver(config):
-    """Runs a message of a task as a pool child does; returns its state, and its result or error."""
-
-    def run(app, name, *args, **request):
-        task = app.tasks[name]
-        delivery_info = {"exchange": "", "routing_key": config.queue, "redelivered": request.pop("redelivered", False)}
-        request = {"id": "id", "retries": 0, "delivery_info": delivery_info, "hostname": "w@host", **request}
-        _set_task_join_will_block(True)
-        try:
-            traced = build_tracer(name, task, app=app)(request["id"], args, {}, request)
-        finally:
-            _set_task_join_will_block(False)
-        return traced.info.state if traced.info else states.SUCCESS, traced.retval
-
-    return run
-
-
-@pytest.fixture
-def queued(broker_server, config):
-    """The messages in the queue."""
-    return lambda: [json.loads(message)["headers"] for message in broker_server.client.lrange(config.queue, 0, -1)]
 
 
 def joining(holder):

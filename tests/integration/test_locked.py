@@ -143,10 +143,10 @@ class TestBlock:
             (lambda: locked("stock:{a}:{b}", values={"b": 1}).__enter__(), "values has no a"),
             (lambda: locked("stock:{sku.x}"), "only plain parameter names"),
             (lambda: locked(""), "it is empty"),
-            (lambda: locked("x", wait=-1).__enter__(), "lock_wait = -1 is not allowed"),
-            (lambda: locked("x", wait=True).__enter__(), "lock_wait = True is not allowed"),
-            (lambda: locked("x", lease=0).__enter__(), "lock_lease = 0 is not allowed"),
-            (lambda: locked("x", lease=1).__enter__(), "lock_lease = 1 is too short"),
+            (lambda: locked("x", wait=-1).__enter__(), "): wait = -1 is not allowed"),
+            (lambda: locked("x", wait=True).__enter__(), "): wait = True is not allowed"),
+            (lambda: locked("x", lease=0).__enter__(), "): lease = 0 is not allowed"),
+            (lambda: locked("x", lease=1).__enter__(), "): lease = 1 is too short"),
         ],
     )
     def test_a_mistake_is_said(self, make, said):

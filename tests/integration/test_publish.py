@@ -72,6 +72,13 @@ def test_a_duplicate_publish_returns_the_existing_result_and_sends_nothing(name,
     assert task.delay("other").duplicate is False
 
 
+def test_a_duplicate_of_a_task_whose_id_is_too_long_for_a_token_is_sent(tasks, waiting):
+    """Nobody could tell it the whole id, by which alone its result is found."""
+    tasks.job.apply_async(("k", "first"), task_id="i" * 1000)
+    assert tasks.job.delay("k", "second").duplicate is False
+    assert waiting() == 2
+
+
 def test_a_publish_in_scope_run_is_no_duplicate_and_asks_redis_nothing(tasks, waiting, locks):
     locks.client.config_resetstat()
     results = [tasks.work.delay("k") for _ in range(2)]

@@ -37,7 +37,7 @@ MALFORMED_FIELDS = [
     *(("times", value) for value in (-1, -(10**30), 1.0, True, "3", None, math.nan, [3], {"times": 3})),
     *(("since", value) for value in (0, 0.0, -1.0, math.nan, math.inf, -math.inf, True, "1", None, [1.0], {})),
     *(("begun", value) for value in (0, 1, "true", None, [True], {})),
-    *(("claim", value) for value in (0, True, None, "", "a-token-of-a-run", [], {}, b"~")),
+    *(("claim", value) for value in (0, True, None, "", "a-token-of-a-run", [], {}, b"~", "~" + "x" * 1000)),
     *(("publish", value) for value in (0, True, None, "short", "a b c d ", "eight/88", "x" * 9, b"12345678", [], {})),
     *(("key", value) for value in (0, True, None, "", "k" * (MAX_KEY + 1), b"key", [], {})),
     *(("joins", value) for value in (0, True, None, b"id", [], {})),

@@ -92,7 +92,7 @@ def test_an_errors_arguments_are_plain_values(error: RedisLockError) -> None:
 @every_error
 def test_an_error_can_be_shown(error: RedisLockError) -> None:
     """In a log line, in a debugger, in the events of a worker."""
-    assert type(error).__name__ in repr(error)
+    assert repr(error) == f"{type(error).__name__}({str(error)!r})"
     assert str(error)
 
 

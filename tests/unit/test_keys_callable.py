@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from celery_redislock.errors import LockKeyError
 from celery_redislock.keys import MAX_NAME
 
-from .wire import key_maker, over_the_wire
+from .wire import SECRET, key_maker, over_the_wire
 
 
 def task(a: Any, b: Any = 2, *rest: Any, c: Any = None, **more: Any) -> None: ...
@@ -37,9 +39,29 @@ def test_what_the_callable_returns_is_the_name() -> None:
 
 
 def test_an_error_of_the_callable_is_a_lock_key_error_caused_by_it() -> None:
-    with pytest.raises(LockKeyError, match=r"^t: lock_key raised KeyError; mend the callable$") as refused:
+    with pytest.raises(LockKeyError) as refused:
         key_maker(task, lock_key=lambda arguments: arguments["missing"]).name((1,), {})
+    line = (lambda: None).__code__.co_firstlineno - 1
+    assert str(refused.value) == (
+        f"t: lock_key raised KeyError in test_keys_callable.py, line {line}; mend the callable"
+    )
     assert isinstance(refused.value.__cause__, KeyError)
+
+
+def test_an_error_of_the_callable_is_placed_in_the_callable_and_shows_no_value() -> None:
+    """What a library says of a value is in the cause alone."""
+
+    def name(arguments: Mapping[str, Any]) -> str:
+        return str(UUID(arguments["a"]))
+
+    with pytest.raises(LockKeyError) as refused:
+        key_maker(task, lock_key=name).name((SECRET,), {})
+    assert str(refused.value).startswith("t: lock_key raised ValueError in test_keys_callable.py, line ")
+
+
+def test_an_error_of_a_callable_without_lines_names_the_error_alone() -> None:
+    with pytest.raises(LockKeyError, match=r"^t: lock_key raised KeyError; mend the callable$"):
+        key_maker(task, lock_key=itemgetter("missing")).name((1,), {})
 
 
 @pytest.mark.parametrize("made", [None, "", 7, b"stock", ["stock"]], ids=repr)

@@ -195,6 +195,26 @@ def test_values_with_one_wire_form_give_one_name(value: Any, same: Any) -> None:
     assert name_of(value) == name_of(same)
 
 
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (AN_ID, str(AN_ID)),
+        (date(2026, 1, 2), "2026-01-02"),
+        (1, 1.0),
+        (1, "1"),
+        (Decimal("1.0"), Decimal("1.00")),
+        (NOON, NOON.astimezone(BERLIN)),
+        (NOON, NOON.replace(tzinfo=None)),
+    ],
+)
+def test_what_people_take_for_the_same_makes_different_names(one: Any, other: Any) -> None:
+    """So docs/conflicts.md says, with what to do about it."""
+    assert name_of(one) != name_of(other)
+
+
 class Model(BaseModel):
     """What a publisher may have where the worker has a dict."""
 

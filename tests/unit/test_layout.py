@@ -16,7 +16,7 @@ PACKAGE = Path(celery_redislock.__file__).parent
 
 #: Each module imports only those before it.
 ORDER = [
-    *("info", "errors", "signals", "outcome"),
+    *("shown", "info", "errors", "signals", "outcome"),
     *("tokens", "wire", "keys", "options", "connection"),
     *(
         "lines",
@@ -34,7 +34,8 @@ ORDER = [
     *("reentry", "handle", "locks", "nolock"),
     *("comeback", "delivery", "plan", "message"),
     *("attributes", "result"),
-    *("abort", "policies", "held_by_request", "publish", "execution", "eager", "join", "body", "task"),
+    *("abort", "policies", "held_by_request", "publish", "execution", "eager", "join"),
+    *("leftovers", "failures", "body", "task"),
     *("locked", "children", "reminder", "request", "redelivery", "control", "cli", "startup", "masking", "bootsteps"),
     *("metrics", "tracing", "testing"),
     "__init__",

@@ -195,23 +195,36 @@ def test_an_option_named_as_a_setting_of_the_app_alone_is_refused_on_a_task() ->
 
 
 def test_delays_out_of_order_are_refused() -> None:
-    message = "shop.bill: lock_retry_delay = 31 is greater than lock_retry_max_delay = 30.0"
+    message = "shop.bill: lock_retry_delay = 31 is greater than the default lock_retry_max_delay = 30.0"
     assert refusal({"retry_delay": 31}) == message
-    assert refusal(retry_delay=31) == message
     assert options({"retry_delay": 30}).retry_delay == 30
+
+
+def test_what_is_refused_is_named_as_it_was_set() -> None:
+    """On the task or for the app; who set nothing hears of the default."""
+    said = "redislock_retry_delay = 31 is greater than the default lock_retry_max_delay = 30.0"
+    assert refusal(retry_delay=31) == f"shop.bill: {said}"
+    said = "the default lock_retry_delay = 1.0 is greater than redislock_retry_max_delay = 0.5"
+    assert refusal(retry_max_delay=0.5) == f"shop.bill: {said}"
+    said = "lock_retry_delay = 5 is greater than redislock_retry_max_delay = 2"
+    assert refusal({"retry_delay": 5}, retry_max_delay=2) == f"shop.bill: {said}"
+    said = "redislock_scope = 'queue' with lock_on_conflict = 'skip' is not allowed"
+    assert refusal({"on_conflict": "skip"}, scope="queue").startswith(f"shop.bill: {said}")
+    said = "lock_scope = 'queue' with redislock_on_conflict = 'join' is not allowed"
+    assert refusal({"scope": "queue"}, on_conflict="join").startswith(f"shop.bill: {said}")
 
 
 @pytest.mark.parametrize(("lease", "command_time"), [(4.5, 3.0), (30.0, 3.0), (30.0, 20.0), (3.3, 2.2)])
 def test_a_lease_with_room_for_a_failed_renewal_and_another_is_allowed(lease: float, command_time: float) -> None:
-    check_lease("shop.bill", lease, command_time)
+    check_lease("shop.bill", "lock_lease", lease, command_time)
 
 
 @pytest.mark.parametrize(("lease", "command_time"), [(4.4, 3.0), (3.0, 3.0), (30.0, 20.1), (30.0, 60.0)])
 def test_a_lease_that_the_worst_command_time_could_outlast_is_refused(lease: float, command_time: float) -> None:
     with pytest.raises(LockConfigError) as refused:
-        check_lease("shop.bill", lease, command_time)
+        check_lease("shop.bill", "redislock_lease", lease, command_time)
     message = str(refused.value)
-    assert message.startswith(f"shop.bill: lock_lease = {lease} is too short")
+    assert message.startswith(f"shop.bill: redislock_lease = {lease} is too short")
     assert f"at least {command_time * 1.5:g}" in message
     assert "redislock_client_options" in message
 

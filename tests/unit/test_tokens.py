@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from celery_redislock.info import LockInfo
-from celery_redislock.tokens import Attempt, Token, escape, mint, mint_nonce, mint_publish, origin, parse
+from celery_redislock.tokens import Attempt, Token, escape, known_as, mint, mint_nonce, mint_publish, origin, parse
 
 from .wire import hostile_text
 
@@ -53,6 +53,25 @@ def test_different_attempts_are_written_differently(one: Attempt, other: Attempt
 def test_an_attempt_is_told_from_its_retries_and_replacements() -> None:
     assert len({str(Attempt("id", retries, replaced)) for retries in range(2) for replaced in range(2)}) == 4
     assert str(Attempt("id", 0, 0, mint_publish())) != str(Attempt("id", 0, 0, mint_publish()))
+
+
+LONG = "x" * 1_000_000
+
+
+def test_a_token_is_short_however_long_its_names_are() -> None:
+    value = mint(NONCE, Attempt("é" + LONG, 0, 0), origin(LONG, LONG))
+    assert len(value) < 1000
+    token = parse(value)
+    assert (token.nonce, len(token.hostname or ""), len(token.task or "")) == (NONCE, 200, 200)
+
+
+def test_attempts_with_long_ids_are_still_told_apart() -> None:
+    one, other = Attempt(f"{LONG}1", 0, 0), Attempt(f"{LONG}2", 0, 0)
+    assert str(one) != str(other)
+    (read,) = {parse(mint(NONCE, one, origin("host", "t"))).attempt for _ in range(2)}
+    assert str(read) == str(one)
+    assert read is not None
+    assert read.task_id == known_as(one.task_id) == known_as(read.task_id)
 
 
 def test_a_token_outside_tasks_has_no_attempt_and_no_task() -> None:
@@ -138,6 +157,8 @@ def test_the_holder_is_described_by_its_token() -> None:
         (LockInfo("k", "an id", "t", "host", None, None), "task an id on host"),
         (LockInfo("k", None, None, "host", None, None), "a lock outside tasks on host"),
         (LockInfo("k", None, None, None, None, None), "a lock outside tasks on an unknown host"),
+        (LockInfo("k", "i\nd\x1b", "t", "h\r\nERROR", None, None), r"task i\nd\x1b on h\r\nERROR"),
+        (LockInfo("k", "i" * 1000, "t", "host", None, None), f"task {'i' * 199}… on host"),
     ],
 )
 def test_the_holder_in_words(info: LockInfo, who: str) -> None:

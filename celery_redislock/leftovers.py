@@ -1,0 +1,61 @@
+"""Leftovers: options of celery-once and celery-singleton on a task that has left them.
+
+Celery takes any option as a plain attribute of the task, so nobody else says that they do nothing any more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from celery import Task
+
+logger = logging.getLogger(__name__)
+
+#: The options by which each plugin locks.
+_PLUGINS = {"once": "celery-once", "unique_on": "celery-singleton", "raise_on_duplicate": "celery-singleton"}
+#: What has been said in this process, by task and option: several apps may bind one task.
+_said: set[tuple[str, str]] = set()
+
+
+def warn_of_leftovers(cls: type[Task[..., Any]], ours: type[Task[..., Any]], task: str, key: str) -> None:
+    """Say once in a process which options of other plugins a task has, and what to write instead.
+
+    Args:
+        cls: The task's class.
+        ours: `LockedTask`.
+        task: Its name.
+        key: What is to be said of its key, as a sentence; may be empty.
+    """
+    for name, value in _leftovers_of(cls, ours):
+        if (task, name) not in _said:
+            _said.add((task, name))
+            logger.warning(
+                "task %s: %s is %s's and does nothing here; instead of it write %s.%s",
+                *(task, name, _PLUGINS[name], _instead_of(name, value), key),
+            )
+
+
+def _leftovers_of(cls: type[Task[..., Any]], ours: type[Task[..., Any]]) -> Iterator[tuple[str, Any]]:
+    # A task class that is not ours and has the option is its plugin's: mixed in, as on the way over, it still locks.
+    others = [base for base in cls.__mro__ if issubclass(base, Task) and not issubclass(base, ours)]
+    for name in _PLUGINS:
+        value = getattr(cls, name, None)
+        if value is not None and not callable(value) and not any(name in vars(base) for base in others):
+            yield name, value
+
+
+def _instead_of(name: str, value: Any) -> str:
+    if name == "raise_on_duplicate":
+        return "lock_scope='job', and raise where the `duplicate` of what delay() returns is true"
+    if name == "unique_on":
+        return _written(value or None, "job")
+    options = value if isinstance(value, Mapping) else {}
+    return _written(options.get("keys"), "queue" if options.get("unlock_before_run") else "job")
+
+
+def _written(names: Any, scope: str) -> str:
+    names = [names] if isinstance(names, str) else names
+    args = f"lock_args={list(names)!r}, " if isinstance(names, list | tuple | set) else ""
+    return f"{args}lock_scope={scope!r}"
