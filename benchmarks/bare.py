@@ -6,8 +6,8 @@ from typing import Any
 
 import redis
 
-from celery_redislock.script import ACQUIRE, RELEASE
-from celery_redislock.store import beside
+from celery_redislock.server.scripts import ACQUIRE, RELEASE
+from celery_redislock.server.store import beside
 
 from .timing import Case
 

@@ -7,9 +7,10 @@ import socket
 from celery import Celery
 from redis.lock import Lock as RedisPyLock
 
-from celery_redislock import LockedTask, tokens
-from celery_redislock.connection import connect
-from celery_redislock.store import LockStore
+from celery_redislock import LockedTask
+from celery_redislock.server import tokens
+from celery_redislock.server.connect import connect
+from celery_redislock.server.store import LockStore
 
 from .bare import two_calls
 from .report import Report

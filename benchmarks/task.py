@@ -13,10 +13,11 @@ from celery.app.trace import build_tracer
 from celery.utils.imports import symbol_by_name
 from kombu.message import Message
 
-from celery_redislock import LockedTask, tokens
-from celery_redislock.connection import connect
-from celery_redislock.delivery import DELIVERY
-from celery_redislock.tokens import Attempt
+from celery_redislock import LockedTask
+from celery_redislock.message.delivery import DELIVERY
+from celery_redislock.server import tokens
+from celery_redislock.server.connect import connect
+from celery_redislock.server.tokens import Attempt
 
 from .bare import two_calls
 from .report import Report

@@ -1,6 +1,5 @@
 """Celery tasks that never run twice at once: a Redis lock per task and arguments."""
 
-from . import bootsteps, masking  # noqa: F401 - bootsteps connects what a worker does at its start
 from .errors import (
     LockConfigError,
     LockConflict,
@@ -10,10 +9,11 @@ from .errors import (
     RedisLockError,
 )
 from .info import LockInfo
+from .lock.lock import Lock
 from .locked import locked
-from .locks import Lock
-from .result import LockedResult
-from .task import LockedTask
+from .task.locked_task import LockedTask
+from .task.result import LockedResult
+from .worker import masking, start
 
 __all__ = [
     "Lock",
@@ -30,3 +30,4 @@ __all__ = [
 ]
 
 masking.hide_url()
+start.connect()

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, overload
 
 from celery import _state, current_app
 
-from .body import refuse_what_outlives_its_call
+from .app import is_enabled, server_of, settings_of
 from .errors import LockConfigError
-from .held_by_request import held_by_request
-from .keys import KeyMaker, parse_template
-from .locks import Lock
-from .nolock import NoLock
+from .keys.maker import KeyMaker, parse_template
+from .lock.lock import Lock
+from .lock.no_lock import NoLock
 from .options import LockOptions, check_lease, name_of, resolve_options, resolve_settings
-from .server import LockServer, is_enabled, settings_of
+from .server.lock_server import LockServer
+from .task.body import refuse_what_outlives_its_call
+from .task.held_by_request import held_by_request
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -135,7 +136,7 @@ class Locked:
         settings = self._resolve()
         if not is_enabled(settings.app):
             return NoLock()
-        server = LockServer.of(settings.app)
+        server = server_of(settings.app)
         lock = self._of_block.get(server)
         return lock or self._of_block.setdefault(server, settings.lock(self._name()))
 
@@ -178,12 +179,12 @@ class _Settings(NamedTuple):
         app_wide = settings_of(app)
         settings, options = resolve_settings(app_wide), resolve_options(what, own, app_wide, "")
         if settings.enabled:
-            check_lease(what, name_of("lease", own, app_wide, ""), options.lease, LockServer.of(app).command_time)
+            check_lease(what, name_of("lease", own, app_wide, ""), options.lease, server_of(app).command_time)
         return cls(app, settings.prefix, options, 0.0 if at_once else options.wait)
 
     def lock(self, name: str) -> Lock:
         lock = Lock(
-            LockServer.of(self.app).client,
+            server_of(self.app).client,
             f"{self.prefix}:{{{name}}}",
             self.options.lease,
             blocking_timeout=self.wait,

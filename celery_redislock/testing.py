@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import Context
 
+from .lock.lock import Lock
+from .lock.no_lock import NoLock
 from .locked import Locked
-from .locks import Lock
-from .nolock import NoLock
 
 
 @contextmanager

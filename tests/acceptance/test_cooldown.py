@@ -6,7 +6,7 @@ import pytest
 from celery.exceptions import TaskRevokedError
 
 from celery_redislock import LockConflict
-from celery_redislock.store import LockStore
+from celery_redislock.server.store import LockStore
 from tests.lab.servers import wait_until
 
 

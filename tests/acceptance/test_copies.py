@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from celery import Task
 
-from celery_redislock.comeback import HEADER, Return
-from celery_redislock.tokens import mint_publish
+from celery_redislock.message.comeback import HEADER, Return
+from celery_redislock.server.tokens import mint_publish
 from tests.conftest import on_every_broker
 from tests.lab.app import make_app
 from tests.lab.servers import wait_until

@@ -10,7 +10,7 @@ from celery.exceptions import TaskRevokedError
 from kombu.exceptions import OperationalError
 
 from celery_redislock import LockKeyError, LockUnavailable
-from celery_redislock.script import ACQUIRE, RELEASE, RENEW
+from celery_redislock.server.scripts import ACQUIRE, RELEASE, RENEW
 from tests.conftest import on_every_broker
 from tests.lab.servers import wait_until
 

@@ -21,8 +21,8 @@ from celery_singleton.config import Config as SingletonConfig
 from kombu.exceptions import SerializerNotInstalled
 
 from celery_redislock import LockUnavailable
-from celery_redislock.connection import lock_url
 from celery_redislock.options import KEY_OPTIONS, OPTIONS, SETTINGS
+from celery_redislock.server.connect import lock_url
 from tests.lab.moving import PAGE, Alarm, make_moving_app, make_step_app
 from tests.lab.servers import free_port, wait_until
 from tests.lab.workers import worker

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from celery_redislock.tokens import parse
+from celery_redislock.server.tokens import parse
 from tests.chaos import excuses, missing
 from tests.chaos.load import LATE
 from tests.chaos.story import Line, Story

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from celery_redislock.script import ACQUIRE, RELEASE, RENEW
+from celery_redislock.server.scripts import ACQUIRE, RELEASE, RENEW
 from tests.chaos.slots import Place, Slot
 from tests.chaos.stage import Stage
 from tests.chaos.tasks import LEASE

@@ -8,7 +8,7 @@ from itertools import islice
 
 import pytest
 
-from celery_redislock import tokens
+from celery_redislock.server import tokens
 from tests.chaos import excuses
 from tests.chaos.check import check
 from tests.chaos.complaints import complaints_in

@@ -13,13 +13,13 @@ from celery import Celery, states
 from celery._state import _set_task_join_will_block
 from celery.app.trace import build_tracer
 
-from celery_redislock import tokens
-from celery_redislock.connection import connect
-from celery_redislock.held import HeldLock
-from celery_redislock.keeper import Keeper
-from celery_redislock.protocol import Leaves
-from celery_redislock.store import LockStore
-from celery_redislock.tokens import Attempt
+from celery_redislock.server import tokens
+from celery_redislock.server.answers import Leaves
+from celery_redislock.server.connect import connect
+from celery_redislock.server.held import HeldLock
+from celery_redislock.server.keeper import Keeper
+from celery_redislock.server.store import LockStore
+from celery_redislock.server.tokens import Attempt
 from tests.lab.app import Config
 from tests.lab.servers import Valkey
 

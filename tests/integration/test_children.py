@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from celery_redislock import tokens
-from celery_redislock.children import Left, Run, _release
-from celery_redislock.protocol import Leaves
-from celery_redislock.server import LockServer
-from celery_redislock.tokens import Attempt
+from celery_redislock.app import server_of
+from celery_redislock.server import tokens
+from celery_redislock.server.answers import Leaves
+from celery_redislock.server.tokens import Attempt
+from celery_redislock.worker.children import Left, Run, _release
 
 LEASE = 60.0
 
 
 @pytest.fixture
 def server(app):
-    return LockServer.of(app)
+    return server_of(app)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from celery import states
 from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError
 
-from celery_redislock.store import LockStore
+from celery_redislock.server.store import LockStore
 from tests.lab.app import make_app
 
 # Of redis-py, to Celery's result backend.

@@ -14,13 +14,15 @@ import pytest
 from celery.app.trace import build_tracer
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_redislock import LockedTask, message, signals, tokens
-from celery_redislock.comeback import Return
-from celery_redislock.delivery import Delivery
-from celery_redislock.protocol import Leaves
-from celery_redislock.script import ACQUIRE
-from celery_redislock.store import LockStore, given_up
-from celery_redislock.tokens import Attempt
+from celery_redislock import LockedTask, signals
+from celery_redislock.message import message
+from celery_redislock.message.comeback import Return
+from celery_redislock.message.delivery import Delivery
+from celery_redislock.server import tokens
+from celery_redislock.server.answers import Leaves
+from celery_redislock.server.scripts import ACQUIRE
+from celery_redislock.server.store import LockStore, given_up
+from celery_redislock.server.tokens import Attempt
 from tests.lab.app import make_app
 from tests.lab.servers import free_port, wait_until
 

@@ -8,9 +8,9 @@ import pytest
 import redis
 
 from celery_redislock import Lock, LockConfigError, LockedTask
-from celery_redislock.protocol import Granted
-from celery_redislock.script import ACQUIRE
-from celery_redislock.store import LockStore
+from celery_redislock.server.answers import Granted
+from celery_redislock.server.scripts import ACQUIRE
+from celery_redislock.server.store import LockStore
 from celery_redislock.testing import busy
 from tests.integration.conftest import KEY
 from tests.integration.test_store import _LosesOneReply

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 import redis
 
-from celery_redislock import LockLost, tokens
-from celery_redislock.protocol import Granted
-from celery_redislock.script import ACQUIRE, RELEASE, RENEW
-from celery_redislock.server import LockServer
+from celery_redislock import LockLost
+from celery_redislock.app import server_of
+from celery_redislock.server import tokens
+from celery_redislock.server.answers import Granted
+from celery_redislock.server.scripts import ACQUIRE, RELEASE, RENEW
 from tests.integration.conftest import KEY
 from tests.lab.app import make_app
 from tests.lab.servers import wait_until
@@ -185,7 +186,7 @@ def server(config):
     def make(url=None, **options):
         options = {"redislock_client_options": {"socket_timeout": 0.5, "socket_connect_timeout": 0.5, **options}}
         app = make_app(replace(config, locks=url or config.locks, settings={**config.settings, **options}))
-        made.append(LockServer.of(app))
+        made.append(server_of(app))
         return made[-1]
 
     yield make
@@ -325,7 +326,7 @@ def test_after_a_fork_the_child_renews_its_own_locks_and_not_its_parents(config,
     pid = os.fork()
     if pid == 0:
         try:
-            server = LockServer.of(app)
+            server = server_of(app)
             fresh = not server.keeper._held and server.keeper._thread is None
             lock = app.tasks["lab.work"].lock_for("child")
             lock.acquire()

@@ -9,9 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from celery_redislock import LockUnavailable, outage
-from celery_redislock.protocol import Granted
-from celery_redislock.server import LockServer
+from celery_redislock import LockUnavailable
+from celery_redislock.app import server_of
+from celery_redislock.server import outage
+from celery_redislock.server.answers import Granted
 from tests.integration.conftest import KEY
 from tests.lab.servers import wait_until
 
@@ -22,7 +23,7 @@ AT_ONCE = 0.1
 @pytest.fixture
 def store(app, lock_proxy):
     """Behind the proxy, as a publisher or a run uses it."""
-    store = LockServer.of(app).store
+    store = server_of(app).store
     store.inspect(KEY)  # the script is known
     return store
 

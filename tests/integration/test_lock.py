@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from celery_redislock import Lock, LockConfigError, LockConflict, LockLost, LockUnavailable
-from celery_redislock.script import ACQUIRE, RELEASE
-from celery_redislock.server import LockServer
+from celery_redislock.server.lock_server import LockServer
+from celery_redislock.server.scripts import ACQUIRE, RELEASE
 from celery_redislock.testing import busy
 from tests.lab.servers import wait_until
 

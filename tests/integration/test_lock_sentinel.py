@@ -12,7 +12,7 @@ import redis
 from redis.sentinel import Sentinel
 
 from celery_redislock import Lock, LockUnavailable
-from celery_redislock.held import PAST_DEADLINE
+from celery_redislock.server.held import PAST_DEADLINE
 from tests.lab.proxy import Proxy
 from tests.lab.servers import wait_until
 from tests.lab.topologies import WATCHED, sentinel

@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from celery_redislock import Lock, LockConfigError, LockedTask, locked
-from celery_redislock.server import LockServer
+from celery_redislock.server.lock_server import LockServer
 from celery_redislock.testing import busy
 from tests.lab.app import make_app
 from tests.lab.servers import need, wait_until
@@ -205,7 +205,7 @@ def test_a_waiters_interruption_leaves_its_connection_fit_for_the_next(make, cli
 
     with make():
         with monkeypatch.context() as patch:
-            patch.setattr("celery_redislock.wake_ups._block", strike)
+            patch.setattr("celery_redislock.server.wake_ups._block", strike)
             with pytest.raises(KeyboardInterrupt):
                 make().acquire()
         assert wake_ups._spare == []

@@ -10,8 +10,8 @@ from celery import states
 from celery.exceptions import TaskRevokedError
 
 from celery_redislock import LockConflict, LockedTask, LockKeyError, LockUnavailable, locked
+from celery_redislock.server.tokens import Attempt, mint, mint_claim, origin
 from celery_redislock.testing import busy
-from celery_redislock.tokens import Attempt, mint, mint_claim, origin
 from tests.lab.app import make_app
 from tests.lab.servers import free_port
 
@@ -122,7 +122,7 @@ class TestWhatIsNext:
         assert re.fullmatch(HELD + r"retry: after lock_retry_for \(0\.1 s\) it fails with LockConflict", said)
 
     def test_it_says_when_it_comes_back_the_least_that_the_broker_takes(self, app, task, deliver, ours, monkeypatch):
-        monkeypatch.setattr("celery_redislock.plan.delays_natively", lambda app: True)
+        monkeypatch.setattr("celery_redislock.task.plan.delays_natively", lambda app: True)
         task = task(lock_on_conflict="retry")
         with task.lock_for("k"):
             deliver(app, task.name, "k")
@@ -176,7 +176,7 @@ class TestErrorsBeforeTheBody:
 
     @pytest.fixture
     def reported(self, log):
-        return lambda: [record for record in log.records if record.name == "celery_redislock.failures"]
+        return lambda: [record for record in log.records if record.name == "celery_redislock.task.failures"]
 
     @pytest.mark.parametrize(
         ("options", "args", "error", "says"),

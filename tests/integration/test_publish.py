@@ -13,10 +13,11 @@ import pytest
 from celery import Celery, Task, chain, chord, group
 from kombu.exceptions import OperationalError
 
-from celery_redislock import LockedResult, LockedTask, LockKeyError, LockUnavailable, signals, tokens
-from celery_redislock.store import LockStore
+from celery_redislock import LockedResult, LockedTask, LockKeyError, LockUnavailable, signals
+from celery_redislock.server import tokens
+from celery_redislock.server.store import LockStore
+from celery_redislock.server.tokens import Attempt
 from celery_redislock.testing import busy
-from celery_redislock.tokens import Attempt
 from tests.lab.app import Config, make_app
 from tests.lab.servers import free_port, wait_until
 

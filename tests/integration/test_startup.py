@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from celery_redislock.startup import ask
+from celery_redislock.worker.startup import ask
 from tests.integration.test_refusals import (
     let_in,
     locked_out,

@@ -8,10 +8,10 @@ import pytest
 import redis
 
 from celery_redislock import LockUnavailable
-from celery_redislock.connection import connect
-from celery_redislock.protocol import Finished, Granted, Held
-from celery_redislock.script import ACQUIRE, RELEASE
-from celery_redislock.store import LockStore
+from celery_redislock.server.answers import Finished, Granted, Held
+from celery_redislock.server.connect import connect
+from celery_redislock.server.scripts import ACQUIRE, RELEASE
+from celery_redislock.server.store import LockStore
 from tests.integration.conftest import KEY
 from tests.lab.servers import Valkey
 

@@ -11,11 +11,12 @@ from contextlib import contextmanager
 import pytest
 import redis
 
-from celery_redislock import Lock, LockUnavailable, tokens
-from celery_redislock.connection import connect, derive
-from celery_redislock.protocol import Finished, Granted, Held
-from celery_redislock.script import ACQUIRE, INSPECT, RELEASE, RENEW
-from celery_redislock.store import LockStore
+from celery_redislock import Lock, LockUnavailable
+from celery_redislock.server import tokens
+from celery_redislock.server.answers import Finished, Granted, Held
+from celery_redislock.server.connect import connect, derive
+from celery_redislock.server.scripts import ACQUIRE, INSPECT, RELEASE, RENEW
+from celery_redislock.server.store import LockStore
 from tests.integration.conftest import KEY
 from tests.lab.servers import wait_until
 

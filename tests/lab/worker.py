@@ -7,10 +7,11 @@ from pathlib import Path
 
 from celery.signals import worker_ready
 
-from celery_redislock import LockInfo, reminder
-from celery_redislock.held import HeldLock
+from celery_redislock import LockInfo
+from celery_redislock.server.held import HeldLock
+from celery_redislock.server.tokens import parse
 from celery_redislock.signals import lock_conflict, lock_lost
-from celery_redislock.tokens import parse
+from celery_redislock.worker import reminder
 from tests.lab.app import Config, make_app
 from tests.lab.ledger import Ledger
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Set
 from enum import Enum
 from typing import NamedTuple
 
-from celery_redislock.tokens import Attempt
+from celery_redislock.server.tokens import Attempt
 
 from .rules import Mistake
 

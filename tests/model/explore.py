@@ -7,7 +7,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from celery_redislock.tokens import Attempt
+from celery_redislock.server.tokens import Attempt
 
 from .commands import Command, Server
 from .executions import IN_BODY, Ending, Message

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_redislock.tokens import Attempt
+from celery_redislock.server.tokens import Attempt
 
 from .executions import Ending, Message
 from .explore import Scenario

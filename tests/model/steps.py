@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Set
 
-from celery_redislock.tokens import Attempt
+from celery_redislock.server.tokens import Attempt
 
 from .commands import Acquire, Claim, Command, Effect, GiveUp, HandOver, Release, Renew, Reply, Server, apply, noted
 from .executions import Ending, Execution, Message, Phase

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from celery_redislock.execution import _OVER
+from celery_redislock.task.execution import _OVER
 
 from .commands import Acquire, HandOver, Release
 from .executions import IN_BODY, Phase

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from celery_redislock import tokens
-from celery_redislock.connection import connect
-from celery_redislock.protocol import Claim as LeftToMe
-from celery_redislock.protocol import Finished, Held, Leaves
-from celery_redislock.store import LockStore, given_up
-from celery_redislock.tokens import Attempt
+from celery_redislock.server import tokens
+from celery_redislock.server.answers import Claim as LeftToMe
+from celery_redislock.server.answers import Finished, Held, Leaves
+from celery_redislock.server.connect import connect
+from celery_redislock.server.store import LockStore, given_up
+from celery_redislock.server.tokens import Attempt
 from tests.lab.servers import Valkey
 
 from .commands import Acquire, Claim, Command, GiveUp, HandOver, Key, Release, Renew, Reply, Server, apply

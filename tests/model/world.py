@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from celery_redislock.tokens import Attempt
+from celery_redislock.server.tokens import Attempt
 
 from .commands import Command, Server
 from .executions import CLOSED, Execution, Message

@@ -8,7 +8,7 @@ from typing import Any, Literal, assert_type
 import redis
 
 from celery_redislock import Lock, LockConflict, LockedTask, LockInfo
-from celery_redislock.nolock import NoLock
+from celery_redislock.lock.no_lock import NoLock
 
 
 class ByAccount(LockedTask):

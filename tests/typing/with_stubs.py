@@ -8,7 +8,7 @@ from celery import Celery
 from celery.exceptions import Retry
 
 from celery_redislock import Lock, LockedResult, LockedTask, LockInfo, locked
-from celery_redislock.nolock import NoLock
+from celery_redislock.lock.no_lock import NoLock
 from celery_redislock.testing import busy
 
 app = Celery("shop", task_cls="celery_redislock:LockedTask")

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from celery_redislock import LockLost
-from celery_redislock.abort import Abort
+from celery_redislock.task.abort import Abort
 
 
 def strike(abort: Abort) -> None:

@@ -13,7 +13,7 @@ from celery.app.task import Context
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_redislock.comeback import (
+from celery_redislock.message.comeback import (
     DEFAULT_VISIBILITY_TIMEOUT,
     MAX_KEY,
     Return,
@@ -21,7 +21,7 @@ from celery_redislock.comeback import (
     queue_of,
     visibility_timeout,
 )
-from celery_redislock.tokens import mint_claim, mint_publish
+from celery_redislock.server.tokens import mint_claim, mint_publish
 
 GOOD: dict[str, Any] = {
     "publish": mint_publish(),

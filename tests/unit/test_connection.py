@@ -14,8 +14,8 @@ import redis
 from celery import Celery
 
 from celery_redislock import LockedTask
-from celery_redislock.connection import command_time, connect, lock_url
 from celery_redislock.errors import LockConfigError
+from celery_redislock.server.connect import command_time, connect, lock_url
 
 from .wire import SECRET
 
@@ -133,7 +133,7 @@ def test_the_url_cannot_change_what_the_store_relies_on(query: str) -> None:
 WITHOUT_HIREDIS = """
 import sys
 sys.modules["hiredis"] = None  # as where it is not installed
-from celery_redislock.connection import connect, derive
+from celery_redislock.server.connect import connect, derive
 client = connect(sys.argv[1], {})
 for ours in (client, derive(client), derive(client, wait_for_reply=1.0)):
     pool = ours.connection_pool

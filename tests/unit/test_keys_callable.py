@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from celery_redislock.errors import LockKeyError
-from celery_redislock.keys import MAX_NAME
+from celery_redislock.keys.maker import MAX_NAME
 
 from .wire import SECRET, key_maker, over_the_wire
 

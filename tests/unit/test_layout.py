@@ -4,101 +4,98 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import celery_redislock
-from celery_redislock import script, store
+from celery_redislock.server import scripts as script
+from celery_redislock.server import store
 
 PACKAGE = Path(celery_redislock.__file__).parent
 
-#: Each module imports only those before it.
-ORDER = [
-    *("shown", "info", "errors", "signals", "outcome"),
-    *("tokens", "wire", "keys", "options", "connection"),
-    *(
-        "lines",
-        "script",
-        "outage",
-        "protocol",
-        "store",
-        "held",
-        "keeper",
-        "wake_ups",
-        "cluster",
-        "event_loop",
-        "server",
-    ),
-    *("reentry", "handle", "locks", "nolock"),
-    *("comeback", "delivery", "plan", "message"),
-    *("attributes", "result"),
-    *("abort", "policies", "held_by_request", "publish", "execution", "eager", "join"),
-    *("leftovers", "failures", "body", "task"),
-    *("locked", "children", "reminder", "request", "redelivery", "control", "cli", "startup", "masking", "bootsteps"),
-    *("metrics", "tracing", "testing"),
-    "__init__",
+#: The rooms of the house, from the ground up: what is in one imports only what is below it. The modules that are in no
+#: folder stand where their imports allow; what only type checkers see counts as well.
+ROOMS = [
+    ("info", "errors", "shown", "signals", "options"),
+    ("keys",),
+    ("server",),
+    ("lock",),
+    ("app",),
+    ("message",),
+    ("task",),
+    ("locked", "testing"),
+    ("worker",),
+    ("__init__",),
 ]
 #: These serve any code, with or without Celery.
-WITHOUT_CELERY = [
-    *("tokens", "wire", "keys", "connection", "lines", "script", "outage", "protocol", "store", "held", "keeper"),
-    *("wake_ups", "event_loop", "server", "reentry", "handle", "locks"),
-]
+WITHOUT_CELERY = ("keys", "server", "lock")
 
-MODULES = {path.stem: path for path in sorted(PACKAGE.glob("*.py"))}
-SCRIPTS = {path.stem: path for path in sorted(PACKAGE.glob("scripts/*.lua"))}
-
-
-def imports_of(statements: list[ast.stmt], *, nested: bool = False) -> Iterator[str]:
-    """What the statements import: ``.store`` or ``redis.retry``; not what only type checkers see.
-
-    Args:
-        statements: Of a module.
-        nested: Also what functions import when they run.
-    """
-    for statement in statements:
-        match statement:
-            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
-                yield from imports_of(statement.orelse, nested=nested)
-            case ast.Import():
-                yield from (alias.name for alias in statement.names)
-            case ast.ImportFrom(module=None):
-                yield from (f".{alias.name}" for alias in statement.names)
-            case ast.ImportFrom():
-                yield "." * statement.level + str(statement.module)
-            case ast.FunctionDef() | ast.AsyncFunctionDef() if not nested:
-                pass
-            case _:
-                blocks = [child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.stmt)]
-                handlers = [child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.ExceptHandler)]
-                yield from imports_of([*blocks, *(s for handler in handlers for s in handler.body)], nested=nested)
+MODULES = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+SCRIPTS = {path.stem: path for path in sorted(PACKAGE.glob("server/lua/*.lua"))}
 
 
-def imports_of_module(name: str, *, nested: bool = False) -> set[str]:
-    return set(imports_of(ast.parse(MODULES[name].read_text(encoding="utf-8")).body, nested=nested))
+def imported(source: str) -> set[str]:
+    """All that a module imports, wherever it stands and whoever sees it: ``.store``, ``celery_redislock.info``."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                found |= {alias.name for alias in names}
+            case ast.ImportFrom(module=None, level=level, names=names):
+                found |= {"." * level + alias.name for alias in names}
+            case ast.ImportFrom(module=module, level=level, names=names):
+                # A name may be a module of that package.
+                found |= {"." * level + str(module)} | {f"{'.' * level}{module}.{alias.name}" for alias in names}
+    return found
 
 
-def test_every_module_has_its_place_in_the_order() -> None:
-    assert MODULES.keys() <= set(ORDER)
-    assert len(ORDER) == len(set(ORDER))
+def own_imports(name: str) -> set[str]:
+    """The modules of this package that one of them imports."""
+    folder = name.split(".")[0] + "." if "." in name else ""
+    dotted = {
+        folder + one[1:] if one.startswith(".") else one.removeprefix("celery_redislock.")
+        for one in imported(MODULES[name].read_text(encoding="utf-8"))
+        if one.startswith((".", "celery_redislock."))
+    }
+    return dotted & MODULES.keys() - {name, *ROOM_OF.keys() & {room for room in ROOM_OF if is_folder(room)}}
+
+
+def is_folder(room: str) -> bool:
+    return (PACKAGE / room).is_dir()
+
+
+ROOM_OF = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
+GRAPH = {name: own_imports(name) for name in MODULES}
+
+
+def floor_of(name: str) -> int:
+    return ROOM_OF[name.split(".")[0]]
+
+
+def test_every_module_has_its_room_and_every_room_its_modules() -> None:
+    assert {name.split(".")[0] for name in MODULES} == ROOM_OF.keys()
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_module_imports_only_modules_before_it(name: str) -> None:
-    own = {module.removeprefix(".").split(".")[0] for module in imports_of_module(name) if module.startswith(".")}
-    assert own <= set(ORDER[: ORDER.index(name)])
+def test_a_module_imports_only_from_its_own_room_and_those_below_it(name: str) -> None:
+    assert {other for other in GRAPH[name] if floor_of(other) > floor_of(name)} == set()
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_the_package_imports_itself_by_relative_imports(name: str) -> None:
-    """So that the order above sees every import."""
-    assert not {module for module in imports_of_module(name, nested=True) if module.startswith("celery_redislock")}
+def test_no_modules_import_each_other_in_a_circle_types_counted() -> None:
+    left = {name: set(others) for name, others in GRAPH.items()}
+    while leaves := {name for name, others in left.items() if not others}:
+        left = {name: others - leaves for name, others in left.items() if name not in leaves}
+    assert left == {}
 
 
-@pytest.mark.parametrize("name", WITHOUT_CELERY)
+@pytest.mark.parametrize("name", [name for name in MODULES if name.split(".")[0] in WITHOUT_CELERY])
 def test_a_module_for_any_code_does_not_import_celery(name: str) -> None:
-    assert not {module for module in imports_of_module(name, nested=True) if module.split(".")[0] == "celery"}
+    packages = {one.split(".")[0] for one in imported(MODULES[name].read_text(encoding="utf-8"))}
+    assert "celery" not in packages
 
 
 def test_the_check_sees_imports_where_they_may_hide() -> None:
@@ -108,7 +105,7 @@ if TYPE_CHECKING:
 else:
     import a
 try:
-    from .store import B
+    from celery_redislock.store import B
 except ImportError:
     from . import keeper
 with x:
@@ -118,9 +115,8 @@ class C:
 def f():
     import late
 """
-    seen = {"a", ".store", ".keeper", "redis.retry", ".keys"}
-    assert set(imports_of(ast.parse(source).body)) == seen
-    assert set(imports_of(ast.parse(source).body, nested=True)) == {*seen, "late"}
+    modules = {".task", "a", "celery_redislock.store", ".keeper", "redis.retry", ".keys", "late"}
+    assert imported(source) == modules | {".task.A", "celery_redislock.store.B", ".keys.D"}
 
 
 def header_and_body(script: str) -> tuple[list[str], str]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from celery_redislock.attributes import LockAttributes
 from celery_redislock.errors import LockConfigError
 from celery_redislock.options import (
     ATTRIBUTES,
@@ -22,7 +21,8 @@ from celery_redislock.options import (
     resolve_options,
     resolve_settings,
 )
-from celery_redislock.policies import POLICIES
+from celery_redislock.task.attributes import LockAttributes
+from celery_redislock.task.policies import POLICIES
 
 from .wire import SECRET
 

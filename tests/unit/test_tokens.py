@@ -9,7 +9,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from celery_redislock.info import LockInfo
-from celery_redislock.tokens import Attempt, Token, escape, known_as, mint, mint_nonce, mint_publish, origin, parse
+from celery_redislock.server.tokens import (
+    Attempt,
+    Token,
+    escape,
+    known_as,
+    mint,
+    mint_nonce,
+    mint_publish,
+    origin,
+    parse,
+)
 
 from .wire import hostile_text
 

@@ -1,0 +1,1 @@
+"""Keys: a call's arguments to the name of its lock. Pure."""

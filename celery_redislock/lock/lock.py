@@ -1,0 +1,267 @@
+"""Lock: a lock for any code, over any redis-py client, with the interface of redis-py's own."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import math
+import socket
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from redis.exceptions import LockError
+
+from celery_redislock.errors import LockConfigError, LockConflict, LockUnavailable
+from celery_redislock.server import tokens
+from celery_redislock.server.answers import Held
+from celery_redislock.server.held import KEY_GONE, HeldLock
+from celery_redislock.server.lock_server import LockServer
+from celery_redislock.server.scripts import Text
+from celery_redislock.server.store import LockStore
+
+from .handle import Handle
+from .reentry import Hold, check_fence, held_in_context
+
+logger = logging.getLogger(__name__)
+
+Outer = Callable[[LockStore, str], HeldLock | None]
+
+
+class Lock(Handle):
+    """A lock on one key. As ``client.lock(name, lock_class=Lock)`` it does what redis-py's own lock does, and more.
+
+    Both kinds exclude each other on one name. A waiter is woken by the release, and looks once a second besides; where
+    redis-py's lock holds the key, which wakes nobody, it looks every `sleep` seconds.
+
+    Args:
+        client: Any synchronous redis-py client. The lock uses its server and credentials, on connections of its own,
+            so the client's retries, encoding and protocol do not matter.
+        name: The key in Redis.
+        timeout: Seconds that the key outlives a dead holder; None for ever. Without `renew` also a living one.
+        sleep: Seconds between two looks where nothing wakes a waiter.
+        blocking: Whether `acquire` waits.
+        blocking_timeout: For how long, in seconds; None for ever.
+        thread_local: Whether only the thread that took the lock sees it as its own.
+        raise_on_release_error: Whether the end of a ``with`` block raises if the lock was lost; else it is logged.
+        renew: Renew the key while it is held and this process lives; needs a `timeout`.
+        reentrant: Code of one context that takes the key again holds it already; the last one out releases it. The
+            context is that of `contextvars`, in one thread and asyncio task: two coroutines exclude each other.
+        fence: Hand out a fencing number.
+
+    Raises:
+        LockConfigError: `renew` without a `timeout`, or an asyncio client.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        name: Any,
+        timeout: float | None = None,
+        sleep: float = 0.1,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        thread_local: bool = True,
+        raise_on_release_error: bool = True,
+        *,
+        renew: bool = False,
+        reentrant: bool = False,
+        fence: bool = False,
+    ) -> None:
+        key = name.decode() if isinstance(name, bytes) else str(name)
+        super().__init__(client, key, timeout, thread_local=bool(thread_local), by_context=reentrant)
+        if renew and not timeout:
+            raise LockConfigError(f"lock {key}: renew=True needs a timeout: how long the key outlives a dead holder")
+        if inspect.iscoroutinefunction(getattr(client, "execute_command", None)):
+            raise LockConfigError(f"lock {key}: an asyncio client; a Lock needs a synchronous one")
+        self.name = name
+        self.sleep = sleep
+        self.blocking = blocking
+        self.blocking_timeout = blocking_timeout
+        self.raise_on_release_error = raise_on_release_error
+        self.renew = renew
+        self.reentrant = reentrant
+        self._fence = fence
+        #: Finds the key among what the current request holds, where there are requests.
+        self.outer: Outer | None = None
+
+    def acquire(
+        self,
+        sleep: float | None = None,
+        blocking: bool | None = None,
+        blocking_timeout: float | None = None,
+        token: Text | None = None,
+    ) -> bool:
+        """Take the key.
+
+        Args:
+            sleep, blocking, blocking_timeout: Instead of the lock's own.
+            token: To be stored, for who must know it beforehand; else a fresh one.
+
+        Returns:
+            Whether it is held now.
+
+        Raises:
+            LockUnavailable: Redis did not answer or refused.
+            LockConfigError: It would have to wait, and stop the event loop that runs the caller.
+        """
+        return self._acquire(sleep, blocking, blocking_timeout, token) is None
+
+    def release(self) -> None:
+        """Give the key back; of a reentrant lock, the last one out does.
+
+        Raises:
+            LockError: It is not held by this object.
+            LockLost: It is not held any more.
+            LockUnavailable: Redis did not answer or refused; the key ends with its timeout.
+        """
+        hold = self._unset()
+        if hold.leave() and hold.is_own:
+            hold.end_renewal()
+            if not hold.held.store.release(self.key, hold.held.nonce):
+                hold.held.lose("its key was not ours at the release")
+            if hold.held.was_lost:  # also where a lost reply leaves open what the release found
+                hold.held.check()
+
+    def extend(self, additional_time: float | None = None, replace_ttl: bool = False) -> Literal[True]:
+        """Give the key more time.
+
+        Args:
+            additional_time: Seconds; None for the whole timeout from now.
+            replace_ttl: They count from now, not from the key's present end.
+
+        Returns:
+            True.
+
+        Raises:
+            LockError: It is not held by this object, or has no timeout.
+            LockLost: It is not held any more.
+            LockUnavailable: Redis did not answer or refused.
+        """
+        held = self._limited("extend")
+        if additional_time is not None and not replace_ttl:
+            additional_time += self._time_left(held)
+        held.extend(additional_time)  # absolute, so that sent twice it counts once
+        if self.renew:
+            LockServer.behind(self.redis).keeper.add(held)  # it may be due earlier now
+        return True
+
+    def reacquire(self) -> Literal[True]:
+        """Give the key its whole timeout again; Returns and Raises as `extend`."""
+        self._limited("reacquire").extend()
+        return True
+
+    def locked(self) -> bool:
+        """Whether anybody holds the key.
+
+        Raises:
+            LockUnavailable: Redis did not answer or refused.
+        """
+        return self._look() is not None
+
+    def owned(self) -> bool:
+        """Whether the key is held by this object, as Redis knows it.
+
+        Raises:
+            LockUnavailable: Redis did not answer or refused.
+        """
+        hold, found = self._hold(), self._look()
+        return hold is not None and found is not None and found[0] in {hold.token, hold.token + b" copy"}
+
+    def __enter__(self) -> Self:
+        """Take the key.
+
+        Raises:
+            LockConflict: Another held it to the end of `blocking_timeout`.
+            LockUnavailable, LockConfigError: As `acquire`.
+        """
+        conflict = self._acquire()
+        if conflict is not None:
+            raise LockConflict(self.key, conflict.holder.info(self.key, conflict.ttl))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.release()
+        except LockError as lost:
+            if self.raise_on_release_error:
+                raise
+            logger.warning("at the end of its block: %s", lost)
+
+    def _acquire(
+        self,
+        sleep: float | None = None,
+        blocking: bool | None = None,
+        blocking_timeout: float | None = None,
+        token: Text | None = None,
+    ) -> Held | None:
+        server = LockServer.behind(self.redis)
+        hold: Hold | Held | None = self._enter_again(server.store) if self.reentrant else None
+        if hold is None:
+            timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
+            if not (self.blocking if blocking is None else blocking):
+                timeout = 0.0
+            hold = self._take(server, timeout, self.sleep if sleep is None else sleep, token)
+        if isinstance(hold, Held):
+            return hold
+        self._set(hold)
+        return None
+
+    def _enter_again(self, store: LockStore) -> Hold | None:
+        hold = held_in_context(store, self.key)
+        if hold is not None:
+            check_fence(hold.held, self._fence)
+            hold.count += 1
+            return hold
+        held = self.outer and self.outer(store, self.key)
+        if held is None:
+            return None
+        check_fence(held, self._fence)
+        mine = self._hold()
+        if mine is not None and mine.held is held:  # this object has entered before, and counts by its hold
+            mine.count += 1
+            return mine
+        return Hold(held, None, is_own=False)
+
+    def _take(self, server: LockServer, timeout: float | None, poll: float, token: Text | None) -> Hold | Held:
+        nonce = tokens.mint_nonce()
+        minted = tokens.mint(nonce, None, _origin())
+        held = HeldLock(server.store, self.key, minted, nonce, self.timeout or math.inf)
+        try:
+            conflict = server.take(held, timeout, poll=poll, fence=self._fence)
+            while conflict is None and token is not None and not held.rename(token, fence=self._fence):
+                conflict = server.take(held, timeout, poll=poll, fence=self._fence)  # it was lost meanwhile
+            return conflict or self._keep(server, held)
+        except LockUnavailable:  # the store has undone it, or could not
+            raise
+        except BaseException:
+            server.keeper.remove(held)
+            server.store.undo(self.key, held.nonce)  # nobody would know that it is held
+            raise
+
+    def _keep(self, server: LockServer, held: HeldLock) -> Hold:
+        hold = Hold(held, server.keeper if self.renew else None)
+        if self.renew:
+            server.keeper.add(held)
+        if self.reentrant:
+            hold.own_by_context()
+        return hold
+
+    def _time_left(self, held: HeldLock) -> float:
+        """Seconds until the key ends, by the server."""
+        found = self._look()
+        if found is None or found[1] is None:
+            held.lose(KEY_GONE)
+            held.check()
+        return (found and found[1]) or 0.0
+
+    def _look(self) -> tuple[bytes, float | None] | None:
+        return LockServer.behind(self.redis).store.look(self.key)
+
+
+@functools.cache
+def _origin() -> str:
+    return tokens.origin(socket.gethostname(), None)

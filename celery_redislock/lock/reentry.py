@@ -1,0 +1,114 @@
+"""Reentry: who holds a lock already, and how often.
+
+The owner is a context of `contextvars`, within one thread or greenlet and one asyncio task: a context that was copied
+from the holder's for another of these is another owner.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from contextvars import ContextVar
+from typing import Any
+
+from celery_redislock.errors import LockConfigError
+from celery_redislock.server.event_loop import running_task
+from celery_redislock.server.held import HeldLock
+from celery_redislock.server.keeper import Keeper
+from celery_redislock.server.store import LockStore
+
+#: Weak: who drops a lock unreleased has its renewal ended, although its context lives on.
+_holds: ContextVar[tuple[weakref.ref[Hold], ...]] = ContextVar("redislock_holds", default=())
+
+
+class Hold:
+    """One hold of a key, shared by all of its owner's `Lock` objects that have taken it.
+
+    Args:
+        held: The lock.
+        keeper: Renews it until this object is gone; None where somebody else sees to that.
+        is_own: Whether the last one out releases the key; else its owner is a request.
+    """
+
+    def __init__(self, held: HeldLock, keeper: Keeper | None, *, is_own: bool = True) -> None:
+        self.held = held
+        self.is_own = is_own
+        self.count = 1
+        self.token = held.token if isinstance(held.token, bytes) else held.token.encode()
+        self._keeper = keeper
+        self._pid = os.getpid()
+        self._owner: Any = None
+
+    def __del__(self) -> None:
+        self.end_renewal()
+
+    def end_renewal(self) -> None:
+        """Whatever happens next, it is renewed no more."""
+        if self._keeper is not None:
+            self._keeper.remove(self.held)
+
+    @property
+    def is_of_this_process(self) -> bool:
+        """A child that was forked meanwhile holds nothing: its parent does."""
+        return self._pid == os.getpid()
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether the calling context is the owner."""
+        return self._owner is None or self._owner == _owner()
+
+    def own_by_context(self) -> None:
+        """Let `held_in_context` find it in this context."""
+        self._owner = _owner()
+        _holds.set((*_others(self), weakref.ref(self)))
+
+    def leave(self) -> bool:
+        """One taker less; returns whether it was the last."""
+        self.count -= 1
+        if self.count == 0 and self._owner is not None:
+            _holds.set(_others(self))
+        return self.count == 0
+
+
+def held_in_context(store: LockStore, key: str) -> Hold | None:
+    """This context's hold of `key`, if it has one and has not lost it."""
+    for reference in _holds.get():
+        hold = reference()
+        if (
+            hold is not None
+            and hold.held.key == key
+            and hold.held.store is store
+            and hold.count > 0
+            and hold.held.remaining > 0
+            and hold.is_of_this_process
+            and hold.is_mine
+        ):
+            return hold
+    return None
+
+
+def check_fence(held: HeldLock, fence: bool) -> None:
+    """Refuse to enter a hold that has no fence where one is asked for.
+
+    Raises:
+        LockConfigError: The number of an earlier holder must not be handed out again.
+    """
+    if fence and held.fence is None:
+        raise LockConfigError(
+            f"the lock {held.key} is held already, without a fence: ask for one in the outermost block"
+        )
+
+
+def _others(hold: Hold) -> tuple[weakref.ref[Hold], ...]:
+    """The holds of this context, without `hold` and those that have ended."""
+    holds = _holds.get()
+    if not holds:
+        return ()
+    return tuple([reference for reference in holds if reference() not in {hold, None}])
+
+
+def _owner() -> tuple[int, Any]:
+    task = running_task()
+    # By its module: gevent replaces it there. A weak reference: the number of a dead task may be another's by now.
+    return threading.get_ident(), task and weakref.ref(task)

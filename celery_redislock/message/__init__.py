@@ -1,0 +1,1 @@
+"""A delivered message: what is known of it, what it carries, and how it comes back."""

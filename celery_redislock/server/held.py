@@ -1,0 +1,208 @@
+"""HeldLock: a lock from its grant to its release, and what its holder knows of it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+from redis.exceptions import RedisError
+
+from celery_redislock.errors import LockLost, LockUnavailable, describe
+from celery_redislock.options import DEADLINE_MARGIN
+
+from .answers import Granted
+from .scripts import Text
+from .store import LockStore
+from .tokens import parse
+
+logger = logging.getLogger(__name__)
+
+#: Renewal is due after this share of the lease.
+INTERVAL = 1 / 3
+
+PAST_DEADLINE = "it was not renewed until its deadline"
+HELD_TOO_LONG = "it was held for longer than lock_max_hold"
+KEY_GONE = "its key was deleted, expired or taken"
+
+#: Two threads may see a loss at the same time: the keeper's and the one that releases.
+_losing = threading.Lock()
+
+State = Literal["held", "at_risk", "lost"]
+LostHandler = Callable[["HeldLock", str], Any]
+
+
+class HeldLock:
+    """A lock that is held, from its grant to its release.
+
+    Attributes:
+        key: The key in Redis.
+        token: What the key holds while it is ours.
+        lease: Seconds.
+        fence: The fencing number of this hold, where it was asked for.
+    """
+
+    __slots__ = (
+        "_lost",
+        "deadline",
+        "fence",
+        "key",
+        "lease",
+        "max_hold",
+        "nonce",
+        "on_lost",
+        "renew_at",
+        "stop_at",
+        "store",
+        "token",
+    )
+
+    def __init__(
+        self,
+        store: LockStore,
+        key: str,
+        token: Text,
+        nonce: Text,
+        lease: float,
+        max_hold: float | None = None,
+        on_lost: LostHandler | None = None,
+    ) -> None:
+        self.store = store
+        self.key = key
+        self.token = token
+        self.nonce = nonce
+        self.lease = lease
+        self.fence: int | None = None
+        self.on_lost = on_lost
+        self.max_hold = max_hold
+        self.stop_at = math.inf
+        self.deadline = self.renew_at = -math.inf  # until it is granted
+        self._lost: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<HeldLock {self.key} {self.state}>"
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the holder's own deadline; it is moved by every renewal. 0.0 once the lock is lost."""
+        return 0.0 if self._lost else max(0.0, self.deadline - time.monotonic())
+
+    @property
+    def state(self) -> State:
+        """``"held"``, ``"at_risk"`` (renewals are late: less than half of the lease is left) or ``"lost"``."""
+        remaining = self.remaining
+        if remaining <= 0:
+            return "lost"
+        return "held" if remaining >= self.lease / 2 else "at_risk"
+
+    def check(self) -> None:
+        """Raise if the lock is lost. Call it before what must not happen twice.
+
+        Raises:
+            LockLost: The key was lost, or could not be renewed until the holder's deadline.
+        """
+        if self.remaining <= 0:
+            raise LockLost(self.key, self._lost or "its lease has ended")
+
+    def extend(self, ttl: float | None = None) -> None:
+        """Renew now. Without a keeper's failure nobody needs it.
+
+        Args:
+            ttl: Seconds from now; None for a whole lease.
+
+        Raises:
+            LockLost: The key is not held any more.
+            LockUnavailable: Redis did not answer or refused; the lock is still held until its deadline.
+        """
+        self.check()
+        sent_at = time.monotonic()
+        try:
+            (still_held,) = self.store.renew([(self.key, self.nonce, self.lease if ttl is None else ttl)])
+        except RedisError as error:
+            raise LockUnavailable(self.key, describe(error)) from error
+        if not still_held:
+            self.lose(KEY_GONE)
+        self.check()
+        self.renewed(sent_at, ttl)
+
+    def rename(self, token: Text, *, fence: bool) -> bool:
+        """Let the key hold `token`, which is a caller's own, in place of the one that was minted: one round trip.
+
+        After a lost reply the minted one alone tells one's own grant from another's with an equal token.
+
+        Args:
+            token: To be stored as it is.
+            fence: Whether a fencing number was asked for.
+
+        Returns:
+            Whether the lock is held still.
+
+        Raises:
+            LockUnavailable: Redis did not answer or refused; the lock is not held.
+        """
+        sent_at = time.monotonic()
+        try:
+            result = self.store.acquire(self.key, token, self.nonce, self.lease, fence=fence)
+            if isinstance(result, Granted):
+                self.granted(result)
+            elif self._has_stored(token):
+                self.renewed(sent_at)
+            else:
+                return False
+        except BaseException:
+            if self.remaining > 0:
+                self.store.undo(self.key, token)
+            raise
+        self.token = self.nonce = token
+        return True
+
+    def _has_stored(self, token: Text) -> bool:
+        """Whether it was stored, its reply lost: while the minted one cannot have expired, nobody else can store it."""
+        found = self.store.look(self.key)
+        if found is None or found[0] != (token if isinstance(token, bytes) else token.encode()):
+            return False
+        if self.remaining <= 0:
+            raise LockUnavailable(self.key, "Redis answered too late to tell whose the token is")
+        return True
+
+    def granted(self, grant: Granted) -> None:
+        """The server gave the key."""
+        self.fence = grant.fence
+        self.renewed(grant.sent_at)
+        if self.max_hold is not None:
+            self.stop_at = grant.sent_at + self.max_hold
+
+    @property
+    def owner(self) -> str:
+        """Whose it is, for log lines: the task and its id."""
+        return parse(self.token if isinstance(self.token, str) else self.token.decode("utf-8", "replace")).owner
+
+    @property
+    def was_lost(self) -> bool:
+        """Whether its loss has been noted."""
+        return self._lost is not None
+
+    @property
+    def was_granted(self) -> bool:
+        """Whether the key has ever been ours, as far as we were told."""
+        return self.deadline > -math.inf
+
+    def renewed(self, sent_at: float, ttl: float | None = None) -> None:
+        """The server gave the whole lease again, or `ttl` seconds, no earlier than at `sent_at`."""
+        self.deadline = sent_at + (self.lease if ttl is None else ttl) * (1 - DEADLINE_MARGIN)
+        self.renew_at = sent_at + self.lease * INTERVAL
+        if ttl is not None:  # where more was given, a renewal must not take it away
+            self.renew_at += ttl - self.lease
+
+    def lose(self, reason: str) -> None:
+        """Note, for good, that the lock is lost; tell its owner once."""
+        with _losing:
+            if self._lost is not None:
+                return
+            self._lost = reason
+        logger.warning("%s: %s", self.owner, LockLost(self.key, reason))
+        if self.on_lost:
+            self.on_lost(self, reason)

@@ -1,0 +1,147 @@
+"""LockServer: what one process has of a lock server, made on first use and never shared over a fork."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import weakref
+from typing import Any
+
+import redis
+from redis.cluster import RedisCluster
+
+from celery_redislock.errors import LockConfigError
+from celery_redislock.info import LockInfo
+
+from .answers import Granted, Held, Leaves
+from .cluster import ClusterStore, ClusterWakeUps
+from .connect import command_time, derive
+from .event_loop import running_loop
+from .held import HeldLock
+from .keeper import Keeper
+from .store import LockStore, beside, given_up
+from .wake_ups import MAX_WAITERS, TURN, WakeUps
+
+_SERVERS = "_redislock_servers"
+#: Between two looks at a key whose release wakes nobody, in seconds.
+POLL = 0.1
+#: A Cluster's client resends by itself, for about so many seconds.
+CLUSTER_COMMAND_TIME = 60.0
+
+
+class LockServer:
+    """A store for this process's threads, a keeper with a connection of its own, and those that waiters block on.
+
+    Args:
+        client: From `connect` or `derive`; or a Cluster's.
+    """
+
+    def __init__(self, client: redis.Redis | RedisCluster) -> None:
+        self.client = client
+        self.store: LockStore
+        self.wake_ups: WakeUps
+        keepers: LockStore
+        if isinstance(client, RedisCluster):
+            self.store, self.wake_ups = ClusterStore(client), ClusterWakeUps(client)
+            keepers = ClusterStore(client, self.store.outage)
+            self.command_time = CLUSTER_COMMAND_TIME
+        else:
+            self.store, self.wake_ups = LockStore(client), WakeUps(derive(client, MAX_WAITERS, wait_for_reply=TURN))
+            keepers = LockStore(derive(client, 1), self.store.outage)
+            self.command_time = command_time(client)
+            servers_of(client.connection_pool)[os.getpid()] = self
+        self.keeper = Keeper(keepers, self.command_time)
+
+    @classmethod
+    def behind(cls, client: Any) -> LockServer:
+        """The server of a redis-py client that the user has; it ends with the client's connection pool."""
+        pool = getattr(client, "connection_pool", client)  # a Cluster's client has many
+        servers = servers_of(pool)
+        server = servers.get(os.getpid())
+        if server is None:
+            server = servers.setdefault(os.getpid(), cls(client if pool is client else derive(client)))
+            weakref.finalize(pool, server.keeper.stop).atexit = False
+        return server
+
+    def take(self, held: HeldLock, timeout: float | None, *, poll: float = POLL, fence: bool = False) -> Held | None:
+        """Acquire `held`, waiting for its key to be released.
+
+        Args:
+            held: Not held yet.
+            timeout: How long to wait, in seconds; None for ever.
+            poll: Seconds between two looks while the holder is another library's, which wakes nobody.
+            fence: Ask for a fencing number.
+
+        Returns:
+            None once it is granted, else who had it at the last look.
+
+        Raises:
+            LockUnavailable: Redis did not answer or refused.
+            LockConfigError: It would have to wait, and stop the event loop that runs the caller.
+        """
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        waits = None if timeout is not None and timeout <= 0 else True
+        stops_a_loop = waits is not None and running_loop() is not None
+        if stops_a_loop:
+            waits = None
+        while True:
+            left = end - time.monotonic()
+            if left <= 0 and waits:
+                waits = False
+            result = self.store.acquire(held.key, held.token, held.nonce, held.lease, fence=fence, waits=waits)
+            if isinstance(result, Granted):
+                held.granted(result)
+                return None
+            # Finished: a run under the caller's own task id has succeeded, and the key cools down.
+            conflict = result if isinstance(result, Held) else self.store.held(held.key)
+            if conflict is not None:
+                holder = conflict.holder.info(held.key, conflict.ttl)
+                if stops_a_loop:
+                    raise _would_stop_the_loop(holder)
+                if not waits:
+                    return conflict
+                self.wait(holder, end - time.monotonic(), poll=poll)
+
+    def give_up(self, key: str, claim: str, *, is_to_come: bool, now: bool = False) -> None:
+        """Release what was left to a message that will not run.
+
+        Args:
+            key: The key in Redis.
+            claim: What the message carried. It opens the key, or the place in the queue.
+            is_to_come: The run before may not have ended yet, and leave it the key only then: it shall not.
+            now: Else soon, but not in the caller's time.
+
+        Raises:
+            LockUnavailable: Redis did not answer or refused; only where `now`.
+        """
+        release = self.store.release if now else self.keeper.release_later
+        release(key, claim, Leaves(given_up(key, claim) if is_to_come else None))
+        release(beside(key, "queued"), claim)
+
+    def wait(self, holder: LockInfo, left: float, *, poll: float = POLL) -> None:
+        """Block until `holder` has released its key, or its key must be asked for again for another reason.
+
+        Args:
+            holder: As the last acquire saw it, which said that it waits.
+            left: Seconds at most.
+            poll: As `take`.
+        """
+        if holder.since is None:
+            time.sleep(max(0.0, min(left, poll)))
+        else:  # and no longer than a holder that has died keeps the key
+            self.wake_ups.wait(holder.key, min(left, math.inf if holder.ttl is None else holder.ttl + 0.001), poll)
+
+
+def _would_stop_the_loop(holder: LockInfo) -> LockConfigError:
+    return LockConfigError(
+        f"the lock {holder.key} is held by {holder.who}, and to wait for it here would stop the asyncio event loop of "
+        "this code: take and release it in a thread, as with asyncio.to_thread(), or do not wait, with wait=0 or "
+        "blocking=False"
+    )
+
+
+def servers_of(owner: Any) -> dict[int, LockServer]:
+    """By process id: a client or a thread from before a fork is of no use after it."""
+    servers: dict[int, LockServer] = vars(owner).setdefault(_SERVERS, {})
+    return servers

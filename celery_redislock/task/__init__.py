@@ -1,0 +1,1 @@
+"""A task and its lock: from the publish to the end of the run, in Celery's hooks."""

@@ -1,0 +1,67 @@
+"""The options of a task as its attributes, for type checkers and editors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from celery_redislock.options import ConflictPolicy, OnLost, OnOutage, Scope
+
+
+class LockAttributes:
+    """What may be set on a `LockedTask`. Durations are seconds.
+
+    It has annotations alone: what is not set comes from the app's settings, and then from the defaults in `options`.
+    """
+
+    lock_args: Sequence[str] | set[str] | frozenset[str] | None
+    """Names of the parameters that make the key; ``()`` is one run per task; None, the default, is all of them."""
+
+    lock_key: str | Callable[[Mapping[str, Any]], str] | None
+    """A template over parameter names, ``"stock:{sku}"``, that several tasks can share; or a callable that takes the
+    bound arguments and returns a string. Excludes `lock_args`."""
+
+    lock_scope: Scope
+    """How long the key is held: ``"run"``, the default, while the body runs; ``"job"`` from the publish to the end;
+    ``"queue"``: one runs and one waits."""
+
+    lock_on_conflict: ConflictPolicy | None
+    """How a duplicate ends: ``"skip"``, ``"retry"``, ``"wait"``, ``"raise"`` or ``"join"``. By default ``"skip"`` where
+    all arguments make the key, else ``"retry"``."""
+
+    lock_lease: float
+    """How long a lock outlives a dead holder; it is renewed every third of it. 30 by default."""
+
+    lock_max_hold: float | None
+    """Stop renewing after this long, so that a hung task cannot hold for ever. None, the default: never."""
+
+    lock_wait: float
+    """How long ``"wait"``, `lock_for` and eager mode block for a key. 10 by default."""
+
+    lock_retry_delay: float
+    """The first pause before a message that met a conflict is tried again. 1 by default."""
+
+    lock_retry_max_delay: float
+    """The longest such pause. 30 by default."""
+
+    lock_retry_for: float | None
+    """Give up with `LockConflict` after trying for this long. None, the default: never."""
+
+    lock_hold_on_retry: bool
+    """Keep the key across the task's own ``self.retry()``. False by default; always so in scope ``"job"``."""
+
+    lock_cooldown: float
+    """Keep the key for this long after a success. 0 by default."""
+
+    lock_queue_ttl: float
+    """How long a key outlives a message that never starts, on top of its countdown or eta. 3600 by default."""
+
+    lock_on_lost: OnLost
+    """When the lock is lost under a running body: ``"warn"``, the default, or ``"abort"``: raise `LockLost` in it."""
+
+    lock_on_outage: OnOutage
+    """When Redis cannot be asked: ``"retry"`` later, the default, ``"raise"`` `LockUnavailable`, or ``"run"`` without
+    the lock."""
+
+    lock_fence: bool
+    """Hand out a fencing number, ``self.lock.fence``. False by default."""

@@ -1,0 +1,361 @@
+"""LockedTask: the life of a lock around one task, in Celery's hooks."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
+
+from celery import Task, states
+from celery.exceptions import Ignore, Reject
+from celery.signals import task_postrun
+from celery.utils.imports import symbol_by_name
+
+from celery_redislock.app import server_of, settings_of
+from celery_redislock.errors import LockConfigError, LockConflict, LockKeyError
+from celery_redislock.info import LockInfo
+from celery_redislock.lock.lock import Lock
+from celery_redislock.lock.no_lock import NoLock
+from celery_redislock.message.comeback import HEADER, Return, ignores_result
+from celery_redislock.message.delivery import hide_headers, is_given_back
+from celery_redislock.options import ATTRIBUTES, name_of
+from celery_redislock.server.held import HeldLock
+
+from .attributes import LockAttributes
+from .body import guard, refuse_what_outlives_its_call
+from .eager import EagerExecution
+from .execution import Execution, execution_of
+from .failures import report
+from .held_by_request import EXECUTION, attach, held_by_request
+from .join import JoiningExecution, check_backend
+from .leftovers import warn_of_leftovers
+from .plan import LockPlan
+from .publish import Publication, is_bare
+
+if TYPE_CHECKING:
+    from celery import Celery
+    from celery.app.task import Context
+
+    from celery_redislock.worker.request import LockedRequest
+
+    from .result import LockedResult
+
+    BaseTask: TypeAlias = Task[..., Any]
+else:
+    BaseTask = Task
+
+
+class LockedTask(LockAttributes, BaseTask):
+    """A task of which no two runs with the same key run at the same time.
+
+    Use it as ``@app.task(base=LockedTask)``, or for all tasks of an app as its ``task_cls``. The options are class
+    attributes, in the decorator, in a subclass or in ``task_annotations``; their app-wide defaults are the settings
+    ``redislock_*``. The README lists them.
+
+    A subclass that overrides ``before_start`` or ``after_return`` must call ``super()``.
+    """
+
+    abstract = True
+    Request: Any = "celery_redislock.worker.request:LockedRequest"
+
+    if TYPE_CHECKING:
+
+        def delay(self, *args: Any, **kwargs: Any) -> LockedResult:
+            """Send a message with these arguments, by `apply_async`."""
+
+    _lock_plan: ClassVar[LockPlan | None] = None
+    #: Celery's `track_started` of this task. Celery itself must not store STARTED: it does so before the hooks,
+    #: and a copy of the message would overwrite the first run's outcome.
+    _lock_track_started: ClassVar[bool] = False
+
+    @classmethod
+    def bind(cls, app: Celery) -> Celery:
+        """Bind to `app`, check the options, and wrap the body.
+
+        Raises:
+            LockConfigError: An option of the task or a setting of the app is wrong.
+        """
+        app = super().bind(app)
+        name = cls.name or app.gen_task_name(str(cls.__name__), cls.__module__)
+        if cls.run is Task.run or name.startswith("celery."):  # no task of the user's
+            return app
+        try:
+            cls._prepare_lock(app, name)
+        except LockConfigError:
+            _tasks_of(app).pop(name, None)  # so that the next use of the task fails as well
+            raise
+        return app
+
+    @classmethod
+    def _prepare_lock(cls, app: Celery, name: str) -> None:
+        static = inspect.getattr_static(cls, "run")
+        is_method = not isinstance(static, staticmethod)
+        if isinstance(cls.Request, type):  # a name is resolved by the worker
+            _request_class(cls, name)
+        body = static if is_method else static.__func__
+        refuse_what_outlives_its_call(f"{name}: its body", body, "let a plain body run it, as with asyncio.run()")
+        own = _own_options(cls)
+        plan = LockPlan(app, name, body, is_method, own)
+        has_own_key = plan.options.args is not None or plan.options.key is not None
+        warn_of_leftovers(cls, LockedTask, name, "" if has_own_key else " Its key is made of all its arguments.")
+        if plan.enabled and plan.options.on_conflict == "join":
+            check_backend(app, name, name_of("on_conflict", own, settings_of(app)), bool(cls.ignore_result))
+        if plan.options.on_conflict == "raise":
+            _expect_conflicts(cls)
+        is_first_bind = "_lock_plan" not in vars(cls)
+        cls._lock_plan = plan
+        if is_first_bind and "track_started" in vars(cls):  # else its base, bound before, has done it
+            cls._lock_track_started, cls.track_started = bool(cls.track_started), False
+        if not hasattr(body, "__redislock__"):
+            guarded = guard(cls, name, body)
+            setattr(cls, "run", guarded if is_method else staticmethod(guarded))  # noqa: B010 - mypy
+        task = _tasks_of(app).get(name)
+        original = getattr(task, "_orig_run", None)
+        if task is not None and original is not None and not hasattr(original, "__redislock__"):
+            task._orig_run = guard(cls, name, original)  # autoretry_for had taken the body before it was wrapped
+
+    def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
+        """In a worker's main process, before the first message: what it does for locks comes before the user's class.
+
+        Raises:
+            LockConfigError: The task's ``Request`` is no request class.
+        """
+        type(self).Request = _request_class(self, self.name)
+        return super().start_strategy(app, consumer, **options)
+
+    def apply_async(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        task_id: str | None = None,
+        producer: Any = None,
+        link: Any = None,
+        link_error: Any = None,
+        shadow: str | None = None,
+        **options: Any,
+    ) -> LockedResult:
+        """Send a message, as Celery does; in the scopes ``job`` and ``queue`` not if it is one too many.
+
+        Returns:
+            The result of the task that will run. Its ``duplicate`` is True where that one had been sent before, and
+            nothing was sent now.
+
+        Raises:
+            TypeError, LockKeyError: As `lock_for`; in scope ``run``, and where the message is a part of something
+                greater or has a `task_id`, it is the run that ends with it.
+            LockUnavailable: Redis did not answer or refused, and `lock_on_outage` is ``raise``; with the same
+                exception.
+        """
+        options.update(task_id=task_id, producer=producer, link=link, link_error=link_error, shadow=shadow)
+        app = self._get_app()  # type: ignore[attr-defined] # binds the task, if it is not yet
+        plan = self._lock_plan
+
+        def send(options: Mapping[str, Any]) -> LockedResult:
+            result = cast("LockedResult", super(LockedTask, self).apply_async(args, kwargs, **options))
+            with suppress(AttributeError):  # a base that publishes later, at a transaction's commit, has no result yet
+                result.duplicate = False
+            return result
+
+        if plan is None or not plan.enabled or app.conf.task_always_eager:
+            return send(options)
+        publication = Publication(self, plan, options, send)
+        if not plan.acts_at_publish:
+            return publication.send()
+        try:
+            key = self._key_of(plan, args or (), kwargs or {})
+        except (TypeError, LockKeyError):
+            if plan.options.scope == "run" or not is_bare(options):
+                return publication.send()
+            raise
+        return publication.publish(key, execution_of(self.request_stack.top))
+
+    def before_start(self, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take the lock, or end the run as the options say."""
+        plan, request = self._lock_plan, self.request_stack.top
+        if request is not None:
+            hide_headers(request)
+        if plan is not None and request is not None:
+            joined = self._begin(plan, request, args, kwargs)
+            if self._lock_track_started and not joined:
+                self._store_started(task_id, request)
+        super().before_start(task_id, args, kwargs)
+
+    def _begin(self, plan: LockPlan, request: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Take the lock, if locks are switched on; returns whether the run ends with the outcome of another."""
+        try:
+            if not plan.enabled:
+                return False
+            execution = _execution_type(plan, request)(self, plan, request)
+            attach(request, execution)
+            execution.begin(args, kwargs)
+        except (Ignore, Reject):
+            raise
+        except Exception as error:
+            report(self, request, error)
+            raise
+        return execution.joined is not None
+
+    def after_return(
+        self,
+        status: str,
+        retval: Any,
+        task_id: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        einfo: Any,
+    ) -> None:
+        """Give the lock back after a success or a failure."""
+        # Celery 5.7 also calls this in the main process, at a hard time limit, while the child may still run: there
+        # is no request on the stack there.
+        execution = execution_of(self.request_stack.top)
+        if execution is not None:
+            execution.end(status)
+        super().after_return(status, retval, task_id, args, kwargs, einfo)
+
+    @property
+    def lock(self) -> HeldLock | NoLock:
+        """The lock that the current run holds: key, token, fence, `remaining`, `state`, `check()`, `extend()`.
+
+        Without one, its `state` is ``"none"`` and `check()` passes: in a direct call, in a run that an outage let go
+        without, and where locks are switched off.
+        """
+        execution = execution_of(self.request_stack.top)
+        if execution is None:
+            return NoLock()
+        return execution.lock or NoLock(execution.key)
+
+    def lock_for(self, *args: Any, **kwargs: Any) -> Lock | NoLock:
+        """The lock of the call ``task(*args, **kwargs)``, for code outside the task.
+
+        Arguments that the key is not made of may be left out: where `lock_args` names ``account_id`` or a template has
+        ``{account_id}``, ``lock_for(7)`` and ``lock_for(account_id=7)`` will do.
+
+        It waits up to `lock_wait` seconds for the key, and is renewed while it is held. Code in a run or a block that
+        holds the key holds it already.
+
+        Raises:
+            TypeError: The arguments do not fit the task's signature, or lack what the key is made of.
+            LockKeyError: They cannot make a key.
+            LockConfigError: The task has no lock: it is one of Celery's own.
+        """
+        plan = self._plan()
+        if not plan.enabled:
+            return NoLock()
+        options = plan.options
+        lock = Lock(
+            server_of(plan.app).client,
+            self._key_of(plan, *plan.completed(args, kwargs)),
+            options.lease,
+            blocking_timeout=options.wait,
+            thread_local=False,
+            renew=True,
+            reentrant=True,
+            fence=options.fence,
+        )
+        lock.outer = held_by_request
+        return lock
+
+    def lock_info(self, *args: Any, **kwargs: Any) -> LockInfo | None:
+        """Who holds the lock of the call ``task(*args, **kwargs)``; None where it is free.
+
+        Arguments may be left out as with `lock_for`.
+
+        Raises:
+            TypeError, LockKeyError, LockConfigError: As `lock_for`.
+            LockUnavailable: Redis did not answer or refused.
+        """
+        plan = self._plan()
+        if not plan.enabled:
+            return None
+        return server_of(plan.app).store.inspect(self._key_of(plan, *plan.completed(args, kwargs)))
+
+    def _store_started(self, task_id: str, request: Context) -> None:
+        if not request.is_eager and not ignores_result(self, request):
+            meta = {"pid": os.getpid(), "hostname": request.hostname}
+            self.backend.store_result(task_id, meta, states.STARTED, request=request)
+
+    def _plan(self) -> LockPlan:
+        self.app  # noqa: B018 - binds the task, if it is not yet
+        if self._lock_plan is None:
+            raise LockConfigError(f"{self.name} has no lock: it is one of Celery's own tasks")
+        return self._lock_plan
+
+    def _key_of(self, plan: LockPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        dump = getattr(self, "_dump_pydantic_arguments", None)  # what apply_async does to pydantic models
+        if dump is not None:
+            args, kwargs = dump(args, kwargs)
+        return plan.redis_key(args, kwargs)
+
+
+def _execution_type(plan: LockPlan, request: Context) -> type[Execution]:
+    if request.is_eager:
+        return EagerExecution
+    return JoiningExecution if plan.options.on_conflict == "join" else Execution
+
+
+def _request_class(task: LockedTask | type[LockedTask], name: str) -> type[LockedRequest]:
+    from celery_redislock.worker.request import locked_request  # a publisher does without the worker's modules
+
+    return locked_request(name, symbol_by_name(task.Request))
+
+
+def _own_options(cls: type[LockedTask]) -> dict[str, Any]:
+    """The ``lock_*`` attributes of a task class and its bases, without the prefix.
+
+    What is unknown in a task class that is not ours, as celery-singleton's `lock_expiry`, is not meant for us; nor is a
+    method or a property, but in a decorator, where there are none.
+    """
+    own: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        is_foreign = issubclass(base, Task) and not issubclass(base, LockedTask)
+        is_decorator = "_decorated" in vars(base)
+        own |= {
+            name: value
+            for name, value in vars(base).items()
+            if name in ATTRIBUTES
+            or (name.startswith("lock_") and not is_foreign and (is_decorator or not hasattr(value, "__get__")))
+        }
+    return {
+        name.removeprefix("lock_"): value.__func__ if isinstance(value, staticmethod) else value
+        for name, value in own.items()
+        if name not in vars(LockedTask)
+    }
+
+
+def _expect_conflicts(cls: type[LockedTask]) -> None:
+    """A conflict that was asked for is no error: Celery logs what a task `throws` as one line, without a traceback."""
+    throws = cls.throws if isinstance(cls.throws, tuple) else (cls.throws,)  # Celery takes a class alone as well
+    if LockConflict not in throws:
+        cls.throws = (*throws, LockConflict)
+
+
+def _tasks_of(app: Celery) -> dict[str, Any]:
+    """The tasks bound so far; ``app.tasks`` would finalize the app, in the middle of it."""
+    tasks: dict[str, Any] = app._tasks  # type: ignore[attr-defined]
+    return tasks
+
+
+def _give_up_claim(task: LockedTask) -> None:
+    """Of a message whose run has ended before it asked for its key."""
+    plan, request = task._lock_plan, task.request_stack.top
+    said = Return.read(getattr(request, HEADER, None))
+    if said.claim is not None and said.key is not None and plan is not None and plan.enabled:
+        server_of(plan.app).give_up(said.key, said.claim, is_to_come=plan.hands_over_to(request.retries))
+
+
+@task_postrun.connect(weak=False)
+def _release_at_postrun(sender: Any = None, state: str | None = None, retval: Any = None, **_: Any) -> None:
+    """Give back what after_return did not: RETRY, Ignore, Reject, replace(), an error in a hook, SystemExit."""
+    if isinstance(sender, LockedTask):
+        execution = execution_of(sender.request_stack.top)
+        if execution is None:
+            if not is_given_back(sender, retval):
+                _give_up_claim(sender)
+        else:
+            # Cut short (a shutdown's SystemExit, a hook's Reject), it says SUCCESS, but the result may not have been
+            # stored, nor the next step sent; so a copy of the message must not take it for finished.
+            execution.end(state if sys.exception() is None else None)
+            delattr(execution.request, EXECUTION)  # each refers to the other, and the request to the arguments

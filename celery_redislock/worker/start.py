@@ -1,0 +1,42 @@
+"""What a worker does at its start."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery.signals import celeryd_after_setup, worker_init
+
+from celery_redislock.options import ATTRIBUTES
+from celery_redislock.task.locked_task import LockedTask
+
+from . import startup
+
+logger = logging.getLogger(__name__)
+
+
+def connect() -> None:
+    """Have Celery call what follows when a worker starts in this process."""
+    worker_init.connect(warn_of_unlocked_tasks, weak=False)
+    worker_init.connect(watch_for_lost_connections, weak=False)
+    celeryd_after_setup.connect(ask_the_lock_server, weak=False)
+
+
+def warn_of_unlocked_tasks(sender: Any = None, **_: Any) -> None:
+    """Warn of tasks with lock options that are no `LockedTask`: their options do nothing."""
+    for name, task in sorted(sender.app.tasks.items()):
+        options = sorted(option for option in ATTRIBUTES if hasattr(task, option))
+        if options and not isinstance(task, LockedTask):
+            logger.warning("task %s has %s but no lock: add base=LockedTask", name, ", ".join(options))
+
+
+def watch_for_lost_connections(sender: Any = None, **_: Any) -> None:
+    """Have the worker expect copies when it loses its broker."""
+    sender.app.steps["consumer"].add("celery_redislock.worker.redelivery:ExpectCopies")
+
+
+def ask_the_lock_server(instance: Any = None, **_: Any) -> None:
+    """Say what is wrong with the lock server, if a task needs it: once, before the pool makes its children."""
+    plans = [task._lock_plan for task in instance.app.tasks.values() if isinstance(task, LockedTask)]
+    for app in {plan.app for plan in plans if plan is not None and plan.enabled}:
+        startup.ask(app)

@@ -1,0 +1,153 @@
+"""Startup: a worker tries its lock server out before its first task needs it, and says what is wrong with it."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import redis
+from redis import exceptions
+
+from celery_redislock.app import settings_of, url_of
+from celery_redislock.errors import LockUnavailable, describe
+from celery_redislock.options import resolve_settings
+from celery_redislock.server import tokens
+from celery_redislock.server.connect import address, connect
+from celery_redislock.server.scripts import Script, Text
+from celery_redislock.server.store import LockStore
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+logger = logging.getLogger(__name__)
+
+#: The key that is tried out lives no longer than this, in seconds, should the worker be killed meanwhile.
+LEASE = 10.0
+
+
+class Remedy(NamedTuple):
+    """What to do about an error. It is an error in the log where it cannot cure itself."""
+
+    errors: tuple[type[BaseException], ...]
+    level: int
+    what: str
+
+
+_REMEDIES = (
+    Remedy(
+        (exceptions.AuthenticationError, exceptions.AuthenticationWrongNumberOfArgsError),
+        logging.ERROR,
+        "check the user and the password in redislock_url or redislock_client_options",
+    ),
+    Remedy(
+        (exceptions.NoPermissionError,),
+        logging.ERROR,
+        "its user lacks rights: it needs the keys that begin with redislock_prefix, and the commands in @scripting, "
+        "@read, @write and @fast",
+    ),
+    Remedy(
+        (exceptions.ReadOnlyError, exceptions.MasterDownError),
+        logging.ERROR,
+        "it is a replica: name its primary in redislock_url",
+    ),
+    Remedy(
+        (exceptions.MovedError, exceptions.ClusterError),
+        logging.ERROR,
+        "it is a node of a Cluster, which redislock_url cannot be",
+    ),
+    Remedy(
+        (exceptions.InvalidResponse,),
+        logging.ERROR,
+        "what answers there is no Redis: check the host and the port in redislock_url",
+    ),
+    Remedy(
+        (ssl.SSLError,), logging.ERROR, "check whether it speaks TLS (rediss://), and the ssl_ options of redislock_url"
+    ),
+    Remedy(
+        (socket.gaierror,), logging.WARNING, "this host name is not known (yet): check redislock_url, and the network"
+    ),
+    Remedy(
+        (ConnectionRefusedError, FileNotFoundError),
+        logging.WARNING,
+        "nothing listens there (yet): check redislock_url, and whether the server runs",
+    ),
+    Remedy(
+        (exceptions.TimeoutError, TimeoutError),
+        logging.WARNING,
+        "it did not answer in time: check redislock_url (rediss:// only if it speaks TLS), the server and the firewall",
+    ),
+    Remedy((exceptions.OutOfMemoryError,), logging.WARNING, "it is full: give it more memory"),
+    Remedy(
+        (exceptions.ConnectionError,),
+        logging.WARNING,
+        "check redislock_url (rediss:// if it speaks TLS), and the server",
+    ),
+)
+_OTHER = Remedy((), logging.ERROR, "check redislock_url, and the server")
+
+
+class _Once(LockStore):
+    """Sends each command once, and leaves it to the caller to say what became of it."""
+
+    def _call(self, script: Script, keys: Sequence[str], values: Sequence[Text]) -> tuple[Any, float, bool]:
+        sent_at = time.monotonic()
+        return self._send(script, keys, values), sent_at, False
+
+
+def ask(app: Celery) -> None:
+    """Try the lock server of `app` out; log one line if it will not do.
+
+    It raises nothing, and leaves no connection and no thread that a fork could inherit.
+    """
+    where = "of the app"
+    try:
+        settings = resolve_settings(settings_of(app))
+        client = connect(url_of(app), settings.client_options)
+        where = address(client)
+        try:
+            _try_out(_Once(client), f"{settings.prefix}:{{worker start:{tokens.mint_nonce()}}}")
+            _warn_of_eviction(client, where)
+        finally:
+            client.connection_pool.disconnect()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the worker starts
+        cause = error.__cause__ or error if isinstance(error, LockUnavailable) else error
+        remedy = next((one for one in _REMEDIES if any(isinstance(e, one.errors) for e in _chain(cause))), _OTHER)
+        logger.log(
+            remedy.level,
+            "the lock server %s cannot be used: %s; %s; until then locked tasks go by their lock_on_outage",
+            *(where, describe(cause).rstrip("."), remedy.what),
+        )
+
+
+def _try_out(store: LockStore, key: str) -> None:
+    """Take a key that nobody else has, meet it, and give it back: what every task needs."""
+    nonce, other = tokens.mint_nonce(), tokens.mint_nonce()
+    store.renew([(key, nonce, LEASE)])  # first: of a key that is not there, it writes nothing
+    for one in (nonce, other):
+        store.acquire(key, tokens.mint(one, None, tokens.origin(None, None)), one, LEASE)
+    store.release(key, nonce)
+
+
+def _warn_of_eviction(client: redis.Redis, where: str) -> None:
+    try:
+        memory: Any = client.info("memory")
+    except exceptions.ResponseError:  # not every user may ask for it
+        return
+    policy = memory.get("maxmemory_policy", "noeviction")
+    if memory.get("maxmemory") and policy != "noeviction":
+        logger.warning(
+            "the lock server %s evicts keys (maxmemory-policy %s) when it is full: a lock may vanish under its run; "
+            "set noeviction, or give the locks a server of their own by redislock_url",
+            *(where, policy),
+        )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and what it came from: redis-py wraps those of the socket."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
