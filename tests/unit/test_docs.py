@@ -88,7 +88,7 @@ def test_every_log_line_is_one_that_the_code_writes() -> None:
     section = GUARANTEES.read_text(encoding="utf-8").split("## What the log says")[1].split("\n## ")[0]
     lines = re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
     assert len(lines) > 12
-    code = "".join(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("celery_redislock/*.py")))
+    code = "".join(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("celery_redislock/**/*.py")))
     written = re.sub(r'" *\n *f?"', "", code)
     parts = [(line, part) for line in lines for part in re.split(r"…|: (?=it was|its key)|(?=; another)", line)]
     assert [(line, part) for line, part in parts if part.strip(" :;") not in written] == []
