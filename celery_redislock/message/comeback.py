@@ -6,29 +6,19 @@ nothing of the task has run.
 
 from __future__ import annotations
 
-import math
-import random
 import re
-import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from celery import Task
 from celery.app.task import Context
 from kombu import Exchange, Queue
 
-from celery_redislock.server.tokens import is_claim, is_publish
+from .header import HEADER, Header
 
 if TYPE_CHECKING:
     from celery import Celery
 
-#: The message header of what the plugin must know of a message.
-HEADER = "redislock"
-#: For brokers that redeliver what is not acked in time; theirs is longer than this unless configured. Seconds.
-DEFAULT_VISIBILITY_TIMEOUT = 1800.0
-_MAX_DOUBLINGS = 16
-#: A longer name of a key is none of ours, in characters.
-MAX_KEY = 1000
 #: What RabbitMQ puts before a routing key while it delays a message natively: a word for each bit of the delay.
 _DELAY_WORDS = re.compile(r"^(?:[01]\.){28}")
 _DELAY_EXCHANGE = "celery_delayed_delivery"
@@ -38,81 +28,10 @@ _DEATH_HEADERS = ("x-death", "x-first-death-", "x-last-death-")
 _CELERYS = {*vars(Context), "lang", "task", "argsrepr", "kwargsrepr", "compression"} - {"headers"}
 
 
-class Return(NamedTuple):
-    """What a message says of itself: its publish, what was left to it, and how often it has come back, since when."""
-
-    publish: str = ""
-    """The name of its publish, from `mint_publish`; it stays when the message comes back."""
-    claim: str | None = None
-    """The nonce under which a key, or the place in its queue, was left to it."""
-    key: str | None = None
-    """That key in Redis, as its publisher made it of the arguments."""
-    times: int = 0
-    since: float = 0.0
-    """When it was first sent back: seconds since the epoch; 0 before that."""
-    begun: bool = False
-    """A process that ran it may have died: work that has begun, which no policy may drop."""
-    joins: str | None = None
-    """The task whose outcome it waits for, by the policy ``join``."""
-
-    @classmethod
-    def read(cls, header: Any) -> Self:
-        """From a message header. A field that is odd counts as not there, and costs no other field."""
-        if not isinstance(header, Mapping):
-            return cls()
-        said = cls(**{name: value for name, value in header.items() if name in _IS_SOUND and _IS_SOUND[name](value)})
-        # By a clock that is ahead, it lies in the future.
-        return said._replace(since=float(min(said.since, time.time()))) if said.since else said
-
-    @property
-    def wire(self) -> dict[str, Any]:
-        """The message header: what is not said is left out."""
-        return {name: value for name, value in self._asdict().items() if value != self._field_defaults[name]}
-
-    def next(self, *, begun: bool, joins: str | None = None) -> Self:
-        """The header of the message when it is sent back once more."""
-        since = self.since or time.time()
-        return self._replace(times=self.times + 1, since=since, begun=self.begun or begun, joins=joins or self.joins)
-
-    def delay(self, shortest: float, longest: float) -> float:
-        """Seconds until it should be tried again: exponential, with jitter."""
-        doubled = shortest * 2 ** min(self.times + 1, _MAX_DOUBLINGS)
-        return min(random.uniform(shortest, doubled), longest)  # noqa: S311 - jitter, no secret
-
-
-#: What each field of a message header may be.
-_IS_SOUND: Mapping[str, Callable[[Any], bool]] = {
-    "publish": is_publish,
-    "claim": is_claim,
-    "key": lambda value: isinstance(value, str) and 0 < len(value) <= MAX_KEY,
-    "times": lambda value: type(value) is int and value >= 0,
-    "since": lambda value: type(value) in {int, float} and 0 < value < math.inf,
-    "begun": lambda value: type(value) is bool,
-    "joins": lambda value: isinstance(value, str),
-}
-
-
-def visibility_timeout(app: Celery) -> float:
-    """How long the broker waits for an ack until it delivers a message again, in seconds."""
-    options = app.conf.broker_transport_options or {}
-    configured = options.get("visibility_timeout")
-    return float(configured) if configured else DEFAULT_VISIBILITY_TIMEOUT
-
-
-def delays_natively(app: Celery) -> bool:
-    """Whether the broker delays messages, not the worker; then it takes no countdown below one second."""
-    try:
-        from celery.utils.quorum_queues import detect_quorum_queues
-    except ImportError:
-        return False
-    with app.connection_for_write() as connection:
-        return bool(detect_quorum_queues(app, connection.transport.driver_type)[0])
-
-
 def publish_again(
     task: Task[..., Any],
     request: Context,
-    header: Return,
+    header: Header,
     countdown: float,
     *,
     headers: Mapping[str, Any] | None = None,

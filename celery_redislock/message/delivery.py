@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery.exceptions import Reject
 
-from .comeback import HEADER
+from .header import HEADER
 
 if TYPE_CHECKING:
     from celery import Task

@@ -12,11 +12,20 @@ from celery_redislock.errors import LockConfigError
 from .execution import execution_of
 
 if TYPE_CHECKING:
-    from .locked_task import LockedTask
+    from celery import Task
 
 
-def guard(cls: type[LockedTask], name: str, body: Callable[..., Any]) -> Callable[..., Any]:
-    """`body`, but refusing to run in a worker where its lock was never asked for, and ended by `lock_on_lost`."""
+def guard(
+    cls: type[Task[..., Any]], name: str, body: Callable[..., Any], is_locked: Callable[[], bool]
+) -> Callable[..., Any]:
+    """`body`, but refusing to run in a worker where its lock was never asked for, and ended by `lock_on_lost`.
+
+    Args:
+        cls: The task's class.
+        name: The task's name, for the message.
+        body: The task's function.
+        is_locked: Whether the task's lock is switched on, at this moment.
+    """
 
     @functools.wraps(body)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -25,8 +34,7 @@ def guard(cls: type[LockedTask], name: str, body: Callable[..., Any]) -> Callabl
             return body(*args, **kwargs)
         execution = execution_of(request)
         if execution is None:
-            plan = cls._lock_plan
-            if plan is None or not plan.enabled:
+            if not is_locked():
                 return body(*args, **kwargs)
             raise LockConfigError(
                 f"{name}: its before_start was overridden without super().before_start(task_id, args, kwargs), so the "

@@ -8,17 +8,13 @@ from celery.exceptions import TaskRevokedError
 
 from celery_redislock.errors import LockConfigError, LockConflict, LockUnavailable
 from celery_redislock.lock.reentry import check_fence, held_in_context
-from celery_redislock.server.answers import Leaves
+from celery_redislock.server.answers import Held, Leaves
 from celery_redislock.server.held import HeldLock
 
+from .decisions import GIVE_TURNS, POLICIES, ComeBack, Fail, RunWithout, Skip, on_outage, policy_for
 from .execution import Execution
 from .held_by_request import held_by_request
-from .outcome import has_ended
-from .policies import skip_reason
-from .publish import MOMENT
-
-#: These do not block for the key.
-_AT_ONCE = frozenset({"skip", "raise"})
+from .outcome import MOMENT
 
 
 class EagerExecution(Execution):
@@ -48,33 +44,41 @@ class EagerExecution(Execution):
             LockUnavailable: Redis did not answer or refused, unless `lock_on_outage` is ``run``.
             LockConfigError: It would have to wait, and stop the event loop that runs the caller.
         """
-        options = self.plan.options
         if self._enter_again(lock):
             return
-        self.lock = lock
+        self._asked_for = lock
         try:
-            timeout = 0.0 if options.on_conflict in _AT_ONCE else options.wait
-            conflict = self._server.take(lock, timeout, fence=options.fence)
-            if conflict is not None and not timeout and has_ended(self.task, conflict.holder.info(lock.key, None)):
-                conflict = self._server.take(lock, MOMENT, fence=options.fence)
+            conflict = self._server.take(lock, 0.0, fence=self.plan.options.fence)
+            if conflict is not None:
+                self._wait_or_end(lock, conflict)
         except LockUnavailable:
-            self.lock = None
-            if options.on_outage == "run":
+            self._asked_for = None
+            if isinstance(on_outage(self.message.delivered, self.plan.options), RunWithout):
                 return
             raise
-        except LockConfigError:  # to wait would stop an event loop
-            self.lock = None
+        except (LockConflict, LockConfigError, TaskRevokedError):
+            self._asked_for = None
             raise
-        if conflict is None:
-            self._taken(lock)
-            return
-        self.lock = None
+        self._taken(lock)
+
+    def _wait_or_end(self, lock: HeldLock, conflict: Held) -> None:
+        """Return once the key is taken; what a worker would send back blocks here."""
+        message, options = self.message.facts, self.plan.options
         holder = conflict.holder.info(lock.key, conflict.ttl)
-        self._announce(holder, options.on_conflict)
-        if options.on_conflict == "skip":
-            self.tell(holder, "skip: it raises TaskRevokedError")
-            raise TaskRevokedError(skip_reason(holder))
-        self.tell(holder, f"{options.on_conflict}: it raises LockConflict")
+        policy = policy_for(holder, options)
+        decision = self._decide(message, conflict, holder)
+        if not isinstance(decision, Skip | Fail):
+            is_for_a_moment = isinstance(decision, ComeBack) and policy not in GIVE_TURNS
+            left = self._server.take(lock, MOMENT if is_for_a_moment else options.wait, fence=options.fence)
+            if left is None:
+                return
+            holder = left.holder.info(lock.key, left.ttl)
+            decision = POLICIES[policy](message, holder, options)
+        self._announce(holder, policy)
+        if isinstance(decision, Skip):
+            self._tell(holder, "skip: it raises TaskRevokedError")
+            raise TaskRevokedError(decision.reason)
+        self._tell(holder, f"{policy}: it raises LockConflict")
         raise LockConflict(lock.key, holder)
 
     def _enter_again(self, lock: HeldLock) -> bool:

@@ -5,68 +5,67 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from celery import states
-from celery.exceptions import Ignore
 
 from celery_redislock import signals
 from celery_redislock.app import server_of
-from celery_redislock.errors import LockUnavailable
+from celery_redislock.errors import LockConflict, LockUnavailable
 from celery_redislock.info import LockInfo
+from celery_redislock.message.facts import Facts
 from celery_redislock.message.message import Message
 from celery_redislock.server import tokens
 from celery_redislock.server.answers import Claim, Finished, Granted, Held, Leaves
 from celery_redislock.server.held import HeldLock
 from celery_redislock.shown import shown
 
+from . import decisions
 from .abort import Abort
+from .decisions import ComeBack, Decision, Fail, Refuse, RunWithout, Skip, TakeTurn, Wait
+from .endings import CameBack, CameBackInOutage, SentBack, drop, revoke, show_as_retry
 from .held_by_request import EXECUTION
-from .outcome import has_ended
-from .policies import GIVE_TURNS, POLICIES, CameBack, CameBackInOutage
-from .publish import seconds_to_start
+from .outcome import Outcome, has_ended
+from .until_start import seconds_to_start
 
 if TYPE_CHECKING:
+    from celery import Task
     from celery.app.task import Context
 
-    from .locked_task import LockedTask
-    from .outcome import Outcome
     from .plan import LockPlan
 
 logger = logging.getLogger(__name__)
 
 #: The first pause of a copy, a successor or begun work, in seconds: what it waits for mostly ends in a moment.
 SOON = 0.05
-#: Attempts that ended so are over: a copy of their message must not run again. A rejected or requeued message, a
-#: body that raised SystemExit and a dead child leave no note: their message is to run again.
-_OVER = frozenset({states.SUCCESS, states.FAILURE, states.RETRY, states.IGNORED})
 
 
 class Execution:
-    """Takes, keeps and gives back the key of one request.
+    """Takes, keeps and gives back the key of one request. What it does is decided in `decisions`.
 
     Attributes:
         task: The task object; many threads share it, so nothing of a run is kept there.
         plan: What is known once per task class.
         request: Celery's request.
         message: Its message.
+        key: In Redis; empty until the arguments are known.
         lock: The held lock; None while nothing is held.
-        leaves_to: The token and the seconds by which the key is left to the next attempt, once that has been sent.
         abort: Ends the body when the lock is lost; None where it may go on.
         joined: The outcome that the run ends with instead of its body's.
     """
 
     __slots__ = (
-        "_attempt",
+        "_asked_for",
         "_claim",
-        "_key",
+        "_left_to",
         "_release_was_asked_for",
         "_server",
         "_wait_end",
         "_waits",
         "abort",
         "joined",
-        "leaves_to",
+        "key",
         "lock",
         "message",
         "plan",
@@ -74,30 +73,26 @@ class Execution:
         "task",
     )
 
-    def __init__(self, task: LockedTask, plan: LockPlan, request: Context) -> None:
+    def __init__(self, task: Task[..., Any], plan: LockPlan, request: Context) -> None:
         self.task = task
         self.plan = plan
         self.request = request
+        self.message = Message(task, plan.broker, request, plan.options.retry_for)
+        self.key = ""
         self.lock: HeldLock | None = None
         self.abort = Abort() if plan.options.on_lost == "abort" else None
+        self.joined: Outcome | None = None
         self._server = server_of(plan.app)
-        self.message = Message(task, plan, request)
-        self._attempt = str(self.message.attempt)
+        self._asked_for: HeldLock | None = None  # its answer has not been read: it may be ours
+        self._claim: Claim | None = None
+        claim = self.message.header.claim
+        if claim is not None:
+            options = {"expires": request.expires}
+            self._claim = Claim(claim, seconds_to_start(plan.app, plan.options, options, task.expires))
+        self._left_to: tuple[str, float] | None = None
+        self._release_was_asked_for = False
         self._waits: bool | None = None  # True while the release is to wake this run, False when it no longer is
         self._wait_end = 0.0
-        self.joined: Outcome | None = None
-        self.leaves_to: tuple[str, float] | None = None
-        self._key: str | None = None
-        claim = self.message.returned.claim
-        self._claim = None
-        if claim is not None:
-            self._claim = Claim(claim, seconds_to_start(task, plan, {"expires": request.expires}))
-        self._release_was_asked_for = False
-
-    @property
-    def key(self) -> str:
-        """The key in Redis; empty before it is known."""
-        return self._key or ""
 
     def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take the key of this call, or end the run as its options say.
@@ -108,12 +103,21 @@ class Execution:
             LockConflict, LockUnavailable: By policy.
             Ignore, Reject: The run has ended without its body.
         """
-        self._key = key = self.plan.redis_key(args, kwargs)
-        if self._claim is not None and self.message.returned.key not in {key, None}:
-            self._leave_other_key(key)
+        self.key = key = self.plan.redis_key(args, kwargs)
+        if self._claim is not None and self.message.header.key not in {key, None}:
+            self._leave_other_key()
         options, nonce = self.plan.options, self.message.nonce
         lock = HeldLock(self._server.store, key, self._mint(), nonce, options.lease, options.max_hold, self._on_lost)
         self._take(lock)
+
+    def leave_key_to(self, token: str, seconds: float) -> None:
+        """Leave the key to the next attempt, which has been sent: once this one has ended.
+
+        Args:
+            token: That of the next attempt while it waits.
+            seconds: How long the key is kept for it.
+        """
+        self._left_to = token, seconds
 
     def end(self, state: str | None) -> None:
         """Give the key back; whatever happens, the task's own outcome stands.
@@ -121,10 +125,155 @@ class Execution:
         Args:
             state: What the task ended with; None where nobody knows.
         """
-        if self.lock is not None:
-            self._give_back(self.lock, state)
+        lock = self.lock or self._asked_for
+        if lock is not None:
+            self._give_back(lock, state)
         if not self.message.was_sent_back:
             self._give_up_claim()
+
+    # Asking for the key.
+
+    def _take(self, lock: HeldLock) -> None:
+        while self.lock is None:
+            try:
+                answer = self._ask(lock)
+            except LockUnavailable as error:
+                self._asked_for = None
+                if self._runs_without(error):
+                    self._give_up_claim()
+                    return
+                lock.token = self._mint()  # a release of the last one may still be on its way
+                continue
+            if isinstance(answer, Granted):
+                self._claim = None
+                lock.granted(answer)
+                self._taken(lock)
+                return
+            self._asked_for = None
+            if isinstance(answer, Finished):
+                drop(self.message)
+            self._conflict(answer)
+
+    def _ask(self, lock: HeldLock) -> Granted | Held | Finished:
+        # Where a time limit strikes while the answer is read, the postrun hook must release the key.
+        self._asked_for = lock
+        note = self._note(lock.key) if decisions.may_be_a_copy(self.message.delivered) else None
+        return lock.store.acquire(
+            *(lock.key, lock.token, lock.nonce, lock.lease, note),
+            fence=self.plan.options.fence,
+            waits=self._waits,
+            claim=self._claim,
+        )
+
+    def _taken(self, lock: HeldLock) -> None:
+        self.lock, self._asked_for = lock, None
+        self._server.keeper.add(lock)
+        if signals.lock_acquired.receivers:
+            signals.lock_acquired.send(sender=self.task, lock=lock)
+
+    # Where it is held.
+
+    def _conflict(self, conflict: Held) -> None:
+        """End the run, or return to ask for the key again."""
+        holder, message = conflict.holder.info(self.key, conflict.ttl), self.message.facts
+        decision = self._decide(message, conflict, holder)
+        policy = "come back" if isinstance(decision, ComeBack) else decisions.policy_for(holder, self.plan.options)
+        if self._waits is None or policy == "come back":  # else it is the conflict that has been announced
+            self._announce(holder, policy)
+        self._carry_out(decision, message, holder)
+
+    def _decide(self, message: Facts, conflict: Held, holder: LockInfo) -> Decision:
+        return decisions.on_conflict(
+            *(message, holder, self.plan.options),
+            is_own_copy=str(conflict.holder.attempt) == str(message.attempt),
+            has_ended=partial(has_ended, self.task),
+        )
+
+    def _carry_out(self, decision: Decision, message: Facts, holder: LockInfo) -> None:
+        match decision:
+            case Skip():
+                self._skip(decision, holder)
+            case Fail():
+                self._fail(decision, holder)
+            case Wait():
+                if not self._wait_for_release(holder):
+                    self._carry_out(decisions.take_turn(message, self.plan.options), message, holder)
+            case TakeTurn():
+                self._take_turn(decision, holder)
+            case ComeBack():
+                pause = self._pause(SOON, holder)
+                self._tell(holder, f"come back: in {pause:.2f} s")
+                if self.message.send_back(pause, is_begun=decision.is_begun):
+                    raise CameBack(f"the lock is held by {holder.who}; the message comes back")
+
+    def _skip(self, decision: Skip, holder: LockInfo) -> None:
+        expired = decision.reason == decisions.EXPIRED
+        self._tell(
+            holder, f"{self._turn}: it has expired: its result is REVOKED" if expired else "skip: its result is REVOKED"
+        )
+        revoke(self.task, self.request, decision.reason)
+
+    def _fail(self, decision: Fail, holder: LockInfo) -> None:
+        waited = self.plan.options.retry_for or 0.0
+        late = f"{self._turn}: after lock_retry_for ({waited:g} s) it fails with LockConflict"
+        self._tell(holder, late if decision.is_late else "raise: it fails with LockConflict")
+        raise LockConflict(holder.key, holder)
+
+    def _take_turn(self, decision: TakeTurn, holder: LockInfo) -> None:
+        error = LockConflict(holder.key, holder)
+        pause = self._pause(self.plan.options.retry_delay, None if decision.joins else holder)
+        self._tell(holder, f"{self._turn}: it comes back in {pause:.2f} s")
+        # Before it is sent: stored after it, as Celery's own Retry is, it could overwrite the outcome of its run.
+        show_as_retry(self.task, self.request, self.message, error)
+        if self.message.send_back(pause, joins=decision.joins):
+            raise SentBack(str(error))
+
+    @property
+    def _turn(self) -> str:
+        return "join" if self.plan.options.on_conflict == "join" else "retry"
+
+    def _pause(self, shortest: float, holder: LockInfo | None) -> float:
+        """Seconds until the message should be tried again; not before the key of `holder` has cooled down."""
+        cools_for = holder.ttl or 0.0 if holder is not None and holder.state == "cooling" else 0.0
+        return self.message.pause(shortest, self.plan.options.retry_max_delay, at_least=cools_for)
+
+    def _wait_for_release(self, holder: LockInfo) -> bool:
+        """Block for a while, in this run's `lock_wait`.
+
+        Returns:
+            Whether to ask for the key again: True at first, to say that this run waits, and at last, to say that it
+            waits no longer; False from then on.
+        """
+        if self._waits is None:
+            self._tell(holder, f"wait: it waits for up to {self.plan.options.wait:g} s in its worker slot")
+            self._waits, self._wait_end = True, time.monotonic() + self.plan.options.wait
+            return True
+        left = self._wait_end - time.monotonic()
+        if self._waits and left > 0:
+            self._server.wait(holder, left)
+            return True
+        was_waiting, self._waits = self._waits, False
+        return was_waiting
+
+    # Where Redis cannot be asked.
+
+    def _runs_without(self, error: LockUnavailable) -> bool:
+        """What an outage does: True to run without the lock, False where the key must be asked for again."""
+        signals.lock_unavailable.send(sender=self.task, key=error.key, error=error)
+        decision = decisions.on_outage(self.message.delivered, self.plan.options)
+        match decision:
+            case Refuse():
+                raise error
+            case RunWithout():
+                logger.warning("%s runs without its lock, by lock_on_outage: %s", self.message.name, error)
+                return True
+        pause = self._pause(self.plan.options.retry_delay, None)
+        logger.info("%s: %s; it comes back in %.2f s", self.message.name, error, pause)
+        if self.message.send_back(pause, is_begun=decision.is_begun):
+            raise CameBackInOutage("Redis could not be asked for the lock; the message comes back")
+        return False
+
+    # Giving it back.
 
     def _give_back(self, lock: HeldLock, state: str | None) -> None:
         self._server.keeper.remove(lock)
@@ -138,110 +287,53 @@ class Execution:
             logger.warning("%s has ended, but %s; %s", self.message.name, error, soon)
             # Where the broker was away too, the message may not have been acked: its copy must find the note.
             self._server.keeper.release_later(lock.key, lock.nonce, leaves._replace(copy_may_wait=True))
-            self.lock = None
+            self._has_none()
             return
-        self.lock = None  # only now: a time limit that strikes before leaves it to the postrun hook
+        self._has_none()  # only now: a time limit that strikes before leaves it to the postrun hook
         if not was_held and lock.was_granted and not asked_before:
             lock.lose("its key was not ours at the release")
         if signals.lock_released.receivers:
             signals.lock_released.send(sender=self.task, lock=lock)
 
+    def _has_none(self) -> None:
+        self.lock = self._asked_for = None
+
     def _leaves(self, lock: HeldLock, state: str | None) -> Leaves:
-        note = self._note(lock.key) if state in _OVER else None
-        copy_may_wait, is_sent_back_only = self.message.may_be_a_copy, not self.message.is_delivered_again
-        note_ttl = self.plan.short_note_ttl if copy_may_wait and is_sent_back_only else self.plan.note_ttl
-        if self.leaves_to is not None:
-            return Leaves(note, copy_may_wait, *self.leaves_to, note_ttl)
+        note, delivered = self._note(lock.key) if decisions.leaves_note(state) else None, self.message.delivered
+        copy_may_wait, again = decisions.may_be_a_copy(delivered), decisions.is_delivered_again(delivered)
+        note_ttl = self.plan.broker.note_ttl(is_sent_back_only=copy_may_wait and not again)
+        if self._left_to is not None:
+            return Leaves(note, copy_may_wait, *self._left_to, note_ttl)
         cooldown = self.plan.options.cooldown
         if cooldown and state == states.SUCCESS:
             return Leaves(note, copy_may_wait, tokens.cooling(str(lock.token)), cooldown, note_ttl)
         return Leaves(note, copy_may_wait, note_ttl=note_ttl)
 
-    def _leave_other_key(self, key: str) -> None:
+    def _leave_other_key(self) -> None:
         """The publisher made another key of the same arguments: its code is older or newer."""
+        header = self.message.header
         logger.warning(
             "%s: its publisher took lock %s, but its arguments make %s here: that one is given up, and this one asked "
             "for; do the publisher and this worker run the same code?",
-            *(self.message.name, shown(str(self.message.returned.key)), key),
+            *(self.message.name, shown(str(header.key)), self.key),
         )
         self._give_up_claim()
-        self.message.returned = self.message.returned._replace(claim=None, key=None)
+        self.message.header = header._replace(claim=None, key=None)
 
     def _give_up_claim(self) -> None:
         """What was left to the message is not needed: it does not run, or runs without."""
-        key = self.message.returned.key or self._key
-        if self._claim is not None and key is not None:
-            is_to_come = self.plan.hands_over_to(self.message.attempt.retries)
-            self._server.give_up(key, self._claim.nonce, is_to_come=is_to_come)
+        left = self.message.header.left
+        if self._claim is not None and left is not None:
+            is_to_come = decisions.may_be_left_a_key(self.message.attempt.retries, self.plan.options)
+            self._server.give_up(*left, is_to_come=is_to_come)
         self._claim = None
 
-    def _take(self, lock: HeldLock) -> None:
-        while True:
-            # Before the answer: where a time limit strikes while it is read, the postrun hook releases the key.
-            self.lock = lock
-            # Only such a message reads the note that its attempt is over.
-            note = self._note(lock.key) if self.message.may_be_a_copy else None
-            try:
-                result = lock.store.acquire(
-                    *(lock.key, lock.token, lock.nonce, lock.lease, note),
-                    fence=self.plan.options.fence,
-                    waits=self._waits,
-                    claim=self._claim,
-                )
-            except LockUnavailable as error:
-                self.lock = None
-                if self._runs_without(error):
-                    self._give_up_claim()
-                    return
-                lock.token = self._mint()  # the undo of the last one may still be on its way
-                continue
-            if isinstance(result, Granted):
-                self._claim = None
-                lock.granted(result)
-                self._taken(lock)
-                return
-            self.lock = None
-            if isinstance(result, Finished):
-                self._drop()
-            self._conflict(lock.key, result)
+    # Telling.
 
-    def _drop(self) -> NoReturn:
-        logger.info("%s: dropped, it has finished in another delivery of its message", self.message.name)
-        raise Ignore("finished in another delivery of its message")
+    def _announce(self, holder: LockInfo, policy: str) -> None:
+        signals.lock_conflict.send(sender=self.task, key=holder.key, holder=holder, policy=policy)
 
-    def _taken(self, lock: HeldLock) -> None:
-        self._server.keeper.add(lock)
-        if signals.lock_acquired.receivers:
-            signals.lock_acquired.send(sender=self.task, lock=lock)
-
-    def _conflict(self, key: str, conflict: Held) -> None:
-        holder = conflict.holder.info(key, conflict.ttl)
-        begun = self.message.has_begun or str(conflict.holder.attempt) == self._attempt
-        options = self.plan.options
-        has_the_key = self._claim is not None and options.scope != "queue"  # it had: it was kept for too short a time
-        policy = options.on_conflict
-        if options.scope == "job" and holder.task_id is None:  # no job of which this is a duplicate
-            policy = "retry"
-        is_spared = begun or has_the_key or self.message.attempt.retries or self._follows(holder)
-        if not is_spared and not (policy not in GIVE_TURNS and has_ended(self.task, holder)):
-            if self._waits is None:  # else it is the conflict that has been announced
-                self._announce(holder, policy)
-            POLICIES[policy](self, holder)
-            return
-        self._announce(holder, "come back")
-        pause = self.pause(SOON, holder)
-        self.tell(holder, f"come back: in {pause:.2f} s")
-        if self.message.send_back(pause, begun=begun):
-            raise CameBack(f"the lock is held by {holder.who}; the message comes back")
-
-    def pause(self, shortest: float, holder: LockInfo | None) -> float:
-        """Seconds until the message should be tried again; not before the key of `holder` has cooled down."""
-        pause = self.message.returned.delay(shortest, self.plan.options.retry_max_delay)
-        if holder and holder.state == "cooling":
-            pause = max(pause, holder.ttl or 0.0)
-        return self.message.countdown(pause)
-
-    def tell(self, holder: LockInfo, what: str) -> None:
+    def _tell(self, holder: LockInfo, what: str) -> None:
         """Log a conflict: who holds the key, the policy, and what becomes of this run, which Celery only calls ignored.
 
         Args:
@@ -250,61 +342,16 @@ class Execution:
         """
         logger.info("%s: lock %s is held by %s: %s", self.message.name, holder.key, holder.who, what)
 
-    def wait_for_release(self, holder: LockInfo) -> bool:
-        """Block for a while, in this run's `lock_wait`.
-
-        Returns:
-            Whether to ask for the key again: True at first, to say that this run waits, and at last, to say that it
-            waits no longer; False from then on.
-        """
-        if self._waits is None:
-            self.tell(holder, f"wait: it waits for up to {self.plan.options.wait:g} s in its worker slot")
-            self._waits, self._wait_end = True, time.monotonic() + self.plan.options.wait
-            return True
-        left = self._wait_end - time.monotonic()
-        if self._waits and left > 0:
-            self._server.wait(holder, left)
-            return True
-        was_waiting, self._waits = self._waits, False
-        return was_waiting
-
-    def _follows(self, holder: LockInfo) -> bool:
-        """Whether the holder itself caused this message: no duplicate, but work that comes after it.
-
-        The first step of a chain may run once more while its last one arrives.
-        """
-        request = self.request
-        causes = (request.id, request.parent_id, request.root_id)
-        return holder.task_id is not None and holder.task_id in {tokens.known_as(str(one)) for one in causes if one}
-
-    def _runs_without(self, error: LockUnavailable) -> bool:
-        """What an outage does: True to run without the lock, False where the key must be asked for again."""
-        policy = self.plan.options.on_outage
-        signals.lock_unavailable.send(sender=self.task, key=error.key, error=error)
-        if policy == "raise":
-            raise error
-        if policy == "run":
-            logger.warning("%s runs without its lock, by lock_on_outage: %s", self.message.name, error)
-            return True
-        pause = self.pause(self.plan.options.retry_delay, None)
-        logger.info("%s: %s; it comes back in %.2f s", self.message.name, error, pause)
-        if self.message.send_back(pause):
-            raise CameBackInOutage("Redis could not be asked for the lock; the message comes back")
-        return False
-
-    def _announce(self, holder: LockInfo, policy: str) -> None:
-        signals.lock_conflict.send(sender=self.task, key=holder.key, holder=holder, policy=policy)
-
     def _on_lost(self, lock: HeldLock, reason: str) -> None:
         if self.abort is not None:  # first: a receiver may take its time
             self.abort.strike(lock.key, reason)
         signals.lock_lost.send(sender=self.task, lock=lock, reason=reason)
 
     def _note(self, key: str) -> str:
-        return f"{key}:note:{self._attempt}"
+        return f"{key}:note:{self.message.attempt}"
 
     def _mint(self) -> str:
-        return tokens.mint(self.message.nonce, self._attempt, self.plan.origin(self.request.hostname))
+        return tokens.mint(self.message.nonce, self.message.attempt, self.plan.origin(self.request.hostname))
 
 
 def execution_of(request: Any) -> Execution | None:

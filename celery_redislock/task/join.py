@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import logging
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from celery import states
-from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_redislock import signals
-from celery_redislock.errors import LockConfigError, LockUnavailable, describe
+from celery_redislock.errors import LockConfigError, LockUnavailable
 from celery_redislock.info import LockInfo
 from celery_redislock.server.held import HeldLock
 from celery_redislock.shown import shown
 
+from .decisions import Joining, is_delivered_again, on_joining, take_turn
+from .endings import drop, revoke, show_no_retry
 from .execution import Execution
 from .outcome import PRIVATE_BACKENDS, Outcome, backend_scheme, outcome_of
-from .policies import retry, revoke
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -37,21 +36,8 @@ class JoiningExecution(Execution):
     def end(self, state: str | None) -> None:
         """As `Execution.end`; who joins an attempt that ends without an outcome does not wait for another one."""
         if state == states.IGNORED and self.lock is not None and self.message.attempt.retries:
-            self._show_no_retry()
+            show_no_retry(self.task, self.request, self.message)
         super().end(state)
-
-    def _show_no_retry(self) -> None:
-        """The last attempt has left the state RETRY, but none comes any more: `Ignore` stores nothing."""
-        task_id, backend = self.message.attempt.task_id, self.task.backend
-        try:
-            if backend.get_task_meta(task_id, cache=False)["status"] == states.RETRY:
-                backend.store_result(task_id, None, states.IGNORED, request=self.request)
-        except SoftTimeLimitExceeded:
-            raise
-        except Exception as error:  # noqa: BLE001 - each backend has its own
-            logger.warning(
-                "%s cannot be shown as IGNORED, who joins it waits in vain: %s", self.message.name, describe(error)
-            )
 
     def _take(self, lock: HeldLock) -> None:
         """Join, or take the key.
@@ -61,33 +47,49 @@ class JoiningExecution(Execution):
             Ignore: It was revoked, and so is this run; or it is not done yet, and the message comes back; or another
                 delivery of the message has joined it already.
         """
-        joins = self.message.returned.joins
+        joins = self.message.header.joins
         if joins is None:
             super()._take(lock)
             return
-        # That one took no key where it could leave a note.
-        if self.message.is_delivered_again and outcome_of(self.task, self.message.attempt.task_id).is_ready:
-            self._drop()
+        # A delivery that joined took no key, at whose release it could have left a note.
+        if is_delivered_again(self.message.delivered) and outcome_of(self.task, self.message.attempt.task_id).is_ready:
+            drop(self.message)
         while True:
             outcome = outcome_of(self.task, joins)
-            if outcome.is_ready:
-                self._end_with(outcome, joins)
-                return
-            if self.lock is None:
-                super()._take(lock)
-                if self.lock is None:  # an outage: by its policy the body runs without
+            match self._decide_with(outcome):
+                case Joining.END:
+                    self._end_with(outcome, joins)
                     return
-            elif outcome.will_run_again and time.time() - self.message.returned.since < self.plan.options.queue_ttl:
-                self._let_go(lock)
-                retry(self, LockInfo(lock.key, joins, self.task.name, None, None, None), joins)
-            else:
-                return
+                case Joining.ASK:
+                    super()._take(lock)
+                    if self.lock is None:  # an outage: by its policy the body runs without
+                        return
+                case Joining.COME_BACK:
+                    self._let_go(lock)
+                    self._come_back(joins)
+                case Joining.RUN:
+                    return
+
+    def _decide_with(self, outcome: Outcome) -> Joining:
+        return on_joining(
+            is_ready=outcome.is_ready,
+            will_run_again=outcome.will_run_again,
+            has_key=self.lock is not None,
+            waited=self.message.waited,
+            options=self.plan.options,
+        )
+
+    def _come_back(self, joins: str) -> None:
+        """Wait for the next attempt of the task `joins`, which nobody holds a key for just now."""
+        holder = LockInfo(self.key, joins, self.task.name, None, None, None)
+        message = self.message.facts
+        self._carry_out(take_turn(message, self.plan.options, joins), message, holder)
 
     def _end_with(self, outcome: Outcome, joins: str) -> None:
         if outcome.state == states.REVOKED:
             whom = shown(joins)
             logger.info("%s: joined task %s, which was revoked: its result is REVOKED", self.message.name, whom)
-            revoke(self, f"joined {whom}, which was revoked")
+            revoke(self.task, self.request, f"joined {whom}, which was revoked")
         self.joined = outcome
         if isinstance(outcome.value, BaseException):
             raise outcome.value
@@ -97,7 +99,7 @@ class JoiningExecution(Execution):
         self._server.keeper.remove(lock)
         with suppress(LockUnavailable):  # then its lease ends it
             lock.store.release(lock.key, lock.token)
-        self.lock = None  # only now, as in `end`
+        self._has_none()  # only now, as in `end`
         lock.token = self._mint()  # that release may still be on its way
         if signals.lock_released.receivers:
             signals.lock_released.send(sender=self.task, lock=lock)

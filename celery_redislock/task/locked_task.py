@@ -19,13 +19,15 @@ from celery_redislock.errors import LockConfigError, LockConflict, LockKeyError
 from celery_redislock.info import LockInfo
 from celery_redislock.lock.lock import Lock
 from celery_redislock.lock.no_lock import NoLock
-from celery_redislock.message.comeback import HEADER, Return, ignores_result
+from celery_redislock.message.comeback import ignores_result
 from celery_redislock.message.delivery import hide_headers, is_given_back
+from celery_redislock.message.header import HEADER, Header
 from celery_redislock.options import ATTRIBUTES, name_of
 from celery_redislock.server.held import HeldLock
 
 from .attributes import LockAttributes
 from .body import guard, refuse_what_outlives_its_call
+from .decisions import may_be_left_a_key
 from .eager import EagerExecution
 from .execution import Execution, execution_of
 from .failures import report
@@ -38,8 +40,7 @@ from .publish import Publication, is_bare
 if TYPE_CHECKING:
     from celery import Celery
     from celery.app.task import Context
-
-    from celery_redislock.worker.request import LockedRequest
+    from celery.worker.request import Request
 
     from .result import LockedResult
 
@@ -109,13 +110,19 @@ class LockedTask(LockAttributes, BaseTask):
         cls._lock_plan = plan
         if is_first_bind and "track_started" in vars(cls):  # else its base, bound before, has done it
             cls._lock_track_started, cls.track_started = bool(cls.track_started), False
+
+        def is_locked() -> bool:
+            return cls._lock_plan is not None and cls._lock_plan.enabled
+
         if not hasattr(body, "__redislock__"):
-            guarded = guard(cls, name, body)
+            guarded = guard(cls, name, body, is_locked)
             setattr(cls, "run", guarded if is_method else staticmethod(guarded))  # noqa: B010 - mypy
         task = _tasks_of(app).get(name)
         original = getattr(task, "_orig_run", None)
         if task is not None and original is not None and not hasattr(original, "__redislock__"):
-            task._orig_run = guard(cls, name, original)  # autoretry_for had taken the body before it was wrapped
+            task._orig_run = guard(
+                cls, name, original, is_locked
+            )  # autoretry_for had taken the body before it was wrapped
 
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
         """In a worker's main process, before the first message: what it does for locks comes before the user's class.
@@ -296,10 +303,11 @@ def _execution_type(plan: LockPlan, request: Context) -> type[Execution]:
     return JoiningExecution if plan.options.on_conflict == "join" else Execution
 
 
-def _request_class(task: LockedTask | type[LockedTask], name: str) -> type[LockedRequest]:
-    from celery_redislock.worker.request import locked_request  # a publisher does without the worker's modules
-
-    return locked_request(name, symbol_by_name(task.Request))
+def _request_class(task: LockedTask | type[LockedTask], name: str) -> type[Request]:
+    # By its name, as Celery names request classes: a publisher does without the worker's modules.
+    locked_request = symbol_by_name("celery_redislock.worker.request:locked_request")
+    request: type[Request] = locked_request(name, symbol_by_name(task.Request))
+    return request
 
 
 def _own_options(cls: type[LockedTask]) -> dict[str, Any]:
@@ -341,9 +349,9 @@ def _tasks_of(app: Celery) -> dict[str, Any]:
 def _give_up_claim(task: LockedTask) -> None:
     """Of a message whose run has ended before it asked for its key."""
     plan, request = task._lock_plan, task.request_stack.top
-    said = Return.read(getattr(request, HEADER, None))
-    if said.claim is not None and said.key is not None and plan is not None and plan.enabled:
-        server_of(plan.app).give_up(said.key, said.claim, is_to_come=plan.hands_over_to(request.retries))
+    left = Header.read(getattr(request, HEADER, None)).left
+    if left is not None and plan is not None and plan.enabled:
+        server_of(plan.app).give_up(*left, is_to_come=may_be_left_a_key(request.retries, plan.options))
 
 
 @task_postrun.connect(weak=False)

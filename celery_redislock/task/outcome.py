@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: How long it is waited for the key of a run whose end its caller may have seen, in seconds.
+MOMENT = 1.0
 #: Result backends that only the caller, or only one process, can read.
 PRIVATE_BACKENDS = ("rpc", "cache+memory", "cache+locmem", "disabled")
 

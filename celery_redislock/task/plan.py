@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from celery_redislock.app import is_enabled, settings_of, url_of
 from celery_redislock.keys.maker import KeyMaker
-from celery_redislock.message.comeback import delays_natively, visibility_timeout
+from celery_redislock.message.broker import Broker
 from celery_redislock.options import check_lease, name_of, resolve_options, resolve_settings
 from celery_redislock.server import tokens
-from celery_redislock.server.answers import NOTE_TTL, SHORT_NOTE_TTL
 from celery_redislock.server.connect import command_time, connect
 
 if TYPE_CHECKING:
@@ -42,6 +40,7 @@ class LockPlan:
         settings = resolve_settings(app_wide)
         self.app = app
         self.task = task
+        self.broker = Broker(app)
         self.options = options = resolve_options(task, own, app_wide)
         self.acts_at_publish = options.scope != "run" or options.hold_on_retry
         self._keys = KeyMaker(task, _signature(body, is_method), options.args, options.key)
@@ -95,51 +94,6 @@ class LockPlan:
         if origin is None:
             origin = self._origins[hostname] = tokens.origin(hostname, self.task)
         return origin
-
-    @property
-    def hands_over(self) -> bool:
-        """Whether a run leaves its key to its `self.retry()`."""
-        return self.options.scope == "job" or self.options.hold_on_retry
-
-    def hands_over_to(self, retries: int | None) -> bool:
-        """Whether the run before may leave, or have left, its key to a message with so many retries."""
-        return bool(retries) and self.hands_over
-
-    @cached_property
-    def visibility_timeout(self) -> float:
-        """How long the broker waits for an ack until it delivers a message again, in seconds."""
-        return visibility_timeout(self.app)
-
-    @cached_property
-    def note_ttl(self) -> float:
-        """How long a note lives, in seconds: for as long as a copy may still come, which the broker gives that late.
-
-        A copy is given after one visibility timeout, and may wait in another worker for one more.
-        """
-        return NOTE_TTL + 2 * self.visibility_timeout
-
-    @cached_property
-    def short_note_ttl(self) -> float:
-        """The same where a message has come back, and only kombu may have sent it twice: the two are queued together.
-
-        There are many of these, one for each run that had to wait.
-        """
-        return SHORT_NOTE_TTL + 2 * self.visibility_timeout
-
-    @property
-    def longest_countdown(self) -> float:
-        """A message that waits longer would be delivered twice; in seconds."""
-        return self.visibility_timeout / 2
-
-    @cached_property
-    def delays_natively(self) -> bool:
-        """Whether the broker delays messages, not the worker."""
-        return delays_natively(self.app)
-
-    @property
-    def shortest_countdown(self) -> float:
-        """The least countdown that the broker takes, in seconds."""
-        return 1.0 if self.delays_natively else 0.0
 
 
 def _signature(body: Callable[..., Any], is_method: bool) -> inspect.Signature:

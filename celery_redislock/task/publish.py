@@ -6,32 +6,32 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from celery import uuid
-from celery.utils.time import maybe_iso8601, maybe_make_aware
 from redis.exceptions import RedisError
 
 from celery_redislock import signals
 from celery_redislock.app import server_of
 from celery_redislock.errors import LockUnavailable, describe
-from celery_redislock.message.comeback import HEADER, Return
+from celery_redislock.message.header import HEADER, Header
 from celery_redislock.server import tokens
 from celery_redislock.server.answers import Finished, Granted, Held
 from celery_redislock.server.store import beside
 from celery_redislock.server.tokens import Attempt
 from celery_redislock.shown import shown
 
-from .outcome import has_ended
+from .decisions import Published, Publishing, hands_over, on_publish
+from .outcome import MOMENT, has_ended
+from .until_start import seconds_to_start
 
 if TYPE_CHECKING:
-    from celery import Celery
+    from celery import Task
 
     from celery_redislock.info import LockInfo
 
     from .execution import Execution
-    from .locked_task import LockedTask
     from .plan import LockPlan
     from .result import LockedResult
 
@@ -43,8 +43,6 @@ Send = Callable[[Options], "LockedResult"]
 #: A publish with one of these is not answered with another's result: somebody waits for this id, or it must go on.
 #: The worker sends a link with the ids of its parent and root; a body's own `delay()` has neither.
 CONTINUATIONS = ("task_id", "group_id", "chord", "chain", "link", "link_error", "parent_id", "root_id")
-#: How long a publish waits for the key of a run whose end its caller may have seen, in seconds.
-MOMENT = 1.0
 
 
 def is_bare(options: Options) -> bool:
@@ -67,13 +65,13 @@ class Publication:
 
     __slots__ = ("_header", "_is_bare", "_options", "_plan", "_send", "_task")
 
-    def __init__(self, task: LockedTask, plan: LockPlan, options: Options, send: Send) -> None:
+    def __init__(self, task: Task[..., Any], plan: LockPlan, options: Options, send: Send) -> None:
         self._task = task
         self._plan = plan
         self._options = options
         self._is_bare = is_bare(options)
         self._send = send
-        self._header = Return(tokens.mint_publish())
+        self._header = Header(tokens.mint_publish())
 
     def send(self) -> LockedResult:
         """Send the message, which says what its publisher knows; what was said by one it was made of goes.
@@ -100,7 +98,7 @@ class Publication:
         """
         if execution is not None and self._is_next_attempt(execution):
             lock = execution.lock
-            if lock is not None and lock.key == key and self._plan.hands_over:
+            if lock is not None and lock.key == key and hands_over(self._plan.options):
                 return self._hand_over(execution)
         elif self._options.get("retries"):  # by the worker's main process, which must not wait for Redis
             return self.send()
@@ -117,7 +115,7 @@ class Publication:
         token, ttl = self._token(claim, execution.request.hostname), self._seconds_to_start()
         self._header = self._header._replace(claim=claim, key=key)
         result = self.send()
-        execution.leaves_to = token, ttl
+        execution.leave_key_to(token, ttl)
         return result
 
     def _take(self, key: str) -> LockedResult:
@@ -127,31 +125,42 @@ class Publication:
         place = waiting if self._plan.options.scope == "queue" else key
         try:
             answer = self._ask(place, claim)
-            if isinstance(answer, Held) and self._is_of_ended(answer, key):
+            decision = self._decide(answer, key)
+            if decision is Publishing.OUTLIVE and isinstance(answer, Held):
                 answer = self._ask_again(place, claim, answer.holder.nonce)
-                if isinstance(answer, Held) and self._is_of_ended(answer, key):
-                    place, answer = waiting, self._ask(waiting, claim)  # as in scope `queue`, and after that run
+                decision = self._decide(answer, key)
+            if decision is Publishing.OUTLIVE:
+                place, answer = waiting, self._ask(waiting, claim)  # as in scope `queue`: it runs after that one
+                decision = self._decide(answer, key)
         except LockUnavailable as error:
             signals.lock_unavailable.send(sender=self._task, key=key, error=error)
             if self._plan.options.on_outage == "raise" and self._is_bare:
                 raise
             return self.send()  # its run will ask again, and end as its options say
-        if isinstance(answer, Held):
-            holder = answer.holder.info(key, answer.ttl)
-            if self._duplicates(holder):
-                return self._existing(holder)
-        if not isinstance(answer, Granted):
-            return self.send()  # it meets its policy when it starts
-        return self._send_with(claim, key, place)
+        if isinstance(answer, Granted):
+            return self._send_with(claim, key, place)
+        if decision is Publishing.ANSWER and isinstance(answer, Held):
+            return self._existing(answer.holder.info(key, answer.ttl))
+        return self.send()  # it meets its policy when it starts
 
     def _ask(self, place: str, claim: str) -> Granted | Held | Finished:
         token = self._token(claim, socket.gethostname())
         return server_of(self._plan.app).store.acquire(place, token, claim, self._plan.options.lease)
 
-    def _is_of_ended(self, conflict: Held, key: str) -> bool:
-        """Whether the key is held by a job that the caller may have seen end: to be answered with it helps nobody."""
-        holder = conflict.holder.info(key, conflict.ttl)
-        return self._duplicates(holder) and has_ended(self._task, holder)
+    def _decide(self, answer: Granted | Held | Finished, key: str) -> Publishing:
+        if not isinstance(answer, Held):
+            return Publishing.SEND
+        message = Published(self._task.name, self._is_bare, self._causes)
+        return on_publish(message, answer.holder.info(key, answer.ttl), partial(has_ended, self._task))
+
+    @property
+    def _causes(self) -> frozenset[str]:
+        """The ids of the tasks that publish this; Celery has not given it its parent yet."""
+        causes = {self._options.get("parent_id"), self._options.get("root_id")}
+        parent = self._plan.app.current_worker_task
+        if parent is not None:
+            causes |= {parent.request.id, parent.request.root_id}
+        return frozenset(tokens.known_as(str(one)) for one in causes if one)
 
     def _ask_again(self, place: str, claim: str, ended: str) -> Granted | Held | Finished:
         """Ask until the run with the nonce `ended` has released its key too, for `MOMENT` seconds at most."""
@@ -185,22 +194,6 @@ class Publication:
             )
         return result
 
-    def _duplicates(self, holder: LockInfo) -> bool:
-        """Whether the caller can be given the holder's result instead."""
-        # Not that of `apply()`, which nobody else can read; its host is no worker's name.
-        has_a_result = holder.state == "queued" or "@" in (holder.hostname or "")
-        is_of_this_task = holder.task == self._task.name
-        is_known = holder.task_id is not None and tokens.is_whole(holder.task_id)
-        return is_of_this_task and has_a_result and is_known and self._is_bare and not self._follows(holder)
-
-    def _follows(self, holder: LockInfo) -> bool:
-        """Whether the holder itself causes this message: see `Execution`; Celery has not given it its parent yet."""
-        causes = {self._options.get("parent_id"), self._options.get("root_id")}
-        parent = self._plan.app.current_worker_task
-        if parent is not None:
-            causes |= {parent.request.id, parent.request.root_id}
-        return holder.task_id in {tokens.known_as(str(one)) for one in causes if one}
-
     def _existing(self, holder: LockInfo) -> LockedResult:
         task, policy = self._task, "return existing"
         logger.info("task %s is not sent: lock %s is held by %s: %s", task.name, holder.key, holder.who, policy)
@@ -218,28 +211,4 @@ class Publication:
         return tokens.mint(claim, attempt, self._plan.origin(hostname))
 
     def _seconds_to_start(self) -> float:
-        return seconds_to_start(self._task, self._plan, self._options)
-
-
-def seconds_to_start(task: LockedTask, plan: LockPlan, options: Options) -> float:
-    """How long a key is kept for a message that has not started: `lock_queue_ttl` and its delay, until it expires."""
-    ttl = plan.options.queue_ttl + max(0.0, _seconds(plan.app, options.get("countdown") or options.get("eta")) or 0.0)
-    expires = _seconds(plan.app, options.get("expires", task.expires))
-    return ttl if expires is None else min(ttl, expires)
-
-
-def _seconds(app: Celery, moment: Any) -> float | None:
-    """From now, as Celery reads it: a number, ISO 8601, or what has an `isoformat`, as dates have.
-
-    None also for what Celery refuses: it does so itself, when it sends the message or in the worker.
-    """
-    if moment is None:
-        return None
-    try:
-        if isinstance(moment, int | float):
-            return float(moment)
-        text = moment if isinstance(moment, str) else moment.isoformat()
-        due: datetime = maybe_make_aware(maybe_iso8601(text), app.timezone)  # type: ignore[arg-type]
-        return (due - datetime.now(UTC)).total_seconds()
-    except (AttributeError, TypeError, ValueError, OverflowError):
-        return None
+        return seconds_to_start(self._plan.app, self._plan.options, self._options, self._task.expires)

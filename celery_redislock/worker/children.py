@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 
 from celery_redislock.app import server_of
 from celery_redislock.errors import LockKeyError, LockUnavailable
+from celery_redislock.message.header import Left
 from celery_redislock.server.lock_server import LockServer
 from celery_redislock.shown import shown
+from celery_redislock.task.decisions import may_be_left_a_key
 from celery_redislock.task.plan import LockPlan
 
 logger = logging.getLogger(__name__)
@@ -21,13 +23,6 @@ logger = logging.getLogger(__name__)
 #: Between two looks whether a child has died, in seconds. Celery itself notices a killed child up to five seconds
 #: later: it looks as soon as the child's pipe has closed, which may be before the child is dead, and then by a timer.
 LOOK = 0.2
-
-
-class Left(NamedTuple):
-    """What a message says was left to it: the key in Redis, and the claim that opens it."""
-
-    key: str
-    claim: str
 
 
 class Run(NamedTuple):
@@ -45,7 +40,7 @@ class Run(NamedTuple):
     @property
     def is_to_come(self) -> bool:
         """Whether the run before may leave the key to the message only when it ends."""
-        return self.plan.hands_over_to(self.retries)
+        return may_be_left_a_key(self.retries, self.plan.options)
 
     @property
     def key(self) -> str | None:

@@ -15,12 +15,13 @@ from kombu.serialization import registry  # type: ignore[attr-defined]
 
 from celery_redislock.app import server_of
 from celery_redislock.errors import LockConfigError
-from celery_redislock.message.comeback import HEADER, Return, custom_headers
+from celery_redislock.message.comeback import custom_headers
 from celery_redislock.message.delivery import DELIVERY, Delivery, hide_headers, is_given_back
+from celery_redislock.message.header import HEADER, Header
 from celery_redislock.server.tokens import mint_nonce
-from celery_redislock.task.policies import CameBack, CameBackInOutage, SentBack, Skipped
+from celery_redislock.task.endings import CameBack, CameBackInOutage, SentBack, Skipped
 
-from .children import Children, Left, Run
+from .children import Children, Run
 from .reminder import Reminder
 
 _children = Children()
@@ -58,8 +59,7 @@ class LockedRequest(Request):
         plan = task._lock_plan
         if plan is None or not plan.enabled:
             return None
-        said = Return.read(self.request_dict.get(HEADER))
-        left = Left(said.key, said.claim) if said.key is not None and said.claim is not None else None
+        left = Header.read(self.request_dict.get(HEADER)).left
         retries = self.request_dict.get("retries") or 0
         return Run(str(self.id), plan, self.args, self.kwargs, self.request_dict[DELIVERY].nonce, left, retries)
 

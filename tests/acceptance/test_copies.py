@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from celery import Task
 
-from celery_redislock.message.comeback import HEADER, Return
+from celery_redislock.message.header import HEADER, Header
 from celery_redislock.server.tokens import mint_publish
 from tests.conftest import on_every_broker
 from tests.lab.app import make_app
@@ -29,7 +29,7 @@ def tasks(config, start_worker):
 def test_a_copy_waits_for_its_first_delivery_and_is_dropped_then(tasks, ledger, locks, fails):
     app = tasks
     task, args = app.tasks["lab.step"], ("k", "body", 1.0, fails)
-    header = {HEADER: Return(mint_publish()).wire}
+    header = {HEADER: Header(mint_publish()).wire}
     # Celery's own publish, which adds no name of its own to the message.
     first = Task.apply_async(task, args, task_id="one-id", headers=header)
     wait_until(lambda: first.state == "STARTED", "the first delivery runs")

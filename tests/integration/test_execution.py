@@ -16,8 +16,8 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_redislock import LockedTask, signals
 from celery_redislock.message import message
-from celery_redislock.message.comeback import Return
 from celery_redislock.message.delivery import Delivery
+from celery_redislock.message.header import Header
 from celery_redislock.server import tokens
 from celery_redislock.server.answers import Leaves
 from celery_redislock.server.scripts import ACQUIRE
@@ -151,7 +151,7 @@ def leave(config, locks, name, place=""):
     key = make_app(config).tasks[name].lock_for("k").name + place
     claim = tokens.mint_claim()
     locks.client.set(key, tokens.mint(claim, Attempt("id", 0, 0), tokens.origin("host", name)), px=3_600_000)
-    return Return(claim=claim, key=key.removesuffix(place)).wire, key
+    return Header(claim=claim, key=key.removesuffix(place)).wire, key
 
 
 def test_a_retry_that_is_dropped_is_left_nothing_by_a_second_run_of_the_one_that_sent_it(deliver, config, locks):

@@ -122,7 +122,7 @@ class TestWhatIsNext:
         assert re.fullmatch(HELD + r"retry: after lock_retry_for \(0\.1 s\) it fails with LockConflict", said)
 
     def test_it_says_when_it_comes_back_the_least_that_the_broker_takes(self, app, task, deliver, ours, monkeypatch):
-        monkeypatch.setattr("celery_redislock.task.plan.delays_natively", lambda app: True)
+        monkeypatch.setattr("celery_redislock.message.broker.Broker.delays_natively", True)
         task = task(lock_on_conflict="retry")
         with task.lock_for("k"):
             deliver(app, task.name, "k")

@@ -6,6 +6,10 @@ from collections.abc import Iterator, Set
 from enum import Enum
 from typing import NamedTuple
 
+from celery_redislock.task.decisions import Published, on_publish
+from celery_redislock.task.decisions import Publishing as Decision
+
+from . import known
 from .commands import Acquire, Release, Renew, Reply, apply
 from .executions import Message
 from .rules import Mistake, Promise
@@ -73,7 +77,13 @@ class Publishing:
             return Step(f"a publisher takes the key for {one.message}", after.put_publisher(one, Stage.TOOK), asked)
         assert world.server.key
         holder = world.server.key.attempt
-        if world.has_ended(holder) and Mistake.ENDED_IS_A_HOLDER not in self.mistakes:
+        decision = on_publish(
+            Published("task", is_bare=True, causes=frozenset()),
+            known.holder(world.server.key),
+            lambda _: world.has_ended(holder) and Mistake.ENDED_IS_A_HOLDER not in self.mistakes,
+        )
+        assert decision is not Decision.SEND
+        if decision is Decision.OUTLIVE:
             # It has the place beside the key: others are answered with it, and it takes its turn.
             sent = after.remember("published", one.message.attempt).enqueue(one.message)
             return Step(f"{one.message} is sent, for {holder} has ended", sent, asked)

@@ -59,7 +59,3 @@ class Mistake(Enum):
     NOTE_NAMES_NO_PUBLISH = "a second publish under one task id is taken for a copy of the first"
     ENDED_IS_A_HOLDER = "a run whose end its caller has seen is a conflict until it has released its key"
     CLAIMED_MESSAGE_MEETS_THE_POLICY = "a message whose key has lapsed is skipped as a duplicate"
-
-
-#: The states of a run that is over: only these leave a note.
-OVER = frozenset({"SUCCESS", "FAILURE", "RETRY", "IGNORED"})

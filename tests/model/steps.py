@@ -1,6 +1,7 @@
 """What can happen next: what each execution does, from its delivery to its ack.
 
-It follows `Execution` and the scripts; where it differs, a comment says so.
+It follows `Execution` and the scripts, and asks the real rules, `celery_redislock.task.decisions`; where it differs, a
+comment says so.
 """
 
 from __future__ import annotations
@@ -8,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Set
 
 from celery_redislock.server.tokens import Attempt
+from celery_redislock.task import decisions
+from celery_redislock.task.decisions import ComeBack, Skip
 
+from . import known
 from .commands import Acquire, Claim, Command, Effect, GiveUp, HandOver, Release, Renew, Reply, Server, apply, noted
 from .executions import Ending, Execution, Message, Phase
 from .fate import Fate, token_of
 from .publishing import Publisher, Publishing
-from .rules import OVER, Excuse, Mistake, Promise
+from .rules import Excuse, Mistake, Promise
 from .world import Step, World
 
 #: Simultaneous executions. How often a message comes back has no bound.
@@ -85,7 +89,7 @@ class Steps:
 
     @staticmethod
     def _give_up(message: Message) -> GiveUp:
-        return GiveUp(message.claim, is_to_come=message.attempt.retries > 0)
+        return GiveUp(message.claim, known.may_be_left_a_key(message.attempt.retries))
 
     @staticmethod
     def _on(step: Step, one: Execution, go: Callable[[World, Execution], Iterator[Step]]) -> Iterator[Step]:
@@ -110,7 +114,7 @@ class Steps:
         # Or that reply is lost too: undone, by a release that needs no reply, and an outage to the execution.
         undo = Release(one.nonce, None, unseen_copy=False)
         after = world._replace(server=self._apply(world, undo).server)
-        begun = self._has_begun(one) and not self._makes(Mistake.OUTAGE_FORGETS_BEGUN_WORK)
+        begun = known.comes_back_begun(one, self.mistakes)
         asked = (world.server, undo)
         yield self._send_back(after, one, begun, "has no answer, undoes it and comes back", asked)
 
@@ -137,33 +141,36 @@ class Steps:
         return Step(label, world, asked, Promise.NOT_AGAIN if again else None)
 
     def _conflict(self, world: World, one: Execution, holder: Attempt, asked: tuple[Server, Command]) -> Step:
-        message = one.message
-        is_copy = noted(holder, self.mistakes) == noted(one.attempt, self.mistakes)
-        begun = is_copy or self._has_begun(one)
-        follows = holder.task_id in {message.attempt.task_id, message.parent}
-        claimed = message.claim and not self._makes(Mistake.CLAIMED_MESSAGE_MEETS_THE_POLICY)
-        ended = world.has_ended(holder)
-        if self._makes(Mistake.BEGUN_WORK_MEETS_THE_POLICY):
-            begun = is_copy
-        spared = (
-            begun
-            or claimed
-            or message.attempt.retries
-            or (follows and not self._makes(Mistake.SUCCESSOR_MEETS_THE_POLICY))
-            or (ended and not self._makes(Mistake.ENDED_IS_A_HOLDER))
+        message, key = one.message, world.server.key
+        assert key
+        decision = decisions.on_conflict(
+            *(known.facts(one, self.mistakes), known.holder(key), known.options(message.policy)),
+            is_own_copy=noted(holder, self.mistakes) == noted(one.attempt, self.mistakes),
+            has_ended=lambda _: world.has_ended(holder) and not self._makes(Mistake.ENDED_IS_A_HOLDER),
         )
-        if not spared and message.policy == "skip":
-            if not follows and not message.claim and message.attempt not in world.history.started:
-                world = world.remember("settled", message.attempt)
-            label = f"{one.nonce} is skipped as a duplicate of {holder}"
-            step = self._close(world, one, Phase.DROPPED, label, asked)
-            return step._replace(broken=Promise.SERVED_ANEW) if message.after == holder.task_id else step
-        # Nobody can have begun it, or it would have been marked so.
-        fresh = message.attempt not in world.history.started and not message.may_be_known_as_begun
+        if isinstance(decision, Skip):
+            return self._skip(world, one, holder, asked)
+        begun = isinstance(decision, ComeBack) and decision.is_begun
         step = self._send_back(world, one, begun, f"meets {holder} and comes back", asked)
-        if message.policy == "skip" and fresh and not (claimed or message.attempt.retries or follows or ended):
-            return step._replace(broken=Promise.POLICY)
-        return step
+        return step._replace(broken=Promise.POLICY) if self._must_be_skipped(world, one, holder) else step
+
+    def _skip(self, world: World, one: Execution, holder: Attempt, asked: tuple[Server, Command]) -> Step:
+        message = one.message
+        if not self._follows(one, holder) and not message.claim and message.attempt not in world.history.started:
+            world = world.remember("settled", message.attempt)
+        step = self._close(world, one, Phase.DROPPED, f"{one.nonce} is skipped as a duplicate of {holder}", asked)
+        return step._replace(broken=Promise.SERVED_ANEW) if message.after == holder.task_id else step
+
+    def _must_be_skipped(self, world: World, one: Execution, holder: Attempt) -> bool:
+        """A duplicate that nobody can have begun, as the history knows, and that nothing else excepts."""
+        message, makes = one.message, self._makes(Mistake.CLAIMED_MESSAGE_MEETS_THE_POLICY)
+        excepted = (message.claim and not makes) or message.attempt.retries or self._follows(one, holder)
+        fresh = message.attempt not in world.history.started and not message.may_be_known_as_begun
+        return bool(message.policy == "skip" and fresh and not excepted and not world.has_ended(holder))
+
+    @staticmethod
+    def _follows(one: Execution, holder: Attempt) -> bool:
+        return holder.task_id in {one.attempt.task_id, one.message.parent}
 
     def _send_back(self, world: World, one: Execution, begun: bool, why: str, asked: tuple[Server, Command]) -> Step:
         again = one.message._replace(redelivered=False, returned=True, begun=one.message.begun or begun)
@@ -227,7 +234,7 @@ class Steps:
         asked, broken = (world.server, command), self._stolen(world.server, effect, command.nonce)
         after = world._replace(server=effect.server)
         assert one.ending
-        if one.ending.state in OVER:
+        if decisions.leaves_note(one.ending.state):
             after = after.remember("finished", one.attempt)
         elif not one.ending.requeues:
             after = after.remember("settled", one.attempt)
@@ -241,16 +248,8 @@ class Steps:
     def _last_word(self, one: Execution) -> Release | HandOver:
         ending = one.ending
         assert ending
-        is_over = (
-            ending.state in OVER
-            or (ending.state == "SystemExit" and self._makes(Mistake.NOTE_ON_SYSTEM_EXIT))
-            or (ending.state == "REJECTED" and self._makes(Mistake.NOTE_ON_REQUEUE))
-        )
-        note = one.attempt if is_over else None
-        unseen_copy = one.overdue
-        if not self._makes(Mistake.FIRST_DELIVERY_IGNORES_ITS_COPY):
-            unseen_copy = self._may_be_copy(one)
-        unseen_copy &= not self._makes(Mistake.NO_NOTE_FOR_AN_UNSEEN_COPY)
+        note = one.attempt if known.is_over(ending.state, self.mistakes) else None
+        unseen_copy = known.copy_may_wait(one, self.mistakes)
         if one.gives and ending.publishes:
             return HandOver(self._token(one), note, unseen_copy, one.gives, ending.publishes.attempt)
         return Release(self._token(one), note, unseen_copy)
@@ -277,23 +276,10 @@ class Steps:
         return mistake in self.mistakes
 
     def _acquire(self, one: Execution) -> Acquire | Claim:
-        message = one.message
-        reads_note = message.returned or self._may_be_copy(one)
+        message, reads_note = one.message, known.reads_note(one, self.mistakes)
         if message.claim:
             return Claim(self._token(one), one.attempt, reads_note, message.claim)
         return Acquire(one.nonce, one.attempt, reads_note)
-
-    def _may_be_copy(self, one: Execution) -> bool:
-        """Whether another delivery of its message may have begun before, or be still to come."""
-        late = one.overdue and not self._makes(Mistake.FIRST_DELIVERY_IGNORES_ITS_COPY)
-        returned = one.message.returned and not self._makes(Mistake.COMEBACK_LEAVES_NO_NOTE)
-        return one.message.redelivered or one.message.begun or late or returned
-
-    def _has_begun(self, one: Execution) -> bool:
-        """Whether the work may have begun in an execution that has died, so that no policy may drop it."""
-        if self._makes(Mistake.OLD_IS_BEGUN):
-            return one.overdue or one.message.redelivered or one.message.begun
-        return one.message.may_be_known_as_begun
 
     def _token(self, one: Execution) -> str:
         return token_of(one, self.mistakes)

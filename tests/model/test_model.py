@@ -9,12 +9,10 @@ from collections import Counter
 
 import pytest
 
-from celery_redislock.task.execution import _OVER
-
 from .commands import Acquire, HandOver, Release
 from .executions import IN_BODY, Phase
 from .explore import explore
-from .rules import OVER, Excuse, Mistake, Promise
+from .rules import Excuse, Mistake, Promise
 from .scenarios import (
     ACKED_EARLY,
     BEGUN,
@@ -169,10 +167,6 @@ def test_a_broken_promise_is_told_step_by_step():
     assert promise.value in story
     assert "n1 is granted the key and starts a/0/0" in story
     assert "finds the note and is dropped" in story
-
-
-def test_the_code_and_the_model_call_the_same_states_over():
-    assert OVER == _OVER
 
 
 SIGHTS = {

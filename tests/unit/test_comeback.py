@@ -13,14 +13,9 @@ from celery.app.task import Context
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_redislock.message.comeback import (
-    DEFAULT_VISIBILITY_TIMEOUT,
-    MAX_KEY,
-    Return,
-    custom_headers,
-    queue_of,
-    visibility_timeout,
-)
+from celery_redislock.message.broker import DEFAULT_VISIBILITY_TIMEOUT, Broker
+from celery_redislock.message.comeback import custom_headers, queue_of
+from celery_redislock.message.header import MAX_KEY, Header
 from celery_redislock.server.tokens import mint_claim, mint_publish
 
 GOOD: dict[str, Any] = {
@@ -46,17 +41,17 @@ MALFORMED_FIELDS = [
 
 def test_a_header_is_read_as_it_was_written() -> None:
     """Through the broker's JSON."""
-    for header in (Return(), Return(mint_publish()), Return(**GOOD), Return(**GOOD).next(begun=False, joins="b")):
-        assert Return.read(json.loads(json.dumps(header.wire))) == header
+    for header in (Header(), Header(mint_publish()), Header(**GOOD), Header(**GOOD).next(begun=False, joins="b")):
+        assert Header.read(json.loads(json.dumps(header.wire))) == header
 
 
 def test_what_is_not_said_is_not_sent() -> None:
     publish = mint_publish()
-    assert Return(publish).wire == {"publish": publish}
+    assert Header(publish).wire == {"publish": publish}
 
 
 def test_what_was_left_to_a_message_stays_when_it_comes_back() -> None:
-    header = Return(**GOOD)
+    header = Header(**GOOD)
     assert header.next(begun=False)[:3] == header[:3]
 
 
@@ -66,30 +61,30 @@ def test_what_was_left_to_a_message_stays_when_it_comes_back() -> None:
     ids=repr,
 )
 def test_a_header_that_is_no_return_counts_as_none(header: Any) -> None:
-    assert Return.read(header) == Return()
+    assert Header.read(header) == Header()
 
 
 @pytest.mark.parametrize(("field", "value"), MALFORMED_FIELDS, ids=lambda value: repr(value)[:20])
 def test_a_malformed_field_costs_itself_alone(field: str, value: Any) -> None:
     others = {name: value for name, value in GOOD.items() if name != field}
-    assert Return.read({**GOOD, field: value}) == Return(**others)
+    assert Header.read({**GOOD, field: value}) == Header(**others)
 
 
 @pytest.mark.parametrize("ahead", [1.0, 60.5, 3600.0, 1e11, 10**30, 10**400], ids=lambda ahead: repr(ahead)[:10])
 def test_a_message_from_a_clock_that_is_ahead_came_back_just_now_and_loses_nothing(ahead: float) -> None:
-    header = Return.read({**GOOD, "since": int(time.time()) + ahead})
+    header = Header.read({**GOOD, "since": int(time.time()) + ahead})
     assert abs(header.since - time.time()) < 5
-    assert header._replace(since=0) == Return(**GOOD)._replace(since=0)
+    assert header._replace(since=0) == Header(**GOOD)._replace(since=0)
 
 
 def test_what_a_later_version_adds_to_the_header_is_passed_over() -> None:
-    assert Return.read({**GOOD, "colour": "red"}) == Return.read(GOOD)
+    assert Header.read({**GOOD, "colour": "red"}) == Header.read(GOOD)
 
 
 _json_like = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*Return._fields, "x"]), inner, max_size=4)
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*Header._fields, "x"]), inner, max_size=4)
     ),
 )
 
@@ -98,28 +93,28 @@ _json_like = st.recursive(
     _json_like | st.fixed_dictionaries({"times": st.integers() | _json_like, "since": _json_like, "begun": _json_like})
 )
 def test_no_header_makes_reading_raise_or_a_delay_leave_its_bounds(header: Any) -> None:
-    returned = Return.read(header).next(begun=False)
+    returned = Header.read(header).next(begun=False)
     assert 0 < returned.since <= time.time()
     assert 1.0 <= returned.delay(1.0, 30.0) <= 30.0
 
 
 def test_a_message_remembers_when_it_first_came_back() -> None:
-    first = Return().next(begun=True)
+    first = Header().next(begun=True)
     assert first.times == 1
     assert abs(first.since - time.time()) < 5
-    assert first.next(begun=False) == Return(times=2, since=first.since, begun=True)
+    assert first.next(begun=False) == Header(times=2, since=first.since, begun=True)
 
 
 @given(times=st.integers(0, 10**12), shortest=st.floats(0.001, 3600), longest=st.floats(0.001, 86400))
 def test_a_delay_stays_between_the_shortest_and_the_longest(times: int, shortest: float, longest: float) -> None:
-    delay = Return(times=times, since=1.0).delay(shortest, longest)
+    delay = Header(times=times, since=1.0).delay(shortest, longest)
     assert min(shortest, longest) <= delay <= longest
 
 
 def test_delays_grow_and_spread() -> None:
     """So that many duplicates neither hammer the server nor arrive together."""
-    early = [Return(times=0).delay(1.0, 1000.0) for _ in range(200)]
-    late = [Return(times=8).delay(1.0, 1000.0) for _ in range(200)]
+    early = [Header(times=0).delay(1.0, 1000.0) for _ in range(200)]
+    late = [Header(times=8).delay(1.0, 1000.0) for _ in range(200)]
     assert max(early) <= 2.0
     assert sum(late) / 200 > 10 * sum(early) / 200
     assert len(set(early)) > 100
@@ -139,7 +134,7 @@ def test_the_visibility_timeout_is_the_brokers_or_shorter_than_any_default(
     app: Celery, options: Any, seconds: float
 ) -> None:
     app.conf.broker_transport_options = options
-    assert visibility_timeout(app) == seconds
+    assert Broker(app).visibility_timeout == seconds
     assert DEFAULT_VISIBILITY_TIMEOUT < 3600  # of kombu's Redis transport
 
 

@@ -22,7 +22,7 @@ from celery_redislock.options import (
     resolve_settings,
 )
 from celery_redislock.task.attributes import LockAttributes
-from celery_redislock.task.policies import POLICIES
+from celery_redislock.task.decisions import POLICIES
 
 from .wire import SECRET
 

@@ -1,0 +1,79 @@
+"""What the real rules are told of the model's messages and holders, and how a mistake changes what they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from functools import cache
+
+from celery_redislock.info import LockInfo
+from celery_redislock.message.facts import Delivered, Facts
+from celery_redislock.options import LockOptions, resolve_options
+from celery_redislock.task import decisions
+
+from .commands import Key
+from .executions import Execution
+from .rules import Mistake
+
+
+@cache
+def options(policy: str) -> LockOptions:
+    """Of a task that leaves its key to its retries."""
+    return resolve_options("model", {"on_conflict": policy, "hold_on_retry": True}, {})
+
+
+def delivered(one: Execution) -> Delivered:
+    message = one.message
+    return Delivered(message.acks_late, message.redelivered, one.overdue, message.begun, message.returned)
+
+
+def facts(one: Execution, mistakes: Set[Mistake]) -> Facts:
+    message, known = one.message, delivered(one)
+    causes = frozenset({message.attempt.task_id, message.parent} - {""})
+    if Mistake.SUCCESSOR_MEETS_THE_POLICY in mistakes:
+        causes = frozenset()
+    if Mistake.BEGUN_WORK_MEETS_THE_POLICY in mistakes:
+        known = known._replace(acks_late=False, is_marked_begun=False)
+    if Mistake.OLD_IS_BEGUN in mistakes:
+        known = known._replace(is_marked_begun=decisions.is_delivered_again(known))
+    is_claimed = bool(message.claim) and Mistake.CLAIMED_MESSAGE_MEETS_THE_POLICY not in mistakes
+    return Facts(known, message.attempt, causes, is_claimed)
+
+
+def holder(key: Key) -> LockInfo:
+    state = "queued" if key.nonce[0] == "h" else "held"
+    return LockInfo("key", key.attempt.task_id, "task", "w@host", None, None, state)
+
+
+def reads_note(one: Execution, mistakes: Set[Mistake]) -> bool:
+    known = delivered(one)
+    if Mistake.FIRST_DELIVERY_IGNORES_ITS_COPY in mistakes:
+        known = known._replace(is_overdue=False)
+    return decisions.may_be_a_copy(known)
+
+
+def copy_may_wait(one: Execution, mistakes: Set[Mistake]) -> bool:
+    known = delivered(one)
+    if Mistake.COMEBACK_LEAVES_NO_NOTE in mistakes:
+        known = known._replace(has_come_back=False)
+    if Mistake.FIRST_DELIVERY_IGNORES_ITS_COPY in mistakes:
+        return one.overdue
+    return decisions.may_be_a_copy(known) and Mistake.NO_NOTE_FOR_AN_UNSEEN_COPY not in mistakes
+
+
+def comes_back_begun(one: Execution, mistakes: Set[Mistake]) -> bool:
+    """From an outage."""
+    decision = decisions.on_outage(delivered(one), options(one.message.policy))
+    assert isinstance(decision, decisions.ComeBack)
+    return decision.is_begun and Mistake.OUTAGE_FORGETS_BEGUN_WORK not in mistakes
+
+
+def is_over(state: str, mistakes: Set[Mistake]) -> bool:
+    forgiven = {
+        "SystemExit": Mistake.NOTE_ON_SYSTEM_EXIT,
+        "REJECTED": Mistake.NOTE_ON_REQUEUE,
+    }
+    return decisions.leaves_note(state) or forgiven.get(state) in mistakes
+
+
+def may_be_left_a_key(retries: int) -> bool:
+    return decisions.may_be_left_a_key(retries, options("retry"))
