@@ -426,9 +426,14 @@ class _Leaves:
 
 
 class _Linked(LockedTask):
+    def before_start(self, *args: Any) -> None:
+        """Celery 5.6.0 takes the next step out of the request's list when it publishes it."""
+        super().before_start(*args)
+        self.request.goes_on = bool(self.request.chain)
+
     def on_success(self, retval: Any, task_id: str, *args: Any) -> None:
         """Celery has published the next step by now."""
-        if self.request.chain:
+        if self.request.goes_on:
             Ledger(Path(self.app.conf.lab_ledger)).wait_for_conflict(task_id)
 
 

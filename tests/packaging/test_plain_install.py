@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from tests.lab.readme import celerys_own, console, try_it
 from tests.lab.servers import Valkey, free_port
@@ -57,7 +58,7 @@ def test_the_readmes_first_screen_works_with_the_wheel_alone(wheel, tmp_path, va
     assert ("hiredis" in versions) == bool(extra)
     for pin in pins:
         name, version = pin.split("==")
-        assert versions[name.split("[")[0]] == version
+        assert Version(versions[name.split("[")[0]]) == Version(version)
     printed, log = try_it(python, tmp_path, variables)
     assert printed == console("python calls.py")[1], log
 
@@ -66,5 +67,5 @@ def test_the_demo_works_with_the_wheel_alone(wheel, tmp_path):
     """It is no part of the wheel: copied, it finds no other celery_redislock than the installed one."""
     python = installed(tmp_path, f"{wheel}[demo]")
     shutil.copytree(ROOT / "example_worker", tmp_path / "example_worker")
-    shown = run(python, "-m", "example_worker", cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""})
+    shown = run(python, "-m", "example_worker", cwd=tmp_path)
     assert "lost: 0  overlaps: 0" in shown
