@@ -77,13 +77,13 @@ def test_a_release_wakes_it(make, waiting):
 
 
 def test_one_release_wakes_one_waiter(make, client, locks, waiting):
-    go_on = threading.Event()
+    has_it, go_on = threading.Event(), threading.Event()
     holder = make()
     holder.acquire()
-    waiters = waiting(5, work=lambda lock: go_on.wait(10))
+    waiters = waiting(5, work=lambda lock: has_it.set() or go_on.wait(10))
     locks.calls()
     holder.release()
-    wait_until(lambda: blocked(client) == 4, "one has it")
+    assert has_it.wait(5)
     calls = locks.calls()
     go_on.set()
     assert calls["evalsha"] == 2  # one release, one acquire
