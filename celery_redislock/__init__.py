@@ -11,6 +11,7 @@ from .errors import (
 from .info import LockInfo
 from .lock.lock import Lock
 from .locked import locked
+from .task import postrun
 from .task.locked_task import LockedTask
 from .task.result import LockedResult
 from .worker import masking, start
@@ -30,4 +31,5 @@ __all__ = [
 ]
 
 masking.hide_url()
+postrun.connect()
 start.connect()

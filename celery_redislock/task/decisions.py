@@ -1,8 +1,8 @@
 """Decisions: what becomes of a run, of its message and of a publish, as values.
 
-Pure functions of what is known of a message, of a key's holder, and of the task's options. `Execution` and
-`Publication` carry out what they return. The model in tests/model imports them, so a rule that is changed here is
-changed there as well.
+Pure functions of what is known of a message (see `message.facts`), of a key's holder, and of the task's options.
+`WorkerExecution`, its subclasses and `Publication` carry out what they return. The model in tests/model imports them, so
+a rule that is changed here is changed there as well.
 
 A new policy is one function here, its name in `POLICIES`, and its name in `options.ConflictPolicy`.
 """
@@ -30,32 +30,6 @@ EXPIRED = "expired"
 
 HasEnded = Callable[[LockInfo], bool]
 """Asks the result backend whether a holder's run has ended, although its key is not free yet."""
-
-
-# What is known of a message.
-
-
-def is_delivered_again(message: Delivered) -> bool:
-    """Whether the broker has given a message to more than one worker, or is about to."""
-    return message.is_overdue or message.is_redelivered or message.is_marked_begun
-
-
-def may_be_a_copy(message: Delivered) -> bool:
-    """Whether another delivery of a message may have begun before, or be still to come.
-
-    Such a message reads the note of its attempt, and leaves one. One that has come back may be there twice: kombu sends
-    again what the broker has not confirmed.
-    """
-    return message.has_come_back or is_delivered_again(message)
-
-
-def has_begun(message: Delivered) -> bool:
-    """Whether a process that ran a message may have died in the midst, so that no policy may drop it.
-
-    With a late ack nobody can know. An early ack is sent before the body begins: what the broker delivers again has not
-    begun then. Nor has what is merely old.
-    """
-    return message.is_marked_begun or (message.acks_late and message.is_redelivered)
 
 
 # What becomes of a run that finds its key held.
@@ -108,7 +82,7 @@ def on_conflict(
         is_own_copy: The holder runs the same attempt: another delivery of this message.
         has_ended: Asked only where a policy would drop the run.
     """
-    is_begun = is_own_copy or has_begun(message.delivered)
+    is_begun = is_own_copy or message.delivered.has_begun
     if is_begun or message.attempt.retries or follows(message.causes, holder) or _is_owed_its_key(message, options):
         return ComeBack(is_begun)
     policy = policy_for(holder, options)
@@ -237,7 +211,7 @@ def on_outage(message: Delivered, options: LockOptions) -> Refuse | RunWithout |
         case "run":
             return RunWithout()
         case _:
-            return ComeBack(has_begun(message))
+            return ComeBack(message.has_begun)
 
 
 # What a run leaves behind, and what may be left to it.

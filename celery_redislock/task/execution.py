@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from celery import states
 
 from celery_redislock import signals
 from celery_redislock.app import server_of
-from celery_redislock.errors import LockConflict, LockUnavailable
+from celery_redislock.errors import LockUnavailable
 from celery_redislock.info import LockInfo
 from celery_redislock.message.facts import Facts
 from celery_redislock.message.message import Message
@@ -23,8 +23,7 @@ from celery_redislock.shown import shown
 
 from . import decisions
 from .abort import Abort
-from .decisions import ComeBack, Decision, Fail, Refuse, RunWithout, Skip, TakeTurn, Wait
-from .endings import CameBack, CameBackInOutage, SentBack, drop, revoke, show_as_retry
+from .decisions import Decision
 from .held_by_request import EXECUTION
 from .outcome import Outcome, has_ended
 from .until_start import seconds_to_start
@@ -41,8 +40,8 @@ logger = logging.getLogger(__name__)
 SOON = 0.05
 
 
-class Execution:
-    """Takes, keeps and gives back the key of one request. What it does is decided in `decisions`.
+class Execution(ABC):
+    """Takes, keeps and gives back the key of one request. Its subclasses know what to do where the key is held.
 
     Attributes:
         task: The task object; many threads share it, so nothing of a run is kept there.
@@ -61,8 +60,6 @@ class Execution:
         "_left_to",
         "_release_was_asked_for",
         "_server",
-        "_wait_end",
-        "_waits",
         "abort",
         "joined",
         "key",
@@ -91,8 +88,6 @@ class Execution:
             self._claim = Claim(claim, seconds_to_start(plan.app, plan.options, options, task.expires))
         self._left_to: tuple[str, float] | None = None
         self._release_was_asked_for = False
-        self._waits: bool | None = None  # True while the release is to wake this run, False when it no longer is
-        self._wait_end = 0.0
 
     def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take the key of this call, or end the run as its options say.
@@ -131,37 +126,18 @@ class Execution:
         if not self.message.was_sent_back:
             self._give_up_claim()
 
-    # Asking for the key.
-
+    @abstractmethod
     def _take(self, lock: HeldLock) -> None:
-        while self.lock is None:
-            try:
-                answer = self._ask(lock)
-            except LockUnavailable as error:
-                self._asked_for = None
-                if self._runs_without(error):
-                    self._give_up_claim()
-                    return
-                lock.token = self._mint()  # a release of the last one may still be on its way
-                continue
-            if isinstance(answer, Granted):
-                self._claim = None
-                lock.granted(answer)
-                self._taken(lock)
-                return
-            self._asked_for = None
-            if isinstance(answer, Finished):
-                drop(self.message)
-            self._conflict(answer)
+        """Take the key, or end the run, as `begin` says. Where it sets no `lock`, the body runs without one."""
 
-    def _ask(self, lock: HeldLock) -> Granted | Held | Finished:
+    def _ask(self, lock: HeldLock, waits: bool | None) -> Granted | Held | Finished:
         # Where a time limit strikes while the answer is read, the postrun hook must release the key.
         self._asked_for = lock
-        note = self._note(lock.key) if decisions.may_be_a_copy(self.message.delivered) else None
+        note = self._note(lock.key) if self.message.delivered.may_be_a_copy else None
         return lock.store.acquire(
             *(lock.key, lock.token, lock.nonce, lock.lease, note),
             fence=self.plan.options.fence,
-            waits=self._waits,
+            waits=waits,
             claim=self._claim,
         )
 
@@ -170,110 +146,6 @@ class Execution:
         self._server.keeper.add(lock)
         if signals.lock_acquired.receivers:
             signals.lock_acquired.send(sender=self.task, lock=lock)
-
-    # Where it is held.
-
-    def _conflict(self, conflict: Held) -> None:
-        """End the run, or return to ask for the key again."""
-        holder, message = conflict.holder.info(self.key, conflict.ttl), self.message.facts
-        decision = self._decide(message, conflict, holder)
-        policy = "come back" if isinstance(decision, ComeBack) else decisions.policy_for(holder, self.plan.options)
-        if self._waits is None or policy == "come back":  # else it is the conflict that has been announced
-            self._announce(holder, policy)
-        self._carry_out(decision, message, holder)
-
-    def _decide(self, message: Facts, conflict: Held, holder: LockInfo) -> Decision:
-        return decisions.on_conflict(
-            *(message, holder, self.plan.options),
-            is_own_copy=str(conflict.holder.attempt) == str(message.attempt),
-            has_ended=partial(has_ended, self.task),
-        )
-
-    def _carry_out(self, decision: Decision, message: Facts, holder: LockInfo) -> None:
-        match decision:
-            case Skip():
-                self._skip(decision, holder)
-            case Fail():
-                self._fail(decision, holder)
-            case Wait():
-                if not self._wait_for_release(holder):
-                    self._carry_out(decisions.take_turn(message, self.plan.options), message, holder)
-            case TakeTurn():
-                self._take_turn(decision, holder)
-            case ComeBack():
-                pause = self._pause(SOON, holder)
-                self._tell(holder, f"come back: in {pause:.2f} s")
-                if self.message.send_back(pause, is_begun=decision.is_begun):
-                    raise CameBack(f"the lock is held by {holder.who}; the message comes back")
-
-    def _skip(self, decision: Skip, holder: LockInfo) -> None:
-        expired = decision.reason == decisions.EXPIRED
-        self._tell(
-            holder, f"{self._turn}: it has expired: its result is REVOKED" if expired else "skip: its result is REVOKED"
-        )
-        revoke(self.task, self.request, decision.reason)
-
-    def _fail(self, decision: Fail, holder: LockInfo) -> None:
-        waited = self.plan.options.retry_for or 0.0
-        late = f"{self._turn}: after lock_retry_for ({waited:g} s) it fails with LockConflict"
-        self._tell(holder, late if decision.is_late else "raise: it fails with LockConflict")
-        raise LockConflict(holder.key, holder)
-
-    def _take_turn(self, decision: TakeTurn, holder: LockInfo) -> None:
-        error = LockConflict(holder.key, holder)
-        pause = self._pause(self.plan.options.retry_delay, None if decision.joins else holder)
-        self._tell(holder, f"{self._turn}: it comes back in {pause:.2f} s")
-        # Before it is sent: stored after it, as Celery's own Retry is, it could overwrite the outcome of its run.
-        show_as_retry(self.task, self.request, self.message, error)
-        if self.message.send_back(pause, joins=decision.joins):
-            raise SentBack(str(error))
-
-    @property
-    def _turn(self) -> str:
-        return "join" if self.plan.options.on_conflict == "join" else "retry"
-
-    def _pause(self, shortest: float, holder: LockInfo | None) -> float:
-        """Seconds until the message should be tried again; not before the key of `holder` has cooled down."""
-        cools_for = holder.ttl or 0.0 if holder is not None and holder.state == "cooling" else 0.0
-        return self.message.pause(shortest, self.plan.options.retry_max_delay, at_least=cools_for)
-
-    def _wait_for_release(self, holder: LockInfo) -> bool:
-        """Block for a while, in this run's `lock_wait`.
-
-        Returns:
-            Whether to ask for the key again: True at first, to say that this run waits, and at last, to say that it
-            waits no longer; False from then on.
-        """
-        if self._waits is None:
-            self._tell(holder, f"wait: it waits for up to {self.plan.options.wait:g} s in its worker slot")
-            self._waits, self._wait_end = True, time.monotonic() + self.plan.options.wait
-            return True
-        left = self._wait_end - time.monotonic()
-        if self._waits and left > 0:
-            self._server.wait(holder, left)
-            return True
-        was_waiting, self._waits = self._waits, False
-        return was_waiting
-
-    # Where Redis cannot be asked.
-
-    def _runs_without(self, error: LockUnavailable) -> bool:
-        """What an outage does: True to run without the lock, False where the key must be asked for again."""
-        signals.lock_unavailable.send(sender=self.task, key=error.key, error=error)
-        decision = decisions.on_outage(self.message.delivered, self.plan.options)
-        match decision:
-            case Refuse():
-                raise error
-            case RunWithout():
-                logger.warning("%s runs without its lock, by lock_on_outage: %s", self.message.name, error)
-                return True
-        pause = self._pause(self.plan.options.retry_delay, None)
-        logger.info("%s: %s; it comes back in %.2f s", self.message.name, error, pause)
-        if self.message.send_back(pause, is_begun=decision.is_begun):
-            raise CameBackInOutage("Redis could not be asked for the lock; the message comes back")
-        return False
-
-    # Giving it back.
 
     def _give_back(self, lock: HeldLock, state: str | None) -> None:
         self._server.keeper.remove(lock)
@@ -300,7 +172,7 @@ class Execution:
 
     def _leaves(self, lock: HeldLock, state: str | None) -> Leaves:
         note, delivered = self._note(lock.key) if decisions.leaves_note(state) else None, self.message.delivered
-        copy_may_wait, again = decisions.may_be_a_copy(delivered), decisions.is_delivered_again(delivered)
+        copy_may_wait, again = delivered.may_be_a_copy, delivered.is_delivered_again
         note_ttl = self.plan.broker.note_ttl(is_sent_back_only=copy_may_wait and not again)
         if self._left_to is not None:
             return Leaves(note, copy_may_wait, *self._left_to, note_ttl)
@@ -328,7 +200,12 @@ class Execution:
             self._server.give_up(*left, is_to_come=is_to_come)
         self._claim = None
 
-    # Telling.
+    def _decide(self, message: Facts, conflict: Held, holder: LockInfo) -> Decision:
+        return decisions.on_conflict(
+            *(message, holder, self.plan.options),
+            is_own_copy=str(conflict.holder.attempt) == str(message.attempt),
+            has_ended=partial(has_ended, self.task),
+        )
 
     def _announce(self, holder: LockInfo, policy: str) -> None:
         signals.lock_conflict.send(sender=self.task, key=holder.key, holder=holder, policy=policy)

@@ -14,10 +14,10 @@ from celery_redislock.info import LockInfo
 from celery_redislock.server.held import HeldLock
 from celery_redislock.shown import shown
 
-from .decisions import Joining, is_delivered_again, on_joining, take_turn
+from .decisions import Joining, on_joining, take_turn
 from .endings import drop, revoke, show_no_retry
-from .execution import Execution
 from .outcome import PRIVATE_BACKENDS, Outcome, backend_scheme, outcome_of
+from .worker_execution import WorkerExecution
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class JoiningExecution(Execution):
+class JoiningExecution(WorkerExecution):
     """Ends with the outcome of the task that its message has met, or runs in its place if it died without one.
 
     One that was to run again has died if it has not within `lock_queue_ttl`, as far as anybody can say.
@@ -52,7 +52,7 @@ class JoiningExecution(Execution):
             super()._take(lock)
             return
         # A delivery that joined took no key, at whose release it could have left a note.
-        if is_delivered_again(self.message.delivered) and outcome_of(self.task, self.message.attempt.task_id).is_ready:
+        if self.message.delivered.is_delivered_again and outcome_of(self.task, self.message.attempt.task_id).is_ready:
             drop(self.message)
         while True:
             outcome = outcome_of(self.task, joins)

@@ -2,45 +2,40 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 from celery import Task, states
 from celery.exceptions import Ignore, Reject
-from celery.signals import task_postrun
-from celery.utils.imports import symbol_by_name
 
 from celery_redislock.app import server_of, settings_of
-from celery_redislock.errors import LockConfigError, LockConflict, LockKeyError
+from celery_redislock.errors import LockConfigError, LockKeyError
 from celery_redislock.info import LockInfo
 from celery_redislock.lock.lock import Lock
 from celery_redislock.lock.no_lock import NoLock
 from celery_redislock.message.comeback import ignores_result
-from celery_redislock.message.delivery import hide_headers, is_given_back
-from celery_redislock.message.header import HEADER, Header
-from celery_redislock.options import ATTRIBUTES, name_of
+from celery_redislock.message.delivery import hide_headers
+from celery_redislock.options import name_of
 from celery_redislock.server.held import HeldLock
 
 from .attributes import LockAttributes
-from .body import guard, refuse_what_outlives_its_call
-from .decisions import may_be_left_a_key
+from .binding import body_of, expect_conflicts, guard_body, own_options, request_class, tasks_of
+from .body import refuse_what_outlives_its_call
 from .eager import EagerExecution
 from .execution import Execution, execution_of
 from .failures import report
-from .held_by_request import EXECUTION, attach, held_by_request
+from .held_by_request import attach, held_by_request
 from .join import JoiningExecution, check_backend
 from .leftovers import warn_of_leftovers
 from .plan import LockPlan
 from .publish import Publication, is_bare
+from .worker_execution import WorkerExecution
 
 if TYPE_CHECKING:
     from celery import Celery
     from celery.app.task import Context
-    from celery.worker.request import Request
 
     from .result import LockedResult
 
@@ -67,7 +62,7 @@ class LockedTask(LockAttributes, BaseTask):
         def delay(self, *args: Any, **kwargs: Any) -> LockedResult:
             """Send a message with these arguments, by `apply_async`."""
 
-    _lock_plan: ClassVar[LockPlan | None] = None
+    lock_plan: ClassVar[LockPlan | None] = None
     #: Celery's `track_started` of this task. Celery itself must not store STARTED: it does so before the hooks,
     #: and a copy of the message would overwrite the first run's outcome.
     _lock_track_started: ClassVar[bool] = False
@@ -86,43 +81,29 @@ class LockedTask(LockAttributes, BaseTask):
         try:
             cls._prepare_lock(app, name)
         except LockConfigError:
-            _tasks_of(app).pop(name, None)  # so that the next use of the task fails as well
+            tasks_of(app).pop(name, None)  # so that the next use of the task fails as well
             raise
         return app
 
     @classmethod
     def _prepare_lock(cls, app: Celery, name: str) -> None:
-        static = inspect.getattr_static(cls, "run")
-        is_method = not isinstance(static, staticmethod)
         if isinstance(cls.Request, type):  # a name is resolved by the worker
-            _request_class(cls, name)
-        body = static if is_method else static.__func__
-        refuse_what_outlives_its_call(f"{name}: its body", body, "let a plain body run it, as with asyncio.run()")
-        own = _own_options(cls)
-        plan = LockPlan(app, name, body, is_method, own)
+            request_class(name, cls.Request)
+        body = body_of(cls)
+        refuse_what_outlives_its_call(f"{name}: its body", body.function, "let a plain body run it: asyncio.run()")
+        own = own_options(cls, LockedTask)
+        plan = LockPlan(app, name, body.function, body.is_method, own)
         has_own_key = plan.options.args is not None or plan.options.key is not None
         warn_of_leftovers(cls, LockedTask, name, "" if has_own_key else " Its key is made of all its arguments.")
         if plan.enabled and plan.options.on_conflict == "join":
             check_backend(app, name, name_of("on_conflict", own, settings_of(app)), bool(cls.ignore_result))
         if plan.options.on_conflict == "raise":
-            _expect_conflicts(cls)
-        is_first_bind = "_lock_plan" not in vars(cls)
-        cls._lock_plan = plan
+            expect_conflicts(cls)
+        is_first_bind = "lock_plan" not in vars(cls)
+        cls.lock_plan = plan
         if is_first_bind and "track_started" in vars(cls):  # else its base, bound before, has done it
             cls._lock_track_started, cls.track_started = bool(cls.track_started), False
-
-        def is_locked() -> bool:
-            return cls._lock_plan is not None and cls._lock_plan.enabled
-
-        if not hasattr(body, "__redislock__"):
-            guarded = guard(cls, name, body, is_locked)
-            setattr(cls, "run", guarded if is_method else staticmethod(guarded))  # noqa: B010 - mypy
-        task = _tasks_of(app).get(name)
-        original = getattr(task, "_orig_run", None)
-        if task is not None and original is not None and not hasattr(original, "__redislock__"):
-            task._orig_run = guard(
-                cls, name, original, is_locked
-            )  # autoretry_for had taken the body before it was wrapped
+        guard_body(app, cls, name, body, lambda: cls.lock_plan is not None and cls.lock_plan.enabled)
 
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
         """In a worker's main process, before the first message: what it does for locks comes before the user's class.
@@ -130,7 +111,7 @@ class LockedTask(LockAttributes, BaseTask):
         Raises:
             LockConfigError: The task's ``Request`` is no request class.
         """
-        type(self).Request = _request_class(self, self.name)
+        type(self).Request = request_class(self.name, self.Request)
         return super().start_strategy(app, consumer, **options)
 
     def apply_async(
@@ -158,7 +139,7 @@ class LockedTask(LockAttributes, BaseTask):
         """
         options.update(task_id=task_id, producer=producer, link=link, link_error=link_error, shadow=shadow)
         app = self._get_app()  # type: ignore[attr-defined] # binds the task, if it is not yet
-        plan = self._lock_plan
+        plan = self.lock_plan
 
         def send(options: Mapping[str, Any]) -> LockedResult:
             result = cast("LockedResult", super(LockedTask, self).apply_async(args, kwargs, **options))
@@ -181,7 +162,7 @@ class LockedTask(LockAttributes, BaseTask):
 
     def before_start(self, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the lock, or end the run as the options say."""
-        plan, request = self._lock_plan, self.request_stack.top
+        plan, request = self.lock_plan, self.request_stack.top
         if request is not None:
             hide_headers(request)
         if plan is not None and request is not None:
@@ -286,9 +267,9 @@ class LockedTask(LockAttributes, BaseTask):
 
     def _plan(self) -> LockPlan:
         self.app  # noqa: B018 - binds the task, if it is not yet
-        if self._lock_plan is None:
+        if self.lock_plan is None:
             raise LockConfigError(f"{self.name} has no lock: it is one of Celery's own tasks")
-        return self._lock_plan
+        return self.lock_plan
 
     def _key_of(self, plan: LockPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         dump = getattr(self, "_dump_pydantic_arguments", None)  # what apply_async does to pydantic models
@@ -300,70 +281,4 @@ class LockedTask(LockAttributes, BaseTask):
 def _execution_type(plan: LockPlan, request: Context) -> type[Execution]:
     if request.is_eager:
         return EagerExecution
-    return JoiningExecution if plan.options.on_conflict == "join" else Execution
-
-
-def _request_class(task: LockedTask | type[LockedTask], name: str) -> type[Request]:
-    # By its name, as Celery names request classes: a publisher does without the worker's modules.
-    locked_request = symbol_by_name("celery_redislock.worker.request:locked_request")
-    request: type[Request] = locked_request(name, symbol_by_name(task.Request))
-    return request
-
-
-def _own_options(cls: type[LockedTask]) -> dict[str, Any]:
-    """The ``lock_*`` attributes of a task class and its bases, without the prefix.
-
-    What is unknown in a task class that is not ours, as celery-singleton's `lock_expiry`, is not meant for us; nor is a
-    method or a property, but in a decorator, where there are none.
-    """
-    own: dict[str, Any] = {}
-    for base in reversed(cls.__mro__):
-        is_foreign = issubclass(base, Task) and not issubclass(base, LockedTask)
-        is_decorator = "_decorated" in vars(base)
-        own |= {
-            name: value
-            for name, value in vars(base).items()
-            if name in ATTRIBUTES
-            or (name.startswith("lock_") and not is_foreign and (is_decorator or not hasattr(value, "__get__")))
-        }
-    return {
-        name.removeprefix("lock_"): value.__func__ if isinstance(value, staticmethod) else value
-        for name, value in own.items()
-        if name not in vars(LockedTask)
-    }
-
-
-def _expect_conflicts(cls: type[LockedTask]) -> None:
-    """A conflict that was asked for is no error: Celery logs what a task `throws` as one line, without a traceback."""
-    throws = cls.throws if isinstance(cls.throws, tuple) else (cls.throws,)  # Celery takes a class alone as well
-    if LockConflict not in throws:
-        cls.throws = (*throws, LockConflict)
-
-
-def _tasks_of(app: Celery) -> dict[str, Any]:
-    """The tasks bound so far; ``app.tasks`` would finalize the app, in the middle of it."""
-    tasks: dict[str, Any] = app._tasks  # type: ignore[attr-defined]
-    return tasks
-
-
-def _give_up_claim(task: LockedTask) -> None:
-    """Of a message whose run has ended before it asked for its key."""
-    plan, request = task._lock_plan, task.request_stack.top
-    left = Header.read(getattr(request, HEADER, None)).left
-    if left is not None and plan is not None and plan.enabled:
-        server_of(plan.app).give_up(*left, is_to_come=may_be_left_a_key(request.retries, plan.options))
-
-
-@task_postrun.connect(weak=False)
-def _release_at_postrun(sender: Any = None, state: str | None = None, retval: Any = None, **_: Any) -> None:
-    """Give back what after_return did not: RETRY, Ignore, Reject, replace(), an error in a hook, SystemExit."""
-    if isinstance(sender, LockedTask):
-        execution = execution_of(sender.request_stack.top)
-        if execution is None:
-            if not is_given_back(sender, retval):
-                _give_up_claim(sender)
-        else:
-            # Cut short (a shutdown's SystemExit, a hook's Reject), it says SUCCESS, but the result may not have been
-            # stored, nor the next step sent; so a copy of the message must not take it for finished.
-            execution.end(state if sys.exception() is None else None)
-            delattr(execution.request, EXECUTION)  # each refers to the other, and the request to the arguments
+    return JoiningExecution if plan.options.on_conflict == "join" else WorkerExecution

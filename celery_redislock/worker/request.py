@@ -56,7 +56,7 @@ class LockedRequest(Request):
     def run(self) -> Run | None:
         """What runs for this request; None where locks are switched off."""
         task: Any = self.task
-        plan = task._lock_plan
+        plan = task.lock_plan
         if plan is None or not plan.enabled:
             return None
         left = Header.read(self.request_dict.get(HEADER)).left

@@ -37,6 +37,6 @@ def watch_for_lost_connections(sender: Any = None, **_: Any) -> None:
 
 def ask_the_lock_server(instance: Any = None, **_: Any) -> None:
     """Say what is wrong with the lock server, if a task needs it: once, before the pool makes its children."""
-    plans = [task._lock_plan for task in instance.app.tasks.values() if isinstance(task, LockedTask)]
+    plans = [task.lock_plan for task in instance.app.tasks.values() if isinstance(task, LockedTask)]
     for app in {plan.app for plan in plans if plan is not None and plan.enabled}:
         startup.ask(app)

@@ -45,7 +45,7 @@ def claim():
 @pytest.fixture
 def release(tasks, key, claim):
     """The child that had the second attempt has ended."""
-    run = Run("id", tasks.job_again._lock_plan, ("k",), {}, tokens.mint_nonce(), Left(key, claim), 1)
+    run = Run("id", tasks.job_again.lock_plan, ("k",), {}, tokens.mint_nonce(), Left(key, claim), 1)
     return lambda: _release(run)
 
 

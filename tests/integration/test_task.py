@@ -135,7 +135,7 @@ class TestBinding:
         def annotated(): ...
 
         tasks = (app_wide, subclass, decorator, annotated)
-        assert [task._lock_plan.options.lease for task in tasks] == [11, 22, 33, 44]
+        assert [task.lock_plan.options.lease for task in tasks] == [11, 22, 33, 44]
 
     def test_what_only_another_plugins_task_class_knows_is_no_option_of_ours(self, make_app):
         """Celery-singleton's class has `lock_expiry` and `lock_and_run`; a base of the user's may have options."""
@@ -151,7 +151,7 @@ class TestBinding:
         @make_app().task(base=Both, shared=False)
         def task(): ...
 
-        assert task._lock_plan.options.lease == 22
+        assert task.lock_plan.options.lease == 22
 
     @pytest.mark.parametrize("namespace", ["CELERY", "celery", None])
     def test_settings_follow_celerys_namespaces(self, config, namespace):
@@ -169,7 +169,7 @@ class TestBinding:
         @app.task(base=LockedTask, shared=False)
         def task(): ...
 
-        assert task._lock_plan.options.lease == 12.0
+        assert task.lock_plan.options.lease == 12.0
         with task.lock_for() as lock:
             assert lock.state == "held"
 
@@ -388,7 +388,7 @@ class TestBinding:
         locks.calls()
         own = [t for name, t in app.tasks.items() if name.startswith("celery.")]
         assert len(own) > 5
-        assert all(t._lock_plan is None for t in own)
+        assert all(t.lock_plan is None for t in own)
         app.tasks["celery.accumulate"].apply((1, 2), {"index": 0}).get()
         assert locks.calls() == {}
         task.apply().get()

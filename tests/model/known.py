@@ -34,7 +34,7 @@ def facts(one: Execution, mistakes: Set[Mistake]) -> Facts:
     if Mistake.BEGUN_WORK_MEETS_THE_POLICY in mistakes:
         known = known._replace(acks_late=False, is_marked_begun=False)
     if Mistake.OLD_IS_BEGUN in mistakes:
-        known = known._replace(is_marked_begun=decisions.is_delivered_again(known))
+        known = known._replace(is_marked_begun=known.is_delivered_again)
     is_claimed = bool(message.claim) and Mistake.CLAIMED_MESSAGE_MEETS_THE_POLICY not in mistakes
     return Facts(known, message.attempt, causes, is_claimed)
 
@@ -48,7 +48,7 @@ def reads_note(one: Execution, mistakes: Set[Mistake]) -> bool:
     known = delivered(one)
     if Mistake.FIRST_DELIVERY_IGNORES_ITS_COPY in mistakes:
         known = known._replace(is_overdue=False)
-    return decisions.may_be_a_copy(known)
+    return known.may_be_a_copy
 
 
 def copy_may_wait(one: Execution, mistakes: Set[Mistake]) -> bool:
@@ -57,7 +57,7 @@ def copy_may_wait(one: Execution, mistakes: Set[Mistake]) -> bool:
         known = known._replace(has_come_back=False)
     if Mistake.FIRST_DELIVERY_IGNORES_ITS_COPY in mistakes:
         return one.overdue
-    return decisions.may_be_a_copy(known) and Mistake.NO_NOTE_FOR_AN_UNSEEN_COPY not in mistakes
+    return known.may_be_a_copy and Mistake.NO_NOTE_FOR_AN_UNSEEN_COPY not in mistakes
 
 
 def comes_back_begun(one: Execution, mistakes: Set[Mistake]) -> bool:

@@ -58,7 +58,7 @@ def test_the_key_of_a_part_of_a_call_is_that_of_the_call(
 ) -> None:
     task = locked_task(function, bind=function is bill_bound, **options)
     (args, kwargs), (all_args, all_kwargs) = part, whole
-    key = task._lock_plan.redis_key(all_args, all_kwargs)
+    key = task.lock_plan.redis_key(all_args, all_kwargs)
     assert task.lock_for(*args, **kwargs).name == task.lock_for(*all_args, **all_kwargs).name == key
 
 
