@@ -1,8 +1,8 @@
 """Decisions: what becomes of a run, of its message and of a publish, as values.
 
 Pure functions of what is known of a message (see `message.facts`), of a key's holder, and of the task's options.
-`WorkerExecution`, its subclasses and `Publication` carry out what they return. The model in tests/model imports them, so
-a rule that is changed here is changed there as well.
+`WorkerExecution`, its subclasses and `Publication` carry out what they return. The model in tests/model imports them,
+so a rule that is changed here is changed there as well.
 
 A new policy is one function here, its name in `POLICIES`, and its name in `options.ConflictPolicy`.
 """
