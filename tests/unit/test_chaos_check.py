@@ -9,10 +9,10 @@ from itertools import islice
 import pytest
 
 from celery_redislock.server import tokens
-from tests.chaos import excuses
-from tests.chaos.check import check
-from tests.chaos.complaints import complaints_in
-from tests.chaos.faults import (
+from chaos import excuses
+from chaos.check import check
+from chaos.complaints import complaints_in
+from chaos.faults import (
     BLACKHOLE,
     COLD,
     CUT_BROKER,
@@ -25,7 +25,7 @@ from tests.chaos.faults import (
     WARM,
     plan,
 )
-from tests.chaos.report import offences, table
+from chaos.report import offences, table
 from tests.lab.ledger import Ledger
 
 MAIN, CHILD, OTHER = 10, 11, 21
