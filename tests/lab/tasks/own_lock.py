@@ -104,5 +104,10 @@ def _define_inner_calls(app: Celery, ledger: Ledger) -> None:
             self.request_stack.push(request)
             self.run(key)
 
-    for task in (Base, Calls):  # the base first, so that its body is wrapped as well
-        app.register_task(task())
+    def register(**_: object) -> None:
+        for task in (Base, Calls):  # the base first, so that its body is wrapped as well
+            app.register_task(task())
+
+    app.on_after_finalize.connect(
+        register, weak=False
+    )  # at once it would read the app's settings before a test sets them
