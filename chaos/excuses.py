@@ -110,7 +110,8 @@ def of_another_run(story: Story, earlier: list[Run], run: Run) -> str | None:
         return "it had been sent back, and its worker ended, stood still or lost its connection before the ack"
     if _was_published_twice(story, run):
         return "its message was published twice"
-    if story.strikes(STOPS, first.start, first.end + ACK, first.pid) and run.start - received >= RESTORED:
+    leaves_no_note = first.told < NEVER or story.strikes(STOPS, first.start, first.end + ACK, first.pid)
+    if leaves_no_note and run.start - received >= RESTORED:
         return "the visibility timeout passed before its ack"
     if _cut(story, received, first.end + ACK) and story.strikes(OUTAGES, first.start, first.end + ACK):
         return "its connection was lost while the lock server could not be told"
