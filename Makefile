@@ -41,7 +41,7 @@ check: $(STAMP)  ## ruff and mypy
 	@$(BIN)/mypy
 
 chaos: $(STAMP)  ## Random faults under load, on both brokers, and what came of it
-	@$(BIN)/python -m tests.chaos --seconds $(SECONDS) --broker $(BROKER) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m chaos --seconds $(SECONDS) --broker $(BROKER) $(if $(SEED),--seed $(SEED))
 
 format: $(STAMP)
 	@$(BIN)/ruff check --fix-only .

@@ -17,7 +17,7 @@ from .report import Report
 from .server import placements, valkey
 from .timing import Case, interleave
 
-#: A `Lock` with renewal may cost so much more than two bare calls (DESIGN.md, section 10).
+#: What a `Lock` with renewal may cost, two bare calls being 1.00.
 BOUND = 1.10
 LOCK = "Lock (task.lock_for), renewal on"
 LEASE = 30.0

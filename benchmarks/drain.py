@@ -16,7 +16,7 @@ from .report import Report
 from .server import valkey
 from .timing import Rounds
 
-#: What `LockedTask` may cost in all, Celery's own base class being 1.00 (DESIGN.md, section 10).
+#: What `LockedTask` may cost in all, Celery's own base class being 1.00.
 BOUND = 1.20
 ROUNDS, MESSAGES = 30, 200
 #: The worker consumes nothing else until it is told to.

@@ -18,7 +18,7 @@ from celery_redislock import Lock
 from .report import show, versions
 from .server import valkey
 
-#: DESIGN.md, section 10: the median hand-over in seconds, and a client's commands for each.
+#: What a hand-over may take: its median in seconds, and a client's commands for each.
 BOUND, COMMANDS = 0.002, 5.0
 WAITERS, HOLD = 50, 0.02
 ROUNDS = 3

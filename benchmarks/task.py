@@ -24,7 +24,7 @@ from .report import Report
 from .server import placements, valkey
 from .timing import Case, Rounds, interleave
 
-#: What LockedTask may add, and what is good, in units of two bare calls (DESIGN.md, section 10).
+#: What LockedTask may add, and what is good, in units of two bare calls.
 BOUND = 1.35
 GOOD = 1.25
 HOSTNAME = "celery@benchmarks"

@@ -57,11 +57,11 @@ def test_complaint_1_no_key_is_stuck_after_a_crash_a_kill_or_a_hard_time_limit(t
     for key, sig in {"crash": signal.SIGSEGV, "kill": signal.SIGKILL}.items():
         tasks.work.delay(key, key, 60)
         os.kill(pid_of(ledger, key), sig)
-    tasks.limited.delay("limit")
+    tasks.work.apply_async(("limit", "", 30), time_limit=1)
     wait_until(lambda: "limit" in [run.key for run in ledger.runs()], "it runs into its time limit")
     following = [tasks.work.delay("crash", "next"), tasks.work.delay("kill", "next")]
     assert [result.get(timeout=10) for result in following] == ["next", "next"]
-    tasks.limited.delay("limit")
+    tasks.work.apply_async(("limit", "", 30), time_limit=1)
     wait_until(lambda: [run.key for run in ledger.runs()].count("limit") == 2, "the next one runs", 10)
 
 
@@ -237,7 +237,7 @@ def test_complaint_10_rich_arguments_make_the_same_key_before_and_after_the_brok
 
 
 def test_complaint_10_pydantic_models_make_the_same_key_before_and_after_the_broker(holding, tasks):
-    from tests.lab.app import Order
+    from tests.lab.tasks.turns import Order
 
     order = Order(number=7, lines=("a", "b"))
     result = holding(tasks.model, order)

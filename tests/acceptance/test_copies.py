@@ -28,7 +28,7 @@ def tasks(config, start_worker):
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_copy_waits_for_its_first_delivery_and_is_dropped_then(tasks, ledger, locks, fails):
     app = tasks
-    task, args = app.tasks["lab.step"], ("k", "body", 1.0, fails)
+    task, args = app.tasks["lab.once"], ("k", "body", 1.0, fails)
     header = {HEADER: Header(mint_publish()).wire}
     # Celery's own publish, which adds no name of its own to the message.
     first = Task.apply_async(task, args, task_id="one-id", headers=header)
@@ -59,7 +59,7 @@ def test_a_second_publish_of_a_finished_id_runs(tasks, ledger):
 
 def test_another_publish_under_the_id_of_one_that_runs_is_no_copy_and_runs_after_it(tasks, ledger):
     """As one of the next day: the note of yesterday's must not drop it where it meets a conflict."""
-    task = tasks.tasks["lab.step"]
+    task = tasks.tasks["lab.once"]
     task.apply_async(("k", "today", 1.0), task_id="one-id")
     wait_until(lambda: "today" in ledger.items(), "the first one runs")
     task.apply_async(("k", "tomorrow"), task_id="one-id")

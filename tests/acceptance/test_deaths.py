@@ -11,9 +11,7 @@ import pytest
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded, WorkerLostError
 
 from tests.conftest import on_every_broker
-from tests.lab.classes import define_classes
 from tests.lab.servers import wait_until
-from tests.lab.workers import worker
 
 #: The lease of these tests' locks is 30 s: what is free before that was released.
 SOON = 10.0
@@ -57,18 +55,17 @@ def test_a_killed_child_frees_its_key(tasks, start_worker, running, freed_by_dea
 
 @pytest.mark.parametrize("name", ["own_request", "named_request"])
 def test_a_killed_child_frees_its_key_where_the_user_has_a_request_class_of_his_own(
-    app, config, tmp_path, ledger, running, freed_by_death, name
+    tasks, start_worker, ledger, running, freed_by_death, name
 ):
-    define_classes(app, ledger)
-    task = app.tasks[f"lab.{name}"]
-    with worker(config, tmp_path, 2, app="tests.lab.classes"):
-        result = task.delay("k", "killed", 60)
-        pid = running("killed")
-        os.kill(pid, signal.SIGKILL)
-        freed_by_death(pid)
-        with pytest.raises(WorkerLostError):
-            result.get(timeout=SOON)
-        assert task.delay("k", "next").get(timeout=SOON) == "next"
+    task = getattr(tasks, name)
+    start_worker(2)
+    result = task.delay("k", "killed", 60)
+    pid = running("killed")
+    os.kill(pid, signal.SIGKILL)
+    freed_by_death(pid)
+    with pytest.raises(WorkerLostError):
+        result.get(timeout=SOON)
+    assert task.delay("k", "next").get(timeout=SOON) == "next"
     told = [line["event"] for line in ledger.lines() if line.get("task_id") == result.id]
     assert {"own request accepted", "own request failed"} <= set(told)
 
@@ -78,8 +75,9 @@ def test_a_hard_time_limit_frees_the_key_when_the_child_is_dead_and_not_before(
     tasks, start_worker, ledger, running, freed_by_death, stubborn
 ):
     start_worker(2)
-    result = tasks.limited.delay("k", stubborn)
-    freed_by_death(running())
+    task = tasks.stubborn if stubborn else tasks.work
+    result = task.apply_async(("k", "limited", 30), time_limit=1)
+    freed_by_death(running("limited"))
     with pytest.raises(TimeLimitExceeded):
         result.get(timeout=SOON)
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_redislock import LockLost
-from tests.lab.classes import define_classes
 from tests.lab.servers import need, wait_until
-from tests.lab.workers import worker
 
 
 @pytest.mark.parametrize("pool", ["prefork", "solo", "threads"])
@@ -28,16 +26,14 @@ def test_abort_raises_lock_lost_in_the_body(tasks, start_worker, ledger, locks, 
 
 
 @pytest.mark.parametrize("how", ["self.run", "super().run", "in a thread", "in a thread with the request"])
-def test_a_body_that_has_called_a_body_is_aborted_all_the_same(app, config, tmp_path, ledger, locks, how):
-    define_classes(app, ledger)
-    task = app.tasks["lab.calls"]
-    with worker(config, tmp_path, 1, app="tests.lab.classes"):
-        result = task.delay("k", how)
-        wait_until(ledger.runs, "it runs")
-        key = task.lock_for("k").name
-        locks.client.delete(key)
-        with pytest.raises(LockLost) as caught:
-            result.get(timeout=10)
+def test_a_body_that_has_called_a_body_is_aborted_all_the_same(tasks, start_worker, ledger, locks, how):
+    start_worker(1)
+    result = tasks.calls.delay("k", how)
+    wait_until(ledger.runs, "it runs")
+    key = tasks.calls.lock_for("k").name
+    locks.client.delete(key)
+    with pytest.raises(LockLost) as caught:
+        result.get(timeout=10)
     assert caught.value.key == key
 
 

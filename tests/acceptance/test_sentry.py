@@ -30,7 +30,7 @@ def test_what_keeps_a_body_from_running_is_seen_as_what_it_raises_is(seen, app, 
     failures = {
         "LockKeyError": tasks.keyed.delay(1.5),
         "TypeError": app.send_task("lab.work", ()),
-        "ValueError": tasks.step.delay("k", "item", fails=True),
+        "ValueError": tasks.once.delay("k", "item", fails=True),
     }
     for failed in failures.values():
         failed.get(timeout=30, propagate=False)

@@ -41,7 +41,7 @@ def test_a_plain_duplicate_is_revoked_at_once_naming_the_holder(holder, tasks, l
 
 def test_the_rest_of_a_chain_is_revoked_with_its_skipped_step(holder, tasks, ledger):
     result = chain(
-        tasks.step.si("other", 1), tasks.once.si("k", 2), tasks.step.si("other", 3), tasks.plain.si()
+        tasks.once.si("other", 1), tasks.once.si("k", 2), tasks.once.si("other", 3), tasks.plain.si()
     ).delay()
     with pytest.raises(TaskRevokedError):
         get(result)
@@ -56,7 +56,7 @@ def test_a_skipped_member_fails_its_chord_at_once(holder, tasks):
 
 @pytest.mark.parametrize("place", ["first", "middle", "last"])
 def test_a_skipped_step_of_a_chain_inside_a_chord_header_fails_the_chord_at_once(holder, tasks, place):
-    steps = [tasks.step.si(place, n) for n in range(3)]
+    steps = [tasks.once.si(place, n) for n in range(3)]
     steps[["first", "middle", "last"].index(place)] = tasks.once.si("k", "duplicate")
     result = chord([tasks.plain.si(), chain(*steps)], tasks.plain.s()).delay()
     with pytest.raises((ChordError, TaskRevokedError), match="duplicate of"):

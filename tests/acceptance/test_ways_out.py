@@ -59,7 +59,7 @@ def test_a_failing_hook_of_the_users_does_not_keep_the_key(tasks, start_worker, 
 def test_a_soft_time_limit_is_an_ordinary_failure(tasks, start_worker, locks):
     start_worker(1)
     with pytest.raises(SoftTimeLimitExceeded):
-        tasks.mild.delay("k").get(timeout=10)
+        tasks.work.apply_async(("k", "item", 30), soft_time_limit=1).get(timeout=10)
     wait_until(lambda: locks.client.keys() == [], "nothing is left", 2)
 
 

@@ -13,6 +13,7 @@ from tests.model.scenarios import SCENARIOS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+CODE = [*ROOT.glob("[a-z]*/**/*.py"), *ROOT.glob("[a-z]*/**/*.lua")]
 GUARANTEES = ROOT / "docs" / "guarantees.md"
 
 
@@ -47,6 +48,15 @@ def test_every_relative_link_leads_to_a_file_or_a_heading() -> None:
     dead = [link for link in LINKS if not link.file.exists()]
     dead += [link for link in LINKS if link.file.suffix == ".md" and link.anchor not in {"", *headings_of(link.file)}]
     assert dead == []
+
+
+def test_no_text_cites_a_document_that_is_not_in_the_project() -> None:
+    known = {document.name for document in DOCUMENTS}
+    cited = re.compile(r"[\w-]+\.md\b|\bsection \d+", re.IGNORECASE)
+    strange = [
+        (str(text), name) for text in [*CODE, *DOCUMENTS] for name in cited.findall(text.read_text(encoding="utf-8"))
+    ]
+    assert [(text, name) for text, name in strange if name not in known] == []
 
 
 def test_every_test_that_is_linked_exists_and_is_named_as_it_is() -> None:

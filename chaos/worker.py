@@ -1,4 +1,4 @@
-"""The app as a worker of a chaos run loads it: ``celery -A tests.chaos.worker worker``."""
+"""The app as a worker of a chaos run loads it: ``celery -A chaos.worker worker``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from celery.signals import task_received
 
-from tests.chaos.tasks import PUBLISH, define_tasks, write_down_publishing
+from chaos.tasks import PUBLISH, define_tasks, write_down_publishing
 from tests.lab.ledger import Ledger
 from tests.lab.worker import app, config
 

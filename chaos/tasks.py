@@ -12,7 +12,7 @@ from celery import Celery
 from celery.signals import after_task_publish, before_task_publish
 
 from celery_redislock import LockedTask
-from tests.lab.app import sleep_on
+from tests.lab.bodies import sleep_on
 from tests.lab.ledger import Ledger
 
 LEASE = 3.0

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from tests.chaos.slots import Place, Slot
+from chaos.slots import Place, Slot
 from tests.lab.app import Config
 from tests.lab.ledger import Ledger
 from tests.lab.proxy import Proxy

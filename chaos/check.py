@@ -7,14 +7,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from celery_redislock.server.tokens import parse
-from tests.chaos import excuses, missing
-from tests.chaos.load import LATE
-from tests.chaos.story import Line, Story
+from chaos import excuses, missing
+from chaos.load import LATE
+from chaos.story import Line, Story
 from tests.lab.ledger import Ledger, Run
 
 FINISHED, SKIPPED, LIMITED = "finished", "skipped as duplicates", "ended by their hard time limit"
 ANSWERED = "publishes answered with an existing job"
 HUNG = "workers that hung in Celery's own code, killed"
+#: Of an overlap, the faults are shown that went on so many seconds before or after it; it excuses nothing.
+SHOWN = 4.0
 #: What a message may end as: its kind, or any, and its state.
 OUTCOMES = {("", "SUCCESS"): FINISHED, ("once", "REVOKED"): SKIPPED, ("limited", "FAILURE"): LIMITED}
 
@@ -92,7 +94,7 @@ def _overlaps(story: Story, verdict: Verdict) -> Iterable[Offence]:
 def _lines_of(story: Story, first: Run, second: Run) -> list[Line]:
     """What both runs wrote, and the deaths of their processes and the faults about that time."""
     runs, pids = {(run.pid, run.task_id) for run in (first, second)}, {first.pid, second.pid}
-    start, end = first.start - 4, second.start + 4
+    start, end = first.start - SHOWN, second.start + SHOWN
     own = [line for line in story.lines if (line.get("pid"), line.get("task_id")) in runs]
     deaths = [line for line in story.events("died") if line["pid"] in pids]
     return [*own, *deaths, *story.strikes(tuple({line["name"] for line in story.events("fault")}), start, end)]

@@ -9,10 +9,10 @@ from itertools import islice
 import pytest
 
 from celery_redislock.server import tokens
-from tests.chaos import excuses
-from tests.chaos.check import check
-from tests.chaos.complaints import complaints_in
-from tests.chaos.faults import (
+from chaos import excuses
+from chaos.check import check
+from chaos.complaints import complaints_in
+from chaos.faults import (
     BLACKHOLE,
     COLD,
     CUT_BROKER,
@@ -25,7 +25,7 @@ from tests.chaos.faults import (
     WARM,
     plan,
 )
-from tests.chaos.report import offences, table
+from chaos.report import offences, table
 from tests.lab.ledger import Ledger
 
 MAIN, CHILD, OTHER = 10, 11, 21
@@ -203,6 +203,7 @@ class TestMessages:
 
     def test_one_acked_early_may_be_lost_with_its_process_only(self, book, broken):
         book.sent("a", "early", "PENDING")
+        book.fault(KILL_CHILD, 30, pids=[CHILD])  # long after it had the message
         assert broken() == ["a message that is acked early was lost: early, PENDING"]
         book.fault(KILL_CHILD, 5, pids=[CHILD])
         assert broken() == []
@@ -287,6 +288,26 @@ class TestRunsAgain:
         book.fault(STOP_CHILD, 1.5, 4.95, [CHILD])
         book.lost("a", 4.9, "it was not renewed until its deadline")
         assert broken() == []
+
+    @pytest.mark.parametrize(("again_at", "excused"), [(9, True), (7, False)])
+    def test_one_that_had_lost_its_lock_leaves_no_note_for_what_the_visibility_timeout_brings(
+        self, book, broken, again_at, excused
+    ):
+        book.sent("a", at=3)
+        book.run("a", 3.1, 6.5)
+        book.fault(BLACKHOLE, 2, 5)
+        book.lost("a", 6, "it was not renewed until its deadline")
+        book.run("a", again_at, again_at + 1, pid=OTHER)
+        assert broken() == ([] if excused else self.AGAIN)
+
+    @pytest.mark.parametrize(("died_at", "excused"), [(5.5, True), (7.5, False)])
+    def test_a_process_that_died_before_an_outage_was_made_up_for_is_excused(self, book, broken, died_at, excused):
+        book.sent("a")
+        book.run("a", 1, 2)
+        book.fault(BLACKHOLE, 1.9, 5)
+        book.died(died_at)
+        book.run("a", 9, 10, pid=OTHER)
+        assert broken() == ([] if excused else self.AGAIN)
 
     def test_a_run_that_stood_still_between_its_grant_and_its_body_is_excused(self, again, book, broken):
         book.fault(STOP_CHILD, 0.8, 4.95, [OTHER])

@@ -9,10 +9,8 @@ import threading
 import time
 from contextlib import suppress
 
+from chaos.windows import DEATH_NOTED
 from tests.lab.ledger import Ledger
-
-#: How much later than the death it may be noted, on a busy machine, in seconds.
-LATE = 0.03
 
 
 class Coroner(threading.Thread):
@@ -26,6 +24,7 @@ class Coroner(threading.Thread):
         self._watched: dict[int, int] = {}
 
     def run(self) -> None:
+        """Until it is enough."""
         self._ledger.path.touch()
         with self._ledger.path.open() as lines:
             rest = ""
@@ -45,6 +44,6 @@ class Coroner(threading.Thread):
                 self._poll.register(process, select.POLLIN)
 
     def _report(self, process: int) -> None:
-        self._ledger.died(self._watched.pop(process), time.monotonic() - LATE)
+        self._ledger.died(self._watched.pop(process), time.monotonic() - DEATH_NOTED)
         self._poll.unregister(process)
         os.close(process)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from tests.chaos.check import ANSWERED, FINISHED, HUNG, LIMITED, SKIPPED, Verdict
-from tests.chaos.faults import FAULTS
+from chaos.check import ANSWERED, FINISHED, HUNG, LIMITED, SKIPPED, Verdict
+from chaos.faults import FAULTS
 
 WIDTH = 88
 #: Of one offence.

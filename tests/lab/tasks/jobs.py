@@ -1,24 +1,22 @@
-"""Tasks that are unique from their publish on."""
+"""Tasks of the scopes ``job`` and ``queue``, unique from their publish on."""
 
 from __future__ import annotations
 
-import os
-import signal
 import time
+from functools import partial
 from typing import Any
 
 from celery import Celery
 from celery.exceptions import Ignore, Reject
 
-from celery_redislock import LockedTask
 from tests.lab.ledger import Ledger
 
+from .decorator import decorator_of
 
-def define_jobs(app: Celery, ledger: Ledger) -> None:
-    """Tasks of the scopes ``job`` and ``queue``, with cooldowns, and with their key held across retries."""
 
-    def locked(name: str, **options: Any) -> Any:
-        return app.task(name=f"lab.{name}", shared=False, **{"base": LockedTask, "lock_args": ["key"], **options})
+def define(app: Celery, ledger: Ledger) -> None:
+    """The tasks of this module."""
+    locked = partial(decorator_of(app), lock_args=["key"])
 
     @locked("job", lock_scope="job", lock_on_conflict="skip")
     def job(key: Any, item: Any = "", seconds: float = 0.0) -> Any:
@@ -31,11 +29,6 @@ def define_jobs(app: Celery, ledger: Ledger) -> None:
     def patient_job(key: Any, item: Any = "", seconds: float = 0.0) -> Any:
         """As a job; a duplicate that had to be sent waits."""
         return job.run(key, item, seconds)
-
-    @locked("late_job", lock_scope="job", acks_late=True, reject_on_worker_lost=True)
-    def late_job(key: Any, item: Any = "", first: float = 0.0) -> Any:
-        """Given back to the broker when its process dies; takes its time only in its first run."""
-        return ledger.take(key, item, first)
 
     @locked("queued", lock_scope="queue", lock_retry_delay=0.02, lock_retry_max_delay=0.1)
     def queued(key: Any, item: Any = "", seconds: float = 0.0) -> Any:
@@ -79,20 +72,6 @@ def define_jobs(app: Celery, ledger: Ledger) -> None:
                     raise SystemExit(1)
         return how
 
-    @locked("refusing_job", base=_Refusing, lock_scope="job")
-    def refusing_job(key: Any) -> None:
-        """Is rejected before it starts."""
-        with ledger.run(key):
-            pass
-
-    @locked("postponing_job", base=_Postponing, lock_scope="job")
-    def postponing_job(key: Any) -> None:
-        """Is given back to the broker before it starts."""
-
-    @locked("dying_job", base=_Dying, lock_scope="job")
-    def dying_job(key: Any) -> None:
-        """Its process dies before it has asked for the key."""
-
     @locked("shared_job", lock_args=None, lock_key="shared:{key}", lock_scope="job")
     def shared_job(key: Any) -> str:
         """Shares its key with another task."""
@@ -104,37 +83,6 @@ def define_jobs(app: Celery, ledger: Ledger) -> None:
         with ledger.run(key, "shared_job_too"):
             time.sleep(seconds)
             return "shared_job_too"
-
-    for policy in ("skip", "retry", "wait", "raise", "join"):
-
-        @locked(f"cools_{policy}", lock_on_conflict=policy, lock_cooldown=2.0, ignore_result=False)
-        def cools(key: Any, item: Any = "", fails: bool = False) -> Any:
-            """Its key cools down after its success."""
-            with ledger.run(key, item):
-                if fails:
-                    raise ValueError(f"{item} fails")
-            return item
-
-    for policy in ("skip", "raise", "join", "retry"):
-
-        @locked(f"lingers_{policy}", base=_Lingering, lock_on_conflict=policy, ignore_result=False)
-        def lingers(key: Any, item: Any = "", fails: bool = False) -> Any:
-            """Keeps its key for a while after its result is stored."""
-            with ledger.run(key, item):
-                if fails:
-                    raise ValueError(f"{item} fails")
-            return item
-
-    @locked("lingering_job", base=_Lingering, lock_scope="job", ignore_result=False)
-    def lingering_job(key: Any, item: Any = "", fails: bool = False) -> Any:
-        """The same, unique from its publish on."""
-        return lingers.run(key, item, fails)
-
-    @locked("cooling_job", lock_scope="job", lock_cooldown=2.0)
-    def cooling_job(key: Any, item: Any = "") -> Any:
-        """At most once in a while."""
-        with ledger.run(key, item):
-            return item
 
 
 def _define_again(locked: Any, ledger: Ledger, name: str, options: dict[str, Any]) -> None:
@@ -148,26 +96,3 @@ def _define_again(locked: Any, ledger: Ledger, name: str, options: dict[str, Any
                 finally:
                     time.sleep(lingers)
         return item
-
-
-class _Lingering(LockedTask):
-    def on_success(self, *args: Any) -> None:
-        time.sleep(0.05)
-
-    def on_failure(self, *args: Any) -> None:
-        time.sleep(0.05)
-
-
-class _Dying(LockedTask):
-    def before_start(self, *args: Any) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-class _Refusing(LockedTask):
-    def before_start(self, *args: Any) -> None:
-        raise Reject("not today", requeue=False)
-
-
-class _Postponing(LockedTask):
-    def before_start(self, *args: Any) -> None:
-        raise Reject("not yet", requeue=True)

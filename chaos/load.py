@@ -23,6 +23,12 @@ LATE = frozenset({"late", "again", "step", "link", "job", "last"})
 _KINDS = {"late": 8, "again": 3, "step": 3, "link": 2, "once": 3, "early": 2, "limited": 1, "job": 5, "last": 5}
 #: Of the jobs, in their scopes, so that some of their publishes are duplicates.
 JOBS = 3
+#: For the messages that are under way when the faults are over; the check finds what has not ended by then.
+END = 90.0
+#: Nothing moves any more when the ledger has not grown for so long: what comes back does so within 0.6 s, and writes.
+QUIET = 2.0
+#: On top, for messages that go round although all have succeeded.
+STILL_GOING_ROUND = 30.0
 
 
 class Load(threading.Thread):
@@ -38,6 +44,7 @@ class Load(threading.Thread):
         self._sent = 0
 
     def run(self) -> None:
+        """Until it is enough."""
         while not self.enough.wait(self._chance.uniform(*PAUSE)):
             if len(self.unfinished()) < MOST:
                 self._send()
@@ -48,6 +55,7 @@ class Load(threading.Thread):
         return [task_id for task_id in late if self.state(task_id) != states.SUCCESS]
 
     def state(self, task_id: str) -> str:
+        """As the result backend has it; once it has succeeded nobody asks again."""
         if self._states.get(task_id) != states.SUCCESS:
             meta = self._app.backend.get_task_meta(task_id, cache=False)
             self._states[task_id] = meta["status"]
@@ -98,16 +106,16 @@ class Load(threading.Thread):
             sent = sent.parent
 
 
-def wait_for_the_end(load: Load, ledger: Ledger, timeout: float) -> None:
-    """Until all late messages have succeeded and nothing moves any more; what does not end is found by the check."""
-    end = time.monotonic() + timeout
+def wait_for_the_end(load: Load, ledger: Ledger) -> None:
+    """Until all late messages have succeeded and nothing moves any more."""
+    end = time.monotonic() + END
     while load.unfinished() and time.monotonic() < end:
         time.sleep(0.2)
     size, quiet_since = -1, time.monotonic()
-    while time.monotonic() < min(quiet_since + 2, end + 30):
+    while time.monotonic() < min(quiet_since + QUIET, end + STILL_GOING_ROUND):
         if ledger.path.stat().st_size != size:
             size, quiet_since = ledger.path.stat().st_size, time.monotonic()
         time.sleep(0.2)
-    if time.monotonic() < quiet_since + 2:
+    if time.monotonic() < quiet_since + QUIET:
         busy = Counter(line["event"] for line in ledger.lines()[-50:])
         ledger.write({"event": "complaint", "text": f"messages still go round: {dict(busy)}"})

@@ -24,6 +24,7 @@ class Story:
             self._events[line["event"]].append(line)
 
     def events(self, name: str) -> list[Line]:
+        """The lines of this event."""
         return self._events[name]
 
     def faults(self, *names: str) -> list[Line]:
@@ -41,18 +42,22 @@ class Story:
 
     @cached_property
     def sent(self) -> dict[str, Line]:
+        """What the load sent, by task id."""
         return {line["task_id"]: line for line in self.events("sent")}
 
     @cached_property
     def final(self) -> dict[str, str]:
+        """The state of each message at the end, by task id."""
         return {line["task_id"]: line["state"] for line in self.events("final")}
 
     @cached_property
     def received(self) -> dict[str, list[Line]]:
+        """The deliveries to workers, by task id."""
         return self._by("received", "task_id")
 
     @cached_property
     def published(self) -> dict[str, list[Line]]:
+        """The publishes, also of what comes back, by task id."""
         return self._by("published", "task_id")
 
     @cached_property
@@ -77,6 +82,7 @@ class Story:
         return attempts
 
     def runs_of(self, task_id: str) -> list[Run]:
+        """In order."""
         return self._runs[task_id]
 
     @cached_property

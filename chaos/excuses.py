@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from tests.chaos.faults import (
+from chaos.faults import (
     BLACKHOLE,
     COLD,
     CUT_BROKER,
@@ -18,15 +18,11 @@ from tests.chaos.faults import (
     STOP_WORKER,
     WARM,
 )
-from tests.chaos.stage import VISIBILITY
-from tests.chaos.story import Line, Story
-from tests.chaos.tasks import LEASE
+from chaos.story import Line, Story
+from chaos.tasks import LEASE
+from chaos.windows import ACK, AT_ONCE, LAPSE, MADE_UP_FOR, NEVER, RENEWAL, RESTORED
 from tests.lab.ledger import Run
 
-#: What a busy machine may take for what is done at once, in seconds.
-MARGIN = 0.5
-#: In which an ack is under way after its run, or a death is noticed.
-ACK = 1.5
 STOPS, OUTAGES, DEATHS = (STOP_CHILD, STOP_WORKER), (REFUSE, BLACKHOLE), (KILL_CHILD, KILL_WORKER, COLD, WARM)
 
 TOLD = "its holder had been told of the loss"
@@ -38,9 +34,9 @@ def of_overlap(story: Story, first: Run, second: Run) -> str | None:
     """Why the second run could begin while the first, whose lock had lapsed untold, went on."""
     for run in (first, second):  # the second may have been stopped between its grant and its first word
         for stop in _standstills(story, run.start - LEASE, second.start, run.pid):
-            if _lapses_in(story, stop) <= second.start <= stop["until"] + MARGIN:
+            if _lapses_in(story, stop) <= second.start <= stop["until"] + AT_ONCE:
                 return STOPPED
-    for restart in story.strikes((RESTART,), first.start - MARGIN, second.start):
+    for restart in story.strikes((RESTART,), first.start - AT_ONCE, second.start):
         if second.start <= _until_told(story, restart, first):
             return DATA_LOST
     return None
@@ -50,7 +46,7 @@ def _standstills(story: Story, start: float, end: float, pid: int) -> list[Line]
     """How long a process stood still: two stops with no time between them, to learn of a loss, are one."""
     joined: list[Line] = []
     for stop in sorted(story.strikes(STOPS, start, end, pid), key=lambda stop: float(stop["from"])):
-        if joined and stop["from"] - joined[-1]["until"] < MARGIN:
+        if joined and stop["from"] - joined[-1]["until"] < AT_ONCE:
             stop = {**stop, "from": joined.pop()["from"]}
         joined.append(stop)
     return joined
@@ -59,22 +55,23 @@ def _standstills(story: Story, start: float, end: float, pid: int) -> list[Line]
 def _lapses_in(story: Story, stop: Line) -> float:
     """When a lock of a process that stands still lapses at the earliest: it was renewed until then, if it could be."""
     hindered = story.strikes((*OUTAGES, CUT_LOCKS, DROP), stop["from"] - LEASE, stop["from"])
-    return float(stop["from"]) if hindered else float(stop["from"]) + LEASE / 2
+    return float(stop["from"]) + (0.0 if hindered else LAPSE)
 
 
 def _until_told(story: Story, restart: Line, holder: Run) -> float:
     """When a holder has been told that the server lost its data: at its next renewal, at the latest."""
-    told = restart["until"] + LEASE / 3 + MARGIN
-    if story.strikes((*OUTAGES, CUT_LOCKS, DROP), restart["from"] - MARGIN, told):
-        told = max(told, restart["from"] + LEASE + MARGIN)  # at its deadline
-    stops = story.strikes(STOPS, restart["from"] - MARGIN, told, holder.pid)
-    return max([told, *(stop["until"] + MARGIN for stop in stops)])
+    told: float = restart["until"] + RENEWAL + AT_ONCE
+    if story.strikes((*OUTAGES, CUT_LOCKS, DROP), restart["from"] - AT_ONCE, told):
+        told = max(told, restart["from"] + LEASE + AT_ONCE)  # at its deadline
+    for stop in story.strikes(STOPS, restart["from"] - AT_ONCE, told, holder.pid):
+        told = max(told, stop["until"] + AT_ONCE)
+    return told
 
 
 def of_loss(story: Story, loss: Line) -> str | None:
     """Why a holder lost its lock."""
     runs = [run for run in story.runs if (run.pid, run.task_id) == (loss["pid"], loss["task_id"])]
-    start = max((run.start for run in runs if run.start <= loss["at"]), default=loss["at"] - LEASE) - MARGIN
+    start = max((run.start for run in runs if run.start <= loss["at"]), default=loss["at"] - LEASE) - AT_ONCE
     if story.strikes(STOPS, start, loss["at"], loss["pid"]):
         return "its process stood still"
     if story.strikes((RESTART,), start, loss["at"]):
@@ -88,22 +85,22 @@ def of_another_run(story: Story, earlier: list[Run], run: Run) -> str | None:
     """Why an attempt that had begun before ran again."""
     first = earlier[-1]
     if not any(story.is_done(other) for other in earlier):
-        ended = first.end + MARGIN
+        ended = first.end + AT_ONCE
         cold = story.strikes((COLD,), first.start, ended, first.pid)
-        return "its process died" if cold or story.deaths.get(first.pid, ended + 1) <= ended else None
+        return "its process died" if cold or story.deaths.get(first.pid, NEVER) <= ended else None
     first = [other for other in earlier if story.is_done(other)][-1]
     if run.start < first.end:
         return "its first run went on without its lock" if _lost_its_lock(story, first, run) else None
     if any(
-        stop["until"] + MARGIN >= run.start for stop in story.strikes(STOPS, run.start - MARGIN, run.start, run.pid)
+        stop["until"] + AT_ONCE >= run.start for stop in story.strikes(STOPS, run.start - AT_ONCE, run.start, run.pid)
     ):
         return "its process stood still between its grant and its body"
-    received = _first_receipt(story, run.task_id, first.start)
-    if story.deaths.get(first.pid, first.end + 60) <= first.end + ACK:
+    received, died = _first_receipt(story, run.task_id, first.start), story.deaths.get(first.pid, NEVER)
+    if died <= first.end + ACK:
         return "its process died between its end and its ack"
     if story.strikes((WARM, COLD), first.start, first.end + ACK, first.pid):
         return "its worker was shutting down as it ended, and gave its message back unacked"
-    if _cut(story, received, first.start + MARGIN) or _cut(story, first.end - MARGIN, first.end + ACK):
+    if _cut(story, received, first.start + AT_ONCE) or _cut(story, first.end - AT_ONCE, first.end + ACK):
         return "its connection was lost before it began or as it ended, and with it the ack"
     if story.strikes((RESTART,), first.start, run.start):
         return "the lock server lost the note that it had finished"
@@ -113,13 +110,13 @@ def of_another_run(story: Story, earlier: list[Run], run: Run) -> str | None:
         return "it had been sent back, and its worker ended, stood still or lost its connection before the ack"
     if _was_published_twice(story, run):
         return "its message was published twice"
-    stopped = story.strikes(STOPS, first.end - LEASE * 2, first.end + ACK)
-    if stopped and run.start - received >= VISIBILITY - 1:
+    leaves_no_note = first.told < NEVER or story.strikes(STOPS, first.start, first.end + ACK, first.pid)
+    if leaves_no_note and run.start - received >= RESTORED:
         return "the visibility timeout passed before its ack"
     if _cut(story, received, first.end + ACK) and story.strikes(OUTAGES, first.start, first.end + ACK):
         return "its connection was lost while the lock server could not be told"
-    late = story.deaths.get(first.pid, first.end + 60) <= first.end + 10
-    if late and story.strikes(OUTAGES, first.end - ACK, first.end + ACK):
+    outages = story.strikes(OUTAGES, first.end - ACK, first.end + ACK)
+    if any(died <= outage["until"] + MADE_UP_FOR + AT_ONCE for outage in outages):
         return "its process died before the lock server could be told that it had finished"
     return None
 
@@ -139,7 +136,7 @@ def _cut(story: Story, start: float, end: float) -> bool:
     """Whether a worker may have lost its broker from `start` to `end`; one that stands still notices later."""
     for cut in story.faults(CUT_BROKER):
         stops = story.strikes(STOPS, cut["from"], cut["until"])
-        noticed = max([cut["until"], *(stop["until"] + MARGIN for stop in stops)])
+        noticed = max([cut["until"], *(stop["until"] + AT_ONCE for stop in stops)])
         if cut["from"] <= end and noticed >= start:
             return True
     return False
@@ -154,10 +151,10 @@ def _was_sent_back_unacked(story: Story, run: Run) -> bool:
         ran = sent_back is not None and any(received < other.start < sent_back for other in runs)
         if sent_back is None or ran or _deliveries(story, receipt) < 2:
             continue
-        struck = story.strikes((*DEATHS, *STOPS), received - MARGIN, sent_back + ACK)
+        struck = story.strikes((*DEATHS, *STOPS), received - AT_ONCE, sent_back + ACK)
         if any(fault["worker"] == receipt["worker"] for fault in struck):
             return True
-        if _cut(story, received - MARGIN, sent_back + ACK):
+        if _cut(story, received - AT_ONCE, sent_back + ACK):
             return True
     return False
 

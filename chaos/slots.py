@@ -17,7 +17,7 @@ from tests.lab.app import Config
 from tests.lab.workers import Worker, worker
 
 CHILDREN = 3
-#: A shutdown that takes longer is asked why, in seconds.
+#: A shutdown that takes longer is asked why, in seconds: a body may take as long.
 SLOW = 8
 #: How long it may take on top. A child waits up to 30 s for its worker to read its last result, which a worker that
 #: shuts down may never do (billiard's _ensure_messages_consumed).
@@ -37,10 +37,12 @@ class Place:
         self._last = self._thread.submit(action)
 
     def wait(self) -> None:
+        """Until the last action is over; raise what it raised."""
         if self._last is not None:
             self._last.result()
 
     def close(self) -> None:
+        """Begin nothing more, and wait for the last action."""
         self._thread.shutdown(cancel_futures=True)
 
 
@@ -57,6 +59,8 @@ class Slot(Place):
         folder.mkdir()
 
     def do(self, action: Callable[[], object]) -> None:
+        """The same, with a worker that is there when `action` begins."""
+
         def act() -> None:
             self.see_off(0.0)
             self.replace_dead()
@@ -75,7 +79,7 @@ class Slot(Place):
         self._end.close()
         self._started += 1
         name = f"{self._folder.name}-{self._started}@chaos"
-        context = worker(self._config, self._folder, CHILDREN, "-n", name, app="tests.chaos.worker")
+        context = worker(self._config, self._folder, CHILDREN, "-n", name, app="chaos.worker")
         self.worker = self._end.enter_context(context)
 
     def end(self, sig: signal.Signals) -> None:
@@ -117,6 +121,7 @@ class Slot(Place):
         return stack.partition("Thread 0x")[0].partition("Current thread")[0]
 
     def close(self) -> None:
+        """End its workers too."""
         super().close()
         self._end.close()
         for _, end, *_ in self._leaving:

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import psutil
 
 from celery_redislock.server.scripts import ACQUIRE, RELEASE, RENEW
-from tests.chaos.slots import Place, Slot
-from tests.chaos.stage import Stage
-from tests.chaos.tasks import LEASE
+from chaos.slots import Place, Slot
+from chaos.stage import Stage
+from chaos.tasks import LEASE
 
 KILL_CHILD = "child killed"
 KILL_WORKER = "worker killed whole"
@@ -38,6 +38,14 @@ CUT_BROKER = "broker's connections cut"
 SCRIPTS = {ACQUIRE: "acquire", RELEASE: "release", RENEW: "renew"}
 #: Between two faults, in seconds.
 PAUSE = (0.3, 2.2)
+#: A process stands still for longer than its lease.
+STANDSTILL = (LEASE + 0.5, LEASE + 2.0)
+#: Some outages are shorter than a lease, and some longer.
+OUTAGE = (1.0, 5.0)
+#: Where no such command is sent for so many seconds, no reply is dropped: the fault has not struck.
+DROP_WITHIN = 5.0
+#: The broker takes no writes for so long at most; the cuts are made in a moment.
+CUT_WITHIN = 5.0
 
 
 class Strike(NamedTuple):
@@ -66,6 +74,7 @@ def begin(stage: Stage, strike: Strike) -> None:
 
 @contextmanager
 def written_down(stage: Stage, name: str, **facts: Any) -> Iterator[dict[str, Any]]:
+    """The block is a fault; its line may still be changed there."""
     line = {"event": "fault", "name": name, "from": time.monotonic(), "struck": True, **facts}
     try:
         yield line
@@ -99,7 +108,7 @@ def _stop_worker(stage: Stage, slot: Slot, name: str, chance: random.Random) -> 
     with written_down(stage, name, pids=_pids(slot), worker=slot.worker.process.pid):
         with suppress(ProcessLookupError, psutil.NoSuchProcess):  # a child that ends just now
             slot.worker.pause()
-        time.sleep(LEASE + chance.uniform(0.5, 2.0))
+        time.sleep(chance.uniform(*STANDSTILL))
         slot.worker.resume()
 
 
@@ -109,7 +118,7 @@ def _stop_child(stage: Stage, slot: Slot, name: str, chance: random.Random) -> N
         struck = written_down(stage, name, pids=[child], worker=slot.worker.process.pid)
         with suppress(ProcessLookupError, psutil.NoSuchProcess), struck:  # its hard time limit may end it meanwhile
             slot.worker.pause_child(child)
-            time.sleep(LEASE + chance.uniform(0.5, 2.0))
+            time.sleep(chance.uniform(*STANDSTILL))
             slot.worker.resume_child(child)
 
 
@@ -134,7 +143,7 @@ def _drop_reply(stage: Stage, place: Place, name: str, chance: random.Random) ->
     nth, hang = chance.randint(1, 2 if script is RENEW else 5), chance.random() < 0.3
     with written_down(stage, name, script=SCRIPTS[script]) as line:
         fault = stage.lock_proxy.drop_reply(to=b"EVALSHA", where=script.sha.encode(), nth=nth, hang=hang)
-        end = time.monotonic() + 5
+        end = time.monotonic() + DROP_WITHIN
         while not fault.struck and time.monotonic() < end:
             time.sleep(0.05)
         line["struck"] = bool(fault.struck)
@@ -146,7 +155,7 @@ def _outage(stage: Stage, place: Place, name: str, chance: random.Random) -> Non
             stage.lock_proxy.refuse()
         else:
             stage.lock_proxy.blackhole()
-        time.sleep(chance.uniform(1.0, 5.0))
+        time.sleep(chance.uniform(*OUTAGE))
         stage.lock_proxy.mend()
 
 
@@ -165,7 +174,7 @@ def _cut_waiting_consumers(stage: Stage) -> None:
     Where such a connection is cut while it is idle, kombu 5.7 may read from it for ever, and its worker hangs.
     """
     client = stage.broker_server.client
-    client.client_pause(5000, all=False)  # writes, so also BRPOP
+    client.client_pause(int(CUT_WITHIN * 1000), all=False)  # writes, so also BRPOP
     try:
         for connection in client.client_list():
             if connection["cmd"] == "brpop" and "b" in connection["flags"]:

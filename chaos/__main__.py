@@ -1,4 +1,4 @@
-"""``python -m tests.chaos``: random faults under load on real servers and workers, and what came of it."""
+"""``python -m chaos``: random faults under load on real servers and workers, and what came of it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ import tempfile
 import time
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from tests.chaos.check import Verdict, check
-from tests.chaos.complaints import complaints_in
-from tests.chaos.coroner import Coroner
-from tests.chaos.faults import WARM, Strike, begin, plan
-from tests.chaos.load import Load, wait_for_the_end
-from tests.chaos.report import offences, table
-from tests.chaos.stage import Stage, open_stage
-from tests.chaos.tasks import LEASE, define_tasks, write_down_publishing
+from chaos.check import Verdict, check
+from chaos.complaints import complaints_in
+from chaos.coroner import Coroner
+from chaos.faults import WARM, Strike, begin, plan
+from chaos.load import Load, wait_for_the_end
+from chaos.report import offences, table
+from chaos.stage import Stage, open_stage
+from chaos.tasks import LEASE, define_tasks, write_down_publishing
+from chaos.windows import AT_ONCE
 from tests.lab.app import make_app
 from tests.lab.ledger import Ledger
 
@@ -97,7 +99,7 @@ def _strike(stage: Stage, seed: int, seconds: float) -> None:
     stage.wait()
     stage.mend()
     print(f"  {seconds:6.1f} s  all is mended; waiting for what is under way", flush=True)
-    wait_for_the_end(load, stage.ledger, timeout=90)
+    wait_for_the_end(load, stage.ledger)
     load.write_down_states()
     coroner.enough.set()
     coroner.join()
@@ -106,10 +108,11 @@ def _strike(stage: Stage, seed: int, seconds: float) -> None:
 
 
 def _look_for_keys(stage: Stage) -> None:
-    time.sleep(LEASE + 0.5)
-    for key in stage.locks.client.keys("redislock:*"):
+    time.sleep(LEASE + AT_ONCE)
+    keys: Any = stage.locks.client.keys("redislock:*")
+    for key in keys:
         if not any(note in key for note in NOTES):
-            holder = stage.locks.client.get(key) or b""
+            holder: Any = stage.locks.client.get(key) or b""
             stage.ledger.write({"event": "key", "key": key.decode(), "holder": holder.decode("utf-8", "replace")})
 
 
@@ -118,7 +121,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m chaos", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60, help="of faults, in all (default: 60)")
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000), help="default: a random one")
     parser.add_argument("--broker", choices=[*BROKERS, "both"], default="both")

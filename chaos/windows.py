@@ -1,0 +1,35 @@
+"""The windows: every span of seconds that the checker grants, each in one place and with its reason.
+
+Each may hide a bug, so none is longer than its reason, or than runs with other seeds on a busy machine have shown that
+it must be. How long a fault or a wait takes is said where it is made: such a time hides nothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+from chaos.stage import VISIBILITY
+from chaos.tasks import LEASE
+
+#: What a process does at once takes so long on a busy machine: from the grant to the body's first line, from the end of
+#: a standstill to the look at its locks, from a fault to the line that tells of it.
+AT_ONCE = 0.2
+#: From the end of a body to the ack of its message: where the lock server is silent, the child's release is sent twice,
+#: with a time limit of 0.5 s each and a pause of up to 0.1 s between them.
+ACK = 2 * 0.5 + 0.1 + AT_ONCE
+#: Every holder asks the lock server again after a third of its lease.
+RENEWAL = LEASE / 3
+#: A lock that could be renewed lives for so long after its process has come to a standstill.
+LAPSE = LEASE - RENEWAL - AT_ONCE
+#: The keeper makes up for a release that was not answered within a second after the lock server answers again.
+MADE_UP_FOR = 1.0
+#: A message lies in the queue for so long before kombu takes it: there are nine children for fifteen messages.
+IN_QUEUE = 2.0
+#: A body takes up to eight seconds, and may have to wait for a child of its worker before that.
+IN_WORKER = 10.0
+#: The visibility timeout counts from when kombu has taken a message; the worker notes the receipt after that.
+RESTORED = VISIBILITY - AT_ONCE
+#: The coroner looks every 0.02 s, and may be late to write down what it sees.
+DEATH_NOTED = 0.03
+#: When what has not died has died.
+NEVER = math.inf

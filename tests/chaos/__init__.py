@@ -1,1 +1,0 @@
-"""Chaos: a seeded random run of faults under load, and a checker of what the ledger says afterwards."""

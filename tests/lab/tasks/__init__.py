@@ -1,0 +1,43 @@
+"""The tasks of the tests, a module for each theme; every run is written into the ledger."""
+
+from __future__ import annotations
+
+from celery import Celery
+
+from tests.lab.ledger import Ledger
+
+from . import (
+    after_the_end,
+    comebacks,
+    deaths,
+    jobs,
+    late,
+    never_start,
+    own_lock,
+    policies,
+    successors,
+    turns,
+    unlocked,
+    ways_out,
+)
+
+THEMES = (
+    turns,
+    unlocked,
+    policies,
+    comebacks,
+    successors,
+    ways_out,
+    deaths,
+    late,
+    own_lock,
+    jobs,
+    never_start,
+    after_the_end,
+)
+
+
+def define_tasks(app: Celery, ledger: Ledger) -> None:
+    """All of them; their names begin with ``lab.``."""
+    for theme in THEMES:
+        theme.define(app, ledger)

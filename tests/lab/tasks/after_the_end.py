@@ -1,0 +1,58 @@
+"""Tasks that keep their key for a while after their body has ended."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+from celery import Celery
+
+from celery_redislock import LockedTask
+from tests.lab.ledger import Ledger
+
+from .decorator import decorator_of
+
+
+def define(app: Celery, ledger: Ledger) -> None:
+    """The tasks of this module."""
+    locked = partial(decorator_of(app), lock_args=["key"])
+
+    for policy in ("skip", "retry", "wait", "raise", "join"):
+
+        @locked(f"cools_{policy}", lock_on_conflict=policy, lock_cooldown=2.0, ignore_result=False)
+        def cools(key: Any, item: Any = "", fails: bool = False) -> Any:
+            """Its key cools down after its success."""
+            with ledger.run(key, item):
+                if fails:
+                    raise ValueError(f"{item} fails")
+            return item
+
+    for policy in ("skip", "raise", "join"):
+
+        @locked(f"lingers_{policy}", base=_Lingering, lock_on_conflict=policy, ignore_result=False)
+        def lingers(key: Any, item: Any = "", fails: bool = False) -> Any:
+            """Keeps its key for a while after its result is stored."""
+            with ledger.run(key, item):
+                if fails:
+                    raise ValueError(f"{item} fails")
+            return item
+
+    @locked("lingering_job", base=_Lingering, lock_scope="job", ignore_result=False)
+    def lingering_job(key: Any, item: Any = "", fails: bool = False) -> Any:
+        """The same, unique from its publish on."""
+        return lingers.run(key, item, fails)
+
+    @locked("cooling_job", lock_scope="job", lock_cooldown=2.0)
+    def cooling_job(key: Any, item: Any = "") -> Any:
+        """At most once in a while."""
+        with ledger.run(key, item):
+            return item
+
+
+class _Lingering(LockedTask):
+    def on_success(self, *args: Any) -> None:
+        time.sleep(0.05)
+
+    def on_failure(self, *args: Any) -> None:
+        time.sleep(0.05)

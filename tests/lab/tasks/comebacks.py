@@ -1,0 +1,53 @@
+"""Tasks that come back to the broker, and tell what became of their message."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from celery import Celery
+
+from celery_redislock import LockedTask
+from tests.lab.ledger import Ledger
+
+from .decorator import decorator_of
+
+
+def define(app: Celery, ledger: Ledger) -> None:
+    """The tasks of this module."""
+    locked = decorator_of(app)
+
+    for name, acks_late in {"counted": False, "counted_late": True}.items():
+
+        @locked(name, bind=True, lock_args=["key"], acks_late=acks_late)
+        def counted(self: Any, key: Any, item: Any, seconds: float = 0.0) -> list[Any]:
+            """Tells how often it was retried."""
+            with ledger.run(key, item):
+                time.sleep(seconds)
+            return [item, self.request.retries]
+
+    @locked("tells", bind=True, lock_key="{key}", lock_on_conflict="retry", max_retries=2, default_retry_delay=0)
+    def tells(self: Any, key: str, what: Any = "", retries: int = 0) -> Any:
+        """Tells what its message had, once it has retried itself as often as it shall."""
+        with ledger.run(key, self.request.retries):
+            if self.request.retries < retries:
+                raise self.retry(countdown=0)
+        told = {name: value for name, value in vars(self.request).items() if not name.startswith("redislock")}
+        told["children"] = len(self.request.children)
+        ledger.write({"event": "told", "message": told})
+        return "told"
+
+    @locked("own_publish", lock_args=["key"], base=_OwnPublish)
+    def own_publish(key: Any, item: Any = "", seconds: float = 0.0) -> Any:
+        """Its class has a word to say at every publish."""
+        with ledger.run(key, item):
+            time.sleep(seconds)
+        return item
+
+
+class _OwnPublish(LockedTask):
+    def apply_async(self, *args: Any, **options: Any) -> Any:
+        """As celery-singleton's, for a duplicate: answer with another's id, and send nothing."""
+        if self.app.current_worker_task:
+            return self.AsyncResult("another")
+        return super().apply_async(*args, **options)

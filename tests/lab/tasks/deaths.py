@@ -1,0 +1,61 @@
+"""Tasks whose child is killed, and request classes of the user's that are told of it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from celery.worker.request import Request
+
+from tests.lab.bodies import sleep_on
+from tests.lab.ledger import Ledger
+
+from .decorator import decorator_of
+
+
+def define(app: Celery, ledger: Ledger) -> None:
+    """The tasks of this module."""
+    locked = decorator_of(app)
+
+    @locked("stubborn", lock_args=["key"])
+    def stubborn(key: Any, item: Any, seconds: float) -> Any:
+        """Does not end when it is told to."""
+        with ledger.run(key, item):
+            sleep_on(seconds)
+        return item
+
+    @locked("given_back", lock_args=["key"], acks_late=True, reject_on_worker_lost=True)
+    def given_back(key: Any, item: Any, first: float = 0.0) -> Any:
+        """Is given back to the broker when its process dies; takes its time only in its first run."""
+        return ledger.take(key, item, first)
+
+    @locked("tried_again", lock_args=["key"], retry_on_worker_lost=True, default_retry_delay=0)
+    def tried_again(key: Any, item: Any, first: float = 0.0) -> Any:
+        """Is retried by the main process when its process dies, from Celery 5.7 on."""
+        return ledger.take(key, item, first)
+
+    for name, request in {"named_request": f"{__name__}:OwnRequest", "own_request": OwnRequest}.items():
+
+        @locked(name, lock_args=["key"], Request=request)
+        def run(key: str, item: str, seconds: float = 0.0) -> str:
+            """Its requests are of the user's own class."""
+            with ledger.run(key, item):
+                time.sleep(seconds)
+            return item
+
+
+class OwnRequest(Request):
+    """A user's: it writes down what it is told."""
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        self._write("accepted")
+        super().on_accepted(pid, time_accepted)
+
+    def on_failure(self, exc_info: Any, *args: Any, **options: Any) -> Any:
+        self._write("failed")
+        return super().on_failure(exc_info, *args, **options)
+
+    def _write(self, what: str) -> None:
+        Ledger(Path(self.app.conf.lab_ledger)).write({"event": f"own request {what}", "task_id": self.id})

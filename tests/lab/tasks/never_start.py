@@ -1,0 +1,50 @@
+"""Jobs whose message comes to its end before their body begins."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from typing import Any
+
+from celery import Celery
+from celery.exceptions import Reject
+
+from celery_redislock import LockedTask
+from tests.lab.ledger import Ledger
+
+from .decorator import decorator_of
+
+
+def define(app: Celery, ledger: Ledger) -> None:
+    """The tasks of this module."""
+    locked = partial(decorator_of(app), lock_args=["key"])
+
+    @locked("refusing_job", base=_Refusing, lock_scope="job")
+    def refusing_job(key: Any) -> None:
+        """Is rejected before it starts."""
+        with ledger.run(key):
+            pass
+
+    @locked("postponing_job", base=_Postponing, lock_scope="job")
+    def postponing_job(key: Any) -> None:
+        """Is given back to the broker before it starts."""
+
+    @locked("dying_job", base=_Dying, lock_scope="job")
+    def dying_job(key: Any) -> None:
+        """Its process dies before it has asked for the key."""
+
+
+class _Dying(LockedTask):
+    def before_start(self, *args: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _Refusing(LockedTask):
+    def before_start(self, *args: Any) -> None:
+        raise Reject("not today", requeue=False)
+
+
+class _Postponing(LockedTask):
+    def before_start(self, *args: Any) -> None:
+        raise Reject("not yet", requeue=True)

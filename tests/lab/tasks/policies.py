@@ -1,0 +1,69 @@
+"""Tasks that meet a conflict with every policy."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from celery import Celery
+from celery.exceptions import Ignore, Reject
+
+from tests.lab.ledger import Ledger
+
+from .decorator import decorator_of
+
+
+def define(app: Celery, ledger: Ledger) -> None:
+    """The tasks of this module."""
+    locked = decorator_of(app)
+
+    for policy in ("skip", "retry", "wait", "raise", "join"):
+        _define_policy(locked, ledger, policy)
+
+    for policy in ("skip", "raise"):
+
+        @locked(
+            f"auto_{policy}", lock_key="{key}", lock_on_conflict=policy, autoretry_for=(Exception,), retry_backoff=0.1
+        )
+        def auto(key: str) -> None:
+            """Retries itself whatever its body raises."""
+            with ledger.run(key):
+                pass
+
+
+def _define_policy(locked: Any, ledger: Ledger, policy: str) -> None:
+    """The task `lab.on_<policy>`, and `lab.errback_<policy>` with a single parameter; they share their keys."""
+
+    @locked(
+        f"on_{policy}",
+        bind=True,
+        lock_key="{key}",
+        lock_on_conflict=policy,
+        autoretry_for=(OSError,),
+        ignore_result=False,
+    )
+    def on_conflict(self: Any, key: str, item: Any = "", holds: str = "") -> Any:
+        """Where it `holds`, until its conflict has been announced; then it ends so."""
+        with ledger.run(key, item):
+            if holds:
+                ledger.wait_for_conflict(self.request.id)
+            if holds == "fails":
+                raise ValueError(item)
+            if holds == "retries" and not self.request.retries:
+                raise self.retry(countdown=0.5)
+            if holds == "ignores":
+                if self.request.retries:
+                    raise Ignore("nothing to do any more")
+                raise self.retry(countdown=0.5)
+            if holds == "exits":
+                raise SystemExit(1)
+            if holds == "rejects":
+                raise Reject(item, requeue=False)
+            if holds == "hangs":
+                time.sleep(60)
+        return item
+
+    @locked(f"errback_{policy}", lock_key="{key}", lock_on_conflict=policy, ignore_result=False)
+    def errback(key: str) -> str:
+        with ledger.run(key, "errback"):
+            return "errback"

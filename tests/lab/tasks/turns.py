@@ -1,0 +1,67 @@
+"""Tasks that take their turn, or do not; their keys are made in every way there is."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from celery import Celery
+from pydantic import BaseModel
+
+from tests.lab.ledger import Ledger
+
+from .decorator import decorator_of
+
+
+class Order(BaseModel):
+    """An argument of a task with ``pydantic=True``."""
+
+    number: int
+    lines: tuple[str, ...]
+
+
+def define(app: Celery, ledger: Ledger) -> None:
+    """The tasks of this module."""
+    locked = decorator_of(app)
+
+    @locked("work", lock_args=["key"])
+    def work(key: Any, item: Any = "", seconds: float = 0.0) -> Any:
+        """Takes its turn."""
+        with ledger.run(key, item):
+            time.sleep(seconds)
+        return item
+
+    @locked("once", lock_args=["key"], lock_on_conflict="skip")
+    def once(key: Any, item: Any = "", seconds: float = 0.0, fails: bool = False) -> Any:
+        """Is skipped while another runs."""
+        with ledger.run(key, item):
+            time.sleep(seconds)
+            if fails:
+                raise ValueError(f"{item} fails")
+        return item
+
+    @locked("keyed", lock_key="stock:{sku}", lock_on_conflict="retry")
+    def keyed(sku: Any, item: Any = "", seconds: float = 0.0) -> Any:
+        """Shares its key with `keyed_too`."""
+        with ledger.run(sku, item):
+            time.sleep(seconds)
+        return item
+
+    @locked("keyed_too", lock_key="stock:{sku}", lock_on_conflict="retry")
+    def keyed_too(quantity: int, sku: Any, seconds: float = 0.0) -> int:
+        with ledger.run(sku, quantity):
+            time.sleep(seconds)
+        return quantity
+
+    @locked("whole")
+    def whole(account: Any, full: bool = False, seconds: float = 0.0) -> None:
+        """All arguments make its key."""
+        with ledger.run(account):
+            time.sleep(seconds)
+
+    @locked("model", pydantic=True)
+    def model(order: Order) -> int:
+        """Takes a pydantic model."""
+        with ledger.run(order.number):
+            time.sleep(0.5)
+        return order.number

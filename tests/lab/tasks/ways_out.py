@@ -1,0 +1,58 @@
+"""Tasks that leave in every way there is, and hooks of the user's that fail or forget."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from celery import Celery
+from celery.exceptions import Ignore, Reject
+
+from celery_redislock import LockedTask
+from tests.lab.ledger import Ledger
+
+from .decorator import decorator_of
+
+
+def define(app: Celery, ledger: Ledger) -> None:
+    """The tasks of this module."""
+    locked = decorator_of(app)
+
+    @locked("ends", bind=True, lock_args=["key"])
+    def ends(self: Any, key: Any, how: str) -> str:
+        """Leaves in every way there is."""
+        with ledger.run(key, how):
+            match how:
+                case "failure":
+                    raise ValueError(how)
+                case "retry" if not self.request.retries:
+                    raise self.retry(countdown=0.1)
+                case "ignore":
+                    raise Ignore(how)
+                case "reject":
+                    raise Reject(how, requeue=False)
+                case "exit":
+                    raise SystemExit(1)
+                case "slow":
+                    time.sleep(30)
+        return how
+
+    @locked("hooked", lock_args=["key"], base=_FailingHook)
+    def hooked(key: Any) -> None:
+        """Its own after_return fails before it calls super()."""
+
+    @locked("unhooked", base=_ForgetfulHook)
+    def unhooked() -> None:
+        """Its own before_start forgets super()."""
+        with ledger.run("unhooked"):
+            pass
+
+
+class _FailingHook(LockedTask):
+    def after_return(self, *args: Any) -> None:
+        raise RuntimeError("the user's own hook fails")
+
+
+class _ForgetfulHook(LockedTask):
+    def before_start(self, *args: Any) -> None:
+        pass
