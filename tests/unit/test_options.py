@@ -22,7 +22,6 @@ from celery_redislock.options import (
     resolve_settings,
 )
 from celery_redislock.task.attributes import LockAttributes
-from celery_redislock.task.decisions import POLICIES
 
 from .wire import SECRET
 
@@ -283,10 +282,6 @@ def test_settings_of_the_app_are_taken_as_they_are() -> None:
 
 def test_a_long_value_is_shortened_in_the_message() -> None:
     assert len(refusal({"lease": "x" * 10_000})) < 300
-
-
-def test_the_conflict_policies_are_those_that_there_are() -> None:
-    assert set(CONFLICT_POLICIES) == set(POLICIES)
 
 
 def described() -> dict[str, str]:

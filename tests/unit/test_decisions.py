@@ -1,0 +1,190 @@
+"""Decisions: what becomes of a run, of a message and of a publish, without a worker."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from celery_redislock.info import LockInfo
+from celery_redislock.message.facts import Delivered, Facts
+from celery_redislock.options import ConflictPolicy, LockOptions, resolve_options
+from celery_redislock.server.tokens import Attempt
+from celery_redislock.task.decisions import (
+    POLICIES,
+    ComeBack,
+    Decision,
+    Fail,
+    Joining,
+    Published,
+    Publishing,
+    Refuse,
+    RunWithout,
+    Skip,
+    TakeTurn,
+    Wait,
+    leaves_note,
+    may_be_left_a_key,
+    on_conflict,
+    on_joining,
+    on_outage,
+    on_publish,
+)
+
+FRESH = Delivered(acks_late=False, is_redelivered=False, is_overdue=False, is_marked_begun=False, has_come_back=False)
+MESSAGE = Facts(FRESH, Attempt("mine", 0, 0), frozenset({"mine", "my parent", "my root"}))
+HOLDER = LockInfo("key", "holder", "shop.bill", "celery@host", None, 10.0)
+COOLING = HOLDER._replace(state="cooling")
+
+
+def options(policy: str = "skip", **others: object) -> LockOptions:
+    return resolve_options("shop.bill", {"on_conflict": policy, **others}, {})
+
+
+def decide(
+    message: Facts = MESSAGE, holder: LockInfo = HOLDER, policy: str = "skip", *, ended: bool = False, **others: object
+) -> Decision:
+    return on_conflict(message, holder, options(policy, **others), is_own_copy=False, has_ended=lambda _: ended)
+
+
+def test_every_policy_that_may_be_set_decides() -> None:
+    assert set(POLICIES) == set(get_args(ConflictPolicy))
+
+
+@pytest.mark.parametrize(
+    ("policy", "decision"),
+    [
+        ("skip", Skip("duplicate of holder")),
+        ("retry", TakeTurn()),
+        ("wait", Wait()),
+        ("raise", Fail()),
+        ("join", TakeTurn(joins="holder")),
+    ],
+)
+def test_a_duplicate_meets_its_policy(policy: str, decision: Decision) -> None:
+    assert decide(policy=policy) == decision
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("why", "is_begun"),
+    [
+        (MESSAGE._replace(delivered=FRESH._replace(acks_late=True, is_redelivered=True)), True),
+        (MESSAGE._replace(delivered=FRESH._replace(is_marked_begun=True)), True),
+        (MESSAGE._replace(attempt=Attempt("mine", 1, 0)), False),
+        (MESSAGE._replace(causes=frozenset({"mine", "holder"})), False),
+        (MESSAGE._replace(is_claimed=True), False),
+    ],
+    ids=["redelivered, acked late", "marked begun", "a retry", "caused by the holder", "owed its key"],
+)
+def test_what_is_no_duplicate_comes_back_whatever_the_policy(why: Facts, is_begun: bool, policy: str) -> None:
+    assert decide(why, policy=policy) == ComeBack(is_begun)
+
+
+@pytest.mark.parametrize("changed", [{"is_redelivered": True}, {"is_overdue": True}, {"has_come_back": True}])
+def test_what_cannot_have_begun_is_a_duplicate(changed: dict[str, bool]) -> None:
+    assert decide(MESSAGE._replace(delivered=FRESH._replace(**changed))) == Skip("duplicate of holder")
+
+
+def test_a_copy_of_the_holders_own_message_comes_back_as_begun() -> None:
+    decision = on_conflict(MESSAGE, HOLDER, options(), is_own_copy=True, has_ended=lambda _: False)
+    assert decision == ComeBack(is_begun=True)
+
+
+@pytest.mark.parametrize("policy", ["skip", "raise", "join"])
+def test_a_holder_whose_end_may_have_been_seen_is_nobodys_holder(policy: str) -> None:
+    assert decide(policy=policy, ended=True) == ComeBack(is_begun=False)
+
+
+@pytest.mark.parametrize("policy", ["retry", "wait"])
+def test_who_takes_its_turn_asks_nobody_whether_the_holder_has_ended(policy: str) -> None:
+    def fail(_: LockInfo) -> bool:
+        raise AssertionError("asked")
+
+    assert on_conflict(MESSAGE, HOLDER, options(policy), is_own_copy=False, has_ended=fail) is not None
+
+
+def test_a_key_that_cools_down_says_so() -> None:
+    assert decide(holder=COOLING) == Skip("cooling down after holder")
+
+
+def test_nobody_waits_in_a_worker_slot_for_what_does_not_run_or_a_second_time() -> None:
+    assert decide(holder=COOLING, policy="wait") == TakeTurn()
+    assert decide(MESSAGE._replace(delivered=FRESH._replace(has_come_back=True)), policy="wait") == TakeTurn()
+
+
+def test_a_turn_ends_with_the_message_or_with_lock_retry_for() -> None:
+    assert decide(MESSAGE._replace(has_expired=True), policy="retry") == Skip("expired")
+    assert decide(MESSAGE._replace(waited=5.0), policy="retry", retry_for=5.0) == Fail(is_late=True)
+    assert decide(MESSAGE._replace(waited=4.9), policy="retry", retry_for=5.0) == TakeTurn()
+
+
+def test_who_joins_keeps_to_the_first_holder_that_it_met() -> None:
+    assert decide(MESSAGE._replace(joins="first"), policy="join") == TakeTurn(joins="first")
+
+
+def test_in_scope_job_a_lock_outside_tasks_is_waited_for() -> None:
+    assert decide(holder=HOLDER._replace(task_id=None), scope="job") == TakeTurn()
+
+
+def test_in_scope_queue_a_claim_opens_the_place_alone_and_its_message_takes_its_turn() -> None:
+    message = MESSAGE._replace(is_claimed=True)
+    assert decide(message, policy="retry", scope="queue") == TakeTurn()
+
+
+@pytest.mark.parametrize(
+    ("is_ready", "will_run_again", "has_key", "waited", "what"),
+    [
+        (True, False, False, 0.0, Joining.END),
+        (True, False, True, 0.0, Joining.END),
+        (False, True, False, 0.0, Joining.ASK),
+        (False, True, True, 0.0, Joining.COME_BACK),
+        (False, True, True, 3600.0, Joining.RUN),
+        (False, False, True, 0.0, Joining.RUN),
+    ],
+)
+def test_who_joins_ends_with_the_other_or_runs_in_its_place(
+    is_ready: bool, will_run_again: bool, has_key: bool, waited: float, what: Joining
+) -> None:
+    known = {"is_ready": is_ready, "will_run_again": will_run_again, "has_key": has_key, "waited": waited}
+    assert on_joining(**known, options=options("join")) is what
+
+
+def test_an_outage_goes_by_its_option() -> None:
+    assert on_outage(FRESH, options(on_outage="raise")) == Refuse()
+    assert on_outage(FRESH, options(on_outage="run")) == RunWithout()
+    assert on_outage(FRESH, options()) == ComeBack(is_begun=False)
+    assert on_outage(FRESH._replace(acks_late=True, is_redelivered=True), options()) == ComeBack(is_begun=True)
+
+
+@pytest.mark.parametrize(
+    ("message", "holder", "ended", "what"),
+    [
+        ({}, {}, False, Publishing.ANSWER),
+        ({}, {}, True, Publishing.OUTLIVE),
+        ({}, {"state": "queued", "hostname": "web"}, False, Publishing.ANSWER),
+        ({}, {"hostname": "web"}, False, Publishing.SEND),
+        ({}, {"task": "shop.other"}, False, Publishing.SEND),
+        ({}, {"task_id": None}, False, Publishing.SEND),
+        ({"is_bare": False}, {}, False, Publishing.SEND),
+        ({"causes": frozenset({"holder"})}, {}, False, Publishing.SEND),
+    ],
+    ids=["a job", "one that has ended", "queued", "by apply()", "another task", "no task", "continued", "its own"],
+)
+def test_a_publish_is_answered_with_a_job_alone(
+    message: dict[str, object], holder: dict[str, object], ended: bool, what: Publishing
+) -> None:
+    published = Published("shop.bill", is_bare=True, causes=frozenset())._replace(**message)
+    assert on_publish(published, HOLDER._replace(**holder), lambda _: ended) is what
+
+
+def test_a_note_is_left_by_what_is_over_alone() -> None:
+    assert [leaves_note(state) for state in ("SUCCESS", "FAILURE", "RETRY", "IGNORED")] == [True] * 4
+    assert [leaves_note(state) for state in ("REJECTED", "REVOKED", None)] == [False] * 3
+
+
+def test_a_key_is_left_to_a_retry_alone() -> None:
+    assert may_be_left_a_key(1, options(scope="job"))
+    assert may_be_left_a_key(1, options(hold_on_retry=True))
+    assert not may_be_left_a_key(1, options())
+    assert not may_be_left_a_key(0, options(scope="job"))
