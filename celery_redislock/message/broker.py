@@ -1,28 +1,31 @@
-"""Broker: what an app's broker does with messages, as far as a lock must know it."""
+"""Broker: when an app's broker delivers a message again, and how it delays one."""
 
 from __future__ import annotations
 
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from celery_redislock.server.answers import NOTE_TTL
+
 if TYPE_CHECKING:
     from celery import Celery
 
-#: For brokers that redeliver what is not acked in time; theirs is longer than this unless configured. Seconds.
+#: The visibility timeout where `broker_transport_options` has none, in seconds. No broker has a shorter default: kombu
+#: has an hour for Redis and half an hour for SQS, and RabbitMQ's `consumer_timeout` is half an hour.
 DEFAULT_VISIBILITY_TIMEOUT = 1800.0
-#: Of the visibility timeout: a message held for longer is taken to wait in the queue once more. Not the whole: the
-#: broker began to count before the worker did, and gets the ack later than the key is free.
+#: A worker that has had a message for longer than this share of the visibility timeout expects a copy of it. The share
+#: is below 1 because the broker counts from the delivery, which is before the worker counts, until the ack, which is
+#: after the worker has released the key.
 OVERDUE = 0.9
-#: How long a note lives besides, in seconds: for as long as a copy may wait in the queue.
-NOTE_TTL = 24 * 3600.0
+#: How long the note of a message that came back lives, besides the visibility timeouts, in seconds.
 SHORT_NOTE_TTL = 3600.0
 
 
 class Broker:
-    """The broker of one app; asked once.
+    """The broker of one app. What it answers is remembered.
 
     Args:
-        app: The app.
+        app: The app, with the broker's settings.
     """
 
     def __init__(self, app: Celery) -> None:
@@ -30,18 +33,21 @@ class Broker:
 
     @cached_property
     def visibility_timeout(self) -> float:
-        """How long the broker waits for an ack until it delivers a message again, in seconds."""
+        """Seconds without an ack after which the broker delivers a message again."""
         options = self._app.conf.broker_transport_options or {}
         configured = options.get("visibility_timeout")
         return float(configured) if configured else DEFAULT_VISIBILITY_TIMEOUT
 
     def is_overdue(self, held: float) -> bool:
-        """Whether the broker takes a message for lost, or is about to, that a worker has held for `held` seconds."""
+        """Whether the broker delivers a message again, now or soon, that one worker has had for `held` seconds."""
         return held > OVERDUE * self.visibility_timeout
 
     @cached_property
     def delays_natively(self) -> bool:
-        """Whether the broker delays messages, not the worker; then it takes no countdown below one second."""
+        """Whether the broker itself delays messages: RabbitMQ with quorum queues. Its shortest delay is one second.
+
+        On any other broker the worker keeps a message until its countdown is over.
+        """
         try:
             from celery.utils.quorum_queues import detect_quorum_queues
         except ImportError:
@@ -50,16 +56,20 @@ class Broker:
             return bool(detect_quorum_queues(self._app, connection.transport.driver_type)[0])
 
     def countdown(self, delay: float) -> float:
-        """`delay`, changed to what the broker takes, in seconds. A message that waits for long is delivered twice."""
+        """`delay`, in seconds, within what the broker can do.
+
+        A message that waits unacked for the visibility timeout is delivered twice, so half of that is the longest.
+        """
         return max(min(delay, self.visibility_timeout / 2), 1.0 if self.delays_natively else 0.0)
 
     def note_ttl(self, *, is_sent_back_only: bool) -> float:
-        """How long a note lives, in seconds: for as long as a copy of its message may still come.
+        """How long a note lives, in seconds: for as long as a copy of its message may still arrive.
 
-        A copy is given after one visibility timeout, and may wait in another worker for one more.
+        The broker delivers a copy after one visibility timeout, and the copy may wait in another worker for one more.
 
         Args:
-            is_sent_back_only: The message has come back, and only kombu may have sent it twice: the two are queued
-                together. There are many such notes, one for each run that had to wait.
+            is_sent_back_only: The only reason for a copy is that the message came back: kombu may have published it
+                twice, when the connection was lost before the broker confirmed. Both are then queued together, so the
+                note may be short. Every run that waited for its key leaves such a note, so there are many.
         """
         return (SHORT_NOTE_TTL if is_sent_back_only else NOTE_TTL) + 2 * self.visibility_timeout

@@ -1,7 +1,7 @@
-"""Coming back: the same attempt is published again, to be tried later.
+"""Coming back: a message that could not run now is published again, as the same attempt, to be tried later.
 
-The one way for copies, successors, begun work, outages and the policy ``retry``. ``request.retries`` stays as it is:
-nothing of the task has run.
+Copies, successors, work that has begun, runs in an outage and the policies ``retry``, ``wait`` and ``join`` all come
+back in this way. ``request.retries`` stays as it is, for the task's body has not run.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from .header import HEADER, Header
 if TYPE_CHECKING:
     from celery import Celery
 
-#: What RabbitMQ puts before a routing key while it delays a message natively: a word for each bit of the delay.
+#: Celery puts 28 words before a routing key, one for each bit of the delay, while RabbitMQ delays a message natively.
+#: Source: `kombu.transport.native_delayed_delivery`.
 _DELAY_WORDS = re.compile(r"^(?:[01]\.){28}")
 _DELAY_EXCHANGE = "celery_delayed_delivery"
-#: RabbitMQ's own record of the queues that a message has expired in. It drops a message that enters one of them again.
+#: Headers in which RabbitMQ records the queues that a message has expired in. It drops a message that enters one of
+#: them a second time, so a message that comes back must not carry them.
 _DEATH_HEADERS = ("x-death", "x-first-death-", "x-last-death-")
-#: Celery's own headers of a message, as Celery itself tells them from the user's.
-_CELERYS = {*vars(Context), "lang", "task", "argsrepr", "kwargsrepr", "compression"} - {"headers"}
+#: The headers that Celery itself writes. `Context`, Celery's request, has an attribute for most of them.
+_OF_CELERY = {*vars(Context), "lang", "task", "argsrepr", "kwargsrepr", "compression"} - {"headers"}
 
 
 def publish_again(
@@ -38,21 +40,22 @@ def publish_again(
     serializer: str | None = None,
     natively: bool = False,
 ) -> None:
-    """Send `request`'s message again as it is: id, arguments, canvas, headers, priority, queue, expiry.
+    """Publish the message of `request` again, with all that it had.
 
-    Celery's `signature_from_request` brings most of it, and what it leaves out is added here.
+    Its id, arguments, canvas, headers, priority, queue and expiry stay. Celery's `signature_from_request` copies most
+    of them; this function adds what that leaves out.
 
     Args:
-        task: Its task.
-        request: Of the message.
-        header: What it carries from now on.
-        countdown: Seconds.
-        headers: The user's own; None for those that Celery shows.
-        serializer: Of the message; None for the task's.
-        natively: The broker delays it, not the worker.
+        task: The task of the message.
+        request: Celery's request for the message.
+        header: The plugin's header, as the message carries it from now on.
+        countdown: Seconds until the message is tried again.
+        headers: The user's own headers; None to take them from `request`.
+        serializer: The serializer of the message's body; None for the task's.
+        natively: Whether the broker delays the message, and not the worker.
 
     Raises:
-        Exception: The broker's, where the message could not be sent.
+        Exception: Any error of the broker's; the message was not sent.
     """
     own = request.__dict__
     own_headers = custom_headers(request.headers if headers is None else headers)
@@ -60,7 +63,7 @@ def publish_again(
         "serializer": serializer,
         "compression": own.get("compression"),
         "delivery_mode": (request.properties or {}).get("delivery_mode"),
-        "argsrepr": own.get("argsrepr"),  # made by the caller, perhaps to hide what the arguments hold
+        "argsrepr": own.get("argsrepr"),  # the caller may have made it to hide the arguments
         "kwargsrepr": own.get("kwargsrepr"),
         "queue": queue_of(task.app, request) if natively else None,
     }
@@ -68,20 +71,22 @@ def publish_again(
         request,
         countdown=countdown,
         retries=request.retries,
-        # Celery takes the running task, which is this one, for the parent of what has none.
+        # Without a parent_id Celery would name the running task, which is this one, as the parent.
         headers={**own_headers, "parent_id": request.parent_id, HEADER: header.wire},
-        # Celery before 5.7 takes it from the task, not from the request.
+        # Celery before 5.7 copies the task's `ignore_result`, not the request's.
         ignore_result=ignores_result(task, request),
         **{name: value for name, value in options.items() if value is not None},
     )
-    # Celery's own, not the task's: this is no publish, and what its class does at one was done when it was published.
+    # Celery's own `apply_async`, not that of the task's class: the message was published before, so what the class does
+    # at a publish (take the key, write a transaction's outbox) must not be done a second time.
     Task.apply_async(task, tuple(signature.args), signature.kwargs, **signature.options, add_to_parent=False)
 
 
 def queue_of(app: Celery, request: Context) -> Queue | None:
-    """The queue that a message came from, for a broker that delays natively: Celery needs no more than its binding.
+    """The queue that the message of `request` came from; None where the message does not tell.
 
-    Left to itself, Celery would take the binding of the default queue.
+    For a broker that delays natively: Celery binds this queue to the exchange of delayed messages. Without it Celery
+    would bind the default queue.
     """
     info = request.delivery_info or {}
     exchange, routing_key = info.get("exchange"), _DELAY_WORDS.sub("", info.get("routing_key") or "")
@@ -90,19 +95,20 @@ def queue_of(app: Celery, request: Context) -> Queue | None:
     for queue in app.amqp.queues.values():
         if queue.routing_key == routing_key and exchange in {queue.exchange.name, _DELAY_EXCHANGE}:
             return queue
-    return Queue(routing_key, Exchange(exchange, "topic"), routing_key)  # it was bound by a pattern
+    # No queue of the app has this routing key: the message came to one that is bound by a pattern.
+    return Queue(routing_key, Exchange(exchange, "topic"), routing_key)
 
 
 def custom_headers(headers: Any) -> dict[str, Any]:
-    """The user's own among the headers of a message."""
+    """Those of a message's headers that the user has set."""
     if not isinstance(headers, dict):
         return {}
     return {
-        name: value for name, value in headers.items() if name not in _CELERYS and not name.startswith(_DEATH_HEADERS)
+        name: value for name, value in headers.items() if name not in _OF_CELERY and not name.startswith(_DEATH_HEADERS)
     }
 
 
 def ignores_result(task: Task[..., Any], request: Context) -> bool:
-    """Whether the result of this request is not stored: the request's own word before the task's."""
+    """Whether the result of `request` is not stored. The request's own `ignore_result` goes before the task's."""
     own = request.__dict__.get("ignore_result")
     return bool(task.ignore_result if own is None else own)

@@ -1,4 +1,4 @@
-"""Delivery: what the worker's main process tells the pool child about a message."""
+"""Delivery: what the worker's main process tells the pool child about one delivery of a message."""
 
 from __future__ import annotations
 
@@ -12,30 +12,34 @@ if TYPE_CHECKING:
     from celery import Task
     from celery.app.task import Context
 
-#: The request attribute that holds the `Delivery`.
+#: The name of the request's attribute, and of the entry in the request's dict, that holds the `Delivery`.
 DELIVERY = "redislock_delivery"
 
 
 class Delivery(NamedTuple):
-    """Minted for every delivery of a message. A header cannot imitate it."""
+    """Made anew for every delivery of a message. A message header cannot imitate it: headers hold no such type."""
 
     nonce: str
-    """Of the token, so that the main process can release the lock of a child that has died."""
+    """The nonce of the execution's token. The main process keeps it too, to release the lock of a child that died."""
     received_at: float
-    """`time.monotonic()`, which processes of one host share."""
+    """When the worker received the message, by `time.monotonic()`, which all processes of one host share; seconds."""
     serializer: str | None = None
-    """Of the message's body; None for the task's."""
+    """The serializer of the message's body; None for the task's."""
     headers: dict[str, Any] | None = None
-    """The user's own, where one of them is named ``headers``: Celery shows only what that one holds."""
+    """The user's headers, where one of them is itself named ``headers``: then `request.headers` shows only the content
+    of that one. None where `request.headers` shows them all."""
 
 
-def is_given_back(task: Task[..., Any], outcome: Any) -> bool:
-    """Whether the broker delivers the message again: an early ack has left it nothing to give back."""
+def is_requeued(task: Task[..., Any], outcome: Any) -> bool:
+    """Whether a run that ended with `outcome` has put its message back into the queue, as `Reject(requeue=True)` does.
+
+    A message that was acked early is gone from the broker, so nothing can be put back.
+    """
     return task.acks_late and isinstance(outcome, Reject) and bool(outcome.requeue)  # type: ignore[attr-defined]
 
 
 def hide_headers(request: Context) -> None:
-    """Take our headers from those that go along when `request` is sent as a new attempt."""
+    """Remove the plugin's entries from the headers that Celery copies into the next attempt of `request`."""
     if isinstance(request.headers, dict):
         request.headers.pop(DELIVERY, None)
         request.headers.pop(HEADER, None)

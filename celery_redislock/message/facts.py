@@ -1,4 +1,4 @@
-"""What is known of a delivered message, as values: decisions are made of it."""
+"""Facts: what is known of a delivered message, as values. `celery_redislock.task.decisions` decides by them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from celery_redislock.server.tokens import Attempt
 
 
 class Delivered(NamedTuple):
-    """How a message has come to its worker."""
+    """How a message has come to its worker: what tells whether it may be a copy, and whether its work has begun."""
 
     acks_late: bool
-    """The broker hears only at the end of the run that it has been received."""
+    """The worker acks the message at the end of the run, not before its begin."""
     is_redelivered: bool
-    """The broker says that it has delivered it before."""
+    """The broker says that it has delivered the message before."""
     is_overdue: bool
-    """It has been here for about the visibility timeout: the broker takes it for lost, and delivers it again."""
+    """The worker has had the message for about the visibility timeout, so the broker delivers it to another one."""
     is_marked_begun: bool
-    """Its header says that it has begun."""
+    """The message's header says that a process may have begun to run it."""
     has_come_back: bool
-    """It has been sent back at least once."""
+    """The message has been sent back at least once."""
 
     @property
     def is_delivered_again(self) -> bool:
@@ -46,16 +46,17 @@ class Delivered(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What is known of a message that meets a conflict."""
+    """What is known of a message whose key is held by another execution."""
 
     delivered: Delivered
     attempt: Attempt
     causes: frozenset[str]
-    """The ids of its own task, of its parent and of its root, as tokens know them."""
+    """The ids of the message's own task, of its parent and of its root, shortened as they are in tokens."""
     is_claimed: bool = False
-    """It carries a claim: its key, or the place of the one that waits, was left to it."""
+    """The message carries a claim: its key, or in scope ``queue`` the place in the queue, was reserved for it."""
     joins: str | None = None
-    """The task whose outcome it waits for."""
+    """The id of the task whose outcome the message waits for, by the policy ``join``."""
     has_expired: bool = False
+    """The message's `expires` is over: Celery would not begin it any more."""
     waited: float = 0.0
-    """Seconds since it was sent back for the first time."""
+    """Seconds since the message was sent back for the first time; 0 before that."""

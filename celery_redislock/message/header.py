@@ -1,4 +1,4 @@
-"""Header: what a message says of itself, in a message header of ours."""
+"""Header: what a message carries for the plugin, under one name among its headers."""
 
 from __future__ import annotations
 
@@ -12,68 +12,80 @@ from celery_redislock.server.tokens import is_claim, is_publish
 
 #: The name of the message header.
 HEADER = "redislock"
+#: The delay doubles this often at most. Without a bound, the float overflows for a message that came back for days.
 _MAX_DOUBLINGS = 16
-#: A longer name of a key is none of ours, in characters.
+#: The longest name of a key that a header may carry, in characters. The plugin's own keys are shorter.
 MAX_KEY = 1000
 
 
-class Left(NamedTuple):
-    """A key that its publisher, or its last attempt, has left to a message."""
+class Reservation(NamedTuple):
+    """A key that was reserved for a message by its publisher, or by the attempt before it."""
 
     key: str
-    """In Redis. The place in its queue may be left instead."""
+    """The key in Redis. In scope ``queue`` the place in the queue, `<key>:queued`, is reserved instead."""
     claim: str
-    """The nonce that opens it."""
+    """The nonce of the token that the key holds; who carries it may take the key."""
 
 
 class Header(NamedTuple):
-    """What a message says of itself: its publish, what was left to it, and how often it has come back, since when."""
+    """What a message carries: the name of its publish, its reservation, and how often it has come back, since when."""
 
     publish: str = ""
-    """The name of its publish, from `mint_publish`; it stays when the message comes back."""
+    """The name of the message's publish, from `mint_publish`. It stays when the message comes back."""
     claim: str | None = None
-    """The nonce under which a key, or the place in its queue, was left to it."""
+    """The nonce under which a key, or the place in the queue, was reserved for the message."""
     key: str | None = None
-    """That key in Redis, as its publisher made it of the arguments."""
+    """The reserved key in Redis, as the publisher made it from the arguments."""
     times: int = 0
+    """How often the message has come back."""
     since: float = 0.0
-    """When it was first sent back: seconds since the epoch; 0 before that."""
+    """When the message was first sent back: seconds since the epoch; 0 before that."""
     begun: bool = False
-    """A process that ran it may have died: work that has begun, which no policy may drop."""
+    """A process may have died while it ran the message. No policy may drop work that has begun."""
     joins: str | None = None
-    """The task whose outcome it waits for, by the policy ``join``."""
+    """The id of the task whose outcome the message waits for, by the policy ``join``."""
 
     @classmethod
     def read(cls, header: Any) -> Self:
-        """From a message header. A field that is odd counts as not there, and costs no other field."""
+        """Read what arrived under `HEADER`. A field that cannot be right is ignored, and the others are still read."""
         if not isinstance(header, Mapping):
             return cls()
-        said = cls(**{name: value for name, value in header.items() if name in _IS_SOUND and _IS_SOUND[name](value)})
-        # By a clock that is ahead, it lies in the future.
-        return said._replace(since=float(min(said.since, time.time()))) if said.since else said
+        read = cls(**{name: value for name, value in header.items() if name in _IS_SOUND and _IS_SOUND[name](value)})
+        # The clock of the host that sent the message back may be ahead of this one's.
+        return read._replace(since=float(min(read.since, time.time()))) if read.since else read
 
     @property
-    def left(self) -> Left | None:
-        """The key that was left to the message, if one was."""
-        return Left(self.key, self.claim) if self.key is not None and self.claim is not None else None
+    def reservation(self) -> Reservation | None:
+        """The key that was reserved for the message; None where none was."""
+        return Reservation(self.key, self.claim) if self.key is not None and self.claim is not None else None
 
     @property
     def wire(self) -> dict[str, Any]:
-        """The message header: what is not said is left out."""
+        """What is sent under `HEADER`: the fields that differ from their defaults."""
         return {name: value for name, value in self._asdict().items() if value != self._field_defaults[name]}
 
     def next(self, *, begun: bool, joins: str | None = None) -> Self:
-        """The header of the message when it is sent back once more."""
+        """The header with which the message is sent back once more.
+
+        Args:
+            begun: Whether the work may have begun; a message that was marked so stays so.
+            joins: The id of the task whose outcome the message waits for; None to keep the one that it has.
+        """
         since = self.since or time.time()
         return self._replace(times=self.times + 1, since=since, begun=self.begun or begun, joins=joins or self.joins)
 
     def delay(self, shortest: float, longest: float) -> float:
-        """Seconds until it should be tried again: exponential, with jitter."""
+        """Seconds until the message is tried again: doubling each time it comes back, with jitter.
+
+        Args:
+            shortest: Seconds at least.
+            longest: Seconds at most.
+        """
         doubled = shortest * 2 ** min(self.times + 1, _MAX_DOUBLINGS)
         return min(random.uniform(shortest, doubled), longest)  # noqa: S311 - jitter, no secret
 
 
-#: What each field of a message header may be.
+#: For each field of the header, whether a value that arrived in it can be right.
 _IS_SOUND: Mapping[str, Callable[[Any], bool]] = {
     "publish": is_publish,
     "claim": is_claim,

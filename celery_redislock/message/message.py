@@ -1,4 +1,4 @@
-"""Message: what is known of a delivered message, and how it comes back."""
+"""Message: one delivered message: what is known of it, and how it is sent back."""
 
 from __future__ import annotations
 
@@ -27,29 +27,30 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_FIRST = Header()
+#: The header of a message that carries none, as those of `send_task` do. Shared, for reading makes a new one.
+_NO_HEADER = Header()
 
 
 class Message:
-    """The message of one request.
+    """The delivered message of one request.
 
     Args:
-        task: Its task.
-        broker: Of the task's app.
-        request: Celery's request.
-        hold_for: Seconds that a message is held here which nobody else has any more; None for ever.
+        task: The task of the message.
+        broker: The broker of the task's app.
+        request: Celery's request for the message.
+        keep_for: Seconds that this process keeps a message that was acked and cannot be sent back; None for ever.
 
     Attributes:
-        attempt: What it is about.
-        nonce: Of this delivery.
-        header: What it says of itself.
-        was_sent_back: It goes on as another message, or in another delivery.
+        attempt: The attempt that the message stands for.
+        nonce: The nonce of this delivery, for the execution's token.
+        header: What the message carries for the plugin; with `send_back`, what it carries from then on.
+        was_sent_back: Whether the work goes on without this execution: the message was published again or requeued.
     """
 
     __slots__ = (
         "_broker",
         "_headers",
-        "_hold_for",
+        "_keep_for",
         "_received_at",
         "_request",
         "_serializer",
@@ -60,14 +61,14 @@ class Message:
         "was_sent_back",
     )
 
-    def __init__(self, task: Task[..., Any], broker: Broker, request: Context, hold_for: float | None) -> None:
+    def __init__(self, task: Task[..., Any], broker: Broker, request: Context, keep_for: float | None) -> None:
         self._task = task
         self._broker = broker
         self._request = request
-        self._hold_for = hold_for
+        self._keep_for = keep_for
         self.was_sent_back = False
         header = getattr(request, HEADER, None)
-        self.header = _FIRST if header is None else Header.read(header)
+        self.header = _NO_HEADER if header is None else Header.read(header)
         self.attempt = Attempt(
             str(request.id), request.retries or 0, request.replaced_task_nesting or 0, self.header.publish
         )
@@ -78,12 +79,12 @@ class Message:
 
     @property
     def name(self) -> str:
-        """For log lines."""
+        """The message's task and id, for log lines: ``task shop.bill[<id>]``."""
         return f"task {self._task.name}[{shown(str(self._request.id))}]"
 
     @property
     def delivered(self) -> Delivered:
-        """How it has come here, as it is known at this moment."""
+        """How the message has come here, as it is known at this moment: it may be overdue later."""
         return Delivered(
             acks_late=bool(self._task.acks_late),
             is_redelivered=bool((self._request.delivery_info or {}).get("redelivered")),
@@ -94,7 +95,7 @@ class Message:
 
     @property
     def facts(self) -> Facts:
-        """What is known of it at a conflict."""
+        """What is known of the message at this moment, where its key is held by another."""
         request = self._request
         causes = (request.id, request.parent_id, request.root_id)
         return Facts(
@@ -109,35 +110,41 @@ class Message:
 
     @property
     def waited(self) -> float:
-        """Seconds since it was sent back for the first time."""
+        """Seconds since the message was sent back for the first time; 0 before that."""
         return time.time() - self.header.since if self.header.since else 0.0
 
     @property
     def _has_expired(self) -> bool:
-        """Whether Celery would not begin it any more."""
-        header: Any = self._request.expires
-        expires = maybe_iso8601(header)
+        """Whether the message's `expires` is over, so that Celery would not begin it any more."""
+        text: Any = self._request.expires
+        expires = maybe_iso8601(text)
         return expires is not None and datetime.now(UTC) >= maybe_make_aware(expires, UTC)
 
     def pause(self, shortest: float, longest: float, *, at_least: float = 0.0) -> float:
-        """Seconds until it is tried again, as the broker takes them: longer each time, with jitter."""
+        """Seconds until the message is tried again, within what the broker can do: longer each time, with jitter.
+
+        Args:
+            shortest: Seconds at least, before jitter and doubling.
+            longest: Seconds at most.
+            at_least: Seconds at least, whatever the others say.
+        """
         return self._broker.countdown(max(at_least, self.header.delay(shortest, longest)))
 
     def send_back(self, delay: float, *, is_begun: bool = False, joins: str | None = None) -> bool:
         """Publish the message again, to be tried after about `delay` seconds.
 
         Args:
-            delay: Seconds, as `pause` says.
-            is_begun: No policy may drop it, also when it comes back.
-            joins: The task id whose outcome it waits for.
+            delay: Seconds, from `pause`.
+            is_begun: Whether its work may have begun, so that no policy may drop the message when it comes back.
+            joins: The id of the task whose outcome the message waits for.
 
         Returns:
-            Whether it was sent. Else the broker is away too and the message has been acked, so that it must be held
-            here: then this call has slept.
+            True where the message was sent. False where the broker cannot be reached and the message was acked early,
+            so that only this process has it: the call has slept for `delay`, and the caller must try again.
 
         Raises:
-            Reject: The broker is away, and will deliver the message again by itself.
-            LockUnavailable: It has been held here for `hold_for` seconds; the run is lost.
+            Reject: The broker cannot be reached; the message is not acked yet and goes back to the queue.
+            LockUnavailable: This process has kept the message for `keep_for` seconds in vain; the run is lost.
         """
         self.header = self.header.next(begun=is_begun, joins=joins)
         try:
@@ -151,28 +158,29 @@ class Message:
             raise
         except Exception as error:  # noqa: BLE001 - each broker has its own
             if self._task.acks_late:
-                self._give_back(error, delay)
-            self._hold_here(error, delay)
+                self._requeue(error, delay)
+            self._keep_here(error, delay)
             return False
         self.was_sent_back = True
         return True
 
-    def _give_back(self, error: Exception, pause: float) -> NoReturn:
+    def _requeue(self, error: Exception, pause: float) -> NoReturn:
+        """Have Celery put the unacked message back into the queue."""
         self.was_sent_back = True
         logger.warning(
             "%s cannot be sent again (%s): it goes back to the broker, which delivers it again",
             *(self.name, describe(error)),
         )
-        time.sleep(min(pause, 1.0))  # the broker may give it back at once
+        time.sleep(min(pause, 1.0))  # the broker may deliver the message at once, and it would go round without a pause
         raise Reject(describe(error), requeue=True) from error
 
-    def _hold_here(self, error: Exception, pause: float) -> None:
-        """Wait with an acked message that cannot be sent again: only this process still has it."""
-        if self._hold_for is not None and self.waited >= self._hold_for:
+    def _keep_here(self, error: Exception, pause: float) -> None:
+        """Sleep for `pause` seconds with a message that was acked and cannot be sent: only this process has it."""
+        if self._keep_for is not None and self.waited >= self._keep_for:
             raise LockUnavailable(
                 self._task.name,
                 f"its lock was not free and its message, already acked, could not be sent again ({describe(error)}) "
-                f"for {self._hold_for} s: this run is lost",
+                f"for {self._keep_for} s: this run is lost",
             ) from error
         logger.warning("%s cannot be sent again (%s): it is held and tried here", self.name, describe(error))
         time.sleep(pause)

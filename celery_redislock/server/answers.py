@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 from .tokens import Token
 
-#: A note outlives every delivery that a broker may still make, in seconds: a day, besides the visibility timeout.
+#: How long a note lives at least, in seconds. A copy may wait in the queue for as long.
 NOTE_TTL = 24 * 3600.0
-SHORT_NOTE_TTL = 3600.0
 
 
 class Granted(NamedTuple):

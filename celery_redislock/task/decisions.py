@@ -226,7 +226,7 @@ def leaves_note(state: str | None) -> bool:
     return state in OVER
 
 
-def may_be_left_a_key(retries: int | None, options: LockOptions) -> bool:
+def may_be_handed_a_key(retries: int | None, options: LockOptions) -> bool:
     """Whether the run before this attempt may leave it the key when it ends, or has left it."""
     return bool(retries) and hands_over(options)
 

@@ -194,9 +194,9 @@ class Execution(ABC):
 
     def _give_up_claim(self) -> None:
         """What was left to the message is not needed: it does not run, or runs without."""
-        left = self.message.header.left
+        left = self.message.header.reservation
         if self._claim is not None and left is not None:
-            is_to_come = decisions.may_be_left_a_key(self.message.attempt.retries, self.plan.options)
+            is_to_come = decisions.may_be_handed_a_key(self.message.attempt.retries, self.plan.options)
             self._server.give_up(*left, is_to_come=is_to_come)
         self._claim = None
 

@@ -1,1 +1,1 @@
-"""The worker's main process: what it starts, what its children hold, and what becomes of that when they die."""
+"""The worker's main process: what it checks at its start, and how it releases the locks of children that died."""

@@ -1,4 +1,4 @@
-"""Children: what each child of a worker's pool runs, so that nothing stays locked when one dies."""
+"""Children: what each child of the worker's pool runs, so that its lock is released when it dies."""
 
 from __future__ import annotations
 
@@ -12,39 +12,41 @@ from typing import Any, NamedTuple
 
 from celery_redislock.app import server_of
 from celery_redislock.errors import LockKeyError, LockUnavailable
-from celery_redislock.message.header import Left
+from celery_redislock.message.header import Reservation
 from celery_redislock.server.lock_server import LockServer
 from celery_redislock.shown import shown
-from celery_redislock.task.decisions import may_be_left_a_key
+from celery_redislock.task.decisions import may_be_handed_a_key
 from celery_redislock.task.plan import LockPlan
 
 logger = logging.getLogger(__name__)
 
-#: Between two looks whether a child has died, in seconds. Celery itself notices a killed child up to five seconds
-#: later: it looks as soon as the child's pipe has closed, which may be before the child is dead, and then by a timer.
-LOOK = 0.2
+#: Seconds between two looks whether a child has died. Celery itself may notice a killed child only five seconds later:
+#: its pool looks when the child's pipe has closed, which may be before the child is dead, and then by a timer.
+LOOK_EVERY = 0.2
 
 
 class Run(NamedTuple):
-    """What a child was given."""
+    """What a child was given to run: one delivery of one message."""
 
     task_id: str
     plan: LockPlan
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     nonce: str
-    left: Left | None
-    """To its message; the child may have died before it could use it. None once the message goes on by itself."""
+    """The nonce of the token under which the child holds its key."""
+    reservation: Reservation | None
+    """The key that was reserved for the message: the child may die before it takes it. None where there is none, and
+    once the message was sent back, for the reservation then waits for it."""
     retries: int
 
     @property
     def is_to_come(self) -> bool:
-        """Whether the run before may leave the key to the message only when it ends."""
-        return may_be_left_a_key(self.retries, self.plan.options)
+        """Whether the attempt before this one may still run, and hand its key over only when it ends."""
+        return may_be_handed_a_key(self.retries, self.plan.options)
 
     @property
     def key(self) -> str | None:
-        """The key in Redis; None where the child could not make it either, and held nothing."""
+        """The key in Redis; None where these arguments make none, so that the child holds nothing."""
         try:
             return self.plan.redis_key(self.args, self.kwargs)
         except (TypeError, LockKeyError):
@@ -52,15 +54,15 @@ class Run(NamedTuple):
 
     @property
     def name(self) -> str:
-        """For log lines."""
+        """The task and its id, for log lines: ``task shop.bill[<id>]``."""
         return f"task {self.plan.task}[{shown(self.task_id)}]"
 
 
 class Children:
-    """Watches the children of this process, and releases what a dead one held.
+    """Watches the pool's children of this process, and releases what a dead one held.
 
-    In a thread: the worker's event loop must not wait for Redis. A child that is still alive is never touched,
-    whatever its main process has been told about it: at a hard time limit Celery reports before it kills.
+    It works in a thread of its own, for the worker's event loop must not wait for Redis. It releases for no child that
+    is alive, whatever Celery has reported of it: at a hard time limit Celery reports the end before it kills the child.
     """
 
     def __init__(self) -> None:
@@ -69,31 +71,35 @@ class Children:
         self._releasing = threading.Lock()
 
     def accepted(self, pid: int, run: Run) -> None:
-        """The child `pid` begins `run`, and so has ended its last one. Called in the main thread."""
+        """Note that the child `pid` begins `run`, so that the run before it has ended. Called in the main thread."""
         self._runs[pid] = run
         if self._thread is None:
-            atexit.register(self.release_dead)  # at a cold shutdown children die last
+            atexit.register(self.release_dead)  # in a cold shutdown the pool kills the children just before the exit
             self._thread = threading.Thread(target=self._watch, name="redislock-children", daemon=True)
             self._thread.start()
 
-    def goes_on(self, pid: Any, nonce: str) -> None:
-        """The message of that run comes again, sent by the child `pid`: what was left to it is still needed.
+    def keep_reservation(self, pid: Any, nonce: str) -> None:
+        """Note that the message of the run `nonce` was sent back, so that the key reserved for it is still needed.
 
-        The child itself may end then: it is recycled, or its worker shuts down.
+        Without this note the reservation would be given up when the child ends: recycled, or in a shutdown.
+
+        Args:
+            pid: The child that ran it.
+            nonce: The nonce of the run. The child may have begun another run since.
         """
         run = self._runs.get(pid)
         if run is not None and run.nonce == nonce:
-            self._runs[pid] = run._replace(left=None)
+            self._runs[pid] = run._replace(reservation=None)
 
     def release_dead(self) -> None:
-        """Release what children held that are dead now."""
-        with self._releasing:  # at the end of the process: until the thread has done its part
+        """Release the locks of all children that are dead now."""
+        with self._releasing:  # at the process's exit this waits until the thread has released what it began with
             for pid in [pid for pid in self._runs.copy() if _is_dead(pid)]:
                 _release(self._runs.pop(pid))
 
     def _watch(self) -> None:
         while True:
-            time.sleep(LOOK)
+            time.sleep(LOOK_EVERY)
             try:
                 self.release_dead()
             except Exception:
@@ -101,9 +107,13 @@ class Children:
 
 
 def expect_copies(runs: Sequence[Run]) -> None:
-    """The connection to the broker was lost: it delivers again what `runs` have not acked.
+    """Have the releases of `runs` leave a note, for the broker delivers copies of their messages.
 
-    The copy may wait in the queue, unseen, until its run has released the key. In a thread, as above.
+    A copy may wait in the queue until the run has released the key: then the run has never seen it, and only a note
+    keeps the copy from running. A thread tells Redis so, for the worker's event loop must not wait for Redis.
+
+    Args:
+        runs: Runs whose messages are not acked, while the connection to the broker is lost.
     """
     threading.Thread(target=_expect_copies, args=(runs,), name="redislock-copies", daemon=True).start()
 
@@ -124,22 +134,23 @@ def _release(run: Run) -> None:
         return
     server = server_of(run.plan.app)
     try:
-        # No note: where the message comes again, it is to run again.
+        # It leaves no note: the broker may deliver the message again, and then it must run again.
         if server.store.release(key, run.nonce):
             logger.warning("%s: its process died; its lock %s was released", run.name, key)
-        if run.left is not None:
-            server.give_up(*run.left, is_to_come=_is_still_to_come(server, run, run.left.key), now=True)
+        if run.reservation is not None:
+            server.give_up(*run.reservation, is_to_come=_is_still_to_come(server, run, run.reservation.key), now=True)
     except LockUnavailable as error:
         logger.warning("%s: its process died; %s: it ends in %.0f s", run.name, error, run.plan.options.lease)
-        if run.left is not None:  # what is left to a message lives for longer than a lease
-            server.give_up(*run.left, is_to_come=run.is_to_come)
+        if run.reservation is not None:  # unlike the lock, it does not end with the lease but lives for lock_queue_ttl
+            server.give_up(*run.reservation, is_to_come=run.is_to_come)
 
 
 def _is_still_to_come(server: LockServer, run: Run, key: str) -> bool:
-    """Whether the run before still holds `key`, so that it can leave it to the message of `run` when it ends.
+    """Whether the attempt before `run` still holds `key`, so that it hands the key over to the message when it ends.
 
-    A run that holds its key no more never holds it again. So it is for each child that is recycled after a retry: that
-    retry has run, and a note that it is not to come would be for nobody.
+    Only then does giving the reservation up need the note `<key>:gone:<claim>`: an attempt that has released its key
+    hands nothing over any more. A child that ends normally after its last run, recycled by
+    `worker_max_tasks_per_child`, comes here too, and must not leave a note that nobody reads.
     """
     held = server.store.held(key) if run.is_to_come else None
     attempt = held.holder.attempt if held is not None else None
@@ -147,19 +158,19 @@ def _is_still_to_come(server: LockServer, run: Run, key: str) -> bool:
 
 
 def _is_dead(pid: int) -> bool:
-    """Whether the process has ended, also where its parent has not been told yet.
+    """Whether the process `pid` has ended, even if the pool has not noticed yet.
 
-    Were the number given to another process at once, the lease would end the lock.
+    Where the system has given the number to a new process meanwhile, it counts as alive; its lease then ends the lock.
     """
     try:
         if hasattr(os, "waitid") and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             return True
     except ChildProcessError:
-        pass  # the pool has been told, or a fork server is its parent
+        pass  # the pool has already waited for it, or its parent is not this process but a fork server
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except PermissionError:
-        return False  # it has changed its user
+        return False  # it runs, as another user
     return False

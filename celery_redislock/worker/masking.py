@@ -1,4 +1,4 @@
-"""Masking: no report of Celery's shows `redislock_url`, which may hold a password."""
+"""Masking: `redislock_url`, which may hold a password, is shown as asterisks in Celery's reports."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from celery.app import utils
 
 
 def hide_url() -> None:
-    """Add `redislock_url` to the names of settings that Celery shows as asterisks, in whatever namespace.
+    """Have Celery show `redislock_url` as asterisks, whatever namespace the app's settings have.
 
-    Celery knows a secret by the name of its setting, and has no place to register one: ``celery report``,
-    ``inspect conf``, and so Flower, would show the URL as it is. A password in `redislock_client_options` has a name
-    that Celery knows.
+    ``celery report``, ``inspect conf`` and Flower would show the URL as it is. Celery knows a secret by the name of its
+    setting and has no way to register one, so this extends its pattern, `celery.app.utils.HIDDEN_SETTINGS`. A password
+    in `redislock_client_options` needs nothing: its name is in that pattern.
     """
     hidden: re.Pattern[str] | None = getattr(utils, "HIDDEN_SETTINGS", None)
     if hidden is not None and not hidden.search("redislock_url"):

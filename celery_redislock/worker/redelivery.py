@@ -1,4 +1,4 @@
-"""Redelivery: a broker whose connection ends delivers again what was not acked, although it still runs."""
+"""Redelivery: a broker that has lost its connection delivers unacked messages again, while they still run."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .request import LockedRequest
 
 
 class ExpectCopies(bootsteps.StartStopStep):
-    """Of the worker's consumer: says of each run whose ack may be lost that a copy of its message is to come.
+    """A step of the worker's consumer. Where acks may be lost, it has the runs leave notes for copies of their message.
 
-    The copy may wait in the queue until the run has ended, unseen by it, and must be dropped then. A run that is given
-    back unfinished leaves no note all the same, so that its message runs again.
+    A copy may wait in the queue until its run has ended, and must be dropped then. A run that ends unfinished, with its
+    message requeued, leaves no note all the same, so that its message runs again.
     """
 
     def stop(self, parent: Any) -> None:
-        """The consumer stops, to connect again or for good."""
-        # For good, also the acks may be lost that Celery has just sent, or sends from now on: so it is with Redis. With
-        # RabbitMQ the consumer stops when its runs have ended.
+        """Called when the consumer stops: to connect again, or for good because the worker shuts down."""
+        # In a shutdown with Redis as the broker, acks that Celery sends now or has just sent may be lost as well, so
+        # every run counts as unacked. With RabbitMQ the consumer stops only after its runs have ended: there are none.
         for_good = parent.blueprint.state != bootsteps.RUN  # type: ignore[attr-defined]
         requests = [request for request in tuple(active_requests) if isinstance(request, LockedRequest)]
         unacked = [one for one in requests if for_good or (one.task.acks_late and not one.acknowledged)]

@@ -1,4 +1,4 @@
-"""Reminder: while an outage sends runs back, the worker's main process says so now and then."""
+"""Reminder: one log line a minute, from the worker's main process, while an outage sends runs back."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two reminders at least.
 EVERY = 60.0
-#: After so many such pauses without a run sent back, the next one belongs to another outage.
+#: A run that is sent back so many times `EVERY` after the last one belongs to another outage.
 FORGOTTEN_AFTER = 10
 
 
 class Reminder:
-    """Counts the runs that are sent back, over all children; each of them only says when an outage begins and ends.
+    """Counts the runs that all children of a worker send back. Each child itself logs only an outage's begin and end.
 
-    It speaks when it counts and has no thread of its own: while nothing is sent back there is nothing to say.
+    The reminder is logged while a run is counted, so it needs no thread: where no run is sent back, none is due.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Reminder:
         self._since = self._last = 0.0
 
     def count(self) -> None:
-        """A run was sent back because the lock server could not be asked."""
+        """Count a run that was sent back because the lock server could not be asked."""
         now = time.monotonic()
         with self._counting:
             if not self._count or now - self._last > FORGOTTEN_AFTER * EVERY:

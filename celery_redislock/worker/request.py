@@ -1,4 +1,4 @@
-"""LockedRequest: the worker main process's side."""
+"""LockedRequest: what the worker's main process does for the lock of a message: before, during and after its run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kombu.serialization import registry  # type: ignore[attr-defined]
 from celery_redislock.app import server_of
 from celery_redislock.errors import LockConfigError
 from celery_redislock.message.comeback import custom_headers
-from celery_redislock.message.delivery import DELIVERY, Delivery, hide_headers, is_given_back
+from celery_redislock.message.delivery import DELIVERY, Delivery, hide_headers, is_requeued
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.server.tokens import mint_nonce
 from celery_redislock.task.endings import CameBack, CameBackInOutage, SentBack, Skipped
@@ -29,10 +29,10 @@ _reminder = Reminder()
 
 
 class LockedRequest(Request):
-    """A request whose token begins with a nonce that the main process knows too.
+    """The main process's request for a message of a `LockedTask`.
 
-    So it can release the lock of a child that has died. The nonce is minted for every delivery: a message cannot
-    bring one.
+    It mints the nonce of the execution's token and gives it to the child. So the main process, which knows the nonce
+    too, can release the lock of a child that has died. No message can bring a nonce of its own.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -43,9 +43,10 @@ class LockedRequest(Request):
         self.request_dict[DELIVERY] = Delivery(mint_nonce(), time.monotonic(), serializer, hidden)
 
     def on_accepted(self, pid: Any, time_accepted: float) -> None:
-        """Remember what the child `pid` runs now; pools without children run it in this process.
+        """Remember what the child `pid` runs now.
 
-        Those of greenlets give the greenlet's id for `pid`, which is a thread's here.
+        Pools of threads run it in this very process, and pools of greenlets give the id of the current thread or
+        greenlet for `pid`: neither has a child that could die.
         """
         run = self.run
         if run is not None and pid not in {os.getpid(), threading.get_ident()}:
@@ -54,35 +55,41 @@ class LockedRequest(Request):
 
     @property
     def run(self) -> Run | None:
-        """What runs for this request; None where locks are switched off."""
+        """What a child is given to run for this request; None where locks are switched off."""
         task: Any = self.task
         plan = task.lock_plan
         if plan is None or not plan.enabled:
             return None
-        left = Header.read(self.request_dict.get(HEADER)).left
+        reservation = Header.read(self.request_dict.get(HEADER)).reservation
         retries = self.request_dict.get("retries") or 0
-        return Run(str(self.id), plan, self.args, self.kwargs, self.request_dict[DELIVERY].nonce, left, retries)
+        return Run(str(self.id), plan, self.args, self.kwargs, self.request_dict[DELIVERY].nonce, reservation, retries)
 
     def revoked(self) -> bool:
-        """Whether it was revoked, or has expired; what was left to it is free then."""
+        """Whether the message was revoked or has expired. Then the key that was reserved for it is given up."""
         if self._already_revoked:  # type: ignore[attr-defined]
             return True
         if not super().revoked():
             return False
         run = self.run
-        if run is not None and run.left is not None:
-            server_of(run.plan.app).give_up(*run.left, is_to_come=run.is_to_come)
+        if run is not None and run.reservation is not None:
+            server_of(run.plan.app).give_up(*run.reservation, is_to_come=run.is_to_come)
         return True
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
-        """Send the event of a run that a policy has ended, which Celery ends without one."""
+        """Send the event of a run that a policy has ended with `Ignore`, for which Celery sends none.
+
+        Args:
+            exc_info: What the child reports: the exception that ended the run, `Ignore` and `Reject` included.
+            send_failed_event: As in Celery.
+            return_ok: As in Celery.
+        """
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
-        if not return_ok:  # retry_on_worker_lost sends a new attempt, with the headers of this one
+        if not return_ok:  # on a lost worker Celery may publish a new attempt, with the headers of this one
             hide_headers(self._context)  # type: ignore[attr-defined]
-        if isinstance(error, CameBack) or is_given_back(self.task, error):
-            _children.goes_on(self.worker_pid, self.request_dict[DELIVERY].nonce)
+        if isinstance(error, CameBack) or is_requeued(self.task, error):
+            _children.keep_reservation(self.worker_pid, self.request_dict[DELIVERY].nonce)
         if isinstance(error, CameBackInOutage):
             _reminder.count()
         result = super().on_failure(exc_info, send_failed_event, return_ok)
@@ -97,11 +104,11 @@ def locked_request(task: str, request: Any) -> type[LockedRequest]:
     """The class of a task's requests: `LockedRequest`, in front of the user's own class where there is one.
 
     Args:
-        task: The task's name, for the message.
-        request: Its attribute ``Request``, resolved.
+        task: The task's name, for the error's message.
+        request: The class that the task's attribute ``Request`` names.
 
     Raises:
-        LockConfigError: That is no subclass of Celery's.
+        LockConfigError: `request` is no subclass of Celery's `Request`.
     """
     if not (isinstance(request, type) and issubclass(request, Request)):
         raise LockConfigError(f"{task}: Request = {request!r} is not allowed; allowed: a subclass of {Request!r}")

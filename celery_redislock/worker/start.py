@@ -1,4 +1,4 @@
-"""What a worker does at its start."""
+"""What a worker does at its start: it warns, asks the lock server, and adds a step to its consumer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def connect() -> None:
-    """Have Celery call what follows when a worker starts in this process."""
+    """Have Celery call the functions of this module when a worker starts in this process."""
     worker_init.connect(warn_of_unlocked_tasks, weak=False)
     worker_init.connect(watch_for_lost_connections, weak=False)
     celeryd_after_setup.connect(ask_the_lock_server, weak=False)
@@ -31,12 +31,12 @@ def warn_of_unlocked_tasks(sender: Any = None, **_: Any) -> None:
 
 
 def watch_for_lost_connections(sender: Any = None, **_: Any) -> None:
-    """Have the worker expect copies when it loses its broker."""
+    """Have the worker's consumer expect copies of messages whenever it loses the connection to the broker."""
     sender.app.steps["consumer"].add("celery_redislock.worker.redelivery:ExpectCopies")
 
 
 def ask_the_lock_server(instance: Any = None, **_: Any) -> None:
-    """Say what is wrong with the lock server, if a task needs it: once, before the pool makes its children."""
+    """Try the lock server, if a task needs it, and log what is wrong: once, before the pool starts its children."""
     plans = [task.lock_plan for task in instance.app.tasks.values() if isinstance(task, LockedTask)]
     for app in {plan.app for plan in plans if plan is not None and plan.enabled}:
         startup.ask(app)

@@ -1,4 +1,4 @@
-"""Startup: a worker tries its lock server out before its first task needs it, and says what is wrong with it."""
+"""Startup: a worker tries its lock server before the first task needs it, and logs what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The key that is tried out lives no longer than this, in seconds, should the worker be killed meanwhile.
+#: The lease of the key that the trial takes, in seconds. A worker that is killed meanwhile leaves it for so long.
 LEASE = 10.0
 
 
 class Remedy(NamedTuple):
-    """What to do about an error. It is an error in the log where it cannot cure itself."""
+    """What a person can do about an error of the lock server's."""
 
     errors: tuple[type[BaseException], ...]
+    """The exceptions for which it helps."""
     level: int
+    """The level of the log line: ERROR where nothing but a person can mend it, WARNING where it may pass by itself."""
     what: str
 
 
@@ -91,7 +93,7 @@ _OTHER = Remedy((), logging.ERROR, "check redislock_url, and the server")
 
 
 class _Once(LockStore):
-    """Sends each command once, and leaves it to the caller to say what became of it."""
+    """A store that sends each command only once and logs no outage: `ask` logs what went wrong, in one line."""
 
     def _call(self, script: Script, keys: Sequence[str], values: Sequence[Text]) -> tuple[Any, float, bool]:
         sent_at = time.monotonic()
@@ -99,9 +101,10 @@ class _Once(LockStore):
 
 
 def ask(app: Celery) -> None:
-    """Try the lock server of `app` out; log one line if it will not do.
+    """Try the lock server of `app`; log one line if tasks cannot use it.
 
-    It raises nothing, and leaves no connection and no thread that a fork could inherit.
+    It raises nothing, so that the worker starts in any case. It leaves no connection and no thread, which the pool's
+    children would inherit by their fork.
     """
     where = "of the app"
     try:
@@ -113,7 +116,7 @@ def ask(app: Celery) -> None:
             _warn_of_eviction(client, where)
         finally:
             client.connection_pool.disconnect()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the worker starts
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with the server, the worker starts
         cause = error.__cause__ or error if isinstance(error, LockUnavailable) else error
         remedy = next((one for one in _REMEDIES if any(isinstance(e, one.errors) for e in _chain(cause))), _OTHER)
         logger.log(
@@ -124,9 +127,9 @@ def ask(app: Celery) -> None:
 
 
 def _try_out(store: LockStore, key: str) -> None:
-    """Take a key that nobody else has, meet it, and give it back: what every task needs."""
+    """Do what tasks do, with a key of this worker's own: renew it, take it, find it held, and release it."""
     nonce, other = tokens.mint_nonce(), tokens.mint_nonce()
-    store.renew([(key, nonce, LEASE)])  # first: of a key that is not there, it writes nothing
+    store.renew([(key, nonce, LEASE)])  # first, while there is no key: if it fails, no key is left behind
     for one in (nonce, other):
         store.acquire(key, tokens.mint(one, None, tokens.origin(None, None)), one, LEASE)
     store.release(key, nonce)
@@ -135,7 +138,7 @@ def _try_out(store: LockStore, key: str) -> None:
 def _warn_of_eviction(client: redis.Redis, where: str) -> None:
     try:
         memory: Any = client.info("memory")
-    except exceptions.ResponseError:  # not every user may ask for it
+    except exceptions.ResponseError:  # the server's user may lack the right to run INFO
         return
     policy = memory.get("maxmemory_policy", "noeviction")
     if memory.get("maxmemory") and policy != "noeviction":
@@ -147,7 +150,7 @@ def _warn_of_eviction(client: redis.Redis, where: str) -> None:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and what it came from: redis-py wraps those of the socket."""
+    """An error and those that it was raised from: redis-py wraps the errors of the socket."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

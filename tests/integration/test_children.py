@@ -8,7 +8,7 @@ from celery_redislock.app import server_of
 from celery_redislock.server import tokens
 from celery_redislock.server.answers import Leaves
 from celery_redislock.server.tokens import Attempt
-from celery_redislock.worker.children import Left, Run, _release
+from celery_redislock.worker.children import Reservation, Run, _release
 
 LEASE = 60.0
 
@@ -45,7 +45,7 @@ def claim():
 @pytest.fixture
 def release(tasks, key, claim):
     """The child that had the second attempt has ended."""
-    run = Run("id", tasks.job_again.lock_plan, ("k",), {}, tokens.mint_nonce(), Left(key, claim), 1)
+    run = Run("id", tasks.job_again.lock_plan, ("k",), {}, tokens.mint_nonce(), Reservation(key, claim), 1)
     return lambda: _release(run)
 
 

@@ -75,5 +75,5 @@ def is_over(state: str, mistakes: Set[Mistake]) -> bool:
     return decisions.leaves_note(state) or forgiven.get(state) in mistakes
 
 
-def may_be_left_a_key(retries: int) -> bool:
-    return decisions.may_be_left_a_key(retries, options("retry"))
+def may_be_handed_a_key(retries: int) -> bool:
+    return decisions.may_be_handed_a_key(retries, options("retry"))

@@ -89,7 +89,7 @@ class Steps:
 
     @staticmethod
     def _give_up(message: Message) -> GiveUp:
-        return GiveUp(message.claim, known.may_be_left_a_key(message.attempt.retries))
+        return GiveUp(message.claim, known.may_be_handed_a_key(message.attempt.retries))
 
     @staticmethod
     def _on(step: Step, one: Execution, go: Callable[[World, Execution], Iterator[Step]]) -> Iterator[Step]:

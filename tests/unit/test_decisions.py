@@ -24,7 +24,7 @@ from celery_redislock.task.decisions import (
     TakeTurn,
     Wait,
     leaves_note,
-    may_be_left_a_key,
+    may_be_handed_a_key,
     on_conflict,
     on_joining,
     on_outage,
@@ -184,7 +184,7 @@ def test_a_note_is_left_by_what_is_over_alone() -> None:
 
 
 def test_a_key_is_left_to_a_retry_alone() -> None:
-    assert may_be_left_a_key(1, options(scope="job"))
-    assert may_be_left_a_key(1, options(hold_on_retry=True))
-    assert not may_be_left_a_key(1, options())
-    assert not may_be_left_a_key(0, options(scope="job"))
+    assert may_be_handed_a_key(1, options(scope="job"))
+    assert may_be_handed_a_key(1, options(hold_on_retry=True))
+    assert not may_be_handed_a_key(1, options())
+    assert not may_be_handed_a_key(0, options(scope="job"))
