@@ -1,4 +1,4 @@
-"""What a Celery app says of its locks: its settings, as they are now, and its lock server in this process."""
+"""The app: its ``redislock_*`` settings, as they are now, and its lock server in this process."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _SETTING = "redislock_"
 
 
 def server_of(app: Celery) -> LockServer:
-    """The lock server of `app` in this process.
+    """The lock server of `app` in this process, connected at its first command.
 
     Raises:
-        LockConfigError: There is none, or it cannot be used.
+        LockConfigError: No setting names a server, or the one that they name cannot be used.
     """
     servers = servers_of(app)
     server = servers.get(os.getpid())
-    if server is None:  # two threads may both make one; nothing is open yet, and one of them wins
+    if server is None:  # two threads may both come here: nothing is open yet, and `setdefault` keeps one server
         inherited = next(iter(servers.values()), None)
-        if inherited is not None:  # by a fork: locks that were made before it find their server by that client
+        if inherited is not None:  # the process was forked: a `Lock` made before finds its server by the same client
             server = LockServer.behind(inherited.client)
         else:
             server = LockServer(connect(url_of(app), resolve_settings(settings_of(app)).client_options))
@@ -34,9 +34,9 @@ def server_of(app: Celery) -> LockServer:
 
 
 def settings_of(app: Celery) -> dict[str, Any]:
-    """The ``redislock_*`` settings that the user has set, without that prefix, in whatever namespace.
+    """The ``redislock_*`` settings that the user has set, by their names without that prefix, in whatever namespace.
 
-    Celery's own defaults are no part of it, so that an unknown name shows.
+    Names that the plugin does not know are among them, so that `resolve_settings` can refuse them.
     """
     namespace: str = app.namespace or ""  # type: ignore[attr-defined]
     names = {
@@ -48,28 +48,28 @@ def settings_of(app: Celery) -> dict[str, Any]:
 
 
 def is_enabled(app: Celery) -> bool:
-    """The setting `redislock_enabled`, as it is now.
+    """Whether the locks of `app` are switched on: the setting `redislock_enabled`, as it is at this moment.
 
     Raises:
-        LockConfigError: It is neither True nor False.
+        LockConfigError: The setting is neither True nor False.
     """
     conf: Any = app.conf
     name = _SETTING + "enabled"
     prefixed = name if not conf.prefix else conf.prefix + (name.upper() if conf.prefix.isupper() else name)
-    # Each run asks. Where nobody has set it, as mostly, `conf.get` takes six times as long to find that out.
+    # Every run asks. Mostly nobody has set it, and `conf.get` takes six times as long as this line to find that out.
     if not any(name in settings or prefixed in settings for settings in conf.maps):
         return True
     enabled = conf.get(name)
     if not isinstance(enabled, bool):
-        resolve_settings(settings_of(app))  # raises, and says what is allowed
+        resolve_settings(settings_of(app))  # raises LockConfigError, which says what is allowed
     return bool(enabled)
 
 
 def url_of(app: Celery) -> str:
-    """The URL of the app's lock server.
+    """The URL of the app's lock server: `redislock_url`, else the broker's, else the result backend's.
 
     Raises:
-        LockConfigError: There is none, or it cannot be used.
+        LockConfigError: None of them is a Redis that can be used.
     """
     configured = app.conf.get("redislock_url")
     return lock_url(configured, app.conf.broker_write_url, app.conf.result_backend)

@@ -1,6 +1,6 @@
-"""The errors of celery-redislock: one base, data as attributes.
+"""The errors of celery-redislock. All have one base, and carry what they say as attributes too.
 
-Each is rebuilt from its ``args``, so that it survives pickle and Celery's result backends.
+The ``args`` of each are the arguments that make it, so that pickle and Celery's result backends can rebuild it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ __all__ = [
 
 
 def describe(error: BaseException) -> str:
-    """An error of redis-py or of the broker in words, for the midst of a sentence."""
+    """An error of redis-py's or the broker's in words: its type and message, without the full stop at the end."""
     return f"{type(error).__name__}: {error}".rstrip(".")
 
 
 class RedisLockError(Exception):
     """Base of all errors of celery-redislock."""
 
-    def __repr__(self) -> str:  # that of redis-py 8 shows no message, and this is what Celery logs and sends as events
+    # Celery logs this text and sends it in events. The `__repr__` of redis-py 8's errors shows no message.
+    def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
 
 
@@ -41,7 +42,7 @@ class LockConflict(RedisLockError, LockError):
 
     Args:
         key: The key in Redis.
-        holder: Who holds it, as `LockInfo` or its `plain` values; None if unknown.
+        holder: Who holds the key, as `LockInfo` or its `plain` values; None if that is not known.
     """
 
     def __init__(self, key: str, holder: LockInfo | Sequence[Any] | None = None) -> None:
@@ -60,7 +61,7 @@ class LockLost(RedisLockError, LockNotOwnedError):
 
     Args:
         key: The key in Redis.
-        reason: What was seen, for people.
+        reason: How the loss was noticed, in words.
     """
 
     def __init__(self, key: str, reason: str = "its lease has ended") -> None:
@@ -78,7 +79,7 @@ class LockUnavailable(RedisLockError, RedisConnectionError):
 
     Args:
         key: The key in Redis.
-        reason: The client's error, for people.
+        reason: The client's error, in words.
     """
 
     def __init__(self, key: str, reason: str = "Redis did not answer") -> None:
@@ -92,7 +93,7 @@ class LockUnavailable(RedisLockError, RedisConnectionError):
 
 
 class LockKeyError(RedisLockError, ValueError):
-    """These arguments cannot make a key. The message names the task, the parameter and the remedy."""
+    """No key can be made of the arguments of a call. The message names the task, the parameter and the remedy."""
 
 
 class LockConfigError(RedisLockError, ImproperlyConfigured):

@@ -21,21 +21,22 @@ class LockInfo(NamedTuple):
     hostname: str | None
     """The worker or host that holds it; None where another library's lock holds the key."""
     since: datetime | None
-    """When it was acquired, by the holder's clock (aware, UTC)."""
+    """When the holder acquired the key, by the clock of its own host: an aware datetime in UTC."""
     ttl: float | None
     """Seconds until the key ends unless it is renewed; None for a key without expiry."""
     state: str = "held"
-    """``"queued"``: kept for a task that has not started yet; ``"cooling"``: nobody's until `lock_cooldown` is over."""
+    """``"held"``: its holder runs; ``"queued"``: the key is reserved for a task that has not started yet;
+    ``"cooling"``: the task has succeeded, and nobody gets the key until its `lock_cooldown` is over."""
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> Self:
-        """From a LockInfo, or from what a serializer has made of its `plain` values."""
+        """Make one of another `LockInfo`, or of what a serializer has made of its `plain` values."""
         info = cls(*values)
         return info._replace(since=datetime.fromisoformat(info.since)) if isinstance(info.since, str) else info
 
     @property
     def plain(self) -> tuple[Any, ...]:
-        """Its values as every serializer can carry them."""
+        """Its values in types that every serializer can carry: `since` is ISO 8601 text."""
         return (*self[:4], self.since and self.since.isoformat(), self.ttl, self.state)
 
     @property

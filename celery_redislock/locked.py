@@ -1,4 +1,4 @@
-"""locked: a lock for any function or block, over the app's connection and settings."""
+"""locked: a lock for any function or block, on the lock server and with the settings of the app."""
 
 from __future__ import annotations
 
@@ -50,26 +50,26 @@ def locked(
     fence: bool | None = None,
     app: Celery | None = None,
 ) -> Any:
-    """A lock around a block or a function; it is renewed while it is held.
+    """A lock around a block or a function, renewed while it is held.
 
     ``with locked("stock:7", wait=5):`` and ``with locked("stock:{sku}", values={"sku": 7}):`` share their key with
     the tasks that have ``lock_key="stock:{sku}"``. ``@locked("stock:{sku}")`` takes the values from the parameters of
-    the function; ``@locked`` makes the key from the function's name and all its arguments. Code in a run or a block
-    that holds the key holds it already.
+    the function; ``@locked`` makes the key from the function's name and all its arguments. Inside a run or a block that
+    holds the key, the code holds it already and does not wait for itself.
 
     Args:
         template: Names the key, as a task's `lock_key` does.
-        values: Of the template's parameters, for a block.
+        values: The values of the template's parameters, for a block.
         wait: Seconds to wait for the key; 0 for not at all; None for the app's `redislock_wait`.
         lease: Seconds that the key outlives a dead holder; None for the app's `redislock_lease`.
         fence: Hand out a fencing number; None for the app's `redislock_fence`.
-        app: None for the current app, or the only one.
+        app: The app whose lock server and settings are used; None for the current app, or the only one.
 
     Raises:
-        LockConfigError: The template is malformed, or the function is async or a generator. On entering: it would have
-            to wait, and stop the event loop that runs the caller.
-        LockConflict: On entering: another held the key to the end of `wait`.
-        LockUnavailable: On entering: Redis did not answer or refused.
+        LockConfigError: The template is malformed, or the function is async or a generator. When the block or the call
+            begins: the lock would have to wait, and so stop the event loop that runs the caller.
+        LockConflict: When the block or the call begins: another held the key to the end of `wait`.
+        LockUnavailable: When the block or the call begins: Redis did not answer or refused.
     """
     if template is not None and not isinstance(template, str):
         return Locked(None, None, app, {})(template)
@@ -78,7 +78,7 @@ def locked(
 
 
 class Locked:
-    """What `locked` returns: a context manager, safe for any number of threads, and a decorator."""
+    """What `locked` returns: a context manager and a decorator. Any number of threads may share one."""
 
     def __init__(
         self, template: str | None, values: Mapping[str, Any] | None, app: Celery | None, given: Mapping[str, Any]
@@ -94,10 +94,10 @@ class Locked:
         self._of_block: dict[LockServer, Lock] = {}
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Hold the key of the call whenever `function` runs.
+        """Decorate `function`: each call holds its key while it runs.
 
         Raises:
-            LockConfigError: It is async or a generator, or the template names what is no parameter of it.
+            LockConfigError: The function is async or a generator, or the template names no parameter of it.
         """
         if self._values is not None:
             raise LockConfigError(f"{self._what}: values are for a block; a function has its arguments")
@@ -120,19 +120,19 @@ class Locked:
         Raises:
             LockConflict, LockUnavailable: As `locked`.
             LockKeyError: The values cannot make a key.
-            LockConfigError: The template names what is not among the values, or there is no server.
+            LockConfigError: A parameter of the template has no value, or there is no lock server.
         """
         return self._block().__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # Not by the app of this moment: the block may have made another one current.
+        # The lock that was taken is looked for among all servers: the block may have made another app current.
         taken = (lock for lock in reversed([*self._of_block.values()]) if lock.token is not None)
         (next(taken, None) or self._block()).__exit__(kind, error, traceback)
 
     def _block(self) -> Lock | NoLock:
-        """The same lock for every block on a server: it tells threads and contexts apart by itself."""
+        """The lock of this block, one for each server: a `Lock` itself tells its threads and contexts apart."""
         settings = self._resolve()
         if not is_enabled(settings.app):
             return NoLock()
@@ -163,7 +163,7 @@ class Locked:
 
 
 class _Settings(NamedTuple):
-    """What an app and the arguments of `locked` say."""
+    """The options of one `locked`: its own arguments, and the app's settings for what they leave out."""
 
     app: Celery
     prefix: str
@@ -205,14 +205,14 @@ def _refuse_what_has_no_call(function: Any) -> None:
 
 
 def _name_of(function: Any) -> str:
-    """Of a function; of anything else that can be called, its type's: it may show arguments."""
+    """The name of a function, or of the type of another callable, for the text of a callable may show arguments."""
     return str(getattr(function, "__qualname__", type(function).__name__))
 
 
 def _the_app() -> Celery:
-    """The current app. In a thread where none was made current, such as a web server's: the only one there is.
+    """The current app. In a thread where none is current, as in a web server, the only app of the process.
 
-    Celery itself falls back to an app without settings there.
+    Celery itself would use a new app without settings there.
     """
     app: Celery | None = _state._tls.current_app or _state.default_app  # type: ignore[attr-defined]
     if app is None or app.main == "default":

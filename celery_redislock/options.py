@@ -1,6 +1,6 @@
-"""Task options and settings: their defaults and their checks. Pure: mappings in, values out.
+"""Task options and settings: their defaults and what they may be. Pure: takes mappings and returns values.
 
-A wrong value fails here, when the task is bound, and the message says what is allowed.
+The task's class calls it when the task is bound. A wrong value fails then, and the message says what is allowed.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from .errors import LockConfigError
 
-#: How far ahead of the key's own end the holder's deadline lies, as a share of the lease: room for clocks that
-#: do not run at one speed.
+#: How long before the key's end in Redis the holder's own deadline comes, as a share of the lease: the holder's clock
+#: and the server's may not run at the same speed.
 DEADLINE_MARGIN = 0.01
 
-#: The values of the options that are choices; the first is the default, except of `lock_on_conflict`.
+#: The values of the options that are choices. The first is the default, but for `lock_on_conflict`: see
+#: `resolve_options`.
 Scope = Literal["run", "job", "queue"]
 ConflictPolicy = Literal["skip", "retry", "wait", "raise", "join"]
 OnLost = Literal["warn", "abort"]
 OnOutage = Literal["retry", "raise", "run"]
 CONFLICT_POLICIES: tuple[str, ...] = get_args(ConflictPolicy)
-#: Those under which the message that waits in the queue gets its turn.
+#: The policies that scope ``queue`` allows. Under the others the one message that waits in the queue might not run.
 QUEUE_POLICIES = ("retry", "wait")
 
 
@@ -88,10 +89,10 @@ OPTIONS: Mapping[str, Rule] = {
     "on_outage": _choice(get_args(OnOutage)),
     "fence": _TRUE_OR_FALSE,
 }
-#: Their names as attributes of a task.
+#: The names of all task options, as attributes of a task.
 ATTRIBUTES = frozenset(f"lock_{name}" for name in (*KEY_OPTIONS, *OPTIONS))
-#: Options of another plugin that look like ours, and what to say of them.
-FOREIGN = {
+#: Options of other plugins that begin with ``lock_`` too, without that prefix, and what the error says of them.
+OTHER_PLUGINS = {
     "expiry": "it is celery-singleton's; instead of it write nothing, for the lock of a dead run ends with its lease; "
     "or lock_max_hold, if a second run shall begin beside one that takes too long"
 }
@@ -106,7 +107,7 @@ SETTINGS: Mapping[str, Rule] = {
     ),
     "enabled": _TRUE_OR_FALSE._replace(default=True),
 }
-#: Their values may hold a password, so that messages do not show them.
+#: Settings whose values may hold a password: error messages do not show them.
 SECRET = frozenset({"url", "client_options"})
 
 
@@ -148,20 +149,20 @@ def resolve_options(
     """The options of a task from its own attributes and the app's defaults.
 
     Args:
-        task: The task's name, for messages.
-        own: Its ``lock_*`` attributes, without the prefix. None is a value, not "unset".
-        app_wide: The app's ``redislock_*`` settings, without the prefix.
-        prefix: Of the options where they were set, for messages.
+        task: The task's name, for error messages.
+        own: The task's ``lock_*`` attributes, by their names without the prefix. One that is None counts as set.
+        app_wide: The app's ``redislock_*`` settings, by their names without the prefix.
+        prefix: What precedes the names of `own` where the user has written them, for error messages.
 
     Raises:
-        LockConfigError: An unknown option, or a value that is not allowed.
+        LockConfigError: An option is not known, its value is not allowed, or two of them do not go together.
     """
     rules = {**KEY_OPTIONS, **OPTIONS}
     _refuse_unknown(f"{task}: ", prefix, own, rules)
     values = {name: own.get(name, app_wide.get(name, rule.default)) for name, rule in rules.items()}
     for name, rule in rules.items():
         _check(f"{task}: {prefix}{name}", values[name], rule)
-    if values["on_conflict"] is None:  # the same work may be skipped; other work must have its turn
+    if values["on_conflict"] is None:  # a duplicate of the same work may be skipped; other work must have its turn
         is_same_work = values["args"] is None and values["key"] is None and values["scope"] != "queue"
         values["on_conflict"] = "skip" if is_same_work else "retry"
     if values["scope"] == "queue" and values["on_conflict"] not in QUEUE_POLICIES:
@@ -181,26 +182,35 @@ def resolve_options(
 
 
 def name_of(option: str, own: Mapping[str, Any], app_wide: Mapping[str, Any], prefix: str = "lock_") -> str:
-    """What an option is called where its value was set, for messages; arguments as those of `resolve_options`."""
+    """What an option is called where its value was set, for error messages.
+
+    Args:
+        option: Its name without a prefix.
+        own: As for `resolve_options`.
+        app_wide: As for `resolve_options`.
+        prefix: As for `resolve_options`.
+    """
     if option in own:
         return f"{prefix}{option}"
     return f"redislock_{option}" if option in app_wide else f"the default {prefix}{option}"
 
 
 def check_lease(task: str, name: str, lease: float, command_time: float) -> None:
-    """Refuse a lease that one renewal and its retry could outlast.
+    """Refuse a lease that could end while one renewal still waits for its answer.
+
+    A renewal is sent when a third of the lease is over, so a command that fails at its time-out must fit into the other
+    two thirds.
 
     Args:
-        task: For the message.
-        name: Of the lease, from `name_of`.
+        task: The task's name, for the error's message.
+        name: What the lease is called where it was set, from `name_of`.
         lease: Seconds.
-        command_time: The longest that one command may take, seconds.
+        command_time: Seconds that one command may take until it times out.
 
     Raises:
-        LockConfigError: The lease is too short. Renewal starts at a third of it, so one command that fails at its
-            time-out must fit into the rest.
+        LockConfigError: The lease is too short.
     """
-    shortest = round(command_time * 1.5, 3)  # as it is shown: what the message allows must be allowed
+    shortest = round(command_time * 1.5, 3)  # rounded as the message shows it, so that what it allows is accepted
     if lease < shortest:
         raise LockConfigError(
             f"{task}: {name} = {lease} is too short: one Redis command may take {command_time:g} s until it "
@@ -210,10 +220,13 @@ def check_lease(task: str, name: str, lease: float, command_time: float) -> None
 
 
 def resolve_settings(app_wide: Mapping[str, Any]) -> LockSettings:
-    """The settings of an app; also checks the app-wide defaults of task options.
+    """The settings of an app. The app-wide defaults of task options are checked as well.
+
+    Args:
+        app_wide: The app's ``redislock_*`` settings, by their names without the prefix.
 
     Raises:
-        LockConfigError: An unknown ``redislock_*`` setting, or a value that is not allowed.
+        LockConfigError: A setting is not known, or its value is not allowed.
     """
     rules = {**SETTINGS, **OPTIONS}
     for name in KEY_OPTIONS.keys() & app_wide.keys():
@@ -229,13 +242,13 @@ def _refuse_unknown(where: str, prefix: str, given: Iterable[str], known: Mappin
         if name not in known:
             near = get_close_matches(name, known, n=1)
             hint = f"did you mean {prefix}{near[0]}?" if near else f"known: {', '.join(prefix + k for k in known)}"
-            raise LockConfigError(f"{where}{prefix}{name} is not known; {FOREIGN.get(name, hint)}")
+            raise LockConfigError(f"{where}{prefix}{name} is not known; {OTHER_PLUGINS.get(name, hint)}")
 
 
 def _check(what: str, value: Any, rule: Rule, *, secret: bool = False) -> None:
     try:
         accepted = rule.accepts(value)
-    except (TypeError, OverflowError):  # an unhashable value, an int beyond all floats
+    except (TypeError, OverflowError):  # the value cannot be hashed, or is an int beyond all floats
         accepted = False
     if not accepted:
         shown = f"(a {type(value).__name__}, not shown)" if secret else short_repr(value)

@@ -1,4 +1,4 @@
-"""For the tests of an app: a key that somebody else has."""
+"""For the tests of an app: a key that somebody else holds."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .locked import Locked
 def busy(lock: Lock | NoLock | Locked) -> Iterator[Lock | NoLock]:
     """Hold `lock` as somebody else would: ``with busy(task.lock_for(5)): task.delay(5)``.
 
-    Code in ``with task.lock_for(5):`` holds the key already, and so does what it runs eagerly. This holds the key in a
-    context of its own, so that an eager run meets a conflict, and ends as its options say.
+    Code in ``with task.lock_for(5):`` holds the key itself, so a task that it runs eagerly meets no conflict. `busy`
+    holds the key in a context of its own: a task that runs eagerly meets a conflict, and ends as its options say.
 
     Args:
         lock: What `LockedTask.lock_for` or `locked` returns, or a `Lock`.
@@ -25,7 +25,7 @@ def busy(lock: Lock | NoLock | Locked) -> Iterator[Lock | NoLock]:
         The lock, held.
 
     Raises:
-        LockConflict: The key is busy already.
+        LockConflict: Another holds the key already.
         LockUnavailable: Redis did not answer or refused.
     """
     elsewhere = Context()

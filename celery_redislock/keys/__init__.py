@@ -1,1 +1,1 @@
-"""Keys: a call's arguments to the name of its lock. Pure."""
+"""Keys: from the arguments of a call to the name of its lock. Pure."""

@@ -1,8 +1,8 @@
-"""Bound arguments to the name of a lock. Pure: the same call gives the same name in every process.
+"""KeyMaker: from the arguments of a call to the name of its lock. Pure: every process makes the same name of one call.
 
-The publisher has the caller's own objects, the worker has what the broker's JSON made of them, so a name is
-made from the *shape of the wire*: tuples are lists, ``{1: 2}`` is ``{"1": 2}``, a datetime is what kombu writes
-for it.
+The publisher has the caller's own objects, and the worker has what Celery's JSON has made of them. So a name is made of
+the arguments in the *shape of the wire*: tuples are lists, ``{1: 2}`` is ``{"1": 2}``, and a datetime is what kombu
+writes for it.
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ Arguments = Mapping[str, Any]
 Binder = Callable[[Sequence[Any], Mapping[str, Any]], dict[str, Any]]
 Namer = Callable[[Arguments], str]
 
-#: Names are shorter than this, in characters; what would be longer is cut to exactly this, with a digest at its end.
+#: A name has fewer characters than this. A longer one is cut to exactly this many, of which the last are a digest of
+#: the whole: so no short name equals a cut one.
 MAX_NAME = 200
 _STARS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class KeyMaker:
-    """Makes the names of one task's locks. Everything that can be done once is done here, once.
+    """Makes the names of one task's locks. What can be worked out once for all calls is worked out when it is made.
 
     Args:
-        task: The task's name, for default names and messages.
-        signature: Of the body, without ``self``.
-        lock_args: The parameters that make the key; None for all.
-        lock_key: A template over parameter names, or a callable taking the bound arguments.
-        remedy: What helps where an argument cannot make a key, for messages.
+        task: The task's name, for names that are digests and for error messages.
+        signature: The signature of the task's body, without ``self``.
+        lock_args: The parameters that make the name; None for all.
+        lock_key: A template over parameter names, or a callable that takes the bound arguments and returns the name.
+        remedy: For error messages: what the user can do where an argument cannot make a name.
 
     Raises:
-        LockConfigError: Both are given, a parameter does not exist, or the template is malformed.
+        LockConfigError: Both `lock_args` and `lock_key` are given, a parameter does not exist, or the template is
+            malformed.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class KeyMaker:
         self._signature = signature
         self.bind = binder(signature)
         parameters = tuple(signature.parameters)
-        #: The parameters that make the key; None where all do, or a callable may ask for any.
+        #: The parameters that make the name; None where all do, or where `lock_key` is a callable and may use any.
         self._needed: frozenset[str] | None = None
         if lock_key is None:
             chosen = parameters if lock_args is None else tuple(lock_args)
@@ -70,10 +72,14 @@ class KeyMaker:
             self._needed = frozenset(field for _, field in parse_template(task, lock_key) if field)
 
     def completed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """A call that has the same name, where `args` and `kwargs` may lack what the name is not made of.
+        """The arguments of a complete call with the same name: what is missing in this one is set to None.
+
+        Args:
+            args: The positional arguments of a call. Those that do not make the name may be missing.
+            kwargs: Its keyword arguments. Those that do not make the name may be missing.
 
         Raises:
-            TypeError: They lack what it is made of, or do not fit the signature.
+            TypeError: An argument that makes the name is missing, or the arguments do not fit the signature.
         """
         if self._needed is None:
             return args, kwargs
@@ -91,11 +97,11 @@ class KeyMaker:
         return bound.args, bound.kwargs
 
     def name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """The lock's name for a call.
+        """The lock's name for a call with these arguments.
 
         Raises:
             TypeError: The arguments do not fit the signature.
-            LockKeyError: They fit, but cannot make a key.
+            LockKeyError: They fit, but no name can be made of them.
         """
         try:
             arguments = self.bind(args, kwargs)
@@ -106,10 +112,10 @@ class KeyMaker:
 
 
 def binder(signature: inspect.Signature) -> Binder:
-    """A function that binds a call to parameter names, defaults applied: ten times `Signature.bind`'s speed.
+    """A function that maps the arguments of a call to parameter names, with defaults applied.
 
-    Signatures with ``*args``, ``**kwargs`` or positional-only parameters, and calls that do not fit, take
-    `Signature.bind`'s own way, which raises TypeError for the latter.
+    It is ten times as fast as `Signature.bind`. It uses `Signature.bind` all the same for signatures with ``*args``,
+    ``**kwargs`` or positional-only parameters, and for calls that do not fit, for which that raises TypeError.
     """
     parameters = signature.parameters.values()
     simple = all(p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters)
@@ -135,6 +141,7 @@ def binder(signature: inspect.Signature) -> Binder:
 
 
 def _digest_namer(task: str, parameters: Sequence[str], chosen: Sequence[str], remedy: str) -> Namer:
+    """Names of the task's name and a digest of the `chosen` arguments, which cannot be read in Redis."""
     _check_parameters(task, "lock_args", chosen, parameters)
 
     def name(arguments: Arguments) -> str:
@@ -142,7 +149,7 @@ def _digest_namer(task: str, parameters: Sequence[str], chosen: Sequence[str], r
         for parameter in chosen:
             try:
                 shaped[parameter] = wire(arguments[parameter])
-            except Exception:  # noqa: BLE001 - a type's own __json__ may raise anything, and show the value
+            except Exception:  # noqa: BLE001 - a type's own __json__ may raise anything, and its message show the value
                 kind = type(arguments[parameter]).__name__
                 raise LockKeyError(
                     f"{task}: parameter {parameter!r} cannot make a lock key: its {kind} cannot be encoded as JSON; "
@@ -154,6 +161,8 @@ def _digest_namer(task: str, parameters: Sequence[str], chosen: Sequence[str], r
 
 
 def _callable_namer(task: str, lock_key: Callable[[Arguments], str]) -> Namer:
+    """Names that the user's own function returns."""
+
     def name(arguments: Arguments) -> str:
         try:
             made = lock_key(arguments)
@@ -168,15 +177,17 @@ def _callable_namer(task: str, lock_key: Callable[[Arguments], str]) -> Namer:
 
 
 def _place_of(error: Exception) -> str:
-    """Where in the user's callable it was raised. Its message is not shown: it may hold the argument's value."""
+    """Where in the user's `lock_key` the error was raised. Its message is not shown, for it may hold an argument."""
     frame = error.__traceback__ and error.__traceback__.tb_next
     return f" in {basename(frame.tb_frame.f_code.co_filename)}, line {frame.tb_lineno}" if frame else ""
 
 
 def _template_namer(task: str, parameters: Sequence[str], template: str) -> Namer:
+    """Names made by a template, which can be read in Redis."""
     parts = parse_template(task, template)
     _check_parameters(task, "lock_key", [field for _, field in parts if field], parameters)
-    # A value must not imitate what separates two fields, nor ':', the usual separator of keys.
+    # Values are escaped so that none can contain the separator after its field, nor ':', the usual separator of keys:
+    # else two different calls could make one name.
     separators = "".join(_separator(literal) or "" for literal, field in parts[1:] if field)
     unsafe = re.compile(f"[%:{{}}\\s{re.escape(separators)}]")
 
@@ -194,15 +205,20 @@ def _template_namer(task: str, parameters: Sequence[str], template: str) -> Name
 
 
 def _separator(literal: str) -> str | None:
-    """The first character of `literal` that no escaped value contains."""
+    """The first character of `literal` that is no part of an escape, ``%XX``; None where there is none."""
     return next((c for c in literal if c not in "%0123456789ABCDEF"), None)
 
 
 def parse_template(task: str, template: str) -> list[tuple[str, str]]:
-    """A template as pairs of literal text and the field after it (``""`` at the end).
+    """The parts of a template: pairs of a literal text and the field that follows it, ``""`` after the last text.
+
+    Args:
+        task: The task's name, for the error's message.
+        template: Such as ``"stock:{sku}"``, which gives ``[("stock:", "sku"), ("", "")]``.
 
     Raises:
-        LockConfigError: Anything but plain parameter names between braces, or two fields side by side.
+        LockConfigError: There is something else than plain parameter names between braces, or no text that separates
+            two fields, or the template is empty.
     """
     allowed = 'only plain parameter names between braces are allowed, as in "stock:{sku}"'
     refused = f"{task}: lock_key = {template!r}"
@@ -210,7 +226,7 @@ def parse_template(task: str, template: str) -> list[tuple[str, str]]:
     text = ""
     try:
         for literal, field, spec, conversion in Formatter().parse(template):
-            if "{" in literal or "}" in literal:  # they would end the hash tag around the name
+            if "{" in literal or "}" in literal:  # it would end the hash tag around the name
                 raise LockConfigError(f"{refused}: it has a brace of its own; {allowed}")
             text = literal
             if field is None:
@@ -230,6 +246,7 @@ def parse_template(task: str, template: str) -> list[tuple[str, str]]:
 
 
 def _template_value(task: str, parameter: str, value: Any) -> str:
+    """`value` as a template's field shows it: the same text before and after Celery's JSON."""
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= MAX_INT_BITS:
@@ -242,12 +259,12 @@ def _template_value(task: str, parameter: str, value: Any) -> str:
     )
 
 
-#: A brace in a name would end the hash tag around it.
+#: Braces are escaped in names: around every name there is a pair of them, its hash tag for a Cluster.
 _BRACE = re.compile("[{}]")
 
 
 def _printable(text: str, unsafe: re.Pattern[str]) -> str:
-    """`text` with what is unsafe or cannot be printed escaped as ``%XX``."""
+    """`text` with the characters that are `unsafe` or cannot be printed escaped as ``%XX``."""
     text = unsafe.sub(_percent, text)
     return text if text.isprintable() else _UNPRINTABLE.sub(_percent_unprintable, text)
 

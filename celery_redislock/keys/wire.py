@@ -1,6 +1,7 @@
-"""The shape that Celery's JSON gives to arguments, in an encoding of our own, and its digest.
+"""The wire: the shape that Celery's JSON gives to arguments, the text of that shape, and its digest.
 
-It is versioned, so that another version of kombu does not split a lock.
+The text is this module's own and has a version. Were it kombu's, two workers with different versions of kombu might
+make two names of one call, and both would run.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from uuid import UUID
 
 from kombu.utils.json import dumps as kombu_dumps
 
-#: Python refuses to write longer ints as text: 4300 digits.
+#: An int with more bits makes no name. Python refuses to write more than 4300 digits as text.
 MAX_INT_BITS = 14_000
-#: Part of what is digested. A change of the encoding below changes it, and so every default name.
+#: A part of what is digested. Whoever changes the encoding below changes this too, and with it every default name.
 FORMAT_VERSION = "1"
-#: A datetime is a date too, so it comes first; the methods of the base classes, as kombu calls them.
+#: What kombu writes for each type: its marker and its text. The order matters, for a datetime is a date as well. The
+#: functions are those of the types themselves, so that a subclass that overrides one makes the same text, as in kombu.
+#: Source: `kombu.utils.json`.
 _MARKERS: Sequence[tuple[type, str, Callable[[Any], Any]]] = (
     (datetime, "datetime", datetime.isoformat),
     (date, "date", date.isoformat),
@@ -29,15 +32,16 @@ _MARKERS: Sequence[tuple[type, str, Callable[[Any], Any]]] = (
     (Decimal, "decimal", str),
     (bytes, "bytes", lambda value: b64encode(value).decode()),
 )
-#: Wire values as text, dicts in the order of their keys.
+#: Makes text of values in the shape of the wire; the keys of a dict are sorted.
 encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 def wire(value: Any) -> Any:
-    """`value` in the shape that Celery's JSON gives it on the wire: plain JSON values only.
+    """`value` in the shape that Celery's JSON gives it: only dicts with string keys, lists and plain values.
 
     Raises:
-        TypeError, ValueError, RecursionError: It cannot be encoded.
+        TypeError, ValueError, RecursionError: `value` cannot be encoded.
+        Exception: Whatever a type's own ``__json__`` raises.
     """
     kind = type(value)
     if kind is str or value is None or kind is bool or kind is float:
@@ -62,22 +66,23 @@ def _wire_key(key: Any) -> str:
 
 
 def _wire_object(value: Any) -> Any:
-    if hasattr(value, "__json__"):  # kombu asks that first
+    if hasattr(value, "__json__"):  # kombu asks for this method first
         if not isinstance(value, str | int | float):
             return wire(value.__json__())
     else:
-        for kind, marker, encode in _MARKERS:
+        for kind, marker, text_of in _MARKERS:
             if isinstance(value, kind):
-                return {"__type__": marker, "__value__": encode(value)}
-    try:  # subclasses of str, int and float, and types that an application registered with kombu
+                return {"__type__": marker, "__value__": text_of(value)}
+    try:  # kombu knows the subclasses of str, int and float, and the types that an application has registered with it
         encoded = kombu_dumps(value)
     except TypeError:
         if not hasattr(value, "model_dump"):
             raise
-        return wire(value.model_dump(mode="json"))  # a pydantic model: what a task with pydantic=True is sent
+        # A pydantic model: Celery sends this of it, for a task with pydantic=True.
+        return wire(value.model_dump(mode="json"))
     return wire(json.loads(encoded))
 
 
 def digest(text: str) -> str:
-    """32 hexadecimal digits for `text` in this version of the encoding."""
+    """32 hexadecimal digits: a SHA-256 of `text` and `FORMAT_VERSION`, cut."""
     return sha256(f"{FORMAT_VERSION}:{text}".encode()).hexdigest()[:32]
