@@ -1,0 +1,151 @@
+"""What docs/how-it-works.md lists of the code is what the code has, and no less."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from celery_redislock.options import ATTRIBUTES, ConflictPolicy, Scope
+from celery_redislock.server import tokens
+from celery_redislock.server.names import LockKeys
+from celery_redislock.server.store import LockStore
+from celery_redislock.task import decisions
+from celery_redislock.task.decisions import POLICIES
+from celery_redislock.task.locked_task import LockedTask
+from celery_redislock.worker.request import LockedRequest
+
+from .test_layout import ROOMS
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "celery_redislock"
+DOCS = ROOT / "docs"
+PAGE = (DOCS / "how-it-works.md").read_text(encoding="utf-8")
+CODE = "".join(path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py")))
+MODULES = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"}
+SCRIPTS = {path.stem for path in PACKAGE.glob("server/lua/*.lua")}
+
+
+def section(page: str, heading: str) -> str:
+    """What stands below a heading, down to the next one of its rank."""
+    marks = heading.split()[0]
+    return re.split(rf"^#{{1,{len(marks)}}} ", f"\n{page}".split(f"\n{heading}\n")[1], flags=re.MULTILINE)[0]
+
+
+def first_table(page: str, heading: str) -> str:
+    """The first table below a heading."""
+    return "\n".join(re.findall(r"(?:^\|.*\n)+", section(page, heading), re.MULTILINE)[:1])
+
+
+def column(text: str, number: int = 0) -> list[str]:
+    """The cells of one column of all tables, without their heads."""
+    rows = re.findall(r"^\|(.*)\|$", text, re.MULTILINE)
+    ends = [at for at, row in enumerate(rows) if re.fullmatch(r"[\s|:-]+", row)]
+    heads = {at for end in ends for at in (end - 1, end)}
+    return [row.split(" | ")[number].strip() for at, row in enumerate(rows) if at not in heads]
+
+
+def quoted(cells: list[str]) -> list[str]:
+    """The code in some cells, without its quotes."""
+    return [code.strip('"') for cell in cells for code in re.findall(r"`([^`]+)`", cell)]
+
+
+def files_named(text: str) -> set[str]:
+    return set(re.findall(r"`((?:[\w-]+/)*[\w-]+\.(?:py|lua|md))`", text))
+
+
+def exists(name: str) -> bool:
+    return (ROOT / name).is_file() or (PACKAGE / name).is_file()
+
+
+def test_every_file_and_folder_that_is_named_is_there() -> None:
+    assert len(files_named(PAGE)) > 60
+    assert {name for name in files_named(PAGE) if not exists(name)} == set()
+    folders = re.findall(r"`((?:[\w-]+/)+)`", PAGE)
+    assert [name for name in folders if not ((ROOT / name).is_dir() or (PACKAGE / name).is_dir())] == []
+
+
+def test_the_check_sees_a_file_that_is_not_there() -> None:
+    assert files_named("`task/decisions.py` and `task/policies.py`, `.py`") == {"task/decisions.py", "task/policies.py"}
+    assert exists("task/decisions.py")
+    assert exists("tests/unit/test_docs.py")
+    assert not exists("task/policies.py")
+
+
+def test_every_module_has_its_line() -> None:
+    rooms = section(PAGE, "## The rooms").split("\n### ", 1)[1]
+    assert sorted(quoted(column(rooms))) == sorted(MODULES)
+
+
+def test_the_folder_is_read_aloud_from_the_ground_up() -> None:
+    listing = section(PAGE, "## The rooms").split("```text\n")[1].split("```")[0]
+    names = re.findall(r"(\w+)(?:/|\.py)", "\n".join(line.split("  ")[-2] or line for line in listing.splitlines()[1:]))
+    floor = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
+    assert set(names) == floor.keys() - {"__init__"}
+    assert [floor[name] for name in names] == sorted(floor[name] for name in names)
+
+
+def test_the_keys_are_those_that_have_a_name() -> None:
+    keys = LockKeys("<lock>")
+    names = {keys.lock, keys.queued, keys.note("<attempt>"), keys.gone("<claim>"), keys.fence, keys.waiters, keys.wake}
+    shown = {name.replace("{<lock>}", "<lock>") for name in names}
+    assert set(quoted(column(section(PAGE, "## The keys").split("**A token**")[0]))) == shown
+
+
+def test_the_states_are_those_of_the_tokens() -> None:
+    states = [tokens.RUNS, tokens.SEEN, tokens.RESERVED, tokens.COOLING]
+    assert quoted(column(section(PAGE, "## The keys").split("**A token**")[1])) == states
+
+
+def test_the_scripts_are_those_that_there_are_and_each_verb_is_one_of_the_store() -> None:
+    scripts = section(PAGE, "## The scripts")
+    assert set(quoted(column(scripts))) == SCRIPTS
+    verbs = {name for name in vars(LockStore) if not name.startswith("_")}
+    assert sorted(quoted(column(scripts, 2))) == sorted(verbs)
+
+
+def test_the_threads_are_those_that_the_code_starts() -> None:
+    threads = set(re.findall(r'name="(redislock-\w+)"', CODE))
+    assert threads == set(re.findall(r"`(redislock-\w+)`", section(PAGE, "### Processes and threads")))
+
+
+def test_the_hooks_are_those_that_the_code_has() -> None:
+    hooks = [hook.split(".") for hook in quoted(column(section(PAGE, "### Celery's hooks"))) if "." in hook]
+    classes = {"Task": LockedTask, "Request": LockedRequest}
+    assert [name for of, name in hooks if name not in vars(classes[of])] == []
+    assert {"bind", "apply_async", "before_start", "after_return", "on_failure"} <= {name for _, name in hooks}
+
+
+def test_the_decisions_are_functions_of_that_module() -> None:
+    names = quoted(column(section(PAGE, "## Decisions")))
+    assert [name for name in names if not callable(getattr(decisions, name, None))] == []
+    assert {name for name in vars(decisions) if name.startswith("on_")} <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("page", "heading"),
+    [("docs/conflicts.md", "## The policies"), ("README.md", "## What happens to a duplicate")],
+)
+def test_the_policies_are_the_same_in_their_table_their_type_and_the_documents(page: str, heading: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert sorted(quoted(column(first_table(text, heading)))) == sorted(POLICIES) == sorted(get_args(ConflictPolicy))
+
+
+def test_the_scopes_are_the_same_in_their_type_and_the_documents() -> None:
+    text = (DOCS / "jobs.md").read_text(encoding="utf-8")
+    assert quoted(column(first_table(text, "# Jobs: unique from the publish on"))) == list(get_args(Scope))
+
+
+def test_the_options_are_the_same_in_the_code_and_the_readme() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert set(quoted(column(first_table(text, "## Options")))) == ATTRIBUTES
+
+
+@pytest.mark.parametrize("what", ["policy", "scope", "option"])
+def test_who_adds_something_is_told_the_files(what: str) -> None:
+    article = "an" if what == "option" else "a"
+    named = files_named(section(PAGE, f"### Adding {article} {what}"))
+    assert named >= {"celery_redislock/options.py", "celery_redislock/task/attributes.py", "README.md"}
+    assert all((ROOT / name).is_file() for name in named)
