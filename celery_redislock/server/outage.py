@@ -31,12 +31,13 @@ class Outage:
         since: When it began, by `time.monotonic()`; None while there is none.
         unreachable: Why the server cannot be reached, for people. None while it can be, though it may refuse: that
             costs nobody any time.
+        look_at: When the next caller may look whether it can be reached again, by `time.monotonic()`.
     """
 
     def __init__(self) -> None:
         self.since: float | None = None
         self.unreachable: str | None = None
-        self._look_at = 0.0
+        self.look_at = 0.0
         self._failing: Script | None = None
         self._changing = threading.Lock()
 
@@ -51,7 +52,7 @@ class Outage:
                     describe(error),
                 )
             if self.unreachable is None:
-                self._look_at = time.monotonic() + SHORTEST_PAUSE
+                self.look_at = time.monotonic() + SHORTEST_PAUSE
             self.unreachable = _why_unreachable(error)
 
     def let_look(self) -> bool:
@@ -61,9 +62,9 @@ class Outage:
         """
         with self._changing:
             now = time.monotonic()
-            if now < self._look_at:
+            if now < self.look_at:
                 return False
-            self._look_at = now + LONGEST_PAUSE
+            self.look_at = now + LONGEST_PAUSE
             return True
 
     def looked(self, error: RedisError, seconds: float) -> None:
@@ -72,7 +73,7 @@ class Outage:
             if self.unreachable is not None:  # else another command has been answered meanwhile
                 self.unreachable = _why_unreachable(error)
             pause = min(PAUSE_PER_LOOK * seconds, LONGEST_PAUSE)
-            self._look_at = time.monotonic() + max(pause, SHORTEST_PAUSE)
+            self.look_at = time.monotonic() + max(pause, SHORTEST_PAUSE)
 
     def end(self, script: Script) -> None:
         """A command was answered. A server that refuses to write may still answer others."""

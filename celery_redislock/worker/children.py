@@ -95,7 +95,7 @@ class Children:
         """Release the locks of all children that are dead now."""
         with self._releasing:  # at the process's exit this waits until the thread has released what it began with
             for pid in [pid for pid in self._runs.copy() if _is_dead(pid)]:
-                _release(self._runs.pop(pid))
+                release_of_dead(self._runs.pop(pid))
 
     def _watch(self) -> None:
         while True:
@@ -128,7 +128,8 @@ def _expect_copies(runs: Sequence[Run]) -> None:
             logger.warning("%s: %s: its message comes again and may run once more", run.name, error)
 
 
-def _release(run: Run) -> None:
+def release_of_dead(run: Run) -> None:
+    """Release what the child held that was given `run`, and what was left to its message; the child is dead."""
     key = run.key
     if key is None:
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from celery_redislock.server.keeper import Keeper
 from celery_redislock.server.store import LockStore
 from celery_redislock.server.tokens import Attempt
 from tests.lab.app import Config
-from tests.lab.servers import Valkey
+from tests.lab.servers import Valkey, wait_until
 
 KEY = "redislock:{shop.bill:7}"
 
@@ -42,7 +43,19 @@ def store(client: redis.Redis) -> LockStore:
 def keeper(store: LockStore) -> Iterator[Keeper]:
     keeper = Keeper(store, command_time=1.0)
     yield keeper
-    keeper._held.clear()  # its thread lives as long as the process: it must not look for this test's keys
+    keeper.stop()  # it must not look for this test's keys
+
+
+def look_all_at_once(store: LockStore, server: redis.Redis, count: int) -> None:
+    """So many look at a key at the same time, each on its own connection; `server` is reached without the proxy."""
+    server.client_pause(10_000, all=False)  # scripts count as writes
+    with ThreadPoolExecutor(count) as threads:
+        looks = [threads.submit(store.inspect, KEY) for _ in range(count)]
+        try:
+            wait_until(lambda: server.info("clients")["blocked_clients"] == count, "all of them look")
+        finally:
+            server.client_unpause()
+        assert [look.result() for look in looks] == [None] * count
 
 
 class Holder:

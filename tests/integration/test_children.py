@@ -8,7 +8,8 @@ from celery_redislock.app import server_of
 from celery_redislock.server import tokens
 from celery_redislock.server.answers import Leaves
 from celery_redislock.server.tokens import Attempt
-from celery_redislock.worker.children import Reservation, Run, _release
+from celery_redislock.task.plan import LockPlan
+from celery_redislock.worker.children import Reservation, Run, release_of_dead
 
 LEASE = 60.0
 
@@ -43,10 +44,15 @@ def claim():
 
 
 @pytest.fixture
-def release(tasks, key, claim):
+def release(app, key, claim):
     """The child that had the second attempt has ended."""
-    run = Run("id", tasks.job_again.lock_plan, ("k",), {}, tokens.mint_nonce(), Reservation(key, claim), 1)
-    return lambda: _release(run)
+
+    def job_again(key): ...
+
+    plan = LockPlan(app, "lab.job_again", job_again, False, {"args": ["key"], "scope": "job"})
+    run = Run("id", plan, ("k",), {}, tokens.mint_nonce(), Reservation(key, claim), 1)
+    assert run.key == key
+    return lambda: release_of_dead(run)
 
 
 def test_while_the_run_before_holds_the_key_a_note_tells_it_to_leave_it_to_nobody(

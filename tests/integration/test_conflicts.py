@@ -8,8 +8,9 @@ import pytest
 from celery import states
 from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError
 
-from celery_redislock.server.store import LockStore
+from celery_redislock.server.scripts import RELEASE
 from tests.lab.app import make_app
+from tests.lab.interruption import raised_at
 
 # Of redis-py, to Celery's result backend.
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
@@ -75,21 +76,14 @@ class TestJoin:
         app.close()
 
     def test_a_soft_time_limit_while_it_gives_the_key_back_leaves_that_to_the_postrun_hook(
-        self, deliver, app, locks, monkeypatch
+        self, deliver, app, locks, lock_proxy
     ):
-        struck = []
-        release = LockStore.release
-
-        def strike_once(*args, **kwargs):
-            if not struck:
-                struck.append(True)
-                raise SoftTimeLimitExceeded
-            return release(*args, **kwargs)
-
-        monkeypatch.setattr(LockStore, "release", strike_once)
+        locks.client.script_load(RELEASE.text)
         app.backend.mark_as_retry("holder", RuntimeError("later"))
-        assert deliver(app, "lab.on_join", "k", **joining("holder"))[0] == states.FAILURE
-        assert struck
+        release = lock_proxy.drop_command(to=b"EVALSHA", where=RELEASE.sha.encode())
+        with raised_at(release, SoftTimeLimitExceeded()):
+            assert deliver(app, "lab.on_join", "k", **joining("holder"))[0] == states.FAILURE
+        assert release.struck == 1
         assert locks.client.keys() == [b"redislock:{k}:note:id/0/0"]  # it had come back: there may be two of it
 
     def test_every_lock_that_it_takes_is_said_to_be_released(self, deliver, app, tasks):

@@ -20,10 +20,11 @@ from celery_redislock.message.delivery import Delivery
 from celery_redislock.message.header import Header
 from celery_redislock.server import tokens
 from celery_redislock.server.answers import Leaves
-from celery_redislock.server.scripts import ACQUIRE
+from celery_redislock.server.scripts import ACQUIRE, RELEASE
 from celery_redislock.server.store import LockStore, given_up
 from celery_redislock.server.tokens import Attempt
 from tests.lab.app import make_app
+from tests.lab.interruption import raised_at
 from tests.lab.servers import free_port, wait_until
 
 
@@ -109,40 +110,32 @@ def test_an_acked_message_that_is_held_in_vain_fails_after_lock_retry_for(delive
     assert ledger.runs() == []
 
 
+@pytest.fixture
+def lose(locks, lock_proxy):
+    """The next command of a script is lost: the server never hears of it."""
+
+    def lose_command(script):
+        locks.client.script_load(script.text)
+        return lock_proxy.drop_command(to=b"EVALSHA", where=script.sha.encode())
+
+    return lose_command
+
+
 @pytest.mark.filterwarnings("ignore:Exception raised outside body:RuntimeWarning")  # so Celery before 5.7
-def test_a_soft_time_limit_amid_the_release_leaves_it_to_the_postrun_hook(deliver, locks, monkeypatch):
+def test_a_soft_time_limit_amid_the_release_leaves_it_to_the_postrun_hook(deliver, locks, lose):
     """It strikes after the body has ended, while the release is on its way: the lock must not be kept for ever."""
-    kept = []
-
-    def strike(release):
-        def once(*args, **kwargs):
-            if not kept:
-                kept.append(True)
-                raise SoftTimeLimitExceeded
-            return release(*args, **kwargs)
-
-        return once
-
-    monkeypatch.setattr(LockStore, "release", strike(LockStore.release))
-    deliver("lab.work", "k", "item")
-    assert kept
+    release = lose(RELEASE)
+    with raised_at(release, SoftTimeLimitExceeded()):
+        deliver("lab.work", "k", "item")
+    assert release.struck == 1
     assert locks.client.keys() == []
 
 
-def test_a_soft_time_limit_before_the_claim_is_used_frees_what_was_left_to_the_message(
-    deliver, config, locks, monkeypatch
-):
+def test_a_soft_time_limit_before_the_claim_is_used_frees_what_was_left_to_the_message(deliver, config, locks, lose):
     """Redis is slow, and the time limit strikes while the key is asked for."""
     claim, key = leave(config, locks, "lab.job")
-    evaluate = LockStore._call
-
-    def strike(store, script, *args):
-        if script is ACQUIRE:
-            raise SoftTimeLimitExceeded
-        return evaluate(store, script, *args)
-
-    monkeypatch.setattr(LockStore, "_call", strike)
-    assert deliver("lab.job", "k", "item", redislock=claim)[0] == "FAILURE"
+    with raised_at(lose(ACQUIRE), SoftTimeLimitExceeded()):
+        assert deliver("lab.job", "k", "item", redislock=claim)[0] == "FAILURE"
     wait_until(lambda: not locks.client.exists(key), "the key is free", 5)
 
 
@@ -198,21 +191,17 @@ def test_a_place_is_kept_no_longer_than_until_its_message_expires(deliver, confi
     assert 0 < locks.client.ttl(place) <= 20
 
 
-def test_a_shutdown_amid_the_release_is_no_loss(deliver, locks, monkeypatch):
+def test_a_shutdown_amid_the_release_is_no_loss(deliver, locks, lock_proxy):
     """The server has released the key, and the child is told to go while it reads the answer."""
-    release, told = LockStore.release, []
-
-    def interrupted(*args, **kwargs):
-        release(*args, **kwargs)
-        monkeypatch.undo()
-        raise SystemExit
+    locks.client.script_load(RELEASE.text)
+    told = []
 
     def lost(**_):
         told.append("lost")
 
-    monkeypatch.setattr(LockStore, "release", interrupted)
     signals.lock_lost.connect(lost)
-    with pytest.raises(SystemExit):
+    released = lock_proxy.delay(60, to=b"EVALSHA", where=RELEASE.sha.encode(), nth=1)
+    with raised_at(released, SystemExit()), pytest.raises(SystemExit):
         deliver("lab.work", "k", "item")
     assert told == []
     assert locks.client.keys() == []

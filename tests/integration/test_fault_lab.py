@@ -74,6 +74,16 @@ class TestDroppedReply:
         assert locks.client.get("key") == b"1"
         assert client.incr("key") == 2
 
+    def test_a_dropped_command_is_one_that_the_server_never_hears_of(self, connect, locks, lock_proxy):
+        client = connect()
+        fault = lock_proxy.drop_command(to=b"INCRBY", nth=2)
+        assert client.incr("key") == 1
+        with pytest.raises(redis.TimeoutError):
+            client.incr("key")
+        assert fault.struck == 1
+        assert locks.client.get("key") == b"1"
+        assert client.incr("key") == 2
+
     def test_a_command_that_waits_already_is_hit_too(self, connect, locks, lock_proxy):
         """A message that the server has taken from the list and nobody has got."""
         client = connect(socket_timeout=5)

@@ -9,11 +9,11 @@ import redis
 
 from celery_redislock import Lock, LockConfigError, LockedTask
 from celery_redislock.server.answers import Granted
+from celery_redislock.server.connect import connect
 from celery_redislock.server.scripts import ACQUIRE
 from celery_redislock.server.store import LockStore
 from celery_redislock.testing import busy
 from tests.integration.conftest import KEY
-from tests.integration.test_store import _LosesOneReply
 from tests.lab.app import make_app
 
 NAME, COUNTER = "stock", "{stock}:fence"
@@ -92,12 +92,14 @@ def test_entering_again_does_not_move_it(make, client):
         assert inner.fence == outer.fence == int(client.get(COUNTER))
 
 
-def test_a_lost_reply_does_not_move_it(holder, client):
+def test_a_lost_reply_does_not_move_it(holder, client, lock_proxy):
     """The acquire is sent again, finds its own token, and returns the number that was lost with the reply."""
     mine = holder("id")
-    lossy = _LosesOneReply(client, ACQUIRE.sha)
-    granted = LockStore(lossy).acquire(KEY, mine.token, mine.nonce, 10, fence=True)
-    assert lossy.lost
+    client.script_load(ACQUIRE.text)
+    fault = lock_proxy.drop_reply(to=b"EVALSHA", where=ACQUIRE.sha.encode())
+    with connect(lock_proxy.url, {}) as behind:
+        granted = LockStore(behind).acquire(KEY, mine.token, mine.nonce, 10, fence=True)
+    assert fault.struck == 1
     assert isinstance(granted, Granted)
     assert granted.fence == int(client.get(f"{KEY}:fence"))
     assert mine.store.acquire(KEY, mine.token, mine.nonce, 10, fence=True).fence == granted.fence

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import threading
@@ -11,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import redis
 
 from celery_redislock import LockLost
 from celery_redislock.app import server_of
 from celery_redislock.server import tokens
 from celery_redislock.server.answers import Granted
+from celery_redislock.server.keeper import LINGER
 from celery_redislock.server.scripts import ACQUIRE, RELEASE, RENEW
 from tests.integration.conftest import KEY
 from tests.lab.app import make_app
@@ -50,11 +49,10 @@ def test_a_deleted_or_stolen_key_is_noticed_at_the_next_renewal_and_left_alone(h
     assert f"the lock {KEY} is lost: its key was deleted, expired or taken" in log.text
 
 
-def test_a_silent_server_loses_the_lock_at_its_deadline(hold, store, log):
+def test_a_silent_server_loses_the_lock_at_its_deadline(hold_on, behind, lock_proxy, log):
     told = []
-    lock = hold(lease=1.0, on_lost=lambda lock, reason: told.append((time.monotonic(), reason)))
-    store._client = _Broken()
-    store._spare.clear()
+    lock = hold_on(behind, KEY, lease=1.0, on_lost=lambda lock, reason: told.append((time.monotonic(), reason)))
+    lock_proxy.blackhole()
     deadline = lock.deadline
     wait_until(lambda: told, "the holder is told", 3)
     ((at, reason),) = told
@@ -63,26 +61,26 @@ def test_a_silent_server_loses_the_lock_at_its_deadline(hold, store, log):
     assert log.text.count("the lock server cannot be asked") == 1
 
 
-def test_a_server_that_comes_back_before_the_deadline_loses_nothing(hold, store, client):
-    lock = hold(lease=1.5)
-    working, store._client = store._client, _Broken()
-    store._spare.clear()
+def test_a_server_that_comes_back_before_the_deadline_loses_nothing(hold_on, behind, lock_proxy, client):
+    lock = hold_on(behind, KEY)
+    lock_proxy.blackhole()
     wait_until(lambda: lock.state == "at_risk", "a renewal is late", 2)
-    store._client = working
+    lock_proxy.mend()
     wait_until(lambda: lock.state == "held", "it is renewed", 2)
     assert client.get(KEY).decode() == lock.token
 
 
-def test_a_release_is_made_up_for_where_a_renewal_had_failed_and_nothing_is_held_any_more(hold, keeper, store, client):
-    lock = hold(lease=30)
-    working, store._client = store._client, _Broken()
-    store._spare.clear()
+def test_a_release_is_made_up_for_where_a_renewal_had_failed_and_nothing_is_held_any_more(
+    hold_on, behind, lock_proxy, client, log
+):
+    lock = hold_on(behind, KEY, lease=30)
+    lock_proxy.blackhole()
     lock.renew_at = 0
-    keeper._wake.set()
-    wait_until(lambda: keeper._failures, "a renewal has failed", 2)
-    keeper.remove(lock)
-    keeper.release_later(KEY, lock.nonce)
-    store._client = working
+    behind.keeper.add(lock)  # it looks what is due
+    wait_until(lambda: "the lock server cannot be asked" in log.text, "renewals have failed", 5)
+    behind.keeper.remove(lock)
+    behind.keeper.release_later(KEY, lock.nonce)
+    lock_proxy.mend()
     wait_until(lambda: client.get(KEY) is None, "it is released", 5)
 
 
@@ -92,7 +90,7 @@ def test_a_lock_past_its_deadline_stays_lost_although_a_late_renewal_succeeds(ho
     lock.renew_at = 0
     assert lock.state == "lost"
     hold("another", lease=0.3)  # wakes the keeper
-    wait_until(lambda: lock._lost, "it is noted", 2)
+    wait_until(lambda: lock.was_lost, "it is noted", 2)
     assert lock.state == "lost"
 
 
@@ -191,13 +189,21 @@ def server(config):
 
     yield make
     for server in made:
-        server.keeper._held.clear()
+        server.keeper.stop()
+
+
+@pytest.fixture
+def behind(server, lock_proxy):
+    """The lock server behind the proxy; who waits for its reply in vain has soon waited enough."""
+    return server(lock_proxy.url, socket_timeout=0.1)
 
 
 @pytest.fixture
 def hold_on(hold):
     """Takes a key on a server and gives it to the server's keeper."""
-    return lambda server, key, lease=1.5: hold(key, lease, store=server.store, keeper=server.keeper)
+    return lambda server, key, lease=1.5, **options: hold(
+        key, lease, store=server.store, keeper=server.keeper, **options
+    )
 
 
 def keepers():
@@ -211,49 +217,49 @@ def test_until_a_lock_is_held_there_is_neither_a_thread_nor_a_connection(server,
     mine = server()
     assert (keepers(), len(locks.client.client_list())) == (before, clients)
     lock = hold_on(mine, KEY)
-    (thread,) = keepers() - before
+    assert len(keepers() - before) == 1
     renewed(lock)
     assert len(locks.client.client_list()) == clients + 2  # the store's, and the keeper's own
-    assert mine.keeper._thread is thread
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts how often Linux has woken the thread")
 def test_an_idle_keeper_sleeps_until_a_lock_comes(server, hold_on, locks):
-    mine = server()
+    mine, before = server(), keepers()
     lock = hold_on(mine, KEY, lease=0.6)
+    (thread,) = keepers() - before
     mine.store.inspect(KEY)  # loads the script
     renewed(lock)
     mine.keeper.remove(lock)
-    wait_until(lambda: mine.keeper._wake_at == math.inf, "it has nothing to do", 5)
-    wait_until(lambda: is_asleep(mine.keeper), "it sleeps", 5)
+    wait_until(lambda: is_asleep(thread), "it sleeps", 5)
     locks.calls()
-    woken = switches(mine.keeper)
+    woken = switches(thread)
     for number in range(20):
         mine.store.inspect(f"{KEY}{number}")  # others ask the server, which is no business of its
     time.sleep(0.7)
-    assert switches(mine.keeper) == woken
+    assert switches(thread) == woken
     assert locks.calls() == {"evalsha": 20, "get": 20}
     renewed(hold_on(mine, f"{KEY}again", lease=0.6))
-    assert switches(mine.keeper) > woken
+    assert switches(thread) > woken
 
 
-def switches(keeper):
-    """How often its thread has gone to sleep."""
-    status = Path(f"/proc/self/task/{keeper._thread.native_id}/status").read_text()
+def switches(thread):
+    """How often it has gone to sleep."""
+    status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
     return int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", status, re.MULTILINE)[1])
 
 
-def is_asleep(keeper):
-    before = switches(keeper)
-    time.sleep(0.1)
-    return switches(keeper) == before
+def is_asleep(thread):
+    """Also when it would look once more, which it does a second after it had something to do."""
+    before = switches(thread)
+    time.sleep(LINGER + 0.1)
+    return switches(thread) == before
 
 
 def renewed(lock, times=1):
     """Wait until the lock was renewed so often from now."""
     for _ in range(times):
-        deadline = lock.deadline
-        wait_until(lambda deadline=deadline: lock.deadline > deadline or lock.state == "lost", "it is renewed", 10)
+        end = time.monotonic() + lock.remaining + 0.05
+        wait_until(lambda end=end: time.monotonic() + lock.remaining > end or lock.state == "lost", "it is renewed", 10)
         assert lock.state != "lost"
 
 
@@ -262,10 +268,10 @@ def test_many_releases_to_make_up_for_do_not_delay_a_renewal(lock_proxy, locks, 
     mine = server()
     lock = hold_on(mine, KEY, lease=3.0)
     granted = lock.deadline
-    lock_proxy.delay(0.005, to=b"EVALSHA", where=RELEASE.sha.encode())
+    releases = lock_proxy.delay(0.005, to=b"EVALSHA", where=RELEASE.sha.encode())
     for number in range(1000):
         mine.keeper.release_later(f"{KEY}:{number}", "nonce")
-    wait_until(lambda: not mine.keeper._leaving, "all are released")
+    wait_until(lambda: releases.met >= 1000, "all are released")
     assert lock.deadline > granted + 3
     assert lock.state == "held"
 
@@ -322,36 +328,25 @@ def test_after_a_fork_the_child_renews_its_own_locks_and_not_its_parents(config,
     app = make_app(config)
     parents = app.tasks["lab.work"].lock_for("parent")
     parents.acquire()
-    read, write = os.pipe()
+    told, seen = os.pipe(), os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            server = server_of(app)
-            fresh = not server.keeper._held and server.keeper._thread is None
+            fresh = not keepers()
             lock = app.tasks["lab.work"].lock_for("child")
             lock.acquire()
-            renewed(lock._hold().held, times=4)  # beyond its first lease
-            os.write(write, f"{fresh} {lock.state} {len(server.keeper._held)}".encode())
+            renewed(lock, times=4)  # beyond its first lease
+            os.write(told[1], f"{fresh} {lock.state}".encode())
+            os.read(seen[0], 1)
         finally:
             os._exit(0)
-    renewed(parents._hold().held)
-    os.waitpid(pid, 0)
-    os.close(write)
-    assert os.read(read, 100) == b"True held 1"
-    os.close(read)
+    renewed(parents)
+    assert os.read(told[0], 100) == b"True held"
     assert parents.state == "held"
-    parents.release()
-
-
-class _Broken:
-    """A client whose server does not answer."""
-
-    connection = None
-
-    def client(self):
-        return self
-
-    def close(self): ...
-
-    def execute_command(self, *args):
-        raise redis.TimeoutError("Timeout reading from socket")
+    server_of(app).keeper.stop()
+    wait_until(lambda: not locks.client.exists(parents.name), "nobody renews the parent's any more", 5)
+    assert locks.client.exists(app.tasks["lab.work"].lock_for("child").name), "the child renews its own"
+    os.write(seen[1], b".")
+    os.waitpid(pid, 0)
+    for end in (*told, *seen):
+        os.close(end)

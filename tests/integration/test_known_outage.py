@@ -37,7 +37,7 @@ def no_looks(monkeypatch):
 @pytest.fixture
 def look_now(store):
     """It is time to look, for the next who asks."""
-    return lambda: wait_until(lambda: time.monotonic() > store.outage._look_at, "it is time to look", 6)
+    return lambda: wait_until(lambda: time.monotonic() > store.outage.look_at, "it is time to look", 6)
 
 
 @pytest.fixture

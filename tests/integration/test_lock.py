@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 import time
 
 import pytest
 import redis
 
 from celery_redislock import Lock, LockConfigError, LockConflict, LockLost, LockUnavailable
-from celery_redislock.server.lock_server import LockServer
 from celery_redislock.server.scripts import ACQUIRE, RELEASE
 from celery_redislock.testing import busy
+from tests.lab.interruption import raised_at
 from tests.lab.servers import wait_until
 
 NAME = "stock"
@@ -173,28 +174,23 @@ class TestInterruptions:
     """A time limit, a signal, a process that ends: at any point nothing may be held that nobody knows."""
 
     @pytest.mark.parametrize("timeout", [None, 10])
-    def test_amid_the_acquire_it_is_given_back(self, make, locks, monkeypatch, timeout):
-        lock = make(timeout=timeout)
-        store = LockServer.behind(lock.redis).store
-        send = store._send
-
-        def strike(script, *arguments):
-            reply = send(script, *arguments)
-            if script is ACQUIRE:
-                raise KeyboardInterrupt
-            return reply
-
-        monkeypatch.setattr(store, "_send", strike)
-        with pytest.raises(KeyboardInterrupt):
-            lock.acquire()
+    def test_amid_the_acquire_it_is_given_back(self, lock_proxy, locks, timeout):
+        locks.client.script_load(ACQUIRE.text)
+        with redis.Redis.from_url(lock_proxy.url) as behind:
+            lock = Lock(behind, NAME, timeout=timeout)
+            granted = lock_proxy.delay(60, to=b"EVALSHA", where=ACQUIRE.sha.encode(), nth=1)
+            with raised_at(granted, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
+                lock.acquire()
         assert locks.client.keys() == []
         assert lock.state is None
 
     def test_after_the_grant_it_is_given_back(self, make, locks, monkeypatch):
-        lock = make(renew=True, timeout=0.3)
-        monkeypatch.setattr(lock, "_keep", lambda *_: [][0])
-        with pytest.raises(IndexError):
-            lock.acquire()
+        def refuse(thread):
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)  # of its keeper, which begins with the first lock
+        with pytest.raises(RuntimeError):
+            make(renew=True).acquire()
         assert locks.client.keys() == []
 
     def test_a_forked_child_does_not_hold_what_its_parent_holds(self, make, locks):

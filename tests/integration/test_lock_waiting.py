@@ -15,9 +15,9 @@ import pytest
 import redis
 
 from celery_redislock import Lock, LockConfigError, LockedTask, locked
-from celery_redislock.server.lock_server import LockServer
 from celery_redislock.testing import busy
 from tests.lab.app import make_app
+from tests.lab.interruption import raised_at
 from tests.lab.servers import need, wait_until
 from tests.lab.workers import ROOT
 
@@ -197,19 +197,17 @@ def test_a_waiter_polls_where_it_may_not_block(make, client):
         client.execute_command("ACL", "SETUSER", "default", "+blpop")
 
 
-def test_a_waiters_interruption_leaves_its_connection_fit_for_the_next(make, client, monkeypatch):
-    wake_ups = LockServer.behind(client).wake_ups
-
-    def strike(*_):
-        raise KeyboardInterrupt
-
-    with make():
-        with monkeypatch.context() as patch:
-            patch.setattr("celery_redislock.server.wake_ups._block", strike)
-            with pytest.raises(KeyboardInterrupt):
-                make().acquire()
-        assert wake_ups._spare == []
-        assert not make().acquire(blocking_timeout=0.05)
+def test_a_waiters_interruption_leaves_its_connection_fit_for_the_next(make, client, lock_proxy):
+    holder = make()
+    holder.acquire()
+    with redis.Redis.from_url(lock_proxy.url) as behind, ThreadPoolExecutor() as pool:
+        waits = lock_proxy.drop_command(to=b"BLPOP")
+        with raised_at(waits, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
+            Lock(behind, NAME, timeout=10).acquire()
+        waiter = pool.submit(Lock(behind, NAME, timeout=10).acquire)
+        wait_until(lambda: blocked(client) == 1, "it waits")
+        holder.release()
+        assert waiter.result(5)
 
 
 def test_a_server_that_ends_while_one_waits_is_an_outage(tmp_path):

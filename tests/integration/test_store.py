@@ -14,7 +14,7 @@ from celery_redislock import LockUnavailable
 from celery_redislock.server.answers import Finished, Granted, Held
 from celery_redislock.server.connect import connect
 from celery_redislock.server.store import LockStore
-from tests.integration.conftest import KEY
+from tests.integration.conftest import KEY, look_all_at_once
 from tests.lab.servers import Valkey
 
 
@@ -108,9 +108,7 @@ class TestOutage:
         server = Valkey(tmp_path)
         with server.serve():
             store = LockStore(connect(server.url(), {}))
-            store._spare += [store._take_client() for _ in range(4)]
-            for spare in store._spare:
-                spare.ping()
+            look_all_at_once(store, server.client, 4)  # each kept its connection
         with server.serve():
             mine = holder("id")
             mine.store = store
@@ -132,21 +130,27 @@ class TestOutage:
             holder("id").acquire()
 
 
-def test_a_forked_child_has_connections_of_its_own(store):
+def test_a_forked_child_has_connections_of_its_own(store, locks):
     """What its parent keeps at hand has two readers then, and each would take the other's replies."""
 
-    def connection_id():
-        return str(store._on_line(lambda client: client.client_id()))
+    def connections():
+        return {connection["id"] for connection in locks.client.client_list()}
 
-    mine = connection_id()
-    read, write = os.pipe()
+    store.inspect(KEY)
+    mine = connections()
+    asked, seen = os.pipe(), os.pipe()
     if os.fork() == 0:
-        os.write(write, connection_id().encode())
+        store.inspect(KEY)
+        os.write(asked[1], b"it has asked")
+        os.read(seen[0], 1)
         os._exit(0)
+    os.read(asked[0], 100)
+    both = connections()
+    store.inspect(KEY)
+    assert connections() == both
+    assert both > mine
+    assert len(both - mine) == 1
+    os.write(seen[1], b".")
     os.wait()
-    theirs = os.read(read, 100).decode()
-    os.close(read)
-    os.close(write)
-    assert theirs.isdigit()
-    assert theirs != mine
-    assert connection_id() == mine
+    for end in (*asked, *seen):
+        os.close(end)

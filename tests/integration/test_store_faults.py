@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import pytest
 import redis
+from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_redislock import Lock, LockUnavailable
 from celery_redislock.server import tokens
@@ -17,7 +16,8 @@ from celery_redislock.server.answers import Finished, Granted, Held
 from celery_redislock.server.connect import connect, derive
 from celery_redislock.server.scripts import ACQUIRE, INSPECT, RELEASE, RENEW
 from celery_redislock.server.store import LockStore
-from tests.integration.conftest import KEY
+from tests.integration.conftest import KEY, look_all_at_once
+from tests.lab.interruption import raised_at
 from tests.lab.servers import wait_until
 
 IMPATIENT = 0.3
@@ -39,7 +39,6 @@ def store(lock_proxy, client, timeout):
     behind = connect(lock_proxy.url, {"socket_timeout": timeout, "socket_connect_timeout": timeout})
     store = LockStore(behind)
     yield store
-    store._drop_spares()
     behind.close()
 
 
@@ -170,10 +169,8 @@ class TestAcquire:
         assert client.pttl(KEY) <= 1500
         wait_until(lambda: isinstance(other.acquire(), Granted), "the key is free", 2)
 
-    def test_cut_connections_at_hand_are_no_outage(self, holder, store, lock_proxy):
-        store._spare += [store._take_client() for _ in range(4)]
-        for spare in store._spare:
-            spare.ping()
+    def test_cut_connections_at_hand_are_no_outage(self, holder, store, client, lock_proxy):
+        look_all_at_once(store, client, 4)  # each kept its connection
         lock_proxy.cut()
         mine = holder("id")
         assert isinstance(mine.acquire(), Granted)
@@ -285,7 +282,10 @@ class TestNoReplyIsTakenForAnothers:
 
     def test_where_a_time_limit_interrupts_the_reading(self, store, holder, held, client, lock_proxy):
         """The interrupted acquire is undone, and its late reply is nobody's."""
-        with _struck_at(lock_proxy.delay(60, where=ACQUIRE.sha.encode(), nth=1)), pytest.raises(_TimeLimitError):
+        with (
+            raised_at(lock_proxy.delay(60, where=ACQUIRE.sha.encode(), nth=1), SoftTimeLimitExceeded()),
+            pytest.raises(SoftTimeLimitExceeded),
+        ):
             holder("id").acquire()
         assert client.get(KEY) is None
         for key, task_id in held.items():
@@ -362,12 +362,14 @@ class TestAConnectionInterruptedWhileItIsMade:
         with redis.Redis.from_url(locks.url(1)) as client, connect(f"{lock_proxy.url[:-1]}1", {}) as behind:
             one = holder("id")
             one.store = LockStore(behind)
-            with _struck_at(lock_proxy.delay(60, to=b"SELECT", nth=1)), pytest.raises(_TimeLimitError):
+            with (
+                raised_at(lock_proxy.delay(60, to=b"SELECT", nth=1), SoftTimeLimitExceeded()),
+                pytest.raises(SoftTimeLimitExceeded),
+            ):
                 one.acquire()
             assert client.get(KEY) is None
             assert isinstance(one.acquire(), Granted)
             assert client.get(KEY) == one.token.encode()
-            one.store._drop_spares()
 
     @pytest.mark.parametrize("can_read", [False, True])
     @pytest.mark.parametrize("ours", [connect, lambda url, options: derive(redis.Redis.from_url(url, **options))])
@@ -392,31 +394,3 @@ class TestAConnectionInterruptedWhileItIsMade:
                 one.acquire()
             assert isinstance(one.acquire(), Granted)
             assert client.get(KEY) == one.token.encode()
-            one.store._drop_spares()
-
-
-@contextmanager
-def _struck_at(fault):
-    """A time limit strikes in this thread as soon as the reply is held back."""
-    reader = threading.get_ident()
-
-    def strike():
-        fault.wait()
-        signal.pthread_kill(reader, signal.SIGUSR1)
-
-    before = signal.signal(signal.SIGUSR1, _time_limit)
-    striker = threading.Thread(target=strike)
-    striker.start()
-    try:
-        yield
-    finally:
-        striker.join()
-        signal.signal(signal.SIGUSR1, before)
-
-
-class _TimeLimitError(Exception):
-    pass
-
-
-def _time_limit(*_):
-    raise _TimeLimitError

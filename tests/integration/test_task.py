@@ -135,7 +135,7 @@ class TestBinding:
         def annotated(): ...
 
         tasks = (app_wide, subclass, decorator, annotated)
-        assert [task.lock_plan.options.lease for task in tasks] == [11, 22, 33, 44]
+        assert [task.lock_for().timeout for task in tasks] == [11, 22, 33, 44]
 
     def test_what_only_another_plugins_task_class_knows_is_no_option_of_ours(self, make_app):
         """Celery-singleton's class has `lock_expiry` and `lock_and_run`; a base of the user's may have options."""
@@ -151,7 +151,7 @@ class TestBinding:
         @make_app().task(base=Both, shared=False)
         def task(): ...
 
-        assert task.lock_plan.options.lease == 22
+        assert task.lock_for().timeout == 22
 
     @pytest.mark.parametrize("namespace", ["CELERY", "celery", None])
     def test_settings_follow_celerys_namespaces(self, config, namespace):
@@ -169,7 +169,7 @@ class TestBinding:
         @app.task(base=LockedTask, shared=False)
         def task(): ...
 
-        assert task.lock_plan.options.lease == 12.0
+        assert task.lock_for().timeout == 12.0
         with task.lock_for() as lock:
             assert lock.state == "held"
 
@@ -340,11 +340,13 @@ class TestBinding:
         assert task.apply(("k",)).get() == "k"
         assert seen == ["held"] * 3
 
-    def test_a_subclass_of_a_bound_task_has_its_own_word_on_track_started(self, make_app):
+    @pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")  # of redis-py, to Celery
+    def test_a_subclass_of_a_bound_task_has_its_own_word_on_track_started(self, make_app, deliver):
         app = make_app()
         app.conf.task_track_started = True
 
-        def body(): ...
+        def body():
+            return app.AsyncResult("id").state
 
         def bound(name, base, **options):
             app.task(name=name, base=base, shared=False, **options)(body)
@@ -354,8 +356,12 @@ class TestBinding:
 
         base = bound("base", LockedTask)
         tasks = [base, bound("inherits", type(base)), bound("refuses", type(base), track_started=False)]
-        assert [task._lock_track_started for task in tasks] == [True, True, False]
-        assert [task.track_started for task in tasks] == [False] * 3
+        assert [task.track_started for task in tasks] == [False] * 3  # else Celery would store it too
+        seen = []
+        for task in tasks:
+            seen.append(deliver(app, task.name)[1])
+            app.AsyncResult("id").forget()
+        assert seen == ["STARTED", "STARTED", "PENDING"]
 
     def test_a_shared_task_has_its_own_lock_settings_in_every_app(self, make_app):
         apps = [make_app(), make_app()]
@@ -388,7 +394,9 @@ class TestBinding:
         locks.calls()
         own = [t for name, t in app.tasks.items() if name.startswith("celery.")]
         assert len(own) > 5
-        assert all(t.lock_plan is None for t in own)
+        for celerys in own:
+            with pytest.raises(LockConfigError, match="has no lock"):
+                celerys.lock_for()
         app.tasks["celery.accumulate"].apply((1, 2), {"index": 0}).get()
         assert locks.calls() == {}
         task.apply().get()

@@ -25,7 +25,7 @@ class Link(threading.Thread):
         self.server: socket.socket | None = None
         self.lost = lost
         """Opened in a black hole: it reaches nobody."""
-        self.is_redis = self.subscribed = self.replicates = self.silent = False
+        self.is_redis = self.subscribed = self.replicates = self.silent = self.deaf = False
         self.commands, self.replies = bytearray(), bytearray()
         self.unanswered: deque[bytes] = deque()
         self.ended = threading.Event()
@@ -66,8 +66,10 @@ class Link(threading.Thread):
                 self.subscribed = self.subscribed or b"SUBSCRIBE" in command_name(command)
                 self.replicates = self.replicates or command_name(command) == b"PSYNC"
                 self.unanswered.append(command)
+                self.deaf = self.deaf or self.proxy.fault_for(command, before=True) is not None
         assert self.server
-        self.server.sendall(data)
+        if not self.deaf:
+            self.server.sendall(data)
 
     def _pass_reply(self, data: bytes) -> None:
         if not self.is_redis or self.replicates:  # what a primary streams to its replica is no reply

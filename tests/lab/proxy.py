@@ -16,20 +16,22 @@ from tests.lab.servers import wait_until
 
 @dataclass
 class Fault:
-    """What happens to the replies to certain commands. From `Proxy.drop_reply` and `Proxy.delay`."""
+    """What happens to certain commands, or to the replies to them. From `Proxy`."""
 
     to: bytes
     where: bytes
     nth: int | None
     drops: bool
     hang: bool = False
+    before: bool = False
+    """It strikes the command itself, before the server has heard of it."""
     seconds: float = 0.0
     met: int = 0
     struck: int = 0
-    """How often it has struck: the server has run the command by then."""
+    """How often it has struck: the server has run the command by then, unless it strikes `before`."""
 
     def strikes(self, command: bytes) -> bool:
-        """Count a reply to `command`, and tell whether it is hit."""
+        """Count `command`, or a reply to it, and tell whether it is hit."""
         name = command_name(command) if command else b""
         if self.to not in {b"", name} or self.where not in command:
             return False
@@ -40,7 +42,7 @@ class Fault:
 
     def wait(self) -> None:
         """Until it has struck."""
-        wait_until(lambda: self.struck, f"a reply to {self.to or b'anything'!r} is hit", 10)
+        wait_until(lambda: self.struck, f"{self.to or b'anything'!r}, or a reply to it, is hit", 10)
 
 
 class Proxy:
@@ -99,6 +101,10 @@ class Proxy:
             hang: Keep the connection open and silent instead, so that the client must time out.
         """
         return self._add(Fault(to, where, nth, drops=True, hang=hang))
+
+    def drop_command(self, to: bytes = b"", where: bytes = b"", nth: int = 1) -> Fault:
+        """Lose one command, of which the server never hears; its connection stays open and silent. As `drop_reply`."""
+        return self._add(Fault(to, where, nth, drops=True, hang=True, before=True))
 
     def delay(self, seconds: float, to: bytes = b"", where: bytes = b"", nth: int | None = None) -> Fault:
         """Hold every such reply back, or the nth, and with it what comes after it on its connection."""
@@ -163,10 +169,11 @@ class Proxy:
         server.connect(self._server)
         return server
 
-    def fault_for(self, command: bytes) -> Fault | None:
-        """For a link: the first fault that hits the reply to `command`; all of them count it."""
+    def fault_for(self, command: bytes, *, before: bool = False) -> Fault | None:
+        """For a link: the first fault that hits the reply to `command`, or the command; all of them count it."""
         with self._lock:
-            return next(iter([fault for fault in self._faults if fault.strikes(command)]), None)
+            faults = [fault for fault in self._faults if fault.before is before]
+            return next(iter([fault for fault in faults if fault.strikes(command)]), None)
 
     def swallow(self) -> bool:
         """For a link: whether what has just come is lost in a black hole."""

@@ -10,6 +10,7 @@ from celery import Celery, Task
 from pydantic import BaseModel
 
 from celery_redislock import LockedTask
+from celery_redislock.task.plan import LockPlan
 
 
 class Order(BaseModel):
@@ -58,7 +59,8 @@ def test_the_key_of_a_part_of_a_call_is_that_of_the_call(
 ) -> None:
     task = locked_task(function, bind=function is bill_bound, **options)
     (args, kwargs), (all_args, all_kwargs) = part, whole
-    key = task.lock_plan.redis_key(all_args, all_kwargs)
+    own = {name.removeprefix("lock_"): value for name, value in options.items()}
+    key = LockPlan(task.app, task.name, function, function is bill_bound, own).redis_key(all_args, all_kwargs)
     assert task.lock_for(*args, **kwargs).name == task.lock_for(*all_args, **all_kwargs).name == key
 
 

@@ -1,4 +1,4 @@
-"""The lab holds nothing that no test uses."""
+"""The tests themselves: the lab holds nothing that none of them uses, and they know the package by its public names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 from tests.lab.app import Config, make_app
 
-TESTS = "".join(path.read_text() for path in Path(__file__).parents[1].glob("*/test_*.py"))
+ROOT = Path(__file__).parents[2]
+TESTS = "".join(path.read_text() for path in ROOT.glob("tests/*/test_*.py"))
 NOWHERE = "redis://nowhere.invalid/0"
 
 
@@ -23,3 +24,19 @@ def is_used(name: str) -> bool:
     """By its name, or by that of its family, as in ``f"on_{policy}"``."""
     family = name.rpartition("_")[0] or name
     return bool(re.search(rf'(tasks\.|lab\.|"){name}\b|"{family}_{{', TESTS))
+
+
+def test_no_test_reaches_into_what_is_private_to_a_module_or_an_object() -> None:
+    package = "".join(path.read_text() for path in ROOT.glob("celery_redislock/**/*.py"))
+    private = set(re.findall(r"\b(?:self|cls)\.(_[a-z]\w*)|^ *def (_[a-z]\w*)", package, re.MULTILINE))
+    names = {name for pair in private for name in pair if name} - {"_fields", "_replace"}  # of a NamedTuple
+    assert {"_send", "_held", "_lock_plan"} <= names
+    folders = ("tests", "chaos", "example_worker")
+    files = [path for folder in folders for path in ROOT.glob(f"{folder}/**/*.py")]
+    reached = [
+        (str(path.relative_to(ROOT)), found)
+        for path in files
+        for found in re.findall(r"(?<!self)(?<!cls)\.(_[a-z]\w*)", path.read_text())
+        if found in names
+    ]
+    assert reached == []
