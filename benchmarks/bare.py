@@ -6,8 +6,8 @@ from typing import Any
 
 import redis
 
+from celery_redislock.server.names import keys_of
 from celery_redislock.server.scripts import ACQUIRE, RELEASE
-from celery_redislock.server.store import beside
 
 from .timing import Case
 
@@ -26,7 +26,8 @@ def two_calls(client: redis.Redis, key: str, token: str, lease: float, note: str
     client.script_load(RELEASE.text)
     nonce = token.split(" ")[0]
     acquire = (ACQUIRE.sha, 1, key, nonce, token, int(lease * 1000))
-    keys = [key, beside(key, "waiters"), beside(key, "wake"), *([] if note is None else [note])]
+    names = keys_of(key)
+    keys = [key, names.waiters, names.wake, *([] if note is None else [note])]
     release: tuple[Any, ...] = (RELEASE.sha, len(keys), *keys, nonce, "86400000", 0)
 
     def cycle() -> None:

@@ -20,7 +20,8 @@ from .connect import command_time, derive
 from .event_loop import running_loop
 from .held import HeldLock
 from .keeper import Keeper
-from .store import LockStore, beside, given_up
+from .names import keys_of
+from .store import LockStore
 from .wake_ups import MAX_WAITERS, TURN, WakeUps
 
 _SERVERS = "_redislock_servers"
@@ -116,8 +117,8 @@ class LockServer:
             LockUnavailable: Redis did not answer or refused; only where `now`.
         """
         release = self.store.release if now else self.keeper.release_later
-        release(key, claim, Leaves(given_up(key, claim) if is_to_come else None))
-        release(beside(key, "queued"), claim)
+        release(key, claim, Leaves(keys_of(key).gone(claim) if is_to_come else None))
+        release(keys_of(key).queued, claim)
 
     def wait(self, holder: LockInfo, left: float, *, poll: float = POLL) -> None:
         """Block until `holder` has released its key, or its key must be asked for again for another reason.

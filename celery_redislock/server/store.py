@@ -6,7 +6,6 @@ ambiguous. It does not know Celery.
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import random
@@ -24,6 +23,7 @@ from celery_redislock.info import LockInfo
 
 from .answers import Claim, Finished, Granted, Held, Leaves
 from .lines import Lines
+from .names import keys_of
 from .outage import Outage
 from .scripts import ACQUIRE, EXPECT, INSPECT, RELEASE, RENEW, Script, Text, evaluate
 from .tokens import Token, parse
@@ -83,11 +83,11 @@ class LockStore(Lines):
         keys: Sequence[str] = (key,) if note is None else (key, note)
         values: Sequence[Text] = (nonce, token, "" if lease == math.inf else _ms(lease))
         if fence or waits is not None or claim is not None:
-            waiters = key if waits is None else beside(key, "waiters")
-            keys = (key, note or key, beside(key, "fence") if fence else key, waiters)
+            waiters = key if waits is None else keys_of(key).waiters
+            keys = (key, note or key, keys_of(key).fence if fence else key, waiters)
             values = (*values, WAITER_TTL_MS if waits else "")
         if claim is not None:
-            keys, values = (*keys, beside(key, "queued")), (*values, claim.nonce, _ms(claim.ttl))
+            keys, values = (*keys, keys_of(key).queued), (*values, claim.nonce, _ms(claim.ttl))
         try:
             reply, sent_at, _ = self._call(ACQUIRE, keys, values)
         except BaseException as error:
@@ -120,7 +120,7 @@ class LockStore(Lines):
             keys = (*keys, leaves.note)
         values: Sequence[Text] = (nonce, _ms(leaves.note_ttl), "1" if leaves.copy_may_wait else "0")
         if leaves.token is not None:
-            keys = (*keys[:3], leaves.note or key, given_up(key, leaves.token.partition(" ")[0]))
+            keys = (*keys[:3], leaves.note or key, keys_of(key).gone(leaves.token.partition(" ")[0]))
             values = (*values, leaves.token, _ms(leaves.ttl))
         try:
             reply, _, resent = self._call(RELEASE, keys, values)
@@ -252,26 +252,9 @@ def _ms(seconds: float) -> str:
     return str(max(1, int(seconds * 1000)))
 
 
-@functools.lru_cache(1024)
-def beside(key: str, what: str) -> str:
-    """The key of something that belongs to the lock `key`, in the same slot of a Cluster.
-
-    A key that has a hash tag keeps it, any other becomes the tag. (One that has a closing brace but no tag cannot, and
-    is of no use in a Cluster.)
-    """
-    start = key.find("{")
-    tagged = "}" in key if start < 0 else key.find("}", start) != start + 1 and "}" in key[start:]
-    return f"{key}:{what}" if tagged else f"{{{key}}}:{what}"
-
-
-def given_up(key: str, claim: str) -> str:
-    """The key of a note that nobody will come for `key` with this claim."""
-    return f"{key}:gone:{claim}"
-
-
-@functools.lru_cache(1024)
 def _release_keys(key: str) -> tuple[str, ...]:
-    return key, beside(key, "waiters"), beside(key, "wake")
+    names = keys_of(key)
+    return key, names.waiters, names.wake
 
 
 def _held(reply: Sequence[Any]) -> tuple[bytes, float | None]:

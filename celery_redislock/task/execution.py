@@ -18,6 +18,7 @@ from celery_redislock.message.message import Message
 from celery_redislock.server import tokens
 from celery_redislock.server.answers import Claim, Finished, Granted, Held, Leaves
 from celery_redislock.server.held import HeldLock
+from celery_redislock.server.names import keys_of
 from celery_redislock.shown import shown
 
 from .abort import Abort
@@ -301,7 +302,7 @@ class Execution:
         signals.lock_lost.send(sender=self.task, lock=lock, reason=reason)
 
     def _note(self, key: str) -> str:
-        return f"{key}:note:{self._attempt}"
+        return keys_of(key).note(self._attempt)
 
     def _mint(self) -> str:
         return tokens.mint(self.message.nonce, self._attempt, self.plan.origin(self.request.hostname))

@@ -19,7 +19,7 @@ from celery_redislock.errors import LockUnavailable, describe
 from celery_redislock.message.comeback import HEADER, Return
 from celery_redislock.server import tokens
 from celery_redislock.server.answers import Finished, Granted, Held
-from celery_redislock.server.store import beside
+from celery_redislock.server.names import keys_of
 from celery_redislock.server.tokens import Attempt
 from celery_redislock.shown import shown
 
@@ -123,7 +123,7 @@ class Publication:
     def _take(self, key: str) -> LockedResult:
         """Take the key, or in scope ``queue`` the place of the one that waits, and leave it to the message."""
         self._options = {**self._options, "task_id": self._options.get("task_id") or uuid()}
-        claim, waiting = tokens.mint_claim(), beside(key, "queued")
+        claim, waiting = tokens.mint_claim(), keys_of(key).queued
         place = waiting if self._plan.options.scope == "queue" else key
         try:
             answer = self._ask(place, claim)

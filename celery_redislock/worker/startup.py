@@ -17,6 +17,7 @@ from celery_redislock.errors import LockUnavailable, describe
 from celery_redislock.options import resolve_settings
 from celery_redislock.server import tokens
 from celery_redislock.server.connect import address, connect
+from celery_redislock.server.names import redis_key
 from celery_redislock.server.scripts import Script, Text
 from celery_redislock.server.store import LockStore
 
@@ -109,7 +110,7 @@ def ask(app: Celery) -> None:
         client = connect(url_of(app), settings.client_options)
         where = address(client)
         try:
-            _try_out(_Once(client), f"{settings.prefix}:{{worker start:{tokens.mint_nonce()}}}")
+            _try_out(_Once(client), redis_key(settings.prefix, f"worker start:{tokens.mint_nonce()}"))
             _warn_of_eviction(client, where)
         finally:
             client.connection_pool.disconnect()

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from celery_redislock.server.names import GONE, NOTE
 from tests.chaos.check import Verdict, check
 from tests.chaos.complaints import complaints_in
 from tests.chaos.coroner import Coroner
@@ -25,7 +26,7 @@ from tests.lab.ledger import Ledger
 
 BROKERS = ("redis", "rabbitmq")
 #: In the names of keys that hold nothing: they say of an attempt, or a claim, that it is over.
-NOTES = (b":note:", b":gone:")
+NOTES = (NOTE.encode(), GONE.encode())
 
 
 def main() -> int:

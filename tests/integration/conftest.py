@@ -18,6 +18,7 @@ from celery_redislock.server.answers import Leaves
 from celery_redislock.server.connect import connect
 from celery_redislock.server.held import HeldLock
 from celery_redislock.server.keeper import Keeper
+from celery_redislock.server.names import keys_of
 from celery_redislock.server.store import LockStore
 from celery_redislock.server.tokens import Attempt
 from tests.lab.app import Config
@@ -53,7 +54,7 @@ class Holder:
         self.attempt = attempt
         self.nonce = tokens.mint_nonce()
         self.token = tokens.mint(self.nonce, attempt, tokens.origin("w@host", "shop.bill" if attempt else None))
-        self.note = f"{KEY}:note:{attempt}"
+        self.note = keys_of(KEY).note(attempt)
 
     def acquire(self, lease: float = 10.0, *, may_be_copy: bool = False) -> object:
         return self.store.acquire(KEY, self.token, self.nonce, lease, self.note if may_be_copy else None)

@@ -8,6 +8,7 @@ import pytest
 from celery import states
 from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError
 
+from celery_redislock.server.names import keys_of
 from celery_redislock.server.store import LockStore
 from tests.lab.app import make_app
 
@@ -90,7 +91,9 @@ class TestJoin:
         app.backend.mark_as_retry("holder", RuntimeError("later"))
         assert deliver(app, "lab.on_join", "k", **joining("holder"))[0] == states.FAILURE
         assert struck
-        assert locks.client.keys() == [b"redislock:{k}:note:id/0/0"]  # it had come back: there may be two of it
+        assert locks.client.keys() == [
+            keys_of("redislock:{k}").note("id/0/0").encode()
+        ]  # it had come back: there may be two of it
 
     def test_every_lock_that_it_takes_is_said_to_be_released(self, deliver, app, tasks):
         from celery_redislock import signals

@@ -20,8 +20,9 @@ from celery_redislock.message.comeback import Return
 from celery_redislock.message.delivery import Delivery
 from celery_redislock.server import tokens
 from celery_redislock.server.answers import Leaves
+from celery_redislock.server.names import NOTE, keys_of
 from celery_redislock.server.scripts import ACQUIRE
-from celery_redislock.server.store import LockStore, given_up
+from celery_redislock.server.store import LockStore
 from celery_redislock.server.tokens import Attempt
 from tests.lab.app import make_app
 from tests.lab.servers import free_port, wait_until
@@ -159,10 +160,10 @@ def test_a_retry_that_is_dropped_is_left_nothing_by_a_second_run_of_the_one_that
     claim, key = leave(config, locks, "lab.job_again")
     nonce = tokens.mint_nonce()
     locks.client.set(key, tokens.mint(nonce, Attempt("id", 0, 0), tokens.origin("w@host", "lab.job_again")), px=30_000)
-    locks.client.set(f"{key}:note:id/1/0", "", px=30_000)
+    locks.client.set(keys_of(key).note("id/1/0"), "", px=30_000)
     redelivered = {"exchange": "", "routing_key": "q", "redelivered": True}
     assert deliver("lab.job_again", "k", retries=1, redislock=claim, delivery_info=redelivered)[0] == "IGNORED"
-    wait_until(lambda: locks.client.exists(given_up(key, claim["claim"])), "it has given up its claim")
+    wait_until(lambda: locks.client.exists(keys_of(key).gone(claim["claim"])), "it has given up its claim")
     token = tokens.mint(claim["claim"], Attempt("id", 1, 0), tokens.origin("w@host", "lab.job_again"))
     assert LockStore(locks.client).release(key, nonce, Leaves(token=token, ttl=3600.0)) is True
     assert locks.client.keys("*}") == []
@@ -224,7 +225,7 @@ def test_a_run_that_ends_close_to_the_visibility_timeout_leaves_a_note(deliver, 
     config.settings["broker_transport_options"]["visibility_timeout"] = 100
     delivery = Delivery("n" * 22, time.monotonic() - held_for)
     assert deliver("lab.late", "k", "item", redislock_delivery=delivery) == (None, "item")
-    assert len(locks.client.keys("*:note:id/0/0")) == notes
+    assert len(locks.client.keys(f"*{NOTE}id/0/0")) == notes
 
 
 @pytest.mark.parametrize("come_back", [{}, {"redislock": {"times": 1, "since": 1.0, "begun": True}}])
@@ -252,7 +253,7 @@ def test_a_note_outlives_the_visibility_timeout(deliver, config, locks):
     config.settings["broker_transport_options"]["visibility_timeout"] = week
     redelivered = {"exchange": "", "routing_key": "q", "redelivered": True}
     assert deliver("lab.late", "k", "item", delivery_info=redelivered) == (None, "item")
-    (note,) = locks.client.keys("*:note:id/0/0")
+    (note,) = locks.client.keys(f"*{NOTE}id/0/0")
     assert locks.client.ttl(note) > 2 * week
 
 

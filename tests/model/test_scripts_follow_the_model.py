@@ -16,7 +16,8 @@ from celery_redislock.server import tokens
 from celery_redislock.server.answers import Claim as LeftToMe
 from celery_redislock.server.answers import Finished, Held, Leaves
 from celery_redislock.server.connect import connect
-from celery_redislock.server.store import LockStore, given_up
+from celery_redislock.server.names import keys_of
+from celery_redislock.server.store import LockStore
 from celery_redislock.server.tokens import Attempt
 from tests.lab.servers import Valkey
 
@@ -64,7 +65,7 @@ class Keys:
         for attempt in server.notes:
             self.client.set(note(attempt), "", ex=60)
         for claim in server.gone:
-            self.client.set(given_up(KEY, real(claim)), "", ex=60)
+            self.client.set(keys_of(KEY).gone(real(claim)), "", ex=60)
 
     def run(self, command: Command) -> Reply:
         match command:
@@ -86,7 +87,7 @@ class Keys:
                 taken = Reply.HANDED_OVER if self.client.exists(KEY) else Reply.RELEASED
                 return taken if released else Reply.NOT_MINE
             case GiveUp(claim, is_to_come):
-                leaves = Leaves(given_up(KEY, real(claim)) if is_to_come else None)
+                leaves = Leaves(keys_of(KEY).gone(real(claim)) if is_to_come else None)
                 return Reply.GIVEN_UP if self.store.release(KEY, real(claim), leaves) else Reply.NOT_MINE
             case Renew(nonce):
                 return Reply.RENEWED if self.store.renew([(KEY, real(nonce), NEW_LEASE)]) == [True] else Reply.NOT_MINE
@@ -117,7 +118,7 @@ def real(nonce: str) -> str:
 
 def note(attempt: Attempt) -> str:
     """As `Execution` names it."""
-    return f"{KEY}:note:{attempt}"
+    return keys_of(KEY).note(attempt)
 
 
 def test_every_command_answers_and_leaves_what_the_model_says(pairs, keys):
@@ -130,7 +131,7 @@ def test_every_command_answers_and_leaves_what_the_model_says(pairs, keys):
         story = f"{command} on {server}"
         assert reply is effect.reply, story
         assert value == (keys.value(after.key) if after.key else None), story
-        claims = {given_up(KEY, real(claim)) for claim in after.gone}
+        claims = {keys_of(KEY).gone(real(claim)) for claim in after.gone}
         assert notes == {note(attempt) for attempt in after.notes} | claims, story
         assert leased is effect.leased, story
 
