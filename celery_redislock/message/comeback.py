@@ -17,7 +17,7 @@ from celery import Task
 from celery.app.task import Context
 from kombu import Exchange, Queue
 
-from celery_redislock.server.tokens import is_claim, is_publish
+from celery_redislock.server.tokens import is_nonce, is_publish
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -83,7 +83,7 @@ class Return(NamedTuple):
 #: What each field of a message header may be.
 _IS_SOUND: Mapping[str, Callable[[Any], bool]] = {
     "publish": is_publish,
-    "claim": is_claim,
+    "claim": is_nonce,
     "key": lambda value: isinstance(value, str) and 0 < len(value) <= MAX_KEY,
     "times": lambda value: type(value) is int and value >= 0,
     "since": lambda value: type(value) in {int, float} and 0 < value < math.inf,

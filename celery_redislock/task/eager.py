@@ -8,7 +8,6 @@ from celery.exceptions import TaskRevokedError
 
 from celery_redislock.errors import LockConfigError, LockConflict, LockUnavailable
 from celery_redislock.lock.reentry import check_fence, held_in_context
-from celery_redislock.server.answers import Leaves
 from celery_redislock.server.held import HeldLock
 
 from .execution import Execution
@@ -36,8 +35,8 @@ class EagerExecution(Execution):
             self.lock = None
         super().end(state)
 
-    def _leaves(self, lock: HeldLock, state: str | None) -> Leaves:
-        return super()._leaves(lock, state)._replace(note=None)
+    def _note_after(self, lock: HeldLock, state: str | None) -> None:
+        return None
 
     def _take(self, lock: HeldLock) -> None:
         """Take the key.

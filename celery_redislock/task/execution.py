@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery import states
@@ -16,9 +16,11 @@ from celery_redislock.errors import LockUnavailable
 from celery_redislock.info import LockInfo
 from celery_redislock.message.message import Message
 from celery_redislock.server import tokens
-from celery_redislock.server.answers import Claim, Finished, Granted, Held, Leaves
+from celery_redislock.server.answers import Claim, Conflict, Finished, Granted, Note
 from celery_redislock.server.held import HeldLock
 from celery_redislock.server.names import keys_of
+from celery_redislock.server.store import LockStore
+from celery_redislock.server.tokens import Token
 from celery_redislock.shown import shown
 
 from .abort import Abort
@@ -87,7 +89,7 @@ class Execution:
         self._waits: bool | None = None  # True while the release is to wake this run, False when it no longer is
         self._wait_end = 0.0
         self.joined: Outcome | None = None
-        self.leaves_to: tuple[str, float] | None = None
+        self.leaves_to: tuple[Token, float] | None = None
         self._key: str | None = None
         claim = self.message.returned.claim
         self._claim = None
@@ -112,8 +114,8 @@ class Execution:
         self._key = key = self.plan.redis_key(args, kwargs)
         if self._claim is not None and self.message.returned.key not in {key, None}:
             self._leave_other_key(key)
-        options, nonce = self.plan.options, self.message.nonce
-        lock = HeldLock(self._server.store, key, self._mint(), nonce, options.lease, options.max_hold, self._on_lost)
+        options = self.plan.options
+        lock = HeldLock(self._server.store, key, self._mint(), options.lease, options.max_hold, self._on_lost)
         self._take(lock)
 
     def end(self, state: str | None) -> None:
@@ -129,16 +131,17 @@ class Execution:
 
     def _give_back(self, lock: HeldLock, state: str | None) -> None:
         self._server.keeper.remove(lock)
-        leaves = self._leaves(lock, state)
+        note = self._note_after(lock, state)
         # Interrupted amid the answer, it may have released the key already.
         asked_before, self._release_was_asked_for = self._release_was_asked_for, True
         try:
-            was_held = self._server.store.release(lock.key, lock.nonce, leaves)
+            was_held = self._last_word(lock, state, note)(self._server.store)
         except LockUnavailable as error:
             soon = f"it is given back once Redis answers, or ends in {lock.lease:g} s"
             logger.warning("%s has ended, but %s; %s", self.message.name, error, soon)
             # Where the broker was away too, the message may not have been acked: its copy must find the note.
-            self._server.keeper.release_later(lock.key, lock.nonce, leaves._replace(copy_may_wait=True))
+            note = note and note._replace(in_any_case=True)
+            self._server.keeper.later(self._last_word(lock, state, note))
             self.lock = None
             return
         self.lock = None  # only now: a time limit that strikes before leaves it to the postrun hook
@@ -147,16 +150,21 @@ class Execution:
         if signals.lock_released.receivers:
             signals.lock_released.send(sender=self.task, lock=lock)
 
-    def _leaves(self, lock: HeldLock, state: str | None) -> Leaves:
-        note = self._note(lock.key) if state in _OVER else None
+    def _note_after(self, lock: HeldLock, state: str | None) -> Note | None:
+        if state not in _OVER:
+            return None
         copy_may_wait, is_sent_back_only = self.message.may_be_a_copy, not self.message.is_delivered_again
-        note_ttl = self.plan.short_note_ttl if copy_may_wait and is_sent_back_only else self.plan.note_ttl
-        if self.leaves_to is not None:
-            return Leaves(note, copy_may_wait, *self.leaves_to, note_ttl)
-        cooldown = self.plan.options.cooldown
+        ttl = self.plan.short_note_ttl if copy_may_wait and is_sent_back_only else self.plan.note_ttl
+        return Note(self._note(lock.key), ttl, copy_may_wait)
+
+    def _last_word(self, lock: HeldLock, state: str | None, note: Note | None) -> Callable[[LockStore], bool]:
+        """How the key is given back: to the next attempt, after its cooldown, or at once."""
+        key, token, leaves_to, cooldown = lock.key, lock.token, self.leaves_to, self.plan.options.cooldown
+        if leaves_to is not None:
+            return lambda store: store.hand_over(key, token, *leaves_to, note)
         if cooldown and state == states.SUCCESS:
-            return Leaves(note, copy_may_wait, tokens.cooling(str(lock.token)), cooldown, note_ttl)
-        return Leaves(note, copy_may_wait, note_ttl=note_ttl)
+            return lambda store: store.cool_down(key, token, cooldown, note)
+        return lambda store: store.release(key, token, note)
 
     def _leave_other_key(self, key: str) -> None:
         """The publisher made another key of the same arguments: its code is older or newer."""
@@ -183,12 +191,7 @@ class Execution:
             # Only such a message reads the note that its attempt is over.
             note = self._note(lock.key) if self.message.may_be_a_copy else None
             try:
-                result = lock.store.acquire(
-                    *(lock.key, lock.token, lock.nonce, lock.lease, note),
-                    fence=self.plan.options.fence,
-                    waits=self._waits,
-                    claim=self._claim,
-                )
+                result = self._ask(lock, note)
             except LockUnavailable as error:
                 self.lock = None
                 if self._runs_without(error):
@@ -206,6 +209,12 @@ class Execution:
                 self._drop()
             self._conflict(lock.key, result)
 
+    def _ask(self, lock: HeldLock, note: str | None) -> Granted | Conflict | Finished:
+        fence, waits = self.plan.options.fence, self._waits
+        if self._claim is None:
+            return lock.store.acquire(lock.key, lock.token, lock.lease, note, fence=fence, waits=waits)
+        return lock.store.claim(lock.key, lock.token, lock.lease, self._claim, note, fence=fence, waits=waits)
+
     def _drop(self) -> NoReturn:
         logger.info("%s: dropped, it has finished in another delivery of its message", self.message.name)
         raise Ignore("finished in another delivery of its message")
@@ -215,7 +224,7 @@ class Execution:
         if signals.lock_acquired.receivers:
             signals.lock_acquired.send(sender=self.task, lock=lock)
 
-    def _conflict(self, key: str, conflict: Held) -> None:
+    def _conflict(self, key: str, conflict: Conflict) -> None:
         holder = conflict.holder.info(key, conflict.ttl)
         begun = self.message.has_begun or str(conflict.holder.attempt) == self._attempt
         options = self.plan.options
@@ -304,7 +313,7 @@ class Execution:
     def _note(self, key: str) -> str:
         return keys_of(key).note(self._attempt)
 
-    def _mint(self) -> str:
+    def _mint(self) -> Token:
         return tokens.mint(self.message.nonce, self._attempt, self.plan.origin(self.request.hostname))
 
 

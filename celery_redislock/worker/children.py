@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from celery_redislock.app import server_of
 from celery_redislock.errors import LockKeyError, LockUnavailable
 from celery_redislock.server.lock_server import LockServer
+from celery_redislock.server.tokens import known_by
 from celery_redislock.shown import shown
 from celery_redislock.task.plan import LockPlan
 
@@ -118,7 +119,7 @@ def _expect_copies(runs: Sequence[Run]) -> None:
         key = run.key
         try:
             if key is not None:
-                server_of(run.plan.app).store.expect_copy(key, run.nonce)
+                server_of(run.plan.app).store.expect_copy(key, known_by(run.nonce))
         except LockUnavailable as error:
             logger.warning("%s: %s: its message comes again and may run once more", run.name, error)
 
@@ -130,7 +131,7 @@ def _release(run: Run) -> None:
     server = server_of(run.plan.app)
     try:
         # No note: where the message comes again, it is to run again.
-        if server.store.release(key, run.nonce):
+        if server.store.release(key, known_by(run.nonce)):
             logger.warning("%s: its process died; its lock %s was released", run.name, key)
         if run.left is not None:
             server.give_up(*run.left, is_to_come=_is_still_to_come(server, run, run.left.key), now=True)
@@ -146,7 +147,7 @@ def _is_still_to_come(server: LockServer, run: Run, key: str) -> bool:
     A run that holds its key no more never holds it again. So it is for each child that is recycled after a retry: that
     retry has run, and a note that it is not to come would be for nobody.
     """
-    held = server.store.held(key) if run.is_to_come else None
+    held = server.store.look(key) if run.is_to_come else None
     attempt = held.holder.attempt if held is not None else None
     return attempt is not None and attempt.task_id == run.task_id and attempt.retries < run.retries
 

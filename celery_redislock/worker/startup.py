@@ -6,7 +6,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import redis
@@ -18,7 +18,7 @@ from celery_redislock.options import resolve_settings
 from celery_redislock.server import tokens
 from celery_redislock.server.connect import address, connect
 from celery_redislock.server.names import redis_key
-from celery_redislock.server.scripts import Script, Text
+from celery_redislock.server.scripts import Command
 from celery_redislock.server.store import LockStore
 
 if TYPE_CHECKING:
@@ -94,9 +94,9 @@ _OTHER = Remedy((), logging.ERROR, "check redislock_url, and the server")
 class _Once(LockStore):
     """Sends each command once, and leaves it to the caller to say what became of it."""
 
-    def _call(self, script: Script, keys: Sequence[str], values: Sequence[Text]) -> tuple[Any, float, bool]:
+    def _call(self, command: Command) -> tuple[Any, float, bool]:
         sent_at = time.monotonic()
-        return self._send(script, keys, values), sent_at, False
+        return self._send(command), sent_at, False
 
 
 def ask(app: Celery) -> None:
@@ -126,11 +126,11 @@ def ask(app: Celery) -> None:
 
 def _try_out(store: LockStore, key: str) -> None:
     """Take a key that nobody else has, meet it, and give it back: what every task needs."""
-    nonce, other = tokens.mint_nonce(), tokens.mint_nonce()
-    store.renew([(key, nonce, LEASE)])  # first: of a key that is not there, it writes nothing
-    for one in (nonce, other):
-        store.acquire(key, tokens.mint(one, None, tokens.origin(None, None)), one, LEASE)
-    store.release(key, nonce)
+    mine, other = (tokens.mint(tokens.mint_nonce(), None, tokens.origin(None, None)) for _ in range(2))
+    store.renew([(key, mine, LEASE)])  # first: of a key that is not there, it writes nothing
+    for one in (mine, other):
+        store.acquire(key, one, LEASE)
+    store.release(key, mine)
 
 
 def _warn_of_eviction(client: redis.Redis, where: str) -> None:

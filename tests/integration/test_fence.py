@@ -9,6 +9,7 @@ import redis
 
 from celery_redislock import Lock, LockConfigError, LockedTask
 from celery_redislock.server.answers import Granted
+from celery_redislock.server.names import keys_of
 from celery_redislock.server.scripts import ACQUIRE
 from celery_redislock.server.store import LockStore
 from celery_redislock.testing import busy
@@ -16,7 +17,7 @@ from tests.integration.conftest import KEY
 from tests.integration.test_store import _LosesOneReply
 from tests.lab.app import make_app
 
-NAME, COUNTER = "stock", "{stock}:fence"
+NAME, COUNTER = "stock", keys_of("stock").fence
 DAY_MS = 24 * 3600 * 1000
 
 
@@ -96,11 +97,11 @@ def test_a_lost_reply_does_not_move_it(holder, client):
     """The acquire is sent again, finds its own token, and returns the number that was lost with the reply."""
     mine = holder("id")
     lossy = _LosesOneReply(client, ACQUIRE.sha)
-    granted = LockStore(lossy).acquire(KEY, mine.token, mine.nonce, 10, fence=True)
+    granted = LockStore(lossy).acquire(KEY, mine.token, 10, fence=True)
     assert lossy.lost
     assert isinstance(granted, Granted)
-    assert granted.fence == int(client.get(f"{KEY}:fence"))
-    assert mine.store.acquire(KEY, mine.token, mine.nonce, 10, fence=True).fence == granted.fence
+    assert granted.fence == int(client.get(keys_of(KEY).fence))
+    assert mine.store.acquire(KEY, mine.token, 10, fence=True).fence == granted.fence
 
 
 def test_a_refused_one_does_not_move_it(make, client):

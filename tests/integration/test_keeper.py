@@ -81,7 +81,7 @@ def test_a_release_is_made_up_for_where_a_renewal_had_failed_and_nothing_is_held
     keeper._wake.set()
     wait_until(lambda: keeper._failures, "a renewal has failed", 2)
     keeper.remove(lock)
-    keeper.release_later(KEY, lock.nonce)
+    keeper.later(lambda store: store.release(KEY, lock.token))
     store._client = working
     wait_until(lambda: client.get(KEY) is None, "it is released", 5)
 
@@ -158,7 +158,7 @@ def test_removing_while_renewing_does_not_tell_of_a_loss(hold, keeper, store, lo
     while time.monotonic() < end:
         lock = held.pop(0)
         keeper.remove(lock)
-        store.release(lock.key, lock.nonce)
+        store.release(lock.key, lock.token)
         held.append(hold(lock.key, lease=0.3))
         time.sleep(0.005)
     assert "lost" not in log.text
@@ -264,8 +264,8 @@ def test_many_releases_to_make_up_for_do_not_delay_a_renewal(lock_proxy, locks, 
     granted = lock.deadline
     lock_proxy.delay(0.005, to=b"EVALSHA", where=RELEASE.sha.encode())
     for number in range(1000):
-        mine.keeper.release_later(f"{KEY}:{number}", "nonce")
-    wait_until(lambda: not mine.keeper._leaving, "all are released")
+        mine.keeper.later(lambda store, number=number: store.release(f"{KEY}:{number}", lock.token))
+    wait_until(lambda: not mine.keeper._later, "all are released")
     assert lock.deadline > granted + 3
     assert lock.state == "held"
 
@@ -280,9 +280,8 @@ def test_waiters_for_the_stores_connections_do_not_delay_a_renewal(lock_proxy, s
     answers = []
 
     def acquire(number):
-        nonce = tokens.mint_nonce()
-        token = tokens.mint(nonce, None, tokens.origin("host", None))
-        answers.append(mine.store.acquire(f"{KEY}{number}", token, nonce, 10.0))
+        token = tokens.mint(tokens.mint_nonce(), None, tokens.origin("host", None))
+        answers.append(mine.store.acquire(f"{KEY}{number}", token, 10.0))
 
     waiters = [threading.Thread(target=acquire, args=(number,), daemon=True) for number in range(60)]
     for waiter in waiters:

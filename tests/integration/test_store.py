@@ -8,12 +8,15 @@ import pytest
 import redis
 
 from celery_redislock import LockUnavailable
-from celery_redislock.server.answers import Finished, Granted, Held
+from celery_redislock.server.answers import Conflict, Finished, Granted
 from celery_redislock.server.connect import connect
 from celery_redislock.server.scripts import ACQUIRE, RELEASE
 from celery_redislock.server.store import LockStore
+from celery_redislock.server.tokens import SEEN, known_by, mint_nonce
 from tests.integration.conftest import KEY
 from tests.lab.servers import Valkey
+
+MINE = known_by(mint_nonce())
 
 
 def test_a_free_key_is_granted_for_the_lease(holder, client):
@@ -27,7 +30,7 @@ def test_a_held_key_is_refused_naming_its_holder(holder):
     first, second = holder("first"), holder("second")
     first.acquire(lease=10)
     conflict = second.acquire()
-    assert isinstance(conflict, Held)
+    assert isinstance(conflict, Conflict)
     assert conflict.holder.attempt == first.attempt
     assert (conflict.holder.hostname, conflict.holder.task) == ("w@host", "shop.bill")
     assert 9 < conflict.ttl <= 10
@@ -68,15 +71,15 @@ def test_release_after_expiry_leaves_the_new_holder_alone(holder, client):
 def test_the_nonce_alone_releases_so_that_the_main_process_can(holder, store):
     mine = holder("id")
     mine.acquire()
-    assert not store.release(KEY, mine.nonce[:-1])
-    assert store.release(KEY, mine.nonce)
+    assert not store.release(KEY, known_by(mine.token.nonce[:-1] + "-"))
+    assert store.release(KEY, known_by(mine.token.nonce))
 
 
 def test_renew_gives_the_whole_lease_again_only_to_owners(holder, store, client):
     mine, other = holder("mine"), holder("other")
     mine.acquire(lease=10)
     client.pexpire(KEY, 100)
-    assert store.renew([(KEY, mine.nonce, 10), (KEY, other.nonce, 99), ("nowhere", mine.nonce, 10)]) == [
+    assert store.renew([(KEY, mine.token, 10), (KEY, other.token, 99), ("nowhere", mine.token, 10)]) == [
         True,
         False,
         False,
@@ -102,7 +105,7 @@ class TestNotes:
     def test_a_copy_that_was_seen_finds_the_note(self, holder):
         first, copy = holder("id"), holder("id")
         first.acquire()
-        assert isinstance(copy.acquire(), Held)
+        assert isinstance(copy.acquire(), Conflict)
         first.release()
         assert isinstance(copy.acquire(may_be_copy=True), Finished)
 
@@ -110,7 +113,7 @@ class TestNotes:
         first, copy = holder("id"), holder("id")
         first.acquire()
         copy.acquire()
-        assert store.renew([(KEY, first.nonce, 10)]) == [True]
+        assert store.renew([(KEY, first.token, 10)]) == [True]
         assert isinstance(first.acquire(), Granted)
         first.release()
         assert isinstance(copy.acquire(may_be_copy=True), Finished)
@@ -132,18 +135,18 @@ class TestNotes:
         first, copy = holder("id"), holder("id")
         first.acquire()
         for _ in range(2):  # sent twice, it counts once
-            assert store.expect_copy(KEY, first.nonce)
-        assert client.get(KEY).decode() == f"{first.token} copy"
+            assert store.expect_copy(KEY, first.token)
+        assert client.get(KEY).decode() == f"{SEEN}{first.token[1:]}"
         assert 9000 < client.pttl(KEY) <= 10000
         assert first.release()
         assert isinstance(copy.acquire(may_be_copy=True), Finished)
 
     def test_only_the_holder_expects_a_copy(self, holder, store, client):
         first, other = holder("id"), holder("other")
-        assert not store.expect_copy(KEY, first.nonce)
+        assert not store.expect_copy(KEY, first.token)
         assert client.keys() == []
         first.acquire()
-        assert not store.expect_copy(KEY, other.nonce)
+        assert not store.expect_copy(KEY, other.token)
         assert client.get(KEY).decode() == first.token
 
     def test_another_attempt_of_the_same_id_is_no_copy(self, holder, client):
@@ -192,9 +195,9 @@ class TestOutage:
     def test_nobody_there_is_lock_unavailable(self, tmp_path):
         store = LockStore(connect(f"unix://{tmp_path}/nobody.sock", {}))
         with pytest.raises(LockUnavailable, match="ConnectionError"):
-            store.acquire(KEY, "n token", "n", 10)
+            store.acquire(KEY, MINE, 10)
         with pytest.raises(LockUnavailable):
-            store.release(KEY, "n")
+            store.release(KEY, MINE)
         with pytest.raises(LockUnavailable):
             store.inspect(KEY)
 

@@ -37,7 +37,10 @@ def test_a_lock_that_any_code_names_keeps_its_name() -> None:
     )
 
 
-@given(st.text("{a:", min_size=1) | st.builds("{}{{{}}}{}".format, st.text("a:"), st.text("a:", min_size=1), st.text("{}a:")))
+@given(
+    st.text("{a:", min_size=1)
+    | st.builds("{}{{{}}}{}".format, st.text("a:"), st.text("a:", min_size=1), st.text("{}a:"))
+)
 def test_all_names_of_a_lock_are_different_and_in_one_slot(name: str) -> None:
     names = all_of(LockKeys(name))
     assert len(set(names)) == len(names)
