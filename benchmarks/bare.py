@@ -6,28 +6,26 @@ from typing import Any
 
 import redis
 
-from celery_redislock.server.scripts import ACQUIRE, RELEASE
-from celery_redislock.server.store import beside
+from celery_redislock.server import commands
+from celery_redislock.server.answers import Note
+from celery_redislock.server.scripts import Command
+from celery_redislock.server.tokens import Token
 
 from .timing import Case
 
 
-def two_calls(client: redis.Redis, key: str, token: str, lease: float, note: str | None = None) -> Case:
+def two_calls(client: redis.Redis, key: str, token: Token, lease: float, note: str | None = None) -> Case:
     """Acquire and release `key`, and nothing else.
 
     Args:
         client: Of the same kind as the store's.
         key: The key in Redis.
-        token: Begins with its nonce and a space.
+        token: The token to store.
         lease: Seconds.
         note: The key of the attempt's note; given by a task's release.
     """
-    client.script_load(ACQUIRE.text)
-    client.script_load(RELEASE.text)
-    nonce = token.split(" ")[0]
-    acquire = (ACQUIRE.sha, 1, key, nonce, token, int(lease * 1000))
-    keys = [key, beside(key, "waiters"), beside(key, "wake"), *([] if note is None else [note])]
-    release: tuple[Any, ...] = (RELEASE.sha, len(keys), *keys, nonce, "86400000", 0)
+    acquire = _arguments(client, commands.acquire(key, token.owner, token, lease))
+    release = _arguments(client, commands.release(key, token.owner, None if note is None else Note(note)))
 
     def cycle() -> None:
         granted, released = client.evalsha(*acquire), client.evalsha(*release)
@@ -35,3 +33,9 @@ def two_calls(client: redis.Redis, key: str, token: str, lease: float, note: str
             raise RuntimeError(f"{key} was contended: acquire {granted}, release {released}")
 
     return cycle
+
+
+def _arguments(client: redis.Redis, command: Command) -> tuple[Any, ...]:
+    """Of EVALSHA; the server knows the script from now on."""
+    client.script_load(command.script.text)
+    return command.script.sha, len(command.keys), *command.keys, *command.values

@@ -11,6 +11,7 @@ from celery_redislock import LockedTask
 from celery_redislock.server import tokens
 from celery_redislock.server.connect import connect
 from celery_redislock.server.store import LockStore
+from celery_redislock.server.tokens import Token
 
 from .bare import two_calls
 from .report import Report
@@ -59,11 +60,9 @@ def main() -> None:
     report.show()
 
 
-def _store_cycle(store: LockStore, key: str, token: str) -> Case:
-    nonce = token.split(" ")[0]
-
+def _store_cycle(store: LockStore, key: str, token: Token) -> Case:
     def cycle() -> None:
-        store.acquire(key, token, nonce, LEASE)
-        store.release(key, nonce)
+        store.acquire(key, token, LEASE)
+        store.release(key, token)
 
     return cycle

@@ -17,6 +17,7 @@ from celery_redislock import LockedTask
 from celery_redislock.message.delivery import DELIVERY
 from celery_redislock.server import tokens
 from celery_redislock.server.connect import connect
+from celery_redislock.server.names import keys_of
 from celery_redislock.server.tokens import Attempt
 
 from .bare import two_calls
@@ -87,7 +88,7 @@ def _two_bare_calls(url: str, task: Any) -> Case:
     request = _request(task, ())
     key, attempt = task.lock_for().name, Attempt(request["id"], 0, 0)
     token = tokens.mint(request[DELIVERY].nonce, attempt, tokens.origin(HOSTNAME, task.name))
-    return two_calls(connect(url, {}), key, token, task.lock_for().timeout, note=f"{key}:note:{attempt}")
+    return two_calls(connect(url, {}), key, token, task.lock_for().timeout, note=keys_of(key).note(attempt))
 
 
 def _traced(task: Any, args: tuple[Any, ...] = ()) -> Case:

@@ -17,6 +17,7 @@ from .lock.lock import Lock
 from .lock.no_lock import NoLock
 from .options import LockOptions, check_lease, name_of, resolve_options, resolve_settings
 from .server.lock_server import LockServer
+from .server.names import redis_key
 from .task.body import refuse_what_outlives_its_call
 from .task.held_by_request import held_by_request
 
@@ -185,7 +186,7 @@ class _Settings(NamedTuple):
     def lock(self, name: str) -> Lock:
         lock = Lock(
             server_of(self.app).client,
-            f"{self.prefix}:{{{name}}}",
+            redis_key(self.prefix, name),
             self.options.lease,
             blocking_timeout=self.wait,
             renew=True,

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from celery_redislock.server.names import GONE, NOTE
 from chaos.check import Verdict, check
 from chaos.complaints import complaints_in
 from chaos.coroner import Coroner
@@ -27,7 +28,7 @@ from tests.lab.ledger import Ledger
 
 BROKERS = ("redis", "rabbitmq")
 #: In the names of keys that hold nothing: they say of an attempt, or a claim, that it is over.
-NOTES = (b":note:", b":gone:")
+NOTES = (NOTE.encode(), GONE.encode())
 
 
 def main() -> int:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from celery_redislock.server.tokens import parse
+from celery_redislock.server.tokens import Token
 from chaos import excuses, missing
 from chaos.load import LATE
 from chaos.story import Line, Story
@@ -112,7 +112,7 @@ def _losses(story: Story, verdict: Verdict) -> Iterable[Offence]:
 def _leftovers(story: Story, verdict: Verdict) -> Iterable[Offence]:
     verdict.outcomes[HUNG] = len(story.hung)
     for key in story.events("key"):
-        holder = parse(key["holder"])
+        holder = Token.of(key["holder"])
         task_id = holder.attempt.task_id if holder.attempt else ""
         if holder.state == "queued" and task_id in story.sent and missing.of_missing(story, task_id):
             continue  # kept for a message that has been counted as lost

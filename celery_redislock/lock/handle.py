@@ -12,6 +12,7 @@ from redis.exceptions import LockError
 from celery_redislock.errors import LockLost
 from celery_redislock.server.held import HeldLock, State
 from celery_redislock.server.lock_server import LockServer
+from celery_redislock.server.tokens import Token
 
 from .reentry import Hold
 
@@ -51,7 +52,7 @@ class Handle:
     def token(self) -> str | None:
         """What the key holds while it is ours; None while it is not held."""
         hold = self._hold()
-        return hold.token.decode("utf-8", "replace") if hold else None
+        return hold.held.token.value.decode("utf-8", "replace") if hold else None
 
     @property
     def fence(self) -> int | None:
@@ -86,7 +87,7 @@ class Handle:
         """It has been taken, or taken again."""
         local = self.local
         local.count = local.count + 1 if local.hold is hold else 1
-        local.hold, local.token = hold, hold.token
+        local.hold, local.token = hold, hold.held.token.value
 
     def _unset(self) -> Hold:
         """It is given back, once.
@@ -110,7 +111,7 @@ class Handle:
         hold, token = local.hold, local.token
         if token is None:
             return None
-        if hold is None or hold.token != token:
+        if hold is None or hold.held.token.value != token:
             return self._adopt(token)
         if not hold.is_of_this_process or (self._by_context and not hold.is_mine):
             return None
@@ -118,7 +119,7 @@ class Handle:
 
     def _adopt(self, token: bytes) -> Hold:
         """Of a token that somebody who knows it has set in `local`, as users of redis-py's lock do."""
-        held = HeldLock(LockServer.behind(self.redis).store, self.key, token, token, self.timeout or math.inf)
+        held = HeldLock(LockServer.behind(self.redis).store, self.key, Token.of(token), self.timeout or math.inf)
         held.renewed(time.monotonic())
         return Hold(held, None)
 

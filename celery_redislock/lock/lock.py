@@ -15,11 +15,11 @@ from redis.exceptions import LockError
 
 from celery_redislock.errors import LockConfigError, LockConflict, LockUnavailable
 from celery_redislock.server import tokens
-from celery_redislock.server.answers import Held
+from celery_redislock.server.answers import Conflict
 from celery_redislock.server.held import KEY_GONE, HeldLock
 from celery_redislock.server.lock_server import LockServer
-from celery_redislock.server.scripts import Text
 from celery_redislock.server.store import LockStore
+from celery_redislock.server.tokens import Token
 
 from .handle import Handle
 from .reentry import Hold, check_fence, held_in_context
@@ -91,7 +91,7 @@ class Lock(Handle):
         sleep: float | None = None,
         blocking: bool | None = None,
         blocking_timeout: float | None = None,
-        token: Text | None = None,
+        token: str | bytes | None = None,
     ) -> bool:
         """Take the key.
 
@@ -106,7 +106,8 @@ class Lock(Handle):
             LockUnavailable: Redis did not answer or refused.
             LockConfigError: It would have to wait, and stop the event loop that runs the caller.
         """
-        return self._acquire(sleep, blocking, blocking_timeout, token) is None
+        given = None if token is None else Token.of(token)
+        return self._acquire(sleep, blocking, blocking_timeout, given) is None
 
     def release(self) -> None:
         """Give the key back; of a reentrant lock, the last one out does.
@@ -119,7 +120,7 @@ class Lock(Handle):
         hold = self._unset()
         if hold.leave() and hold.is_own:
             hold.end_renewal()
-            if not hold.held.store.release(self.key, hold.held.nonce):
+            if not hold.held.store.release(self.key, hold.held.token):
                 hold.held.lose("its key was not ours at the release")
             if hold.held.was_lost:  # also where a lost reply leaves open what the release found
                 hold.held.check()
@@ -167,7 +168,7 @@ class Lock(Handle):
             LockUnavailable: Redis did not answer or refused.
         """
         hold, found = self._hold(), self._look()
-        return hold is not None and found is not None and found[0] in {hold.token, hold.token + b" copy"}
+        return hold is not None and found is not None and found.holder.owner == hold.held.token.owner
 
     def __enter__(self) -> Self:
         """Take the key.
@@ -196,16 +197,16 @@ class Lock(Handle):
         sleep: float | None = None,
         blocking: bool | None = None,
         blocking_timeout: float | None = None,
-        token: Text | None = None,
-    ) -> Held | None:
+        token: Token | None = None,
+    ) -> Conflict | None:
         server = LockServer.behind(self.redis)
-        hold: Hold | Held | None = self._enter_again(server.store) if self.reentrant else None
+        hold: Hold | Conflict | None = self._enter_again(server.store) if self.reentrant else None
         if hold is None:
             timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
             if not (self.blocking if blocking is None else blocking):
                 timeout = 0.0
             hold = self._take(server, timeout, self.sleep if sleep is None else sleep, token)
-        if isinstance(hold, Held):
+        if isinstance(hold, Conflict):
             return hold
         self._set(hold)
         return None
@@ -226,10 +227,9 @@ class Lock(Handle):
             return mine
         return Hold(held, None, is_own=False)
 
-    def _take(self, server: LockServer, timeout: float | None, poll: float, token: Text | None) -> Hold | Held:
-        nonce = tokens.mint_nonce()
-        minted = tokens.mint(nonce, None, _origin())
-        held = HeldLock(server.store, self.key, minted, nonce, self.timeout or math.inf)
+    def _take(self, server: LockServer, timeout: float | None, poll: float, token: Token | None) -> Hold | Conflict:
+        minted = tokens.mint(tokens.mint_nonce(), None, _origin())
+        held = HeldLock(server.store, self.key, minted, self.timeout or math.inf)
         try:
             conflict = server.take(held, timeout, poll=poll, fence=self._fence)
             while conflict is None and token is not None and not held.rename(token, fence=self._fence):
@@ -239,7 +239,7 @@ class Lock(Handle):
             raise
         except BaseException:
             server.keeper.remove(held)
-            server.store.undo(self.key, held.nonce)  # nobody would know that it is held
+            server.store.undo(self.key, held.token)  # nobody would know that it is held
             raise
 
     def _keep(self, server: LockServer, held: HeldLock) -> Hold:
@@ -253,12 +253,12 @@ class Lock(Handle):
     def _time_left(self, held: HeldLock) -> float:
         """Seconds until the key ends, by the server."""
         found = self._look()
-        if found is None or found[1] is None:
+        if found is None or found.ttl is None:
             held.lose(KEY_GONE)
             held.check()
-        return (found and found[1]) or 0.0
+        return (found and found.ttl) or 0.0
 
-    def _look(self) -> tuple[bytes, float | None] | None:
+    def _look(self) -> Conflict | None:
         return LockServer.behind(self.redis).store.look(self.key)
 
 

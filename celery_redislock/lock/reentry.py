@@ -35,7 +35,6 @@ class Hold:
         self.held = held
         self.is_own = is_own
         self.count = 1
-        self.token = held.token if isinstance(held.token, bytes) else held.token.encode()
         self._keeper = keeper
         self._pid = os.getpid()
         self._owner: Any = None

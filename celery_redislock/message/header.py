@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
 
-from celery_redislock.server.tokens import is_claim, is_publish
+from celery_redislock.server.tokens import is_nonce, is_publish
 
 #: The name of the message header.
 HEADER = "redislock"
@@ -88,7 +88,7 @@ class Header(NamedTuple):
 #: For each field of the header, whether a value that arrived in it can be right.
 _IS_SOUND: Mapping[str, Callable[[Any], bool]] = {
     "publish": is_publish,
-    "claim": is_claim,
+    "claim": is_nonce,
     "key": lambda value: isinstance(value, str) and 0 < len(value) <= MAX_KEY,
     "times": lambda value: type(value) is int and value >= 0,
     "since": lambda value: type(value) in {int, float} and 0 < value < math.inf,

@@ -19,7 +19,7 @@ class Granted(NamedTuple):
     """Where it was asked for: greater than that of every earlier holder of the key."""
 
 
-class Held(NamedTuple):
+class Conflict(NamedTuple):
     """The key is held by another."""
 
     holder: Token
@@ -35,19 +35,17 @@ class Claim(NamedTuple):
     """What a message carries whose publisher, or whose last attempt, has left it the key or the place in the queue."""
 
     nonce: str
+    """Of the token that the key, or the place, is kept by."""
     ttl: float
     """Seconds that the place is kept for it from now on where the key is held."""
 
 
-class Leaves(NamedTuple):
-    """What a release leaves behind, besides a free key."""
+class Note(NamedTuple):
+    """What a release leaves for copies of the message, where the attempt has ended for good."""
 
-    note: str | None = None
-    """The key of the attempt's note, where the attempt has ended for good; or that a claim has been given up."""
-    copy_may_wait: bool = False
-    """A copy may wait in the queue unseen, so leave the note in any case."""
-    token: str | None = None
-    """The key is not free but holds this, for `ttl` seconds."""
-    ttl: float = 0.0
-    note_ttl: float = NOTE_TTL
-    """Seconds that the note lives."""
+    key: str
+    """From `LockKeys.note`."""
+    ttl: float = NOTE_TTL
+    """Seconds that it lives."""
+    in_any_case: bool = False
+    """A copy may wait in the queue unseen: leave the note also where none was seen."""

@@ -10,8 +10,8 @@ from redis.exceptions import RedisClusterException, RedisError
 
 from .connect import derive
 from .outage import Outage
-from .scripts import Text
 from .store import LockStore
+from .tokens import Token
 from .wake_ups import MAX_WAITERS, TURN, WakeUps
 
 T = TypeVar("T")
@@ -27,12 +27,12 @@ class ClusterStore(LockStore):
         self.outage = outage or Outage()
         self._cluster = client
 
-    def renew(self, locks: Sequence[tuple[str, Text, float]]) -> list[bool]:
+    def renew(self, locks: Sequence[tuple[str, Token, float]]) -> list[bool]:
         """As `LockStore.renew`, in one round trip a slot."""
-        by_slot: dict[int, list[tuple[str, Text, float]]] = {}
+        by_slot: dict[int, list[tuple[str, Token, float]]] = {}
         for lock in locks:
             by_slot.setdefault(self._cluster.keyslot(lock[0]), []).append(lock)  # type: ignore[no-untyped-call]
-        renewed: dict[tuple[str, Text, float], bool] = {}
+        renewed: dict[tuple[str, Token, float], bool] = {}
         for of_slot in by_slot.values():
             renewed |= zip(of_slot, super().renew(of_slot), strict=True)
         return [renewed[lock] for lock in locks]

@@ -15,9 +15,8 @@ from celery_redislock.errors import LockLost, LockUnavailable, describe
 from celery_redislock.options import DEADLINE_MARGIN
 
 from .answers import Granted
-from .scripts import Text
 from .store import LockStore
-from .tokens import parse
+from .tokens import Token
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +51,6 @@ class HeldLock:
         "key",
         "lease",
         "max_hold",
-        "nonce",
         "on_lost",
         "renew_at",
         "stop_at",
@@ -64,8 +62,7 @@ class HeldLock:
         self,
         store: LockStore,
         key: str,
-        token: Text,
-        nonce: Text,
+        token: Token,
         lease: float,
         max_hold: float | None = None,
         on_lost: LostHandler | None = None,
@@ -73,7 +70,6 @@ class HeldLock:
         self.store = store
         self.key = key
         self.token = token
-        self.nonce = nonce
         self.lease = lease
         self.fence: int | None = None
         self.on_lost = on_lost
@@ -120,7 +116,7 @@ class HeldLock:
         self.check()
         sent_at = time.monotonic()
         try:
-            (still_held,) = self.store.renew([(self.key, self.nonce, self.lease if ttl is None else ttl)])
+            (still_held,) = self.store.renew([(self.key, self.token, self.lease if ttl is None else ttl)])
         except RedisError as error:
             raise LockUnavailable(self.key, describe(error)) from error
         if not still_held:
@@ -128,7 +124,7 @@ class HeldLock:
         self.check()
         self.renewed(sent_at, ttl)
 
-    def rename(self, token: Text, *, fence: bool) -> bool:
+    def rename(self, token: Token, *, fence: bool) -> bool:
         """Let the key hold `token`, which is a caller's own, in place of the one that was minted: one round trip.
 
         After a lost reply the minted one alone tells one's own grant from another's with an equal token.
@@ -145,7 +141,7 @@ class HeldLock:
         """
         sent_at = time.monotonic()
         try:
-            result = self.store.acquire(self.key, token, self.nonce, self.lease, fence=fence)
+            result = self.store.rename(self.key, self.token, token, self.lease, fence=fence)
             if isinstance(result, Granted):
                 self.granted(result)
             elif self._has_stored(token):
@@ -156,13 +152,13 @@ class HeldLock:
             if self.remaining > 0:
                 self.store.undo(self.key, token)
             raise
-        self.token = self.nonce = token
+        self.token = token
         return True
 
-    def _has_stored(self, token: Text) -> bool:
+    def _has_stored(self, token: Token) -> bool:
         """Whether it was stored, its reply lost: while the minted one cannot have expired, nobody else can store it."""
         found = self.store.look(self.key)
-        if found is None or found[0] != (token if isinstance(token, bytes) else token.encode()):
+        if found is None or found.holder != token:
             return False
         if self.remaining <= 0:
             raise LockUnavailable(self.key, "Redis answered too late to tell whose the token is")
@@ -174,11 +170,6 @@ class HeldLock:
         self.renewed(grant.sent_at)
         if self.max_hold is not None:
             self.stop_at = grant.sent_at + self.max_hold
-
-    @property
-    def owner(self) -> str:
-        """Whose it is, for log lines: the task and its id."""
-        return parse(self.token if isinstance(self.token, str) else self.token.decode("utf-8", "replace")).owner
 
     @property
     def was_lost(self) -> bool:
@@ -203,6 +194,6 @@ class HeldLock:
             if self._lost is not None:
                 return
             self._lost = reason
-        logger.warning("%s: %s", self.owner, LockLost(self.key, reason))
+        logger.warning("%s: %s", self.token.name, LockLost(self.key, reason))
         if self.on_lost:
             self.on_lost(self, reason)

@@ -6,16 +6,15 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from redis.exceptions import RedisError
 
 from celery_redislock.errors import LockUnavailable
 
-from .answers import Leaves
 from .held import HELD_TOO_LONG, INTERVAL, KEY_GONE, PAST_DEADLINE, HeldLock
-from .scripts import RENEW, Text
+from .scripts import RENEW
 from .store import LockStore
 
 logger = logging.getLogger(__name__)
@@ -26,7 +25,7 @@ TICK = 1 / 10
 #: With nothing held any more the thread looks once again after so many seconds before it sleeps for ever: waking it
 #: for every short task would cost more than the task.
 LINGER = 1.0
-#: Releases to make up for take no longer than this at a time, in seconds: renewals may be due.
+#: What is given back later takes no longer than this at a time, in seconds: renewals may be due.
 SHIFT = 0.05
 #: Locks in one renewal call; more would keep the server from others for milliseconds.
 BATCH = 500
@@ -47,7 +46,7 @@ class Keeper:
         self._store = store
         self._command_time = command_time
         self._held: dict[int, HeldLock] = {}
-        self._leaving: dict[tuple[str, Text], Leaves] = {}
+        self._later: dict[Callable[[LockStore], object], None] = {}
         self._wake = threading.Event()
         self._wake_at = math.inf
         self._thread: threading.Thread | None = None
@@ -73,9 +72,13 @@ class Keeper:
         """Renew `lock` no more. A renewal that is on its way may still arrive; it renews only a key still ours."""
         self._held.pop(id(lock), None)
 
-    def release_later(self, key: str, nonce: Text, leaves: Leaves = Leaves()) -> None:  # noqa: B008 - immutable
-        """Release `key` as soon as Redis answers, but not in the caller's time; arguments as `LockStore.release`."""
-        self._leaving[key, nonce] = leaves
+    def later(self, give_back: Callable[[LockStore], object]) -> None:
+        """Give a key back as soon as Redis answers, but not in the caller's time.
+
+        Args:
+            give_back: Sends one command by the store that it is given.
+        """
+        self._later[give_back] = None
         self._start()
         self._wake.set()
 
@@ -109,9 +112,9 @@ class Keeper:
         if not self._held:
             self._failures = 0  # no renewal will tell that Redis answers again
         # After a failure it is too early, and the next renewals matter more.
-        goes_on = bool(self._leaving) and not self._failures and self._release_leaving()
+        goes_on = bool(self._later) and not self._failures and self._give_back()
         upcoming = (min(lock.renew_at, lock.deadline) for lock in self._held.copy().values())
-        idle = now if goes_on else now + LINGER if self._added or self._leaving else math.inf
+        idle = now if goes_on else now + LINGER if self._added or self._later else math.inf
         self._added = False
         self._wake_at = min((idle, *upcoming))
         return self._wake_at - time.monotonic()
@@ -125,7 +128,7 @@ class Keeper:
             logger.warning(
                 "%s still runs after lock_max_hold (%g s): its lock %s is not renewed any more; in %.1f s another run "
                 "may take it",
-                lock.owner,
+                lock.token.name,
                 lock.max_hold,
                 lock.key,
                 lock.remaining,
@@ -136,7 +139,7 @@ class Keeper:
         sent_at = time.monotonic()
         try:
             with self._watching():
-                answers = self._store.renew([(lock.key, lock.nonce, lock.lease) for lock in due])
+                answers = self._store.renew([(lock.key, lock.token, lock.lease) for lock in due])
         except RedisError as error:
             self._try_again(due, error)
             return
@@ -147,16 +150,16 @@ class Keeper:
             else:  # still held but too late: its holder may have been told
                 self._lose(lock, PAST_DEADLINE if still_held else KEY_GONE)
 
-    def _release_leaving(self) -> bool:
-        """Release for a while; returns whether to go on after the next renewals."""
+    def _give_back(self) -> bool:
+        """Give keys back for a while; returns whether to go on after the next renewals."""
         until = time.monotonic() + SHIFT
-        for (key, nonce), leaves in self._leaving.copy().items():
+        for give_back in self._later.copy():
             try:
                 with self._watching():
-                    self._store.release(key, nonce, leaves)
+                    give_back(self._store)
             except LockUnavailable:  # try again in `LINGER`; until then the others are renewed
                 return False
-            del self._leaving[key, nonce]
+            del self._later[give_back]
             if time.monotonic() > until:
                 return True
         return False

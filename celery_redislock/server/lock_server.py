@@ -14,13 +14,13 @@ from redis.cluster import RedisCluster
 from celery_redislock.errors import LockConfigError
 from celery_redislock.info import LockInfo
 
-from .answers import Granted, Held, Leaves
+from .answers import Conflict, Granted
 from .cluster import ClusterStore, ClusterWakeUps
 from .connect import command_time, derive
 from .event_loop import running_loop
 from .held import HeldLock
 from .keeper import Keeper
-from .store import LockStore, beside, given_up
+from .store import LockStore
 from .wake_ups import MAX_WAITERS, TURN, WakeUps
 
 _SERVERS = "_redislock_servers"
@@ -64,7 +64,9 @@ class LockServer:
             weakref.finalize(pool, server.keeper.stop).atexit = False
         return server
 
-    def take(self, held: HeldLock, timeout: float | None, *, poll: float = POLL, fence: bool = False) -> Held | None:
+    def take(
+        self, held: HeldLock, timeout: float | None, *, poll: float = POLL, fence: bool = False
+    ) -> Conflict | None:
         """Acquire `held`, waiting for its key to be released.
 
         Args:
@@ -89,12 +91,12 @@ class LockServer:
             left = end - time.monotonic()
             if left <= 0 and waits:
                 waits = False
-            result = self.store.acquire(held.key, held.token, held.nonce, held.lease, fence=fence, waits=waits)
+            result = self.store.acquire(held.key, held.token, held.lease, fence=fence, waits=waits)
             if isinstance(result, Granted):
                 held.granted(result)
                 return None
             # Finished: a run under the caller's own task id has succeeded, and the key cools down.
-            conflict = result if isinstance(result, Held) else self.store.held(held.key)
+            conflict = result if isinstance(result, Conflict) else self.store.look(held.key)
             if conflict is not None:
                 holder = conflict.holder.info(held.key, conflict.ttl)
                 if stops_a_loop:
@@ -107,17 +109,16 @@ class LockServer:
         """Release what was left to a message that will not run.
 
         Args:
-            key: The key in Redis.
-            claim: What the message carried. It opens the key, or the place in the queue.
-            is_to_come: The run before may not have ended yet, and leave it the key only then: it shall not.
+            key, claim, is_to_come: As `LockStore.give_up`.
             now: Else soon, but not in the caller's time.
 
         Raises:
             LockUnavailable: Redis did not answer or refused; only where `now`.
         """
-        release = self.store.release if now else self.keeper.release_later
-        release(key, claim, Leaves(given_up(key, claim) if is_to_come else None))
-        release(beside(key, "queued"), claim)
+        if now:
+            self.store.give_up(key, claim, is_to_come=is_to_come)
+        else:
+            self.keeper.later(lambda store: store.give_up(key, claim, is_to_come=is_to_come))
 
     def wait(self, holder: LockInfo, left: float, *, poll: float = POLL) -> None:
         """Block until `holder` has released its key, or its key must be asked for again for another reason.

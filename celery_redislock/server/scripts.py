@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from hashlib import sha1
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 from redis.exceptions import NoScriptError
@@ -13,21 +13,37 @@ from redis.exceptions import NoScriptError
 Text = str | bytes
 
 
+def _read(name: str) -> str:
+    return files(__package__).joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
+
+
+PRELUDE = _read("prelude")
+
+
 class Script:
-    """One Lua file and its digest."""
+    """One Lua file behind the prelude, and their digest."""
 
     def __init__(self, name: str) -> None:
-        self.text = files(__package__).joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
+        self.text = f"{PRELUDE}\n{_read(name)}"
         self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 
-ACQUIRE, RELEASE, RENEW, INSPECT, EXPECT = (
-    Script(name) for name in ("acquire", "release", "renew", "inspect", "expect")
+ACQUIRE, RELEASE, RENEW, INSPECT, EXPECT, GIVE_UP = (
+    Script(name) for name in ("acquire", "release", "renew", "inspect", "expect", "give_up")
 )
 
 
-def evaluate(client: redis.Redis, script: Script, keys: Sequence[str], values: Sequence[Text]) -> Any:
-    """Run `script` in one round trip; in two where the server does not know it yet."""
+class Command(NamedTuple):
+    """A script with its KEYS and ARGV."""
+
+    script: Script
+    keys: tuple[str, ...]
+    values: tuple[Text, ...]
+
+
+def evaluate(client: redis.Redis, command: Command) -> Any:
+    """Run a script in one round trip; in two where the server does not know it yet."""
+    script, keys, values = command
     execute: Callable[..., Any] = client.execute_command
     try:
         return execute("EVALSHA", script.sha, str(len(keys)), *keys, *values)

@@ -1,4 +1,4 @@
-"""LockStore: acquire, renew, release, inspect. The only caller of the scripts.
+"""LockStore: what can be done with the locks of a server, in the words of the model in tests/model.
 
 Every script is safe to send twice, so the store resends after a lost connection, and knows when an answer is
 ambiguous. It does not know Celery.
@@ -6,108 +6,94 @@ ambiguous. It does not know Celery.
 
 from __future__ import annotations
 
-import functools
 import logging
-import math
-import random
-import time
 from collections.abc import Sequence
 from typing import Any
 
-import redis
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_redislock.errors import LockUnavailable, describe
 from celery_redislock.info import LockInfo
 
-from .answers import Claim, Finished, Granted, Held, Leaves
-from .lines import Lines
-from .outage import Outage
-from .scripts import ACQUIRE, EXPECT, INSPECT, RELEASE, RENEW, Script, Text, evaluate
-from .tokens import Token, parse
+from . import commands
+from .answers import NOTE_TTL, Claim, Conflict, Finished, Granted, Note
+from .names import keys_of
+from .scripts import Command
+from .sender import Sender
+from .tokens import Token, cooling
 
 logger = logging.getLogger(__name__)
 
-#: A waiter that has died is remembered no longer than this, in milliseconds; a living one looks every second.
-#: Text, as all that is sent: hiredis 3.5 crashes the process where a time limit strikes while it writes an int.
-WAITER_TTL_MS = "3000"
-#: The longest pause before a command is sent a second time, in seconds. Both failed: Redis counts as away.
-MAX_PAUSE = 0.1
 
-
-class LockStore(Lines):
-    """The locks of one server.
-
-    Args:
-        client: Any redis-py client without retries of its own. Replies must be bytes.
-        outage: Shared with the server's other stores in this process.
-    """
-
-    def __init__(self, client: redis.Redis, outage: Outage | None = None) -> None:
-        super().__init__(client)
-        self.outage = outage or Outage()
+class LockStore(Sender):
+    """The locks of one server; each verb is one round trip."""
 
     def acquire(
         self,
         key: str,
-        token: Text,
-        nonce: Text,
+        token: Token,
         lease: float,
         note: str | None = None,
         *,
         fence: bool = False,
         waits: bool | None = None,
-        claim: Claim | None = None,
-    ) -> Granted | Held | Finished:
-        """Take `key` for `lease` seconds: one round trip.
+    ) -> Granted | Conflict | Finished:
+        """Take `key` for `lease` seconds.
 
         Args:
             key: The key in Redis.
-            token: The token to store; it begins with `nonce`.
-            nonce: Of the token.
+            token: The token to store.
             lease: Seconds; infinite for a key without expiry.
             note: The key of the attempt's note, where this message may be a copy.
             fence: Ask for a fencing number.
             waits: Whether the caller will wait if the key is held, so that a release wakes it; False: it has waited,
                 and no longer does. None: it never did.
-            claim: Of the message.
 
         Raises:
             LockUnavailable: Redis did not answer or refused. The token has been released in case it was granted. At
                 once where it is known that Redis cannot be reached.
         """
-        if self.outage.unreachable is not None:
-            self._look_again(key)
-        keys: Sequence[str] = (key,) if note is None else (key, note)
-        values: Sequence[Text] = (nonce, token, "" if lease == math.inf else _ms(lease))
-        if fence or waits is not None or claim is not None:
-            waiters = key if waits is None else beside(key, "waiters")
-            keys = (key, note or key, beside(key, "fence") if fence else key, waiters)
-            values = (*values, WAITER_TTL_MS if waits else "")
-        if claim is not None:
-            keys, values = (*keys, beside(key, "queued")), (*values, claim.nonce, _ms(claim.ttl))
-        try:
-            reply, sent_at, _ = self._call(ACQUIRE, keys, values)
-        except BaseException as error:
-            # By the whole token, if it is ours: where this arrives late, it must not undo the next try.
-            self.undo(key, token if str(token).startswith(str(nonce)) else nonce)
-            if isinstance(error, RedisError):
-                raise LockUnavailable(key, describe(error)) from error
-            raise
-        if isinstance(reply, int):
-            return Granted(sent_at, reply if fence else None) if reply else Finished()
-        value, ttl = _held(reply)
-        return Held(_token(value), ttl)
+        return self._take(commands.acquire(key, token.owner, token, lease, note=note, fence=fence, waits=waits), token)
 
-    def release(self, key: str, nonce: Text, leaves: Leaves = Leaves()) -> bool:  # noqa: B008 - immutable
-        """Give `key` back if `nonce` owns it: one round trip.
+    def claim(
+        self,
+        key: str,
+        token: Token,
+        lease: float,
+        claim: Claim,
+        note: str | None = None,
+        *,
+        fence: bool = False,
+        waits: bool | None = None,
+    ) -> Granted | Conflict | Finished:
+        """As `acquire`, for a message to which the key, or a place in its queue, was left.
+
+        Args:
+            key, token, lease, note, fence, waits: As `acquire`.
+            claim: Of the message; it opens a key that is kept for it.
+
+        Raises:
+            LockUnavailable: As `acquire`.
+        """
+        how = commands.acquire(key, token.owner, token, lease, note=note, fence=fence, waits=waits, claim=claim)
+        return self._take(how, token)
+
+    def rename(self, key: str, token: Token, new: Token, lease: float, *, fence: bool) -> Granted | Conflict | Finished:
+        """As `acquire`, by the owner of `token`; but the key is to hold `new`, which is a caller's own.
+
+        Raises:
+            LockUnavailable: As `acquire`; but a key that holds `new` is left as it is.
+        """
+        return self._take(commands.acquire(key, token.owner, new, lease, fence=fence), token)
+
+    def release(self, key: str, token: Token, note: Note | None = None, *, exactly: bool = False) -> bool:
+        """Give `key` back if `token` owns it.
 
         Args:
             key: The key in Redis.
-            nonce: Of the owner.
-            leaves: What is left behind.
+            token: Of the owner.
+            note: For copies of its message, where the attempt has ended for good.
+            exactly: Only where the key holds this token, and no other of the same owner.
 
         Returns:
             Whether it was still held. True as well where a lost reply leaves it open.
@@ -115,24 +101,50 @@ class LockStore(Lines):
         Raises:
             LockUnavailable: Redis did not answer or refused; the key ends with its lease.
         """
-        keys = _release_keys(key)
-        if leaves.note is not None:
-            keys = (*keys, leaves.note)
-        values: Sequence[Text] = (nonce, _ms(leaves.note_ttl), "1" if leaves.copy_may_wait else "0")
-        if leaves.token is not None:
-            keys = (*keys[:3], leaves.note or key, given_up(key, leaves.token.partition(" ")[0]))
-            values = (*values, leaves.token, _ms(leaves.ttl))
-        try:
-            reply, _, resent = self._call(RELEASE, keys, values)
-        except RedisError as error:
-            raise LockUnavailable(key, describe(error)) from error
-        return resent or bool(reply)
+        return self._give_back(commands.release(key, token.value if exactly else token.owner, note))
 
-    def renew(self, locks: Sequence[tuple[str, Text, float]]) -> list[bool]:
-        """Give each lock its lease again if it is still owned: one round trip, no retry of its own.
+    def hand_over(self, key: str, token: Token, to: Token, ttl: float, note: Note | None = None) -> bool:
+        """As `release`; but the key is left to a message, unless that has been given up.
 
         Args:
-            locks: Triples of key, nonce and lease in seconds.
+            key, token, note: As `release`.
+            to: What the key holds until the message comes, which carries its nonce.
+            ttl: Seconds that it is kept.
+
+        Raises:
+            LockUnavailable: As `release`.
+        """
+        return self._give_back(commands.release(key, token.owner, note, (to, ttl), keys_of(key).gone(to.nonce)))
+
+    def cool_down(self, key: str, token: Token, ttl: float, note: Note | None = None) -> bool:
+        """As `release`; but the key is free only after `ttl` seconds.
+
+        Raises:
+            LockUnavailable: As `release`.
+        """
+        return self._give_back(commands.release(key, token.owner, note, (cooling(token), ttl)))
+
+    def give_up(self, key: str, claim: str, *, is_to_come: bool) -> bool:
+        """Give back what was left to a message that will not run: the key, and its place in the queue.
+
+        Args:
+            key: The key in Redis.
+            claim: What the message carries.
+            is_to_come: The run before may not have ended yet, and leave it the key only then: it shall not.
+
+        Returns:
+            Whether the key was left to it.
+
+        Raises:
+            LockUnavailable: Redis did not answer or refused.
+        """
+        return bool(self._ask(commands.give_up(key, claim, NOTE_TTL if is_to_come else None))[0])
+
+    def renew(self, locks: Sequence[tuple[str, Token, float]]) -> list[bool]:
+        """Give each lock its lease again if it is still owned. This is not sent a second time.
+
+        Args:
+            locks: Triples of key, token and lease in seconds.
 
         Returns:
             For each, whether it is still held.
@@ -140,26 +152,22 @@ class LockStore(Lines):
         Raises:
             RedisError: Redis did not answer or refused.
         """
-        values: list[Text] = []
-        for _, nonce, lease in locks:
-            values += (nonce, _ms(lease))
-        reply = self._send(RENEW, [key for key, _, _ in locks], values)
-        return [bool(renewed) for renewed in reply]
+        return [bool(renewed) for renewed in self._send(commands.renew(locks))]
 
-    def lengthen(self, key: str, nonce: Text, ttl: float) -> None:
-        """Let `key` live for `ttl` seconds from now, if `nonce` owns it: one round trip.
+    def lengthen(self, key: str, token: Token, ttl: float) -> None:
+        """Let `key` live for `ttl` seconds from now, if `token` owns it.
 
         Raises:
             RedisError: Redis did not answer or refused.
         """
-        self._call(RENEW, (key,), (nonce, _ms(ttl)))
+        self._call(commands.renew([(key, token, ttl)]))
 
-    def expect_copy(self, key: str, nonce: str) -> bool:
+    def expect_copy(self, key: str, token: Token) -> bool:
         """Say that a copy of the holder's message is to come: its release will leave the note.
 
         Args:
             key: The key in Redis.
-            nonce: Of the owner.
+            token: Of the owner.
 
         Returns:
             Whether it was still held.
@@ -167,119 +175,56 @@ class LockStore(Lines):
         Raises:
             LockUnavailable: Redis did not answer or refused.
         """
-        try:
-            return bool(self._call(EXPECT, (key,), (nonce,))[0])
-        except RedisError as error:
-            raise LockUnavailable(key, describe(error)) from error
+        return bool(self._ask(commands.expect(key, token))[0])
 
     def inspect(self, key: str) -> LockInfo | None:
-        """Who holds `key`; None where it is free.
-
-        Raises:
-            LockUnavailable: Redis did not answer or refused.
-        """
-        held = self.held(key)
-        return held and held.holder.info(key, held.ttl)
-
-    def held(self, key: str) -> Held | None:
-        """Who holds `key`, as `acquire` would say; None where it is free.
+        """Who holds `key`, in words; None where it is free.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
         """
         found = self.look(key)
-        return found and Held(_token(found[0]), found[1])
+        return found and found.holder.info(key, found.ttl)
 
-    def look(self, key: str) -> tuple[bytes, float | None] | None:
-        """What `key` holds, and the seconds until it ends (None: never); None where it is free.
+    def look(self, key: str) -> Conflict | None:
+        """What `acquire` would answer to anybody else than the holder; None where the key is free.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
         """
-        try:
-            reply = self._call(INSPECT, (key,), ())[0]
-        except RedisError as error:
-            raise LockUnavailable(key, describe(error)) from error
-        return None if reply is None else _held(reply)
+        reply, _ = self._ask(commands.inspect(key))
+        return None if reply is None else _conflict(reply)
 
-    def undo(self, key: str, nonce: Text) -> None:
-        """Release what a failed acquire may have been granted; one try: else the lease ends it."""
+    def undo(self, key: str, token: Token) -> None:
+        """Release what a failed acquire may have been granted; one try: else the lease ends it.
+
+        By the whole token: where this arrives late, the key may hold another one of the same owner, and must keep it.
+        """
         try:
-            self._send(RELEASE, _release_keys(key), (nonce, "0", "0"))
+            self._send(commands.release(key, token.value))
         except RedisError:
             logger.debug("could not undo a failed acquire of %s; its lease ends it if it was granted", key)
 
-    def _look_again(self, key: str) -> None:
-        """Return if the server can be reached again; one caller at a time looks, now and then, and the others fail.
-
-        A look writes nothing, so that there is nothing to undo.
-        """
-        if self.outage.let_look():
-            began = time.monotonic()
-            try:
-                self._send(INSPECT, (key,), ())
-            except RedisError as error:
-                self.outage.looked(error, time.monotonic() - began)
-        reason = self.outage.unreachable
-        if reason is not None:
-            raise LockUnavailable(key, reason)
-
-    def _call(self, script: Script, keys: Sequence[str], values: Sequence[Text]) -> tuple[Any, float, bool]:
-        """The reply, when it was sent for, and whether the script may have run before, its reply lost."""
-        sent_at = time.monotonic()
+    def _take(self, command: Command, token: Token) -> Granted | Conflict | Finished:
+        key = command.keys[0]
+        if self.outage.unreachable is not None:
+            self._look_again(key)
         try:
-            return self._send(script, keys, values), sent_at, False
-        except (RedisConnectionError, RedisTimeoutError):
-            time.sleep(random.uniform(0, MAX_PAUSE))  # noqa: S311 - jitter, no secret
-        except RedisError as error:
-            self.outage.begin(script, error)
+            reply, sent_at, _ = self._call(command)
+        except BaseException as error:
+            self.undo(key, token)
+            if isinstance(error, RedisError):
+                raise LockUnavailable(key, describe(error)) from error
             raise
-        sent_at = time.monotonic()
-        try:
-            return self._send(script, keys, values), sent_at, True
-        except RedisError as error:
-            self.outage.begin(script, error)
-            raise
+        if isinstance(reply, int):
+            return Granted(sent_at, reply if reply > 1 else None) if reply else Finished()
+        return _conflict(reply)
 
-    def _send(self, script: Script, keys: Sequence[str], values: Sequence[Text]) -> Any:
-        reply = self._on_line(evaluate, script, keys, values)
-        if self.outage.since is not None:
-            self.outage.end(script)
-        return reply
+    def _give_back(self, command: Command) -> bool:
+        reply, resent = self._ask(command)
+        return resent or bool(reply)
 
 
-def _ms(seconds: float) -> str:
-    return str(max(1, int(seconds * 1000)))
-
-
-@functools.lru_cache(1024)
-def beside(key: str, what: str) -> str:
-    """The key of something that belongs to the lock `key`, in the same slot of a Cluster.
-
-    A key that has a hash tag keeps it, any other becomes the tag. (One that has a closing brace but no tag cannot, and
-    is of no use in a Cluster.)
-    """
-    start = key.find("{")
-    tagged = "}" in key if start < 0 else key.find("}", start) != start + 1 and "}" in key[start:]
-    return f"{key}:{what}" if tagged else f"{{{key}}}:{what}"
-
-
-def given_up(key: str, claim: str) -> str:
-    """The key of a note that nobody will come for `key` with this claim."""
-    return f"{key}:gone:{claim}"
-
-
-@functools.lru_cache(1024)
-def _release_keys(key: str) -> tuple[str, ...]:
-    return key, beside(key, "waiters"), beside(key, "wake")
-
-
-def _held(reply: Sequence[Any]) -> tuple[bytes, float | None]:
+def _conflict(reply: Sequence[Any]) -> Conflict:
     value, ttl = reply
-    if isinstance(value, str):  # from a Cluster's client that decodes
-        value = value.encode()
-    return value, ttl / 1000 if ttl >= 0 else None
-
-
-def _token(value: bytes) -> Token:
-    return parse(value.decode("utf-8", "replace"))
+    return Conflict(Token.of(value), ttl / 1000 if ttl >= 0 else None)

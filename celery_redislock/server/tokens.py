@@ -1,9 +1,8 @@
-"""The token: the string that one execution owns. Minted and parsed here, and nowhere else.
+"""The token: what a key holds for its one owner. Minted and parsed here, and nowhere else.
 
-``<nonce> <attempt> <milliseconds since the epoch> <host> <task>``, fields escaped so that none holds a space;
-``*`` stands for a field without value. The scripts read the nonce (who owns the key) and the attempt (is
-this message a copy of the holder's?), and append ``copy`` once a copy has been seen. A nonce that begins with ``~``
-or ``=`` is no execution's: the key is kept for a message that carries that nonce as its claim, or cools down.
+``<state><nonce> <attempt> <milliseconds since the epoch> <host> <task>``, fields escaped so that none holds a space;
+``*`` stands for a field without value. The scripts read the state, the nonce (who owns the key) and the attempt (is
+this message a copy of the holder's?); lua/prelude.lua says how.
 """
 
 from __future__ import annotations
@@ -13,23 +12,27 @@ import re
 import secrets
 import time
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from urllib.parse import quote, unquote
 
 from celery_redislock.info import LockInfo
 from celery_redislock.shown import shown
 
+#: The states of a key, the first character of its value. Values of other libraries begin with none of them: they are
+#: hexadecimal, as redis-py's, a UUID, a number, or base64, and so begin with a letter, a digit, "+" or "/". "^" is left
+#: for a key that is offered for a moment.
+RUNS, SEEN, RESERVED, COOLING = ">", "&", "~", "="
+_STATES = {RUNS: "held", SEEN: "held", RESERVED: "queued", COOLING: "cooling"}
 #: A field without value; no escaped field looks so.
 NOTHING = "*"
-#: A token that begins so belongs to no execution. It keeps the key for a message, or until a cooldown is over.
-_QUEUED, _COOLING = "~", "="
-_STATES = {_QUEUED: "queued", _COOLING: "cooling"}
-_PLAIN = re.compile(r"[\w.@:+,~-]+", re.ASCII).fullmatch
-_PUBLISH = re.compile(r"[\w-]{8}", re.ASCII).fullmatch
-_FIELDS = 5
 #: Characters of an id or a name in a token: who publishes may choose an id of a megabyte.
 MAX_NAME = 200
-_CLAIM = re.compile(r"~[\w-]{1,64}", re.ASCII).fullmatch
+_PLAIN = re.compile(r"[\w.@:+,~-]+", re.ASCII).fullmatch
+_PUBLISH = re.compile(r"[\w-]{8}", re.ASCII).fullmatch
+_NONCE = re.compile(r"[\w-]{22}", re.ASCII).fullmatch
+_HEAD = re.compile(r"[>&~=]([\w-]{22})(?![^ ])", re.ASCII).match
+_HEAD_LENGTH = 23
+_FIELDS = 5
 
 
 class Attempt(NamedTuple):
@@ -46,23 +49,80 @@ class Attempt(NamedTuple):
         return f"{attempt}/{self.publish}" if self.publish else attempt
 
 
-class Token(NamedTuple):
-    """A parsed token. All but the nonce are None where another library wrote the value."""
-
-    nonce: str
+class _Fields(NamedTuple):
     attempt: Attempt | None = None
     since: datetime | None = None
     hostname: str | None = None
     task: str | None = None
 
+
+class Token(str):
+    """The text that a key holds, and what it tells, which is read when it is asked for.
+
+    A text that nobody has minted here is a token too, whether another library stored it or a caller chose it: its nonce
+    is the whole of it, it has no attempt, counts as running, and no script marks it.
+
+    Attributes:
+        value: The text as it is stored.
+        nonce: The word that its owner alone knows.
+        owner: By what the scripts know whose it is: the state and the nonce, or a whole text that was not minted here.
+            Two tokens have one owner if these are equal; that a copy was seen makes no difference.
+    """
+
+    __slots__ = ("_fields", "nonce", "owner", "value")
+
+    value: bytes
+    nonce: str
+    owner: bytes
+    _fields: _Fields | None
+
+    def __new__(cls, text: str, value: bytes, nonce: str, owner: bytes) -> Self:  # noqa: D102
+        token = super().__new__(cls, text)
+        token.value, token.nonce, token.owner = value, nonce, owner
+        token._fields = None
+        return token
+
+    @classmethod
+    def of(cls, value: str | bytes) -> Self:
+        """What a key holds, or what a caller wants it to hold."""
+        if isinstance(value, str):
+            text, value = value, value.encode("utf-8", "surrogateescape")
+        else:
+            text = value.decode("utf-8", "surrogateescape")
+        head = _HEAD(text)
+        if head is None:
+            return cls(text, value, text, value)
+        owner = f"{RUNS}{head[1]}".encode() if text[0] == SEEN else value[:_HEAD_LENGTH]
+        return cls(text, value, head[1], owner)
+
     @property
     def state(self) -> str:
         """As `LockInfo.state`."""
-        return _STATES.get(self.nonce[:1], "held") if self.attempt else "held"
+        return _STATES[self[0]] if self.attempt else "held"
 
     @property
-    def owner(self) -> str:
-        """Whose it is, as log lines begin: ``task shop.bill[<id>]``."""
+    def attempt(self) -> Attempt | None:
+        """The try at a task; None outside tasks."""
+        return self._told.attempt
+
+    @property
+    def since(self) -> datetime | None:
+        """When it was minted; None where another library wrote it."""
+        return self._told.since
+
+    @property
+    def hostname(self) -> str | None:
+        """Where it was minted; None where another library wrote it."""
+        return self._told.hostname
+
+    @property
+    def task(self) -> str | None:
+        """The task's name; None outside tasks."""
+        return self._told.task
+
+    @property
+    def name(self) -> str:
+        """Whose it is, for log lines: ``task shop.bill[<id>]``."""
         if self.attempt is None:
             return "a lock outside tasks"
         return f"task {shown(str(self.task))}[{shown(self.attempt.task_id)}]"
@@ -71,6 +131,36 @@ class Token(NamedTuple):
         """The holder of `key`, which ends in `ttl` seconds unless it is renewed."""
         task_id = self.attempt.task_id if self.attempt else None
         return LockInfo(key, task_id, self.task, self.hostname, self.since, ttl, self.state)
+
+    @property
+    def _told(self) -> _Fields:
+        if self._fields is None:
+            self._fields = _parse(self)
+        return self._fields
+
+
+def mint(nonce: str, attempt: Attempt | str | None, origin: str, state: str = RUNS) -> Token:
+    """A token for one execution.
+
+    Args:
+        nonce: From `mint_nonce`; also known to the worker's main process.
+        attempt: The try it belongs to, or its text; None outside tasks.
+        origin: Where it runs, from `origin`; made once, not per run.
+        state: `RESERVED` where the key is kept for a message, which carries the nonce as its claim.
+    """
+    text = f"{state}{nonce} {attempt or NOTHING} {int(time.time() * 1000)} {origin}"
+    value = text.encode()
+    return Token(text, value, nonce, value[:_HEAD_LENGTH])
+
+
+def known_by(nonce: str, state: str = RUNS) -> Token:
+    """A token of which only the nonce is known: enough to say whose a key is."""
+    return Token.of(state + nonce)
+
+
+def cooling(token: Token) -> Token:
+    """What the key holds while it cools down, after the run that owned `token`."""
+    return Token.of(COOLING + token[1:])
 
 
 def mint_nonce() -> str:
@@ -88,19 +178,9 @@ def is_publish(value: Any) -> bool:
     return isinstance(value, str) and bool(_PUBLISH(value))
 
 
-def mint_claim() -> str:
-    """A fresh nonce to keep a key for a message, which carries it."""
-    return _QUEUED + mint_nonce()
-
-
-def is_claim(value: Any) -> bool:
-    """Whether this may be from `mint_claim`: what a message says must not open the key of a running execution."""
-    return isinstance(value, str) and _CLAIM(value) is not None
-
-
-def cooling(token: str) -> str:
-    """What the key holds while it cools down, after the run that owned `token`."""
-    return _COOLING + token
+def is_nonce(value: Any) -> bool:
+    """Whether this may be from `mint_nonce`."""
+    return isinstance(value, str) and _NONCE(value) is not None
 
 
 def escape(field: str) -> str:
@@ -122,36 +202,26 @@ def is_whole(name: str) -> bool:
     return len(name) < MAX_NAME
 
 
-def mint(nonce: str, attempt: Attempt | str | None, origin: str) -> str:
-    """A token for one execution.
-
-    Args:
-        nonce: From `mint_nonce`; also known to the worker's main process.
-        attempt: The try it belongs to, or its text; None outside tasks.
-        origin: Where it runs, from `origin`; made once, not per run.
-    """
-    return f"{nonce} {attempt or NOTHING} {int(time.time() * 1000)} {origin}"
-
-
 def origin(hostname: str | None, task: str | None) -> str:
     """The end of a token: the host and the task's name."""
     return f"{NOTHING if hostname is None else escape(hostname)} {escape(task) if task else NOTHING}"
 
 
-def parse(value: str) -> Token:
-    """The parts of a token; of a value that is no token of ours, itself as the nonce."""
-    fields = value.split(" ")[:_FIELDS]
+def _parse(token: Token) -> _Fields:
+    """The fields behind the nonce; none where the text was not minted here."""
+    head, *fields = token.split(" ")[:_FIELDS]
     try:
-        nonce, attempt, since, hostname, task = fields
-        return Token(
-            nonce,
+        attempt, since, hostname, task = fields
+        if not _HEAD(head) or not token.isascii():
+            return _Fields()
+        return _Fields(
             None if attempt == NOTHING else _parse_attempt(attempt),
             datetime.fromtimestamp(int(since) / 1000, UTC),
             None if hostname == NOTHING else _unescape(hostname),
             None if task == NOTHING else _unescape(task),
         )
     except (ValueError, TypeError, OverflowError, OSError):
-        return Token(value)
+        return _Fields()
 
 
 def _parse_attempt(text: str) -> Attempt:

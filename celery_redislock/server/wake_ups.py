@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 from celery_redislock.errors import describe
 
 from .lines import Lines
-from .store import beside
+from .names import keys_of
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class WakeUps(Lines):
         """
         turn = max(_SHORTEST, min(timeout, TURN))
         try:
-            self._on_line(_block, beside(key, "wake"), f"{turn:.3f}")
+            self._on_line(_block, keys_of(key).wake, f"{turn:.3f}")
         except RedisError as error:  # an outage shows at the next look; a user without this command polls
             logger.debug("a release cannot wake a waiter of %s: %s", key, describe(error))
             time.sleep(min(turn, poll))

@@ -8,7 +8,7 @@ from celery.exceptions import TaskRevokedError
 
 from celery_redislock.errors import LockConfigError, LockConflict, LockUnavailable
 from celery_redislock.lock.reentry import check_fence, held_in_context
-from celery_redislock.server.answers import Held, Leaves
+from celery_redislock.server.answers import Conflict
 from celery_redislock.server.held import HeldLock
 
 from .decisions import GIVE_TURNS, POLICIES, ComeBack, Fail, RunWithout, Skip, on_outage, policy_for
@@ -32,8 +32,8 @@ class EagerExecution(Execution):
             self.lock = None
         super().end(state)
 
-    def _leaves(self, lock: HeldLock, state: str | None) -> Leaves:
-        return super()._leaves(lock, state)._replace(note=None)
+    def _note_after(self, lock: HeldLock, state: str | None) -> None:
+        return None
 
     def _take(self, lock: HeldLock) -> None:
         """Take the key.
@@ -61,7 +61,7 @@ class EagerExecution(Execution):
             raise
         self._taken(lock)
 
-    def _wait_or_end(self, lock: HeldLock, conflict: Held) -> None:
+    def _wait_or_end(self, lock: HeldLock, conflict: Conflict) -> None:
         """Return once the key is taken; what a worker would send back blocks here."""
         message, options = self.message.facts, self.plan.options
         holder = conflict.holder.info(lock.key, conflict.ttl)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,11 @@ from celery_redislock.info import LockInfo
 from celery_redislock.message.facts import Facts
 from celery_redislock.message.message import Message
 from celery_redislock.server import tokens
-from celery_redislock.server.answers import Claim, Finished, Granted, Held, Leaves
+from celery_redislock.server.answers import Claim, Conflict, Finished, Granted, Note
 from celery_redislock.server.held import HeldLock
+from celery_redislock.server.names import keys_of
+from celery_redislock.server.store import LockStore
+from celery_redislock.server.tokens import Token
 from celery_redislock.shown import shown
 
 from . import decisions
@@ -86,7 +89,7 @@ class Execution(ABC):
         if claim is not None:
             options = {"expires": request.expires}
             self._claim = Claim(claim, seconds_to_start(plan.app, plan.options, options, task.expires))
-        self._left_to: tuple[str, float] | None = None
+        self._left_to: tuple[Token, float] | None = None
         self._release_was_asked_for = False
 
     def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -101,11 +104,11 @@ class Execution(ABC):
         self.key = key = self.plan.redis_key(args, kwargs)
         if self._claim is not None and self.message.header.key not in {key, None}:
             self._leave_other_key()
-        options, nonce = self.plan.options, self.message.nonce
-        lock = HeldLock(self._server.store, key, self._mint(), nonce, options.lease, options.max_hold, self._on_lost)
+        options = self.plan.options
+        lock = HeldLock(self._server.store, key, self._mint(), options.lease, options.max_hold, self._on_lost)
         self._take(lock)
 
-    def leave_key_to(self, token: str, seconds: float) -> None:
+    def leave_key_to(self, token: Token, seconds: float) -> None:
         """Leave the key to the next attempt, which has been sent: once this one has ended.
 
         Args:
@@ -130,16 +133,14 @@ class Execution(ABC):
     def _take(self, lock: HeldLock) -> None:
         """Take the key, or end the run, as `begin` says. Where it sets no `lock`, the body runs without one."""
 
-    def _ask(self, lock: HeldLock, waits: bool | None) -> Granted | Held | Finished:
+    def _ask(self, lock: HeldLock, waits: bool | None) -> Granted | Conflict | Finished:
         # Where a time limit strikes while the answer is read, the postrun hook must release the key.
         self._asked_for = lock
         note = self._note(lock.key) if self.message.delivered.may_be_a_copy else None
-        return lock.store.acquire(
-            *(lock.key, lock.token, lock.nonce, lock.lease, note),
-            fence=self.plan.options.fence,
-            waits=waits,
-            claim=self._claim,
-        )
+        fence = self.plan.options.fence
+        if self._claim is None:
+            return lock.store.acquire(lock.key, lock.token, lock.lease, note, fence=fence, waits=waits)
+        return lock.store.claim(lock.key, lock.token, lock.lease, self._claim, note, fence=fence, waits=waits)
 
     def _taken(self, lock: HeldLock) -> None:
         self.lock, self._asked_for = lock, None
@@ -149,16 +150,17 @@ class Execution(ABC):
 
     def _give_back(self, lock: HeldLock, state: str | None) -> None:
         self._server.keeper.remove(lock)
-        leaves = self._leaves(lock, state)
+        note = self._note_after(lock, state)
         # Interrupted amid the answer, it may have released the key already.
         asked_before, self._release_was_asked_for = self._release_was_asked_for, True
         try:
-            was_held = self._server.store.release(lock.key, lock.nonce, leaves)
+            was_held = self._last_word(lock, state, note)(self._server.store)
         except LockUnavailable as error:
             soon = f"it is given back once Redis answers, or ends in {lock.lease:g} s"
             logger.warning("%s has ended, but %s; %s", self.message.name, error, soon)
             # Where the broker was away too, the message may not have been acked: its copy must find the note.
-            self._server.keeper.release_later(lock.key, lock.nonce, leaves._replace(copy_may_wait=True))
+            note = note and note._replace(in_any_case=True)
+            self._server.keeper.later(self._last_word(lock, state, note))
             self._has_none()
             return
         self._has_none()  # only now: a time limit that strikes before leaves it to the postrun hook
@@ -170,16 +172,23 @@ class Execution(ABC):
     def _has_none(self) -> None:
         self.lock = self._asked_for = None
 
-    def _leaves(self, lock: HeldLock, state: str | None) -> Leaves:
-        note, delivered = self._note(lock.key) if decisions.leaves_note(state) else None, self.message.delivered
-        copy_may_wait, again = delivered.may_be_a_copy, delivered.is_delivered_again
-        note_ttl = self.plan.broker.note_ttl(is_sent_back_only=copy_may_wait and not again)
-        if self._left_to is not None:
-            return Leaves(note, copy_may_wait, *self._left_to, note_ttl)
-        cooldown = self.plan.options.cooldown
+    def _note_after(self, lock: HeldLock, state: str | None) -> Note | None:
+        if not decisions.leaves_note(state):
+            return None
+        delivered = self.message.delivered
+        copy_may_wait = delivered.may_be_a_copy
+        is_sent_back_only = copy_may_wait and not delivered.is_delivered_again
+        ttl = self.plan.broker.note_ttl(is_sent_back_only=is_sent_back_only)
+        return Note(self._note(lock.key), ttl, copy_may_wait)
+
+    def _last_word(self, lock: HeldLock, state: str | None, note: Note | None) -> Callable[[LockStore], bool]:
+        """How the key is given back: to the next attempt, after its cooldown, or at once."""
+        key, token, left_to, cooldown = lock.key, lock.token, self._left_to, self.plan.options.cooldown
+        if left_to is not None:
+            return lambda store: store.hand_over(key, token, *left_to, note)
         if cooldown and state == states.SUCCESS:
-            return Leaves(note, copy_may_wait, tokens.cooling(str(lock.token)), cooldown, note_ttl)
-        return Leaves(note, copy_may_wait, note_ttl=note_ttl)
+            return lambda store: store.cool_down(key, token, cooldown, note)
+        return lambda store: store.release(key, token, note)
 
     def _leave_other_key(self) -> None:
         """The publisher made another key of the same arguments: its code is older or newer."""
@@ -200,7 +209,7 @@ class Execution(ABC):
             self._server.give_up(*left, is_to_come=is_to_come)
         self._claim = None
 
-    def _decide(self, message: Facts, conflict: Held, holder: LockInfo) -> Decision:
+    def _decide(self, message: Facts, conflict: Conflict, holder: LockInfo) -> Decision:
         return decisions.on_conflict(
             *(message, holder, self.plan.options),
             is_own_copy=str(conflict.holder.attempt) == str(message.attempt),
@@ -225,9 +234,9 @@ class Execution(ABC):
         signals.lock_lost.send(sender=self.task, lock=lock, reason=reason)
 
     def _note(self, key: str) -> str:
-        return f"{key}:note:{self.message.attempt}"
+        return keys_of(key).note(self.message.attempt)
 
-    def _mint(self) -> str:
+    def _mint(self) -> Token:
         return tokens.mint(self.message.nonce, self.message.attempt, self.plan.origin(self.request.hostname))
 
 

@@ -98,7 +98,7 @@ class JoiningExecution(WorkerExecution):
         """Release without a note: the attempt is not over."""
         self._server.keeper.remove(lock)
         with suppress(LockUnavailable):  # then its lease ends it
-            lock.store.release(lock.key, lock.token)
+            lock.store.release(lock.key, lock.token, exactly=True)
         self._has_none()  # only now, as in `end`
         lock.token = self._mint()  # that release may still be on its way
         if signals.lock_released.receivers:

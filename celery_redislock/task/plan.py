@@ -12,6 +12,7 @@ from celery_redislock.message.broker import Broker
 from celery_redislock.options import check_lease, name_of, resolve_options, resolve_settings
 from celery_redislock.server import tokens
 from celery_redislock.server.connect import command_time, connect
+from celery_redislock.server.names import redis_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,13 +81,11 @@ class LockPlan:
     def redis_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """The key in Redis for a call.
 
-        The braces are a hash tag: a Cluster keeps what belongs to one lock in one slot.
-
         Raises:
             TypeError: The arguments do not fit the signature.
             LockKeyError: They cannot make a key.
         """
-        return f"{self._prefix}:{{{self._keys.name(args, kwargs)}}}"
+        return redis_key(self._prefix, self._keys.name(args, kwargs))
 
     def origin(self, hostname: str | None) -> str:
         """The end of the tokens of this task on `hostname`."""

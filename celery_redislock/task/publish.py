@@ -17,9 +17,9 @@ from celery_redislock.app import server_of
 from celery_redislock.errors import LockUnavailable, describe
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.server import tokens
-from celery_redislock.server.answers import Finished, Granted, Held
-from celery_redislock.server.store import beside
-from celery_redislock.server.tokens import Attempt
+from celery_redislock.server.answers import Conflict, Finished, Granted
+from celery_redislock.server.names import keys_of
+from celery_redislock.server.tokens import Attempt, Token
 from celery_redislock.shown import shown
 
 from .decisions import Published, Publishing, hands_over, on_publish
@@ -111,7 +111,7 @@ class Publication:
 
     def _hand_over(self, execution: Execution) -> LockedResult:
         """The key is left to the next attempt: once this one has ended, for its `finally` blocks run after this."""
-        claim, key = tokens.mint_claim(), execution.lock.key if execution.lock else None
+        claim, key = tokens.mint_nonce(), execution.lock.key if execution.lock else None
         token, ttl = self._token(claim, execution.request.hostname), self._seconds_to_start()
         self._header = self._header._replace(claim=claim, key=key)
         result = self.send()
@@ -121,12 +121,12 @@ class Publication:
     def _take(self, key: str) -> LockedResult:
         """Take the key, or in scope ``queue`` the place of the one that waits, and leave it to the message."""
         self._options = {**self._options, "task_id": self._options.get("task_id") or uuid()}
-        claim, waiting = tokens.mint_claim(), beside(key, "queued")
+        claim, waiting = tokens.mint_nonce(), keys_of(key).queued
         place = waiting if self._plan.options.scope == "queue" else key
         try:
             answer = self._ask(place, claim)
             decision = self._decide(answer, key)
-            if decision is Publishing.OUTLIVE and isinstance(answer, Held):
+            if decision is Publishing.OUTLIVE and isinstance(answer, Conflict):
                 answer = self._ask_again(place, claim, answer.holder.nonce)
                 decision = self._decide(answer, key)
             if decision is Publishing.OUTLIVE:
@@ -139,16 +139,16 @@ class Publication:
             return self.send()  # its run will ask again, and end as its options say
         if isinstance(answer, Granted):
             return self._send_with(claim, key, place)
-        if decision is Publishing.ANSWER and isinstance(answer, Held):
+        if decision is Publishing.ANSWER and isinstance(answer, Conflict):
             return self._existing(answer.holder.info(key, answer.ttl))
         return self.send()  # it meets its policy when it starts
 
-    def _ask(self, place: str, claim: str) -> Granted | Held | Finished:
+    def _ask(self, place: str, claim: str) -> Granted | Conflict | Finished:
         token = self._token(claim, socket.gethostname())
-        return server_of(self._plan.app).store.acquire(place, token, claim, self._plan.options.lease)
+        return server_of(self._plan.app).store.acquire(place, token, self._plan.options.lease)
 
-    def _decide(self, answer: Granted | Held | Finished, key: str) -> Publishing:
-        if not isinstance(answer, Held):
+    def _decide(self, answer: Granted | Conflict | Finished, key: str) -> Publishing:
+        if not isinstance(answer, Conflict):
             return Publishing.SEND
         message = Published(self._task.name, self._is_bare, self._causes)
         return on_publish(message, answer.holder.info(key, answer.ttl), partial(has_ended, self._task))
@@ -162,30 +162,30 @@ class Publication:
             causes |= {parent.request.id, parent.request.root_id}
         return frozenset(tokens.known_as(str(one)) for one in causes if one)
 
-    def _ask_again(self, place: str, claim: str, ended: str) -> Granted | Held | Finished:
+    def _ask_again(self, place: str, claim: str, ended: str) -> Granted | Conflict | Finished:
         """Ask until the run with the nonce `ended` has released its key too, for `MOMENT` seconds at most."""
         end, pause = time.monotonic() + MOMENT, 0.002
         while True:
             time.sleep(pause)
             pause = min(2 * pause, 0.05)
             answer = self._ask(place, claim)
-            if not isinstance(answer, Held) or answer.holder.nonce != ended or time.monotonic() >= end:
+            if not isinstance(answer, Conflict) or answer.holder.nonce != ended or time.monotonic() >= end:
                 return answer
 
     def _send_with(self, claim: str, key: str, place: str) -> LockedResult:
         """Send the message that has been left the key, or the place of the one that waits."""
-        store = server_of(self._plan.app).store
+        store, kept = server_of(self._plan.app).store, tokens.known_by(claim, tokens.RESERVED)
         self._header = self._header._replace(claim=claim, key=key)
         seconds_to_start = self._seconds_to_start()
         try:
             result = self.send()
         except BaseException:
-            store.undo(place, claim)
+            store.undo(place, kept)
             raise
         # Only now, so that a publisher that has died before keeps the key no longer than a lease. Where the message
         # has started meanwhile, the key is its run's, and this does nothing.
         try:
-            store.lengthen(place, claim, seconds_to_start)
+            store.lengthen(place, kept, seconds_to_start)
         except RedisError as error:
             task_id, lease = shown(str(self._options["task_id"])), self._plan.options.lease
             logger.warning(
@@ -203,12 +203,12 @@ class Publication:
         result.ignored = self._options.get("ignore_result", task.ignore_result)  # as Celery: get() must not wait
         return result
 
-    def _token(self, claim: str, hostname: str | None) -> str:
+    def _token(self, claim: str, hostname: str | None) -> Token:
         """That of the message while it waits; its attempt as its `Execution` will name it."""
         options = self._options
         nesting = options.get("replaced_task_nesting") or 0
         attempt = Attempt(str(options["task_id"]), options.get("retries") or 0, nesting, self._header.publish)
-        return tokens.mint(claim, attempt, self._plan.origin(hostname))
+        return tokens.mint(claim, attempt, self._plan.origin(hostname), tokens.RESERVED)
 
     def _seconds_to_start(self) -> float:
         return seconds_to_start(self._plan.app, self._plan.options, self._options, self._task.expires)

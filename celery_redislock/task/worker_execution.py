@@ -10,7 +10,7 @@ from celery_redislock import signals
 from celery_redislock.errors import LockConflict, LockUnavailable
 from celery_redislock.info import LockInfo
 from celery_redislock.message.facts import Facts
-from celery_redislock.server.answers import Finished, Granted, Held
+from celery_redislock.server.answers import Conflict, Finished, Granted
 from celery_redislock.server.held import HeldLock
 
 from . import decisions
@@ -57,7 +57,7 @@ class WorkerExecution(Execution):
 
     # Where it is held.
 
-    def _conflict(self, conflict: Held) -> None:
+    def _conflict(self, conflict: Conflict) -> None:
         """End the run, or return to ask for the key again."""
         holder, message = conflict.holder.info(self.key, conflict.ttl), self.message.facts
         decision = self._decide(message, conflict, holder)

@@ -14,6 +14,7 @@ from celery_redislock.app import server_of
 from celery_redislock.errors import LockKeyError, LockUnavailable
 from celery_redislock.message.header import Reservation
 from celery_redislock.server.lock_server import LockServer
+from celery_redislock.server.tokens import known_by
 from celery_redislock.shown import shown
 from celery_redislock.task.decisions import may_be_handed_a_key
 from celery_redislock.task.plan import LockPlan
@@ -123,7 +124,7 @@ def _expect_copies(runs: Sequence[Run]) -> None:
         key = run.key
         try:
             if key is not None:
-                server_of(run.plan.app).store.expect_copy(key, run.nonce)
+                server_of(run.plan.app).store.expect_copy(key, known_by(run.nonce))
         except LockUnavailable as error:
             logger.warning("%s: %s: its message comes again and may run once more", run.name, error)
 
@@ -136,7 +137,7 @@ def release_of_dead(run: Run) -> None:
     server = server_of(run.plan.app)
     try:
         # It leaves no note: the broker may deliver the message again, and then it must run again.
-        if server.store.release(key, run.nonce):
+        if server.store.release(key, known_by(run.nonce)):
             logger.warning("%s: its process died; its lock %s was released", run.name, key)
         if run.reservation is not None:
             server.give_up(*run.reservation, is_to_come=_is_still_to_come(server, run, run.reservation.key), now=True)
@@ -153,7 +154,7 @@ def _is_still_to_come(server: LockServer, run: Run, key: str) -> bool:
     hands nothing over any more. A child that ends normally after its last run, recycled by
     `worker_max_tasks_per_child`, comes here too, and must not leave a note that nobody reads.
     """
-    held = server.store.held(key) if run.is_to_come else None
+    held = server.store.look(key) if run.is_to_come else None
     attempt = held.holder.attempt if held is not None else None
     return attempt is not None and attempt.task_id == run.task_id and attempt.retries < run.retries
 

@@ -6,7 +6,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import redis
@@ -17,7 +17,8 @@ from celery_redislock.errors import LockUnavailable, describe
 from celery_redislock.options import resolve_settings
 from celery_redislock.server import tokens
 from celery_redislock.server.connect import address, connect
-from celery_redislock.server.scripts import Script, Text
+from celery_redislock.server.names import redis_key
+from celery_redislock.server.scripts import Command
 from celery_redislock.server.store import LockStore
 
 if TYPE_CHECKING:
@@ -95,9 +96,9 @@ _OTHER = Remedy((), logging.ERROR, "check redislock_url, and the server")
 class _Once(LockStore):
     """A store that sends each command only once and logs no outage: `ask` logs what went wrong, in one line."""
 
-    def _call(self, script: Script, keys: Sequence[str], values: Sequence[Text]) -> tuple[Any, float, bool]:
+    def _call(self, command: Command) -> tuple[Any, float, bool]:
         sent_at = time.monotonic()
-        return self._send(script, keys, values), sent_at, False
+        return self._send(command), sent_at, False
 
 
 def ask(app: Celery) -> None:
@@ -112,7 +113,7 @@ def ask(app: Celery) -> None:
         client = connect(url_of(app), settings.client_options)
         where = address(client)
         try:
-            _try_out(_Once(client), f"{settings.prefix}:{{worker start:{tokens.mint_nonce()}}}")
+            _try_out(_Once(client), redis_key(settings.prefix, f"worker start:{tokens.mint_nonce()}"))
             _warn_of_eviction(client, where)
         finally:
             client.connection_pool.disconnect()
@@ -128,11 +129,11 @@ def ask(app: Celery) -> None:
 
 def _try_out(store: LockStore, key: str) -> None:
     """Do what tasks do, with a key of this worker's own: renew it, take it, find it held, and release it."""
-    nonce, other = tokens.mint_nonce(), tokens.mint_nonce()
-    store.renew([(key, nonce, LEASE)])  # first, while there is no key: if it fails, no key is left behind
-    for one in (nonce, other):
-        store.acquire(key, tokens.mint(one, None, tokens.origin(None, None)), one, LEASE)
-    store.release(key, nonce)
+    mine, other = (tokens.mint(tokens.mint_nonce(), None, tokens.origin(None, None)) for _ in range(2))
+    store.renew([(key, mine, LEASE)])  # first, while there is no key: if it fails, no key is left behind
+    for one in (mine, other):
+        store.acquire(key, one, LEASE)
+    store.release(key, mine)
 
 
 def _warn_of_eviction(client: redis.Redis, where: str) -> None:

@@ -6,6 +6,7 @@ import pytest
 from celery import Task
 
 from celery_redislock.message.header import HEADER, Header
+from celery_redislock.server.names import NOTE
 from celery_redislock.server.tokens import mint_publish
 from tests.conftest import on_every_broker
 from tests.lab.app import make_app
@@ -40,7 +41,7 @@ def test_a_copy_waits_for_its_first_delivery_and_is_dropped_then(tasks, ledger, 
     assert ledger.items() == ["body"]
     assert app.AsyncResult("one-id").state == ("FAILURE" if fails else "SUCCESS")
     (note,) = locks.client.keys()  # left because a copy was seen, for a day
-    assert b":note:one-id/0/0/" in note
+    assert f"{NOTE}one-id/0/0/".encode() in note
     assert 86400 < locks.client.ttl(note) <= 90000  # and twice the visibility timeout
 
 

@@ -23,6 +23,7 @@ from kombu.exceptions import SerializerNotInstalled
 from celery_redislock import LockUnavailable
 from celery_redislock.options import KEY_OPTIONS, OPTIONS, SETTINGS
 from celery_redislock.server.connect import lock_url
+from celery_redislock.server.names import NOTE
 from tests.lab.moving import PAGE, Alarm, make_moving_app, make_step_app
 from tests.lab.servers import free_port, wait_until
 from tests.lab.workers import worker
@@ -73,7 +74,7 @@ def moving(config):
 def keys(locks):
     """The locks in Redis and how long they live; notes that a run is over are none."""
     client = locks.client
-    return lambda: {key.decode(): client.ttl(key) for key in client.scan_iter() if b":note:" not in key}
+    return lambda: {key.decode(): client.ttl(key) for key in client.scan_iter() if NOTE.encode() not in key}
 
 
 _seen: set[str] = set()

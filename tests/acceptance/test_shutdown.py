@@ -9,6 +9,7 @@ import pytest
 from celery import states
 from celery.worker import WorkController
 
+from celery_redislock.server.names import NOTE
 from tests.conftest import on_every_broker
 from tests.lab.servers import wait_until
 
@@ -59,7 +60,7 @@ def test_a_run_that_ends_in_a_warm_shutdown_leaves_its_note_because_redis_may_lo
     first_worker.stop(signal.SIGTERM)
     assert result.get(timeout=1) == "first"
     (note,) = locks.client.keys()
-    assert b":note:same/0/0/" in note
+    assert f"{NOTE}same/0/0/".encode() in note
 
 
 def _cold(stop, broker):

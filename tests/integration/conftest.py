@@ -15,10 +15,11 @@ from celery._state import _set_task_join_will_block
 from celery.app.trace import build_tracer
 
 from celery_redislock.server import tokens
-from celery_redislock.server.answers import Leaves
+from celery_redislock.server.answers import Note
 from celery_redislock.server.connect import connect
 from celery_redislock.server.held import HeldLock
 from celery_redislock.server.keeper import Keeper
+from celery_redislock.server.names import keys_of
 from celery_redislock.server.store import LockStore
 from celery_redislock.server.tokens import Attempt
 from tests.lab.app import Config
@@ -59,20 +60,20 @@ def look_all_at_once(store: LockStore, server: redis.Redis, count: int) -> None:
 
 
 class Holder:
-    """One execution's nonce and token."""
+    """One execution's token and note."""
 
     def __init__(self, store: LockStore, attempt: Attempt | None) -> None:
         self.store = store
         self.attempt = attempt
-        self.nonce = tokens.mint_nonce()
-        self.token = tokens.mint(self.nonce, attempt, tokens.origin("w@host", "shop.bill" if attempt else None))
-        self.note = f"{KEY}:note:{attempt}"
+        origin = tokens.origin("w@host", "shop.bill" if attempt else None)
+        self.token = tokens.mint(tokens.mint_nonce(), attempt, origin)
+        self.note = keys_of(KEY).note(attempt)
 
     def acquire(self, lease: float = 10.0, *, may_be_copy: bool = False) -> object:
-        return self.store.acquire(KEY, self.token, self.nonce, lease, self.note if may_be_copy else None)
+        return self.store.acquire(KEY, self.token, lease, self.note if may_be_copy else None)
 
     def release(self, *, over: bool = True, copy_may_wait: bool = False) -> bool:
-        return self.store.release(KEY, self.nonce, Leaves(self.note if over else None, copy_may_wait))
+        return self.store.release(KEY, self.token, Note(self.note, in_any_case=copy_may_wait) if over else None)
 
 
 @pytest.fixture
@@ -92,9 +93,9 @@ def hold(store: LockStore, keeper: Keeper) -> Callable[..., HeldLock]:
     def make(
         key: str = KEY, lease: float = 1.5, store: LockStore = store, keeper: Keeper = keeper, **options: object
     ) -> HeldLock:
-        nonce = tokens.mint_nonce()
-        lock = HeldLock(store, key, tokens.mint(nonce, None, tokens.origin("host", None)), nonce, lease, **options)
-        lock.granted(store.acquire(key, lock.token, nonce, lease))
+        token = tokens.mint(tokens.mint_nonce(), None, tokens.origin("host", None))
+        lock = HeldLock(store, key, token, lease, **options)
+        lock.granted(store.acquire(key, token, lease))
         keeper.add(lock)
         return lock
 

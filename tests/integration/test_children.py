@@ -6,12 +6,12 @@ import pytest
 
 from celery_redislock.app import server_of
 from celery_redislock.server import tokens
-from celery_redislock.server.answers import Leaves
 from celery_redislock.server.tokens import Attempt
 from celery_redislock.task.plan import LockPlan
 from celery_redislock.worker.children import Reservation, Run, release_of_dead
 
 LEASE = 60.0
+ORIGIN = tokens.origin("w@host", "lab.job_again")
 
 
 @pytest.fixture
@@ -26,13 +26,12 @@ def key(tasks):
 
 @pytest.fixture
 def take(server, key):
-    """An attempt of the task, or another's, takes the key: its nonce."""
+    """An attempt of the task, or another's, takes the key: its token."""
 
     def take_key(task_id, retries):
-        nonce = tokens.mint_nonce()
-        token = tokens.mint(nonce, Attempt(task_id, retries, 0), tokens.origin("w@host", "lab.job_again"))
-        server.store.acquire(key, token, nonce, LEASE)
-        return nonce
+        token = tokens.mint(tokens.mint_nonce(), Attempt(task_id, retries, 0), ORIGIN)
+        server.store.acquire(key, token, LEASE)
+        return token
 
     return take_key
 
@@ -40,7 +39,7 @@ def take(server, key):
 @pytest.fixture
 def claim():
     """Of the message of the second attempt: the first one has left the key to it, or is to."""
-    return tokens.mint_claim()
+    return tokens.mint_nonce()
 
 
 @pytest.fixture
@@ -61,8 +60,8 @@ def test_while_the_run_before_holds_the_key_a_note_tells_it_to_leave_it_to_nobod
     first = take("id", 0)
     release()
     assert len(locks.client.keys()) == 2  # the key and the note
-    again = tokens.mint(claim, Attempt("id", 1, 0), tokens.origin("w@host", "lab.job_again"))
-    assert server.store.release(key, first, Leaves(token=again, ttl=LEASE))
+    again = tokens.mint(claim, Attempt("id", 1, 0), ORIGIN, tokens.RESERVED)
+    assert server.store.hand_over(key, first, again, LEASE)
     assert locks.client.keys() == []
 
 
@@ -79,7 +78,6 @@ def test_once_the_run_before_holds_it_no_more_no_note_is_left(take, release, loc
 
 def test_what_was_left_to_it_and_not_used_is_free(server, key, claim, release, locks):
     """The run before has ended; the child died before it asked."""
-    token = tokens.mint(claim, Attempt("id", 1, 0), tokens.origin("w@host", "lab.job_again"))
-    server.store.acquire(key, token, claim, LEASE)
+    server.store.acquire(key, tokens.mint(claim, Attempt("id", 1, 0), ORIGIN, tokens.RESERVED), LEASE)
     release()
     assert locks.client.keys() == []

@@ -8,6 +8,7 @@ import pytest
 from celery import states
 from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError
 
+from celery_redislock.server.names import keys_of
 from celery_redislock.server.scripts import RELEASE
 from tests.lab.app import make_app
 from tests.lab.interruption import raised_at
@@ -84,7 +85,8 @@ class TestJoin:
         with raised_at(release, SoftTimeLimitExceeded()):
             assert deliver(app, "lab.on_join", "k", **joining("holder"))[0] == states.FAILURE
         assert release.struck == 1
-        assert locks.client.keys() == [b"redislock:{k}:note:id/0/0"]  # it had come back: there may be two of it
+        note = keys_of("redislock:{k}").note("id/0/0")  # it had come back: there may be two of it
+        assert locks.client.keys() == [note.encode()]
 
     def test_every_lock_that_it_takes_is_said_to_be_released(self, deliver, app, tasks):
         from celery_redislock import signals

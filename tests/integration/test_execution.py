@@ -19,9 +19,9 @@ from celery_redislock.message import message
 from celery_redislock.message.delivery import Delivery
 from celery_redislock.message.header import Header
 from celery_redislock.server import tokens
-from celery_redislock.server.answers import Leaves
+from celery_redislock.server.names import NOTE, keys_of
 from celery_redislock.server.scripts import ACQUIRE, RELEASE
-from celery_redislock.server.store import LockStore, given_up
+from celery_redislock.server.store import LockStore
 from celery_redislock.server.tokens import Attempt
 from tests.lab.app import make_app
 from tests.lab.interruption import raised_at
@@ -142,22 +142,23 @@ def test_a_soft_time_limit_before_the_claim_is_used_frees_what_was_left_to_the_m
 def leave(config, locks, name, place=""):
     """Leave the key of ``k``, or a place beside it, to a message; returns its header, and the key."""
     key = make_app(config).tasks[name].lock_for("k").name + place
-    claim = tokens.mint_claim()
-    locks.client.set(key, tokens.mint(claim, Attempt("id", 0, 0), tokens.origin("host", name)), px=3_600_000)
-    return Header(claim=claim, key=key.removesuffix(place)).wire, key
+    token = tokens.mint(tokens.mint_nonce(), Attempt("id", 0, 0), tokens.origin("host", name), tokens.RESERVED)
+    locks.client.set(key, token, px=3_600_000)
+    return Header(claim=token.nonce, key=key.removesuffix(place)).wire, key
 
 
 def test_a_retry_that_is_dropped_is_left_nothing_by_a_second_run_of_the_one_that_sent_it(deliver, config, locks):
     """The first run sent it, and died; the retry ran; the second one has sent it anew and is still to end."""
     claim, key = leave(config, locks, "lab.job_again")
-    nonce = tokens.mint_nonce()
-    locks.client.set(key, tokens.mint(nonce, Attempt("id", 0, 0), tokens.origin("w@host", "lab.job_again")), px=30_000)
-    locks.client.set(f"{key}:note:id/1/0", "", px=30_000)
+    origin = tokens.origin("w@host", "lab.job_again")
+    running = tokens.mint(tokens.mint_nonce(), Attempt("id", 0, 0), origin)
+    locks.client.set(key, running, px=30_000)
+    locks.client.set(keys_of(key).note("id/1/0"), "", px=30_000)
     redelivered = {"exchange": "", "routing_key": "q", "redelivered": True}
     assert deliver("lab.job_again", "k", retries=1, redislock=claim, delivery_info=redelivered)[0] == "IGNORED"
-    wait_until(lambda: locks.client.exists(given_up(key, claim["claim"])), "it has given up its claim")
-    token = tokens.mint(claim["claim"], Attempt("id", 1, 0), tokens.origin("w@host", "lab.job_again"))
-    assert LockStore(locks.client).release(key, nonce, Leaves(token=token, ttl=3600.0)) is True
+    wait_until(lambda: locks.client.exists(keys_of(key).gone(claim["claim"])), "it has given up its claim")
+    again = tokens.mint(claim["claim"], Attempt("id", 1, 0), origin, tokens.RESERVED)
+    assert LockStore(locks.client).hand_over(key, running, again, 3600.0) is True
     assert locks.client.keys("*}") == []
 
 
@@ -213,7 +214,7 @@ def test_a_run_that_ends_close_to_the_visibility_timeout_leaves_a_note(deliver, 
     config.settings["broker_transport_options"]["visibility_timeout"] = 100
     delivery = Delivery("n" * 22, time.monotonic() - held_for)
     assert deliver("lab.late", "k", "item", redislock_delivery=delivery) == (None, "item")
-    assert len(locks.client.keys("*:note:id/0/0")) == notes
+    assert len(locks.client.keys(f"*{NOTE}id/0/0")) == notes
 
 
 @pytest.mark.parametrize("come_back", [{}, {"redislock": {"times": 1, "since": 1.0, "begun": True}}])
@@ -241,7 +242,7 @@ def test_a_note_outlives_the_visibility_timeout(deliver, config, locks):
     config.settings["broker_transport_options"]["visibility_timeout"] = week
     redelivered = {"exchange": "", "routing_key": "q", "redelivered": True}
     assert deliver("lab.late", "k", "item", delivery_info=redelivered) == (None, "item")
-    (note,) = locks.client.keys("*:note:id/0/0")
+    (note,) = locks.client.keys(f"*{NOTE}id/0/0")
     assert locks.client.ttl(note) > 2 * week
 
 

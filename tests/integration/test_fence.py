@@ -10,13 +10,14 @@ import redis
 from celery_redislock import Lock, LockConfigError, LockedTask
 from celery_redislock.server.answers import Granted
 from celery_redislock.server.connect import connect
+from celery_redislock.server.names import keys_of
 from celery_redislock.server.scripts import ACQUIRE
 from celery_redislock.server.store import LockStore
 from celery_redislock.testing import busy
 from tests.integration.conftest import KEY
 from tests.lab.app import make_app
 
-NAME, COUNTER = "stock", "{stock}:fence"
+NAME, COUNTER = "stock", keys_of("stock").fence
 DAY_MS = 24 * 3600 * 1000
 
 
@@ -98,11 +99,11 @@ def test_a_lost_reply_does_not_move_it(holder, client, lock_proxy):
     client.script_load(ACQUIRE.text)
     fault = lock_proxy.drop_reply(to=b"EVALSHA", where=ACQUIRE.sha.encode())
     with connect(lock_proxy.url, {}) as behind:
-        granted = LockStore(behind).acquire(KEY, mine.token, mine.nonce, 10, fence=True)
+        granted = LockStore(behind).acquire(KEY, mine.token, 10, fence=True)
     assert fault.struck == 1
     assert isinstance(granted, Granted)
-    assert granted.fence == int(client.get(f"{KEY}:fence"))
-    assert mine.store.acquire(KEY, mine.token, mine.nonce, 10, fence=True).fence == granted.fence
+    assert granted.fence == int(client.get(keys_of(KEY).fence))
+    assert mine.store.acquire(KEY, mine.token, 10, fence=True).fence == granted.fence
 
 
 def test_a_refused_one_does_not_move_it(make, client):

@@ -79,7 +79,7 @@ def test_a_release_is_made_up_for_where_a_renewal_had_failed_and_nothing_is_held
     behind.keeper.add(lock)  # it looks what is due
     wait_until(lambda: "the lock server cannot be asked" in log.text, "renewals have failed", 5)
     behind.keeper.remove(lock)
-    behind.keeper.release_later(KEY, lock.nonce)
+    behind.keeper.later(lambda store: store.release(KEY, lock.token))
     lock_proxy.mend()
     wait_until(lambda: client.get(KEY) is None, "it is released", 5)
 
@@ -156,7 +156,7 @@ def test_removing_while_renewing_does_not_tell_of_a_loss(hold, keeper, store, lo
     while time.monotonic() < end:
         lock = held.pop(0)
         keeper.remove(lock)
-        store.release(lock.key, lock.nonce)
+        store.release(lock.key, lock.token)
         held.append(hold(lock.key, lease=0.3))
         time.sleep(0.005)
     assert "lost" not in log.text
@@ -270,7 +270,7 @@ def test_many_releases_to_make_up_for_do_not_delay_a_renewal(lock_proxy, locks, 
     granted = lock.deadline
     releases = lock_proxy.delay(0.005, to=b"EVALSHA", where=RELEASE.sha.encode())
     for number in range(1000):
-        mine.keeper.release_later(f"{KEY}:{number}", "nonce")
+        mine.keeper.later(lambda store, number=number: store.release(f"{KEY}:{number}", lock.token))
     wait_until(lambda: releases.met >= 1000, "all are released")
     assert lock.deadline > granted + 3
     assert lock.state == "held"
@@ -286,9 +286,8 @@ def test_waiters_for_the_stores_connections_do_not_delay_a_renewal(lock_proxy, s
     answers = []
 
     def acquire(number):
-        nonce = tokens.mint_nonce()
-        token = tokens.mint(nonce, None, tokens.origin("host", None))
-        answers.append(mine.store.acquire(f"{KEY}{number}", token, nonce, 10.0))
+        token = tokens.mint(tokens.mint_nonce(), None, tokens.origin("host", None))
+        answers.append(mine.store.acquire(f"{KEY}{number}", token, 10.0))
 
     waiters = [threading.Thread(target=acquire, args=(number,), daemon=True) for number in range(60)]
     for waiter in waiters:

@@ -13,6 +13,7 @@ from celery_redislock import LockUnavailable
 from celery_redislock.app import server_of
 from celery_redislock.server import outage
 from celery_redislock.server.answers import Granted
+from celery_redislock.server.tokens import Token
 from tests.integration.conftest import KEY
 from tests.lab.servers import wait_until
 
@@ -120,7 +121,7 @@ def test_when_the_server_is_back_the_next_look_gets_the_key(ask, lock_proxy, log
 def test_any_answer_shows_that_the_server_is_back(ask, lock_proxy, store):
     lock_proxy.mend()
     assert isinstance(ask()[0], LockUnavailable)
-    assert store.renew([(KEY, "nobody", 1.0)]) == [False]
+    assert store.renew([(KEY, Token.of("nobody"), 1.0)]) == [False]
     assert isinstance(ask()[0], Granted)
 
 
@@ -130,9 +131,9 @@ def test_a_lock_that_is_held_is_renewed_and_released_all_the_while(hold, ask, lo
     lock_proxy.refuse()
     assert isinstance(ask()[0], LockUnavailable)
     with pytest.raises(LockUnavailable):
-        store.release(KEY, lock.nonce)
+        store.release(KEY, lock.token)
     lock_proxy.mend()
-    assert store.release(KEY, lock.nonce) is True  # nobody has looked
+    assert store.release(KEY, lock.token) is True  # nobody has looked
     assert locks.client.get(KEY) is None
 
 

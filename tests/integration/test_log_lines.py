@@ -10,7 +10,7 @@ from celery import states
 from celery.exceptions import TaskRevokedError
 
 from celery_redislock import LockConflict, LockedTask, LockKeyError, LockUnavailable, locked
-from celery_redislock.server.tokens import Attempt, mint, mint_claim, origin
+from celery_redislock.server.tokens import Attempt, mint, mint_nonce, origin
 from celery_redislock.testing import busy
 from tests.lab.app import make_app
 from tests.lab.servers import free_port
@@ -240,7 +240,7 @@ class TestNamesOfOthers:
 
     def test_a_holder_forges_no_line_and_no_reason(self, app, task, deliver, ours, locks):
         task = task(lock_on_conflict="skip")
-        token = mint("nonce", Attempt(self.ID, 0, 0), origin("host\nERROR", "lab.lines"))
+        token = mint(mint_nonce(), Attempt(self.ID, 0, 0), origin("host\nERROR", "lab.lines"))
         locks.client.set(task.lock_for("k").name, token)
         deliver(app, task.name, "k")
         assert f" is held by task {self.SHOWN} on host\\nERROR: skip" in ours()[0]
@@ -255,7 +255,7 @@ class TestNamesOfOthers:
         assert f"joined task {self.SHOWN}, which was revoked" in ours()[0]
 
     def test_a_key_that_a_message_names_forges_no_line(self, app, task, deliver, ours):
-        header = {"claim": mint_claim(), "key": f"redislock:{{{self.ID}}}"}
+        header = {"claim": mint_nonce(), "key": f"redislock:{{{self.ID}}}"}
         assert deliver(app, task().name, "k", redislock=header)[0] == states.SUCCESS
         assert f"its publisher took lock redislock:{{{self.SHOWN}}}, but" in ours()[0]
 

@@ -305,11 +305,11 @@ class TestAfterTheEnd:
     @pytest.fixture
     def ended(self, app, tasks, locks):
         """A run whose result is stored, and which still holds its key; what is called gives the key back."""
-        key, nonce = tasks.job.lock_for("k").name, tokens.mint_nonce()
-        token = tokens.mint(nonce, Attempt("ended", 0, 0), tokens.origin("w@host", "lab.job"))
+        key = tasks.job.lock_for("k").name
+        token = tokens.mint(tokens.mint_nonce(), Attempt("ended", 0, 0), tokens.origin("w@host", "lab.job"))
         locks.client.set(key, token, px=30_000)
         app.backend.mark_as_done("ended", "old")
-        return lambda: LockStore(locks.client).release(key, nonce)
+        return lambda: LockStore(locks.client).release(key, token)
 
     def test_a_publish_waits_for_the_key_and_takes_it(self, tasks, ended, waiting, ttl):
         with ThreadPoolExecutor(1) as pool:
@@ -353,13 +353,13 @@ class TestAfterTheEnd:
         assert waiting() == 0
 
     def test_an_eager_run_waits_for_the_key(self, tasks, app, locks):
-        key, nonce = tasks.lingers_skip.lock_for("k").name, tokens.mint_nonce()
-        token = tokens.mint(nonce, Attempt("ended", 0, 0), tokens.origin("w@host", "lab.lingers_skip"))
+        key = tasks.lingers_skip.lock_for("k").name
+        token = tokens.mint(tokens.mint_nonce(), Attempt("ended", 0, 0), tokens.origin("w@host", "lab.lingers_skip"))
         locks.client.set(key, token, px=30_000)
         app.backend.mark_as_done("ended", "old")
         with ThreadPoolExecutor(1) as pool:
             run = pool.submit(lambda: tasks.lingers_skip.apply(("k", "new")).get())
-            LockStore(locks.client).release(key, nonce)
+            LockStore(locks.client).release(key, token)
             assert run.result() == "new"
 
 

@@ -11,11 +11,14 @@ import os
 import pytest
 
 from celery_redislock import LockUnavailable
-from celery_redislock.server.answers import Finished, Granted, Held
+from celery_redislock.server.answers import Conflict, Finished, Granted
 from celery_redislock.server.connect import connect
 from celery_redislock.server.store import LockStore
+from celery_redislock.server.tokens import SEEN, known_by, mint_nonce
 from tests.integration.conftest import KEY, look_all_at_once
 from tests.lab.servers import Valkey
+
+MINE = known_by(mint_nonce())
 
 
 def test_a_free_key_is_granted_for_the_lease(holder, client):
@@ -29,7 +32,7 @@ def test_a_held_key_is_refused_naming_its_holder(holder):
     first, second = holder("first"), holder("second")
     first.acquire(lease=10)
     conflict = second.acquire()
-    assert isinstance(conflict, Held)
+    assert isinstance(conflict, Conflict)
     assert conflict.holder.attempt == first.attempt
     assert (conflict.holder.hostname, conflict.holder.task) == ("w@host", "shop.bill")
     assert 9 < conflict.ttl <= 10
@@ -45,15 +48,15 @@ def test_a_lock_of_redis_pys_own_is_respected_and_shown_as_nobodys_task(holder, 
 def test_the_nonce_alone_releases_so_that_the_main_process_can(holder, store):
     mine = holder("id")
     mine.acquire()
-    assert not store.release(KEY, mine.nonce[:-1])
-    assert store.release(KEY, mine.nonce)
+    assert not store.release(KEY, known_by(mine.token.nonce[:-1] + "-"))
+    assert store.release(KEY, known_by(mine.token.nonce))
 
 
 def test_renew_gives_the_whole_lease_again_only_to_owners(holder, store, client):
     mine, other = holder("mine"), holder("other")
     mine.acquire(lease=10)
     client.pexpire(KEY, 100)
-    assert store.renew([(KEY, mine.nonce, 10), (KEY, other.nonce, 99), ("nowhere", mine.nonce, 10)]) == [
+    assert store.renew([(KEY, mine.token, 10), (KEY, other.token, 99), ("nowhere", mine.token, 10)]) == [
         True,
         False,
         False,
@@ -74,18 +77,18 @@ class TestNotes:
         first, copy = holder("id"), holder("id")
         first.acquire()
         for _ in range(2):  # sent twice, it counts once
-            assert store.expect_copy(KEY, first.nonce)
-        assert client.get(KEY).decode() == f"{first.token} copy"
+            assert store.expect_copy(KEY, first.token)
+        assert client.get(KEY).decode() == f"{SEEN}{first.token[1:]}"
         assert 9000 < client.pttl(KEY) <= 10000
         assert first.release()
         assert isinstance(copy.acquire(may_be_copy=True), Finished)
 
     def test_only_the_holder_expects_a_copy(self, holder, store, client):
         first, other = holder("id"), holder("other")
-        assert not store.expect_copy(KEY, first.nonce)
+        assert not store.expect_copy(KEY, first.token)
         assert client.keys() == []
         first.acquire()
-        assert not store.expect_copy(KEY, other.nonce)
+        assert not store.expect_copy(KEY, other.token)
         assert client.get(KEY).decode() == first.token
 
     def test_two_locks_outside_tasks_are_no_copies_of_each_other(self, holder, client):
@@ -118,9 +121,9 @@ class TestOutage:
     def test_nobody_there_is_lock_unavailable(self, tmp_path):
         store = LockStore(connect(f"unix://{tmp_path}/nobody.sock", {}))
         with pytest.raises(LockUnavailable, match="ConnectionError"):
-            store.acquire(KEY, "n token", "n", 10)
+            store.acquire(KEY, MINE, 10)
         with pytest.raises(LockUnavailable):
-            store.release(KEY, "n")
+            store.release(KEY, MINE)
         with pytest.raises(LockUnavailable):
             store.inspect(KEY)
 

@@ -12,7 +12,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_redislock import Lock, LockUnavailable
 from celery_redislock.server import tokens
-from celery_redislock.server.answers import Finished, Granted, Held
+from celery_redislock.server.answers import Conflict, Finished, Granted
 from celery_redislock.server.connect import connect, derive
 from celery_redislock.server.scripts import ACQUIRE, INSPECT, RELEASE, RENEW
 from celery_redislock.server.store import LockStore
@@ -75,13 +75,13 @@ class TestAcquire:
         assert sent_at + 10 <= ends_at + 0.002  # its holder never trusts it for longer than the server keeps it
         assert client.pttl(KEY) <= 10000
         conflict = other.acquire()
-        assert isinstance(conflict, Held)
-        assert conflict.holder.nonce == mine.nonce
+        assert isinstance(conflict, Conflict)
+        assert conflict.holder == mine.token
 
     def test_the_lost_reply_of_a_refusal_stays_a_refusal(self, holder, other, client, lose):
         other.acquire()
         fault = lose(ACQUIRE)
-        assert isinstance(holder("id").acquire(), Held)
+        assert isinstance(holder("id").acquire(), Conflict)
         assert fault.struck == 1
         assert client.get(KEY).decode() == other.token
 
@@ -94,7 +94,7 @@ class TestAcquire:
         client.delete(KEY)  # as an expiry does
         other.acquire()
         lock_proxy.cut()
-        assert isinstance(outcome.result(), Held)
+        assert isinstance(outcome.result(), Conflict)
         assert client.get(KEY).decode() == other.token
 
     def test_a_copy_whose_grant_was_lost_and_that_is_finished_then_leaves_the_key_free(
@@ -125,7 +125,7 @@ class TestAcquire:
         first = one.token
         one.acquire()
         time.sleep(0.002)  # tokens tell milliseconds
-        one.token = tokens.mint(one.nonce, one.attempt, tokens.origin("w@host", "shop.bill"))
+        one.token = tokens.mint(one.token.nonce, one.attempt, tokens.origin("w@host", "shop.bill"))
         assert isinstance(one.acquire(), Granted)
         store.undo(KEY, first)
         assert client.get(KEY) == one.token.encode()
@@ -139,7 +139,7 @@ class TestAcquire:
         lock_proxy.mend()
         assert client.get(KEY) is None
         assert isinstance(other.acquire(), Granted)
-        assert isinstance(holder("id").acquire(), Held)  # through the mended proxy
+        assert isinstance(holder("id").acquire(), Conflict)  # through the mended proxy
 
     def test_where_the_undo_is_lost_too_the_key_ends_with_one_lease(
         self, holder, other, client, lose, lock_proxy, thread
@@ -203,7 +203,7 @@ class TestRelease:
     def test_a_lost_reply_loses_no_note(self, holder, lose):
         mine, copy = holder("id"), holder("id")
         mine.acquire()
-        assert isinstance(copy.acquire(), Held)
+        assert isinstance(copy.acquire(), Conflict)
         lose(RELEASE)
         assert mine.release()
         assert isinstance(copy.acquire(may_be_copy=True), Finished)
@@ -225,9 +225,9 @@ class TestRenew:
         client.pexpire(KEY, 1000)
         lose(RENEW)
         with pytest.raises(redis.ConnectionError):
-            store.renew([(KEY, mine.nonce, 10)])
+            store.renew([(KEY, mine.token, 10)])
         assert 9000 < client.pttl(KEY) <= 10000
-        assert store.renew([(KEY, mine.nonce, 10)]) == [True]
+        assert store.renew([(KEY, mine.token, 10)]) == [True]
         assert client.pttl(KEY) <= 10000
 
     def test_the_keeper_renews_again_after_a_lost_reply(self, hold, client, lose):

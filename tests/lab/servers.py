@@ -19,6 +19,8 @@ import psutil
 import pytest
 import redis
 
+from celery_redislock.server.names import NOTE
+
 
 def missing(what: str) -> None:
     """A server is absent: skip with the reason, but never in CI."""
@@ -141,7 +143,7 @@ class Valkey:
 
     def held(self) -> list[bytes]:
         """All keys but the notes, which are left for copies of messages, as of those that have come back."""
-        return [key for key in self.client.scan_iter() if b":note:" not in key]
+        return [key for key in self.client.scan_iter() if NOTE.encode() not in key]
 
     def calls(self) -> dict[str, int]:
         """How often each command was called since the last look, but for what the tests themselves ask."""

@@ -9,7 +9,6 @@ from celery.signals import worker_ready
 
 from celery_redislock import LockInfo
 from celery_redislock.server.held import HeldLock
-from celery_redislock.server.tokens import parse
 from celery_redislock.signals import lock_conflict, lock_lost
 from celery_redislock.worker import reminder
 from tests.lab.app import Config, make_app
@@ -27,7 +26,7 @@ def _write_down(holder: LockInfo, policy: str, **_: object) -> None:
 
 @lock_lost.connect
 def _write_down_the_loss(lock: HeldLock, reason: str, **_: object) -> None:
-    attempt = parse(lock.token).attempt
+    attempt = lock.token.attempt
     Ledger(Path(config.ledger)).lost(lock.key, attempt.task_id if attempt else "", reason)
 
 

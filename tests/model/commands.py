@@ -14,11 +14,16 @@ Mistakes = Set[Mistake]
 
 
 class Key(NamedTuple):
-    """A held key: its token's nonce and attempt, and whether a copy has left its mark."""
+    """A held key: its token's nonce and attempt, and whether a copy has left its mark, as on a running one."""
 
     nonce: str
     attempt: Attempt
     marked: bool = False
+
+    @property
+    def is_reserved(self) -> bool:
+        """It is kept for a message that carries the nonce."""
+        return self.nonce[0] == "h"
 
 
 class Server(NamedTuple):
@@ -118,7 +123,7 @@ def acquire(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> Eff
         nonce = command.token if Mistake.CLAIM_IS_KEPT in mistakes else command.nonce
         return Effect(Reply.GRANTED, server._replace(key=mine._replace(nonce=nonce, marked=key.marked)), leased=True)
     is_copy = noted(command.attempt, mistakes) == noted(key.attempt, mistakes)
-    return Effect(Reply.HELD, server._replace(key=key._replace(marked=key.marked or is_copy)))
+    return Effect(Reply.HELD, server._replace(key=key._replace(marked=key.marked or (is_copy and not key.is_reserved))))
 
 
 def renew(server: Server, command: Renew, mistakes: Mistakes) -> Effect:

@@ -14,10 +14,11 @@ import redis
 
 from celery_redislock.server import tokens
 from celery_redislock.server.answers import Claim as LeftToMe
-from celery_redislock.server.answers import Finished, Held, Leaves
+from celery_redislock.server.answers import Conflict, Finished, Note
 from celery_redislock.server.connect import connect
-from celery_redislock.server.store import LockStore, given_up
-from celery_redislock.server.tokens import Attempt
+from celery_redislock.server.names import keys_of
+from celery_redislock.server.store import LockStore
+from celery_redislock.server.tokens import RESERVED, RUNS, SEEN, Attempt, Token, known_by
 from tests.lab.servers import Valkey
 
 from .commands import Acquire, Claim, Command, GiveUp, HandOver, Key, Release, Renew, Reply, Server, apply
@@ -55,7 +56,7 @@ class Keys:
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
         self.store = LockStore(client)
-        self.tokens: dict[tuple[str, Attempt], str] = {}
+        self.tokens: dict[tuple[str, Attempt], Token] = {}
 
     def set_up(self, server: Server) -> None:
         self.client.flushdb()
@@ -64,32 +65,34 @@ class Keys:
         for attempt in server.notes:
             self.client.set(note(attempt), "", ex=60)
         for claim in server.gone:
-            self.client.set(given_up(KEY, real(claim)), "", ex=60)
+            self.client.set(keys_of(KEY).gone(real(claim)), "", ex=60)
 
     def run(self, command: Command) -> Reply:
         match command:
             case Acquire(nonce, attempt, reads_note) | Claim(nonce, attempt, reads_note):
-                claim = LeftToMe(real(command.token), NEW_LEASE) if isinstance(command, Claim) else None
-                answer = self.store.acquire(
-                    *(KEY, self.token(nonce, attempt), real(nonce), NEW_LEASE, note(attempt) if reads_note else None),
-                    claim=claim,
-                )
-                if isinstance(answer, Held):
+                token, read = self.token(nonce, attempt), note(attempt) if reads_note else None
+                if isinstance(command, Claim):
+                    claim = LeftToMe(real(command.token), NEW_LEASE)
+                    answer = self.store.claim(KEY, token, NEW_LEASE, claim, read)
+                else:
+                    answer = self.store.acquire(KEY, token, NEW_LEASE, read)
+                if isinstance(answer, Conflict):
                     return Reply.HELD
                 return Reply.FINISHED if isinstance(answer, Finished) else Reply.GRANTED
             case Release(nonce, over, unseen_copy):
-                released = self.store.release(KEY, real(nonce), Leaves(note(over) if over else None, unseen_copy))
+                left = Note(note(over), in_any_case=unseen_copy) if over else None
+                released = self.store.release(KEY, owner(nonce), left)
                 return Reply.RELEASED if released else Reply.NOT_MINE
             case HandOver(nonce, over, unseen_copy, claim, attempt):
-                leaves = Leaves(note(over) if over else None, unseen_copy, self.token(claim, attempt), NEW_LEASE)
-                released = self.store.release(KEY, real(nonce), leaves)
+                left = Note(note(over), in_any_case=unseen_copy) if over else None
+                released = self.store.hand_over(KEY, owner(nonce), self.token(claim, attempt), NEW_LEASE, left)
                 taken = Reply.HANDED_OVER if self.client.exists(KEY) else Reply.RELEASED
                 return taken if released else Reply.NOT_MINE
             case GiveUp(claim, is_to_come):
-                leaves = Leaves(given_up(KEY, real(claim)) if is_to_come else None)
-                return Reply.GIVEN_UP if self.store.release(KEY, real(claim), leaves) else Reply.NOT_MINE
+                given_up = self.store.give_up(KEY, real(claim), is_to_come=is_to_come)
+                return Reply.GIVEN_UP if given_up else Reply.NOT_MINE
             case Renew(nonce):
-                return Reply.RENEWED if self.store.renew([(KEY, real(nonce), NEW_LEASE)]) == [True] else Reply.NOT_MINE
+                return Reply.RENEWED if self.store.renew([(KEY, owner(nonce), NEW_LEASE)]) == [True] else Reply.NOT_MINE
 
     def read(self) -> tuple[str | None, set[str], bool]:
         """The key's value, the notes, and whether the key has a new lease. Neither may stay for ever."""
@@ -104,20 +107,29 @@ class Keys:
         return value.decode(), names - {KEY}, lease > OLD_LEASE
 
     def value(self, key: Key) -> str:
-        return self.token(key.nonce, key.attempt) + (" copy" if key.marked else "")
+        token = self.token(key.nonce, key.attempt)
+        return SEEN + token[1:] if key.marked else token
 
-    def token(self, nonce: str, attempt: Attempt) -> str:
-        return self.tokens.setdefault((nonce, attempt), tokens.mint(real(nonce), attempt, ORIGIN))
+    def token(self, nonce: str, attempt: Attempt) -> Token:
+        return self.tokens.setdefault((nonce, attempt), tokens.mint(real(nonce), attempt, ORIGIN, state(nonce)))
 
 
 def real(nonce: str) -> str:
     """As long as a real one; alike but for the end, so that no prefix will do."""
-    return ("~" if nonce[0] == "h" else "") + nonce.rjust(22, "-")
+    return nonce.rjust(22, "-")
+
+
+def state(nonce: str) -> str:
+    return RESERVED if nonce[0] == "h" else RUNS
+
+
+def owner(nonce: str) -> Token:
+    return known_by(real(nonce), state(nonce))
 
 
 def note(attempt: Attempt) -> str:
     """As `Execution` names it."""
-    return f"{KEY}:note:{attempt}"
+    return keys_of(KEY).note(attempt)
 
 
 def test_every_command_answers_and_leaves_what_the_model_says(pairs, keys):
@@ -130,7 +142,7 @@ def test_every_command_answers_and_leaves_what_the_model_says(pairs, keys):
         story = f"{command} on {server}"
         assert reply is effect.reply, story
         assert value == (keys.value(after.key) if after.key else None), story
-        claims = {given_up(KEY, real(claim)) for claim in after.gone}
+        claims = {keys_of(KEY).gone(real(claim)) for claim in after.gone}
         assert notes == {note(attempt) for attempt in after.notes} | claims, story
         assert leased is effect.leased, story
 

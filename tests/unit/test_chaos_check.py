@@ -376,7 +376,7 @@ def test_a_key_that_is_left_is_broken(book, broken):
 def test_a_key_that_is_kept_for_a_message_is_broken_unless_that_message_was_lost(book, broken):
     for task_id, received in {"lost": False, "finished": True}.items():
         book.sent(task_id, "job", "SUCCESS" if received else "PENDING", at=10, received=received)
-        token = tokens.mint(tokens.mint_claim(), f"{task_id}/0/0", tokens.origin("host", "chaos.job"))
+        token = tokens.mint(tokens.mint_nonce(), f"{task_id}/0/0", tokens.origin("host", "chaos.job"), tokens.RESERVED)
         book.ledger.write({"event": "key", "key": f"redislock:{{chaos:{task_id}}}", "holder": token})
     book.run("finished", 10, 11)
     book.fault(KILL_WORKER, 10.5)

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from celery_redislock.message.broker import DEFAULT_VISIBILITY_TIMEOUT, Broker
 from celery_redislock.message.comeback import custom_headers, queue_of
 from celery_redislock.message.header import MAX_KEY, Header
-from celery_redislock.server.tokens import mint_claim, mint_publish
+from celery_redislock.server.tokens import mint_nonce, mint_publish
 
 GOOD: dict[str, Any] = {
     "publish": mint_publish(),
-    "claim": mint_claim(),
+    "claim": mint_nonce(),
     "key": "redislock:{shop.bill:7}",
     "times": 3,
     "since": 1_700_000_000.5,
@@ -32,7 +32,7 @@ MALFORMED_FIELDS = [
     *(("times", value) for value in (-1, -(10**30), 1.0, True, "3", None, math.nan, [3], {"times": 3})),
     *(("since", value) for value in (0, 0.0, -1.0, math.nan, math.inf, -math.inf, True, "1", None, [1.0], {})),
     *(("begun", value) for value in (0, 1, "true", None, [True], {})),
-    *(("claim", value) for value in (0, True, None, "", "a-token-of-a-run", [], {}, b"~", "~" + "x" * 1000)),
+    *(("claim", value) for value in (0, True, None, "", "short", "a b", [], {}, b"~", "~" + "x" * 22, "x" * 1000)),
     *(("publish", value) for value in (0, True, None, "short", "a b c d ", "eight/88", "x" * 9, b"12345678", [], {})),
     *(("key", value) for value in (0, True, None, "", "k" * (MAX_KEY + 1), b"key", [], {})),
     *(("joins", value) for value in (0, True, None, b"id", [], {})),

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from celery_redislock.server.names import LockKeys
 
 from celery_redislock.options import ATTRIBUTES, ConflictPolicy, Scope
 from celery_redislock.server import tokens
+from celery_redislock.server.names import LockKeys
 from celery_redislock.server.store import LockStore
 from celery_redislock.task import decisions
 from celery_redislock.task.decisions import POLICIES

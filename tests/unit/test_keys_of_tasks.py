@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from redis.crc import key_slot
 
 from celery_redislock import LockConfigError, LockedTask, LockKeyError
+from celery_redislock.server.names import keys_of
 
 from .wire import over_the_wire
 
@@ -141,4 +142,4 @@ def test_what_a_lock_needs_is_in_one_slot_of_a_cluster_whatever_its_name(app: Ce
         key = reserve.lock_for(sku).name
     except LockKeyError:
         return
-    assert key_slot(key.encode()) == key_slot(f"{key}:note:id/0/0".encode())
+    assert key_slot(key.encode()) == key_slot(keys_of(key).note("id/0/0").encode())

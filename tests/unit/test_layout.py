@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import ast
+import functools
+import itertools
 import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import celery_redislock
-from celery_redislock.server import scripts as script
-from celery_redislock.server import store
+from celery_redislock.server import commands, scripts
+from celery_redislock.server.answers import Claim, Note
+from celery_redislock.server.scripts import Command
+from celery_redislock.server.tokens import RESERVED, known_by
 
 PACKAGE = Path(celery_redislock.__file__).parent
 
@@ -35,7 +41,7 @@ MODULES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted(PACKAGE.rglob("*.py"))
 }
-SCRIPTS = {path.stem: path for path in sorted(PACKAGE.glob("server/lua/*.lua"))}
+SCRIPTS = {path.stem: path for path in sorted(PACKAGE.glob("server/lua/*.lua")) if path.stem != "prelude"}
 
 
 def imported(source: str) -> set[str]:
@@ -134,12 +140,72 @@ def arguments_in(code: str) -> set[str]:
     return {f"{table}[{re.sub(r'[ *]', '', index)}]" for table, index in [*named, *((t, i) for i, t in looped)]}
 
 
+def options_in(code: str) -> list[str]:
+    """``n key`` or ``c value``, as a script reads them, keys first."""
+    read = [f"{letter} {kind}" for kind, letter in re.findall(r"\boptional_(key|value)\('(\w)'\)", code)]
+    return sorted(read, key=lambda option: option[1:])
+
+
+def described_in(header: list[str], pattern: str) -> list[str]:
+    return [match[1] for line in header if (match := re.match(rf"({pattern})\s+\S", line))]
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_scripts_header_names_what_its_body_uses_and_no_more(name: str) -> None:
     header, body = header_and_body(SCRIPTS[name].read_text(encoding="utf-8"))
-    described = {line.split()[0] for line in header if re.match(r"(KEYS|ARGV)\[\S+\]\s+\S", line)}
-    assert described == arguments_in(body)
-    assert "KEYS[1]" in described or "KEYS[i]" in described
+    described = described_in(header, r"(?:KEYS|ARGV)\[\S+\]")
+    flags = {"ARGV[1]"} if options_in(body) else set()  # read in the prelude
+    assert set(described) == arguments_in(body) | flags
+    assert described[0] in {"KEYS[1]", "KEYS[i]"}
+    options = described_in(header, r"\w (?:key|value)")
+    assert sorted(options, key=lambda option: option[1:]) == options_in(body), "in the order in which they are sent"
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_reads_what_is_optional_behind_all_that_is_given(name: str) -> None:
+    header, body = header_and_body(SCRIPTS[name].read_text(encoding="utf-8"))
+    given = described_in(header, r"(?:KEYS|ARGV)\[\d+\]")
+    counts = [str(sum(one.startswith(table) for one in given)) for table in ("KEYS", "ARGV")]
+    begins = re.search(r"keys_read, values_read = (\d+), (\d+)", body)
+    assert (begins is not None) is bool(options_in(body))
+    assert begins is None or [*begins.groups()] == counts
+
+
+KEY = "redislock:{shop.bill:7}"
+RUN, LEFT = known_by("A" * 22), known_by("B" * 22, RESERVED)
+FEATURES: dict[str, dict[str, Any]] = {
+    "acquire": {"note": "a note", "fence": True, "waits": True, "claim": Claim(LEFT.nonce, 1.0)},
+    "release": {"note": Note("a note"), "keeps": (LEFT, 1.0), "gone": "another"},
+    "give_up": {"gone_ttl": 1.0},
+}
+CALLS: dict[str, Callable[..., Command]] = {
+    "acquire": functools.partial(commands.acquire, KEY, RUN.owner, RUN, 1.0),
+    "release": functools.partial(commands.release, KEY, RUN.owner),
+    "give_up": functools.partial(commands.give_up, KEY, LEFT.nonce),
+}
+
+
+def sent_with(name: str, features: Iterable[str]) -> Command:
+    absent = {"gone_ttl": None} if name == "give_up" else {}
+    return CALLS[name](**absent | {feature: FEATURES[name][feature] for feature in features})
+
+
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if options_in(SCRIPTS[name].read_text(encoding="utf-8"))])
+def test_what_is_sent_with_a_script_is_what_its_header_tells(name: str) -> None:
+    """With each selection of what is optional."""
+    header, _ = header_and_body(SCRIPTS[name].read_text(encoding="utf-8"))
+    given, options = described_in(header, r"(?:KEYS|ARGV)\[\d+\]"), described_in(header, r"\w (?:key|value)")
+    letters = [*dict.fromkeys(option[0] for option in options)]
+    for count in range(len(FEATURES[name]) + 1):
+        for features in itertools.combinations(FEATURES[name], count):
+            command = sent_with(name, features)
+            flags = str(command.values[0])
+            named = [letter for letter in letters if letter in flags]
+            assert [letter for letter in flags if letter in letters] == named
+            expected = [option for option in options if option[0] in named]
+            keys = sum(one.startswith("KEYS") for one in given) + sum("key" in option for option in expected)
+            values = sum(one.startswith("ARGV") for one in given) + sum("value" in option for option in expected)
+            assert (len(command.keys), len(command.values)) == (keys, values), features
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -152,9 +218,13 @@ def test_a_scripts_header_begins_with_its_purpose_and_tells_what_it_returns(name
     assert numbers <= set(re.findall(r"-?\d+", returned))
 
 
-def test_every_script_is_used_by_the_store() -> None:
-    used = {value.text for value in vars(store).values() if isinstance(value, script.Script)}
-    assert used == {path.read_text(encoding="utf-8") for path in SCRIPTS.values()}
+def test_every_script_stands_behind_the_prelude_and_is_sent_by_the_store() -> None:
+    used = {
+        value.text.removeprefix(scripts.PRELUDE).strip()
+        for value in vars(commands).values()
+        if isinstance(value, scripts.Script)
+    }
+    assert used == {path.read_text(encoding="utf-8").strip() for path in SCRIPTS.values()}
 
 
 @pytest.mark.parametrize(

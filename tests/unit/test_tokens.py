@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -10,15 +11,21 @@ from hypothesis import strategies as st
 
 from celery_redislock.info import LockInfo
 from celery_redislock.server.tokens import (
+    COOLING,
+    RESERVED,
+    RUNS,
+    SEEN,
     Attempt,
     Token,
+    cooling,
     escape,
+    is_nonce,
     known_as,
+    known_by,
     mint,
     mint_nonce,
     mint_publish,
     origin,
-    parse,
 )
 
 from .wire import hostile_text
@@ -28,6 +35,11 @@ NONCE = "AAAAAAAAAAAAAAAAAAAAAA"
 #: Any text that JSON can carry, lone surrogates too, with what tokens are made of among it.
 _hostile = hostile_text(" %/-{}:\n\x00\x1b\ud800é", st.characters(exclude_categories=()))
 _counts = st.integers(0, 10**6)
+
+
+def read(token: Token) -> Token:
+    """As Redis gives it to somebody else."""
+    return Token.of(token.value)
 
 
 @given(
@@ -40,9 +52,8 @@ _counts = st.integers(0, 10**6)
 def test_whatever_the_ids_and_names_are_a_token_is_parsed_as_it_was_minted(
     attempt: Attempt, hostname: str, task: str
 ) -> None:
-    token = parse(mint(NONCE, attempt, origin(hostname, task)))
-    assert token[:2] == (NONCE, attempt)
-    assert token[3:] == (hostname, task)
+    token = read(mint(NONCE, attempt, origin(hostname, task)))
+    assert (token.nonce, token.attempt, token.hostname, token.task) == (NONCE, attempt, hostname, task)
 
 
 @given(_hostile, _hostile)
@@ -71,44 +82,66 @@ LONG = "x" * 1_000_000
 def test_a_token_is_short_however_long_its_names_are() -> None:
     value = mint(NONCE, Attempt("é" + LONG, 0, 0), origin(LONG, LONG))
     assert len(value) < 1000
-    token = parse(value)
+    token = read(value)
     assert (token.nonce, len(token.hostname or ""), len(token.task or "")) == (NONCE, 200, 200)
 
 
 def test_attempts_with_long_ids_are_still_told_apart() -> None:
     one, other = Attempt(f"{LONG}1", 0, 0), Attempt(f"{LONG}2", 0, 0)
     assert str(one) != str(other)
-    (read,) = {parse(mint(NONCE, one, origin("host", "t"))).attempt for _ in range(2)}
-    assert str(read) == str(one)
-    assert read is not None
-    assert read.task_id == known_as(one.task_id) == known_as(read.task_id)
+    (again,) = {read(mint(NONCE, one, origin("host", "t"))).attempt for _ in range(2)}
+    assert str(again) == str(one)
+    assert again is not None
+    assert again.task_id == known_as(one.task_id) == known_as(again.task_id)
 
 
 def test_a_token_outside_tasks_has_no_attempt_and_no_task() -> None:
-    token = parse(mint(NONCE, None, origin("host", None)))
+    token = read(mint(NONCE, None, origin("host", None)))
     assert (token.attempt, token.hostname, token.task) == (None, "host", None)
 
 
 def test_a_token_names_its_owner_as_log_lines_do() -> None:
-    assert parse(mint(NONCE, Attempt("an id", 1, 0), origin("host", "shop.bill"))).owner == "task shop.bill[an id]"
-    assert parse(mint(NONCE, None, origin("host", None))).owner == "a lock outside tasks"
+    assert read(mint(NONCE, Attempt("an id", 1, 0), origin("host", "shop.bill"))).name == "task shop.bill[an id]"
+    assert read(mint(NONCE, None, origin("host", None))).name == "a lock outside tasks"
 
 
 def test_a_task_named_like_the_mark_of_a_missing_field_is_not_missing() -> None:
-    assert parse(mint(NONCE, None, origin("host", "-"))).task == "-"
+    assert read(mint(NONCE, None, origin("host", "-"))).task == "-"
 
 
 def test_since_is_the_time_of_minting_and_aware() -> None:
-    token = parse(mint(NONCE, None, origin("host", None)))
+    token = read(mint(NONCE, None, origin("host", None)))
     assert token.since is not None
     assert token.since.tzinfo is UTC
     assert abs(token.since - datetime.now(UTC)) < timedelta(seconds=5)
 
 
-def test_a_copys_mark_changes_nothing_that_is_read() -> None:
-    value = mint(NONCE, Attempt("id", 1, 2), origin("host", "task"))
-    assert parse(f"{value} copy") == parse(value)
-    assert parse(f"{value} copy copy") == parse(value)
+STATES = {RUNS: "held", SEEN: "held", RESERVED: "queued", COOLING: "cooling"}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_the_state_comes_first_and_changes_nothing_else_that_is_read(state: str) -> None:
+    runs = mint(NONCE, Attempt("id", 1, 2), origin("host", "task"))
+    token = Token.of(state + runs[1:])
+    assert token.state == STATES[state]
+    for field in ("nonce", "attempt", "since", "hostname", "task"):
+        assert getattr(token, field) == getattr(runs, field)
+
+
+def test_a_key_has_one_owner_until_it_is_left_to_a_message_or_cools_down() -> None:
+    token = mint(NONCE, Attempt("id", 1, 2), origin("host", "task"))
+    seen = Token.of(SEEN + token[1:])
+    assert seen.owner == token.owner == known_by(NONCE).owner
+    reserved = mint(NONCE, Attempt("id", 1, 2), origin("host", "task"), RESERVED)
+    assert reserved.owner == known_by(NONCE, RESERVED).owner
+    assert len({token.owner, reserved.owner, cooling(token).owner, cooling(seen).owner}) == 3
+
+
+def test_no_value_of_another_library_begins_with_a_state() -> None:
+    """Hexadecimal, a UUID, a number and base64, whose alphabets have 64 and 2 times 2 characters in all."""
+    alphabets = set(string.ascii_letters + string.digits + "+/")
+    assert alphabets.isdisjoint(STATES)
+    assert alphabets.isdisjoint("^")
 
 
 FOREIGN = {
@@ -117,7 +150,7 @@ FOREIGN = {
     "a blank": " ",
     "four blanks": "    ",
     "a nonce alone": NONCE,
-    "binary, as the store decodes it": b"\xff\x00\xfe".decode("utf-8", "replace"),
+    "binary": b"\xff\x00\xfe",
     "control characters": "\x00\x01\n\r\x1b[2J",
     "a pickle, nearly": "\x80\x04\x95 \x00 a b c d",
     "JSON": '{"holder": "host", "pid": 1, "since": 1.5}',
@@ -138,13 +171,44 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("value", FOREIGN.values(), ids=FOREIGN)
-def test_a_foreign_value_is_its_own_nonce_and_nobodys_attempt(value: str) -> None:
-    assert parse(value) == Token(value)
+def test_a_foreign_value_is_its_own_nonce_and_nobodys_attempt(value: str | bytes) -> None:
+    token = Token.of(value)
+    assert token.value == token.owner == (value if isinstance(value, bytes) else value.encode())
+    assert token.nonce == token
+    assert (token.state, token.attempt, token.since, token.hostname, token.task) == ("held", None, None, None, None)
 
 
-@given(st.text() | st.lists(st.text(max_size=8), min_size=5, max_size=6).map(" ".join))
-def test_no_value_of_a_key_makes_parsing_raise(value: str) -> None:
-    assert value.startswith(parse(value).nonce)
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("value", [value for value in FOREIGN.values() if isinstance(value, str)])
+def test_a_value_that_is_nearly_ours_is_nobodys_attempt(state: str, value: str) -> None:
+    token = Token.of(state + value)
+    assert (token.state, token.attempt, token.since, token.hostname, token.task) == ("held", None, None, None, None)
+    assert token.owner == (token.value[:23] if value.startswith(NONCE) and state != SEEN else token.owner)
+
+
+@given(st.binary() | st.lists(st.text(max_size=8), min_size=5, max_size=6).map(lambda words: " ".join(words).encode()))
+def test_no_value_of_a_key_makes_parsing_raise(value: bytes) -> None:
+    token = Token.of(value)
+    assert (token.value, token.attempt) == (value, None)
+    assert token.nonce in token
+
+
+def test_only_a_nonce_has_the_form_of_one() -> None:
+    """A message brings its claim along."""
+    assert is_nonce(mint_nonce())
+    for other in (
+        "",
+        "short",
+        f"~{NONCE[1:]}",
+        f"{NONCE}A",
+        f"{NONCE[1:]} ",
+        f"{NONCE}\n",
+        NONCE.encode(),
+        None,
+        1,
+        [NONCE],
+    ):
+        assert not is_nonce(other)
 
 
 def test_nonces_are_unique_words() -> None:
@@ -155,7 +219,7 @@ def test_nonces_are_unique_words() -> None:
 
 
 def test_the_holder_is_described_by_its_token() -> None:
-    token = parse(mint(NONCE, Attempt("an id", 1, 0), origin("celery@host", "shop.bill")))
+    token = read(mint(NONCE, Attempt("an id", 1, 0), origin("celery@host", "shop.bill")))
     assert token.info("redislock:{x}", 1.5) == LockInfo(
         "redislock:{x}", "an id", "shop.bill", "celery@host", token.since, 1.5
     )

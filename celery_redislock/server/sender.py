@@ -1,0 +1,85 @@
+"""Sender: sends a command, a second time after a lost connection, and says what became of it."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from celery_redislock.errors import LockUnavailable, describe
+
+from . import commands
+from .lines import Lines
+from .outage import Outage
+from .scripts import Command, evaluate
+
+#: The longest pause before a command is sent a second time, in seconds. Both failed: Redis counts as away.
+MAX_PAUSE = 0.1
+
+
+class Sender(Lines):
+    """Sends commands to one server.
+
+    Args:
+        client: Any redis-py client without retries of its own. Replies must be bytes.
+        outage: Shared with the server's other senders in this process.
+    """
+
+    def __init__(self, client: redis.Redis, outage: Outage | None = None) -> None:
+        super().__init__(client)
+        self.outage = outage or Outage()
+
+    def _ask(self, command: Command) -> tuple[Any, bool]:
+        """The reply, and whether the script may have run before, its reply lost.
+
+        Raises:
+            LockUnavailable: Redis did not answer or refused.
+        """
+        try:
+            reply, _, resent = self._call(command)
+        except RedisError as error:
+            raise LockUnavailable(command.keys[0], describe(error)) from error
+        return reply, resent
+
+    def _look_again(self, key: str) -> None:
+        """Return if the server can be reached again; one caller at a time looks, now and then, and the others fail.
+
+        A look writes nothing, so that there is nothing to undo.
+        """
+        if self.outage.let_look():
+            began = time.monotonic()
+            try:
+                self._send(commands.inspect(key))
+            except RedisError as error:
+                self.outage.looked(error, time.monotonic() - began)
+        reason = self.outage.unreachable
+        if reason is not None:
+            raise LockUnavailable(key, reason)
+
+    def _call(self, command: Command) -> tuple[Any, float, bool]:
+        """The reply, when it was sent for, and whether the script may have run before, its reply lost."""
+        sent_at = time.monotonic()
+        try:
+            return self._send(command), sent_at, False
+        except (RedisConnectionError, RedisTimeoutError):
+            time.sleep(random.uniform(0, MAX_PAUSE))  # noqa: S311 - jitter, no secret
+        except RedisError as error:
+            self.outage.begin(command.script, error)
+            raise
+        sent_at = time.monotonic()
+        try:
+            return self._send(command), sent_at, True
+        except RedisError as error:
+            self.outage.begin(command.script, error)
+            raise
+
+    def _send(self, command: Command) -> Any:
+        reply = self._on_line(evaluate, command)
+        if self.outage.since is not None:
+            self.outage.end(command.script)
+        return reply

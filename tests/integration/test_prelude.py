@@ -1,0 +1,93 @@
+"""What scripts and tokens.py both know of a value, they know alike; on a real server."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from celery_redislock.server import tokens
+from celery_redislock.server.scripts import PRELUDE
+from celery_redislock.server.tokens import COOLING, RESERVED, RUNS, SEEN, Attempt, Token, known_by
+from tests.integration.conftest import KEY
+
+NONCES = ["A" * 22, "A" * 21 + "B", "-" * 22]
+STATES = [RUNS, SEEN, RESERVED, COOLING]
+MINTED = [
+    tokens.mint(nonce, attempt, tokens.origin("host", "t"))
+    for nonce in NONCES
+    for attempt in (Attempt("id", 0, 0), None)
+]
+#: Of tasks, of locks outside tasks, of other libraries, and of callers who know what ours look like.
+VALUES = [
+    *(Token.of(state + token[1:]) for token in MINTED for state in STATES),
+    *(known_by(nonce, state) for nonce in NONCES for state in STATES),
+    *map(
+        Token.of, ["", "mine", "mine too", ">mine", "&mine", ">mine too", "&mine too", "=", "A" * 23, "A" * 23 + " x"]
+    ),
+    *map(Token.of, [b"\xff\xfe", b">\xff " + b"A" * 22, f">{NONCES[0]}x", f">{NONCES[0]} x", f" {NONCES[0]} x"]),
+]
+of_each_value = pytest.mark.parametrize("token", VALUES, ids=map(str, range(len(VALUES))))  # they tell the time
+#: Each test runs many examples against one server, which it leaves as it was.
+on_one_server = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+
+@pytest.fixture
+def run(client):
+    """Runs Lua behind the prelude: ``run("return is_owned_by(ARGV[1], ARGV[2])", owner, value)``."""
+    return lambda code, *values: client.eval(f"{PRELUDE}\n{code}", 1, KEY, *values)
+
+
+def test_they_name_the_states_by_the_same_letters():
+    letters = re.search(r"^local RUNS, SEEN, RESERVED, COOLING = (.+)$", PRELUDE, re.MULTILINE)[1]
+    assert letters == ", ".join(f"'{state}'" for state in STATES)
+
+
+@given(st.sampled_from(VALUES), st.sampled_from(VALUES))
+@on_one_server
+def test_they_agree_whose_a_value_is(run, one, other):
+    is_owned_by = run("return is_owned_by(ARGV[1], ARGV[2]) and 1 or 0", one.owner, other.value)
+    assert bool(is_owned_by) is (one.owner == other.owner)
+
+
+@of_each_value
+def test_a_whole_token_owns_itself_alone_and_where_a_copy_was_seen(run, token):
+    owned = [other for other in VALUES if run("return is_owned_by(ARGV[1], ARGV[2])", token.value, other.value)]
+    assert token in owned
+    if " " in token and token.state == "held":
+        assert {other.replace(SEEN, RUNS, 1) for other in owned} == {token.replace(SEEN, RUNS, 1)}
+
+
+def test_a_key_that_is_free_is_nobodys(run):
+    assert not run("return is_owned_by(ARGV[1], redis.call('GET', KEYS[1]))", known_by(NONCES[0]).owner)
+
+
+@of_each_value
+def test_they_read_the_same_attempt(run, token):
+    attempt = run("return attempt_of(ARGV[1])", token.value)
+    assert (attempt or b"").decode() == str(token.attempt or "")
+
+
+@of_each_value
+def test_a_mark_is_left_on_a_run_alone_and_keeps_its_lease(run, client, token):
+    client.set(KEY, token.value, px=10_000)
+    for _ in range(2):  # sent twice, it counts once
+        run("mark(KEYS[1], redis.call('GET', KEYS[1]))")
+    is_run = token.value[:1] == RUNS.encode()
+    assert client.get(KEY) == (SEEN.encode() + token.value[1:] if is_run else token.value)
+    assert 9000 < client.pttl(KEY) <= 10_000
+
+
+def test_options_are_read_behind_what_is_given_in_the_order_of_their_letters(client):
+    code = """
+keys_read, values_read = 2, 1
+return {optional_key('a') or 'none', optional_value('b') or 'none', optional_key('c') or 'none', optional_value('b')}"""
+    keys = [f"{KEY}{number}" for number in range(1, 4)]
+    assert client.eval(PRELUDE + code, 3, *keys, "cb", "first", "second") == [
+        b"none",
+        b"first",
+        keys[2].encode(),
+        b"second",
+    ]
