@@ -23,24 +23,25 @@ class Delivered(NamedTuple):
 
     @property
     def is_delivered_again(self) -> bool:
-        """Whether the broker has given the message to more than one worker, or is about to."""
+        """Whether the broker has delivered the message to more than one worker, or is about to."""
         return self.is_overdue or self.is_redelivered or self.is_marked_begun
 
     @property
     def may_be_a_copy(self) -> bool:
-        """Whether another delivery of the message may have begun before, or be still to come.
+        """Whether there may be two of the message: another delivery of it has begun before, or is still to come.
 
-        Such a message reads the note of its attempt, and leaves one. One that has come back may be there twice: kombu
-        sends again what the broker has not confirmed.
+        The execution of such a message reads the note of its attempt, and leaves one. A message that has come back may
+        be in the queue twice, for kombu publishes again what the broker has not confirmed.
         """
         return self.has_come_back or self.is_delivered_again
 
     @property
     def has_begun(self) -> bool:
-        """Whether a process that ran the message may have died in the midst, so that no policy may drop it.
+        """Whether a process may have died in the midst of running the message, so that no policy may drop it.
 
-        With a late ack nobody can know. An early ack is sent before the body begins: what the broker delivers again has
-        not begun then. Nor has what is merely old.
+        Of a redelivered message that is acked late nobody can know it. One that is acked early has not begun: the ack
+        is sent before the body begins, and the broker does not deliver a message again after its ack. A message that
+        is only overdue has not begun either.
         """
         return self.is_marked_begun or (self.acks_late and self.is_redelivered)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The header of a message that carries none, as those of `send_task` do. Shared, for reading makes a new one.
+#: The header of a message that carries none, as those of `send_task` do. It is immutable, so all share it.
 _NO_HEADER = Header()
 
 

@@ -1,4 +1,4 @@
-"""Abort: `lock_on_lost="abort"`, a LockLost raised in the body whose lock is lost."""
+"""Abort: raises LockLost in a body whose lock is lost, for the option `lock_on_lost="abort"`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ _raise_in.argtypes = (ctypes.c_ulong, ctypes.py_object)
 
 
 class Abort:
-    """Around a body: what is raised between its begin and its end reaches the body or nobody.
+    """A context manager around a body. `strike` raises LockLost inside it, and nowhere else in the body's thread.
 
-    The interpreter raises it between two bytecodes of the body's thread: a body inside a C call (a query, a sleep)
-    gets it when that returns. A green thread cannot be reached; there, and in long C calls, use ``self.lock.check()``.
+    The interpreter raises the error between two bytecodes of that thread, so a body that is inside a C call (a query, a
+    sleep) gets it when the call returns. It reaches no green thread. There, and around long C calls, a body should call
+    ``self.lock.check()``.
+
+    Source: `PyThreadState_SetAsyncExc` in CPython's C API.
     """
 
     def __init__(self) -> None:
@@ -27,11 +30,18 @@ class Abort:
 
     @property
     def is_armed(self) -> bool:
-        """Whether a body runs within it: what that calls, in whichever thread, is a part of it."""
+        """Whether a body runs inside it. What the body calls, such as ``super().run()``, must not enter it again."""
         return self._thread is not None
 
     def strike(self, key: str, reason: str) -> None:
-        """Raise LockLost in the body, if it runs; if it is still to begin, then there."""
+        """Raise LockLost in the body. One that has not begun yet gets it at its begin.
+
+        Only the first call does anything.
+
+        Args:
+            key: The key in Redis.
+            reason: How the loss was noticed, in words.
+        """
         with self._changing:
             if self._error is not None:
                 return
@@ -49,16 +59,17 @@ class Abort:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # An error that strikes in here leaves through the body's end, and it is the only one: see `strike`.
+        # LockLost may be raised while this method runs. It then leaves the method, and so ends the body like any other;
+        # no second one can follow, for `strike` raises only one.
         with self._changing:
             thread = self._thread
             self._thread = None
             if self._error is not None and thread is not None:
-                _raise_in(thread, ctypes.py_object())  # NULL: takes back what has not been raised yet
+                _raise_in(thread, ctypes.py_object())  # NULL takes back an error that has not been raised yet
 
 
 def _lost(key: str, reason: str) -> type[Exception]:
-    """LockLost with its arguments: the interpreter raises a class, which it calls without any."""
+    """A LockLost that needs no arguments: the interpreter is given a class, and makes the error itself."""
 
     class Lost(LockLost):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The options of a task as its attributes, for type checkers and editors."""
+"""LockAttributes: the options of a task, declared as its attributes for type checkers and editors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from celery_redislock.options import ConflictPolicy, OnLost, OnOutage, Scope
 class LockAttributes:
     """What may be set on a `LockedTask`. Durations are seconds.
 
-    It has annotations alone: what is not set comes from the app's settings, and then from the defaults in `options`.
+    The class has annotations and no values: an option that is not set is looked up in the app's settings, and then in
+    the defaults of `celery_redislock.options`.
     """
 
     lock_args: Sequence[str] | set[str] | frozenset[str] | None
@@ -30,10 +31,10 @@ class LockAttributes:
     all arguments make the key, else ``"retry"``."""
 
     lock_lease: float
-    """How long a lock outlives a dead holder; it is renewed every third of it. 30 by default."""
+    """How long a lock outlives a dead holder. A living one renews it every third of that time. 30 by default."""
 
     lock_max_hold: float | None
-    """Stop renewing after this long, so that a hung task cannot hold for ever. None, the default: never."""
+    """Stop renewing the lock after this long, so that a hung task cannot hold it for ever. None, the default: never."""
 
     lock_wait: float
     """How long ``"wait"``, `lock_for` and eager mode block for a key. 10 by default."""
@@ -45,7 +46,7 @@ class LockAttributes:
     """The longest such pause. 30 by default."""
 
     lock_retry_for: float | None
-    """Give up with `LockConflict` after trying for this long. None, the default: never."""
+    """Fail with `LockConflict` after coming back for this long. None, the default: never."""
 
     lock_hold_on_retry: bool
     """Keep the key across the task's own ``self.retry()``. False by default; always so in scope ``"job"``."""
@@ -57,11 +58,12 @@ class LockAttributes:
     """How long a key outlives a message that never starts, on top of its countdown or eta. 3600 by default."""
 
     lock_on_lost: OnLost
-    """When the lock is lost under a running body: ``"warn"``, the default, or ``"abort"``: raise `LockLost` in it."""
+    """What happens when the lock is lost while the body runs: ``"warn"``, the default, logs a warning; ``"abort"``
+    raises `LockLost` in the body."""
 
     lock_on_outage: OnOutage
-    """When Redis cannot be asked: ``"retry"`` later, the default, ``"raise"`` `LockUnavailable`, or ``"run"`` without
-    the lock."""
+    """What happens when Redis cannot be asked: ``"retry"`` later, the default; ``"raise"`` `LockUnavailable`; or
+    ``"run"`` without the lock."""
 
     lock_fence: bool
     """Hand out a fencing number, ``self.lock.fence``. False by default."""

@@ -1,4 +1,4 @@
-"""Binding: what is done once, when a task class meets its app."""
+"""Binding: what is done to a task class once, when it is bound to its app."""
 
 from __future__ import annotations
 
@@ -26,32 +26,41 @@ class Body(NamedTuple):
 
     function: Callable[..., Any]
     is_method: bool
-    """Its first parameter is the task."""
+    """Whether the function's first parameter is the task."""
 
 
 def body_of(cls: TaskClass) -> Body:
-    """The function of a task class."""
+    """The function of a task class, as its class has it and not yet bound to an object."""
     static = inspect.getattr_static(cls, "run")
     is_method = not isinstance(static, staticmethod)
     return Body(static if is_method else static.__func__, is_method)
 
 
 def guard_body(app: Celery, cls: TaskClass, name: str, body: Body, is_locked: Callable[[], bool]) -> None:
-    """Wrap the body of a task class, once; see `guard`."""
+    """Wrap the body of a task class by `guard`, unless that has been done.
+
+    Args:
+        app: The task's app.
+        cls: The task's class.
+        name: The task's name, for error messages.
+        body: The body, from `body_of`.
+        is_locked: Tells whether the task's lock is switched on at this moment.
+    """
     if not hasattr(body.function, "__redislock__"):
         guarded = guard(cls, name, body.function, is_locked)
         setattr(cls, "run", guarded if body.is_method else staticmethod(guarded))  # noqa: B010 - mypy
     task = tasks_of(app).get(name)
-    original = getattr(task, "_orig_run", None)  # where autoretry_for had taken the body before it was wrapped
+    original = getattr(task, "_orig_run", None)  # Celery's autoretry_for keeps the body that it calls here
     if task is not None and original is not None and not hasattr(original, "__redislock__"):
         task._orig_run = guard(cls, name, original, is_locked)
 
 
 def own_options(cls: TaskClass, ours: TaskClass) -> dict[str, Any]:
-    """The ``lock_*`` attributes of a task class and its bases, without the prefix.
+    """The ``lock_*`` attributes of a task class and its bases, by their names without the prefix.
 
-    What is unknown in a task class that is not ours, as celery-singleton's `lock_expiry`, is not meant for us; nor is a
-    method or a property, but in a decorator, where there are none.
+    Names that the plugin does not know are among them, so that they can be refused, but for two kinds that are not
+    meant for it: attributes of other plugins' task classes, such as celery-singleton's `lock_expiry`, and methods and
+    properties of a class. What stands in a decorator is never a method, so a callable there counts.
 
     Args:
         cls: The task's class.
@@ -75,29 +84,32 @@ def own_options(cls: TaskClass, ours: TaskClass) -> dict[str, Any]:
 
 
 def expect_conflicts(cls: TaskClass) -> None:
-    """A conflict that was asked for is no error: Celery logs what a task `throws` as one line, without a traceback."""
-    throws = cls.throws if isinstance(cls.throws, tuple) else (cls.throws,)  # Celery takes a class alone as well
+    """Add LockConflict to what the task `throws`, for which Celery logs one line without a traceback.
+
+    Under the policy ``raise`` it is an expected outcome of the task.
+    """
+    throws = cls.throws if isinstance(cls.throws, tuple) else (cls.throws,)  # Celery allows a single class, too
     if LockConflict not in throws:
         cls.throws = (*throws, LockConflict)
 
 
 def request_class(name: str, request: Any) -> type[Request]:
-    """The class of a task's requests, with what the worker's main process does for locks.
+    """The class of a task's requests in the worker's main process: the user's class, with `LockedRequest` in front.
 
     Args:
-        name: The task's name, for the message.
-        request: Its attribute ``Request``: a class or its name.
+        name: The task's name, for the error's message.
+        request: The task's attribute ``Request``: a class or its dotted name.
 
     Raises:
-        LockConfigError: That is no request class.
+        LockConfigError: `request` is no request class.
     """
-    # By its name, as Celery names request classes: a publisher does without the worker's modules.
+    # Imported by its name, and only now: a process that publishes does not load Celery's worker modules.
     locked_request = symbol_by_name("celery_redislock.worker.request:locked_request")
     made: type[Request] = locked_request(name, symbol_by_name(request))
     return made
 
 
 def tasks_of(app: Celery) -> dict[str, Any]:
-    """The tasks bound so far; ``app.tasks`` would finalize the app, in the middle of it."""
+    """The tasks that were bound so far. ``app.tasks`` would bind all others too, while one is being bound."""
     tasks: dict[str, Any] = app._tasks  # type: ignore[attr-defined]
     return tasks

@@ -1,4 +1,4 @@
-"""The body of a task, wrapped once: it runs only where its lock was asked for."""
+"""The body of a task: a wrapper that keeps it from running where its lock was not asked for."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ if TYPE_CHECKING:
 def guard(
     cls: type[Task[..., Any]], name: str, body: Callable[..., Any], is_locked: Callable[[], bool]
 ) -> Callable[..., Any]:
-    """`body`, but refusing to run in a worker where its lock was never asked for, and ended by `lock_on_lost`.
+    """Wrap a task's body, so that it runs only after its lock was asked for.
+
+    The wrapper raises LockConfigError where a worker has run no `before_start` of `LockedTask`. It returns the outcome
+    of another task, instead of running the body, where the run has joined one. With `lock_on_lost="abort"` it lets
+    LockLost end the body. In a direct call, which runs none of Celery's hooks, it only calls the body.
 
     Args:
         cls: The task's class.
-        name: The task's name, for the message.
+        name: The task's name, for the error's message.
         body: The task's function.
-        is_locked: Whether the task's lock is switched on, at this moment.
+        is_locked: Tells whether the task's lock is switched on at this moment.
     """
 
     @functools.wraps(body)
@@ -43,7 +47,8 @@ def guard(
         if execution.joined is not None:
             return execution.joined.value
         abort = execution.abort
-        if abort is None or abort.is_armed:  # armed: the body itself has called, as by `self.run()` or `super().run()`
+        if abort is None or abort.is_armed:
+            # Armed: the body itself has called this wrapper, by `self.run()` or `super().run()`.
             return body(*args, **kwargs)
         with abort:
             return body(*args, **kwargs)
@@ -53,15 +58,17 @@ def guard(
 
 
 def refuse_what_outlives_its_call(what: str, function: Any, remedy: str) -> None:
-    """Refuse a function whose call only makes what runs later: the lock would be held for no longer than that.
+    """Refuse a function that has returned before it runs: its lock would be released at once.
+
+    A call of an async function or of a generator only makes an object, which runs later.
 
     Args:
-        what: Its name, for the message.
+        what: The function's name, for the error's message.
         function: Anything that can be called.
-        remedy: What to do instead, for the message.
+        remedy: What to do instead, for the error's message.
 
     Raises:
-        LockConfigError: It is async or a generator.
+        LockConfigError: `function` is async or a generator.
     """
     call = function if inspect.isroutine(function) else getattr(function, "__call__", None)  # noqa: B004
     kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)

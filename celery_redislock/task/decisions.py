@@ -1,8 +1,8 @@
 """Decisions: what becomes of a run, of its message and of a publish, as values.
 
-Pure functions of what is known of a message (see `message.facts`), of a key's holder, and of the task's options.
-`WorkerExecution`, its subclasses and `Publication` carry out what they return. The model in tests/model imports them,
-so a rule that is changed here is changed there as well.
+They are pure functions of what is known of a message (`celery_redislock.message.facts`), of a key's holder
+(`LockInfo`), and of the task's options. `WorkerExecution`, its subclasses and `Publication` carry out what they return.
+The model in tests/model imports them too, so that a wrong rule breaks one of the model's promises.
 
 A new policy is one function here, its name in `POLICIES`, and its name in `options.ConflictPolicy`.
 """
@@ -21,49 +21,49 @@ from celery_redislock.options import LockOptions
 from celery_redislock.server.tokens import is_whole
 from celery_redislock.shown import shown
 
-#: Attempts that ended so are over: a copy of their message must not run again. A rejected or requeued message, a body
-#: that raised SystemExit and a dead child leave no note: their message is to run again.
+#: An attempt that ended in one of these states is over: a copy of its message must not run. An attempt whose message
+#: was rejected or requeued, whose body raised SystemExit or whose process died is not: its message is to run again.
 OVER = frozenset({states.SUCCESS, states.FAILURE, states.RETRY, states.IGNORED})
 
-#: The reason why a run is skipped that has waited for its turn for too long.
+#: Why a run is skipped whose message has expired while it waited for its turn.
 EXPIRED = "expired"
 
 HasEnded = Callable[[LockInfo], bool]
-"""Asks the result backend whether a holder's run has ended, although its key is not free yet."""
+"""Tells whether the result backend knows the outcome of a holder's run, although its key is not free yet."""
 
 
 # What becomes of a run that finds its key held.
 
 
 class Skip(NamedTuple):
-    """It ends as REVOKED, and with it the rest of its chain and its chord, so that nobody hangs."""
+    """The run ends as REVOKED. The rest of its chain and its chord fail with it, so that nobody waits for them."""
 
     reason: str
 
 
 class Fail(NamedTuple):
-    """It ends as FAILURE with LockConflict."""
+    """The run ends as FAILURE with LockConflict."""
 
     is_late: bool = False
-    """It has waited for `lock_retry_for`."""
+    """The reason is that the message has come back for longer than `lock_retry_for`."""
 
 
 class Wait(NamedTuple):
-    """It blocks in its worker slot for up to `lock_wait`, and then takes its turn."""
+    """The run blocks in its worker slot for up to `lock_wait`. If the key is still held then, it takes its turn."""
 
 
 class TakeTurn(NamedTuple):
-    """Its message is sent back, shown as RETRY, until the key is free."""
+    """The message is sent back until the key is free, and the run is shown as RETRY."""
 
     joins: str | None = None
-    """The task whose outcome it ends with, once there is one."""
+    """The id of the task whose outcome the run ends with, as soon as there is one."""
 
 
 class ComeBack(NamedTuple):
-    """Its message is sent back in a moment: it is no duplicate, and meets no policy."""
+    """The message is no duplicate and meets no policy: it is sent back, to be tried again in a moment."""
 
     is_begun: bool
-    """It stays so when it comes back."""
+    """The message is marked as work that has begun, so that no policy may drop it when it comes back either."""
 
 
 Decision = Skip | Fail | Wait | TakeTurn | ComeBack
@@ -75,12 +75,15 @@ def on_conflict(
 ) -> Decision:
     """What becomes of a run whose key is held.
 
+    Copies, successors, work that has begun and messages with a reservation are no duplicates, and come back. So does a
+    message whose sender may have seen the holder's run end. For all others the task's policy decides.
+
     Args:
-        message: Its message.
+        message: What is known of the run's message.
         holder: Who holds the key.
-        options: Of the task.
-        is_own_copy: The holder runs the same attempt: another delivery of this message.
-        has_ended: Asked only where a policy would drop the run.
+        options: The task's options.
+        is_own_copy: Whether the holder runs the same attempt, which then is another delivery of this message.
+        has_ended: Called only where the policy would drop the run, for it may ask the result backend.
     """
     is_begun = is_own_copy or message.delivered.has_begun
     if is_begun or message.attempt.retries or follows(message.causes, holder) or _is_owed_its_key(message, options):
@@ -92,39 +95,50 @@ def on_conflict(
 
 
 def policy_for(holder: LockInfo, options: LockOptions) -> str:
-    """The policy of a task at a conflict. In scope ``job`` a lock outside tasks is no job that could be duplicated."""
+    """The policy for a conflict with `holder`: the task's own, but for one case.
+
+    In scope ``job`` a message is a duplicate of another job. A holder that is no task is no job, so the message takes
+    its turn.
+    """
     return "retry" if options.scope == "job" and holder.task_id is None else options.on_conflict
 
 
 def follows(causes: frozenset[str], holder: LockInfo) -> bool:
-    """Whether the holder itself caused a message: no duplicate, but work that comes after it.
+    """Whether a message is a successor of `holder`: the holder itself caused it, so it is no duplicate.
 
-    Its parent, or its root: the first step of a chain may run once more while its last one arrives.
+    Args:
+        causes: The ids of the tasks that caused the message. Its root is among them, for the first step of a chain may
+            run once more when the last step arrives.
+        holder: Who holds the key.
     """
     return holder.task_id is not None and holder.task_id in causes
 
 
 def _is_owed_its_key(message: Facts, options: LockOptions) -> bool:
-    """Its key had been kept for it, for too short a time. In scope ``queue`` only a place in the queue is kept."""
+    """Whether the key was reserved for the message, and the reservation has ended before the message began.
+
+    In scope ``queue`` the reservation is of the place in the queue, and says nothing of the key.
+    """
     return message.is_claimed and options.scope != "queue"
 
 
 def skip(message: Facts, holder: LockInfo, options: LockOptions) -> Decision:
-    """The same work: the duplicate is not needed."""
+    """The policy ``skip``: the duplicate is the same work, and not needed."""
     if holder.state == "cooling":
         return Skip(f"cooling down after {shown(str(holder.task_id))}")
     return Skip(f"duplicate of {shown(holder.task_id) if holder.task_id else holder.who}")
 
 
 def retry(message: Facts, holder: LockInfo, options: LockOptions) -> Decision:
-    """Other work: it comes back until the key is free."""
+    """The policy ``retry``: the message is other work, and comes back until the key is free."""
     return take_turn(message, options)
 
 
 def wait(message: Facts, holder: LockInfo, options: LockOptions) -> Decision:
-    """The same, in its worker slot for a while; who has come back has waited.
+    """The policy ``wait``: as ``retry``, but the run first blocks in its worker slot for a while.
 
-    Not for a holder that does not run: it may be this very worker slot that is to run it.
+    A message that has come back has done so before, and does not block again. Nor does one whose key is reserved or
+    cools down: the reservation's message may need this very worker slot to run.
     """
     if message.delivered.has_come_back or holder.state != "held":
         return take_turn(message, options)
@@ -132,19 +146,22 @@ def wait(message: Facts, holder: LockInfo, options: LockOptions) -> Decision:
 
 
 def refuse(message: Facts, holder: LockInfo, options: LockOptions) -> Decision:
-    """The policy ``raise``: its caller decides."""
+    """The policy ``raise``: the run fails, and its caller decides what to do."""
     return Fail()
 
 
 def join(message: Facts, holder: LockInfo, options: LockOptions) -> Decision:
-    """End with the outcome of the first holder that was met. A holder that is no task has none."""
+    """The policy ``join``: the run ends with the outcome of the first holder that its message has met.
+
+    A holder that is no task has no outcome: the message comes back until the key is free.
+    """
     return take_turn(message, options, message.joins or holder.task_id)
 
 
 def take_turn(message: Facts, options: LockOptions, joins: str | None = None) -> Decision:
-    """Come back, unless the message has expired meanwhile or `lock_retry_for` is over.
+    """Have the message come back, unless it has expired or `lock_retry_for` is over.
 
-    A broker may drop a message that has expired, and nobody would hear of it.
+    A message that has expired must not be sent back: a broker may drop it, and nobody would hear of it.
     """
     if message.has_expired:
         return Skip(EXPIRED)
@@ -154,36 +171,36 @@ def take_turn(message: Facts, options: LockOptions, joins: str | None = None) ->
 
 
 POLICIES: dict[str, Policy] = {"join": join, "raise": refuse, "retry": retry, "skip": skip, "wait": wait}
-"""By the values of `lock_on_conflict`."""
+"""What each value of `lock_on_conflict` does."""
 GIVE_TURNS = frozenset({"retry", "wait"})
-"""Under these the duplicate runs all the same, once the key is free."""
+"""The policies under which a duplicate runs once the key is free, and so is never dropped."""
 
 
 # What becomes of a run that joins another.
 
 
 class Joining(Enum):
-    """What a run does that joins another task."""
+    """What a run does that has joined another task."""
 
     END = auto()
-    """End with its outcome."""
+    """End with the other task's outcome."""
     ASK = auto()
-    """Ask for the key: while somebody holds it, there may be an outcome still."""
+    """Ask for the key. While somebody holds it, the other task may still get an outcome, and this run comes back."""
     COME_BACK = auto()
-    """Give the key back, and come back: the other one waits for its next attempt."""
+    """Release the key and come back: the other task is between two attempts and holds no key."""
     RUN = auto()
-    """Run in its place: it died without an outcome."""
+    """Run the body: the other task has died without an outcome."""
 
 
 def on_joining(*, is_ready: bool, will_run_again: bool, has_key: bool, waited: float, options: LockOptions) -> Joining:
-    """What a run does that joins another task.
+    """What a run does that has joined another task.
 
     Args:
-        is_ready: The other has an outcome.
-        will_run_again: Its state is RETRY.
-        has_key: This run has been granted the key, so that nobody runs under it.
-        waited: Seconds since this message came back for the first time.
-        options: Of the task. Who was to run again, and has not within `lock_queue_ttl`, has died.
+        is_ready: Whether the other task has an outcome.
+        will_run_again: Whether the other task's state is RETRY.
+        has_key: Whether this run holds the key, so that the other task does not run.
+        waited: Seconds since this run's message came back for the first time.
+        options: The task's options. A task in state RETRY that has not run for `lock_queue_ttl` counts as dead.
     """
     if is_ready:
         return Joining.END
@@ -196,15 +213,15 @@ def on_joining(*, is_ready: bool, will_run_again: bool, has_key: bool, waited: f
 
 
 class Refuse(NamedTuple):
-    """It ends as FAILURE with LockUnavailable."""
+    """The run ends as FAILURE with LockUnavailable."""
 
 
 class RunWithout(NamedTuple):
-    """It runs without the lock."""
+    """The body runs without the lock."""
 
 
 def on_outage(message: Delivered, options: LockOptions) -> Refuse | RunWithout | ComeBack:
-    """What becomes of a run whose lock server cannot be asked."""
+    """What becomes of a run whose lock server cannot be asked, by `lock_on_outage`."""
     match options.on_outage:
         case "raise":
             return Refuse()
@@ -214,25 +231,30 @@ def on_outage(message: Delivered, options: LockOptions) -> Refuse | RunWithout |
             return ComeBack(message.has_begun)
 
 
-# What a run leaves behind, and what may be left to it.
+# What a run leaves behind, and what the attempt before may leave for it.
 
 
 def leaves_note(state: str | None) -> bool:
-    """Whether an attempt is over that ended with `state`, so that a copy of its message must not run.
+    """Whether an attempt that ended with `state` is over, so that its release leaves a note for copies of its message.
 
     Args:
-        state: Of Celery; None where nobody knows, for the run was cut short.
+        state: Celery's state; None where nobody knows how the run ended, because it was cut short.
     """
     return state in OVER
 
 
 def may_be_handed_a_key(retries: int | None, options: LockOptions) -> bool:
-    """Whether the run before this attempt may leave it the key when it ends, or has left it."""
+    """Whether the attempt before this one hands its key over to it, at its end, or has done so.
+
+    Args:
+        retries: The `retries` of this attempt's request.
+        options: The task's options.
+    """
     return bool(retries) and hands_over(options)
 
 
 def hands_over(options: LockOptions) -> bool:
-    """Whether a run leaves its key to its `self.retry()`."""
+    """Whether a run that calls `self.retry()` hands its key over to the next attempt."""
     return options.scope == "job" or options.hold_on_retry
 
 
@@ -243,25 +265,34 @@ class Published(NamedTuple):
     """What is known of a message that is to be published."""
 
     task: str
+    """The task's name."""
     is_bare: bool
-    """Nobody but its caller knows of it, so that the caller may be given another's result."""
+    """Nobody but the caller knows of the message, so that the caller may be given another job's result instead."""
     causes: frozenset[str]
+    """The ids of the tasks that cause it, shortened as they are in tokens."""
 
 
 class Publishing(Enum):
     """What becomes of a publish whose key is held."""
 
     SEND = auto()
-    """It is sent, and meets its policy when it starts."""
+    """The message is sent, and meets its policy when it starts."""
     ANSWER = auto()
-    """It is not sent: its caller is given the holder's result."""
+    """The message is not sent: the caller is given the holder's result."""
     OUTLIVE = auto()
-    """The caller may have seen the holder end: it waits for the key, or for the place after it."""
+    """The caller may have seen the holder's run end, so that it wants a new one: the message is sent with the key as
+    soon as that is released, or else with the place in the queue, to run after the holder."""
 
 
 def on_publish(message: Published, holder: LockInfo, has_ended: HasEnded) -> Publishing:
-    """What becomes of a publish in the scopes ``job`` and ``queue`` whose key, or whose place in the queue, is held."""
-    # Not the result of `apply()`, which nobody else can read; its host is no worker's name.
+    """What becomes of a publish in the scopes ``job`` and ``queue`` whose key, or whose place in the queue, is held.
+
+    Args:
+        message: What is known of the message.
+        holder: Who holds the key, or the place in the queue.
+        has_ended: Called only where the caller would be given the holder's result.
+    """
+    # An eager run, of `apply()`, has no result that others can read. Its host is not named as a worker is, with an "@".
     has_a_result = holder.state == "queued" or "@" in (holder.hostname or "")
     is_known = holder.task_id is not None and is_whole(holder.task_id)
     is_job = holder.task == message.task and has_a_result and is_known

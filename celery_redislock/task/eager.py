@@ -1,4 +1,4 @@
-"""EagerExecution: a run in the caller's own process, where nothing can be sent again."""
+"""EagerExecution: a run in the caller's own process, of `apply()`. It has no message that could be sent back."""
 
 from __future__ import annotations
 
@@ -18,17 +18,24 @@ from .outcome import MOMENT
 
 
 class EagerExecution(Execution):
-    """Blocks for the key instead of coming back, and leaves no note: there is no message."""
+    """Blocks for the key where a worker would send the message back. It leaves no note, for no copy can come.
 
-    __slots__ = ("_is_inner",)
+    A run inside another run, or inside a block, that holds the key shares that lock and does not release it.
+    """
+
+    __slots__ = ("_shares_lock",)
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._is_inner = False
+        self._shares_lock = False
 
     def end(self, state: str | None) -> None:
-        """As `Execution.end`; what another run or block holds is left to it."""
-        if self._is_inner:
+        """Release the key, unless the run or the block around this one holds it.
+
+        Args:
+            state: As for `Execution.end`.
+        """
+        if self._shares_lock:
             self.lock = None
         super().end(state)
 
@@ -39,30 +46,30 @@ class EagerExecution(Execution):
         """Take the key.
 
         Raises:
-            TaskRevokedError: Another holds it, and the policy is ``skip``.
-            LockConflict: Another held it for `lock_wait`; at once by the policy ``raise``.
-            LockUnavailable: Redis did not answer or refused, unless `lock_on_outage` is ``run``.
-            LockConfigError: It would have to wait, and stop the event loop that runs the caller.
+            TaskRevokedError: Another holds the key, and the policy is ``skip``.
+            LockConflict: Another held the key for `lock_wait`; or, by the policy ``raise``, holds it now.
+            LockUnavailable: Redis did not answer or refused, and `lock_on_outage` is not ``run``.
+            LockConfigError: The run would have to wait, and so stop the event loop that runs the caller.
         """
-        if self._enter_again(lock):
+        if self._share_lock(lock):
             return
-        self._asked_for = lock
+        self._unanswered = lock
         try:
             conflict = self._server.take(lock, 0.0, fence=self.plan.options.fence)
             if conflict is not None:
                 self._wait_or_end(lock, conflict)
         except LockUnavailable:
-            self._asked_for = None
+            self._unanswered = None
             if isinstance(on_outage(self.message.delivered, self.plan.options), RunWithout):
                 return
             raise
         except (LockConflict, LockConfigError, TaskRevokedError):
-            self._asked_for = None
+            self._unanswered = None
             raise
         self._taken(lock)
 
     def _wait_or_end(self, lock: HeldLock, conflict: Conflict) -> None:
-        """Return once the key is taken; what a worker would send back blocks here."""
+        """Return as soon as the key is taken, or raise. The run blocks where a message would be sent back."""
         message, options = self.message.facts, self.plan.options
         holder = conflict.holder.info(lock.key, conflict.ttl)
         policy = policy_for(holder, options)
@@ -81,12 +88,12 @@ class EagerExecution(Execution):
         self._tell(holder, f"{policy}: it raises LockConflict")
         raise LockConflict(lock.key, holder)
 
-    def _enter_again(self, lock: HeldLock) -> bool:
-        """Whether the caller holds the key already: the run that applies this one, or a block around it."""
+    def _share_lock(self, lock: HeldLock) -> bool:
+        """Use the lock of the run that calls `apply()`, or of a block around it, and return whether there is one."""
         hold = held_in_context(lock.store, lock.key)
         outer = hold.held if hold else held_by_request(lock.store, lock.key)
         if outer is None:
             return False
         check_fence(outer, self.plan.options.fence)
-        self.lock, self._is_inner = outer, True
+        self.lock, self._shares_lock = outer, True
         return True

@@ -1,4 +1,7 @@
-"""How a run ends without its body: by an Ignore of ours, which the worker's main process knows again."""
+"""Endings: how a run ends without its body.
+
+It raises an `Ignore`, whose class tells the worker's main process what has ended the run.
+"""
 
 from __future__ import annotations
 
@@ -21,23 +24,23 @@ logger = logging.getLogger(__name__)
 
 
 class Skipped(Ignore):
-    """The run was skipped: its outcome, REVOKED, is stored; only the event is still to be sent."""
+    """The run was skipped. Its outcome, REVOKED, is stored; the main process still has to send the event."""
 
 
 class CameBack(Ignore):
-    """The message was sent again: what was left to it is still needed."""
+    """The message was sent back. A key that was reserved for it is still needed."""
 
 
 class CameBackInOutage(CameBack):
-    """As that, because the lock server could not be asked."""
+    """The message was sent back, because the lock server could not be asked."""
 
 
-class SentBack(CameBack):
-    """The message was sent again; besides, its state, RETRY, is stored, and only the event is still to be sent."""
+class CameBackAsRetry(CameBack):
+    """The message was sent back. The state RETRY is stored; the main process still has to send the event."""
 
 
 def drop(message: Message) -> NoReturn:
-    """End the run of a copy: its attempt has ended in another delivery, and its outcome stands.
+    """End the run of a copy: the attempt has ended in another delivery of the message, and that outcome stands.
 
     Raises:
         Ignore: Always.
@@ -49,7 +52,12 @@ def drop(message: Message) -> NoReturn:
 def revoke(task: Task[..., Any], request: Context, reason: str) -> NoReturn:
     """End the run as REVOKED.
 
-    `Ignore` alone would leave callers waiting; `mark_as_revoked` would leave the tail of a chain waiting.
+    An `Ignore` alone would leave callers waiting. Celery's `mark_as_revoked` would leave the rest of a chain waiting.
+
+    Args:
+        task: The task.
+        request: Celery's request for the run.
+        reason: Why, in words; `get()` raises TaskRevokedError with it.
 
     Raises:
         Skipped: Always.
@@ -66,7 +74,7 @@ def revoke(task: Task[..., Any], request: Context, reason: str) -> NoReturn:
 
 
 def show_as_retry(task: Task[..., Any], request: Context, message: Message, error: LockConflict) -> None:
-    """Store the state RETRY. A result backend that is away costs the state, not the run."""
+    """Store the state RETRY. Where the result backend cannot be reached, the run goes on without it."""
     if ignores_result(task, request):
         return
     try:
@@ -77,8 +85,11 @@ def show_as_retry(task: Task[..., Any], request: Context, message: Message, erro
         logger.warning("%s comes back, but cannot be shown as RETRY: %s", message.name, describe(problem))
 
 
-def show_no_retry(task: Task[..., Any], request: Context, message: Message) -> None:
-    """Store the state IGNORED where it is RETRY: `Ignore` stores nothing, and who joins would wait for another try."""
+def show_as_ignored(task: Task[..., Any], request: Context, message: Message) -> None:
+    """Store the state IGNORED in place of RETRY, which an earlier attempt has stored.
+
+    Celery stores nothing for an `Ignore`, so a run that has joined this task would go on waiting for its next attempt.
+    """
     try:
         if task.backend.get_task_meta(str(request.id), cache=False)["status"] == states.RETRY:
             task.backend.store_result(str(request.id), None, states.IGNORED, request=request)

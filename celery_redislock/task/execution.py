@@ -1,4 +1,4 @@
-"""Execution: one process running one delivered message, from asking for the key to giving it back."""
+"""Execution: one process running one delivered message, from asking for the key to its release."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .abort import Abort
 from .decisions import Decision
 from .held_by_request import EXECUTION
 from .outcome import Outcome, has_ended
-from .until_start import seconds_to_start
+from .reservation import reservation_ttl
 
 if TYPE_CHECKING:
     from celery import Task
@@ -39,30 +39,28 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The first pause of a copy, a successor or begun work, in seconds: what it waits for mostly ends in a moment.
-SOON = 0.05
-
 
 class Execution(ABC):
-    """Takes, keeps and gives back the key of one request. Its subclasses know what to do where the key is held.
+    """Takes, holds and releases the key of one request. A subclass knows what to do where the key is held by another.
 
     Attributes:
-        task: The task object; many threads share it, so nothing of a run is kept there.
+        task: The task object. Many threads share it, so nothing of a run is kept there.
         plan: What is known once per task class.
         request: Celery's request.
-        message: Its message.
-        key: In Redis; empty until the arguments are known.
+        message: The delivered message of the request.
+        key: The key in Redis; empty until `begin`.
         lock: The held lock; None while nothing is held.
-        abort: Ends the body when the lock is lost; None where it may go on.
-        joined: The outcome that the run ends with instead of its body's.
+        abort: Ends the body when the lock is lost; None where the body may go on.
+        joined: The outcome of another task, with which the run ends instead of running its body; None where there is
+            none.
     """
 
     __slots__ = (
-        "_asked_for",
         "_claim",
-        "_left_to",
-        "_release_was_asked_for",
+        "_handed_over",
+        "_release_was_sent",
         "_server",
+        "_unanswered",
         "abort",
         "joined",
         "key",
@@ -83,59 +81,75 @@ class Execution(ABC):
         self.abort = Abort() if plan.options.on_lost == "abort" else None
         self.joined: Outcome | None = None
         self._server = server_of(plan.app)
-        self._asked_for: HeldLock | None = None  # its answer has not been read: it may be ours
+        #: The lock whose acquire was sent and has no answer yet: the key may have been granted.
+        self._unanswered: HeldLock | None = None
+        #: The claim of the message's reservation, until it is used or given up.
         self._claim: Claim | None = None
         claim = self.message.header.claim
         if claim is not None:
             options = {"expires": request.expires}
-            self._claim = Claim(claim, seconds_to_start(plan.app, plan.options, options, task.expires))
-        self._left_to: tuple[Token, float] | None = None
-        self._release_was_asked_for = False
+            self._claim = Claim(claim, reservation_ttl(plan.app, plan.options, options, task.expires))
+        #: What the key holds after the release, and for how many seconds, where the next attempt is to take it over.
+        self._handed_over: tuple[Token, float] | None = None
+        self._release_was_sent = False
 
     def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take the key of this call, or end the run as its options say.
 
         Raises:
             TypeError: The arguments do not fit the signature.
-            LockKeyError: They cannot make a key.
-            LockConflict, LockUnavailable: By policy.
+            LockKeyError: No key can be made of the arguments.
+            LockConflict: Another holds the key, and the policy has the run fail.
+            LockUnavailable: Redis could not be asked, and `lock_on_outage` has the run fail.
             Ignore, Reject: The run has ended without its body.
         """
         self.key = key = self.plan.redis_key(args, kwargs)
         if self._claim is not None and self.message.header.key not in {key, None}:
-            self._leave_other_key()
+            self._give_up_other_key()
         options = self.plan.options
         lock = HeldLock(self._server.store, key, self._mint(), options.lease, options.max_hold, self._on_lost)
         self._take(lock)
 
-    def leave_key_to(self, token: Token, seconds: float) -> None:
-        """Leave the key to the next attempt, which has been sent: once this one has ended.
+    def hand_over(self, token: Token, seconds: float) -> None:
+        """Have `end` leave the key to the next attempt, whose message has been sent, instead of releasing it.
 
         Args:
-            token: That of the next attempt while it waits.
-            seconds: How long the key is kept for it.
+            token: The token of the next attempt's reservation.
+            seconds: How long the key is reserved for the next attempt.
         """
-        self._left_to = token, seconds
+        self._handed_over = token, seconds
 
     def end(self, state: str | None) -> None:
-        """Give the key back; whatever happens, the task's own outcome stands.
+        """Release the key, and give up a reservation that was not used. In an outage too the task's own outcome stands.
 
         Args:
-            state: What the task ended with; None where nobody knows.
+            state: The state that the task ended with; None where nobody knows, because the run was cut short.
         """
-        lock = self.lock or self._asked_for
+        lock = self.lock or self._unanswered
         if lock is not None:
-            self._give_back(lock, state)
+            self._release(lock, state)
         if not self.message.was_sent_back:
-            self._give_up_claim()
+            self._give_up_reservation()
 
     @abstractmethod
     def _take(self, lock: HeldLock) -> None:
-        """Take the key, or end the run, as `begin` says. Where it sets no `lock`, the body runs without one."""
+        """Take the key, or end the run, as `begin` says.
+
+        Where it returns and `self.lock` is None, the body runs without the lock.
+
+        Args:
+            lock: The lock to be granted.
+        """
 
     def _ask(self, lock: HeldLock, waits: bool | None) -> Granted | Conflict | Finished:
-        # Where a time limit strikes while the answer is read, the postrun hook must release the key.
-        self._asked_for = lock
+        """Ask for the key once.
+
+        Args:
+            lock: The lock to be granted.
+            waits: As for `LockStore.acquire`.
+        """
+        # A time limit may strike while the answer is read: `end` must then release a key that was granted.
+        self._unanswered = lock
         note = self._note(lock.key) if self.message.delivered.may_be_a_copy else None
         fence = self.plan.options.fence
         if self._claim is None:
@@ -143,36 +157,40 @@ class Execution(ABC):
         return lock.store.claim(lock.key, lock.token, lock.lease, self._claim, note, fence=fence, waits=waits)
 
     def _taken(self, lock: HeldLock) -> None:
-        self.lock, self._asked_for = lock, None
+        """Hold `lock`, which was granted: renew it from now on, and say so."""
+        self.lock, self._unanswered = lock, None
         self._server.keeper.add(lock)
         if signals.lock_acquired.receivers:
             signals.lock_acquired.send(sender=self.task, lock=lock)
 
-    def _give_back(self, lock: HeldLock, state: str | None) -> None:
+    def _release(self, lock: HeldLock, state: str | None) -> None:
         self._server.keeper.remove(lock)
         note = self._note_after(lock, state)
-        # Interrupted amid the answer, it may have released the key already.
-        asked_before, self._release_was_asked_for = self._release_was_asked_for, True
+        # A time limit may have interrupted this method while it read the answer: the key may be released already, and
+        # that is no loss.
+        sent_before, self._release_was_sent = self._release_was_sent, True
         try:
             was_held = self._last_word(lock, state, note)(self._server.store)
         except LockUnavailable as error:
             soon = f"it is given back once Redis answers, or ends in {lock.lease:g} s"
             logger.warning("%s has ended, but %s; %s", self.message.name, error, soon)
-            # Where the broker was away too, the message may not have been acked: its copy must find the note.
+            # The broker may be away too, with the ack unsent: a copy of the message must find the note in any case.
             note = note and note._replace(in_any_case=True)
             self._server.keeper.later(self._last_word(lock, state, note))
-            self._has_none()
+            self._forget_lock()
             return
-        self._has_none()  # only now: a time limit that strikes before leaves it to the postrun hook
-        if not was_held and lock.was_granted and not asked_before:
+        # Only after the release: a time limit may strike before it, and then postrun calls `end` once more.
+        self._forget_lock()
+        if not was_held and lock.was_granted and not sent_before:
             lock.lose("its key was not ours at the release")
         if signals.lock_released.receivers:
             signals.lock_released.send(sender=self.task, lock=lock)
 
-    def _has_none(self) -> None:
-        self.lock = self._asked_for = None
+    def _forget_lock(self) -> None:
+        self.lock = self._unanswered = None
 
     def _note_after(self, lock: HeldLock, state: str | None) -> Note | None:
+        """What the release leaves for copies of the message; None where the attempt is not over."""
         if not decisions.leaves_note(state):
             return None
         delivered = self.message.delivered
@@ -182,31 +200,34 @@ class Execution(ABC):
         return Note(self._note(lock.key), ttl, copy_may_wait)
 
     def _last_word(self, lock: HeldLock, state: str | None, note: Note | None) -> Callable[[LockStore], bool]:
-        """How the key is given back: to the next attempt, after its cooldown, or at once."""
-        key, token, left_to, cooldown = lock.key, lock.token, self._left_to, self.plan.options.cooldown
-        if left_to is not None:
-            return lambda store: store.hand_over(key, token, *left_to, note)
+        """How the key is given back: handed over to the next attempt, after its cooldown, or released."""
+        key, token, handed_over, cooldown = lock.key, lock.token, self._handed_over, self.plan.options.cooldown
+        if handed_over is not None:
+            return lambda store: store.hand_over(key, token, *handed_over, note)
         if cooldown and state == states.SUCCESS:
             return lambda store: store.cool_down(key, token, cooldown, note)
         return lambda store: store.release(key, token, note)
 
-    def _leave_other_key(self) -> None:
-        """The publisher made another key of the same arguments: its code is older or newer."""
+    def _give_up_other_key(self) -> None:
+        """Give up the reservation of a key that is not this run's.
+
+        The publisher made another key of the same arguments: its code is older or newer than this worker's.
+        """
         header = self.message.header
         logger.warning(
             "%s: its publisher took lock %s, but its arguments make %s here: that one is given up, and this one asked "
             "for; do the publisher and this worker run the same code?",
             *(self.message.name, shown(str(header.key)), self.key),
         )
-        self._give_up_claim()
+        self._give_up_reservation()
         self.message.header = header._replace(claim=None, key=None)
 
-    def _give_up_claim(self) -> None:
-        """What was left to the message is not needed: it does not run, or runs without."""
-        left = self.message.header.reservation
-        if self._claim is not None and left is not None:
+    def _give_up_reservation(self) -> None:
+        """Give up the message's reservation: the message does not run, or runs without the lock."""
+        reservation = self.message.header.reservation
+        if self._claim is not None and reservation is not None:
             is_to_come = decisions.may_be_handed_a_key(self.message.attempt.retries, self.plan.options)
-            self._server.give_up(*left, is_to_come=is_to_come)
+            self._server.give_up(*reservation, is_to_come=is_to_come)
         self._claim = None
 
     def _decide(self, message: Facts, conflict: Conflict, holder: LockInfo) -> Decision:
@@ -217,19 +238,20 @@ class Execution(ABC):
         )
 
     def _announce(self, holder: LockInfo, policy: str) -> None:
+        """Send the signal `lock_conflict`."""
         signals.lock_conflict.send(sender=self.task, key=holder.key, holder=holder, policy=policy)
 
     def _tell(self, holder: LockInfo, what: str) -> None:
-        """Log a conflict: who holds the key, the policy, and what becomes of this run, which Celery only calls ignored.
+        """Log a conflict. Celery's own line says only that the run was ignored.
 
         Args:
-            holder: Of the key.
-            what: The policy and what is next, as ``retry: it comes back in 0.40 s``.
+            holder: Who holds the key.
+            what: The policy and what becomes of the run, such as ``retry: it comes back in 0.40 s``.
         """
         logger.info("%s: lock %s is held by %s: %s", self.message.name, holder.key, holder.who, what)
 
     def _on_lost(self, lock: HeldLock, reason: str) -> None:
-        if self.abort is not None:  # first: a receiver may take its time
+        if self.abort is not None:  # before the signal, whose receivers may take their time
             self.abort.strike(lock.key, reason)
         signals.lock_lost.send(sender=self.task, lock=lock, reason=reason)
 
@@ -241,6 +263,6 @@ class Execution(ABC):
 
 
 def execution_of(request: Any) -> Execution | None:
-    """What runs for Celery's `request`; None where there is none, or it has not asked for its key."""
+    """The execution of Celery's `request`; None where `request` is None or has not asked for its key."""
     execution = None if request is None else request.__dict__.get(EXECUTION)
     return execution if isinstance(execution, Execution) else None

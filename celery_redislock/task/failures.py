@@ -1,7 +1,7 @@
-"""Failures: errors that keep a body from running.
+"""Failures: the log lines of errors that keep a body from running.
 
-Celery logs them as it logs those of a body. Error trackers, as Sentry, hear of those of a body alone: they wrap it, and
-ignore Celery's log. What is logged here, they see.
+Celery logs such an error as it logs one of the body. An error tracker such as Sentry does not see it: it wraps the body
+and ignores Celery's log. It sees what this module logs.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Characters that are shown of an error.
+#: How many characters of an error are shown.
 _MAX_ERROR = 1000
 
 
 class _TracebackOnce(logging.Filter):
-    """Keeps the traceback out of the text of a record, and in its `exc_info`, which is what error trackers read."""
+    """Keeps the traceback out of a log line, which Celery writes in its own. Error trackers read it from `exc_info`."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        record.exc_text = "(its traceback is in Celery's own line)"  # else formatters write the traceback
+        record.exc_text = "(its traceback is in Celery's own line)"  # formatters write this in place of the traceback
         return True
 
 
@@ -38,12 +38,17 @@ logger.addFilter(_TracebackOnce())
 def report(task: Task[..., Any], request: Context, error: Exception) -> None:
     """Log what keeps a body from running, unless the task `throws` it or somebody else sees it.
 
-    Celery is to log it as well, right after.
+    Celery logs the error as well, right after this line.
+
+    Args:
+        task: The task.
+        request: Celery's request for the run.
+        error: What was raised before the body could run.
     """
     if task.throws and isinstance(error, task.throws):
         return
     execution = execution_of(request)
     if request.is_eager or (execution is not None and execution.joined is not None):
-        return  # its caller gets it; or it was raised by the body of the task that was joined
+        return  # an eager run's caller gets the error; that of a joined task was raised by that task's own body
     name = f"task {task.name}[{shown(str(request.id))}]"
     logger.error("%s: its body is not run: %s", name, shown(describe(error), _MAX_ERROR), exc_info=error)

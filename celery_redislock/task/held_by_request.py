@@ -1,4 +1,4 @@
-"""What a request holds: code that runs in it holds that already, whichever `Lock` it asks."""
+"""What a request holds: code that runs inside a request which holds a key holds that key already."""
 
 from __future__ import annotations
 
@@ -12,26 +12,32 @@ from celery_redislock.server.store import LockStore
 #: The request attribute that holds the `Execution`.
 EXECUTION = "redislock_execution"
 
+#: Whether any request of this process has had an execution. In most processes that use a `Lock` none has, and to look
+#: at Celery's stack costs a tenth of a Redis command.
 _any_run = False
 
 
 def attach(request: Any, execution: Any) -> None:
-    """Let `held_by_request` find what `execution` holds, for as long as `request` is there."""
-    global _any_run  # to look at Celery's stack costs a tenth of a command; most processes have none
+    """Let `held_by_request` find what `execution` holds, for as long as `request` is on Celery's stack."""
+    global _any_run
     _any_run = True
     setattr(request, EXECUTION, execution)
 
 
 def held_by_request(store: LockStore, key: str) -> HeldLock | None:
-    """The lock on `key` that a request of this thread or greenlet holds and has not lost.
+    """The lock on `key` that a request of this thread or greenlet holds and has not lost; None where there is none.
 
-    There may be several: a task that is applied eagerly runs inside another.
+    The thread may have several requests: a task that is applied eagerly runs inside another.
+
+    Args:
+        store: The store of the lock server on which the key is.
+        key: The key in Redis.
     """
     if not _any_run:
         return None
     for task in _task_stack.stack:
         for request in task.request_stack.stack:
-            # A message may have a header of this name: of a request without a lock, that is what is found here.
+            # Where the request has no execution, a header of the message that has the same name may stand here.
             lock = getattr(request.__dict__.get(EXECUTION), "lock", None)
             if isinstance(lock, HeldLock) and lock.key == key and lock.store is store and lock.remaining > 0:
                 return lock

@@ -1,4 +1,4 @@
-"""Join: the outcome of another task, for a duplicate that ends with it instead of running."""
+"""Join: a duplicate that ends with the outcome of another task instead of running, by the policy ``join``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from celery_redislock.server.held import HeldLock
 from celery_redislock.shown import shown
 
 from .decisions import Joining, on_joining, take_turn
-from .endings import drop, revoke, show_no_retry
+from .endings import drop, revoke, show_as_ignored
 from .outcome import PRIVATE_BACKENDS, Outcome, backend_scheme, outcome_of
 from .worker_execution import WorkerExecution
 
@@ -26,32 +26,36 @@ logger = logging.getLogger(__name__)
 
 
 class JoiningExecution(WorkerExecution):
-    """Ends with the outcome of the task that its message has met, or runs in its place if it died without one.
+    """Ends with the outcome of the task that its message has met, or runs if that task has died without an outcome.
 
-    One that was to run again has died if it has not within `lock_queue_ttl`, as far as anybody can say.
+    A task in state RETRY counts as dead if it has not run again within `lock_queue_ttl`.
     """
 
     __slots__ = ()
 
     def end(self, state: str | None) -> None:
-        """As `Execution.end`; who joins an attempt that ends without an outcome does not wait for another one."""
+        """Release the key. Where the task ends without an outcome, the runs that have joined it hear of it.
+
+        Args:
+            state: As for `Execution.end`.
+        """
         if state == states.IGNORED and self.lock is not None and self.message.attempt.retries:
-            show_no_retry(self.task, self.request, self.message)
+            show_as_ignored(self.task, self.request, self.message)
         super().end(state)
 
     def _take(self, lock: HeldLock) -> None:
-        """Join, or take the key.
+        """Join the task that the message names, or take the key.
 
         Raises:
             Exception: The error of the joined task.
-            Ignore: It was revoked, and so is this run; or it is not done yet, and the message comes back; or another
-                delivery of the message has joined it already.
+            Ignore: The joined task was revoked, and so is this run; or it is not done yet, and this run's message comes
+                back; or another delivery of this run's message has joined it already.
         """
         joins = self.message.header.joins
         if joins is None:
             super()._take(lock)
             return
-        # A delivery that joined took no key, at whose release it could have left a note.
+        # Another delivery of this message may have joined. It took no key, so no release could leave a note.
         if self.message.delivered.is_delivered_again and outcome_of(self.task, self.message.attempt.task_id).is_ready:
             drop(self.message)
         while True:
@@ -62,10 +66,10 @@ class JoiningExecution(WorkerExecution):
                     return
                 case Joining.ASK:
                     super()._take(lock)
-                    if self.lock is None:  # an outage: by its policy the body runs without
+                    if self.lock is None:  # in an outage, with lock_on_outage="run": the body runs without the lock
                         return
                 case Joining.COME_BACK:
-                    self._let_go(lock)
+                    self._release_without_note(lock)
                     self._come_back(joins)
                 case Joining.RUN:
                     return
@@ -80,7 +84,7 @@ class JoiningExecution(WorkerExecution):
         )
 
     def _come_back(self, joins: str) -> None:
-        """Wait for the next attempt of the task `joins`, which nobody holds a key for just now."""
+        """Send the message back, to wait for the next attempt of the task `joins`, which holds no key now."""
         holder = LockInfo(self.key, joins, self.task.name, None, None, None)
         message = self.message.facts
         self._carry_out(take_turn(message, self.plan.options, joins), message, holder)
@@ -94,28 +98,28 @@ class JoiningExecution(WorkerExecution):
         if isinstance(outcome.value, BaseException):
             raise outcome.value
 
-    def _let_go(self, lock: HeldLock) -> None:
-        """Release without a note: the attempt is not over."""
+    def _release_without_note(self, lock: HeldLock) -> None:
+        """Release the key and leave no note: this attempt is not over."""
         self._server.keeper.remove(lock)
-        with suppress(LockUnavailable):  # then its lease ends it
+        with suppress(LockUnavailable):  # the lock then ends with its lease
             lock.store.release(lock.key, lock.token, exactly=True)
-        self._has_none()  # only now, as in `end`
-        lock.token = self._mint()  # that release may still be on its way
+        self._forget_lock()  # only after the release: a time limit may strike before, and then postrun calls `end`
+        lock.token = self._mint()  # the release may arrive late, and must not release what a later acquire is granted
         if signals.lock_released.receivers:
             signals.lock_released.send(sender=self.task, lock=lock)
 
 
 def check_backend(app: Celery, task: str, option: str, ignores_result: bool) -> None:
-    """Refuse what leaves no outcome to join.
+    """Refuse the policy ``join`` where other processes cannot read the task's outcome.
 
     Args:
         app: The task's app.
-        task: Its name, for the message.
-        option: What `lock_on_conflict` is called where it was set, for the message.
-        ignores_result: Whether its results are not stored.
+        task: The task's name, for the error's message.
+        option: What `lock_on_conflict` is called where it was set, for the error's message.
+        ignores_result: Whether the task's results are not stored.
 
     Raises:
-        LockConfigError: Results are not stored, or nobody else can read them.
+        LockConfigError: The task's results are not stored, or only one process can read them.
     """
     scheme = backend_scheme(app)
     if ignores_result or scheme in PRIVATE_BACKENDS:

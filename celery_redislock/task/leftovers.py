@@ -1,6 +1,6 @@
-"""Leftovers: options of celery-once and celery-singleton on a task that has left them.
+"""Leftovers: warns of options of celery-once and celery-singleton on a task that uses this plugin instead.
 
-Celery takes any option as a plain attribute of the task, so nobody else says that they do nothing any more.
+Celery takes any option as a plain attribute of the task, so without this nobody says that these do nothing.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from celery import Task
 
 logger = logging.getLogger(__name__)
 
-#: The options by which each plugin locks.
+#: The options by which the other plugins lock, and whose they are.
 _PLUGINS = {"once": "celery-once", "unique_on": "celery-singleton", "raise_on_duplicate": "celery-singleton"}
-#: What has been said in this process, by task and option: several apps may bind one task.
+#: The pairs of task and option that this process has warned of: several apps may bind one task.
 _said: set[tuple[str, str]] = set()
 
 
 def warn_of_leftovers(cls: type[Task[..., Any]], ours: type[Task[..., Any]], task: str, key: str) -> None:
-    """Say once in a process which options of other plugins a task has, and what to write instead.
+    """Warn, once in a process, of each option of another plugin that a task has, and say what to write instead.
 
     Args:
         cls: The task's class.
         ours: `LockedTask`.
-        task: Its name.
-        key: What is to be said of its key, as a sentence; may be empty.
+        task: The task's name.
+        key: A sentence about the task's key that ends the warning; may be empty.
     """
     for name, value in _leftovers_of(cls, ours):
         if (task, name) not in _said:
@@ -38,7 +38,7 @@ def warn_of_leftovers(cls: type[Task[..., Any]], ours: type[Task[..., Any]], tas
 
 
 def _leftovers_of(cls: type[Task[..., Any]], ours: type[Task[..., Any]]) -> Iterator[tuple[str, Any]]:
-    # A task class that is not ours and has the option is its plugin's: mixed in, as on the way over, it still locks.
+    # A base class that is no `LockedTask` and has the option is the other plugin's: there the option still works.
     others = [base for base in cls.__mro__ if issubclass(base, Task) and not issubclass(base, ours)]
     for name in _PLUGINS:
         value = getattr(cls, name, None)

@@ -1,4 +1,4 @@
-"""Outcome: how another task has ended, as the result backend tells."""
+"""Outcome: how another task has ended, as the result backend knows it."""
 
 from __future__ import annotations
 
@@ -18,37 +18,42 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How long it is waited for the key of a run whose end its caller may have seen, in seconds.
+#: How long a publish or an eager run waits for the key of a run whose outcome is stored already, in seconds.
 MOMENT = 1.0
-#: Result backends that only the caller, or only one process, can read.
+#: The schemes of result backends whose results only the caller, or only one process, can read.
 PRIVATE_BACKENDS = ("rpc", "cache+memory", "cache+locmem", "disabled")
 
 
 class Outcome(NamedTuple):
-    """How a task ended, or that it is still on its way."""
+    """The state of a task, and its result if it has ended."""
 
     state: str
     value: Any
-    """Its result, or its error."""
+    """The task's result, or its error."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has ended."""
+        """Whether the task has ended."""
         return self.state in states.READY_STATES
 
     @property
     def will_run_again(self) -> bool:
-        """Whether it has no key just now because it waits for its next attempt, as far as anybody can say."""
+        """Whether the task is to run again, so that it may hold no key now: it is between two attempts."""
         return self.state == states.RETRY
 
 
 def backend_scheme(app: Celery) -> str:
-    """What kind of result backend an app has; ``"disabled"`` where it has none."""
+    """The scheme of the URL of an app's result backend; ``"disabled"`` where the app has none."""
     return str(app.conf.result_backend or "disabled").split("://")[0]
 
 
 def outcome_of(task: Task[..., Any], task_id: str) -> Outcome:
-    """The outcome of `task_id` so far, from the result backend; one that is away is to be asked again later."""
+    """The outcome of `task_id` so far. A result backend that cannot be reached counts as RETRY: ask again later.
+
+    Args:
+        task: Any task of the same app.
+        task_id: The id of the task whose outcome is wanted.
+    """
     try:
         meta = task.backend.get_task_meta(task_id, cache=False)
     except Exception as error:
@@ -62,12 +67,12 @@ def outcome_of(task: Task[..., Any], task_id: str) -> Outcome:
 def has_ended(task: Task[..., Any], holder: LockInfo) -> bool:
     """Whether a caller may have seen the holder's run end, although its key is not free yet.
 
-    A result is stored before `on_success` and `after_return` run, and so before the key is released. A result backend
-    that cannot tell counts as one that says no.
+    Celery stores a result before `on_success` and `after_return` run, and so before the key is released. Where the
+    result backend cannot tell, the run counts as not ended.
 
     Args:
         task: Any task of the holder's app.
-        holder: As Redis knows it.
+        holder: Who holds the key.
     """
     if holder.state != "held" or holder.task_id is None or backend_scheme(task.app) in PRIVATE_BACKENDS:
         return False
@@ -81,7 +86,8 @@ def has_ended(task: Task[..., Any], holder: LockInfo) -> bool:
     if meta["status"] not in states.READY_STATES:
         return False
     done = _moment(meta.get("date_done"))
-    # An older one is of an earlier run under the same id. One clock has told both times: that of the holder's host.
+    # A result that is older than the lock is that of an earlier run under the same id. Both times are by the clock of
+    # the holder's host, so they can be compared.
     return done is None or holder.since is None or done >= holder.since
 
 

@@ -1,4 +1,4 @@
-"""LockPlan: what is known once per task class, so that no run works it out again."""
+"""LockPlan: what can be worked out once per task class, so that no run has to."""
 
 from __future__ import annotations
 
@@ -21,14 +21,22 @@ if TYPE_CHECKING:
 
 
 class LockPlan:
-    """The lock of one task: options, key maker, and what the broker demands.
+    """The lock of one task: its options, its keys, and what its broker does with messages.
 
     Args:
         app: The app that the task is bound to.
         task: The task's name.
         body: The task's function.
         is_method: Whether the body's first parameter is the task.
-        own: The task's ``lock_*`` attributes, without the prefix.
+        own: The task's ``lock_*`` attributes, by their names without the prefix.
+
+    Attributes:
+        app: As given.
+        task: As given.
+        broker: The app's broker.
+        options: The task's options, with the app's settings and the defaults for what the task leaves out.
+        acts_at_publish: Whether a publish may need the key: in the scopes ``job`` and ``queue`` it takes the key or the
+            place in the queue, and with `lock_hold_on_retry` a `self.retry()` hands the key over.
 
     Raises:
         LockConfigError: An option or a setting is wrong.
@@ -54,10 +62,11 @@ class LockPlan:
 
     @property
     def enabled(self) -> bool:
-        """Whether locks are switched on, at this moment: tests switch them off when their app has been imported.
+        """Whether locks are switched on at this moment. Tests switch them off after their app was imported.
 
         Raises:
-            LockConfigError: They are on for the first time, and the lock server cannot be used; or it is no bool.
+            LockConfigError: `redislock_enabled` is neither True nor False; or locks are on for the first time, and the
+                lock server cannot be used.
         """
         enabled = is_enabled(self.app)
         if enabled and not self._server_is_checked:
@@ -66,29 +75,30 @@ class LockPlan:
 
     def _check_server(self) -> None:
         settings = resolve_settings(settings_of(self.app))
-        client = connect(url_of(self.app), settings.client_options)  # opens nothing: refuses what redis-py refuses
+        # Opens no connection, but raises for a URL or an option that redis-py refuses.
+        client = connect(url_of(self.app), settings.client_options)
         check_lease(self.task, self._name_of_lease, self.options.lease, command_time(client))
         self._server_is_checked = True
 
     def completed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """A call that has the same key, where `args` and `kwargs` may lack what the key is not made of.
+        """The arguments of a complete call with the same key; see `KeyMaker.completed`.
 
         Raises:
-            TypeError: They lack what it is made of, or do not fit the signature.
+            TypeError: An argument that makes the key is missing, or the arguments do not fit the signature.
         """
         return self._keys.completed(args, kwargs)
 
     def redis_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """The key in Redis for a call.
+        """The key in Redis for a call with these arguments.
 
         Raises:
             TypeError: The arguments do not fit the signature.
-            LockKeyError: They cannot make a key.
+            LockKeyError: No key can be made of the arguments.
         """
         return redis_key(self._prefix, self._keys.name(args, kwargs))
 
     def origin(self, hostname: str | None) -> str:
-        """The end of the tokens of this task on `hostname`."""
+        """The last fields of this task's tokens on `hostname`, made once: the host and the task's name."""
         origin = self._origins.get(hostname)
         if origin is None:
             origin = self._origins[hostname] = tokens.origin(hostname, self.task)

@@ -1,4 +1,4 @@
-"""What `after_return` did not give back is given back at postrun, which Celery sends for every end of a run."""
+"""Postrun: releases a key that `after_return` has not released. Celery sends this signal at every end of a run."""
 
 from __future__ import annotations
 
@@ -26,22 +26,31 @@ def connect() -> None:
 
 
 def release(sender: Any = None, state: str | None = None, retval: Any = None, **_: Any) -> None:
-    """Give the key back after RETRY, Ignore, Reject, replace(), an error in a hook, SystemExit."""
+    """Release the key of a run that ended otherwise than `after_return` sees: see the module.
+
+    Celery does not call `after_return` for RETRY, Ignore, Reject, replace(), an error in a hook and SystemExit.
+
+    Args:
+        sender: The task.
+        state: The state that Celery reports.
+        retval: The result, or the exception that ended the run.
+    """
     if not isinstance(sender, LockedTask):
         return
     request = sender.request_stack.top
     execution = execution_of(request)
     if execution is not None:
-        # Cut short (a shutdown's SystemExit, a hook's Reject), it says SUCCESS, but the result may not have been
-        # stored, nor the next step sent; so a copy of the message must not take it for finished.
+        # Celery reports SUCCESS also for a run that a shutdown's SystemExit or a hook's Reject has cut short. Its
+        # result may not be stored, nor the next step of its chain sent, so the attempt must not count as over.
         execution.end(state if sys.exception() is None else None)
-        delattr(execution.request, EXECUTION)  # each refers to the other, and the request to the arguments
+        # The execution and the request refer to each other: together they would keep the arguments in memory.
+        delattr(execution.request, EXECUTION)
     elif not is_requeued(sender, retval):
-        _give_up_claim(sender, request)
+        _give_up_reservation(sender, request)
 
 
-def _give_up_claim(task: LockedTask, request: Context) -> None:
-    """The run has ended before it asked for its key: what was left to its message is not needed."""
-    plan, left = task.lock_plan, Header.read(getattr(request, HEADER, None)).reservation
-    if left is not None and plan is not None and plan.enabled:
-        server_of(plan.app).give_up(*left, is_to_come=may_be_handed_a_key(request.retries, plan.options))
+def _give_up_reservation(task: LockedTask, request: Context) -> None:
+    """Give up the key that was reserved for a message whose run has ended before it asked for that key."""
+    plan, reservation = task.lock_plan, Header.read(getattr(request, HEADER, None)).reservation
+    if reservation is not None and plan is not None and plan.enabled:
+        server_of(plan.app).give_up(*reservation, is_to_come=may_be_handed_a_key(request.retries, plan.options))

@@ -1,4 +1,4 @@
-"""Publishing: the key is taken before the message is sent, so that a duplicate never waits in the queue."""
+"""Publishing: in the scopes ``job`` and ``queue`` the key is taken before the message is sent: no duplicate is sent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from celery_redislock.shown import shown
 
 from .decisions import Published, Publishing, hands_over, on_publish
 from .outcome import MOMENT, has_ended
-from .until_start import seconds_to_start
+from .reservation import reservation_ttl
 
 if TYPE_CHECKING:
     from celery import Task
@@ -40,27 +40,29 @@ logger = logging.getLogger(__name__)
 Options = Mapping[str, Any]
 Send = Callable[[Options], "LockedResult"]
 
-#: A publish with one of these is not answered with another's result: somebody waits for this id, or it must go on.
-#: The worker sends a link with the ids of its parent and root; a body's own `delay()` has neither.
+#: A publish with one of these options is never answered with another job's result: somebody waits for this very id, or
+#: other tasks are to follow it. The worker sends a link with `parent_id` and `root_id`, which a body's own `delay()`
+#: does not have.
 CONTINUATIONS = ("task_id", "group_id", "chord", "chain", "link", "link_error", "parent_id", "root_id")
 
 
 def is_bare(options: Options) -> bool:
-    """Whether nobody but the caller knows of the message.
+    """Whether nobody but the caller knows of a message that is published with these options.
 
-    Any other may be published by Celery itself, at the end of another task, which must not fail for it.
+    A message that is not bare may be published by Celery itself, at the end of another task. That task must not fail
+    because of this one.
     """
     return not any(options.get(name) for name in CONTINUATIONS)
 
 
 class Publication:
-    """One call of `Task.apply_async`, sent by the task's scope.
+    """One call of `Task.apply_async`, carried out as the task's scope says.
 
     Args:
         task: The task.
-        plan: What is known of it.
-        options: Of the call.
-        send: Sends the message with these options.
+        plan: The lock of the task.
+        options: The options of the call.
+        send: Sends the message with the options that it is given.
     """
 
     __slots__ = ("_header", "_is_bare", "_options", "_plan", "_send", "_task")
@@ -74,33 +76,33 @@ class Publication:
         self._header = Header(tokens.mint_publish())
 
     def send(self) -> LockedResult:
-        """Send the message, which says what its publisher knows; what was said by one it was made of goes.
+        """Send the message with a header of this publish, in place of one that was copied from another message.
 
         Raises:
-            Exception: The broker's.
+            Exception: Any error of the broker's.
         """
         headers = {**(self._options.get("headers") or {}), HEADER: self._header.wire}
         return self._send({**self._options, "headers": headers})
 
     def publish(self, key: str, execution: Execution | None) -> LockedResult:
-        """Send the message, unless it is one too many.
+        """Send the message, unless it would duplicate a job.
 
         Args:
-            key: The key in Redis for its arguments.
-            execution: Of the request that publishes, if it is one of this task.
+            key: The key in Redis for the message's arguments.
+            execution: The run that publishes, if it is a run of this task.
 
         Returns:
-            Its result, or that of the job which it would duplicate, with ``duplicate`` True.
+            The message's result; or that of the job which it would duplicate, with ``duplicate`` True.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused, by `lock_on_outage`; for a bare publish alone.
-            Exception: The broker's; then the key is free again.
+            LockUnavailable: Redis did not answer or refused, `lock_on_outage` is ``raise``, and the publish is bare.
+            Exception: Any error of the broker's. The key has been released.
         """
         if execution is not None and self._is_next_attempt(execution):
             lock = execution.lock
             if lock is not None and lock.key == key and hands_over(self._plan.options):
                 return self._hand_over(execution)
-        elif self._options.get("retries"):  # by the worker's main process, which must not wait for Redis
+        elif self._options.get("retries"):  # the worker's main process publishes, and must not wait for Redis
             return self.send()
         return self.send() if self._plan.options.scope == "run" else self._take(key)
 
@@ -110,16 +112,16 @@ class Publication:
         return options.get("task_id") == attempt.task_id and (options.get("retries") or 0) > attempt.retries
 
     def _hand_over(self, execution: Execution) -> LockedResult:
-        """The key is left to the next attempt: once this one has ended, for its `finally` blocks run after this."""
+        """Send the next attempt and have this one hand its key over at its end, after its `finally` blocks have run."""
         claim, key = tokens.mint_nonce(), execution.lock.key if execution.lock else None
-        token, ttl = self._token(claim, execution.request.hostname), self._seconds_to_start()
+        token, ttl = self._token(claim, execution.request.hostname), self._reservation_ttl()
         self._header = self._header._replace(claim=claim, key=key)
         result = self.send()
-        execution.leave_key_to(token, ttl)
+        execution.hand_over(token, ttl)
         return result
 
     def _take(self, key: str) -> LockedResult:
-        """Take the key, or in scope ``queue`` the place of the one that waits, and leave it to the message."""
+        """Reserve the key for the message, or in scope ``queue`` the place in the queue, and send it."""
         self._options = {**self._options, "task_id": self._options.get("task_id") or uuid()}
         claim, waiting = tokens.mint_nonce(), keys_of(key).queued
         place = waiting if self._plan.options.scope == "queue" else key
@@ -130,18 +132,18 @@ class Publication:
                 answer = self._ask_again(place, claim, answer.holder.nonce)
                 decision = self._decide(answer, key)
             if decision is Publishing.OUTLIVE:
-                place, answer = waiting, self._ask(waiting, claim)  # as in scope `queue`: it runs after that one
+                place, answer = waiting, self._ask(waiting, claim)  # it runs after the holder, as in scope `queue`
                 decision = self._decide(answer, key)
         except LockUnavailable as error:
             signals.lock_unavailable.send(sender=self._task, key=key, error=error)
             if self._plan.options.on_outage == "raise" and self._is_bare:
                 raise
-            return self.send()  # its run will ask again, and end as its options say
+            return self.send()  # the run asks Redis again, and ends as the options say
         if isinstance(answer, Granted):
-            return self._send_with(claim, key, place)
+            return self._send_reserved(claim, key, place)
         if decision is Publishing.ANSWER and isinstance(answer, Conflict):
-            return self._existing(answer.holder.info(key, answer.ttl))
-        return self.send()  # it meets its policy when it starts
+            return self._answer_with(answer.holder.info(key, answer.ttl))
+        return self.send()  # the run meets its policy when it starts
 
     def _ask(self, place: str, claim: str) -> Granted | Conflict | Finished:
         token = self._token(claim, socket.gethostname())
@@ -155,7 +157,7 @@ class Publication:
 
     @property
     def _causes(self) -> frozenset[str]:
-        """The ids of the tasks that publish this; Celery has not given it its parent yet."""
+        """The ids of the message's parent and root: Celery has not written those of the running task into it yet."""
         causes = {self._options.get("parent_id"), self._options.get("root_id")}
         parent = self._plan.app.current_worker_task
         if parent is not None:
@@ -163,7 +165,7 @@ class Publication:
         return frozenset(tokens.known_as(str(one)) for one in causes if one)
 
     def _ask_again(self, place: str, claim: str, ended: str) -> Granted | Conflict | Finished:
-        """Ask until the run with the nonce `ended` has released its key too, for `MOMENT` seconds at most."""
+        """Ask until the run with the nonce `ended` has released its key, for `MOMENT` seconds at most."""
         end, pause = time.monotonic() + MOMENT, 0.002
         while True:
             time.sleep(pause)
@@ -172,20 +174,20 @@ class Publication:
             if not isinstance(answer, Conflict) or answer.holder.nonce != ended or time.monotonic() >= end:
                 return answer
 
-    def _send_with(self, claim: str, key: str, place: str) -> LockedResult:
-        """Send the message that has been left the key, or the place of the one that waits."""
-        store, kept = server_of(self._plan.app).store, tokens.known_by(claim, tokens.RESERVED)
+    def _send_reserved(self, claim: str, key: str, place: str) -> LockedResult:
+        """Send the message for which `place` is reserved: the key, or the place in the queue."""
+        store, reservation = server_of(self._plan.app).store, tokens.known_by(claim, tokens.RESERVED)
         self._header = self._header._replace(claim=claim, key=key)
-        seconds_to_start = self._seconds_to_start()
+        ttl = self._reservation_ttl()
         try:
             result = self.send()
         except BaseException:
-            store.undo(place, kept)
+            store.undo(place, reservation)
             raise
-        # Only now, so that a publisher that has died before keeps the key no longer than a lease. Where the message
-        # has started meanwhile, the key is its run's, and this does nothing.
+        # Until now the reservation lives for one lease only, for the publisher may die before it has sent the message.
+        # If the message has started meanwhile, its run holds the key under a nonce of its own, and this does nothing.
         try:
-            store.lengthen(place, kept, seconds_to_start)
+            store.lengthen(place, reservation, ttl)
         except RedisError as error:
             task_id, lease = shown(str(self._options["task_id"])), self._plan.options.lease
             logger.warning(
@@ -194,21 +196,23 @@ class Publication:
             )
         return result
 
-    def _existing(self, holder: LockInfo) -> LockedResult:
+    def _answer_with(self, holder: LockInfo) -> LockedResult:
+        """Send nothing, and return the result of the job that holds the key."""
         task, policy = self._task, "return existing"
         logger.info("task %s is not sent: lock %s is held by %s: %s", task.name, holder.key, holder.who, policy)
         signals.lock_conflict.send(sender=task, key=holder.key, holder=holder, policy=policy)
         result = cast("LockedResult", task.AsyncResult(str(holder.task_id)))
         result.duplicate = True
-        result.ignored = self._options.get("ignore_result", task.ignore_result)  # as Celery: get() must not wait
+        # As Celery itself does: `get()` of a result that is not stored must not wait.
+        result.ignored = self._options.get("ignore_result", task.ignore_result)
         return result
 
     def _token(self, claim: str, hostname: str | None) -> Token:
-        """That of the message while it waits; its attempt as its `Execution` will name it."""
+        """The token of the message's reservation. It names the message's attempt as the execution will do."""
         options = self._options
         nesting = options.get("replaced_task_nesting") or 0
         attempt = Attempt(str(options["task_id"]), options.get("retries") or 0, nesting, self._header.publish)
         return tokens.mint(claim, attempt, self._plan.origin(hostname), tokens.RESERVED)
 
-    def _seconds_to_start(self) -> float:
-        return seconds_to_start(self._plan.app, self._plan.options, self._options, self._task.expires)
+    def _reservation_ttl(self) -> float:
+        return reservation_ttl(self._plan.app, self._plan.options, self._options, self._task.expires)

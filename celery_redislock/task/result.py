@@ -1,4 +1,4 @@
-"""LockedResult: what a publish returns, for type checkers."""
+"""LockedResult: what a publish returns. It is Celery's own class; type checkers see one attribute more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
         """What `delay` and `apply_async` of a `LockedTask` return: Celery's own result, with one attribute more."""
 
         duplicate: bool
-        """Whether the job had been sent before, and nothing was sent now."""
+        """Whether an equal job was queued or ran already, so that nothing was sent and this is that job's result."""
 
 else:
     LockedResult = AsyncResult

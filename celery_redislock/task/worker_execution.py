@@ -1,4 +1,4 @@
-"""WorkerExecution: a run in a worker. Where it must wait, its message is sent back to the broker."""
+"""WorkerExecution: a run in a worker. Where it has to wait for its key, its message is sent back to the broker."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ from celery_redislock.server.held import HeldLock
 
 from . import decisions
 from .decisions import ComeBack, Decision, Fail, Refuse, RunWithout, Skip, TakeTurn, Wait
-from .endings import CameBack, CameBackInOutage, SentBack, drop, revoke, show_as_retry
+from .endings import CameBack, CameBackAsRetry, CameBackInOutage, drop, revoke, show_as_retry
 from .execution import Execution
 
 logger = logging.getLogger(__name__)
 
-#: The first pause of a copy, a successor or begun work, in seconds: what it waits for mostly ends in a moment.
+#: The shortest pause of a message that comes back and met no policy, in seconds. It waits for its own copy or for the
+#: task that caused it, and these mostly end in a moment.
 SOON = 0.05
 
 
 class WorkerExecution(Execution):
-    """Carries out what `decisions` says of a conflict or an outage."""
+    """Carries out what `celery_redislock.task.decisions` says of a conflict or an outage."""
 
     __slots__ = ("_wait_end", "_waits")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._waits: bool | None = None  # True while the release is to wake this run, False when it no longer is
+        #: Whether this run blocks until the key is released, by the policy ``wait``: None before, False afterwards.
+        self._waits: bool | None = None
+        #: When it blocks no longer, by `time.monotonic()`.
         self._wait_end = 0.0
 
     def _take(self, lock: HeldLock) -> None:
@@ -39,30 +42,32 @@ class WorkerExecution(Execution):
             try:
                 answer = self._ask(lock, self._waits)
             except LockUnavailable as error:
-                self._asked_for = None
+                self._unanswered = None
                 if self._runs_without(error):
-                    self._give_up_claim()
+                    self._give_up_reservation()
                     return
-                lock.token = self._mint()  # a release of the last one may still be on its way
+                # The failed acquire was undone by a release of its token, which may arrive late: it must not release
+                # what the next acquire is granted.
+                lock.token = self._mint()
                 continue
             if isinstance(answer, Granted):
                 self._claim = None
                 lock.granted(answer)
                 self._taken(lock)
                 return
-            self._asked_for = None
+            self._unanswered = None
             if isinstance(answer, Finished):
                 drop(self.message)
             self._conflict(answer)
 
-    # Where it is held.
+    # Where another holds the key.
 
     def _conflict(self, conflict: Conflict) -> None:
-        """End the run, or return to ask for the key again."""
+        """End the run, or return, so that the key is asked for again."""
         holder, message = conflict.holder.info(self.key, conflict.ttl), self.message.facts
         decision = self._decide(message, conflict, holder)
         policy = "come back" if isinstance(decision, ComeBack) else decisions.policy_for(holder, self.plan.options)
-        if self._waits is None or policy == "come back":  # else it is the conflict that has been announced
+        if self._waits is None or policy == "come back":  # else the run waits, and has announced this conflict before
             self._announce(holder, policy)
         self._carry_out(decision, message, holder)
 
@@ -100,26 +105,35 @@ class WorkerExecution(Execution):
         error = LockConflict(holder.key, holder)
         pause = self._pause(self.plan.options.retry_delay, None if decision.joins else holder)
         self._tell(holder, f"{self._turn}: it comes back in {pause:.2f} s")
-        # Before it is sent: stored after it, as Celery's own Retry is, it could overwrite the outcome of its run.
+        # RETRY is stored before the message is sent. Stored after it, as Celery does for its own Retry, it could
+        # overwrite the outcome of the message's next run.
         show_as_retry(self.task, self.request, self.message, error)
         if self.message.send_back(pause, joins=decision.joins):
-            raise SentBack(str(error))
+            raise CameBackAsRetry(str(error))
 
     @property
     def _turn(self) -> str:
+        """The policy that log lines name for a run that takes its turn; ``wait`` has become ``retry`` by then."""
         return "join" if self.plan.options.on_conflict == "join" else "retry"
 
     def _pause(self, shortest: float, holder: LockInfo | None) -> float:
-        """Seconds until the message should be tried again; not before the key of `holder` has cooled down."""
+        """Seconds until the message is tried again.
+
+        Args:
+            shortest: Seconds at least, before jitter and doubling.
+            holder: Who holds the key. While it cools down, the message need not be tried.
+        """
         cools_for = holder.ttl or 0.0 if holder is not None and holder.state == "cooling" else 0.0
         return self.message.pause(shortest, self.plan.options.retry_max_delay, at_least=cools_for)
 
     def _wait_for_release(self, holder: LockInfo) -> bool:
-        """Block for a while, in this run's `lock_wait`.
+        """Block until the key may be free, in this run's `lock_wait`.
+
+        The first call returns at once: the acquire that follows tells the server that this run waits, so that the
+        release wakes it. When `lock_wait` is over, one more acquire tells the server that it waits no longer.
 
         Returns:
-            Whether to ask for the key again: True at first, to say that this run waits, and at last, to say that it
-            waits no longer; False from then on.
+            Whether to ask for the key again; False once the server knows that this run waits no longer.
         """
         if self._waits is None:
             self._tell(holder, f"wait: it waits for up to {self.plan.options.wait:g} s in its worker slot")
@@ -135,7 +149,10 @@ class WorkerExecution(Execution):
     # Where Redis cannot be asked.
 
     def _runs_without(self, error: LockUnavailable) -> bool:
-        """What an outage does: True to run without the lock, False where the key must be asked for again."""
+        """End the run, or return True where it runs without the lock, or False where it must ask for the key again.
+
+        The last is so where the broker is away too, and only this process has the message.
+        """
         signals.lock_unavailable.send(sender=self.task, key=error.key, error=error)
         decision = decisions.on_outage(self.message.delivered, self.plan.options)
         match decision:

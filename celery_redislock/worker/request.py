@@ -19,7 +19,7 @@ from celery_redislock.message.comeback import custom_headers
 from celery_redislock.message.delivery import DELIVERY, Delivery, hide_headers, is_requeued
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.server.tokens import mint_nonce
-from celery_redislock.task.endings import CameBack, CameBackInOutage, SentBack, Skipped
+from celery_redislock.task.endings import CameBack, CameBackAsRetry, CameBackInOutage, Skipped
 
 from .children import Children, Run
 from .reminder import Reminder
@@ -95,7 +95,7 @@ class LockedRequest(Request):
         result = super().on_failure(exc_info, send_failed_event, return_ok)
         if isinstance(error, Skipped):
             self.send_event("task-revoked", terminated=False, signum=None, expired=False)
-        elif isinstance(error, SentBack):
+        elif isinstance(error, CameBackAsRetry):
             self.send_event("task-retried", exception=str(error), traceback="")
         return result
 

@@ -1,4 +1,4 @@
-"""How long a key is kept for a message that has not started."""
+"""Reservation: how long a key is reserved for a message that has not started."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from celery import Celery
 
 
-def seconds_to_start(app: Celery, lock: LockOptions, options: Mapping[str, Any], expires: Any) -> float:
-    """Seconds that a key is kept: `lock_queue_ttl` and the message's delay, but no longer than until it expires.
+def reservation_ttl(app: Celery, lock: LockOptions, options: Mapping[str, Any], expires: Any) -> float:
+    """Seconds that a key is reserved: `lock_queue_ttl` and the message's delay, but at most until the message expires.
 
     Args:
         app: The task's app.
-        lock: Of the task.
-        options: Of the publish.
-        expires: The task's own.
+        lock: The task's lock options.
+        options: The options of the publish: `countdown`, `eta` and `expires` count.
+        expires: The task's own `expires`, for a publish without one.
     """
     ttl = lock.queue_ttl + max(0.0, _seconds(app, options.get("countdown") or options.get("eta")) or 0.0)
     end = _seconds(app, options.get("expires", expires))
@@ -29,9 +29,10 @@ def seconds_to_start(app: Celery, lock: LockOptions, options: Mapping[str, Any],
 
 
 def _seconds(app: Celery, moment: Any) -> float | None:
-    """From now, as Celery reads it: a number, ISO 8601, or what has an `isoformat`, as dates have.
+    """Seconds from now until `moment`, which Celery takes as a number of seconds, as ISO 8601 text, or as a date.
 
-    None also for what Celery refuses: it does so itself, when it sends the message or in the worker.
+    None where there is no moment. None also for a value that Celery refuses, which it does itself, when it sends the
+    message or in the worker.
     """
     if moment is None:
         return None
