@@ -12,7 +12,8 @@ from celery import _state, current_app
 
 from .app import is_enabled, server_of, settings_of
 from .errors import LockConfigError
-from .keys.maker import KeyMaker, parse_template
+from .keys.maker import KeyMaker
+from .keys.template import parse_template
 from .lock.lock import Lock
 from .lock.no_lock import NoLock
 from .options import LockOptions, check_lease, name_of, resolve_options, resolve_settings

@@ -8,21 +8,17 @@ writes for it.
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import date, datetime
 from os.path import basename
-from string import Formatter
 from typing import Any
-from uuid import UUID
 
 from celery_redislock.errors import LockConfigError, LockKeyError
 
-from .wire import MAX_INT_BITS, digest, encode, wire
+from .printable import BRACE, printable
+from .template import Arguments, Namer, check_parameters, parse_template, template_namer
+from .wire import digest, encode, wire
 
-Arguments = Mapping[str, Any]
 Binder = Callable[[Sequence[Any], Mapping[str, Any]], dict[str, Any]]
-Namer = Callable[[Arguments], str]
 
 #: A name has fewer characters than this. A longer one is cut to exactly this many, of which the last are a digest of
 #: the whole: so no short name equals a cut one.
@@ -68,7 +64,7 @@ class KeyMaker:
         elif callable(lock_key):
             self._namer = _callable_namer(task, lock_key)
         else:
-            self._namer = _template_namer(task, parameters, lock_key)
+            self._namer = template_namer(task, parameters, lock_key)
             self._needed = frozenset(field for _, field in parse_template(task, lock_key) if field)
 
     def completed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
@@ -142,7 +138,7 @@ def binder(signature: inspect.Signature) -> Binder:
 
 def _digest_namer(task: str, parameters: Sequence[str], chosen: Sequence[str], remedy: str) -> Namer:
     """Names of the task's name and a digest of the `chosen` arguments, which cannot be read in Redis."""
-    _check_parameters(task, "lock_args", chosen, parameters)
+    check_parameters(task, "lock_args", chosen, parameters)
 
     def name(arguments: Arguments) -> str:
         shaped = {}
@@ -171,7 +167,7 @@ def _callable_namer(task: str, lock_key: Callable[[Arguments], str]) -> Namer:
             raise LockKeyError(f"{task}: lock_key raised {what}; mend the callable") from error
         if not isinstance(made, str) or not made:
             raise LockKeyError(f"{task}: lock_key must return a non-empty str, not {type(made).__name__}")
-        return _printable(str.__str__(made), _BRACE)
+        return printable(str.__str__(made), BRACE)
 
     return name
 
@@ -180,110 +176,3 @@ def _place_of(error: Exception) -> str:
     """Where in the user's `lock_key` the error was raised. Its message is not shown, for it may hold an argument."""
     frame = error.__traceback__ and error.__traceback__.tb_next
     return f" in {basename(frame.tb_frame.f_code.co_filename)}, line {frame.tb_lineno}" if frame else ""
-
-
-def _template_namer(task: str, parameters: Sequence[str], template: str) -> Namer:
-    """Names made by a template, which can be read in Redis."""
-    parts = parse_template(task, template)
-    _check_parameters(task, "lock_key", [field for _, field in parts if field], parameters)
-    # Values are escaped so that none can contain the separator after its field, nor ':', the usual separator of keys:
-    # else two different calls could make one name.
-    separators = "".join(_separator(literal) or "" for literal, field in parts[1:] if field)
-    unsafe = re.compile(f"[%:{{}}\\s{re.escape(separators)}]")
-
-    def name(arguments: Arguments) -> str:
-        made = []
-        for literal, field in parts:
-            made.append(literal)
-            if field:
-                made.append(_printable(_template_value(task, field, arguments[field]), unsafe))
-        if not any(made):
-            raise LockKeyError(f"{task}: lock_key makes an empty name of these arguments")
-        return "".join(made)
-
-    return name
-
-
-def _separator(literal: str) -> str | None:
-    """The first character of `literal` that is no part of an escape, ``%XX``; None where there is none."""
-    return next((c for c in literal if c not in "%0123456789ABCDEF"), None)
-
-
-def parse_template(task: str, template: str) -> list[tuple[str, str]]:
-    """The parts of a template: pairs of a literal text and the field that follows it, ``""`` after the last text.
-
-    Args:
-        task: The task's name, for the error's message.
-        template: Such as ``"stock:{sku}"``, which gives ``[("stock:", "sku"), ("", "")]``.
-
-    Raises:
-        LockConfigError: There is something else than plain parameter names between braces, or no text that separates
-            two fields, or the template is empty.
-    """
-    allowed = 'only plain parameter names between braces are allowed, as in "stock:{sku}"'
-    refused = f"{task}: lock_key = {template!r}"
-    parts: list[tuple[str, str]] = []
-    text = ""
-    try:
-        for literal, field, spec, conversion in Formatter().parse(template):
-            if "{" in literal or "}" in literal:  # it would end the hash tag around the name
-                raise LockConfigError(f"{refused}: it has a brace of its own; {allowed}")
-            text = literal
-            if field is None:
-                continue
-            if not field.isidentifier() or spec or conversion:
-                raise LockConfigError(f"{refused}: {allowed}")
-            if parts and _separator(text) is None:
-                between = f"{{{parts[-1][1]}}} and {{{field}}}"
-                raise LockConfigError(f"{refused}: put a separator between {between}, such as ':'")
-            parts.append((text, field))
-            text = ""
-    except ValueError as error:
-        raise LockConfigError(f"{refused}: {error}; {allowed}") from None
-    if not parts and not text:
-        raise LockConfigError(f"{refused}: it is empty; {allowed}")
-    return [*parts, (text, "")]
-
-
-def _template_value(task: str, parameter: str, value: Any) -> str:
-    """`value` as a template's field shows it: the same text before and after Celery's JSON."""
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= MAX_INT_BITS:
-        return int.__repr__(value)
-    if isinstance(value, UUID) or (isinstance(value, date) and not isinstance(value, datetime)):
-        return str(value)
-    raise LockKeyError(
-        f"{task}: parameter {parameter!r} is a {type(value).__name__}; a lock_key template takes str, int, UUID and "
-        "date; for others use a callable lock_key"
-    )
-
-
-#: Braces are escaped in names: around every name there is a pair of them, its hash tag for a Cluster.
-_BRACE = re.compile("[{}]")
-
-
-def _printable(text: str, unsafe: re.Pattern[str]) -> str:
-    """`text` with the characters that are `unsafe` or cannot be printed escaped as ``%XX``."""
-    text = unsafe.sub(_percent, text)
-    return text if text.isprintable() else _UNPRINTABLE.sub(_percent_unprintable, text)
-
-
-_UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
-
-
-def _percent(match: re.Match[str]) -> str:
-    return "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", "surrogatepass"))
-
-
-def _percent_unprintable(match: re.Match[str]) -> str:
-    return match[0] if match[0].isprintable() else _percent(match)
-
-
-def _check_parameters(task: str, option: str, wanted: Iterable[str], parameters: Sequence[str]) -> None:
-    for name in wanted:
-        if name not in parameters:
-            raise LockConfigError(
-                f"{task}: {option} names {name!r}, which is no parameter of the task; it has: "
-                f"{', '.join(parameters) or 'none'}"
-            )

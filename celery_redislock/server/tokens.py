@@ -19,8 +19,7 @@ from celery_redislock.info import LockInfo
 from celery_redislock.shown import shown
 
 #: The states of a key, the first character of its value. Values of other libraries begin with none of them: they are
-#: hexadecimal, as redis-py's, a UUID, a number, or base64, and so begin with a letter, a digit, "+" or "/". "^" is left
-#: for a key that is offered for a moment.
+#: hexadecimal, as redis-py's, a UUID, a number, or base64, and so begin with a letter, a digit, "+" or "/".
 RUNS, SEEN, RESERVED, COOLING = ">", "&", "~", "="
 _STATES = {RUNS: "held", SEEN: "held", RESERVED: "queued", COOLING: "cooling"}
 #: A field without value; no escaped field looks so.

@@ -1,0 +1,25 @@
+"""Names are printable: what is not, and what a name must not contain, is escaped."""
+
+from __future__ import annotations
+
+import re
+
+#: Braces are escaped in names: around every name there is a pair of them, its hash tag for a Cluster.
+BRACE = re.compile("[{}]")
+
+
+def printable(text: str, unsafe: re.Pattern[str]) -> str:
+    """`text` with the characters that are `unsafe` or cannot be printed escaped as ``%XX``."""
+    text = unsafe.sub(_percent, text)
+    return text if text.isprintable() else _UNPRINTABLE.sub(_percent_unprintable, text)
+
+
+_UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
+
+
+def _percent(match: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", "surrogatepass"))
+
+
+def _percent_unprintable(match: re.Match[str]) -> str:
+    return match[0] if match[0].isprintable() else _percent(match)

@@ -1,0 +1,112 @@
+"""Templates: ``"stock:{sku}"`` and a call's arguments become a name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date, datetime
+from string import Formatter
+from typing import Any
+from uuid import UUID
+
+from celery_redislock.errors import LockConfigError, LockKeyError
+
+from .printable import printable
+from .wire import MAX_INT_BITS
+
+Arguments = Mapping[str, Any]
+Namer = Callable[[Arguments], str]
+
+
+def template_namer(task: str, parameters: Sequence[str], template: str) -> Namer:
+    """Names made by a template, which can be read in Redis."""
+    parts = parse_template(task, template)
+    check_parameters(task, "lock_key", [field for _, field in parts if field], parameters)
+    # Values are escaped so that none can contain the separator after its field, nor ':', the usual separator of keys:
+    # else two different calls could make one name.
+    separators = "".join(_separator(literal) or "" for literal, field in parts[1:] if field)
+    unsafe = re.compile(f"[%:{{}}\\s{re.escape(separators)}]")
+
+    def name(arguments: Arguments) -> str:
+        made = []
+        for literal, field in parts:
+            made.append(literal)
+            if field:
+                made.append(printable(_template_value(task, field, arguments[field]), unsafe))
+        if not any(made):
+            raise LockKeyError(f"{task}: lock_key makes an empty name of these arguments")
+        return "".join(made)
+
+    return name
+
+
+def _separator(literal: str) -> str | None:
+    """The first character of `literal` that is no part of an escape, ``%XX``; None where there is none."""
+    return next((c for c in literal if c not in "%0123456789ABCDEF"), None)
+
+
+def parse_template(task: str, template: str) -> list[tuple[str, str]]:
+    """The parts of a template: pairs of a literal text and the field that follows it, ``""`` after the last text.
+
+    Args:
+        task: The task's name, for the error's message.
+        template: Such as ``"stock:{sku}"``, which gives ``[("stock:", "sku"), ("", "")]``.
+
+    Raises:
+        LockConfigError: There is something else than plain parameter names between braces, or no text that separates
+            two fields, or the template is empty.
+    """
+    allowed = 'only plain parameter names between braces are allowed, as in "stock:{sku}"'
+    refused = f"{task}: lock_key = {template!r}"
+    parts: list[tuple[str, str]] = []
+    text = ""
+    try:
+        for literal, field, spec, conversion in Formatter().parse(template):
+            if "{" in literal or "}" in literal:  # it would end the hash tag around the name
+                raise LockConfigError(f"{refused}: it has a brace of its own; {allowed}")
+            text = literal
+            if field is None:
+                continue
+            if not field.isidentifier() or spec or conversion:
+                raise LockConfigError(f"{refused}: {allowed}")
+            if parts and _separator(text) is None:
+                between = f"{{{parts[-1][1]}}} and {{{field}}}"
+                raise LockConfigError(f"{refused}: put a separator between {between}, such as ':'")
+            parts.append((text, field))
+            text = ""
+    except ValueError as error:
+        raise LockConfigError(f"{refused}: {error}; {allowed}") from None
+    if not parts and not text:
+        raise LockConfigError(f"{refused}: it is empty; {allowed}")
+    return [*parts, (text, "")]
+
+
+def _template_value(task: str, parameter: str, value: Any) -> str:
+    """`value` as a template's field shows it: the same text before and after Celery's JSON."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= MAX_INT_BITS:
+        return int.__repr__(value)
+    if isinstance(value, UUID) or (isinstance(value, date) and not isinstance(value, datetime)):
+        return str(value)
+    raise LockKeyError(
+        f"{task}: parameter {parameter!r} is a {type(value).__name__}; a lock_key template takes str, int, UUID and "
+        "date; for others use a callable lock_key"
+    )
+
+
+def check_parameters(task: str, option: str, wanted: Iterable[str], parameters: Sequence[str]) -> None:
+    """Refuse names that are no parameters of the task: raises LockConfigError.
+
+    Args:
+        task: The task's name, for the message.
+        option: What names them, for the message.
+        wanted: The names.
+        parameters: Of the task.
+    """
+    for name in wanted:
+        if name not in parameters:
+            raise LockConfigError(
+                f"{task}: {option} names {name!r}, which is no parameter of the task; it has: "
+                f"{', '.join(parameters) or 'none'}"
+            )
