@@ -15,14 +15,14 @@ from .timing import Case
 
 
 def two_calls(client: redis.Redis, key: str, token: Token, lease: float, note: str | None = None) -> Case:
-    """Acquire and release `key`, and nothing else.
+    """A case that acquires and releases `key`, and does nothing else.
 
     Args:
-        client: Of the same kind as the store's.
+        client: A client of the same kind as the one that locks use.
         key: The key in Redis.
-        token: The token to store.
+        token: The token that the key is to hold.
         lease: Seconds.
-        note: The key of the attempt's note; given by a task's release.
+        note: The key of the attempt's note, which a task's release names and a `Lock`'s does not.
     """
     acquire = _arguments(client, commands.acquire(key, token.owner, token, lease))
     release = _arguments(client, commands.release(key, token.owner, None if note is None else Note(note)))
@@ -36,6 +36,6 @@ def two_calls(client: redis.Redis, key: str, token: Token, lease: float, note: s
 
 
 def _arguments(client: redis.Redis, command: Command) -> tuple[Any, ...]:
-    """Of EVALSHA; the server knows the script from now on."""
+    """The arguments of EVALSHA for `command`, whose script is loaded into the server first."""
     client.script_load(command.script.text)
     return command.script.sha, len(command.keys), *command.keys, *command.values

@@ -19,7 +19,7 @@ from .timing import Rounds
 #: What `LockedTask` may cost in all, Celery's own base class being 1.00.
 BOUND = 1.20
 ROUNDS, MESSAGES = 30, 200
-#: The worker consumes nothing else until it is told to.
+#: The queue that the worker consumes until it is told to consume another: an empty one.
 IDLE = "idle"
 
 
@@ -28,11 +28,11 @@ def main() -> None:
     draining: dict[str, list[float]] = {kind: [] for kind in KINDS}
     with valkey() as url, _worker(url) as app, redis.Redis.from_url(url) as client:
         kinds = list(KINDS)
-        for _ in range(-1, ROUNDS):  # the first one warms up, and does not count
+        for _ in range(-1, ROUNDS):  # the first round warms up, and does not count
             for kind in kinds:
                 publishing[kind].append(_publish(app, kind))
                 draining[kind].append(_drain(app, client, kind))
-            kinds.append(kinds.pop(0))  # so that no one always follows the same other
+            kinds.append(kinds.pop(0))  # so that no kind always follows the same other one
         if client.keys("redislock:*"):
             raise RuntimeError("a lock was left: what was measured is no run of the tasks alone")
     baseline = "Celery's own base class"
@@ -49,7 +49,10 @@ def main() -> None:
 
 
 def _publish(app: Any, kind: str) -> float:
-    """Seconds for each of `MESSAGES` publishes, with as many keys, between two looks at the clock."""
+    """Seconds for each of `MESSAGES` publishes, every one with a key of its own.
+
+    A `CLOCK` task stands before and behind them in the queue.
+    """
     app.tasks[CLOCK].apply_async(queue=kind)
     task = app.tasks[kind]
     start = time.perf_counter()
@@ -61,7 +64,7 @@ def _publish(app: Any, kind: str) -> float:
 
 
 def _drain(app: Any, client: redis.Redis, kind: str) -> float:
-    """Seconds for each of them in the worker."""
+    """Seconds that the worker takes for each message, between the times that the two `CLOCK` tasks note."""
     app.control.add_consumer(kind, reply=True)
     start, end = (float(_popped(client)) for _ in range(2))
     app.control.cancel_consumer(kind, reply=True)
@@ -78,9 +81,9 @@ def _popped(client: redis.Redis) -> bytes:
 
 @contextmanager
 def _worker(url: str) -> Iterator[Any]:
-    """The app whose worker consumes nothing yet."""
+    """Start a worker that consumes only the queue `IDLE`; yields its app."""
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.queue_app", url, IDLE]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # its banner
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # the worker prints its banner there
     try:
         app: Any = make_app(url)
         while not app.control.ping(timeout=0.2):

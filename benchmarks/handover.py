@@ -1,4 +1,4 @@
-"""What it takes until the next waiter has a lock that was released, and how many commands the server gets for it."""
+"""The time from a lock's release until the next waiter has it, and how many commands the server gets for that."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BOUND, COMMANDS = 0.002, 5.0
 WAITERS, HOLD = 50, 0.02
 ROUNDS = 3
 NAME = "handover"
-#: What a new connection sends, and what the count itself does.
+#: Commands that are not counted: a new connection sends them, or the counting itself does.
 _NOT_COUNTED = frozenset({"CLIENT", "HELLO", "SELECT", "AUTH", "PING", "MONITOR", "EVAL", "SCRIPT"})
 
 Maker = Callable[[redis.Redis], Any]
@@ -56,7 +56,7 @@ def _makers() -> Mapping[str, Maker]:
 
 
 def _hand_over(client: redis.Redis, make: Maker) -> list[float]:
-    """Seconds from the begin of each release until the next waiter had the lock; each waiter takes it once."""
+    """Seconds from the begin of each release until the next waiter had the lock. Each waiter takes it once."""
     acquired: list[float] = []
     released: list[float] = []
 
@@ -83,7 +83,7 @@ def _hand_over(client: redis.Redis, make: Maker) -> list[float]:
 
 @contextmanager
 def _counting(url: str) -> Iterator[list[int]]:
-    """How many commands clients send meanwhile; not those inside scripts, nor what sets up a connection."""
+    """Count the commands that clients send during the block, without those inside scripts and `_NOT_COUNTED`."""
     counted, started = [0], threading.Event()
 
     def count() -> None:

@@ -13,7 +13,7 @@ from celery_singleton import Singleton
 
 from celery_redislock import LockedTask
 
-#: Where the worker notes when it began and ended to drain a queue.
+#: The task, and the list in Redis, by which the worker notes when it begins and ends to drain a queue.
 CLOCK = "clock"
 #: The base classes to compare, with what their decorators need.
 KINDS: dict[str, dict[str, Any]] = {
@@ -27,7 +27,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def make_app(url: str) -> Celery:
-    """Its broker, locks and the others' locks are on one server."""
+    """An app with a task of each base class. Its broker and the locks of all plugins are on the server at `url`."""
     app = Celery("queue", broker=url, set_as_current=False)
     app.conf.update(
         task_ignore_result=True,
@@ -42,7 +42,7 @@ def make_app(url: str) -> Celery:
 
     @app.task(name=CLOCK)
     def clock() -> None:
-        now = time.perf_counter()  # of the system, so that those of two processes can be compared
+        now = time.perf_counter()  # the system's clock, so that two processes' times can be compared
         with redis.Redis.from_url(url) as client:
             client.rpush(CLOCK, now)
 

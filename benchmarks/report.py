@@ -13,8 +13,8 @@ from .timing import Rounds, Summary
 
 #: Wide enough for every table when piped, where there is no terminal to ask.
 WIDTH = 110
-#: Quartiles of a ratio farther apart than this share of it: something else kept the CPUs busy, and the run says
-#: nothing.
+#: If the quartiles of a ratio are farther apart than this share of it, something else kept the CPUs busy, and the run
+#: proves nothing.
 NOISE = 0.25
 
 
@@ -23,7 +23,7 @@ class Report:
 
     Args:
         title: What was measured.
-        baseline: What most ratios are to.
+        baseline: The name of the case that counts as 1.00.
     """
 
     def __init__(self, title: str, baseline: str = "two bare EVALSHA calls") -> None:
@@ -36,12 +36,12 @@ class Report:
             self._table.add_column(column, justify="right")
 
     def section(self, name: str) -> None:
-        """The rows that follow belong together."""
+        """Begin a group of rows."""
         self._table.add_section()
         self._table.add_row(f"[bold]{name}[/]")
 
     def add(self, case: str, rounds: Rounds, baseline: Rounds, bound: float | None = None) -> None:
-        """A row; with `bound`, also whether the median ratio to `baseline` is at most that."""
+        """Add a row. With a `bound`, it tells whether the median ratio to `baseline` is at most that."""
         time, ratio = rounds.microseconds(), rounds.ratio(baseline)
         self._table.add_row(
             case,
@@ -54,7 +54,7 @@ class Report:
         )
 
     def show(self) -> None:
-        """Print it."""
+        """Print the table."""
         show(self._table)
 
 
@@ -77,7 +77,7 @@ def show(table: Table) -> None:
 
 
 def versions() -> str:
-    """Of all that takes part."""
+    """The versions of all that takes part, in a sentence."""
     parser = "hiredis" if HIREDIS_AVAILABLE else "its own parser"
     return (
         f"Python {platform.python_version()}, Celery {version('celery')}, redis-py {version('redis')} with "

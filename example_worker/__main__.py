@@ -29,12 +29,12 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Play the scenes; return the exit code: 0 only if all was as it should be."""
+    """Play the scenes, and return the exit code: 0 only if all was as it should be."""
     started = time.monotonic()
     options = _parse(arguments)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, signal.default_int_handler)  # whatever ends the demo ends its processes
+            signal.signal(number, signal.default_int_handler)  # so that these end its processes too
     console = Console(highlight=False, emoji=False)
     with tempfile.TemporaryDirectory(prefix="redislock-example-") as folder:
         log = Path(folder, "worker.log")
@@ -84,7 +84,7 @@ def _play(console: Console, options: argparse.Namespace, log: Path) -> Verdict:
         return demonstrate(console, lambda: None)
     console.print(f"starting {'' if options.url else 'an embedded Valkey and '}a worker with {CHILDREN} children ...")
     with _server(options.url, log.parent) as url:
-        # Before the app is imported, here and in the worker: it takes its name from the environment.
+        # Set before the app is imported, here and in the worker, for the app takes its name from the environment.
         name = f"redislock-example-{secrets.token_hex(4)}"
         os.environ.update(CELERY_BROKER_URL=url, CELERY_RESULT_BACKEND=url, EXAMPLE_NAME=name)
         from .demo import demonstrate, swept

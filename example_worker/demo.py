@@ -23,18 +23,18 @@ from .scenes import Scene, all_scenes
 from .timeline import SENT_BACK, SKIPPED, Look, timeline
 from .verdict import Fate, Verdict, judge
 
-#: Columns of the picture, at most.
+#: How many columns the picture has at most.
 WIDTH = 100
-#: Seconds that a lock may outlive its task's result: Celery stores the result first.
+#: How long a lock may outlive its task's result, in seconds: Celery stores the result before the lock is released.
 RELEASE = 1.0
 
 
 def demonstrate(console: Console, check: Check) -> Verdict:
-    """Play all scenes with the worker that answers, and draw what happened.
+    """Play all scenes with the worker that runs, draw what happened, and judge it.
 
     Args:
         console: Where to show it.
-        check: Raises where the demo's own worker has died.
+        check: Raises DemoError where the demo's own worker has died.
 
     Raises:
         DemoError: No server or no worker answers, or the worker has died.
@@ -57,7 +57,7 @@ def demonstrate(console: Console, check: Check) -> Verdict:
 
 @contextmanager
 def swept() -> Iterator[None]:
-    """Delete from the server at the end whatever begins with the demo's name: queues, results and locks too.
+    """At the end of the block delete all keys that begin with the demo's name: queues, results and locks.
 
     Raises:
         DemoError: The server does not answer.
@@ -102,7 +102,8 @@ def _play(console: Console, scenes: Sequence[Scene], check: Check) -> list[Messa
 
 
 def _of(messages: Sequence[Message], entries: Ledger) -> Ledger:
-    """What belongs to these messages: workers of the user's may still be busy with those of an interrupted demo."""
+    """Of the ledger's `entries` those of these `messages`: with ``--no-worker``, the user's workers may still be busy
+    with messages of an earlier demo that was interrupted."""
     ids = {message.task_id for message in messages}
     return Ledger(
         [run for run in entries.runs if run.task_id in ids],

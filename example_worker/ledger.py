@@ -1,4 +1,4 @@
-"""The ledger: what the task bodies themselves wrote down, with real times, and the reading of it."""
+"""The ledger: what the task bodies themselves write down, with real times; and how it is read."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Ledger:
 
 
 def work(what: str, seconds: float) -> None:
-    """Stand for the body of the current task: be busy with `what`, and write down from when to when."""
+    """Do the work of the current task's body: sleep, and write down from when to when it was busy with `what`."""
     _write("start", current_task, what=what)
     try:
         time.sleep(seconds)
@@ -82,7 +82,7 @@ def read(client: redis.Redis) -> Ledger:
 
 
 def parse(lines: list[dict[str, Any]]) -> Ledger:
-    """Make runs of starts and ends."""
+    """Make runs of the lines of starts and ends."""
     runs: list[Run] = []
     refusals: list[Refusal] = []
     open_runs: dict[tuple[str, Child], int] = {}
@@ -93,7 +93,7 @@ def parse(lines: list[dict[str, Any]]) -> Ledger:
             runs.append(Run(task_id, line["what"], child, at))
         elif line["event"] == "end":
             number = open_runs.pop((task_id, child), None)
-            if number is not None:  # else of a demo that was interrupted
+            if number is not None:  # None where the start was written in an earlier demo that was interrupted
                 runs[number] = replace(runs[number], end=at)
         else:
             refusals.append(Refusal(task_id, child, at, line["policy"]))

@@ -14,7 +14,7 @@ from .processes import Check
 from .scenes import Call, Scene
 from .verdict import Fate
 
-#: Seconds that a scene may take. What is not done by then counts as lost.
+#: Seconds that a scene may take. A message that is not done by then counts as lost.
 PATIENCE = 20.0
 #: Seconds between two looks at the results.
 PAUSE = 0.1
@@ -24,8 +24,8 @@ PAUSE = 0.1
 class Message:
     """A call that was published.
 
-    Only the id of its result is kept: Celery's AsyncResult holds a subscription, which it would end when the server
-    may be gone.
+    It keeps only the id of its result. Celery's AsyncResult would hold a subscription, and end it when the server may
+    be gone already.
     """
 
     call: Call
@@ -34,11 +34,11 @@ class Message:
 
     @property
     def state(self) -> str:
-        """Celery's name of what has become of it so far."""
+        """Celery's state of the message so far."""
         return app.backend.get_state(self.task_id)
 
     def fate(self) -> Fate:
-        """What has become of it."""
+        """What has become of the message."""
         state = self.state
         reason = str(app.backend.get_result(self.task_id)) if state in states.EXCEPTION_STATES else ""
         return Fate(self.task_id, self.call.what, state, reason)
@@ -53,7 +53,7 @@ def play(scene: Scene, watch: Watcher, check: Check) -> list[Message]:
     Args:
         scene: What to play.
         watch: Told again and again how many messages are in which state, and how many are still to be published.
-        check: Raises where the worker has died.
+        check: Raises DemoError where the worker has died.
     """
     start = time.monotonic()
     calls = list(scene.calls)

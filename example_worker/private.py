@@ -1,11 +1,11 @@
-"""What keeps the demo apart from other users of the same servers: a queue and keys that begin with its name."""
+"""Private: what keeps the demo apart from other users of the same servers: its queue and keys begin with its name."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
-#: ``python -m example_worker`` gives every run another name, so that two of them can use one server.
+#: The demo's name. ``python -m example_worker`` gives every run another one, so that two can use one server.
 NAME = os.environ.get("EXAMPLE_NAME", "redislock-example")
 PREFIX = f"{NAME}:"
 #: Where the task bodies write down what they do.

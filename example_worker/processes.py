@@ -1,4 +1,4 @@
-"""The processes that the demo needs, which end with it: an embedded Valkey and a worker."""
+"""The processes that the demo starts, and ends with itself: an embedded Valkey and a worker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ START = 30.0
 #: Seconds that an idle process may take to end after SIGTERM.
 END = 10.0
 
-#: Raises where something that the demo needs has ended.
+#: A function that raises DemoError where a process that the demo needs has ended.
 Check = Callable[[], None]
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -31,7 +31,7 @@ class DemoError(Exception):
 
 
 class Running:
-    """A process of the demo's, and its log."""
+    """A process that the demo has started, and its log."""
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
         self.name = name
@@ -39,19 +39,19 @@ class Running:
         self._process = process
 
     def check(self) -> None:
-        """Raise if it has ended.
+        """Raise if the process has ended.
 
         Raises:
-            DemoError: It has.
+            DemoError: The process has ended.
         """
         if self._process.poll() is not None:
             raise DemoError(f"{self.name} has ended with exit code {self._process.returncode}")
 
     def stop(self) -> None:
-        """Ask it to end, and wait for that.
+        """Ask the process to end, and wait for that.
 
         Raises:
-            DemoError: It does not.
+            DemoError: It does not end within `END` seconds.
         """
         self._process.terminate()
         try:
@@ -60,7 +60,7 @@ class Running:
             raise DemoError(f"{self.name} did not end within {END:g} s of SIGTERM") from None
 
     def kill(self) -> None:
-        """End it and all its children at once."""
+        """End the process and all its children at once."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -70,7 +70,7 @@ class Running:
 def running(name: str, command: Sequence[str], log: Path) -> Iterator[Running]:
     """A process that is asked to end at the end of the block, and killed where the block fails."""
     with log.open("ab") as output:
-        # In a session of its own: a Ctrl-C is meant for the demo, which then ends its processes in order.
+        # It has a session of its own, so that a Ctrl-C reaches only the demo, which then ends its processes in order.
         process = subprocess.Popen(command, stdout=output, stderr=output, cwd=_ROOT, start_new_session=True)
     running = Running(name, process, log)
     try:
@@ -100,10 +100,15 @@ def worker(log: Path) -> Iterator[Running]:
 
 
 def wait_until(condition: Callable[[], object], what: str, check: Check) -> None:
-    """Look until `condition` holds; `check` raises where that is hopeless.
+    """Wait until `condition` is true.
+
+    Args:
+        condition: What is looked at again and again.
+        what: What is waited for, for the error's message.
+        check: Raises DemoError where waiting is hopeless.
 
     Raises:
-        DemoError: It does not hold in time.
+        DemoError: The condition is not true within `START` seconds.
     """
     deadline = time.monotonic() + START
     while not condition():

@@ -1,4 +1,4 @@
-"""What shows while the scenes are played: bars on a terminal, else plain lines."""
+"""Progress: what is shown while the scenes are played: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .verdict import RAN, SKIPPED
 
 
 class Progress:
-    """A bar for every scene; where nothing can be redrawn, a line for every change."""
+    """A bar for every scene; where the output is no terminal, a line for every change."""
 
     def __init__(self, console: Console, scenes: Sequence[Scene]) -> None:
         name, tally = TextColumn("{task.description}"), TextColumn("{task.fields[tally]}")

@@ -16,16 +16,16 @@ class Call:
 
     task: Signature[Any]
     what: str
-    """What its body works on, as it writes into the ledger: no two runs of it may overlap."""
+    """What the task's body works on, as it writes into the ledger. No two runs of the same work may overlap."""
     mark: str
-    """Its run in the picture."""
+    """How the call's run is drawn in the picture."""
     at: float = 0.0
     """Seconds after the scene's start."""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What is played at one time."""
+    """Calls that are played together, and how they are shown."""
 
     title: str
     legend: str
@@ -36,7 +36,7 @@ class Scene:
 
     @property
     def marks(self) -> str:
-        """The marks of its runs in the picture, from first to last."""
+        """The marks of the scene's runs in the picture, from first to last."""
         marks = sorted({call.mark for call in self.calls})
         return marks[0] if len(marks) == 1 else f"{marks[0]}-{marks[-1]}"
 
@@ -49,7 +49,7 @@ def contenders() -> Scene:
 
 
 def burst() -> Scene:
-    """Three accounts, so that one of four children is free to meet the duplicates."""
+    """Eight equal calls for each of three accounts: of four children one is free, and meets the duplicates."""
     accounts = {1: "A", 2: "B", 3: "C"}
     calls = tuple(
         Call(sync_account.s(account), f"account {account}", mark)
@@ -60,12 +60,12 @@ def burst() -> Scene:
 
 
 def long_task() -> Scene:
-    """One run of three leases, and a duplicate every 0.8 s."""
+    """One run that takes three leases, and a duplicate every 0.8 s."""
     times = [0.0] + [0.4 + 0.8 * n for n in range(8)]
     calls = tuple(Call(build_report.s("monday"), "report monday", "R", at) for at in times)
     return Scene("three leases long", "a report of 6.5 s under a lease of 2 s", "magenta", calls, runs_each=1)
 
 
 def all_scenes() -> list[Scene]:
-    """In the order in which they are played."""
+    """All scenes, in the order in which they are played."""
     return [contenders(), burst(), long_task()]

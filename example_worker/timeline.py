@@ -10,9 +10,9 @@ from rich.text import Text
 
 from .ledger import Child, Ledger, Refusal, Run
 
-#: What a refused message is drawn as.
+#: How a message that found its key held is drawn.
 SKIPPED, SENT_BACK = "x", "-"
-#: Seconds between two ticks of the axis: the first that leaves room for a label is taken.
+#: Seconds between two ticks of the axis. The first of these that leaves room for a label is taken.
 _STEPS = (1, 2, 5, 10, 20)
 _LABEL_WIDTH = 6
 
@@ -35,7 +35,7 @@ class Scale:
     columns: int
 
     def column(self, at: float) -> int:
-        """The column of a time; one outside the picture gets the nearest."""
+        """The column of the time `at`; the nearest one for a time outside the picture."""
         share = min((at - self.start) / (self.end - self.start), 1.0)
         return max(0, min(int(share * self.columns), self.columns - 1))
 
@@ -87,6 +87,7 @@ def _row(scale: Scale, runs: Iterable[Run], refusals: Iterable[Refusal], looks: 
     for run in runs:
         look = looks[run.task_id]
         first, end = scale.column(run.start), scale.column(run.end or run.start)
-        for column in range(first, max(end, first + 1)):  # without the end: two runs share a column only if they met
+        # Without the column of the end: a run that begins in it has not met this one.
+        for column in range(first, max(end, first + 1)):
             cells[column] = Text(look.mark, style=f"bold reverse {look.style}")
     return Text().join(cells)

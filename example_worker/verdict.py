@@ -30,7 +30,7 @@ class Fate:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The sums, and a sentence for everything that was not as it should be."""
+    """The counts, and a sentence for everything that was not as it should be."""
 
     runs: int
     skipped: int
@@ -41,11 +41,15 @@ class Verdict:
 
     @property
     def faults(self) -> list[str]:
-        """Everything that must not be."""
+        """The sentences for everything that was not as it should be."""
         return [*self.lost, *self.overlaps, *self.keys_left, *self.wrong]
 
     def summary(self, seconds: float) -> str:
-        """One line."""
+        """The verdict in one line.
+
+        Args:
+            seconds: How long the demo took.
+        """
         wrong = f"wrong: {len(self.wrong)}  " if self.wrong else ""
         return (
             f"runs: {self.runs}  skipped: {self.skipped}  lost: {len(self.lost)}  overlaps: {len(self.overlaps)}  "
@@ -54,7 +58,7 @@ class Verdict:
 
 
 def judge(fates: Sequence[Fate], runs: Sequence[Run], keys_left: Iterable[str], expected: Mapping[str, int]) -> Verdict:
-    """Hold what the callers were told against what the bodies wrote down.
+    """Compare what the callers were told with what the bodies wrote down.
 
     Args:
         fates: What became of each message, as its result tells.
@@ -81,7 +85,7 @@ def _lost(fates: Sequence[Fate], whole: Sequence[Run]) -> list[str]:
 
 
 def _overlaps(runs: Sequence[Run]) -> list[str]:
-    """Runs of the same work of which one began before the other's end. Nobody knows the end of a killed one."""
+    """Runs of the same work of which one began before the other's end. A killed run has no end, and is left out."""
     by_what: dict[str, list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.start):
         by_what.setdefault(run.what, []).append(run)
@@ -94,7 +98,7 @@ def _overlaps(runs: Sequence[Run]) -> list[str]:
 
 
 def _wrong_fates(fates: Sequence[Fate], whole: Sequence[Run]) -> list[str]:
-    """Messages whose body ran more often than once, or although they did not succeed."""
+    """Messages whose body ran more than once, or ran to its end although the message did not succeed."""
     times = Counter(run.task_id for run in whole)
     return [
         f"wrong: {fate}, bodies run: {times[fate.task_id]}"

@@ -1,4 +1,4 @@
-"""The server's side of the protocol: what each command answers, and what it leaves. Pure functions of one key."""
+"""Redis in the model: what each command answers, and what it leaves. Pure functions of the state of one key."""
 
 from __future__ import annotations
 
@@ -14,28 +14,36 @@ Mistakes = Set[Mistake]
 
 
 class Key(NamedTuple):
-    """A held key: its token's nonce and attempt, and whether a copy has left its mark, as on a running one."""
+    """What the key holds: the nonce and the attempt of a token, and whether an acquire of a copy has marked it.
+
+    Only the key of a running execution can be marked.
+    """
 
     nonce: str
+    """That of an execution, ``n1``; or a claim, ``h1``, under which the key is reserved for a message."""
     attempt: Attempt
     marked: bool = False
 
     @property
     def is_reserved(self) -> bool:
-        """It is kept for a message that carries the nonce."""
+        """Whether the key is reserved for a message, which carries the nonce as its claim."""
         return self.nonce[0] == "h"
 
 
 class Server(NamedTuple):
-    """All that Redis knows: the key, and the attempts that have a note."""
+    """All that Redis knows."""
 
     key: Key | None = None
+    """None where the key is free."""
     notes: frozenset[Attempt] = frozenset()
+    """The attempts that have a note: they are over."""
     gone: frozenset[str] = frozenset()
-    """Claims that nobody will come with."""
+    """The claims that were given up before a run handed its key over under them: no message will come with them."""
 
 
 class Reply(Enum):
+    """What Redis answers."""
+
     GRANTED = "granted"
     HELD = "held by another"
     FINISHED = "finished elsewhere"
@@ -47,65 +55,72 @@ class Reply(Enum):
 
 
 class Effect(NamedTuple):
-    """What a command does."""
+    """What a command does: its answer, and the state of Redis after it."""
 
     reply: Reply
     server: Server
     leased: bool = False
-    """The key was given a whole lease."""
+    """Whether the key was given a whole lease."""
 
 
 class Acquire(NamedTuple):
+    """Take the key, if it is free."""
+
     nonce: str
     attempt: Attempt
     reads_note: bool
+    """Whether the attempt's note is looked for first, because the message may be a copy."""
 
 
 class Claim(NamedTuple):
-    """An acquire whose message carries a hand-over token."""
+    """Take the key, if it is free or reserved under the message's claim."""
 
     nonce: str
     attempt: Attempt
     reads_note: bool
-    token: str
+    claim: str
 
 
 class Renew(NamedTuple):
+    """Give the key its lease again."""
+
     nonce: str
 
 
 class Release(NamedTuple):
+    """Free the key, and leave a note if a copy was seen or may come unseen."""
+
     nonce: str
     note: Attempt | None
-    """The attempt that is over; None where it is not, or nobody knows."""
+    """The attempt that is over; None where it is not over, or nobody knows."""
     unseen_copy: bool
-    """A copy may wait unseen: leave the note in any case."""
+    """Whether a copy may wait in the queue, where no acquire of it can mark the key: the note is left in any case."""
 
 
 class HandOver(NamedTuple):
-    """A release that leaves the key to whoever carries `token`."""
+    """A release that does not free the key but reserves it under `claim`, for the next attempt."""
 
     nonce: str
     note: Attempt | None
     unseen_copy: bool
-    token: str
+    claim: str
     attempt: Attempt
-    """The one that the key is left to."""
+    """The next attempt."""
 
 
 class GiveUp(NamedTuple):
-    """A release of what was left to a message that will not run."""
+    """Free the key that was reserved under `claim`: its message will not run."""
 
-    token: str
+    claim: str
     is_to_come: bool
-    """It may still be left to it."""
+    """Whether a run may hand its key over under this claim later. Then Redis remembers that nobody comes with it."""
 
 
 Command = Acquire | Claim | Renew | Release | HandOver | GiveUp
 
 
 def apply(server: Server, command: Command, mistakes: Mistakes = frozenset()) -> Effect:
-    """Run `command` on `server`."""
+    """What `command` does where Redis is in the state `server`."""
     run: Callable[[Server, Command, Mistakes], Effect] = _COMMANDS[type(command)]
     return run(server, command, mistakes)
 
@@ -119,8 +134,8 @@ def acquire(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> Eff
         return Effect(Reply.GRANTED, server._replace(key=mine), leased=True)
     if key.nonce == command.nonce and Mistake.OWN_GRANT_IS_A_CONFLICT not in mistakes:
         return Effect(Reply.GRANTED, server, leased=True)
-    if isinstance(command, Claim) and key.nonce == command.token:
-        nonce = command.token if Mistake.CLAIM_IS_KEPT in mistakes else command.nonce
+    if isinstance(command, Claim) and key.nonce == command.claim:
+        nonce = command.claim if Mistake.CLAIM_IS_KEPT in mistakes else command.nonce
         return Effect(Reply.GRANTED, server._replace(key=mine._replace(nonce=nonce, marked=key.marked)), leased=True)
     is_copy = noted(command.attempt, mistakes) == noted(key.attempt, mistakes)
     return Effect(Reply.HELD, server._replace(key=key._replace(marked=key.marked or (is_copy and not key.is_reserved))))
@@ -136,29 +151,29 @@ def release(server: Server, command: Release | HandOver, mistakes: Mistakes) -> 
     key = server.key
     mine = key if key and (key.nonce == command.nonce or Mistake.RELEASE_WITHOUT_OWNER_CHECK in mistakes) else None
     notes = server.notes
-    # Where the lock was lost, a mark that a copy left on it is lost too.
+    # Where the lock was lost, the mark of a copy may be lost with it, so the note is left in any case.
     if command.note and (mine is None or command.unseen_copy or mine.marked) and Mistake.NO_NOTE not in mistakes:
         notes |= {noted(command.note, mistakes)}
     if mine is None:
         return Effect(Reply.NOT_MINE, server._replace(notes=notes))
-    if isinstance(command, HandOver) and command.token in server.gone:
-        return Effect(Reply.RELEASED, Server(None, notes, server.gone - {command.token}))
+    if isinstance(command, HandOver) and command.claim in server.gone:
+        return Effect(Reply.RELEASED, Server(None, notes, server.gone - {command.claim}))
     if isinstance(command, HandOver):
-        left = Key(command.token, command.attempt)
-        return Effect(Reply.HANDED_OVER, Server(left, notes, server.gone), leased=True)
+        reserved = Key(command.claim, command.attempt)
+        return Effect(Reply.HANDED_OVER, Server(reserved, notes, server.gone), leased=True)
     return Effect(Reply.RELEASED, Server(None, notes, server.gone))
 
 
 def give_up(server: Server, command: GiveUp, mistakes: Mistakes) -> Effect:
-    if _owns(server.key, command.token):
+    if _owns(server.key, command.claim):
         return Effect(Reply.GIVEN_UP, server._replace(key=None))
     if command.is_to_come and Mistake.GIVEN_UP_IS_FORGOTTEN not in mistakes:
-        return Effect(Reply.NOT_MINE, server._replace(gone=server.gone | {command.token}))
+        return Effect(Reply.NOT_MINE, server._replace(gone=server.gone | {command.claim}))
     return Effect(Reply.NOT_MINE, server)
 
 
 def noted(attempt: Attempt, mistakes: Mistakes) -> Attempt:
-    """What a note, and a copy, is known by."""
+    """What notes and copies of `attempt` are recognised by: the attempt itself, unless a mistake says otherwise."""
     if Mistake.SAME_ID_IS_A_COPY in mistakes:
         return Attempt(attempt.task_id, 0, 0)
     return attempt._replace(publish="") if Mistake.NOTE_NAMES_NO_PUBLISH in mistakes else attempt

@@ -1,4 +1,4 @@
-"""The explorations, shared: each takes up to a few seconds."""
+"""The explorations, made once for all tests: each takes up to a few seconds."""
 
 from __future__ import annotations
 

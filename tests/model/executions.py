@@ -1,4 +1,4 @@
-"""Messages and the executions that run them."""
+"""Messages, how their bodies end, and the executions that run them."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from .commands import Command
 
 
 class Message(NamedTuple):
-    """What the broker holds; one that is published is as the task's options and its header say."""
+    """A message in the broker's queue, or with an execution: its task's options, and what its header says."""
 
     attempt: Attempt
     acks_late: bool = True
     policy: str = "retry"
     parent: str = ""
-    """The id of the task that published it."""
+    """The id of the task that published the message."""
     claim: str = ""
-    """The hand-over token that it carries."""
+    """The claim that the message carries: the key is reserved for it under this nonce."""
     redelivered: bool = False
+    """The broker says that it has delivered the message before."""
     returned: bool = False
-    """It has been sent back at least once."""
+    """The message has been sent back at least once."""
     begun: bool = False
-    """Its header says that no policy may drop it."""
+    """The header says that the work has begun, so that no policy may drop the message."""
     after: str = ""
-    """Its publisher has seen the end of that task."""
+    """The id of a task whose end the publisher had seen. The message must not be dropped in favour of that task."""
 
     @property
     def may_be_known_as_begun(self) -> bool:
-        """Whether a process that ran it may have died before its ack: nobody can know."""
+        """Whether nobody can know that the work has not begun: a process may have died before its ack."""
         return self.begun or (self.redelivered and self.acks_late)
 
     @property
     def again(self) -> Message:
-        """As the broker delivers it again."""
+        """The message as the broker delivers it once more."""
         return self._replace(redelivered=True)
 
     def __str__(self) -> str:
@@ -44,20 +45,22 @@ class Message(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """How a body ends. What it publishes, it publishes before: `self.retry()`, `replace()`, chains and `.delay()`."""
+    """How a body ends, and what it publishes before: by `self.retry()`, `replace()`, a chain or `delay()`."""
 
     state: str
     publishes: Message | None = None
     hands_over: bool = False
+    """The key is handed over to what the body publishes."""
     requeues: bool = False
+    """The message goes back into the queue."""
     caller: Message | None = None
-    """What somebody publishes who has seen this end, before the key is given back."""
+    """The message of somebody who has seen this end, published before the key is released."""
     caller_of_job: bool = False
-    """It is of scope ``job``: its publisher takes the key for it."""
+    """That message is of scope ``job``: its publisher reserves the key for it."""
 
 
 class Phase(Enum):
-    """Where an execution is."""
+    """Where an execution is. "Reserved" is Celery's word: the worker has received the message, and not begun it."""
 
     RESERVED = "before it asks"
     ASKED = "with its acquire unanswered"
@@ -70,14 +73,14 @@ class Phase(Enum):
     DROPPED = "dropped, before its ack"
     CHILD_DEAD = "with its child dead"
 
-    __hash__ = object.__hash__  # the default hashes the name: the explorer does it a million times
+    __hash__ = object.__hash__  # fast: an Enum hashes its name anew each time, and the explorer asks a million times
 
 
-#: A body may run in these.
+#: The phases in which the body runs.
 IN_BODY = frozenset({Phase.RUNNING, Phase.PUBLISHED})
-#: Only the message is left.
+#: The phases in which the run is over, and only the ack is to come.
 CLOSED = frozenset({Phase.RELEASED, Phase.RETURNED, Phase.DROPPED})
-#: A pool child is at work in these: it can die alone.
+#: The phases in which a pool child is at work, which can die while the main process lives on.
 IN_CHILD = IN_BODY | {Phase.ASKED, Phase.ENDED, Phase.RELEASING}
 
 
@@ -88,17 +91,17 @@ class Execution(NamedTuple):
     message: Message
     phase: Phase = Phase.RESERVED
     unacked: bool = True
-    """The broker will deliver the message again if this process dies."""
+    """The broker still has the message, and delivers it again if this process dies."""
     overdue: bool = False
-    """It has had the message for longer than the visibility timeout."""
+    """The execution has had the message for longer than the visibility timeout."""
     lost: bool = False
-    """It knows that its lock is lost."""
+    """The execution knows that its lock is lost."""
     ending: Ending | None = None
-    """How the body ends; once CLOSED, only where the message is to be given back."""
+    """How the body ends. In the phases of `CLOSED` it is set only where the message is to be requeued."""
     gives: str = ""
-    """The hand-over token that it has put into a message."""
+    """The claim that the execution has put into the next attempt's message, to hand its key over under it."""
     sent: Command | None = None
-    """The release that is sent again, as it was."""
+    """The release whose reply was lost, which is sent again unchanged."""
 
     @property
     def attempt(self) -> Attempt:

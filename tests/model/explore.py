@@ -1,4 +1,4 @@
-"""The explorer: every interleaving of a scenario, breadth first, so that what it finds is as short as can be."""
+"""The explorer: every interleaving of a scenario, breadth first: it finds the shortest way to a broken promise."""
 
 from __future__ import annotations
 
@@ -22,14 +22,29 @@ class Scenario(NamedTuple):
 
     name: str
     messages: tuple[Message, ...]
+    """What is in the queue at the beginning."""
     plays: Mapping[Attempt, tuple[Ending, ...]]
+    """How the body of each attempt may end."""
     faults: Faults
+    """How many faults may happen."""
     publishers: tuple[Publisher, ...] = ()
+    """Who publishes more messages."""
 
 
 @dataclass
 class Exploration:
-    """What was found: every state, and the first broken promise with the way to it."""
+    """What was found: every state, and the first broken promise with the way to it.
+
+    Attributes:
+        scenario: Where the exploration began.
+        excuses: The excuses that were accepted.
+        came_from: Each state that was found, with the state before it and the step that led from there to here.
+        known_as: For each canonical form of a state, the first state found that has it.
+        before: For each state, those from which one step leads to it.
+        asked: Every command that Redis was asked, with the state that Redis was in.
+        broken: The first promise that was broken; None where all were kept.
+        trace: The steps that led to the broken promise.
+    """
 
     scenario: Scenario
     excuses: Set[Excuse]
@@ -46,6 +61,7 @@ class Exploration:
         return "\n  ".join([f"{self.scenario.name}: broken: {self.broken.value}", *self.trace])
 
     def break_promise(self, promise: Promise, world: World, last: str) -> None:
+        """Note that `promise` is broken in `world`, by the step `last`; empty where the state itself breaks it."""
         labels = [last] if last else []
         step = self.came_from[world]
         while step is not None:
@@ -58,7 +74,13 @@ class Exploration:
 def explore(
     scenario: Scenario, mistakes: Set[Mistake] = frozenset(), excuses: Set[Excuse] = frozenset(Excuse)
 ) -> Exploration:
-    """All that can happen in `scenario`, until a promise is broken."""
+    """Find all that can happen in `scenario`, until a promise is broken.
+
+    Args:
+        scenario: Where to begin.
+        mistakes: The mistakes that the implementation makes.
+        excuses: The excuses that are accepted.
+    """
     found = Exploration(scenario, excuses)
     steps = Steps(scenario.plays, mistakes, excuses)
     start = World.of(scenario.messages, scenario.faults, scenario.publishers)
@@ -90,7 +112,7 @@ def _enter(found: Exploration, waiting: deque[World], world: World, step: Step) 
 
 
 def _broken_in(world: World, excuses: Set[Excuse]) -> Promise | None:
-    """What a state breaks by itself."""
+    """The promise that a state breaks, whatever step led to it; None where it breaks none."""
     running = [one for one in world.executions if one.phase in IN_BODY and not one.lost]
     if len(running) > 1:
         return Promise.ONE_BODY
@@ -107,7 +129,7 @@ def _broken_in(world: World, excuses: Set[Excuse]) -> Promise | None:
 
 
 def _first_that_never_ends(found: Exploration) -> World | None:
-    """A state from which no end can be reached; None where there is none."""
+    """A state from which no state that is over can be reached; None where there is none."""
     ends = {world for world in found.came_from if world.is_over}
     waiting = list(ends)
     while waiting:

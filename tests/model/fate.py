@@ -1,4 +1,4 @@
-"""What nobody does on purpose: timeouts, lost connections, deaths, pauses, and how the main process clears up."""
+"""Fate: timeouts, lost connections, deaths and pauses, and how the main process clears up after a dead child."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from .world import Step, World
 
 
 class Fate:
-    """The steps that an execution suffers.
+    """The steps that happen to an execution.
 
     Args:
-        mistakes: Those that the main process makes.
+        mistakes: The mistakes that the main process makes.
     """
 
     def __init__(self, mistakes: Set[Mistake]) -> None:
         self.mistakes = mistakes
 
     def strike(self, world: World, one: Execution) -> Iterator[Step]:
-        """What may happen to `one`, whatever it does."""
+        """What may happen to the execution `one`, whatever it does."""
         faults = world.faults
         if one.unacked and faults.may("timeouts"):
             yield self._time_out(world.spend("timeouts"), one)
         if one.unacked and one.message.acks_late and faults.may("disconnects"):
-            # The main process marks the lock of a run that is in its body; see `redelivery.ExpectCopies`.
+            # The main process marks the key of a run that is in its body, as `worker.redelivery.ExpectCopies` does. The
+            # mark has the same effect as `overdue`: the release leaves a note in any case.
             marked = one.phase in IN_BODY
             lost = world.spend("disconnects").put(one._replace(unacked=False, overdue=one.overdue or marked))
             lost = lost.enqueue(one.message.again)
@@ -39,7 +40,7 @@ class Fate:
                 dead = dead.put(Execution(one.nonce, one.message, Phase.CHILD_DEAD, one.unacked, one.overdue))
                 yield Step(f"the child of {one.nonce} dies {one.phase.value}", dead)
             died = _excuse_death(world.spend("deaths").without(one), one)
-            yield _give_back(died, one, f"the worker of {one.nonce} dies {one.phase.value}")
+            yield _requeue(died, one, f"the worker of {one.nonce} dies {one.phase.value}")
 
     def _time_out(self, world: World, one: Execution) -> Step:
         if one.phase in {Phase.RELEASING, Phase.RELEASED, Phase.RETURNED}:
@@ -50,9 +51,10 @@ class Fate:
         return Step(f"the visibility timeout of {one.nonce}'s message passes {one.phase.value}", world)
 
     def clear_up(self, world: World, one: Execution) -> Iterator[Step]:
-        """The main process of a dead child: releases by the nonce, and gives an unacked message back, in any order.
+        """After a child's death the main process releases its key by the nonce and requeues its message, in any order.
 
-        As with `task_reject_on_worker_lost`; without it Celery acks, and calls the attempt a failure.
+        It requeues an unacked message, as with `task_reject_on_worker_lost`. Without that setting Celery acks the
+        message, and the attempt is a failure.
         """
         note = one.attempt if Mistake.NOTE_OF_A_DEAD_CHILD in self.mistakes else None
         command = Release(token_of(one, self.mistakes), note, one.overdue)
@@ -69,12 +71,12 @@ class Fate:
             waiting = after.put(Execution(one.nonce, one.message, Phase.RELEASED, ending=requeuing))
             yield Step(label, waiting, (world.server, command))
             kept = world.put(one._replace(unacked=False))
-            yield _give_back(kept, one, f"the main process gives {one.attempt} of {one.nonce} back")
+            yield _requeue(kept, one, f"the main process gives {one.attempt} of {one.nonce} back")
         else:
             yield Step(label, after, (world.server, command))
 
     def expire(self, world: World) -> Iterator[Step]:
-        """The end of the lease: nobody renews the key, or its holder is paused."""
+        """The lease ends: nobody renews the key, because its holder is gone or paused."""
         key = world.server.key
         if key is None:
             return
@@ -94,12 +96,12 @@ class Fate:
 
 
 def token_of(one: Execution, mistakes: Set[Mistake]) -> str:
-    """What an execution calls its own."""
+    """The nonce under which an execution holds its key: its own, unless a mistake says otherwise."""
     shares = Mistake.CLAIM_IS_KEPT in mistakes
     return one.message.claim if shares and one.message.claim else one.nonce
 
 
-def _give_back(world: World, one: Execution, label: str) -> Step:
+def _requeue(world: World, one: Execution, label: str) -> Step:
     return Step(label, world.enqueue(one.message.again) if one.unacked else world)
 
 

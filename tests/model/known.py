@@ -1,4 +1,7 @@
-"""What the real rules are told of the model's messages and holders, and how a mistake changes what they are told."""
+"""Known: what the real rules are told of the model's messages and holders. A mistake changes what they are told.
+
+The rules are the functions of `celery_redislock.task.decisions` and the properties of `Delivered`.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,18 @@ from .rules import Mistake
 
 @cache
 def options(policy: str) -> LockOptions:
-    """Of a task that leaves its key to its retries."""
+    """The options of a task with `policy`, which hands its key over to its retries."""
     return resolve_options("model", {"on_conflict": policy, "hold_on_retry": True}, {})
 
 
 def delivered(one: Execution) -> Delivered:
+    """How the execution's message has come to it."""
     message = one.message
     return Delivered(message.acks_late, message.redelivered, one.overdue, message.begun, message.returned)
 
 
 def facts(one: Execution, mistakes: Set[Mistake]) -> Facts:
+    """What the execution knows of its message at a conflict."""
     message, known = one.message, delivered(one)
     causes = frozenset({message.attempt.task_id, message.parent} - {""})
     if Mistake.SUCCESSOR_MEETS_THE_POLICY in mistakes:
@@ -40,11 +45,13 @@ def facts(one: Execution, mistakes: Set[Mistake]) -> Facts:
 
 
 def holder(key: Key) -> LockInfo:
+    """Who holds the key, as a conflict tells."""
     state = "queued" if key.nonce[0] == "h" else "held"
     return LockInfo("key", key.attempt.task_id, "task", "w@host", None, None, state)
 
 
 def reads_note(one: Execution, mistakes: Set[Mistake]) -> bool:
+    """Whether the execution's acquire looks for the note of its attempt."""
     known = delivered(one)
     if Mistake.FIRST_DELIVERY_IGNORES_ITS_COPY in mistakes:
         known = known._replace(is_overdue=False)
@@ -52,6 +59,7 @@ def reads_note(one: Execution, mistakes: Set[Mistake]) -> bool:
 
 
 def copy_may_wait(one: Execution, mistakes: Set[Mistake]) -> bool:
+    """Whether the execution's release leaves the note even if no copy was seen."""
     known = delivered(one)
     if Mistake.COMEBACK_LEAVES_NO_NOTE in mistakes:
         known = known._replace(has_come_back=False)
@@ -61,19 +69,21 @@ def copy_may_wait(one: Execution, mistakes: Set[Mistake]) -> bool:
 
 
 def comes_back_begun(one: Execution, mistakes: Set[Mistake]) -> bool:
-    """From an outage."""
+    """Whether a message that comes back from an outage is marked as work that has begun."""
     decision = decisions.on_outage(delivered(one), options(one.message.policy))
     assert isinstance(decision, decisions.ComeBack)
     return decision.is_begun and Mistake.OUTAGE_FORGETS_BEGUN_WORK not in mistakes
 
 
 def is_over(state: str, mistakes: Set[Mistake]) -> bool:
-    forgiven = {
+    """Whether the release of an attempt that ended with `state` may leave a note."""
+    mistaken = {
         "SystemExit": Mistake.NOTE_ON_SYSTEM_EXIT,
         "REJECTED": Mistake.NOTE_ON_REQUEUE,
     }
-    return decisions.leaves_note(state) or forgiven.get(state) in mistakes
+    return decisions.leaves_note(state) or mistaken.get(state) in mistakes
 
 
 def may_be_handed_a_key(retries: int) -> bool:
+    """Whether the attempt before this one hands its key over to it."""
     return decisions.may_be_handed_a_key(retries, options("retry"))

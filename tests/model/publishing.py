@@ -1,4 +1,4 @@
-"""The publisher's side: it takes the key with a claim, sends the message that carries it, and lengthens its life."""
+"""Publishers of scope ``job``: they reserve the key, send the message with the claim, and lengthen the reservation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .world import Step, World
 
 
 class Stage(Enum):
-    """Where a publisher is."""
+    """Where a publisher is in its publish."""
 
     WANTS = "before it asks"
     ASKED = "with its acquire unanswered"
@@ -28,7 +28,7 @@ class Stage(Enum):
 
 
 class Publisher(NamedTuple):
-    """Somebody who calls ``delay()`` once, of a task of scope ``job``."""
+    """Somebody who calls ``delay()`` once, on a task of scope ``job``."""
 
     message: Message
     stage: Stage = Stage.WANTS
@@ -39,16 +39,17 @@ class Publisher(NamedTuple):
 
 
 class Publishing:
-    """The steps of a publisher.
+    """The steps of publishers.
 
     Args:
-        mistakes: Those that it makes.
+        mistakes: The mistakes that they make.
     """
 
     def __init__(self, mistakes: Set[Mistake]) -> None:
         self.mistakes = mistakes
 
     def of(self, world: World, one: Publisher) -> Iterator[Step]:
+        """What the publisher `one` may do next, and that it may die."""
         match one.stage:
             case Stage.WANTS:
                 claimed = one._replace(message=one.message._replace(claim=world.fresh("h")))
@@ -84,7 +85,7 @@ class Publishing:
         )
         assert decision is not Decision.SEND
         if decision is Decision.OUTLIVE:
-            # It has the place beside the key: others are answered with it, and it takes its turn.
+            # The message gets the place in the queue, which the model leaves out: it takes its turn like any other.
             sent = after.remember("published", one.message.attempt).enqueue(one.message)
             return Step(f"{one.message} is sent, for {holder} has ended", sent, asked)
         label = f"the publisher of {one.message.attempt} is answered with {holder}"
@@ -102,13 +103,13 @@ class Publishing:
         return Step(f"the publisher sends {one.message}", sent)
 
     def _fail(self, world: World, one: Publisher) -> Iterator[Step]:
-        """The broker's error; it may have the message all the same."""
+        """The broker reports an error. It may have taken the message all the same."""
         command = Release(one.claim, None, unseen_copy=False)
         server, asked = world.server, None
         if Mistake.FAILED_PUBLISH_LEAVES_ITS_KEY not in self.mistakes:
             server, asked = apply(world.server, command, self.mistakes).server, (world.server, command)
         failed = world._replace(server=server).remember("failed", one.message.attempt)
-        left = server.key is not None and server.key.nonce == one.claim
-        yield Step(f"{one.message} cannot be sent", failed, asked, Promise.NOTHING_LEFT if left else None)
+        is_left = server.key is not None and server.key.nonce == one.claim
+        yield Step(f"{one.message} cannot be sent", failed, asked, Promise.NOTHING_LEFT if is_left else None)
         out = failed.remember("published", one.message.attempt).enqueue(one.message)
         yield Step(f"{one.message} is out, but seems not to be", out, asked)

@@ -1,4 +1,4 @@
-"""Where the explorations begin. Small ones: each adds one thing that the others have not."""
+"""Scenarios: where the explorations begin. Each is small, and adds one thing that the others do not have."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ONE_MESSAGE = Scenario(
     Faults(3, timeouts=2, deaths=1, lost_replies=1, pauses=1),
 )
 GIVEN_BACK = Scenario(
-    "one message, that its own run may give back to the broker",
+    "one message, which its own run may put back into the queue",
     (Message(A),),
     {A: (SUCCESS, SYSTEM_EXIT, REQUEUED)},
     Faults(2, timeouts=2, deaths=1, lost_replies=1, pauses=1),
@@ -77,7 +77,7 @@ HANDED_OVER_AMONG_STRANGERS = Scenario(
     Faults(1, timeouts=1, deaths=1, lost_replies=1, pauses=1),
 )
 DISCONNECTED = Scenario(
-    "one message, given again when the connection to the broker was lost",
+    "one message, delivered again when the connection to the broker was lost",
     (Message(A),),
     {A: (SUCCESS, FAILURE)},
     Faults(2, disconnects=1, deaths=1, lost_replies=1),

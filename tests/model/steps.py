@@ -1,7 +1,7 @@
-"""What can happen next: what each execution does, from its delivery to its ack.
+"""Steps: all that can happen next in a state; above all what each execution does, from its delivery to its ack.
 
-It follows `Execution` and the scripts, and asks the real rules, `celery_redislock.task.decisions`; where it differs, a
-comment says so.
+An execution of the model does what `celery_redislock.task.worker_execution` does, and asks the same rules,
+`celery_redislock.task.decisions`. Where the two differ, a comment says so.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .publishing import Publisher, Publishing
 from .rules import Excuse, Mistake, Promise
 from .world import Step, World
 
-#: Simultaneous executions. How often a message comes back has no bound.
+#: How many executions there may be at a time. How often a message comes back has no bound.
 MOST_EXECUTIONS = 3
 
 
@@ -29,8 +29,8 @@ class Steps:
 
     Args:
         plays: How the body of each attempt may end.
-        mistakes: Those to make.
-        excuses: Those to accept.
+        mistakes: The mistakes to make.
+        excuses: The excuses to accept.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class Steps:
         self.publishing = Publishing(mistakes)
 
     def of(self, world: World) -> Iterator[Step]:
+        """The steps from `world`."""
         for step in self._steps(world):
             yield step._replace(world=step.world.settle()) if step.world.is_calm else step
 
@@ -80,7 +81,7 @@ class Steps:
             yield from self._on(delivered, one, self._ask) if world.is_calm else (delivered,)
 
     def _revoke(self, world: World) -> Iterator[Step]:
-        """As far as it is for a message with a claim: the main process gives it up."""
+        """A message with a claim is revoked: the main process gives up its reservation. Others need no command."""
         for message in {message for message in world.queue if message.claim}:
             command = self._give_up(message)
             after = world._replace(server=self._apply(world, command).server)
@@ -93,7 +94,10 @@ class Steps:
 
     @staticmethod
     def _on(step: Step, one: Execution, go: Callable[[World, Execution], Iterator[Step]]) -> Iterator[Step]:
-        """Two steps at once: where nothing can come between them, their order with others' makes no difference."""
+        """Take `step` and what `go` leads to as one step, to have fewer states.
+
+        Only in a calm world, where nothing can come between the two: their order with others' steps changes nothing.
+        """
         for last in go(step.world, one):
             yield last._replace(label=f"{step.label}; {last.label}")
 
@@ -111,7 +115,8 @@ class Steps:
 
     def _ask_again(self, world: World, one: Execution) -> Iterator[Step]:
         yield self._answer(world, one)
-        # Or that reply is lost too: undone, by a release that needs no reply, and an outage to the execution.
+        # Or the second reply is lost as well. The store then sends a release, whose reply it does not need, and to the
+        # execution it is an outage.
         undo = Release(one.nonce, None, unseen_copy=False)
         after = world._replace(server=self._apply(world, undo).server)
         begun = known.comes_back_begun(one, self.mistakes)
@@ -126,9 +131,8 @@ class Steps:
         if effect.reply is Reply.GRANTED:
             return self._start(after, one, asked)
         if effect.reply is Reply.FINISHED:
-            if one.message.claim and not self._makes(
-                Mistake.DROPPED_KEEPS_ITS_CLAIM
-            ):  # the run before may have been run again, and have sent this one anew
+            if one.message.claim and not self._makes(Mistake.DROPPED_KEEPS_ITS_CLAIM):
+                # The attempt before this one may have run twice, and have handed its key over to this message again.
                 after = after._replace(server=self._apply(after, self._give_up(one.message)).server)
             return self._close(after, one, Phase.DROPPED, f"{one.nonce} finds the note and is dropped", asked)
         assert world.server.key
@@ -162,7 +166,7 @@ class Steps:
         return step._replace(broken=Promise.SERVED_ANEW) if message.after == holder.task_id else step
 
     def _must_be_skipped(self, world: World, one: Execution, holder: Attempt) -> bool:
-        """A duplicate that nobody can have begun, as the history knows, and that nothing else excepts."""
+        """Whether the promise `POLICY` demands a skip: nobody has begun the work, and no rule excepts it."""
         message, makes = one.message, self._makes(Mistake.CLAIMED_MESSAGE_MEETS_THE_POLICY)
         excepted = (message.claim and not makes) or message.attempt.retries or self._follows(one, holder)
         fresh = message.attempt not in world.history.started and not message.may_be_known_as_begun
@@ -195,7 +199,7 @@ class Steps:
 
     @staticmethod
     def _tell_caller(world: World, one: Execution, ending: Ending) -> World:
-        """The outcome is stored: who has waited for it publishes."""
+        """The outcome is stored, so a caller who has waited for it may publish a message."""
         if ending.state not in {"SUCCESS", "FAILURE"} or one.attempt in world.history.stored:
             return world
         world = world.remember("stored", one.attempt)
@@ -226,7 +230,7 @@ class Steps:
             f"{one.nonce} renews", after, (world.server, command), self._stolen(world.server, effect, command.nonce)
         )
 
-    # -- giving it back
+    # -- releasing the key
 
     def _release(self, world: World, one: Execution) -> Iterator[Step]:
         command = one.sent or self._last_word(one)
@@ -255,11 +259,11 @@ class Steps:
         return Release(self._token(one), note, unseen_copy)
 
     def _part_with_message(self, world: World, one: Execution) -> Step:
-        verb = "gives its message back" if one.ending is not None else "acks"
+        verb = "requeues its message" if one.ending is not None else "acks"
         return Step(f"{one.nonce} {verb}", world.part(one))
 
     def _close(self, world: World, one: Execution, phase: Phase, label: str, asked: tuple[Server, Command]) -> Step:
-        """The execution has done its work, and may still have its message."""
+        """The execution has done its work. It stays in the world only while it still has to ack its message."""
         key = world.server.key
         broken = Promise.NOTHING_LEFT if key is not None and key.nonce == one.nonce else None
         requeues = one.ending is not None and one.ending.requeues
@@ -270,7 +274,7 @@ class Steps:
             world = world.excuse(one.attempt, Excuse.ACKED_EARLY)
         return Step(label, world.without(one), asked, broken)
 
-    # -- what they know
+    # -- what an execution knows
 
     def _makes(self, mistake: Mistake) -> bool:
         return mistake in self.mistakes
@@ -295,7 +299,7 @@ class Steps:
 
     @staticmethod
     def _stolen(before: Server, effect: Effect, nonce: str) -> Promise | None:
-        """Whether the command took or extended a key that was not its sender's."""
+        """The promise `OWN_KEY`, if a command freed or extended a key that was not its sender's."""
         touched = effect.leased or effect.server.key is None
         theirs = before.key is not None and before.key.nonce != nonce
         return Promise.OWN_KEY if touched and theirs else None

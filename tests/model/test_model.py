@@ -1,6 +1,6 @@
-"""The protocol on paper: every interleaving of up to three executions, with what fate and the broker may do to them.
+"""The protocol on paper: every interleaving of up to three executions, with all faults that may happen to them.
 
-Where it fails, the message tells the way to the broken promise, step by step.
+Where a test fails, its message tells the way to the broken promise, step by step.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def test_the_exploration_is_not_empty_of(scenario, floor, explorations):
 
 
 def test_what_fate_can_do_has_really_happened(explorations):
-    """Else the promise would hold for want of an enemy."""
+    """If no fault had happened, the promises would hold for nothing."""
     worlds = Counter[str]()
     for found in explorations.values():
         for world in found.came_from:
@@ -122,7 +122,7 @@ def test_what_fate_can_do_has_really_happened(explorations):
 
 
 def test_copies_wait_unseen_and_are_seen(explorations):
-    """Both reasons for a note: the mark that a copy left, and the time for which the message was held."""
+    """There are two reasons for a note: a copy has marked the key, or the message is overdue, so a copy may wait."""
     asked = {pair for found in explorations.values() for pair in found.asked}
     releases = [(server, command) for server, command in asked if isinstance(command, Release) and command.note]
     own = [(server.key, command) for server, command in releases if server.key and server.key.nonce == command.nonce]
@@ -142,21 +142,21 @@ def test_the_model_finds_the_mistake_that(mistake):
 
 @pytest.mark.parametrize("excuse", Excuse, ids=lambda excuse: excuse.value)
 def test_the_promise_needs_the_exception_that(excuse):
-    """An exception that is not needed would hide something."""
+    """An excuse that no scenario needs would hide mistakes."""
     scenario, promise = NEEDED_IN[excuse]
     found = explore(scenario, excuses=frozenset(Excuse) - {excuse})
     assert found.broken is promise, str(found)
 
 
 def test_a_lock_that_is_lost_unknown_to_its_holder_would_break_the_promise(explorations):
-    """The named exception of the promise is needed as well: two bodies, of which one knows its lock as lost."""
+    """The exception in the promise `ONE_BODY` is needed: two bodies do run, of which one knows of its loss."""
     worlds = explorations[ONE_MESSAGE.name].came_from
     bodies = [[one for one in world.executions if one.phase in IN_BODY] for world in worlds]
     assert any(len(running) > 1 for running in bodies)
 
 
 def test_an_answered_publisher_may_have_the_id_of_a_job_whose_publish_failed(explorations):
-    """The exception of that promise is needed too."""
+    """The exception in the promise `ANSWERED` is needed as well."""
     ends = [world.history for world in explorations[PUBLISHED.name].came_from if world.is_over]
     assert any(end.answered - end.finished - end.settled for end in ends)
 

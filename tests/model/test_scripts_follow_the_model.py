@@ -1,6 +1,6 @@
-"""The Lua scripts do what the model says: every state of a key that an exploration met, and every command on it.
+"""The Lua scripts do what the model says, for every command on every state of a key that an exploration has met.
 
-Each pair is set up on a real server and run through `LockStore`; the reply, the key, its mark, its lease and the
+Each such pair is set up on a real server and run through `LockStore`. The reply, the key, its mark, its lease and the
 notes must be the model's. So the model and the code cannot drift apart.
 """
 
@@ -28,13 +28,14 @@ pytestmark = pytest.mark.timeout(900)
 
 KEY = "redislock:{shop.bill:7}"
 ORIGIN = tokens.origin("w@host", "shop.bill")
-#: What a key is set up with, and what a lease gives it: told apart by the time that is left.
+#: The time to live that a key is set up with, and the one that a command gives it, in seconds: the time that is left
+#: tells which one a key has.
 OLD_LEASE, NEW_LEASE = 50.0, 100.0
 
 
 @pytest.fixture(scope="module")
 def asked(explorations) -> set[tuple[Server, Command]]:
-    """All that any exploration asked Redis, and what Redis knew."""
+    """Every command that any exploration asked Redis, with the state that Redis was in."""
     return {pair for found in explorations.values() for pair in found.asked}
 
 
@@ -72,7 +73,7 @@ class Keys:
             case Acquire(nonce, attempt, reads_note) | Claim(nonce, attempt, reads_note):
                 token, read = self.token(nonce, attempt), note(attempt) if reads_note else None
                 if isinstance(command, Claim):
-                    claim = LeftToMe(real(command.token), NEW_LEASE)
+                    claim = LeftToMe(real(command.claim), NEW_LEASE)
                     answer = self.store.claim(KEY, token, NEW_LEASE, claim, read)
                 else:
                     answer = self.store.acquire(KEY, token, NEW_LEASE, read)
@@ -95,7 +96,7 @@ class Keys:
                 return Reply.RENEWED if self.store.renew([(KEY, owner(nonce), NEW_LEASE)]) == [True] else Reply.NOT_MINE
 
     def read(self) -> tuple[str | None, set[str], bool]:
-        """The key's value, the notes, and whether the key has a new lease. Neither may stay for ever."""
+        """The key's value, the notes, and whether the key has a new lease. All of them must have a time to live."""
         value = self.client.get(KEY)
         names = {name.decode() for name in self.client.scan_iter()}
         left = {name: self.client.pttl(name) for name in names}

@@ -1,6 +1,6 @@
-"""The state of the model: Redis, the broker's queue, the executions, and what each attempt has come to.
+"""World: one state of the model: Redis, the broker's queue, the executions, and what has become of each attempt.
 
-Everything is an immutable tuple, so that a state is a key in the explorer's dict.
+Everything is an immutable tuple, so that a state can be a key in the explorer's dict.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Faults(NamedTuple):
-    """How many more may happen, together and of each."""
+    """How many more faults may happen: in all, and of each kind."""
 
     together: int = 0
     timeouts: int = 0
@@ -30,7 +30,7 @@ class Faults(NamedTuple):
     failed_publishes: int = 0
     revokes: int = 0
     doublings: int = 0
-    """A message that comes back is sent twice: the reply was lost."""
+    """A message that comes back is published twice, because the broker's reply was lost."""
 
     def may(self, fault: str) -> bool:
         return self.together > 0 and getattr(self, fault) > 0
@@ -42,21 +42,22 @@ class Faults(NamedTuple):
 
 
 class History(NamedTuple):
-    """What the attempts have come to; nobody in the model's world can see it."""
+    """What has become of the attempts. The promises are checked by it; no execution can see it."""
 
     published: frozenset[Attempt] = frozenset()
     started: frozenset[Attempt] = frozenset()
     finished: frozenset[Attempt] = frozenset()
-    """Their outcome is stored and their run has ended."""
+    """Attempts whose outcome is stored and whose run has ended."""
     stored: frozenset[Attempt] = frozenset()
-    """Their outcome is stored, whatever became of their run then."""
+    """Attempts whose outcome is stored, whatever became of the run then."""
     settled: frozenset[Attempt] = frozenset()
-    """Ended as their user wants it, without finishing: skipped before they began, or rejected."""
+    """Attempts that ended without finishing, as the user wants it: skipped before they began, revoked, or rejected."""
     excused: frozenset[tuple[Attempt, Excuse]] = frozenset()
+    """Attempts of which a promise may be broken, and why."""
     answered: frozenset[Attempt] = frozenset()
-    """With these a publisher was answered."""
+    """Attempts with which another publisher was answered."""
     failed: frozenset[Attempt] = frozenset()
-    """Their publisher died, or its publish failed."""
+    """Attempts whose publisher has died, or whose publish has failed."""
 
 
 class World(NamedTuple):
@@ -71,21 +72,22 @@ class World(NamedTuple):
 
     @classmethod
     def of(cls, messages: tuple[Message, ...], faults: Faults, publishers: tuple[Publisher, ...] = ()) -> World:
-        """The beginning: some messages in the queue, and who will send more."""
+        """The beginning: messages in the queue, and publishers that will send more."""
         history = History(published=frozenset(message.attempt for message in messages))
         return cls(Server(), _in_order(messages), (), history, faults, publishers)
 
     @property
     def is_over(self) -> bool:
+        """Whether nothing is left to do, and the key is free."""
         return not (self.queue or self.executions or self.publishers) and self.server.key is None
 
     def has_ended(self, attempt: Attempt) -> bool:
-        """Whether its outcome is stored, so that the result backend tells everybody."""
+        """Whether the outcome of `attempt` is stored, so that the result backend tells it to everybody."""
         return attempt in self.history.stored
 
     @property
     def is_stuck(self) -> bool:
-        """The key is left to a message, and nobody has it."""
+        """Whether the key is reserved for a message that is neither queued, nor to be sent, nor with an execution."""
         key = self.server.key
         if key is None or key.nonce[0] != "h" or key.attempt in self.history.failed:
             return False
@@ -96,12 +98,12 @@ class World(NamedTuple):
         return self._replace(queue=_in_order((*self.queue, message)))
 
     def dequeue(self, message: Message) -> World:
-        left = list(self.queue)
-        left.remove(message)
-        return self._replace(queue=tuple(left))
+        others = list(self.queue)
+        others.remove(message)
+        return self._replace(queue=tuple(others))
 
     def put(self, execution: Execution) -> World:
-        """With `execution` as it is now, or as a new one."""
+        """This state with `execution` in place of what it was before, or added."""
         others = [other for other in self.executions if other.nonce != execution.nonce]
         return self._replace(executions=tuple(sorted((*others, execution), key=_nonce)))
 
@@ -120,7 +122,10 @@ class World(NamedTuple):
         return self._replace(history=self.history._replace(**{what: known | {entry}}))
 
     def excuse(self, attempt: Attempt, excuse: Excuse) -> World:
-        """Of what follows only that is looked at which needs no other fault: there would be no end of it."""
+        """Excuse `attempt`. Further faults are not explored after that: there would be no end of what they can do.
+
+        An early ack is the exception, for it ends what can happen to the attempt.
+        """
         world = self.remember("excused", (attempt, excuse))
         return world if excuse is Excuse.ACKED_EARLY else world._replace(faults=Faults())
 
@@ -129,11 +134,11 @@ class World(NamedTuple):
 
     @property
     def is_calm(self) -> bool:
-        """Nothing can go wrong any more."""
+        """Whether no fault can happen any more."""
         return self.faults.together == 0
 
     def settle(self) -> World:
-        """Once it is calm, whoever has only its message left parts with it: nothing else can come of it."""
+        """This state after all acks that are still to come. Only for a calm one, where their order changes nothing."""
         world = self
         for one in self.executions:
             if one.phase in CLOSED:
@@ -141,14 +146,14 @@ class World(NamedTuple):
         return world
 
     def part(self, one: Execution) -> World:
-        """Ack the message of `one`, or give it back."""
+        """The state after `one` has acked its message, or has put it back into the queue."""
         gone = self.without(one)
         return gone.enqueue(one.message.again) if one.ending is not None and one.unacked else gone
 
     @property
     def canonical(self) -> World:
-        """The same for worlds that differ by the names of their executions alone."""
-        if any(message.claim[:1] == "n" for message in self.queue):  # a mistake lets it out of hand
+        """One form for all states that differ only in the names of their executions."""
+        if any(message.claim[:1] == "n" for message in self.queue):  # by a mistake a message carries such a name
             return self
         key, names = self.server.key, {}
         holder = key.nonce if key else ""
@@ -167,22 +172,29 @@ class World(NamedTuple):
         return self._replace(server=server, executions=tuple(sorted(executions, key=_nonce)))
 
     def fresh(self, kind: str) -> str:
-        """A token that is in use nowhere. Used ones come back once forgotten, so that the states are finitely many."""
+        """A nonce that is in use nowhere. It may have been used before, so that the states are finitely many.
+
+        Args:
+            kind: ``"n"`` for an execution, ``"h"`` for a claim.
+        """
         used = {self.server.key.nonce} if self.server.key else set()
         used |= {message.claim for message in self.queue} | {one.claim for one in self.publishers} | self.server.gone
         for one in self.executions:
             used |= {one.nonce, one.gives, one.message.claim}
-        return next(token for number in range(1, 100) if (token := f"{kind}{number}") not in used)
+        return next(nonce for number in range(1, 100) if (nonce := f"{kind}{number}") not in used)
 
 
 class Step(NamedTuple):
-    """One transition, in words."""
+    """What leads from one state to the next."""
 
     label: str
+    """What happens, in words."""
     world: World
+    """The state after it."""
     asked: tuple[Server, Command] | None = None
-    """What Redis was asked, and its state before."""
+    """The state that Redis was in, and the command that it was asked."""
     broken: Promise | None = None
+    """The promise that this step breaks."""
 
 
 def _in_order(messages: tuple[Message, ...]) -> tuple[Message, ...]:
@@ -194,5 +206,5 @@ def _nonce(one: Execution) -> str:
 
 
 def _shape(holder: str) -> Callable[[Execution], tuple[object, ...]]:
-    """What tells executions apart but for their names."""
+    """A sort key of executions: all that tells them apart besides their names."""
     return lambda one: (one.phase.name, one.message, one.nonce == holder, one.unacked, one.overdue, one.lost)
