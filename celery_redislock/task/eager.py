@@ -40,7 +40,7 @@ class EagerExecution(Execution):
         super().end(state)
 
     def _note_after(self, lock: HeldLock, state: str | None) -> None:
-        return None
+        """No note: there is no message of which a copy could come."""
 
     def _take(self, lock: HeldLock) -> None:
         """Take the key.

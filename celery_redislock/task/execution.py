@@ -200,7 +200,10 @@ class Execution(ABC):
         return Note(self._note(lock.key), ttl, copy_may_wait)
 
     def _last_word(self, lock: HeldLock, state: str | None, note: Note | None) -> Callable[[LockStore], bool]:
-        """How the key is given back: handed over to the next attempt, after its cooldown, or released."""
+        """The command that ends this run's hold of the key: it is handed over, cools down, or is released.
+
+        A function, so that in an outage the keeper can send the same command later.
+        """
         key, token, handed_over, cooldown = lock.key, lock.token, self._handed_over, self.plan.options.cooldown
         if handed_over is not None:
             return lambda store: store.hand_over(key, token, *handed_over, note)

@@ -130,7 +130,7 @@ def _expect_copies(runs: Sequence[Run]) -> None:
 
 
 def release_of_dead(run: Run) -> None:
-    """Release what the child held that was given `run`, and what was left to its message; the child is dead."""
+    """Release the key that a child held which died with `run`, and give up the reservation that it did not use."""
     key = run.key
     if key is None:
         return

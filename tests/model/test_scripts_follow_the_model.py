@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from celery_redislock.server import tokens
-from celery_redislock.server.answers import Claim as LeftToMe
+from celery_redislock.server.answers import Claim as ClaimOfMessage
 from celery_redislock.server.answers import Conflict, Finished, Note
 from celery_redislock.server.connect import connect
 from celery_redislock.server.names import keys_of
@@ -73,7 +73,7 @@ class Keys:
             case Acquire(nonce, attempt, reads_note) | Claim(nonce, attempt, reads_note):
                 token, read = self.token(nonce, attempt), note(attempt) if reads_note else None
                 if isinstance(command, Claim):
-                    claim = LeftToMe(real(command.claim), NEW_LEASE)
+                    claim = ClaimOfMessage(real(command.claim), NEW_LEASE)
                     answer = self.store.claim(KEY, token, NEW_LEASE, claim, read)
                 else:
                     answer = self.store.acquire(KEY, token, NEW_LEASE, read)
@@ -129,7 +129,7 @@ def owner(nonce: str) -> Token:
 
 
 def note(attempt: Attempt) -> str:
-    """As `Execution` names it."""
+    """The note of `attempt`, as the code names it."""
     return keys_of(KEY).note(attempt)
 
 
