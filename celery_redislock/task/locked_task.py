@@ -106,7 +106,9 @@ class LockedTask(LockAttributes, BaseTask):
         guard_body(app, cls, name, body, lambda: cls.lock_plan is not None and cls.lock_plan.enabled)
 
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
-        """In a worker's main process, before the first message: what it does for locks comes before the user's class.
+        """Give the task its request class. Celery calls this in a worker's main process, before the first message.
+
+        `LockedRequest` stands in front of the user's own class, so that both are asked.
 
         Raises:
             LockConfigError: The task's ``Request`` is no request class.
@@ -125,7 +127,7 @@ class LockedTask(LockAttributes, BaseTask):
         shadow: str | None = None,
         **options: Any,
     ) -> LockedResult:
-        """Send a message, as Celery does; in the scopes ``job`` and ``queue`` not if it is one too many.
+        """Send a message, as Celery does; in the scopes ``job`` and ``queue`` only if no equal one waits or runs already.
 
         Returns:
             The result of the task that will run. Its ``duplicate`` is True where that one had been sent before, and
