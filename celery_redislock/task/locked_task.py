@@ -127,7 +127,7 @@ class LockedTask(LockAttributes, BaseTask):
         shadow: str | None = None,
         **options: Any,
     ) -> LockedResult:
-        """Send a message, as Celery does; in the scopes ``job`` and ``queue`` only if no equal one waits or runs already.
+        """Send a message, as Celery does; in the scopes ``job`` and ``queue`` only if no equal one is there already.
 
         Returns:
             The result of the task that will run. Its ``duplicate`` is True where that one had been sent before, and
