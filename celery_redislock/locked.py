@@ -20,7 +20,7 @@ from .options import LockOptions, check_lease, name_of, resolve_options, resolve
 from .server.lock_server import LockServer
 from .server.names import redis_key
 from .task.body import refuse_what_outlives_its_call
-from .task.held_by_request import held_by_request
+from .task.held_by_request import LockInRequests
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -185,7 +185,7 @@ class _Settings(NamedTuple):
         return cls(app, settings.prefix, options, 0.0 if at_once else options.wait)
 
     def lock(self, name: str) -> Lock:
-        lock = Lock(
+        return LockInRequests(
             server_of(self.app).client,
             redis_key(self.prefix, name),
             self.options.lease,
@@ -194,8 +194,6 @@ class _Settings(NamedTuple):
             reentrant=True,
             fence=self.options.fence,
         )
-        lock.outer = held_by_request
-        return lock
 
 
 def _refuse_what_has_no_call(function: Any) -> None:

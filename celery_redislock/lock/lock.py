@@ -7,7 +7,6 @@ import inspect
 import logging
 import math
 import socket
-from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -18,15 +17,12 @@ from celery_redislock.server import tokens
 from celery_redislock.server.answers import Conflict
 from celery_redislock.server.held import KEY_GONE, HeldLock
 from celery_redislock.server.lock_server import LockServer
-from celery_redislock.server.store import LockStore
 from celery_redislock.server.tokens import Token
 
 from .handle import Handle
-from .reentry import Hold, check_fence, held_in_context
+from .reentry import Entry
 
 logger = logging.getLogger(__name__)
-
-Outer = Callable[[LockStore, str], HeldLock | None]
 
 
 class Lock(Handle):
@@ -70,7 +66,7 @@ class Lock(Handle):
         fence: bool = False,
     ) -> None:
         key = name.decode() if isinstance(name, bytes) else str(name)
-        super().__init__(client, key, timeout, thread_local=bool(thread_local), by_context=reentrant)
+        super().__init__(client, key, timeout, thread_local=bool(thread_local), by_context=reentrant, fence=fence)
         if renew and not timeout:
             raise LockConfigError(f"lock {key}: renew=True needs a timeout: how long the key outlives a dead holder")
         if inspect.iscoroutinefunction(getattr(client, "execute_command", None)):
@@ -82,9 +78,6 @@ class Lock(Handle):
         self.raise_on_release_error = raise_on_release_error
         self.renew = renew
         self.reentrant = reentrant
-        self._fence = fence
-        #: Finds the key among what the current request holds, where there are requests.
-        self.outer: Outer | None = None
 
     def acquire(
         self,
@@ -117,13 +110,13 @@ class Lock(Handle):
             LockLost: It is not held any more.
             LockUnavailable: Redis did not answer or refused; the key ends with its timeout.
         """
-        hold = self._unset()
-        if hold.leave() and hold.is_own:
-            hold.end_renewal()
-            if not hold.held.store.release(self.key, hold.held.token):
-                hold.held.lose("its key was not ours at the release")
-            if hold.held.was_lost:  # also where a lost reply leaves open what the release found
-                hold.held.check()
+        entry = self._unset()
+        if entry.leave() and entry.is_own:
+            entry.end_renewal()
+            if not entry.held.store.release(self.key, entry.held.token):
+                entry.held.lose("its key was not ours at the release")
+            if entry.held.was_lost:  # also where a lost reply leaves open what the release found
+                entry.held.check()
 
     def extend(self, additional_time: float | None = None, replace_ttl: bool = False) -> Literal[True]:
         """Give the key more time.
@@ -167,8 +160,8 @@ class Lock(Handle):
         Raises:
             LockUnavailable: Redis did not answer or refused.
         """
-        hold, found = self._hold(), self._look()
-        return hold is not None and found is not None and found.holder.owner == hold.held.token.owner
+        entry, found = self._entry(), self._look()
+        return entry is not None and found is not None and found.holder.owner == entry.held.token.owner
 
     def __enter__(self) -> Self:
         """Take the key.
@@ -200,34 +193,18 @@ class Lock(Handle):
         token: Token | None = None,
     ) -> Conflict | None:
         server = LockServer.behind(self.redis)
-        hold: Hold | Conflict | None = self._enter_again(server.store) if self.reentrant else None
-        if hold is None:
+        taken: Entry | Conflict | None = self._enter_again(server.store) if self.reentrant else None
+        if taken is None:
             timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
             if not (self.blocking if blocking is None else blocking):
                 timeout = 0.0
-            hold = self._take(server, timeout, self.sleep if sleep is None else sleep, token)
-        if isinstance(hold, Conflict):
-            return hold
-        self._set(hold)
+            taken = self._take(server, timeout, self.sleep if sleep is None else sleep, token)
+        if isinstance(taken, Conflict):
+            return taken
+        self._set(taken)
         return None
 
-    def _enter_again(self, store: LockStore) -> Hold | None:
-        hold = held_in_context(store, self.key)
-        if hold is not None:
-            check_fence(hold.held, self._fence)
-            hold.count += 1
-            return hold
-        held = self.outer and self.outer(store, self.key)
-        if held is None:
-            return None
-        check_fence(held, self._fence)
-        mine = self._hold()
-        if mine is not None and mine.held is held:  # this object has entered before, and counts by its hold
-            mine.count += 1
-            return mine
-        return Hold(held, None, is_own=False)
-
-    def _take(self, server: LockServer, timeout: float | None, poll: float, token: Token | None) -> Hold | Conflict:
+    def _take(self, server: LockServer, timeout: float | None, poll: float, token: Token | None) -> Entry | Conflict:
         minted = tokens.mint(tokens.mint_nonce(), None, _origin())
         held = HeldLock(server.store, self.key, minted, self.timeout or math.inf)
         try:
@@ -242,13 +219,13 @@ class Lock(Handle):
             server.store.undo(self.key, held.token)  # nobody would know that it is held
             raise
 
-    def _keep(self, server: LockServer, held: HeldLock) -> Hold:
-        hold = Hold(held, server.keeper if self.renew else None)
+    def _keep(self, server: LockServer, held: HeldLock) -> Entry:
+        entry = Entry(held, server.keeper if self.renew else None)
         if self.renew:
             server.keeper.add(held)
         if self.reentrant:
-            hold.own_by_context()
-        return hold
+            entry.own_by_context()
+        return entry
 
     def _time_left(self, held: HeldLock) -> float:
         """Seconds until the key ends, by the server."""

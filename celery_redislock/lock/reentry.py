@@ -19,11 +19,11 @@ from celery_redislock.server.keeper import Keeper
 from celery_redislock.server.store import LockStore
 
 #: Weak: who drops a lock unreleased has its renewal ended, although its context lives on.
-_holds: ContextVar[tuple[weakref.ref[Hold], ...]] = ContextVar("redislock_holds", default=())
+_entries: ContextVar[tuple[weakref.ref[Entry], ...]] = ContextVar("redislock_entries", default=())
 
 
-class Hold:
-    """One hold of a key, shared by all of its owner's `Lock` objects that have taken it.
+class Entry:
+    """A held lock, and how many `Lock` objects of its owner have entered it and not left it yet.
 
     Args:
         held: The lock.
@@ -58,37 +58,37 @@ class Hold:
         return self._owner is None or self._owner == _owner()
 
     def own_by_context(self) -> None:
-        """Let `held_in_context` find it in this context."""
+        """Let `entry_of_context` find it in this context."""
         self._owner = _owner()
-        _holds.set((*_others(self), weakref.ref(self)))
+        _entries.set((*_others(self), weakref.ref(self)))
 
     def leave(self) -> bool:
-        """One taker less; returns whether it was the last."""
+        """One is out; returns whether it was the last."""
         self.count -= 1
         if self.count == 0 and self._owner is not None:
-            _holds.set(_others(self))
+            _entries.set(_others(self))
         return self.count == 0
 
 
-def held_in_context(store: LockStore, key: str) -> Hold | None:
-    """This context's hold of `key`, if it has one and has not lost it."""
-    for reference in _holds.get():
-        hold = reference()
+def entry_of_context(store: LockStore, key: str) -> Entry | None:
+    """This context's entry into `key`, if it has one and has not lost it."""
+    for reference in _entries.get():
+        entry = reference()
         if (
-            hold is not None
-            and hold.held.key == key
-            and hold.held.store is store
-            and hold.count > 0
-            and hold.held.remaining > 0
-            and hold.is_of_this_process
-            and hold.is_mine
+            entry is not None
+            and entry.held.key == key
+            and entry.held.store is store
+            and entry.count > 0
+            and entry.held.remaining > 0
+            and entry.is_of_this_process
+            and entry.is_mine
         ):
-            return hold
+            return entry
     return None
 
 
 def check_fence(held: HeldLock, fence: bool) -> None:
-    """Refuse to enter a hold that has no fence where one is asked for.
+    """Refuse to enter a lock that is held without a fence where one is asked for.
 
     Raises:
         LockConfigError: The number of an earlier holder must not be handed out again.
@@ -99,12 +99,12 @@ def check_fence(held: HeldLock, fence: bool) -> None:
         )
 
 
-def _others(hold: Hold) -> tuple[weakref.ref[Hold], ...]:
-    """The holds of this context, without `hold` and those that have ended."""
-    holds = _holds.get()
-    if not holds:
+def _others(entry: Entry) -> tuple[weakref.ref[Entry], ...]:
+    """The entries of this context, without `entry` and those that have ended."""
+    entries = _entries.get()
+    if not entries:
         return ()
-    return tuple([reference for reference in holds if reference() not in {hold, None}])
+    return tuple([reference for reference in entries if reference() not in {entry, None}])
 
 
 def _owner() -> tuple[int, Any]:

@@ -31,24 +31,21 @@ def acquire(
     claim: Claim | None = None,
 ) -> Command:
     """Take `key`: arguments as `LockStore.acquire`; `owner` is who asks, whatever token the key is to hold."""
-    flags, keys = "", [key]
-    values: list[Text] = [owner, token.value, "" if lease == math.inf else _ms(lease)]
+    flags = ""
+    keys: tuple[str, ...] = (key,)
+    values: tuple[Text, ...] = (owner, token.value, "" if lease == math.inf else _ms(lease))
     if note is not None:
-        flags += "n"
-        keys.append(note)
+        flags, keys = "n", (key, note)
     if fence:
-        flags += "f"
-        keys.append(keys_of(key).fence)
+        flags, keys = f"{flags}f", (*keys, keys_of(key).fence)
     if waits is not None:
-        flags += "w" if waits else "s"
-        keys.append(keys_of(key).waiters)
+        flags, keys = f"{flags}{'w' if waits else 's'}", (*keys, keys_of(key).waiters)
         if waits:
-            values.append(WAITER_TTL_MS)
+            values = (*values, WAITER_TTL_MS)
     if claim is not None:
-        flags += "c"
-        keys.append(keys_of(key).queued)
-        values += [known_by(claim.nonce, RESERVED).owner, _ms(claim.ttl)]
-    return Command(ACQUIRE, tuple(keys), (flags, *values))
+        flags, keys = f"{flags}c", (*keys, keys_of(key).queued)
+        values = (*values, known_by(claim.nonce, RESERVED).owner, _ms(claim.ttl))
+    return Command(ACQUIRE, keys, (flags, *values))
 
 
 def release(
@@ -64,19 +61,17 @@ def release(
         gone: The note that nobody comes for what it is to hold: then it is free.
     """
     names = keys_of(key)
-    flags, keys = "", [key, names.waiters, names.wake]
-    values: list[Text] = [owner]
+    flags = ""
+    keys: tuple[str, ...] = (key, names.waiters, names.wake)
+    values: tuple[Text, ...] = (owner,)
     if note is not None:
-        flags += "nu" if note.in_any_case else "n"
-        keys.append(note.key)
-        values.append(_ms(note.ttl))
+        flags, keys = "nu" if note.in_any_case else "n", (*keys, note.key)
+        values = (*values, _ms(note.ttl))
     if gone is not None:
-        flags += "g"
-        keys.append(gone)
+        flags, keys = f"{flags}g", (*keys, gone)
     if keeps is not None:
-        flags += "k"
-        values += [keeps[0].value, _ms(keeps[1])]
-    return Command(RELEASE, tuple(keys), (flags, *values))
+        flags, values = f"{flags}k", (*values, keeps[0].value, _ms(keeps[1]))
+    return Command(RELEASE, keys, (flags, *values))
 
 
 def give_up(key: str, claim: str, gone_ttl: float | None) -> Command:

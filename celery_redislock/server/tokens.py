@@ -7,6 +7,7 @@ this message a copy of the holder's?); lua/prelude.lua says how.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 import secrets
@@ -44,8 +45,7 @@ class Attempt(NamedTuple):
     """From `mint_publish`; empty where the publisher did not write it into the message, as `send_task`."""
 
     def __str__(self) -> str:
-        attempt = f"{escape(self.task_id)}/{self.retries}/{self.replaced}"
-        return f"{attempt}/{self.publish}" if self.publish else attempt
+        return _written(self)
 
 
 class _Fields(NamedTuple):
@@ -180,6 +180,12 @@ def is_publish(value: Any) -> bool:
 def is_nonce(value: Any) -> bool:
     """Whether this may be from `mint_nonce`."""
     return isinstance(value, str) and _NONCE(value) is not None
+
+
+@functools.lru_cache(128)  # each run asks for its own twice: for its token and for its note
+def _written(attempt: Attempt) -> str:
+    text = f"{escape(attempt.task_id)}/{attempt.retries}/{attempt.replaced}"
+    return f"{text}/{attempt.publish}" if attempt.publish else text
 
 
 def escape(field: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from celery.exceptions import TaskRevokedError
 
 from celery_redislock.errors import LockConfigError, LockConflict, LockUnavailable
-from celery_redislock.lock.reentry import check_fence, held_in_context
+from celery_redislock.lock.reentry import check_fence, entry_of_context
 from celery_redislock.server.answers import Conflict
 from celery_redislock.server.held import HeldLock
 
@@ -90,8 +90,8 @@ class EagerExecution(Execution):
 
     def _share_lock(self, lock: HeldLock) -> bool:
         """Use the lock of the run that calls `apply()`, or of a block around it, and return whether there is one."""
-        hold = held_in_context(lock.store, lock.key)
-        outer = hold.held if hold else held_by_request(lock.store, lock.key)
+        entry = entry_of_context(lock.store, lock.key)
+        outer = entry.held if entry else held_by_request(lock.store, lock.key)
         if outer is None:
             return False
         check_fence(outer, self.plan.options.fence)

@@ -6,6 +6,7 @@ from typing import Any
 
 from celery._state import _task_stack  # type: ignore[attr-defined]
 
+from celery_redislock.lock.lock import Lock
 from celery_redislock.server.held import HeldLock
 from celery_redislock.server.store import LockStore
 
@@ -42,3 +43,10 @@ def held_by_request(store: LockStore, key: str) -> HeldLock | None:
             if isinstance(lock, HeldLock) and lock.key == key and lock.store is store and lock.remaining > 0:
                 return lock
     return None
+
+
+class LockInRequests(Lock):
+    """A `Lock` that code of a request holds already whose own lock it is."""
+
+    def _held_around(self, store: LockStore) -> HeldLock | None:
+        return held_by_request(store, self.key)

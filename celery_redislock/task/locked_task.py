@@ -26,7 +26,7 @@ from .body import refuse_what_outlives_its_call
 from .eager import EagerExecution
 from .execution import Execution, execution_of
 from .failures import report
-from .held_by_request import attach, held_by_request
+from .held_by_request import LockInRequests, attach
 from .join import JoiningExecution, check_backend
 from .leftovers import warn_of_leftovers
 from .plan import LockPlan
@@ -235,7 +235,7 @@ class LockedTask(LockAttributes, BaseTask):
         if not plan.enabled:
             return NoLock()
         options = plan.options
-        lock = Lock(
+        return LockInRequests(
             server_of(plan.app).client,
             self._key_of(plan, *plan.completed(args, kwargs)),
             options.lease,
@@ -245,8 +245,6 @@ class LockedTask(LockAttributes, BaseTask):
             reentrant=True,
             fence=options.fence,
         )
-        lock.outer = held_by_request
-        return lock
 
     def lock_info(self, *args: Any, **kwargs: Any) -> LockInfo | None:
         """Who holds the lock of the call ``task(*args, **kwargs)``; None where it is free.

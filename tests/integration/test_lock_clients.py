@@ -16,6 +16,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from celery_redislock import Lock, LockConfigError
+from celery_redislock.server.scripts import ACQUIRE, EXPECT, GIVE_UP, INSPECT, RELEASE, RENEW
 from tests.lab.servers import wait_until
 from tests.lab.topologies import cluster, sentinel
 from tests.lab.workers import ROOT
@@ -130,6 +131,12 @@ def test_what_it_made_for_a_client_ends_with_it(locks):
 
 def test_a_redis_user_needs_only_the_keys_and_commands_that_the_page_names(locks):
     commands = set(re.findall(r"\b[A-Z]{3,}\b", PAGE.rsplit("A Redis user needs", 1)[1]))
+    called = {
+        name
+        for script in (ACQUIRE, EXPECT, GIVE_UP, INSPECT, RELEASE, RENEW)
+        for name in re.findall(r"redis\.call\('(\w+)'", script.text)
+    }
+    assert commands == called | {"EVALSHA", "EVAL", "BLPOP"}
     keys = ("~stock", "~{stock}:waiters", "~{stock}:wake", "~{stock}:fence")
     may = [f"+{command.lower()}" for command in commands]
     locks.client.execute_command("ACL", "SETUSER", "modest", "on", "nopass", "resetkeys", "-@all", *keys, *may)

@@ -216,6 +216,20 @@ def test_an_equal_token_of_another_does_not_own_the_lock(make, client):
     assert client.exists(NAME)
 
 
+@pytest.mark.parametrize("other", [f"{HOST} 2", f"{HOST}2", f"{HOST} 1 h t", f"&{HOST}", f"&{HOST} 2"])
+@pytest.mark.parametrize("state", ["", ">"])
+def test_a_given_token_with_which_another_begins_does_not_own_its_lock(make, client, state, other):
+    lock = make(timeout=10)
+    lock.acquire(token=state + HOST)
+    client.set(NAME, state + other)  # it has expired, and another took the key
+    assert not lock.owned()
+    with pytest.raises(LockError):
+        lock.extend(5)
+    with pytest.raises(LockError):
+        lock.release()
+    assert client.get(NAME) == (state + other).encode()
+
+
 def test_who_knows_the_token_releases_by_it(make, client):
     """Taken in one process, released in another, as with redis-py: by the token in `local`."""
     make(timeout=10).acquire(token=KNOWN)

@@ -11,10 +11,10 @@ import os
 import pytest
 
 from celery_redislock import LockUnavailable
-from celery_redislock.server.answers import Conflict, Finished, Granted
+from celery_redislock.server.answers import Claim, Conflict, Finished, Granted
 from celery_redislock.server.connect import connect
 from celery_redislock.server.store import LockStore
-from celery_redislock.server.tokens import SEEN, known_by, mint_nonce
+from celery_redislock.server.tokens import RESERVED, SEEN, known_by, mint_nonce
 from tests.integration.conftest import KEY, look_all_at_once
 from tests.lab.servers import Valkey
 
@@ -50,6 +50,26 @@ def test_the_nonce_alone_releases_so_that_the_main_process_can(holder, store):
     mine.acquire()
     assert not store.release(KEY, known_by(mine.token.nonce[:-1] + "-"))
     assert store.release(KEY, known_by(mine.token.nonce))
+
+
+def test_a_claim_opens_a_key_that_is_reserved_and_no_other(holder, store, client):
+    """Whatever a message says: it may know the nonce of a run, as who has read the key does."""
+    mine, other = holder("mine"), holder("other")
+    claim = Claim(mine.token.nonce, 60)
+    mine.acquire()
+    assert isinstance(store.claim(KEY, other.token, 10, claim), Conflict)
+    assert not store.give_up(KEY, claim.nonce, is_to_come=False)
+    assert client.get(KEY) == mine.token.value
+    client.set(KEY, f"{RESERVED}{mine.token[1:]}")
+    assert isinstance(store.claim(KEY, other.token, 10, claim), Granted)
+
+
+def test_what_another_library_has_stored_is_marked_by_nobody(holder, client):
+    """Although its second word is an attempt of ours."""
+    value = b"theirs id/0/0 1700000000000 host task"
+    client.set(KEY, value)
+    assert isinstance(holder("id").acquire(), Conflict)
+    assert client.get(KEY) == value
 
 
 def test_renew_gives_the_whole_lease_again_only_to_owners(holder, store, client):

@@ -18,7 +18,8 @@ local function is_owned_by(owner, value)
     local state = string.sub(owner, 1, 1)
     return state == RUNS or state == RESERVED or state == COOLING
   end
-  return string.sub(value, 1, 1) == SEEN and is_owned_by(owner, RUNS .. string.sub(value, 2))
+  local nonce = string.match(value .. ' ', '^' .. SEEN .. '([%w_-]+) ')
+  return nonce and #nonce == OWNER_LENGTH - 1 and is_owned_by(owner, RUNS .. string.sub(value, 2))
 end
 
 -- The attempt that `value` is of; nil outside tasks.
