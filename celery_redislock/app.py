@@ -6,13 +6,14 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from .options import resolve_settings
-from .server.connect import connect, lock_url
+from .server.connect import command_time, connect, lock_url
 from .server.lock_server import LockServer, servers_of
 
 if TYPE_CHECKING:
     from celery import Celery
 
 _SETTING = "redislock_"
+_COMMAND_TIME = "_redislock_command_time"
 
 
 def server_of(app: Celery) -> LockServer:
@@ -73,3 +74,19 @@ def url_of(app: Celery) -> str:
     """
     configured = app.conf.get("redislock_url")
     return lock_url(configured, app.conf.broker_write_url, app.conf.result_backend)
+
+
+def command_time_of(app: Celery) -> float:
+    """The longest that one command to the app's lock server may take, in seconds.
+
+    Every task asks when it is bound, and to make a client takes a millisecond, so the answer is kept until the
+    settings change.
+
+    Raises:
+        LockConfigError: There is no lock server, or redis-py refuses its URL or an option. No connection is opened.
+    """
+    url, options = url_of(app), dict(resolve_settings(settings_of(app)).client_options)
+    known = vars(app).get(_COMMAND_TIME)
+    if known is None or known[:2] != (url, options):
+        known = vars(app)[_COMMAND_TIME] = (url, options, command_time(connect(url, options)))
+    return float(known[2])

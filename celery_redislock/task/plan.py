@@ -6,12 +6,11 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from celery_redislock.app import is_enabled, settings_of, url_of
+from celery_redislock.app import command_time_of, is_enabled, settings_of
 from celery_redislock.keys.maker import KeyMaker
 from celery_redislock.message.broker import Broker
 from celery_redislock.options import check_lease, name_of, resolve_options, resolve_settings
 from celery_redislock.server import tokens
-from celery_redislock.server.connect import command_time, connect
 from celery_redislock.server.names import redis_key
 
 if TYPE_CHECKING:
@@ -74,10 +73,7 @@ class LockPlan:
         return enabled
 
     def _check_server(self) -> None:
-        settings = resolve_settings(settings_of(self.app))
-        # Opens no connection, but raises for a URL or an option that redis-py refuses.
-        client = connect(url_of(self.app), settings.client_options)
-        check_lease(self.task, self._name_of_lease, self.options.lease, command_time(client))
+        check_lease(self.task, self._name_of_lease, self.options.lease, command_time_of(self.app))
         self._server_is_checked = True
 
     def completed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
