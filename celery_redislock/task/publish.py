@@ -18,6 +18,7 @@ from celery_redislock.errors import LockUnavailable, describe
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.server import tokens
 from celery_redislock.server.answers import Conflict, Finished, Granted
+from celery_redislock.server.event_loop import running_loop
 from celery_redislock.server.names import keys_of
 from celery_redislock.server.tokens import Attempt, Token
 from celery_redislock.shown import shown
@@ -128,7 +129,7 @@ class Publication:
         try:
             answer = self._ask(place, claim)
             decision = self._decide(answer, key)
-            if decision is Publishing.OUTLIVE and isinstance(answer, Conflict):
+            if decision is Publishing.OUTLIVE and isinstance(answer, Conflict) and running_loop() is None:
                 answer = self._ask_again(place, claim, answer.holder.nonce)
                 decision = self._decide(answer, key)
             if decision is Publishing.OUTLIVE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import signal
@@ -15,6 +16,7 @@ from kombu.exceptions import OperationalError
 
 from celery_redislock import LockedResult, LockedTask, LockKeyError, LockUnavailable, signals
 from celery_redislock.server import tokens
+from celery_redislock.server.names import keys_of
 from celery_redislock.server.store import LockStore
 from celery_redislock.server.tokens import Attempt
 from celery_redislock.testing import busy
@@ -324,6 +326,13 @@ class TestAfterTheEnd:
         made = {one.result().id for one in results}
         assert (len(made), waiting()) == (1, 1)
         assert "ended" not in made
+
+    def test_in_an_event_loop_it_does_not_wait_but_takes_the_place_behind_that_run(self, tasks, ended, waiting, locks):
+        async def publish():
+            return tasks.job.delay("k")
+
+        assert (asyncio.run(publish()).duplicate, waiting()) == (False, 1)
+        assert locks.client.exists(keys_of(tasks.job.lock_for("k").name).queued)
 
     def test_a_run_of_that_id_which_began_later_is_an_existing_job(self, app, tasks, locks):
         """Yesterday's result is stored under an id that its caller uses again."""
