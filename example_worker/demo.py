@@ -13,6 +13,8 @@ from celery import states
 from kombu.exceptions import OperationalError
 from rich.console import Console
 
+from celery_redislock.server.names import NOTE
+
 from . import ledger, private
 from .app import app
 from .ledger import Ledger
@@ -116,7 +118,7 @@ def _keys_left(client: redis.Redis) -> list[str]:
     deadline = time.monotonic() + RELEASE
     while True:
         found = [key.decode() for key in client.scan_iter(f"{private.LOCKS}:*", count=1000)]
-        keys = [key for key in found if ":note:" not in key]
+        keys = [key for key in found if NOTE not in key]
         if not keys or time.monotonic() > deadline:
             return keys
         time.sleep(0.05)

@@ -9,6 +9,7 @@ from celery import chain, chord, group, states
 from celery.exceptions import TaskRevokedError
 
 from celery_redislock import LockConflict
+from celery_redislock.server.names import keys_of
 from celery_redislock.task.decisions import POLICIES
 from tests.conftest import on_every_broker
 from tests.lab.servers import wait_until
@@ -166,7 +167,7 @@ class TestWait:
         lock = tasks.on_wait.lock_for("k")
         with lock:
             waiter, next_one = tasks.on_wait.delay("k", "waiter"), tasks.on_wait.delay("k", "next")
-            wait_until(lambda: locks.client.scard(f"{lock.name}:waiters") == 2, "both wait")
+            wait_until(lambda: locks.client.scard(keys_of(lock.name).waiters) == 2, "both wait")
             app.control.revoke(waiter.id, terminate=True)
             with pytest.raises(TaskRevokedError):
                 waiter.get(timeout=PATIENCE)
@@ -183,7 +184,7 @@ class TestWait:
         lock = task.lock_for("k")
         with lock:
             waiter = task.delay("k", "waiter")
-            wait_until(lambda: locks.client.exists(f"{lock.name}:waiters"), "it waits")
+            wait_until(lambda: locks.client.exists(keys_of(lock.name).waiters), "it waits")
             first.stop()
             start_worker(1)
         assert waiter.get(timeout=PATIENCE) == "waiter"

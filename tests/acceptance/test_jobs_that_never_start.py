@@ -10,6 +10,7 @@ from celery.exceptions import TaskRevokedError
 from kombu.exceptions import OperationalError
 
 from celery_redislock import LockKeyError, LockUnavailable
+from celery_redislock.server.names import GONE
 from celery_redislock.server.scripts import ACQUIRE, RELEASE, RENEW
 from tests.conftest import on_every_broker
 from tests.lab.servers import wait_until
@@ -88,7 +89,7 @@ class TestMessagesThatNeverStart:
         assert getattr(tasks, name).delay("k", "a", 4).get(timeout=30) == "a"
         worker.stop()  # by its end it has looked after all its children
         assert locks.client.keys("*}") == []
-        assert locks.client.keys("*:gone:*") == []
+        assert locks.client.keys(f"*{GONE}*") == []
 
     def test_one_whose_child_dies_before_it_asks_frees_its_key(self, tasks, start_worker, nothing_is_left):
         worker = start_worker(1)

@@ -16,6 +16,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from celery_redislock import Lock, LockConfigError
+from celery_redislock.server.names import keys_of
 from celery_redislock.server.scripts import ACQUIRE, EXPECT, GIVE_UP, INSPECT, RELEASE, RENEW
 from tests.lab.servers import wait_until
 from tests.lab.topologies import cluster, sentinel
@@ -92,7 +93,7 @@ def test_it_is_taken_renewed_waited_for_and_given_back(client):
     assert not second.acquire(blocking=False)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(second.acquire)
-        wait_until(lambda: client.exists(f"{{{NAME}}}:waiters"), "it waits")
+        wait_until(lambda: client.exists(keys_of(NAME).waiters), "it waits")
         first.release()
         assert waiting.result(5)
     assert client.exists(NAME)

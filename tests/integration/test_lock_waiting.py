@@ -15,6 +15,7 @@ import pytest
 import redis
 
 from celery_redislock import Lock, LockConfigError, LockedTask, locked
+from celery_redislock.server.names import keys_of
 from celery_redislock.testing import busy
 from tests.lab.app import make_app
 from tests.lab.interruption import raised_at
@@ -22,7 +23,7 @@ from tests.lab.servers import need, wait_until
 from tests.lab.workers import ROOT
 
 NAME = "stock"
-WAITERS, WAKE = "{stock}:waiters", "{stock}:wake"
+WAITERS, WAKE = keys_of("stock").waiters, keys_of("stock").wake
 
 
 @pytest.fixture

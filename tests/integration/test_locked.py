@@ -12,6 +12,7 @@ import pytest
 from celery import Celery, _state
 
 from celery_redislock import Lock, LockConfigError, LockConflict, LockedTask, LockKeyError, locked
+from celery_redislock.server.names import keys_of
 from celery_redislock.testing import busy
 from tests.lab.servers import wait_until
 
@@ -230,7 +231,7 @@ class TestDecorator:
         with ThreadPoolExecutor() as pool:
             with busy(tasks.keyed.lock_for(7)):
                 waiting = pool.submit(reserve, 7)
-                wait_until(lambda: locks.client.exists(f"{KEY}:waiters"), "it waits")
+                wait_until(lambda: locks.client.exists(keys_of(KEY).waiters), "it waits")
                 assert not waiting.done()
             assert waiting.result(5) == "done"
 

@@ -14,6 +14,7 @@ from celery_redislock import Lock, LockUnavailable
 from celery_redislock.server import tokens
 from celery_redislock.server.answers import Conflict, Finished, Granted
 from celery_redislock.server.connect import connect, derive
+from celery_redislock.server.names import keys_of
 from celery_redislock.server.scripts import ACQUIRE, INSPECT, RELEASE, RENEW
 from celery_redislock.server.store import LockStore
 from tests.integration.conftest import KEY, look_all_at_once
@@ -309,7 +310,7 @@ class TestATokenOfTheCallersOwn:
         assert fault.struck == 1
         assert client.get(KEY) == lock.local.token == MINE.encode()
         assert (client.pttl(KEY) / 1000 >= lock.remaining - 0.002) or lock.timeout is None
-        assert lock.fence == int(client.get(f"{KEY}:fence"))
+        assert lock.fence == int(client.get(keys_of(KEY).fence))
         lock.release()
         assert client.get(KEY) is None
 

@@ -11,6 +11,7 @@ from celery import Celery, Task, shared_task
 from celery.exceptions import TaskRevokedError
 
 from celery_redislock import LockConfigError, LockConflict, LockedTask, LockUnavailable
+from celery_redislock.server.names import keys_of
 from celery_redislock.signals import lock_acquired, lock_conflict, lock_released
 from celery_redislock.testing import busy
 from tests.lab.servers import wait_until
@@ -50,7 +51,7 @@ class TestEager:
             lock = tasks.work.lock_for("k")
             assert Context().run(lock.acquire)
             run = elsewhere.submit(lambda: tasks.work.apply(("k", "item")).get())
-            wait_until(lambda: locks.client.exists(f"{lock.name}:waiters"), "it waits")
+            wait_until(lambda: locks.client.exists(keys_of(lock.name).waiters), "it waits")
             assert ledger.runs() == []
             lock.release()
             assert run.result() == "item"
@@ -77,7 +78,7 @@ class TestEager:
             lock = task.lock_for("k")
             assert Context().run(lock.acquire)
             run = elsewhere.submit(lambda: task.apply(("k", "item")).get())
-            wait_until(lambda: locks.client.exists(f"{lock.name}:waiters"), "it waits")
+            wait_until(lambda: locks.client.exists(keys_of(lock.name).waiters), "it waits")
             lock.release()
             assert run.result() == "item"
 
