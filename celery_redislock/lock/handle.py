@@ -1,4 +1,4 @@
-"""Handle: what one `Lock` object holds, and tells of it."""
+"""Handle: what one `Lock` object holds, and what that object tells without asking Redis."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .reentry import Entry, check_fence, entry_of_context
 
 
 class _Slot:
-    """The entry and how often this object has made it; the token, by which redis-py's users know it."""
+    """What one `Lock` object holds: its entry, how often it has entered, and the token, as redis-py's lock has it."""
 
     entry: Entry | None = None
     count = 0
@@ -27,19 +27,19 @@ class _Slot:
 
 
 class _ThreadSlot(threading.local, _Slot):
-    """One for each thread."""
+    """A slot for each thread."""
 
 
 class Handle:
-    """The part of `Lock` that asks nobody.
+    """The part of `Lock` that does not ask Redis.
 
     Args:
-        client: Of the lock's server.
+        client: The redis-py client of the lock's server.
         key: The key in Redis.
         timeout: How long the key outlives a dead holder, in seconds; None for ever.
-        thread_local: Whether what one thread holds is not held by the others.
-        by_context: Whether, besides, only the context that took it may use it.
-        fence: Whether it hands out fencing numbers.
+        thread_local: Whether a lock that one thread has acquired by this object is not held for other threads.
+        by_context: Whether, in addition, only the context that has acquired the lock holds it.
+        fence: Whether the lock asks for a fencing number.
     """
 
     def __init__(
@@ -55,25 +55,25 @@ class Handle:
 
     @property
     def token(self) -> str | None:
-        """What the key holds while it is ours; None while it is not held."""
+        """The token that the key holds while this object holds the lock; None while it does not."""
         entry = self._entry()
         return entry.held.token.value.decode("utf-8", "replace") if entry else None
 
     @property
     def fence(self) -> int | None:
-        """The fencing number, where it was asked for: greater than that of every earlier holder of the key."""
+        """The fencing number, where the lock asked for one: greater than that of every earlier holder of the key."""
         entry = self._entry()
         return entry.held.fence if entry else None
 
     @property
     def remaining(self) -> float:
-        """Seconds until the holder's own deadline; 0.0 while it is not held."""
+        """Seconds until the holder's own deadline; 0.0 while the lock is not held."""
         entry = self._entry()
         return entry.held.remaining if entry else 0.0
 
     @property
     def state(self) -> State | None:
-        """``"held"``, ``"at_risk"`` (less than half of the timeout is left), ``"lost"``; None while it is not held."""
+        """``"held"``, ``"at_risk"`` (less than half of the timeout remains), ``"lost"``; None while not held."""
         entry = self._entry()
         return entry.held.state if entry else None
 
@@ -81,7 +81,7 @@ class Handle:
         """Raise if the key is not held. Call it before what must not happen twice.
 
         Raises:
-            LockLost: It is not held by this object, or not any more.
+            LockLost: The key is not held by this object, or not any more.
         """
         entry = self._entry()
         if entry is None:
@@ -89,16 +89,16 @@ class Handle:
         entry.held.check()
 
     def _set(self, entry: Entry) -> None:
-        """It has been taken, or taken again."""
+        """Note that the lock has been acquired, or entered again."""
         local = self.local
         local.count = local.count + 1 if local.entry is entry else 1
         local.entry, local.token = entry, entry.held.token.value
 
     def _unset(self) -> Entry:
-        """It is given back, once.
+        """Note one release; return the entry that it leaves.
 
         Raises:
-            LockError: It is not held.
+            LockError: The lock is not held by this object.
         """
         entry = self._entry()
         if entry is None:
@@ -111,10 +111,10 @@ class Handle:
         return entry
 
     def _enter_again(self, store: LockStore) -> Entry | None:
-        """The entry of who holds the key already; None where the caller does not, and must ask for it.
+        """Enter the lock again where the caller holds its key already; None where the key must be acquired.
 
         Raises:
-            LockConfigError: It is held without a fence, and one is asked for.
+            LockConfigError: The lock is held without a fence, and this object asks for one.
         """
         entry = entry_of_context(store, self.key)
         if entry is not None:
@@ -126,17 +126,17 @@ class Handle:
             return None
         check_fence(held, self._fence)
         mine = self._entry()
-        if mine is not None and mine.held is held:  # this object has entered before
+        if mine is not None and mine.held is held:  # this object has entered that lock before
             mine.count += 1
             return mine
         return Entry(held, None, is_own=False)
 
     def _held_around(self, store: LockStore) -> HeldLock | None:
-        """The lock on the key that belongs to what the caller runs in; for subclasses that know of such a thing."""
+        """A lock on the key that the caller runs in, as that of its task's request; subclasses look for one."""
         return None
 
     def _entry(self) -> Entry | None:
-        """What the caller holds by this object."""
+        """The entry that the caller holds by this object; None where there is none."""
         local = self.local
         entry, token = local.entry, local.token
         if token is None:
@@ -148,13 +148,13 @@ class Handle:
         return entry
 
     def _adopt(self, token: bytes) -> Entry:
-        """Of a token that somebody who knows it has set in `local`, as users of redis-py's lock do."""
+        """The entry of a lock whose token the user has stored in `local.token`, as users of redis-py's lock do."""
         held = HeldLock(LockServer.behind(self.redis).store, self.key, Token.of(token), self.timeout or math.inf)
         held.renewed(time.monotonic())
         return Entry(held, None)
 
     def _limited(self, verb: str) -> HeldLock:
-        """What is held, if it has a timeout; in redis-py's words if not."""
+        """The held lock, if it has a timeout; else raise the error that redis-py's lock raises."""
         entry = self._entry()
         if entry is None:
             raise LockError(f"Cannot {verb} an unlocked lock", self.key)

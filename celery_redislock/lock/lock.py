@@ -28,23 +28,24 @@ logger = logging.getLogger(__name__)
 class Lock(Handle):
     """A lock on one key. As ``client.lock(name, lock_class=Lock)`` it does what redis-py's own lock does, and more.
 
-    Both kinds exclude each other on one name. A waiter is woken by the release, and looks once a second besides; where
-    redis-py's lock holds the key, which wakes nobody, it looks every `sleep` seconds.
+    This lock and redis-py's own exclude each other on one name. A release wakes a waiter, who also looks once a
+    second. Where redis-py's lock holds the key, whose release wakes nobody, a waiter looks every `sleep` seconds.
 
     Args:
         client: Any synchronous redis-py client. The lock uses its server and credentials, on connections of its own,
             so the client's retries, encoding and protocol do not matter.
         name: The key in Redis.
-        timeout: Seconds that the key outlives a dead holder; None for ever. Without `renew` also a living one.
-        sleep: Seconds between two looks where nothing wakes a waiter.
-        blocking: Whether `acquire` waits.
-        blocking_timeout: For how long, in seconds; None for ever.
-        thread_local: Whether only the thread that took the lock sees it as its own.
+        timeout: Seconds that the key outlives a dead holder, and without `renew` also a living one; None for ever.
+        sleep: Seconds between two looks of a waiter whom no release wakes.
+        blocking: Whether `acquire` waits for a key that another holds.
+        blocking_timeout: How long `acquire` waits, in seconds; None for ever.
+        thread_local: Whether only the thread that has acquired the lock holds it by this object.
         raise_on_release_error: Whether the end of a ``with`` block raises if the lock was lost; else it is logged.
         renew: Renew the key while it is held and this process lives; needs a `timeout`.
-        reentrant: Code of one context that takes the key again holds it already; the last one out releases it. The
-            context is that of `contextvars`, in one thread and asyncio task: two coroutines exclude each other.
-        fence: Hand out a fencing number.
+        reentrant: Code that acquires a key which its own context holds enters the lock again, without asking Redis; the
+            last release of that context releases the key. A context is that of `contextvars`, within one thread and one
+            asyncio task: two tasks of asyncio exclude each other.
+        fence: Ask for a fencing number.
 
     Raises:
         LockConfigError: `renew` without a `timeout`, or an asyncio client.
@@ -86,28 +87,28 @@ class Lock(Handle):
         blocking_timeout: float | None = None,
         token: str | bytes | None = None,
     ) -> bool:
-        """Take the key.
+        """Acquire the key.
 
         Args:
-            sleep, blocking, blocking_timeout: Instead of the lock's own.
-            token: To be stored, for who must know it beforehand; else a fresh one.
+            sleep, blocking, blocking_timeout: In place of those of the lock.
+            token: The token that the key is to hold, where a caller must know it beforehand; else a fresh one.
 
         Returns:
-            Whether it is held now.
+            Whether the lock is held now.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
-            LockConfigError: It would have to wait, and stop the event loop that runs the caller.
+            LockConfigError: To wait for the key would stop the event loop that runs the caller.
         """
         given = None if token is None else Token.of(token)
         return self._acquire(sleep, blocking, blocking_timeout, given) is None
 
     def release(self) -> None:
-        """Give the key back; of a reentrant lock, the last one out does.
+        """Release the key. Where a reentrant lock was entered several times, only the last release does so.
 
         Raises:
-            LockError: It is not held by this object.
-            LockLost: It is not held any more.
+            LockError: The lock is not held by this object.
+            LockLost: The lock is not held any more.
             LockUnavailable: Redis did not answer or refused; the key ends with its timeout.
         """
         entry = self._unset()
@@ -115,7 +116,7 @@ class Lock(Handle):
             entry.end_renewal()
             if not entry.held.store.release(self.key, entry.held.token):
                 entry.held.lose("its key was not ours at the release")
-            if entry.held.was_lost:  # also where a lost reply leaves open what the release found
+            if entry.held.was_lost:  # a keeper may have seen the loss where a lost reply hid it from this release
                 entry.held.check()
 
     def extend(self, additional_time: float | None = None, replace_ttl: bool = False) -> Literal[True]:
@@ -123,26 +124,26 @@ class Lock(Handle):
 
         Args:
             additional_time: Seconds; None for the whole timeout from now.
-            replace_ttl: They count from now, not from the key's present end.
+            replace_ttl: Whether those seconds count from now, and not from the end of the key's present time to live.
 
         Returns:
             True.
 
         Raises:
-            LockError: It is not held by this object, or has no timeout.
-            LockLost: It is not held any more.
+            LockError: The lock is not held by this object, or has no timeout.
+            LockLost: The lock is not held any more.
             LockUnavailable: Redis did not answer or refused.
         """
         held = self._limited("extend")
         if additional_time is not None and not replace_ttl:
             additional_time += self._time_left(held)
-        held.extend(additional_time)  # absolute, so that sent twice it counts once
+        held.extend(additional_time)  # counted from now, so that a command sent twice adds nothing
         if self.renew:
-            LockServer.behind(self.redis).keeper.add(held)  # it may be due earlier now
+            LockServer.behind(self.redis).keeper.add(held)  # the next renewal may be due earlier now
         return True
 
     def reacquire(self) -> Literal[True]:
-        """Give the key its whole timeout again; Returns and Raises as `extend`."""
+        """Renew the key for its whole timeout; Returns and Raises as `extend`."""
         self._limited("reacquire").extend()
         return True
 
@@ -164,10 +165,10 @@ class Lock(Handle):
         return entry is not None and found is not None and found.holder.owner == entry.held.token.owner
 
     def __enter__(self) -> Self:
-        """Take the key.
+        """Acquire the key.
 
         Raises:
-            LockConflict: Another held it to the end of `blocking_timeout`.
+            LockConflict: Another held the key to the end of `blocking_timeout`.
             LockUnavailable, LockConfigError: As `acquire`.
         """
         conflict = self._acquire()
@@ -210,13 +211,13 @@ class Lock(Handle):
         try:
             conflict = server.take(held, timeout, poll=poll, fence=self._fence)
             while conflict is None and token is not None and not held.rename(token, fence=self._fence):
-                conflict = server.take(held, timeout, poll=poll, fence=self._fence)  # it was lost meanwhile
+                conflict = server.take(held, timeout, poll=poll, fence=self._fence)  # the lock was lost before `rename`
             return conflict or self._keep(server, held)
-        except LockUnavailable:  # the store has undone it, or could not
+        except LockUnavailable:  # the store has undone the acquire, or could not
             raise
         except BaseException:
             server.keeper.remove(held)
-            server.store.undo(self.key, held.token)  # nobody would know that it is held
+            server.store.undo(self.key, held.token)  # no object would know that it holds the key
             raise
 
     def _keep(self, server: LockServer, held: HeldLock) -> Entry:
@@ -228,7 +229,7 @@ class Lock(Handle):
         return entry
 
     def _time_left(self, held: HeldLock) -> float:
-        """Seconds until the key ends, by the server."""
+        """Seconds until the key ends, as the server counts them."""
         found = self._look()
         if found is None or found.ttl is None:
             held.lose(KEY_GONE)

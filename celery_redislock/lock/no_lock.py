@@ -1,4 +1,4 @@
-"""NoLock: what answers for a lock where there is none."""
+"""NoLock: what code gets in place of a lock where there is none."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any, Literal, Self
 
 
 class NoLock:
-    """Stands for a lock in a direct call, in a run that goes without, and where `redislock_enabled` is False.
+    """Stands for a lock in a direct call, in a run that goes without one, and where `redislock_enabled` is False.
 
-    It lets everything through, and says that nothing is held: `state` is ``"none"``.
+    Its methods succeed without asking Redis, and its `state` is ``"none"``.
     """
 
     token: None = None
@@ -41,11 +41,11 @@ class NoLock:
         return True
 
     def locked(self) -> bool:
-        """False: nobody holds it against anybody."""
+        """False: nobody holds a key."""
         return False
 
     def owned(self) -> bool:
-        """True: code that asks before it goes on goes on."""
+        """True, so that code which goes on only with its lock goes on."""
         return True
 
     def __enter__(self) -> Self:

@@ -1,7 +1,7 @@
-"""Reentry: who holds a lock already, and how often.
+"""Reentry: which context holds a lock already, and how often it has entered the lock.
 
-The owner is a context of `contextvars`, within one thread or greenlet and one asyncio task: a context that was copied
-from the holder's for another of these is another owner.
+The owner of an entry is a context of `contextvars`, within one thread or greenlet and one asyncio task. A copy of that
+context in another thread, greenlet or asyncio task is another owner.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from celery_redislock.server.held import HeldLock
 from celery_redislock.server.keeper import Keeper
 from celery_redislock.server.store import LockStore
 
-#: Weak: who drops a lock unreleased has its renewal ended, although its context lives on.
+#: The entries of the current context. The references are weak, so that the renewal of a lock that is dropped without a
+#: release ends, although its context lives on.
 _entries: ContextVar[tuple[weakref.ref[Entry], ...]] = ContextVar("redislock_entries", default=())
 
 
@@ -27,8 +28,8 @@ class Entry:
 
     Args:
         held: The lock.
-        keeper: Renews it until this object is gone; None where somebody else sees to that.
-        is_own: Whether the last one out releases the key; else its owner is a request.
+        keeper: The keeper that renews the lock until this object is gone; None where other code does, or nobody.
+        is_own: Whether the last release of this entry releases the key. False where a task's request owns the lock.
     """
 
     def __init__(self, held: HeldLock, keeper: Keeper | None, *, is_own: bool = True) -> None:
@@ -43,27 +44,27 @@ class Entry:
         self.end_renewal()
 
     def end_renewal(self) -> None:
-        """Whatever happens next, it is renewed no more."""
+        """Let the keeper renew the lock no more."""
         if self._keeper is not None:
             self._keeper.remove(self.held)
 
     @property
     def is_of_this_process(self) -> bool:
-        """A child that was forked meanwhile holds nothing: its parent does."""
+        """Whether this process made the entry: in a child that was forked later, only the parent holds the lock."""
         return self._pid == os.getpid()
 
     @property
     def is_mine(self) -> bool:
-        """Whether the calling context is the owner."""
+        """Whether the calling context owns the entry, or the entry belongs to no context."""
         return self._owner is None or self._owner == _owner()
 
     def own_by_context(self) -> None:
-        """Let `entry_of_context` find it in this context."""
+        """Let the calling context own this entry, so that `entry_of_context` finds it there."""
         self._owner = _owner()
         _entries.set((*_others(self), weakref.ref(self)))
 
     def leave(self) -> bool:
-        """One is out; returns whether it was the last."""
+        """Note that one `Lock` object has left; return whether it was the last."""
         self.count -= 1
         if self.count == 0 and self._owner is not None:
             _entries.set(_others(self))
@@ -71,7 +72,7 @@ class Entry:
 
 
 def entry_of_context(store: LockStore, key: str) -> Entry | None:
-    """This context's entry into `key`, if it has one and has not lost it."""
+    """The entry of the calling context that holds `key`, if there is one and its lock is not lost."""
     for reference in _entries.get():
         entry = reference()
         if (
@@ -88,10 +89,10 @@ def entry_of_context(store: LockStore, key: str) -> Entry | None:
 
 
 def check_fence(held: HeldLock, fence: bool) -> None:
-    """Refuse to enter a lock that is held without a fence where one is asked for.
+    """Refuse to enter a lock that is held without a fence, where a fence is asked for.
 
     Raises:
-        LockConfigError: The number of an earlier holder must not be handed out again.
+        LockConfigError: `fence` is True, and the lock is held without one.
     """
     if fence and held.fence is None:
         raise LockConfigError(
@@ -109,5 +110,6 @@ def _others(entry: Entry) -> tuple[weakref.ref[Entry], ...]:
 
 def _owner() -> tuple[int, Any]:
     task = running_task()
-    # By its module: gevent replaces it there. A weak reference: the number of a dead task may be another's by now.
+    # `get_ident` is looked up in its module, because gevent replaces it there. The asyncio task is kept as a weak
+    # reference, because a new task may have the `id()` of a dead one.
     return threading.get_ident(), task and weakref.ref(task)

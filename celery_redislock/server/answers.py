@@ -1,4 +1,4 @@
-"""What an acquire and a release are told, and what an acquire answers; pure."""
+"""Values that the store is given and that it answers: what an acquire finds, a message's claim, a release's note."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from typing import NamedTuple
 
 from .tokens import Token
 
-#: How long a note lives at least, in seconds. A copy may wait in the queue for as long.
+#: How long a note lives by default, in seconds: a copy may wait in the broker's queue for as long.
 NOTE_TTL = 24 * 3600.0
 
 
 class Granted(NamedTuple):
-    """The key is ours."""
+    """The answer to an acquire: the caller holds the key now."""
 
     sent_at: float
-    """`time.monotonic()` before the command was sent: the lease began no earlier."""
+    """`time.monotonic()` just before the command was sent: the lease did not begin before that."""
     fence: int | None = None
-    """Where it was asked for: greater than that of every earlier holder of the key."""
+    """The fencing number, where the acquire asked for one: greater than that of every earlier holder of the key."""
 
 
 class Conflict(NamedTuple):
-    """The key is held by another."""
+    """The answer to an acquire: another holds the key."""
 
     holder: Token
     ttl: float | None
@@ -28,24 +28,24 @@ class Conflict(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """The attempt that asks has already finished in another execution."""
+    """The answer to an acquire: the attempt that asks has already ended in another execution."""
 
 
 class Claim(NamedTuple):
-    """What a message carries whose publisher, or whose last attempt, has left it the key or the place in the queue."""
+    """What a message carries for which the key, or the place in the queue, is reserved."""
 
     nonce: str
-    """Of the token that the key, or the place, is kept by."""
+    """The nonce of the token by which the key, or the place, is reserved."""
     ttl: float
-    """Seconds that the place is kept for it from now on where the key is held."""
+    """If the key turns out to be held: for how many seconds from then on the place in the queue is reserved."""
 
 
 class Note(NamedTuple):
-    """What a release leaves for copies of the message, where the attempt has ended for good."""
+    """The note that a release writes for copies of the holder's message, where the attempt is over."""
 
     key: str
-    """From `LockKeys.note`."""
+    """The note's key in Redis, from `LockKeys.note`."""
     ttl: float = NOTE_TTL
-    """Seconds that it lives."""
+    """Seconds that the note lives."""
     in_any_case: bool = False
-    """A copy may wait in the queue unseen: leave the note also where none was seen."""
+    """Write the note even where no copy was seen: one may wait in the broker's queue."""

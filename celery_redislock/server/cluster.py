@@ -1,4 +1,4 @@
-"""What a Cluster does otherwise: redis-py's client finds the node of a key, and a renewal stays within one slot."""
+"""The store and the wake-ups of a Cluster: its client finds the node of a key, and a renewal stays in one slot."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ T = TypeVar("T")
 
 
 class ClusterStore(LockStore):
-    """The locks of a Cluster, over the user's own client: it knows the nodes, and follows a key that has moved.
+    """The locks of a Cluster, over the user's own client, which knows the nodes and follows a key that has moved.
 
-    It resends by itself, so that a release whose first reply was lost counts as a loss.
+    That client resends by itself, and does not tell: a release whose first reply was lost finds no key, and counts as
+    a loss of the lock.
     """
 
     def __init__(self, client: RedisCluster, outage: Outage | None = None) -> None:
@@ -28,7 +29,7 @@ class ClusterStore(LockStore):
         self._cluster = client
 
     def renew(self, locks: Sequence[tuple[str, Token, float]]) -> list[bool]:
-        """As `LockStore.renew`, in one round trip a slot."""
+        """As `LockStore.renew`, in one round trip for each slot."""
         by_slot: dict[int, list[tuple[str, Token, float]]] = {}
         for lock in locks:
             by_slot.setdefault(self._cluster.keyslot(lock[0]), []).append(lock)  # type: ignore[no-untyped-call]
@@ -40,12 +41,12 @@ class ClusterStore(LockStore):
     def _on_line(self, command: Callable[..., T], *args: Any) -> T:
         try:
             return command(self._cluster, *args)
-        except RedisClusterException as error:  # no RedisError, for reasons of its own
+        except RedisClusterException as error:  # redis-py does not derive it from RedisError
             raise RedisError(str(error)) from error
 
 
 class ClusterWakeUps(WakeUps):
-    """Blocks on the node that has the key."""
+    """Where a waiter on a Cluster blocks: on the node that has the key."""
 
     def __init__(self, client: RedisCluster) -> None:
         self._cluster = client

@@ -1,6 +1,6 @@
 """The commands that the store sends: KEYS and ARGV of each script, in the order that the script's header tells. Pure.
 
-What is optional is named by a letter in the flags, and follows what is always given.
+An option of a script is a letter in the flags, ARGV[1]. Its keys and values follow those that are always given.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from .names import keys_of
 from .scripts import ACQUIRE, EXPECT, GIVE_UP, INSPECT, RELEASE, RENEW, Command, Text
 from .tokens import RESERVED, Token, known_by
 
-#: A waiter that has died is remembered no longer than this, in milliseconds; a living one looks every second.
-#: Text, as all that is sent: hiredis 3.5 crashes the process where a time limit strikes while it writes an int.
+#: A waiter that has died is remembered no longer than this, in milliseconds; a living one asks again every second.
+#: It is text, as every value of a command: hiredis 3.5 crashes the process where a time limit strikes while hiredis
+#: writes an int.
 WAITER_TTL_MS = "3000"
 
 
@@ -30,7 +31,10 @@ def acquire(
     waits: bool | None = None,
     claim: Claim | None = None,
 ) -> Command:
-    """Take `key`: arguments as `LockStore.acquire`; `owner` is who asks, whatever token the key is to hold."""
+    """Acquire `key`: arguments as `LockStore.acquire`.
+
+    `owner` is who asks. It is not always that of `token`, which the key is to hold: `LockStore.rename` replaces one.
+    """
     flags = ""
     keys: tuple[str, ...] = (key,)
     values: tuple[Text, ...] = (owner, token.value, "" if lease == math.inf else _ms(lease))
@@ -51,14 +55,14 @@ def acquire(
 def release(
     key: str, owner: bytes, note: Note | None = None, keeps: tuple[Token, float] | None = None, gone: str | None = None
 ) -> Command:
-    """Give `key` back.
+    """Release `key`.
 
     Args:
         key: The key in Redis.
-        owner: Who gives it back; a whole token where the key must hold no other of the same owner.
-        note: For copies.
-        keeps: What the key holds from then on, for so many seconds.
-        gone: The note that nobody comes for what it is to hold: then it is free.
+        owner: Who releases the key; or a whole token, where only a key that holds exactly that token is meant.
+        note: For copies of the owner's message; None where the attempt is not over.
+        keeps: The token that the key holds next, and for how many seconds; None where the key is deleted.
+        gone: The key of the note that nobody comes with the claim in `keeps`: if there is one, the key is deleted.
     """
     names = keys_of(key)
     flags = ""
@@ -75,12 +79,12 @@ def release(
 
 
 def give_up(key: str, claim: str, gone_ttl: float | None) -> Command:
-    """Give back what was left to a message: `key` and its place in the queue.
+    """Give up the reservations of a message: of `key`, and of the place in its queue.
 
     Args:
         key: The key in Redis.
-        claim: Of the message.
-        gone_ttl: How long it is remembered that nobody comes with this claim, in seconds; None: not at all.
+        claim: What the message carries.
+        gone_ttl: Seconds that the note lives which says that nobody comes with this claim; None for no note.
     """
     names, owner = keys_of(key), known_by(claim, RESERVED).owner
     keys = (key, names.waiters, names.wake, names.queued)
@@ -90,21 +94,21 @@ def give_up(key: str, claim: str, gone_ttl: float | None) -> Command:
 
 
 def renew(locks: Sequence[tuple[str, Token, float]]) -> Command:
-    """Give each lock its lease again."""
+    """Renew each of these triples of key, token and lease in seconds."""
     values = (value for _, token, lease in locks for value in (token.owner, _ms(lease)))
     return Command(RENEW, tuple(key for key, _, _ in locks), tuple(values))
 
 
 def expect(key: str, token: Token) -> Command:
-    """Say that a copy of the holder's message is to come."""
+    """Mark `key`, which `token` owns: a copy of the holder's message is to come."""
     return Command(EXPECT, (key,), (token.owner,))
 
 
 def inspect(key: str) -> Command:
-    """Look at `key`."""
+    """Ask what `key` holds, and for how long."""
     return Command(INSPECT, (key,), ())
 
 
-@functools.lru_cache(256)  # there are few leases
+@functools.lru_cache(256)  # a process uses few different leases
 def _ms(seconds: float) -> str:
     return str(max(1, int(seconds * 1000)))

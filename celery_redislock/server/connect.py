@@ -19,8 +19,9 @@ from celery_redislock.errors import LockConfigError, describe
 
 #: redis-py's own defaults differ by constructor, up to 58 s for one command to a silent server.
 DEFAULTS: Mapping[str, Any] = {"socket_timeout": 2.0, "socket_connect_timeout": 1.0, "max_connections": 50}
-#: Ours: the store retries by itself, so that it knows when an answer is ambiguous, and reads bytes. RESP2 keeps a
-#: reply whole where an exception interrupts its reading. Publishers and workers must encode a key alike.
+#: Options that users cannot set. The store resends by itself, so that it knows when an answer is ambiguous, and it
+#: reads bytes. With RESP2, redis-py keeps a reply whole where an exception interrupts its reading. Publishers and
+#: workers must encode a key alike.
 _FIXED: Mapping[str, Any] = {
     "decode_responses": False,
     "encoding": "utf-8",
@@ -38,7 +39,7 @@ def lock_url(configured: str | None, broker: Any, result_backend: Any) -> str:
     Args:
         configured: `redislock_url`.
         broker: In any form that Celery takes: a URL, several with ``;`` between them, a list of them.
-        result_backend: As that; what is no URL is no Redis.
+        result_backend: In any of these forms; a value that is no URL counts as no Redis.
 
     Raises:
         LockConfigError: None of them is a Redis that this version can use.
@@ -74,24 +75,24 @@ def _redis_py_url(url: str) -> str:
 
 
 def connect(url: str, options: Mapping[str, Any]) -> redis.Redis:
-    """A client for `url`; it opens its first connection with its first command.
+    """A client for `url`, which opens its first connection with its first command.
 
-    Its pool makes a caller wait for a free connection where redis-py's default pool raises.
+    Where no connection is free, the client's pool makes a caller wait; redis-py's default pool would raise.
 
     Args:
         url: From `lock_url`.
         options: `redislock_client_options`.
 
     Raises:
-        LockConfigError: redis-py cannot make a client of them, or a time-out is missing.
+        LockConfigError: redis-py cannot make a client of `url` and `options`, or a time-out is missing.
     """
     ours = sorted(_NOT_FOR_USERS & options.keys())
     if ours:
         raise LockConfigError(f"redislock_client_options: {', '.join(ours)} cannot be set: celery-redislock sets them")
     try:
         pool = redis.BlockingConnectionPool(**_pool_options(url, options))  # type: ignore[no-untyped-call]
-        pool.connection_class(**pool.connection_kwargs)  # not connected: only shows what redis-py refuses
-    except ValueError:  # its message may show a part of the URL
+        pool.connection_class(**pool.connection_kwargs)  # only shows what redis-py refuses
+    except ValueError:  # its text may show a part of the URL
         raise LockConfigError(
             "redislock_url or redislock_client_options cannot be parsed (not shown: they may hold a password)"
         ) from None
@@ -105,9 +106,9 @@ def connect(url: str, options: Mapping[str, Any]) -> redis.Redis:
 
 
 def _pool_options(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What redis-py's `from_url` makes a pool with, but ours win over the options that a URL may bring.
+    """The options with which redis-py's `from_url` makes a pool, but `_FIXED` wins over options in the URL.
 
-    All of them must be there when the pool is made: redis-py 8 prepares it for RESP3 or for RESP2 once and for all.
+    All options must be there when the pool is made: redis-py 8 prepares a pool for RESP3 or for RESP2 only then.
     """
     from_url = parse_url(url)  # type: ignore[no-untyped-call]
     both = {"connection_class": redis.Connection, **DEFAULTS, **options, **from_url}
@@ -118,17 +119,17 @@ def _pool_options(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def derive(client: redis.Redis, max_connections: int = 50, *, wait_for_reply: float = 0.0) -> redis.Redis:
-    """A client of our own for the server of `client`, whatever its retries, encoding and protocol.
+    """A new client for the server of `client`, whatever the retries, encoding and protocol of `client`.
 
     Args:
         client: Any redis-py client with a connection pool; also that of a Sentinel.
-        max_connections: At most; `client`'s own bound holds too.
-        wait_for_reply: Seconds that a command may block on the server, on top of the time-out. Such a client raises
-            ConnectionError where no connection is free; others make the caller wait for one.
+        max_connections: The most connections of the new client; the maximum of `client` counts too.
+        wait_for_reply: Seconds that a command may block on the server, on top of the time-out. Where no connection is
+            free, a client made with this raises ConnectionError; without it, the client makes the caller wait.
     """
     pool = client.connection_pool
     options = {name: value for name, value in pool.connection_kwargs.items() if not _OF_POOL(name)}
-    for name in ("socket_timeout", "socket_connect_timeout"):  # without, a silent server would hang for ever
+    for name in ("socket_timeout", "socket_connect_timeout"):  # without, a silent server would hang the caller
         options[name] = options.get(name) or DEFAULTS[name]
     options["socket_timeout"] += wait_for_reply
     options |= {
@@ -148,9 +149,9 @@ def derive(client: redis.Redis, max_connections: int = 50, *, wait_for_reply: fl
 
 
 def address(client: redis.Redis) -> str:
-    """Where a client from `connect` goes to, as a URL without password, for people.
+    """The address of the server of a client from `connect`, as a URL without password, for people.
 
-    Made of what redis-py has understood: of a URL that is slightly wrong, any part may be the password.
+    It is made of what redis-py has parsed: in a URL that is slightly wrong, any part may be the password.
     """
     pool = client.connection_pool
     options = pool.connection_kwargs
@@ -162,9 +163,9 @@ def address(client: redis.Redis) -> str:
 
 
 class _Whole:
-    """Mixed into a connection: where a time limit or a shutdown interrupts its making, nothing of it is left.
+    """Mixed into a connection class: closes a connection whose opening a time limit or a shutdown interrupts.
 
-    redis-py gives a half made one back to its pool, perhaps not logged in, or still in database 0.
+    redis-py returns a half opened connection to its pool, perhaps not logged in, or still in database 0.
     """
 
     def connect(self) -> None:
@@ -182,7 +183,7 @@ def _whole(kind: type[Any]) -> type[Any]:
 
 
 class _Discreet:
-    """Mixed into a pool: redis-py 6.4 and 7.0 show a Sentinel's password in the error that no master was found."""
+    """Mixed into a pool class: hides the password that redis-py 6.4 and 7.0 show when a Sentinel knows no master."""
 
     def __repr__(self) -> str:
         pool: Any = self
@@ -196,7 +197,10 @@ def _discreet(kind: type[Any]) -> type[Any]:
 
 
 class _SentinelPool(SentinelConnectionPool):
-    """Counts right: redis-py before 8.1 lost a place for every connection to a former primary, and one that failed."""
+    """Counts its connections right.
+
+    Before redis-py 8.1, each connection to a former primary, and each one that failed, took a place of the pool.
+    """
 
     def owns_connection(self, connection: Any) -> bool:
         if not super().owns_connection(connection):  # type: ignore[no-untyped-call]
@@ -205,13 +209,13 @@ class _SentinelPool(SentinelConnectionPool):
 
 
 def _without_retries(sentinels: Sentinel) -> Sentinel:
-    """The same Sentinels. redis-py 8 asks a silent one eleven times before it asks the next."""
+    """A copy of `sentinels` that asks each Sentinel once. redis-py 8 asks a silent one eleven times before the next."""
     ours = copy.copy(sentinels)
     ours.sentinels = [derive(sentinel) for sentinel in sentinels.sentinels]
     return ours
 
 
-#: What a redis-py pool keeps among its connections' options for itself.
+#: Matches the options that a redis-py pool puts among those of its connections for its own use.
 _OF_POOL = re.compile("maint_|oss_|orig_|himport_|cache|event_dispatcher$|connection_pool$").match
 
 

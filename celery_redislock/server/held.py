@@ -27,7 +27,7 @@ PAST_DEADLINE = "it was not renewed until its deadline"
 HELD_TOO_LONG = "it was held for longer than lock_max_hold"
 KEY_GONE = "its key was deleted, expired or taken"
 
-#: Two threads may see a loss at the same time: the keeper's and the one that releases.
+#: Held while a loss is noted: the keeper's thread and one that releases the lock may see the loss at the same time.
 _losing = threading.Lock()
 
 State = Literal["held", "at_risk", "lost"]
@@ -39,8 +39,8 @@ class HeldLock:
 
     Attributes:
         key: The key in Redis.
-        token: What the key holds while it is ours.
-        lease: Seconds.
+        token: What the key holds while the lock is held.
+        lease: How long the key outlives a dead holder, in seconds.
         fence: The fencing number of this hold, where it was asked for.
     """
 
@@ -83,7 +83,7 @@ class HeldLock:
 
     @property
     def remaining(self) -> float:
-        """Seconds until the holder's own deadline; it is moved by every renewal. 0.0 once the lock is lost."""
+        """Seconds until the holder's own deadline, which every renewal moves. 0.0 once the lock is lost."""
         return 0.0 if self._lost else max(0.0, self.deadline - time.monotonic())
 
     @property
@@ -104,7 +104,7 @@ class HeldLock:
             raise LockLost(self.key, self._lost or "its lease has ended")
 
     def extend(self, ttl: float | None = None) -> None:
-        """Renew now. Without a keeper's failure nobody needs it.
+        """Renew the key now. While a keeper renews the lock, nobody needs this.
 
         Args:
             ttl: Seconds from now; None for a whole lease.
@@ -125,16 +125,17 @@ class HeldLock:
         self.renewed(sent_at, ttl)
 
     def rename(self, token: Token, *, fence: bool) -> bool:
-        """Let the key hold `token`, which is a caller's own, in place of the one that was minted: one round trip.
+        """Let the key hold `token`, which the caller of a `Lock` has chosen, in place of the minted token.
 
-        After a lost reply the minted one alone tells one's own grant from another's with an equal token.
+        The key is acquired with a minted token first: another caller may choose an equal token, so after a lost reply
+        only a minted one shows that the key was granted to this lock.
 
         Args:
-            token: To be stored as it is.
+            token: The token to store, as it is.
             fence: Whether a fencing number was asked for.
 
         Returns:
-            Whether the lock is held still.
+            Whether the lock is still held.
 
         Raises:
             LockUnavailable: Redis did not answer or refused; the lock is not held.
@@ -156,7 +157,10 @@ class HeldLock:
         return True
 
     def _has_stored(self, token: Token) -> bool:
-        """Whether it was stored, its reply lost: while the minted one cannot have expired, nobody else can store it."""
+        """Whether the key holds `token` because the reply to this lock's `rename` was lost.
+
+        Nobody else can have stored it while the deadline is ahead: until then the key held the minted token.
+        """
         found = self.store.look(self.key)
         if found is None or found.holder != token:
             return False
@@ -165,7 +169,7 @@ class HeldLock:
         return True
 
     def granted(self, grant: Granted) -> None:
-        """The server gave the key."""
+        """Note that the server has granted the key."""
         self.fence = grant.fence
         self.renewed(grant.sent_at)
         if self.max_hold is not None:
@@ -173,23 +177,23 @@ class HeldLock:
 
     @property
     def was_lost(self) -> bool:
-        """Whether its loss has been noted."""
+        """Whether `lose` has noted that the lock is lost."""
         return self._lost is not None
 
     @property
     def was_granted(self) -> bool:
-        """Whether the key has ever been ours, as far as we were told."""
+        """Whether an answer of the server has ever granted the key to this lock."""
         return self.deadline > -math.inf
 
     def renewed(self, sent_at: float, ttl: float | None = None) -> None:
-        """The server gave the whole lease again, or `ttl` seconds, no earlier than at `sent_at`."""
+        """Note that the server has renewed the key for a lease, or for `ttl` seconds, no earlier than at `sent_at`."""
         self.deadline = sent_at + (self.lease if ttl is None else ttl) * (1 - DEADLINE_MARGIN)
         self.renew_at = sent_at + self.lease * INTERVAL
-        if ttl is not None:  # where more was given, a renewal must not take it away
+        if ttl is not None:  # where `ttl` is longer than the lease, a renewal must not shorten it
             self.renew_at += ttl - self.lease
 
     def lose(self, reason: str) -> None:
-        """Note, for good, that the lock is lost; tell its owner once."""
+        """Note for good that the lock is lost; log that and call `on_lost`, once."""
         with _losing:
             if self._lost is not None:
                 return

@@ -19,26 +19,26 @@ from .store import LockStore
 
 logger = logging.getLogger(__name__)
 
-#: What falls due within this share of the interval is renewed together, and a failed renewal is tried again
-#: after at most so long.
+#: Locks whose renewals fall due within this share of the renewal interval are renewed together. A failed renewal is
+#: tried again after no more than this share.
 TICK = 1 / 10
-#: With nothing held any more the thread looks once again after so many seconds before it sleeps for ever: waking it
-#: for every short task would cost more than the task.
+#: When no lock is held any more, the thread looks again after so many seconds, and only then sleeps until it is woken:
+#: to wake the thread for every short task would cost more than the task.
 LINGER = 1.0
-#: What is given back later takes no longer than this at a time, in seconds: renewals may be due.
+#: The releases that were put off take no longer than this at a time, in seconds: renewals may be due.
 SHIFT = 0.05
-#: Locks in one renewal call; more would keep the server from others for milliseconds.
+#: Locks in one renewal command; more would keep the server from other clients for milliseconds.
 BATCH = 500
 
 
 class Keeper:
     """Renews the locks that are added to it until they are removed or lost.
 
-    One thread, started with the first lock, on the store's own connection. It sleeps until the next renewal is due
-    and, once nothing is held, for ever; adding and removing a lock costs a dict entry.
+    The keeper has one thread, which starts with the first lock. The thread sleeps until the next renewal is due and,
+    once no lock is held, until one is added. To add and to remove a lock costs a dict entry.
 
     Args:
-        store: On a connection that nobody else uses, so that waiters cannot starve renewals.
+        store: A store with a connection that nobody else uses, so that no other command can delay a renewal.
         command_time: The longest that one renewal may take until it fails, in seconds.
     """
 
@@ -56,7 +56,7 @@ class Keeper:
         self._stopped = False
 
     def stop(self) -> None:
-        """End the thread: nobody can reach this server any more."""
+        """End the thread: nobody in this process can reach the keeper's server any more."""
         self._stopped = True
         self._wake.set()
 
@@ -69,16 +69,16 @@ class Keeper:
             self._wake.set()
 
     def remove(self, lock: HeldLock) -> None:
-        """Renew `lock` no more. A renewal that is on its way may still arrive; it renews only a key still ours."""
+        """Renew `lock` no more. A renewal on its way may still arrive: it renews the key only if still owned."""
         self._held.pop(id(lock), None)
 
-    def later(self, give_back: Callable[[LockStore], object]) -> None:
-        """Give a key back as soon as Redis answers, but not in the caller's time.
+    def later(self, release: Callable[[LockStore], object]) -> None:
+        """Release a key, or give up a reservation, in the keeper's thread as soon as Redis answers.
 
         Args:
-            give_back: Sends one command by the store that it is given.
+            release: Sends one such command by the store that it is called with.
         """
-        self._later[give_back] = None
+        self._later[release] = None
         self._start()
         self._wake.set()
 
@@ -89,20 +89,20 @@ class Keeper:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="redislock-keeper", daemon=True)
                 thread.start()
-                self._thread = thread  # only now: where no thread could be started, the next lock tries again
+                self._thread = thread  # not before the start: if that fails, the next lock tries again
 
     def _run(self) -> None:
         while not self._stopped:
             try:
                 pause = self._turn()
-            except BaseException:  # a receiver's sys.exit() too: the other locks must still be renewed
+            except BaseException:  # also a sys.exit() in other code: the other locks must still be renewed
                 logger.exception("the keeper failed; it goes on in a second")
                 pause = 1.0
             self._wake.wait(None if pause == math.inf else max(0.0, pause))
 
     def _turn(self) -> float:
         """Renew what is due; return the seconds until something is due again."""
-        # From here on every add wakes the thread: what it adds may not be in the copy that is looked at.
+        # From here on every `add` wakes the thread: the lock that it adds may be missing in the copy of `_held` below.
         self._wake_at = math.inf
         self._wake.clear()
         now = time.monotonic()
@@ -111,8 +111,8 @@ class Keeper:
             self._renew(due[start : start + BATCH])
         if not self._held:
             self._failures = 0  # no renewal will tell that Redis answers again
-        # After a failure it is too early, and the next renewals matter more.
-        goes_on = bool(self._later) and not self._failures and self._give_back()
+        # After a failed renewal it is too early for the releases that were put off: the next renewals matter more.
+        goes_on = bool(self._later) and not self._failures and self._release_later()
         upcoming = (min(lock.renew_at, lock.deadline) for lock in self._held.copy().values())
         idle = now if goes_on else now + LINGER if self._added or self._later else math.inf
         self._added = False
@@ -147,27 +147,27 @@ class Keeper:
         for lock, still_held in zip(due, answers, strict=True):
             if still_held and lock.remaining > 0:
                 lock.renewed(sent_at)
-            else:  # still held but too late: its holder may have been told
+            else:  # where it is still held, the answer came too late: the holder may know of the loss
                 self._lose(lock, PAST_DEADLINE if still_held else KEY_GONE)
 
-    def _give_back(self) -> bool:
-        """Give keys back for a while; returns whether to go on after the next renewals."""
+    def _release_later(self) -> bool:
+        """Send releases that were put off, for `SHIFT` seconds; return whether to go on after the next renewals."""
         until = time.monotonic() + SHIFT
-        for give_back in self._later.copy():
+        for release in self._later.copy():
             try:
                 with self._watching():
-                    give_back(self._store)
-            except LockUnavailable:  # try again in `LINGER`; until then the others are renewed
+                    release(self._store)
+            except LockUnavailable:  # tried again after `LINGER` seconds; until then locks are renewed
                 return False
-            del self._later[give_back]
+            del self._later[release]
             if time.monotonic() > until:
                 return True
         return False
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
-        """Tell holders at their deadline, also while Redis is silent and this thread waits for it."""
-        until = time.monotonic() + 2 * self._command_time  # a release is sent twice
+        """Tell holders of their loss at their deadline, although the keeper's thread may wait for a silent Redis."""
+        until = time.monotonic() + 2 * self._command_time  # a release may be sent twice
         at_risk = [lock for lock in self._held.copy().values() if lock.deadline < until]
         if not at_risk:
             yield
@@ -187,7 +187,7 @@ class Keeper:
             self._lose(lock, PAST_DEADLINE)
 
     def _try_again(self, due: Sequence[HeldLock], error: RedisError) -> None:
-        if self._failures:  # the first may have met a connection that a restarted server had closed
+        if self._failures:  # the first failure may be of a connection that a restarted server has closed
             self._store.outage.begin(RENEW, error)
         now = time.monotonic()
         for lock in due:
@@ -196,6 +196,6 @@ class Keeper:
 
     def _lose(self, lock: HeldLock, reason: str) -> None:
         if self._held.pop(id(lock), None) is None:
-            return  # told by the other thread, or released meanwhile
+            return  # the other thread has seen the loss, or the lock was released meanwhile
         # A receiver of the signal may take its time; the other locks must be renewed meanwhile.
         threading.Thread(target=lock.lose, args=(reason,), name="redislock-lost", daemon=True).start()

@@ -1,4 +1,4 @@
-"""Lines: commands to one server, each on a connection of its own while it is on its way."""
+"""Lines: connections to one server, each used by one command at a time."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import redis
 
 T = TypeVar("T")
 
-#: At most so many connections are kept at hand, out of the pool.
+#: At most so many spare connections are kept out of the pool.
 MAX_SPARE = 8
 
 
 class Lines:
-    """Takes a connection out of the pool once and keeps it at hand.
+    """Takes connections out of the client's pool, and keeps some of them as spares for the next commands.
 
     To ask the pool for a connection each time costs a third of a command, and a time limit that strikes while the pool
     holds its lock would hang the process for ever.
@@ -28,16 +28,16 @@ class Lines:
         self._client = client
         self._spare: list[redis.Redis] = []
         self._pid = os.getpid()
-        # Half of the pool stays in it, so that whoever waits there is served.
+        # Half of the pool's connections stay there, so that a thread that waits for one gets one.
         self._max_spare = min(MAX_SPARE, client.connection_pool.max_connections // 2)
 
     def _on_line(self, command: Callable[..., T], *args: Any) -> T:
-        """``command(client, *args)`` with a client that nobody else uses meanwhile."""
+        """Return ``command(client, *args)``; no other thread uses that client, which is one connection, meanwhile."""
         client = self._take_client()
         try:
             reply = command(client, *args)
         except BaseException:
-            if client.connection is not None:  # a late reply would be taken for the next command's
+            if client.connection is not None:  # a late reply would be read as the next command's
                 client.connection.disconnect()  # type: ignore[no-untyped-call]
             client.close()
             self._drop_spares()
@@ -45,11 +45,11 @@ class Lines:
         if len(self._spare) < self._max_spare:
             self._spare.append(client)
         else:
-            client.close()  # gives its connection back to the pool
+            client.close()  # returns the connection to the pool
         return reply
 
     def _take_client(self) -> redis.Redis:
-        if self._pid != os.getpid():  # after a fork: those are the parent's, and so are the replies that come there
+        if self._pid != os.getpid():  # after a fork: the spares are the parent's connections
             self._pid = os.getpid()
             self._spare.clear()
         try:
@@ -59,7 +59,7 @@ class Lines:
             return client
 
     def _drop_spares(self) -> None:
-        """After an error: a server that has restarted has ended all of them, and the pool looks before it gives."""
+        """Return the spares to the pool after an error: the server may have closed them, which only the pool checks."""
         while True:
             try:
                 self._spare.pop().close()

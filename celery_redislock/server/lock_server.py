@@ -1,4 +1,4 @@
-"""LockServer: what one process has of a lock server, made on first use and never shared over a fork."""
+"""LockServer: the store, the keeper and the wake-ups of one process for one lock server; not shared over a fork."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from .store import LockStore
 from .wake_ups import MAX_WAITERS, TURN, WakeUps
 
 _SERVERS = "_redislock_servers"
-#: Between two looks at a key whose release wakes nobody, in seconds.
+#: Seconds between two looks at a key whose release wakes nobody.
 POLL = 0.1
-#: A Cluster's client resends by itself, for about so many seconds.
+#: The client of a Cluster resends a command by itself, for about so many seconds.
 CLUSTER_COMMAND_TIME = 60.0
 
 
 class LockServer:
-    """A store for this process's threads, a keeper with a connection of its own, and those that waiters block on.
+    """A store for the threads of this process, a keeper and wake-ups, each with its own connections.
 
     Args:
-        client: From `connect` or `derive`; or a Cluster's.
+        client: A client from `connect` or `derive`; or the user's client of a Cluster, which all three share.
     """
 
     def __init__(self, client: redis.Redis | RedisCluster) -> None:
@@ -55,8 +55,8 @@ class LockServer:
 
     @classmethod
     def behind(cls, client: Any) -> LockServer:
-        """The server of a redis-py client that the user has; it ends with the client's connection pool."""
-        pool = getattr(client, "connection_pool", client)  # a Cluster's client has many
+        """The lock server of a user's redis-py client; the keeper's thread ends with the client's connection pool."""
+        pool = getattr(client, "connection_pool", client)  # a Cluster's client has many pools, and stands for them
         servers = servers_of(pool)
         server = servers.get(os.getpid())
         if server is None:
@@ -70,17 +70,17 @@ class LockServer:
         """Acquire `held`, waiting for its key to be released.
 
         Args:
-            held: Not held yet.
+            held: A lock that is not held yet.
             timeout: How long to wait, in seconds; None for ever.
-            poll: Seconds between two looks while the holder is another library's, which wakes nobody.
+            poll: Seconds between two looks while another library's lock holds the key: its release wakes nobody.
             fence: Ask for a fencing number.
 
         Returns:
-            None once it is granted, else who had it at the last look.
+            None once the key is granted, else who held it at the last look.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
-            LockConfigError: It would have to wait, and stop the event loop that runs the caller.
+            LockConfigError: To wait for the key would stop the event loop that runs the caller.
         """
         end = math.inf if timeout is None else time.monotonic() + timeout
         waits = None if timeout is not None and timeout <= 0 else True
@@ -106,11 +106,11 @@ class LockServer:
                 self.wait(holder, end - time.monotonic(), poll=poll)
 
     def give_up(self, key: str, claim: str, *, is_to_come: bool, now: bool = False) -> None:
-        """Release what was left to a message that will not run.
+        """Give up the reservations of a message that will not run.
 
         Args:
             key, claim, is_to_come: As `LockStore.give_up`.
-            now: Else soon, but not in the caller's time.
+            now: Whether the caller sends the command; else the keeper does, soon.
 
         Raises:
             LockUnavailable: Redis did not answer or refused; only where `now`.
@@ -124,13 +124,13 @@ class LockServer:
         """Block until `holder` has released its key, or its key must be asked for again for another reason.
 
         Args:
-            holder: As the last acquire saw it, which said that it waits.
-            left: Seconds at most.
+            holder: Who held the key at the last acquire, which must have told the server that the caller waits.
+            left: How long to block, in seconds at most.
             poll: As `take`.
         """
         if holder.since is None:
             time.sleep(max(0.0, min(left, poll)))
-        else:  # and no longer than a holder that has died keeps the key
+        else:  # and no longer than the key lives if its holder has died
             self.wake_ups.wait(holder.key, min(left, math.inf if holder.ttl is None else holder.ttl + 0.001), poll)
 
 
@@ -143,6 +143,6 @@ def _would_stop_the_loop(holder: LockInfo) -> LockConfigError:
 
 
 def servers_of(owner: Any) -> dict[int, LockServer]:
-    """By process id: a client or a thread from before a fork is of no use after it."""
+    """The lock servers of a pool or an app by process id: their clients and threads are of no use after a fork."""
     servers: dict[int, LockServer] = vars(owner).setdefault(_SERVERS, {})
     return servers

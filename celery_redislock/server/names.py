@@ -1,25 +1,25 @@
-"""The names of all that a lock has in Redis. Nobody else builds one."""
+"""The names of the Redis keys of a lock. Only this module builds them."""
 
 from __future__ import annotations
 
 import functools
 
-#: Between the lock's name and an attempt; between the lock's name and a claim.
+#: NOTE stands between the lock's key and an attempt, GONE between the lock's key and a claim.
 NOTE, GONE = ":note:", ":gone:"
 
 
 class LockKeys:
     """The Redis keys of one lock, all in one slot of a Cluster.
 
-    What is between braces in a name, its hash tag, decides about the slot. A lock whose name has one shares it with
-    what belongs to the lock; else the whole name becomes the tag of the others. (A name with a closing brace but no tag
-    cannot, and is of no use in a Cluster.)
+    The part of a key between braces, its hash tag, decides about the slot. Where the lock's key has a hash tag, the
+    other keys have the same; else the whole of the lock's key becomes the hash tag of the others. (A key with a closing
+    brace but no hash tag cannot become one: the keys of such a lock are in different slots.)
 
     Attributes:
-        lock: What the lock's holder owns.
+        lock: The key that the lock's holder owns.
         queued: The place of the one message that may wait in the queue, in scope ``queue``.
-        waiters: Who blocks until the lock is released.
-        wake: The list by which a release wakes one of them.
+        waiters: The set of those who block until the lock is released.
+        wake: The list by which a release wakes one waiter.
         fence: The last fencing number.
     """
 
@@ -34,18 +34,18 @@ class LockKeys:
         self.waiters, self.wake = f"{stem}:waiters", f"{stem}:wake"
 
     def note(self, attempt: object) -> str:
-        """The note that an attempt is over, for copies of its message."""
+        """The key of the note that `attempt` is over, for copies of its message."""
         return f"{self._stem}{NOTE}{attempt}"
 
     def gone(self, claim: str) -> str:
-        """The note that nobody will come for the lock with this claim."""
+        """The key of the note that nobody comes for the lock with `claim`."""
         return f"{self._stem}{GONE}{claim}"
 
 
-#: Made once for the locks that are asked for most; each run asks for the names of its lock.
+#: The `LockKeys` of a lock; kept for those asked for last, because one run asks for those of its lock several times.
 keys_of = functools.lru_cache(1024)(LockKeys)
 
 
 def redis_key(prefix: str, name: str) -> str:
-    """The Redis key of the lock `name`, as `KeyMaker` makes one. The braces are its hash tag."""
+    """The Redis key of the lock `name`, which a `KeyMaker` has made. The name, between the braces, is its hash tag."""
     return f"{prefix}:{{{name}}}"

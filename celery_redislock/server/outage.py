@@ -1,4 +1,4 @@
-"""Outage: one log line when a server cannot be asked any more, and one when it can again; meanwhile few look."""
+"""Outage: logs when a server cannot be asked any more, and when it can again; meanwhile one caller at a time looks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .scripts import ACQUIRE, Script
 
 logger = logging.getLogger(__name__)
 
-#: While a server cannot be reached, the next look at it is so many times as long after the last as that one took: to a
-#: silent server it takes a time-out, and the caller who looks waits for it.
+#: While a server cannot be reached, the pause before the next look is so many times as long as the last look took: a
+#: look at a silent server takes a time-out, for which the caller who looks has to wait.
 PAUSE_PER_LOOK = 4
-#: And at least and at most so many seconds after it.
+#: The pause before the next look lasts at least and at most so many seconds.
 SHORTEST_PAUSE = 1.0
 LONGEST_PAUSE = 5.0
 
@@ -28,10 +28,10 @@ class Outage:
     """Says once when a server cannot be asked any more, and once when it can again.
 
     Attributes:
-        since: When it began, by `time.monotonic()`; None while there is none.
-        unreachable: Why the server cannot be reached, for people. None while it can be, though it may refuse: that
-            costs nobody any time.
-        look_at: When the next caller may look whether it can be reached again, by `time.monotonic()`.
+        since: When the outage began, by `time.monotonic()`; None while there is none.
+        unreachable: Why the server cannot be reached, for people. None while it can be reached, also if it refuses
+            commands: a refusal comes at once, so every caller may ask.
+        look_at: When the next caller may look whether the server can be reached again, by `time.monotonic()`.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Outage:
         self._changing = threading.Lock()
 
     def begin(self, script: Script, error: RedisError) -> None:
-        """A command failed, and so did its second try."""
+        """Note that a command failed: the server refused it, or it was sent twice without an answer."""
         with self._changing:
             if self.since is None:
                 self.since, self._failing = time.monotonic(), script
@@ -58,7 +58,8 @@ class Outage:
     def let_look(self) -> bool:
         """Whether the caller is the one who looks now whether the server can be reached again.
 
-        Nobody else does until it has said what it saw; should it be interrupted, until the longest pause is over.
+        No other caller looks until this one has called `looked` or `end`. If it is interrupted before that, no other
+        caller looks until `LONGEST_PAUSE` is over.
         """
         with self._changing:
             now = time.monotonic()
@@ -68,15 +69,19 @@ class Outage:
             return True
 
     def looked(self, error: RedisError, seconds: float) -> None:
-        """A look has failed, after so many seconds."""
+        """Note that a look has failed, after so many seconds."""
         with self._changing:
-            if self.unreachable is not None:  # else another command has been answered meanwhile
+            if self.unreachable is not None:  # else another command was answered during the look
                 self.unreachable = _why_unreachable(error)
             pause = min(PAUSE_PER_LOOK * seconds, LONGEST_PAUSE)
             self.look_at = time.monotonic() + max(pause, SHORTEST_PAUSE)
 
     def end(self, script: Script) -> None:
-        """A command was answered. A server that refuses to write may still answer others."""
+        """Note that a command was answered.
+
+        The outage ends with an answer to an acquire, or to the script whose failure began it: a server that refuses to
+        write still answers the scripts that only read.
+        """
         with self._changing:
             self.unreachable = None
             if self.since is not None and script in {self._failing, ACQUIRE}:
@@ -85,6 +90,6 @@ class Outage:
 
 
 def _why_unreachable(error: RedisError) -> str | None:
-    is_a_refusal = isinstance(error, AuthenticationError | BusyLoadingError)  # redis-py counts them as no connection
+    is_a_refusal = isinstance(error, AuthenticationError | BusyLoadingError)  # both are ConnectionErrors
     is_no_answer = isinstance(error, RedisConnectionError | RedisTimeoutError) and not is_a_refusal
     return describe(error) if is_no_answer else None

@@ -1,4 +1,4 @@
-"""The Lua scripts: the protocol."""
+"""The Lua scripts of the folder lua/, in which the protocol is written, and how one is run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PRELUDE = _read("prelude")
 
 
 class Script:
-    """One Lua file behind the prelude, and their digest."""
+    """One Lua file with the prelude before it, and the SHA-1 of both by which the server knows the script."""
 
     def __init__(self, name: str) -> None:
         self.text = f"{PRELUDE}\n{_read(name)}"
@@ -47,5 +47,5 @@ def evaluate(client: redis.Redis, command: Command) -> Any:
     execute: Callable[..., Any] = client.execute_command
     try:
         return execute("EVALSHA", script.sha, str(len(keys)), *keys, *values)
-    except NoScriptError:  # a new or restarted server
+    except NoScriptError:  # a server that is new or has restarted
         return execute("EVAL", script.text, str(len(keys)), *keys, *values)

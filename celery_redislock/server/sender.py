@@ -1,4 +1,4 @@
-"""Sender: sends a command, a second time after a lost connection, and says what became of it."""
+"""Sender: sends a command, once more after a lost connection, and tells whether the answer is ambiguous."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .lines import Lines
 from .outage import Outage
 from .scripts import Command, evaluate
 
-#: The longest pause before a command is sent a second time, in seconds. Both failed: Redis counts as away.
+#: The longest pause before a command is sent a second time, in seconds. If both fail, the server is in an outage.
 MAX_PAUSE = 0.1
 
 
@@ -26,8 +26,8 @@ class Sender(Lines):
     """Sends commands to one server.
 
     Args:
-        client: Any redis-py client without retries of its own. Replies must be bytes.
-        outage: Shared with the server's other senders in this process.
+        client: Any redis-py client that does not retry by itself. Replies must be bytes.
+        outage: The `Outage` of the server, which all its senders in this process share.
     """
 
     def __init__(self, client: redis.Redis, outage: Outage | None = None) -> None:
@@ -35,7 +35,7 @@ class Sender(Lines):
         self.outage = outage or Outage()
 
     def _ask(self, command: Command) -> tuple[Any, bool]:
-        """The reply, and whether the script may have run before, its reply lost.
+        """Send `command`; return the reply, and whether the script may have run before, its reply being lost.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
@@ -50,6 +50,9 @@ class Sender(Lines):
         """Return if the server can be reached again; one caller at a time looks, now and then, and the others fail.
 
         A look writes nothing, so that there is nothing to undo.
+
+        Raises:
+            LockUnavailable: The server cannot be reached, as far as is known.
         """
         if self.outage.let_look():
             began = time.monotonic()
@@ -62,7 +65,7 @@ class Sender(Lines):
             raise LockUnavailable(key, reason)
 
     def _call(self, command: Command) -> tuple[Any, float, bool]:
-        """The reply, when it was sent for, and whether the script may have run before, its reply lost."""
+        """The reply, when the command was sent, and whether the script may have run before, its reply being lost."""
         sent_at = time.monotonic()
         try:
             return self._send(command), sent_at, False

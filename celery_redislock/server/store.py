@@ -1,7 +1,7 @@
 """LockStore: what can be done with the locks of a server, in the words of the model in tests/model.
 
-Every script is safe to send twice, so the store resends after a lost connection, and knows when an answer is
-ambiguous. It does not know Celery.
+Every script is safe to send twice, so the store sends a command once more after a lost connection, and knows when an
+answer is ambiguous. This module does not know Celery.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class LockStore(Sender):
-    """The locks of one server; each verb is one round trip."""
+    """The locks of one server; each method sends one command."""
 
     def acquire(
         self,
@@ -38,7 +38,7 @@ class LockStore(Sender):
         fence: bool = False,
         waits: bool | None = None,
     ) -> Granted | Conflict | Finished:
-        """Take `key` for `lease` seconds.
+        """Acquire `key` for `lease` seconds.
 
         Args:
             key: The key in Redis.
@@ -46,12 +46,12 @@ class LockStore(Sender):
             lease: Seconds; infinite for a key without expiry.
             note: The key of the attempt's note, where this message may be a copy.
             fence: Ask for a fencing number.
-            waits: Whether the caller will wait if the key is held, so that a release wakes it; False: it has waited,
-                and no longer does. None: it never did.
+            waits: True if the caller will wait where the key is held, so that a release wakes the caller. False if the
+                caller has waited, and does not wait any longer. None if the caller has never waited.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused. The token has been released in case it was granted. At
-                once where it is known that Redis cannot be reached.
+            LockUnavailable: Redis did not answer or refused. In case the key was granted, the store has tried to
+                release it. While Redis is known to be out of reach, the error comes at once and nothing is sent.
         """
         return self._take(commands.acquire(key, token.owner, token, lease, note=note, fence=fence, waits=waits), token)
 
@@ -66,11 +66,11 @@ class LockStore(Sender):
         fence: bool = False,
         waits: bool | None = None,
     ) -> Granted | Conflict | Finished:
-        """As `acquire`, for a message to which the key, or a place in its queue, was left.
+        """As `acquire`, for a message for which the key, or the place in its queue, is reserved.
 
         Args:
             key, token, lease, note, fence, waits: As `acquire`.
-            claim: Of the message; it opens a key that is kept for it.
+            claim: What the message carries; a key that is reserved for this claim is granted.
 
         Raises:
             LockUnavailable: As `acquire`.
@@ -79,61 +79,62 @@ class LockStore(Sender):
         return self._take(how, token)
 
     def rename(self, key: str, token: Token, new: Token, lease: float, *, fence: bool) -> Granted | Conflict | Finished:
-        """As `acquire`, by the owner of `token`; but the key is to hold `new`, which is a caller's own.
+        """As `acquire`, by the owner of `token`; but the key is to hold `new`, which the caller of a `Lock` has chosen.
 
         Raises:
-            LockUnavailable: As `acquire`; but a key that holds `new` is left as it is.
+            LockUnavailable: As `acquire`; but the store releases a key that holds `token`, and none that holds `new`.
         """
         return self._take(commands.acquire(key, token.owner, new, lease, fence=fence), token)
 
     def release(self, key: str, token: Token, note: Note | None = None, *, exactly: bool = False) -> bool:
-        """Give `key` back if `token` owns it.
+        """Release `key` if `token` owns it.
 
         Args:
             key: The key in Redis.
             token: Of the owner.
-            note: For copies of its message, where the attempt has ended for good.
-            exactly: Only where the key holds this token, and no other of the same owner.
+            note: For copies of the owner's message; None where the attempt is not over.
+            exactly: Whether to release the key only where it holds this token, and no other of the same owner.
 
         Returns:
-            Whether it was still held. True as well where a lost reply leaves it open.
+            Whether `token` still owned the key. True as well where a lost reply leaves that open.
 
         Raises:
             LockUnavailable: Redis did not answer or refused; the key ends with its lease.
         """
-        return self._give_back(commands.release(key, token.value if exactly else token.owner, note))
+        return self._release(commands.release(key, token.value if exactly else token.owner, note))
 
     def hand_over(self, key: str, token: Token, to: Token, ttl: float, note: Note | None = None) -> bool:
-        """As `release`; but the key is left to a message, unless that has been given up.
+        """As `release`; but the key is handed over to a message, unless its reservation has been given up already.
 
         Args:
             key, token, note: As `release`.
-            to: What the key holds until the message comes, which carries its nonce.
-            ttl: Seconds that it is kept.
+            to: The token that the key holds until the message comes. The message carries its nonce as the claim.
+            ttl: Seconds that the key is reserved.
 
         Raises:
             LockUnavailable: As `release`.
         """
-        return self._give_back(commands.release(key, token.owner, note, (to, ttl), keys_of(key).gone(to.nonce)))
+        return self._release(commands.release(key, token.owner, note, (to, ttl), keys_of(key).gone(to.nonce)))
 
     def cool_down(self, key: str, token: Token, ttl: float, note: Note | None = None) -> bool:
-        """As `release`; but the key is free only after `ttl` seconds.
+        """As `release`; but the key cools down for `ttl` seconds, and is free only then.
 
         Raises:
             LockUnavailable: As `release`.
         """
-        return self._give_back(commands.release(key, token.owner, note, (cooling(token), ttl)))
+        return self._release(commands.release(key, token.owner, note, (cooling(token), ttl)))
 
     def give_up(self, key: str, claim: str, *, is_to_come: bool) -> bool:
-        """Give back what was left to a message that will not run: the key, and its place in the queue.
+        """Give up the reservations of a message that will not run: of the key, and of the place in the queue.
 
         Args:
             key: The key in Redis.
             claim: What the message carries.
-            is_to_come: The run before may not have ended yet, and leave it the key only then: it shall not.
+            is_to_come: Whether the key may yet be handed over to the message, by a run that has not ended. A note then
+                tells that run's release not to.
 
         Returns:
-            Whether the key was left to it.
+            Whether the key was reserved for the message.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
@@ -141,13 +142,13 @@ class LockStore(Sender):
         return bool(self._ask(commands.give_up(key, claim, NOTE_TTL if is_to_come else None))[0])
 
     def renew(self, locks: Sequence[tuple[str, Token, float]]) -> list[bool]:
-        """Give each lock its lease again if it is still owned. This is not sent a second time.
+        """Renew each key that its token still owns. After a lost connection this command is not sent once more.
 
         Args:
             locks: Triples of key, token and lease in seconds.
 
         Returns:
-            For each, whether it is still held.
+            For each lock, whether its token still owns the key.
 
         Raises:
             RedisError: Redis did not answer or refused.
@@ -155,7 +156,7 @@ class LockStore(Sender):
         return [bool(renewed) for renewed in self._send(commands.renew(locks))]
 
     def lengthen(self, key: str, token: Token, ttl: float) -> None:
-        """Let `key` live for `ttl` seconds from now, if `token` owns it.
+        """Let `key` live for `ttl` seconds from now, if `token` owns the key.
 
         Raises:
             RedisError: Redis did not answer or refused.
@@ -163,14 +164,14 @@ class LockStore(Sender):
         self._call(commands.renew([(key, token, ttl)]))
 
     def expect_copy(self, key: str, token: Token) -> bool:
-        """Say that a copy of the holder's message is to come: its release will leave the note.
+        """Mark `key`: a copy of the holder's message is to come, so the key's release must write a note for the copy.
 
         Args:
             key: The key in Redis.
             token: Of the owner.
 
         Returns:
-            Whether it was still held.
+            Whether `token` still owned the key.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
@@ -178,7 +179,7 @@ class LockStore(Sender):
         return bool(self._ask(commands.expect(key, token))[0])
 
     def inspect(self, key: str) -> LockInfo | None:
-        """Who holds `key`, in words; None where it is free.
+        """Who holds `key`, for people; None where the key is free.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
@@ -187,7 +188,7 @@ class LockStore(Sender):
         return found and found.holder.info(key, found.ttl)
 
     def look(self, key: str) -> Conflict | None:
-        """What `acquire` would answer to anybody else than the holder; None where the key is free.
+        """Who holds `key`, as `acquire` would answer to anybody but the holder; None where the key is free.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
@@ -196,9 +197,10 @@ class LockStore(Sender):
         return None if reply is None else _conflict(reply)
 
     def undo(self, key: str, token: Token) -> None:
-        """Release what a failed acquire may have been granted; one try: else the lease ends it.
+        """Release a key that a failed acquire may have been granted. One try: if it fails, the lease ends the lock.
 
-        By the whole token: where this arrives late, the key may hold another one of the same owner, and must keep it.
+        The release is by the whole token: where it arrives late, the key may have been granted to the same owner with
+        another token, and must keep that.
         """
         try:
             self._send(commands.release(key, token.value))
@@ -220,7 +222,7 @@ class LockStore(Sender):
             return Granted(sent_at, reply if reply > 1 else None) if reply else Finished()
         return _conflict(reply)
 
-    def _give_back(self, command: Command) -> bool:
+    def _release(self, command: Command) -> bool:
         reply, resent = self._ask(command)
         return resent or bool(reply)
 

@@ -1,8 +1,8 @@
 """The token: what a key holds for its one owner. Minted and parsed here, and nowhere else.
 
 ``<state><nonce> <attempt> <milliseconds since the epoch> <host> <task>``, fields escaped so that none holds a space;
-``*`` stands for a field without value. The scripts read the state, the nonce (who owns the key) and the attempt (is
-this message a copy of the holder's?); lua/prelude.lua says how.
+``*`` stands for a field without value. The scripts read the state, the nonce, which tells who owns the key, and the
+attempt, which tells whether a message is a copy of the holder's. How they do so is in lua/prelude.lua.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from urllib.parse import quote, unquote
 from celery_redislock.info import LockInfo
 from celery_redislock.shown import shown
 
-#: The states of a key, the first character of its value. Values of other libraries begin with none of them: they are
-#: hexadecimal, as redis-py's, a UUID, a number, or base64, and so begin with a letter, a digit, "+" or "/".
+#: The states of a key: the first character of its token. The values of other libraries begin with none of these: they
+#: are hexadecimal, as redis-py's, a UUID, a number, or base64, and begin with a letter, a digit, "+" or "/".
 RUNS, SEEN, RESERVED, COOLING = ">", "&", "~", "="
 _STATES = {RUNS: "held", SEEN: "held", RESERVED: "queued", COOLING: "cooling"}
-#: A field without value; no escaped field looks so.
+#: A field without value; no escaped field is equal to it.
 NOTHING = "*"
-#: Characters of an id or a name in a token: who publishes may choose an id of a megabyte.
+#: The most characters of an id or a name in a token: a publisher may choose an id of a megabyte.
 MAX_NAME = 200
 _PLAIN = re.compile(r"[\w.@:+,~-]+", re.ASCII).fullmatch
 _PUBLISH = re.compile(r"[\w-]{8}", re.ASCII).fullmatch
@@ -42,7 +42,7 @@ class Attempt(NamedTuple):
     retries: int
     replaced: int
     publish: str = ""
-    """From `mint_publish`; empty where the publisher did not write it into the message, as `send_task`."""
+    """The name of the publish, from `mint_publish`; empty where the message has none, as after `send_task`."""
 
     def __str__(self) -> str:
         return _written(self)
@@ -56,16 +56,16 @@ class _Fields(NamedTuple):
 
 
 class Token(str):
-    """The text that a key holds, and what it tells, which is read when it is asked for.
+    """The text that a key holds, and its fields, which are parsed when one of them is first asked for.
 
-    A text that nobody has minted here is a token too, whether another library stored it or a caller chose it: its nonce
-    is the whole of it, it has no attempt, counts as running, and no script marks it.
+    A text that was not minted here is a token too, whether another library or the caller of a `Lock` has chosen it:
+    its nonce is the whole text, it has no attempt, it counts as running, and no script marks it.
 
     Attributes:
-        value: The text as it is stored.
-        nonce: The word that its owner alone knows.
-        owner: By what the scripts know whose it is: the state and the nonce, or a whole text that was not minted here.
-            Two tokens have one owner if these are equal; that a copy was seen makes no difference.
+        value: The text as Redis stores it.
+        nonce: The word that only the owner of the token knows.
+        owner: What the scripts know the owner by: the state and the nonce, or the whole of a text not minted here. Two
+            tokens with equal `owner` belong to one owner; it makes no difference whether a copy was seen.
     """
 
     __slots__ = ("_fields", "nonce", "owner", "value")
@@ -83,7 +83,7 @@ class Token(str):
 
     @classmethod
     def of(cls, value: str | bytes) -> Self:
-        """What a key holds, or what a caller wants it to hold."""
+        """The token of a text that a key holds, or that the caller of a `Lock` has chosen."""
         if isinstance(value, str):
             text, value = value, value.encode("utf-8", "surrogateescape")
         else:
@@ -96,22 +96,22 @@ class Token(str):
 
     @property
     def state(self) -> str:
-        """As `LockInfo.state`."""
+        """The state of a key that holds this token, as `LockInfo.state` calls it."""
         return _STATES[self[0]] if self.attempt else "held"
 
     @property
     def attempt(self) -> Attempt | None:
-        """The try at a task; None outside tasks."""
+        """The attempt of the task that owns the token; None outside tasks."""
         return self._told.attempt
 
     @property
     def since(self) -> datetime | None:
-        """When it was minted; None where another library wrote it."""
+        """When the token was minted; None where it was not minted here."""
         return self._told.since
 
     @property
     def hostname(self) -> str | None:
-        """Where it was minted; None where another library wrote it."""
+        """The host on which the token was minted; None where that is not known."""
         return self._told.hostname
 
     @property
@@ -121,13 +121,13 @@ class Token(str):
 
     @property
     def name(self) -> str:
-        """Whose it is, for log lines: ``task shop.bill[<id>]``."""
+        """The owner, for log lines: ``task shop.bill[<id>]``."""
         if self.attempt is None:
             return "a lock outside tasks"
         return f"task {shown(str(self.task))}[{shown(self.attempt.task_id)}]"
 
     def info(self, key: str, ttl: float | None) -> LockInfo:
-        """The holder of `key`, which ends in `ttl` seconds unless it is renewed."""
+        """The holder of `key`, where the key holds this token and ends in `ttl` seconds unless it is renewed."""
         task_id = self.attempt.task_id if self.attempt else None
         return LockInfo(key, task_id, self.task, self.hostname, self.since, ttl, self.state)
 
@@ -139,13 +139,13 @@ class Token(str):
 
 
 def mint(nonce: str, attempt: Attempt | str | None, origin: str, state: str = RUNS) -> Token:
-    """A token for one execution.
+    """A new token, for an execution, a reservation or a `Lock`.
 
     Args:
-        nonce: From `mint_nonce`; also known to the worker's main process.
-        attempt: The try it belongs to, or its text; None outside tasks.
-        origin: Where it runs, from `origin`; made once, not per run.
-        state: `RESERVED` where the key is kept for a message, which carries the nonce as its claim.
+        nonce: From `mint_nonce`; an execution's is also known to the worker's main process.
+        attempt: The attempt of the task, or its text; None outside tasks.
+        origin: The host and the task's name, from `origin`; its caller makes it once, not for each run.
+        state: `RESERVED` where the key is reserved for a message, which carries the nonce as its claim.
     """
     text = f"{state}{nonce} {attempt or NOTHING} {int(time.time() * 1000)} {origin}"
     value = text.encode()
@@ -153,12 +153,12 @@ def mint(nonce: str, attempt: Attempt | str | None, origin: str, state: str = RU
 
 
 def known_by(nonce: str, state: str = RUNS) -> Token:
-    """A token of which only the nonce is known: enough to say whose a key is."""
+    """A token of which only the state and the nonce are known: enough to say whether it owns a key."""
     return Token.of(state + nonce)
 
 
 def cooling(token: Token) -> Token:
-    """What the key holds while it cools down, after the run that owned `token`."""
+    """The token that a key holds while it cools down after the run that owned `token`."""
     return Token.of(COOLING + token[1:])
 
 
@@ -168,21 +168,24 @@ def mint_nonce() -> str:
 
 
 def mint_publish() -> str:
-    """A fresh name for one publish: it tells apart those of one task id alone, so 48 random bits as 8 characters do."""
+    """A fresh name for one publish: 48 random bits as 8 characters.
+
+    So few are enough, because the name only tells apart the publishes under one task id.
+    """
     return secrets.token_urlsafe(6)
 
 
 def is_publish(value: Any) -> bool:
-    """Whether this may be from `mint_publish`."""
+    """Whether `value` looks like the name of a publish, from `mint_publish`."""
     return isinstance(value, str) and bool(_PUBLISH(value))
 
 
 def is_nonce(value: Any) -> bool:
-    """Whether this may be from `mint_nonce`."""
+    """Whether `value` looks like a nonce, from `mint_nonce`."""
     return isinstance(value, str) and _NONCE(value) is not None
 
 
-@functools.lru_cache(128)  # each run asks for its own twice: for its token and for its note
+@functools.lru_cache(128)  # each run needs the text of its attempt twice: in its token and in the key of its note
 def _written(attempt: Attempt) -> str:
     text = f"{escape(attempt.task_id)}/{attempt.retries}/{attempt.replaced}"
     return f"{text}/{attempt.publish}" if attempt.publish else text
@@ -195,7 +198,7 @@ def escape(field: str) -> str:
 
 
 def known_as(name: str) -> str:
-    """What a token calls `name`: itself, or where that is too long, its beginning and a digest of the whole."""
+    """How a token spells `name`: as it is, or where it is too long, its beginning and a digest of the whole."""
     if len(name) <= MAX_NAME:
         return name
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
@@ -203,17 +206,17 @@ def known_as(name: str) -> str:
 
 
 def is_whole(name: str) -> bool:
-    """Whether this name, out of a token, is that of a task and no digest of it."""
+    """Whether `name`, read from a token, is the whole name, and not cut and with a digest at its end."""
     return len(name) < MAX_NAME
 
 
 def origin(hostname: str | None, task: str | None) -> str:
-    """The end of a token: the host and the task's name."""
+    """The last two fields of a token: the host and the task's name."""
     return f"{NOTHING if hostname is None else escape(hostname)} {escape(task) if task else NOTHING}"
 
 
 def _parse(token: Token) -> _Fields:
-    """The fields behind the nonce; none where the text was not minted here."""
+    """The fields after the nonce; all None where the text was not minted here."""
     head, *fields = token.split(" ")[:_FIELDS]
     try:
         attempt, since, hostname, task = fields

@@ -1,4 +1,4 @@
-"""WakeUps: where a waiter blocks until a release wakes it, on connections that nobody else needs."""
+"""WakeUps: where a waiter blocks until a release wakes it, on connections that no other command uses."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from .names import keys_of
 
 logger = logging.getLogger(__name__)
 
-#: A waiter looks again after so many seconds at most: a wake-up may be lost with the waiter that it woke.
+#: A waiter asks for the key again after so many seconds at most: the waiter that a release woke may have died.
 TURN = 1.0
-#: More waiters of one process poll: each that blocks on the server needs a connection.
+#: So many waiters of one process block on the server, each on a connection; any others poll.
 MAX_WAITERS = 200
-#: The server takes a shorter one for none, which is for ever.
+#: The shortest time-out in seconds: the server may read a shorter one as 0, which stands for "no time-out".
 _SHORTEST = 0.01
 
 
 class WakeUps(Lines):
-    """Blocks on the list of a lock; its release wakes one waiter.
+    """Blocks waiters on a lock's list, to which the lock's release pushes one wake-up.
 
     Args:
-        client: Its socket time-out is longer than `TURN`. Where it has no connection left, waiters poll.
+        client: A client whose socket time-out is longer than `TURN`. Where it has no connection free, waiters poll.
     """
 
     def wait(self, key: str, timeout: float, poll: float) -> None:
-        """Return when the lock `key` should be asked for again.
+        """Block until `key` should be asked for again.
 
         Args:
             key: The key in Redis.
-            timeout: Seconds; `TURN` at most.
-            poll: Seconds between two looks where the server cannot wake.
+            timeout: Seconds to block at most; more than `TURN` counts as `TURN`.
+            poll: Seconds to sleep at most where the server cannot wake the waiter.
         """
         turn = max(_SHORTEST, min(timeout, TURN))
         try:
             self._on_line(_block, keys_of(key).wake, f"{turn:.3f}")
-        except RedisError as error:  # an outage shows at the next look; a user without this command polls
+        except RedisError as error:  # in an outage, the next acquire tells; a Redis user who may not send BLPOP polls
             logger.debug("a release cannot wake a waiter of %s: %s", key, describe(error))
             time.sleep(min(turn, poll))
 

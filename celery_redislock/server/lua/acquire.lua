@@ -1,30 +1,31 @@
--- Take the lock if it is free, already mine, or left to me.
+-- Acquire a lock's key if the key is free, is mine already, or is reserved for my message. "I" am the execution, the
+-- publish or the `Lock` that asks.
 --
--- KEYS[1]  the lock
--- ARGV[1]  flags: the letters of what is given besides, see below
--- ARGV[2]  the owner that I am
--- ARGV[3]  the token that the lock is to hold; mine, or one that my caller wants it to hold
--- ARGV[4]  the lease in milliseconds; empty: for ever
--- n key    the note of my attempt; given only where this message may be a copy
--- f key    the lock's last fence; given only where a fence is asked for
--- w key    who waits for the lock; given where I wait
--- w value  how long a waiter is remembered, in milliseconds
--- s key    who waits for the lock; given where I have waited, and wait no longer
--- c key    the place of the one message that may wait in the queue; given only with a claim
--- c value  my claim: the owner to whom the lock, or the place in the queue, was left for my message
--- c value  how long I keep that place from now on if I am not granted the lock, in milliseconds
+-- KEYS[1]  the key of the lock
+-- ARGV[1]  flags: the letters of the options below that are given
+-- ARGV[2]  my owner: the first part of my token, by which the scripts know me
+-- ARGV[3]  the token that the key is to hold; my own, or one that the caller of a `Lock` has chosen
+-- ARGV[4]  the lease in milliseconds; empty: the key never expires
+-- n key    the note of my attempt; given only where my message may be a copy
+-- f key    the last fence of the lock; given only where a fence is asked for
+-- w key    the set of those who wait for the lock; given where I will wait if the key is held
+-- w value  how long that set remembers a waiter, in milliseconds
+-- s key    the set of those who wait for the lock; given where I have waited, and do not wait any longer
+-- c key    the place of the one message that may wait in the queue; given only where my message carries a claim
+-- c value  the owner in my message's reservation of the key or of the place; it is made of the claim
+-- c value  how long the place is reserved from now on if the key is not granted, in milliseconds
 --
--- Returns 1: granted, the lock holds the token for the lease
---         more than 1: granted, and this is my fence
---         0: my attempt has already finished elsewhere
---         {holder's token, milliseconds left or -1}: held by another
+-- Returns 1: the key was granted, and holds the token for the lease
+--         more than 1: the key was granted, and this number is my fence
+--         0: my attempt has already ended in another execution
+--         {holder's token, milliseconds that remain or -1}: the key is held by another
 
 local lock, owner, token, lease = KEYS[1], ARGV[2], ARGV[3], ARGV[4]
-local note, fence, waiters, remembered, left, place, claim, place_ttl
+local note, fence, waiters, remembered, waited, place, claim, place_ttl
 if ARGV[1] ~= '' then
   keys_read, values_read = 1, 4
   note, fence = optional_key('n'), optional_key('f')
-  waiters, remembered, left = optional_key('w'), optional_value('w'), optional_key('s')
+  waiters, remembered, waited = optional_key('w'), optional_value('w'), optional_key('s')
   place, claim, place_ttl = optional_key('c'), optional_value('c'), optional_value('c')
 end
 
@@ -37,7 +38,7 @@ end
 
 if note and redis.call('EXISTS', note) == 1 then
   if is_owned_by(owner, redis.call('GET', lock)) then
-    redis.call('DEL', lock)  -- granted before the note was left, the answer lost
+    redis.call('DEL', lock)  -- it was granted before the note was written, and that answer was lost
   end
   return 0
 end
@@ -46,17 +47,18 @@ if is_free and ARGV[1] == '' then
   return 1
 end
 
-local function keeps_its_place()
+local function has_its_place()
   return claim and is_owned_by(claim, redis.call('GET', place))
 end
 
 local function wait_no_longer()
-  if waiters or left then
-    redis.call('SREM', waiters or left, owner)
+  if waiters or waited then
+    redis.call('SREM', waiters or waited, owner)
   end
 end
 
--- Greater than every fence before it, also where the last one was lost: a clock's microseconds outrun a counter.
+-- A number greater than every fence before it, also where the key of the last fence has expired or was deleted: the
+-- microseconds of the server's clock grow faster than any holders can follow each other.
 local function next_fence(last)
   local time = redis.call('TIME')
   local number = string.format('%.0f', math.max(time[1] * 1000000 + time[2], (last or 0) + 1))
@@ -66,7 +68,7 @@ end
 
 local function granted(again)
   wait_no_longer()
-  if keeps_its_place() then
+  if has_its_place() then
     redis.call('DEL', place)  -- from now on another message may wait
   end
   if not fence then
@@ -82,8 +84,8 @@ end
 local holder = redis.call('GET', lock)
 local is_mine = is_owned_by(owner, holder)
 if is_mine or claim and is_owned_by(claim, holder) then
-  -- A failed acquire sends a release by its whole token. That release may arrive after this grant, so the lock must not
-  -- hold that token any more, also where it is mine.
+  -- Who gets no answer to an acquire sends a release by the whole token of that acquire. That release may arrive after
+  -- this grant, so the key must not hold that token any more, even where its owner is me.
   store('XX')
   if string.sub(holder, 1, 1) == SEEN then
     mark(lock, token)
@@ -102,7 +104,7 @@ if waiters then
 else
   wait_no_longer()
 end
-if keeps_its_place() then
+if has_its_place() then
   redis.call('PEXPIRE', place, place_ttl)
 end
 if is_copy then

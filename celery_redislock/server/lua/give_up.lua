@@ -1,16 +1,17 @@
--- Give back what was left to a message that will not run: the lock, and its place in the queue.
+-- Give up the reservations of a message that will not run, or does not need them: of the key, and of the place in the
+-- queue.
 --
--- KEYS[1]  the lock
--- KEYS[2]  who waits for it
--- KEYS[3]  the list on which one of them blocks for a wake-up
+-- KEYS[1]  the key of the lock
+-- KEYS[2]  the set of those who wait for the lock
+-- KEYS[3]  the list on which waiters block until a wake-up is pushed to it
 -- KEYS[4]  the place of the one message that may wait in the queue
--- ARGV[1]  flags: the letters of what is given besides, see below
--- ARGV[2]  the owner to whom the lock, or the place, was left for the message
--- g key    the note that the message has been given up; given only where the lock may be left to it later
--- g value  how long it lives, in milliseconds
+-- ARGV[1]  flags: the letters of the options below that are given
+-- ARGV[2]  the owner in the message's reservations; it is made of the claim that the message carries
+-- g key    the note that nobody comes with this claim; given only where a run may hand the key over to it later
+-- g value  how long that note lives, in milliseconds
 --
--- Returns 1: the lock was left to the message and is free
---         0: it was not
+-- Returns 1: the key was reserved for the message, and is free now
+--         0: the key was not reserved for the message
 
 local owner = ARGV[2]
 keys_read, values_read = 4, 2

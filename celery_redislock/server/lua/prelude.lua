@@ -1,15 +1,15 @@
--- What every script knows of the value of a lock. It stands before each of them.
+-- This text stands before every script: what all scripts know of the token that a lock's key holds.
 --
--- What tasks and locks of this package store is "<state><nonce> <attempt> <time> <host> <task>". Any other value is
--- another library's, or a caller's own: it counts as running, and nobody marks it. An owner is "<state><nonce>", or the
--- whole of such another value.
+-- A token that server/tokens.py has minted is "<state><nonce> <attempt> <time> <host> <task>". Any other value was
+-- stored by another library, or chosen by the caller of a `Lock`: it counts as running, and no script marks it. An
+-- owner is the "<state><nonce>" of a minted token, or the whole of another value.
 
--- Runs; runs, and a copy of its message was seen; kept for a message; nobody's until its time is over.
+-- A key runs; runs, and a copy of the holder's message was seen; is reserved for a message; cools down.
 local RUNS, SEEN, RESERVED, COOLING = '>', '&', '~', '='
 local OWNER_LENGTH = 23
 
--- Whether the lock that holds `value` is `owner`'s; `owner` may be a whole token as well. That a copy was seen makes no
--- difference.
+-- Whether a key that holds `value` belongs to `owner`. Where `owner` is a whole token, `value` must be that token.
+-- In both cases it makes no difference whether `value` is marked because a copy was seen.
 local function is_owned_by(owner, value)
   if not value or value == owner then
     return value == owner
@@ -22,31 +22,33 @@ local function is_owned_by(owner, value)
   return nonce and #nonce == OWNER_LENGTH - 1 and is_owned_by(owner, RUNS .. string.sub(value, 2))
 end
 
--- The attempt that `value` is of; nil outside tasks.
+-- The attempt in the token `value`; nil where the token is not a task's.
 local function attempt_of(value)
   local attempt = string.match(value, '^[>&~=][%w_-]+ (%S+) ')
   return attempt ~= '*' and attempt or nil
 end
 
--- Say of a run that a copy of its message was seen, so that its release leaves a note for the copy.
+-- Mark the key `lock`, which holds `value`: a copy of the holder's message was seen, so the release of the key must
+-- write a note for the copy.
 local function mark(lock, value)
   if string.sub(value, 1, 1) == RUNS then
     redis.call('SETRANGE', lock, 0, SEEN)
   end
 end
 
--- Wake one of those who wait for a lock that was deleted.
+-- Wake one waiter of a lock whose key was deleted.
 local function wake_one(waiters, wake)
   if redis.call('EXISTS', waiters) == 1 then
-    if redis.call('LLEN', wake) == 0 then  -- one is enough, and those who wait may be dead
+    if redis.call('LLEN', wake) == 0 then  -- one wake-up is enough: the waiters may be dead
       redis.call('RPUSH', wake, '')
     end
     redis.call('PEXPIRE', wake, 1000)
   end
 end
 
--- What is optional is named by letters in the flags, ARGV[1], and follows the keys and values that are always given, in
--- the order of the script's header. Whoever reads it says first behind how many of these it begins.
+-- An option of a script is a letter in the flags, ARGV[1], with a key, values, or both. Those of the given options
+-- follow the keys and values that are always given, in the order of the script's header. A script that reads
+-- options first sets how many keys and how many values are always given.
 local keys_read, values_read
 
 local function optional_key(letter)

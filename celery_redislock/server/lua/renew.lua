@@ -1,10 +1,10 @@
--- Give each lock its whole lease again, if it is still mine. An absolute lease: sent twice, it counts once.
+-- Renew each of some keys that is still mine: its lease begins anew. Sent twice, the script adds no second lease.
 --
--- KEYS[i]      the locks; in a Cluster all of one slot
--- ARGV[2i-1]   the owner that I am of lock i
--- ARGV[2i]     its lease in milliseconds
+-- KEYS[i]      the keys of the locks; in a Cluster all of one slot
+-- ARGV[2i-1]   my owner of key i: the first part of the token that the key should hold
+-- ARGV[2i]     the lease of key i, in milliseconds
 --
--- Returns a list: 1 renewed, 0 not mine any more
+-- Returns a list with one number for each key: 1: renewed, 0: not mine any more
 
 local renewed = {}
 for i, key in ipairs(KEYS) do
