@@ -24,7 +24,7 @@ demo: $(STAMP)  ## Run the example app on a server of its own
 	@$(BIN)/python -m example_worker
 
 test: $(STAMP)  ## Run all tests on real servers and workers
-	@$(BIN)/python -m pytest -n 4 --dist loadfile  # they mostly wait for servers and workers
+	@$(BIN)/python -m pytest -n 3 --dist loadfile  # they mostly wait for servers and workers
 
 oldest: $(STAMP)  ## The tests of make test but the slow ones, with the oldest supported Celery, kombu and redis-py
 	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)

@@ -87,8 +87,9 @@ def holder(store: LockStore) -> Callable[..., Holder]:
 
 
 @pytest.fixture
-def hold(store: LockStore, keeper: Keeper) -> Callable[..., HeldLock]:
+def hold(store: LockStore, keeper: Keeper) -> Iterator[Callable[..., HeldLock]]:
     """Takes keys and gives them to the keeper: ``hold(key, lease)``."""
+    kept: list[tuple[Keeper, HeldLock]] = []
 
     def make(
         key: str = KEY, lease: float = 1.5, store: LockStore = store, keeper: Keeper = keeper, **options: object
@@ -97,9 +98,12 @@ def hold(store: LockStore, keeper: Keeper) -> Callable[..., HeldLock]:
         lock = HeldLock(store, key, token, lease, **options)
         lock.granted(store.acquire(key, token, lease))
         keeper.add(lock)
+        kept.append((keeper, lock))
         return lock
 
-    return make
+    yield make
+    for its_keeper, lock in kept:  # else a renewal on its way would tell the next test of the loss of this one's keys
+        its_keeper.remove(lock)
 
 
 @pytest.fixture
