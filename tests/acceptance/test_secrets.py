@@ -11,6 +11,7 @@ import pytest
 from celery import Celery
 
 from tests.lab.app import make_app
+from tests.lab.servers import wait_until
 from tests.lab.workers import ROOT
 
 SECRET = "hunter2"  # noqa: S105 - the test server's
@@ -42,6 +43,8 @@ def test_celery_report_shows_none(config):
 
 def test_what_a_worker_tells_of_itself_shows_none_and_its_locks_work(app, config, tasks, start_worker):
     worker = start_worker(1)
+    # Redis forgets a command that is sent before the worker has subscribed, which it does a moment after it is ready.
+    wait_until(app.control.inspect(timeout=1, limit=1).ping, "the worker hears commands")
     inspect = app.control.inspect(timeout=10, limit=1)
     (conf,) = inspect.conf().values()
     assert conf["redislock_url"] == "********"
