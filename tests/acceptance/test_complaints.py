@@ -146,7 +146,7 @@ def test_complaint_5_copies_neither_run_beside_the_first_run_nor_are_lost_when_i
     dying = start_worker(2)
     result = tasks.once_late.delay("k", "item", 3.0)
     pid_of(ledger, "item")
-    dying.process.kill()
+    dying.process.send_signal(signal.SIGKILL)
     survivor = start_worker(3)
     wait_until(lambda: f"{result.id} on w0@lab: come back" in survivor.output(), "a copy has met the dead run's lock")
     assert result.get(timeout=20) == "item"

@@ -132,7 +132,7 @@ def test_a_worker_killed_whole_keeps_its_keys_for_a_lease_and_its_unacked_work_r
     given_again = tasks.restarted.delay("k", "given again", 60)
     tasks.work.delay("l", "lost", 60)
     pids = [running("given again"), running("lost")]
-    first_worker.process.kill()
+    first_worker.process.send_signal(signal.SIGKILL)
     first_worker.process.wait(SOON)
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "its children died with it", SOON)
     assert len(locks.client.keys("redislock:*}")) == 2

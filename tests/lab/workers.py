@@ -13,8 +13,10 @@ from pathlib import Path
 
 import psutil
 
+from tests.lab import nursery
 from tests.lab.app import Config
 from tests.lab.ledger import Ledger
+from tests.lab.nursery import Nursling
 from tests.lab.servers import running, wait_until, wait_until_stopped
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +28,7 @@ class Worker:
     Whoever is killed here is noted in the ledger, so that it knows when the runs of that process have ended.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path, ledger: Ledger) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | Nursling, log: Path, ledger: Ledger) -> None:
         self.process = process
         self.log = log
         self.ledger = ledger
@@ -116,14 +118,33 @@ def worker(
     """A worker that is ready to work; what still runs at the end of the block is killed."""
     number = len(list(folder.glob("worker*.log")))
     log, ready = folder / f"worker{number}.log", folder / f"ready{number}"
-    command = [sys.executable, "-m", "celery", "-A", app, "worker", "-l", "INFO"]
-    command += ["-c", str(concurrency), "-n", f"w{number}@lab", "-Q", config.queue]
+    command = ["-A", app, "worker", "-l", "INFO", "-c", str(concurrency), "-n", f"w{number}@lab", "-Q", config.queue]
     command += ["--without-gossip", "--without-mingle", *options]
-    with running(command, log, {**_env(config), "LAB_READY": str(ready)}) as process:
+    with _celery(command, log, {**_env(config), "LAB_READY": str(ready)}) as process:
         started = Worker(process, log, Ledger(Path(config.ledger)))
         wait_until(lambda: ready.exists() or process.poll() is not None, "the worker is ready", timeout=60)
         assert process.poll() is None, started.output()
         yield started
+
+
+@contextmanager
+def _celery(
+    arguments: list[str], log: Path, env: dict[str, str]
+) -> Iterator[subprocess.Popen[bytes] | nursery.Nursling]:
+    """The process of a worker, which ends with the block, whatever is left of it."""
+    if {"gevent", "eventlet"} & set(arguments):
+        with running([sys.executable, "-m", "celery", *arguments], log, env) as process:
+            yield process
+        return
+    log.touch()
+    nursling = nursery.start(arguments, log, env)
+    try:
+        yield nursling
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(nursling.pid, signal.SIGKILL)
+        nursling.wait()
+        nursling.close()
 
 
 @contextmanager

@@ -1,0 +1,168 @@
+"""The nursery: a process that has imported Celery, and from which a worker is forked as if it had just been started.
+
+Imports are two thirds of what a worker's start costs, and the tests start some hundreds of them. All else is as in a
+process of its own: its command line, environment, log, process group and end. A worker of gevent or eventlet must patch
+what it imports, and is started the ordinary way.
+
+``python -m tests.lab.nursery SOCKET`` takes one order a connection, and tells the worker's pid and its exit code there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+#: What a worker of the lab imports in any case. None of it reads the environment or opens a connection.
+IMPORTS = (
+    "celery.apps.worker",
+    "celery.backends.redis",
+    "celery.bin.celery",
+    "celery.concurrency.prefork",
+    "celery.worker.consumer",
+    "celery.worker.worker",
+    "celery_redislock.worker.request",
+    "kombu.transport.pyamqp",
+    "kombu.transport.redis",
+    "tests.lab.app",
+)
+
+
+class Nursling:
+    """A process that was forked from the nursery, with as much of Popen's interface as the tests need."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.words = connection.makefile()
+        self.pid = int(self.words.readline())
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+        if self.returncode is None and select.select([self.connection], [], [], 0)[0]:
+            self.returncode = int(self.words.readline())
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Until it has ended.
+
+        Raises:
+            TimeoutExpired: It still runs after so many seconds.
+        """
+        if self.returncode is None:
+            select.select([self.connection], [], [], timeout)
+        code = self.poll()
+        if code is None:
+            raise subprocess.TimeoutExpired(f"worker {self.pid}", timeout or 0.0)
+        return code
+
+    def send_signal(self, sig: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+    def close(self) -> None:
+        self.words.close()
+        self.connection.close()
+
+
+def start(arguments: list[str], log: Path, env: dict[str, str]) -> Nursling:
+    """``celery`` with these arguments, in a group of its own, with these variables besides."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(_nursery())
+    order = {"arguments": arguments, "log": str(log), "env": {**os.environ, **env}}
+    connection.sendall(json.dumps(order).encode() + b"\n")
+    return Nursling(connection)
+
+
+@functools.cache
+def _nursery() -> str:
+    """The socket of this process's own; it ends with this process."""
+    folder = tempfile.TemporaryDirectory(prefix="nursery-")
+    door = str(Path(folder.name, "door"))
+    command = [sys.executable, "-m", "tests.lab.nursery", door]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+
+    def close() -> None:
+        process.communicate()
+        folder.cleanup()
+
+    atexit.register(close)
+    assert process.stdout
+    assert process.stdout.readline() == b"open\n"
+    return door
+
+
+def _main() -> None:
+    for module in IMPORTS:
+        import_module(module)
+    order = _serve(sys.argv[1])
+    if order is not None:  # here is the worker
+        _become(order)
+
+
+def _serve(path: str) -> dict[str, Any] | None:
+    """Fork a child for each order, until the tests have ended: None. In the child: its order."""
+    told, tell = os.pipe()
+    os.set_blocking(tell, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(tell)
+    parents: dict[int, socket.socket] = {}
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(path)
+        door.listen(64)
+        print("open", flush=True)
+        while True:
+            ready, _, _ = select.select([door, told, 0], [], [])
+            if 0 in ready:
+                return None
+            if told in ready:
+                os.read(told, 1024)
+                _bury(parents)
+            if door in ready:
+                connection, _ = door.accept()
+                with connection.makefile() as words:
+                    order: dict[str, Any] = json.loads(words.readline())
+                pid = os.fork()
+                if not pid:
+                    os.setsid()
+                    connection.sendall(f"{os.getpid()}\n".encode())
+                    return order
+                parents[pid] = connection
+
+
+def _bury(parents: dict[int, socket.socket]) -> None:
+    while parents:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        with parents.pop(pid) as connection, suppress(BrokenPipeError):  # of whom nobody waits for
+            connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+
+
+def _become(order: dict[str, Any]) -> None:
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.closerange(3, 1024)
+    log = os.open(order["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    for stream, source in {0: os.open(os.devnull, os.O_RDONLY), 1: log, 2: log}.items():
+        os.dup2(source, stream)
+    os.environ.clear()
+    os.environ.update(order["env"])
+    sys.argv[1:] = order["arguments"]
+    runpy.run_module("celery", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _main()
