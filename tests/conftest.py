@@ -22,6 +22,11 @@ from tests.lab.servers import Valkey, rabbitmq
 from tests.lab.workers import Worker, beat, worker
 
 
+def pytest_collection_finish() -> None:
+    """What has been imported by now stays to the end: the collection after each test need not look at it."""
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("servers")

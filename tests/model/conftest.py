@@ -1,6 +1,8 @@
-"""The explorations, made once for all tests: each takes up to a few seconds."""
+"""The explorations, made once for the tests of a module: each takes up to a few seconds."""
 
 from __future__ import annotations
+
+import gc
 
 import pytest
 
@@ -8,7 +10,15 @@ from .explore import Exploration, explore
 from .scenarios import SCENARIOS
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def explorations() -> dict[str, Exploration]:
-    """All scenarios, by their names, under the true rules."""
-    return {scenario.name: explore(scenario) for scenario in SCENARIOS}
+    """All scenarios, by their names, under the true rules.
+
+    They take 400 MB, and while they live every garbage collection takes a second. So they live no longer than their
+    module: the tests that follow in the same process would pay for them, each of them. There is no garbage in them.
+    """
+    gc.disable()
+    try:
+        return {scenario.name: explore(scenario) for scenario in SCENARIOS}
+    finally:
+        gc.enable()
