@@ -67,6 +67,7 @@ def _define_inner_calls(app: Celery, ledger: Ledger) -> None:
     class Base(LockedTask):
         name = "lab.base_body"
         lock_key = "{key}"
+        lock_lease = 2.0
         lock_on_lost = "abort"
         ignore_result = False
 
