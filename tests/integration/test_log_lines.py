@@ -164,6 +164,7 @@ class TestOutage:
 
     def test_a_late_acked_one_that_cannot_be_sent_says_that_the_broker_has_it(self, app, task, deliver, ours, config):
         app.conf.broker_url = app.conf.broker_write_url = f"redis://127.0.0.1:{free_port()}/0"
+        app.conf.broker_transport_options = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
         deliver(app, task(acks_late=True).name, "k")
         *_, said = ours()
         assert "task lab.lines[id] cannot be sent again (OperationalError: Error 111 " in said

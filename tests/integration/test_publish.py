@@ -208,6 +208,7 @@ class TestTheKeyOfAMessage:
     @pytest.mark.parametrize("name", SCOPES)
     def test_is_free_before_the_error_of_a_failed_publish_leaves(self, name, config, locks):
         config.broker = f"redis://127.0.0.1:{free_port()}/0"
+        config.settings["broker_transport_options"] = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
         task = make_app(config).tasks[f"lab.{name}"]
         with pytest.raises(OperationalError):
             task.delay("k")
