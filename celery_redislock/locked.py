@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, overload
 
 from celery import _state, current_app
 
-from .app import is_enabled, server_of, settings_of
+from .app import check_lease, is_enabled, server_of, settings_of
 from .errors import LockConfigError
 from .keys.maker import KeyMaker
 from .keys.template import parse_template
 from .lock.lock import Lock
 from .lock.no_lock import NoLock
-from .options import LockOptions, check_lease, name_of, resolve_options, resolve_settings
+from .options import LockOptions, name_of, resolve_options, resolve_settings
 from .server.lock_server import LockServer
 from .server.names import redis_key
 from .task.body import refuse_what_outlives_its_call

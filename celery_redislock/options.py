@@ -195,30 +195,6 @@ def name_of(option: str, own: Mapping[str, Any], app_wide: Mapping[str, Any], pr
     return f"redislock_{option}" if option in app_wide else f"the default {prefix}{option}"
 
 
-def check_lease(task: str, name: str, lease: float, command_time: float) -> None:
-    """Refuse a lease that could end while one renewal still waits for its answer.
-
-    A renewal is sent when a third of the lease is over, so a command that fails at its time-out must fit into the other
-    two thirds.
-
-    Args:
-        task: The task's name, for the error's message.
-        name: What the lease is called where it was set, from `name_of`.
-        lease: Seconds.
-        command_time: Seconds that one command may take until it times out.
-
-    Raises:
-        LockConfigError: The lease is too short.
-    """
-    shortest = round(command_time * 1.5, 3)  # rounded as the message shows it, so that what it allows is accepted
-    if lease < shortest:
-        raise LockConfigError(
-            f"{task}: {name} = {lease} is too short: one Redis command may take {command_time:g} s until it "
-            f"times out; allowed: at least {shortest}, or shorter socket_timeout and socket_connect_timeout in "
-            "redislock_client_options"
-        )
-
-
 def resolve_settings(app_wide: Mapping[str, Any]) -> LockSettings:
     """The settings of an app. The app-wide defaults of task options are checked as well.
 

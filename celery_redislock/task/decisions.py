@@ -1,8 +1,10 @@
-"""Decisions: what becomes of a run, of its message and of a publish, as values.
+"""Decisions: what becomes of a run and of its message, as values.
 
 They are pure functions of what is known of a message (`celery_redislock.message.facts`), of a key's holder
-(`LockInfo`), and of the task's options. `WorkerExecution`, its subclasses and `Publication` carry out what they return.
-The model in tests/model imports them too, so that a wrong rule breaks one of the model's promises.
+(`LockInfo`), and of the task's options. `WorkerExecution`, its subclass `JoiningExecution` and
+`EagerExecution` carry out what they return. What becomes of a publish is decided in `publish_decisions`, and what a run
+of the policy ``join`` does in `join_decisions`. The model in tests/model imports these functions too, so that a wrong
+rule breaks one of the model's promises.
 
 A new policy is one function here, its name in `POLICIES`, and its name in `options.ConflictPolicy`.
 """
@@ -10,7 +12,6 @@ A new policy is one function here, its name in `POLICIES`, and its name in `opti
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum, auto
 from typing import NamedTuple
 
 from celery import states
@@ -18,7 +19,6 @@ from celery import states
 from celery_redislock.info import LockInfo
 from celery_redislock.message.facts import Delivered, Facts
 from celery_redislock.options import LockOptions
-from celery_redislock.server.tokens import is_whole
 from celery_redislock.shown import shown
 
 #: An attempt that ended in one of these states is over: a copy of its message must not run. An attempt whose message
@@ -176,39 +176,6 @@ GIVE_TURNS = frozenset({"retry", "wait"})
 """The policies under which a duplicate runs once the key is free, and so is never dropped."""
 
 
-# What becomes of a run that joins another.
-
-
-class Joining(Enum):
-    """What a run does that has joined another task."""
-
-    END = auto()
-    """End with the other task's outcome."""
-    ASK = auto()
-    """Ask for the key. While somebody holds it, the other task may still get an outcome, and this run comes back."""
-    COME_BACK = auto()
-    """Release the key and come back: the other task is between two attempts and holds no key."""
-    RUN = auto()
-    """Run the body: the other task has died without an outcome."""
-
-
-def on_joining(*, is_ready: bool, will_run_again: bool, has_key: bool, waited: float, options: LockOptions) -> Joining:
-    """What a run does that has joined another task.
-
-    Args:
-        is_ready: Whether the other task has an outcome.
-        will_run_again: Whether the other task's state is RETRY.
-        has_key: Whether this run holds the key, so that the other task does not run.
-        waited: Seconds since this run's message came back for the first time.
-        options: The task's options. A task in state RETRY that has not run for `lock_queue_ttl` counts as dead.
-    """
-    if is_ready:
-        return Joining.END
-    if not has_key:
-        return Joining.ASK
-    return Joining.COME_BACK if will_run_again and waited < options.queue_ttl else Joining.RUN
-
-
 # What becomes of a run that cannot ask for its key.
 
 
@@ -256,46 +223,3 @@ def may_be_handed_a_key(retries: int | None, options: LockOptions) -> bool:
 def hands_over(options: LockOptions) -> bool:
     """Whether a run that calls `self.retry()` hands its key over to the next attempt."""
     return options.scope == "job" or options.hold_on_retry
-
-
-# What becomes of a publish that finds its key held.
-
-
-class Published(NamedTuple):
-    """What is known of a message that is to be published."""
-
-    task: str
-    """The task's name."""
-    is_bare: bool
-    """Nobody but the caller knows of the message, so that the caller may be given another job's result instead."""
-    causes: frozenset[str]
-    """The ids of the tasks that cause it, shortened as they are in tokens."""
-
-
-class Publishing(Enum):
-    """What becomes of a publish whose key is held."""
-
-    SEND = auto()
-    """The message is sent, and meets its policy when it starts."""
-    ANSWER = auto()
-    """The message is not sent: the caller is given the holder's result."""
-    OUTLIVE = auto()
-    """The caller may have seen the holder's run end, so that it wants a new one: the message is sent with the key as
-    soon as that is released, or else with the place in the queue, to run after the holder."""
-
-
-def on_publish(message: Published, holder: LockInfo, has_ended: HasEnded) -> Publishing:
-    """What becomes of a publish in the scopes ``job`` and ``queue`` whose key, or whose place in the queue, is held.
-
-    Args:
-        message: What is known of the message.
-        holder: Who holds the key, or the place in the queue.
-        has_ended: Called only where the caller would be given the holder's result.
-    """
-    # An eager run, of `apply()`, has no result that others can read. Its host is not named as a worker is, with an "@".
-    has_a_result = holder.state == "queued" or "@" in (holder.hostname or "")
-    is_known = holder.task_id is not None and is_whole(holder.task_id)
-    is_job = holder.task == message.task and has_a_result and is_known
-    if not (is_job and message.is_bare) or follows(message.causes, holder):
-        return Publishing.SEND
-    return Publishing.OUTLIVE if has_ended(holder) else Publishing.ANSWER

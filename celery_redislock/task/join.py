@@ -14,8 +14,9 @@ from celery_redislock.info import LockInfo
 from celery_redislock.server.held import HeldLock
 from celery_redislock.shown import shown
 
-from .decisions import Joining, on_joining, take_turn
+from .decisions import take_turn
 from .endings import drop, revoke, show_as_ignored
+from .join_decisions import Joining, on_joining
 from .outcome import PRIVATE_BACKENDS, Outcome, backend_scheme, outcome_of
 from .worker_execution import WorkerExecution
 

@@ -8,30 +8,23 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 from celery import Task, states
-from celery.exceptions import Ignore, Reject
 
-from celery_redislock.app import server_of, settings_of
+from celery_redislock.app import server_of
 from celery_redislock.errors import LockConfigError, LockKeyError
 from celery_redislock.info import LockInfo
 from celery_redislock.lock.lock import Lock
 from celery_redislock.lock.no_lock import NoLock
 from celery_redislock.message.comeback import ignores_result
 from celery_redislock.message.delivery import hide_headers
-from celery_redislock.options import name_of
 from celery_redislock.server.held import HeldLock
 
 from .attributes import LockAttributes
-from .binding import body_of, expect_conflicts, guard_body, own_options, request_class, tasks_of
-from .body import refuse_what_outlives_its_call
-from .eager import EagerExecution
-from .execution import Execution, execution_of
-from .failures import report
-from .held_by_request import LockInRequests, attach
-from .join import JoiningExecution, check_backend
-from .leftovers import warn_of_leftovers
+from .begin import begin
+from .binding import body_of, checked_plan, guard_body, request_class, tasks_of
+from .execution import execution_of
+from .held_by_request import LockInRequests
 from .plan import LockPlan
 from .publish import Publication, is_bare
-from .worker_execution import WorkerExecution
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -87,18 +80,8 @@ class LockedTask(LockAttributes, BaseTask):
 
     @classmethod
     def _prepare_lock(cls, app: Celery, name: str) -> None:
-        if isinstance(cls.Request, type):  # a name is resolved by the worker
-            request_class(name, cls.Request)
         body = body_of(cls)
-        refuse_what_outlives_its_call(f"{name}: its body", body.function, "let a plain body run it: asyncio.run()")
-        own = own_options(cls, LockedTask)
-        plan = LockPlan(app, name, body.function, body.is_method, own)
-        has_own_key = plan.options.args is not None or plan.options.key is not None
-        warn_of_leftovers(cls, LockedTask, name, "" if has_own_key else " Its key is made of all its arguments.")
-        if plan.enabled and plan.options.on_conflict == "join":
-            check_backend(app, name, name_of("on_conflict", own, settings_of(app)), bool(cls.ignore_result))
-        if plan.options.on_conflict == "raise":
-            expect_conflicts(cls)
+        plan = checked_plan(app, cls, LockedTask, name, body)
         is_first_bind = "lock_plan" not in vars(cls)
         cls.lock_plan = plan
         if is_first_bind and "track_started" in vars(cls):  # else its base, bound before, has done it
@@ -168,25 +151,10 @@ class LockedTask(LockAttributes, BaseTask):
         if request is not None:
             hide_headers(request)
         if plan is not None and request is not None:
-            joined = self._begin(plan, request, args, kwargs)
+            joined = begin(self, plan, request, args, kwargs)
             if self._lock_track_started and not joined:
                 self._store_started(task_id, request)
         super().before_start(task_id, args, kwargs)
-
-    def _begin(self, plan: LockPlan, request: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Take the lock, if locks are switched on; returns whether the run ends with the outcome of another."""
-        try:
-            if not plan.enabled:
-                return False
-            execution = _execution_type(plan, request)(self, plan, request)
-            attach(request, execution)
-            execution.begin(args, kwargs)
-        except (Ignore, Reject):
-            raise
-        except Exception as error:
-            report(self, request, error)
-            raise
-        return execution.joined is not None
 
     def after_return(
         self,
@@ -276,9 +244,3 @@ class LockedTask(LockAttributes, BaseTask):
         if dump is not None:
             args, kwargs = dump(args, kwargs)
         return plan.redis_key(args, kwargs)
-
-
-def _execution_type(plan: LockPlan, request: Context) -> type[Execution]:
-    if request.is_eager:
-        return EagerExecution
-    return JoiningExecution if plan.options.on_conflict == "join" else WorkerExecution

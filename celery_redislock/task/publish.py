@@ -23,8 +23,9 @@ from celery_redislock.server.names import keys_of
 from celery_redislock.server.tokens import Attempt, Token
 from celery_redislock.shown import shown
 
-from .decisions import Published, Publishing, hands_over, on_publish
+from .decisions import hands_over
 from .outcome import MOMENT, has_ended
+from .publish_decisions import Published, Publishing, on_publish
 from .reservation import reservation_ttl
 
 if TYPE_CHECKING:

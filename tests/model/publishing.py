@@ -6,8 +6,8 @@ from collections.abc import Iterator, Set
 from enum import Enum
 from typing import NamedTuple
 
-from celery_redislock.task.decisions import Published, on_publish
-from celery_redislock.task.decisions import Publishing as Decision
+from celery_redislock.task.publish_decisions import Published, on_publish
+from celery_redislock.task.publish_decisions import Publishing as Decision
 
 from . import known
 from .commands import Acquire, Release, Renew, Reply, apply

@@ -15,9 +15,6 @@ from celery_redislock.task.decisions import (
     ComeBack,
     Decision,
     Fail,
-    Joining,
-    Published,
-    Publishing,
     Refuse,
     RunWithout,
     Skip,
@@ -26,10 +23,10 @@ from celery_redislock.task.decisions import (
     leaves_note,
     may_be_handed_a_key,
     on_conflict,
-    on_joining,
     on_outage,
-    on_publish,
 )
+from celery_redislock.task.join_decisions import Joining, on_joining
+from celery_redislock.task.publish_decisions import Published, Publishing, on_publish
 
 FRESH = Delivered(acks_late=False, is_redelivered=False, is_overdue=False, is_marked_begun=False, has_come_back=False)
 MESSAGE = Facts(FRESH, Attempt("mine", 0, 0), frozenset({"mine", "my parent", "my root"}))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from celery_redislock.app import check_lease
 from celery_redislock.errors import LockConfigError
 from celery_redislock.options import (
     ATTRIBUTES,
@@ -17,7 +18,6 @@ from celery_redislock.options import (
     OPTIONS,
     LockOptions,
     LockSettings,
-    check_lease,
     resolve_options,
     resolve_settings,
 )
