@@ -130,7 +130,7 @@ class LockServer:
         """
         if holder.since is None:
             time.sleep(max(0.0, min(left, poll)))
-        else:  # and no longer than the key lives if its holder has died
+        else:  # a holder that has died releases nothing: block no longer than until its key ends
             self.wake_ups.wait(holder.key, min(left, math.inf if holder.ttl is None else holder.ttl + 0.001), poll)
 
 
@@ -143,6 +143,6 @@ def _would_stop_the_loop(holder: LockInfo) -> LockConfigError:
 
 
 def servers_of(owner: Any) -> dict[int, LockServer]:
-    """The lock servers of a pool or an app by process id: their clients and threads are of no use after a fork."""
+    """The lock servers of a pool or an app, by process id: after a fork, those of the parent are of no use."""
     servers: dict[int, LockServer] = vars(owner).setdefault(_SERVERS, {})
     return servers

@@ -1,4 +1,4 @@
-"""The token: what a key holds for its one owner. Minted and parsed here, and nowhere else.
+"""The token: what a key holds for its one owner. Only this module mints and parses tokens.
 
 ``<state><nonce> <attempt> <milliseconds since the epoch> <host> <task>``, fields escaped so that none holds a space;
 ``*`` stands for a field without value. The scripts read the state, the nonce, which tells who owns the key, and the
@@ -19,8 +19,8 @@ from urllib.parse import quote, unquote
 from celery_redislock.info import LockInfo
 from celery_redislock.shown import shown
 
-#: The states of a key: the first character of its token. The values of other libraries begin with none of these: they
-#: are hexadecimal, as redis-py's, a UUID, a number, or base64, and begin with a letter, a digit, "+" or "/".
+#: The states of a key: the first character of its token. What other libraries store begins with none of these
+#: characters: it is hexadecimal (redis-py), a UUID, a number or base64, so it begins with a letter, a digit, "+" or "/".
 RUNS, SEEN, RESERVED, COOLING = ">", "&", "~", "="
 _STATES = {RUNS: "held", SEEN: "held", RESERVED: "queued", COOLING: "cooling"}
 #: A field without value; no escaped field is equal to it.
@@ -206,7 +206,7 @@ def known_as(name: str) -> str:
 
 
 def is_whole(name: str) -> bool:
-    """Whether `name`, read from a token, is the whole name, and not cut and with a digest at its end."""
+    """Whether `name`, read from a token, is the whole name. A cut name has a digest at its end."""
     return len(name) < MAX_NAME
 
 

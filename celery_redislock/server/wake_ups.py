@@ -42,7 +42,7 @@ class WakeUps(Lines):
         turn = max(_SHORTEST, min(timeout, TURN))
         try:
             self._on_line(_block, keys_of(key).wake, f"{turn:.3f}")
-        except RedisError as error:  # in an outage, the next acquire tells; a Redis user who may not send BLPOP polls
+        except RedisError as error:  # an outage, which the next acquire reports; or the user may not send BLPOP
             logger.debug("a release cannot wake a waiter of %s: %s", key, describe(error))
             time.sleep(min(turn, poll))
 

@@ -4,7 +4,8 @@
 -- stored by another library, or chosen by the caller of a `Lock`: it counts as running, and no script marks it. An
 -- owner is the "<state><nonce>" of a minted token, or the whole of another value.
 
--- A key runs; runs, and a copy of the holder's message was seen; is reserved for a message; cools down.
+-- The states of a key: a run or a `Lock` holds it; the same, and a copy of the holder's message was seen; it is reserved
+-- for a message; it cools down, and nobody owns it.
 local RUNS, SEEN, RESERVED, COOLING = '>', '&', '~', '='
 local OWNER_LENGTH = 23
 

@@ -27,7 +27,7 @@ end
 local holder = redis.call('GET', KEYS[1])
 local mine = is_owned_by(ARGV[2], holder)
 if mine then
-  redis.call('DEL', KEYS[1])  -- first: a server without memory refuses the writes below unless this has deleted
+  redis.call('DEL', KEYS[1])  -- first: a server that is out of memory refuses the writes below unless the script has deleted
   if next_token and not (gone and redis.call('DEL', gone) == 1) then
     redis.call('SET', KEYS[1], next_token, 'PX', next_ttl)
   else
