@@ -180,6 +180,6 @@ def _callable_namer(task: str, lock_key: Callable[[Arguments], str]) -> Namer:
 
 
 def _place_of(error: Exception) -> str:
-    """Where in the user's `lock_key` the error was raised. The error's message is not shown: it may hold an argument."""
+    """Where in the user's `lock_key` the error was raised. Its message may hold an argument, so it is not shown."""
     frame = error.__traceback__ and error.__traceback__.tb_next
     return f" in {basename(frame.tb_frame.f_code.co_filename)}, line {frame.tb_lineno}" if frame else ""
