@@ -129,7 +129,7 @@ def derive(client: redis.Redis, max_connections: int = 50, *, wait_for_reply: fl
     """
     pool = client.connection_pool
     options = {name: value for name, value in pool.connection_kwargs.items() if not _OF_POOL(name)}
-    for name in ("socket_timeout", "socket_connect_timeout"):  # without a time-out, a silent server would hang the caller
+    for name in ("socket_timeout", "socket_connect_timeout"):  # without them a silent server would hang the caller
         options[name] = options.get(name) or DEFAULTS[name]
     options["socket_timeout"] += wait_for_reply
     options |= {

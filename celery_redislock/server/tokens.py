@@ -19,8 +19,8 @@ from urllib.parse import quote, unquote
 from celery_redislock.info import LockInfo
 from celery_redislock.shown import shown
 
-#: The states of a key: the first character of its token. What other libraries store begins with none of these
-#: characters: it is hexadecimal (redis-py), a UUID, a number or base64, so it begins with a letter, a digit, "+" or "/".
+#: The states of a key: the first character of its token. What other libraries store begins with none of these:
+#: it is hexadecimal (redis-py), a UUID, a number or base64, and begins with a letter, a digit, "+" or "/".
 RUNS, SEEN, RESERVED, COOLING = ">", "&", "~", "="
 _STATES = {RUNS: "held", SEEN: "held", RESERVED: "queued", COOLING: "cooling"}
 #: A field without value; no escaped field is equal to it.
