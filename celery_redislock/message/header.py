@@ -24,7 +24,7 @@ class Reservation(NamedTuple):
     key: str
     """The key in Redis. In scope ``queue`` the place in the queue, `<key>:queued`, is reserved instead."""
     claim: str
-    """The nonce of the token that the key holds; who carries it may take the key."""
+    """The nonce of the token that the key holds. A message that carries this nonce may take the key."""
 
 
 class Header(NamedTuple):

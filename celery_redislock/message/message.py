@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The header of a message that carries none, as those of `send_task` do. It is immutable, so all share it.
+#: The header of a message that carries none, such as `send_task` sends. It is immutable, so all such messages share it.
 _NO_HEADER = Header()
 
 
@@ -171,7 +171,7 @@ class Message:
             "%s cannot be sent again (%s): it goes back to the broker, which delivers it again",
             *(self.name, describe(error)),
         )
-        time.sleep(min(pause, 1.0))  # the broker may deliver the message at once, and it would go round without a pause
+        time.sleep(min(pause, 1.0))  # the broker may deliver the message at once, again and again
         raise Reject(describe(error), requeue=True) from error
 
     def _keep_here(self, error: Exception, pause: float) -> None:
@@ -182,5 +182,7 @@ class Message:
                 f"its lock was not free and its message, already acked, could not be sent again ({describe(error)}) "
                 f"for {self._keep_for} s: this run is lost",
             ) from error
-        logger.warning("%s cannot be sent again (%s): it is held and tried here", self.name, describe(error))
+        logger.warning(
+            "%s cannot be sent again (%s): this process keeps its message and tries it", self.name, describe(error)
+        )
         time.sleep(pause)
