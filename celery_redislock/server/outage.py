@@ -47,7 +47,7 @@ class Outage:
             if self.since is None:
                 self.since, self._failing = time.monotonic(), script
                 logger.warning(
-                    "the lock server cannot be asked: %s; until it can, lock_on_outage decides about new runs, and "
+                    "the lock server cannot be asked: %s; until it can, lock_on_outage decides about runs, and "
                     "held locks last until their deadline",
                     describe(error),
                 )

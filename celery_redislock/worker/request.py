@@ -45,8 +45,8 @@ class LockedRequest(Request):
     def on_accepted(self, pid: Any, time_accepted: float) -> None:
         """Remember what the child `pid` runs now.
 
-        Pools of threads run it in this very process, and pools of greenlets give the id of the current thread or
-        greenlet for `pid`: neither has a child that could die.
+        A pool of threads runs the message in this very process, and a pool of greenlets gives the id of the current
+        thread or greenlet for `pid`: neither has a child that could die.
         """
         run = self.run
         if run is not None and pid not in {os.getpid(), threading.get_ident()}:
