@@ -1,6 +1,6 @@
 """Endings: how a run ends without its body.
 
-It raises an `Ignore`, whose class tells the worker's main process what has ended the run.
+Such a run raises an `Ignore`, whose class tells the worker's main process what has ended the run.
 """
 
 from __future__ import annotations
@@ -96,4 +96,5 @@ def show_as_ignored(task: Task[..., Any], request: Context, message: Message) ->
     except SoftTimeLimitExceeded:
         raise
     except Exception as error:  # noqa: BLE001 - each backend has its own
-        logger.warning("%s cannot be shown as IGNORED, who joins it waits in vain: %s", message.name, describe(error))
+        problem = describe(error)
+        logger.warning("%s cannot be shown as IGNORED, so runs that joined it wait in vain: %s", message.name, problem)

@@ -120,7 +120,7 @@ class Execution(ABC):
         self._handed_over = token, seconds
 
     def end(self, state: str | None) -> None:
-        """Release the key, and give up a reservation that was not used. In an outage too the task's own outcome stands.
+        """Release the key, and give up an unused reservation. Even in an outage the task's own outcome stands.
 
         Args:
             state: The state that the task ended with; None where nobody knows, because the run was cut short.
@@ -172,7 +172,7 @@ class Execution(ABC):
         try:
             was_held = self._last_word(lock, state, note)(self._server.store)
         except LockUnavailable as error:
-            soon = f"it is given back once Redis answers, or ends in {lock.lease:g} s"
+            soon = f"the lock is released once Redis answers, or ends in {lock.lease:g} s"
             logger.warning("%s has ended, but %s; %s", self.message.name, error, soon)
             # The broker may be away too, with the ack unsent: a copy of the message must find the note in any case.
             note = note and note._replace(in_any_case=True)
@@ -218,8 +218,8 @@ class Execution(ABC):
         """
         header = self.message.header
         logger.warning(
-            "%s: its publisher took lock %s, but its arguments make %s here: that one is given up, and this one asked "
-            "for; do the publisher and this worker run the same code?",
+            "%s: its publisher took lock %s, but its arguments make lock %s here: the publisher's is given up; do the "
+            "publisher and this worker run the same code?",
             *(self.message.name, shown(str(header.key)), self.key),
         )
         self._give_up_reservation()

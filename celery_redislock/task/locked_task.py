@@ -84,7 +84,7 @@ class LockedTask(LockAttributes, BaseTask):
         plan = checked_plan(app, cls, LockedTask, name, body)
         is_first_bind = "lock_plan" not in vars(cls)
         cls.lock_plan = plan
-        if is_first_bind and "track_started" in vars(cls):  # else its base, bound before, has done it
+        if is_first_bind and "track_started" in vars(cls):  # else a base class, bound before, has done so
             cls._lock_track_started, cls.track_started = bool(cls.track_started), False
         guard_body(app, cls, name, body, lambda: cls.lock_plan is not None and cls.lock_plan.enabled)
 
@@ -110,17 +110,17 @@ class LockedTask(LockAttributes, BaseTask):
         shadow: str | None = None,
         **options: Any,
     ) -> LockedResult:
-        """Send a message, as Celery does; in the scopes ``job`` and ``queue`` only if no equal one is there already.
+        """Send a message, as Celery does; in the scopes ``job`` and ``queue`` only if there is no equal one already.
 
         Returns:
-            The result of the task that will run. Its ``duplicate`` is True where that one had been sent before, and
+            The result of the task that will run. Its ``duplicate`` is True where that task had been sent before, and
             nothing was sent now.
 
         Raises:
-            TypeError, LockKeyError: As `lock_for`; in scope ``run``, and where the message is a part of something
-                greater or has a `task_id`, it is the run that ends with it.
-            LockUnavailable: Redis did not answer or refused, and `lock_on_outage` is ``raise``; with the same
-                exception.
+            TypeError, LockKeyError: As `lock_for`. But in scope ``run``, and where the message is a part of a canvas,
+                has a link or has a `task_id`, the publish raises neither, and the run ends with the error.
+            LockUnavailable: Redis did not answer or refused, and `lock_on_outage` is ``raise``. But where the message
+                is a part of a canvas, has a link or has a `task_id`, the run ends with the error.
         """
         options.update(task_id=task_id, producer=producer, link=link, link_error=link_error, shadow=shadow)
         app = self._get_app()  # type: ignore[attr-defined] # binds the task, if it is not yet
@@ -177,8 +177,8 @@ class LockedTask(LockAttributes, BaseTask):
     def lock(self) -> HeldLock | NoLock:
         """The lock that the current run holds: key, token, fence, `remaining`, `state`, `check()`, `extend()`.
 
-        Without one, its `state` is ``"none"`` and `check()` passes: in a direct call, in a run that an outage let go
-        without, and where locks are switched off.
+        Where the run holds none, its `state` is ``"none"`` and `check()` passes. That is so in a direct call, in a run
+        that began without its lock in an outage, and where locks are switched off.
         """
         execution = execution_of(self.request_stack.top)
         if execution is None:
@@ -191,12 +191,12 @@ class LockedTask(LockAttributes, BaseTask):
         Arguments that the key is not made of may be left out: where `lock_args` names ``account_id`` or a template has
         ``{account_id}``, ``lock_for(7)`` and ``lock_for(account_id=7)`` will do.
 
-        It waits up to `lock_wait` seconds for the key, and is renewed while it is held. Code in a run or a block that
-        holds the key holds it already.
+        The lock waits up to `lock_wait` seconds for its key, and is renewed while it is held. Code in a run or a block
+        that holds the key holds the lock already.
 
         Raises:
             TypeError: The arguments do not fit the task's signature, or lack what the key is made of.
-            LockKeyError: They cannot make a key.
+            LockKeyError: The arguments cannot make a key.
             LockConfigError: The task has no lock: it is one of Celery's own.
         """
         plan = self._plan()

@@ -1,4 +1,4 @@
-"""Publishing: in the scopes ``job`` and ``queue`` the key is taken before the message is sent: no duplicate is sent."""
+"""Publishing: in the scopes ``job`` and ``queue`` the key is taken before a message is sent, so no duplicate is."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class Publication:
 
     @property
     def _causes(self) -> frozenset[str]:
-        """The ids of the message's parent and root: Celery has not written those of the running task into it yet."""
+        """The ids of the message's parent and root. Celery writes those of the running task into it only later."""
         causes = {self._options.get("parent_id"), self._options.get("root_id")}
         parent = self._plan.app.current_worker_task
         if parent is not None:

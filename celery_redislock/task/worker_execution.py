@@ -32,9 +32,10 @@ class WorkerExecution(Execution):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        #: Whether this run blocks until the key is released, by the policy ``wait``: None before, False afterwards.
+        #: Whether this run blocks until the key is released, by the policy ``wait``: None before it has blocked, False
+        #: once it blocks no longer.
         self._waits: bool | None = None
-        #: When it blocks no longer, by `time.monotonic()`.
+        #: When this run stops blocking, by `time.monotonic()`.
         self._wait_end = 0.0
 
     def _take(self, lock: HeldLock) -> None:
@@ -151,7 +152,7 @@ class WorkerExecution(Execution):
     def _runs_without(self, error: LockUnavailable) -> bool:
         """End the run, or return True where it runs without the lock, or False where it must ask for the key again.
 
-        The last is so where the broker is away too, and only this process has the message.
+        The run must ask again where the broker is away too, so that only this process has the message.
         """
         signals.lock_unavailable.send(sender=self.task, key=error.key, error=error)
         decision = decisions.on_outage(self.message.delivered, self.plan.options)
