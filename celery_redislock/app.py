@@ -58,7 +58,7 @@ def is_enabled(app: Celery) -> bool:
     conf: Any = app.conf
     name = _SETTING + "enabled"
     prefixed = name if not conf.prefix else conf.prefix + (name.upper() if conf.prefix.isupper() else name)
-    # Every run asks. Mostly nobody has set it, and `conf.get` takes six times as long as this line to find that out.
+    # Every run asks. Mostly nobody has set the setting, and `conf.get` takes six times as long to find that out.
     if not any(name in settings or prefixed in settings for settings in conf.maps):
         return True
     enabled = conf.get(name)

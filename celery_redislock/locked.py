@@ -212,7 +212,7 @@ def _name_of(function: Any) -> str:
 def _the_app() -> Celery:
     """The current app. In a thread where none is current, as in a web server, the only app of the process.
 
-    Celery itself would use a new app without settings there.
+    In such a thread Celery itself would use a new app without settings.
     """
     app: Celery | None = _state._tls.current_app or _state.default_app  # type: ignore[attr-defined]
     if app is None or app.main == "default":

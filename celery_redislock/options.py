@@ -1,6 +1,6 @@
 """Task options and settings: their defaults and what they may be. Pure: takes mappings and returns values.
 
-The task's class calls it when the task is bound. A wrong value fails then, and the message says what is allowed.
+The options of a task are resolved when the task is bound. A wrong value fails then, and the error says what is allowed.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def resolve_options(
 
     Args:
         task: The task's name, for error messages.
-        own: The task's ``lock_*`` attributes, by their names without the prefix. One that is None counts as set.
+        own: The task's ``lock_*`` attributes, by their names without the prefix. None counts as set.
         app_wide: The app's ``redislock_*`` settings, by their names without the prefix.
         prefix: What precedes the names of `own` where the user has written them, for error messages.
 
