@@ -20,7 +20,7 @@ class Key(NamedTuple):
     """
 
     nonce: str
-    """That of an execution, ``n1``; or a claim, ``h1``, under which the key is reserved for a message."""
+    """The nonce of an execution, ``n1``; or a claim, ``h1``, under which the key is reserved for a message."""
     attempt: Attempt
     marked: bool = False
 

@@ -42,7 +42,7 @@ class Publishing:
     """The steps of publishers.
 
     Args:
-        mistakes: The mistakes that they make.
+        mistakes: The mistakes that the publishers make.
     """
 
     def __init__(self, mistakes: Set[Mistake]) -> None:
@@ -103,7 +103,7 @@ class Publishing:
         return Step(f"the publisher sends {one.message}", sent)
 
     def _fail(self, world: World, one: Publisher) -> Iterator[Step]:
-        """The broker reports an error. It may have taken the message all the same."""
+        """The broker reports an error. The broker may have taken the message all the same."""
         command = Release(one.claim, None, unseen_copy=False)
         server, asked = world.server, None
         if Mistake.FAILED_PUBLISH_LEAVES_ITS_KEY not in self.mistakes:

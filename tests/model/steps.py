@@ -81,7 +81,7 @@ class Steps:
             yield from self._on(delivered, one, self._ask) if world.is_calm else (delivered,)
 
     def _revoke(self, world: World) -> Iterator[Step]:
-        """A message with a claim is revoked: the main process gives up its reservation. Others need no command."""
+        """A message with a claim is revoked, and the main process gives up its reservation. Others need no command."""
         for message in {message for message in world.queue if message.claim}:
             command = self._give_up(message)
             after = world._replace(server=self._apply(world, command).server)
