@@ -21,7 +21,7 @@ class Order(BaseModel):
 
 
 def define(app: Celery, ledger: Ledger) -> None:
-    """The tasks of this module."""
+    """Define the tasks of this module."""
     locked = decorator_of(app)
 
     @locked("work", lock_args=["key"])
