@@ -16,15 +16,15 @@ from tests.lab.bodies import sleep_on
 from tests.lab.ledger import Ledger
 
 LEASE = 3.0
-#: Of one kind of task, in seconds.
+#: The hard time limit of the tasks of kind `limited`, in seconds.
 TIME_LIMIT = 1.0
-#: Of the header by which a publish is known when a worker receives it.
+#: The name of the header by which a publish is known when a worker receives its message.
 PUBLISH = "chaos_publish"
 _LATE = {"acks_late": True, "reject_on_worker_lost": True}
 
 
 def define_tasks(app: Celery, ledger: Ledger) -> None:
-    """Every run writes ``<item>/<retries>`` into the ledger, and ``done`` if it came to its end."""
+    """Define the tasks. Every run writes ``<item>/<retries>`` into the ledger, and ``done`` if it came to its end."""
 
     def define(name: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
         defaults = {"base": LockedTask, "bind": True, "shared": False, "lock_key": "chaos:{key}", "lock_lease": LEASE}
@@ -86,7 +86,7 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
 
 
 def write_down_publishing(ledger: Ledger) -> Callable[[], object]:
-    """From here on: what this process has published, each time under a name of its own; returns what ends it."""
+    """Write down what this process publishes from now on, each publish under its own name; return what ends that."""
 
     def name(headers: dict[str, Any], **_: object) -> None:
         headers[PUBLISH] = uuid4().hex
