@@ -21,12 +21,12 @@ DEADLINE_MARGIN = 0.01
 #: The values of the options that are choices. The first is the default, but for `lock_on_conflict`: see
 #: `resolve_options`.
 Scope = Literal["run", "job", "queue"]
-ConflictPolicy = Literal["skip", "retry", "wait", "raise", "join"]
+ConflictPolicy = Literal["skip", "wait", "raise", "join"]
 OnLost = Literal["warn", "abort"]
 OnOutage = Literal["retry", "raise", "run"]
 CONFLICT_POLICIES: tuple[str, ...] = get_args(ConflictPolicy)
 #: The policies that scope ``queue`` allows. Under the others the one message that waits in the queue might not run.
-QUEUE_POLICIES = ("retry", "wait")
+QUEUE_POLICIES = ("wait",)
 
 
 class Rule(NamedTuple):
@@ -73,15 +73,11 @@ KEY_OPTIONS: Mapping[str, Rule] = {
 }
 OPTIONS: Mapping[str, Rule] = {
     "scope": _choice(get_args(Scope)),
-    "on_conflict": Rule(
-        None, "'skip', 'retry', 'wait', 'raise' or 'join'", lambda v: v is None or v in CONFLICT_POLICIES
-    ),
+    "on_conflict": Rule(None, "'skip', 'wait', 'raise' or 'join'", lambda v: v is None or v in CONFLICT_POLICIES),
     "lease": _seconds(30.0),
     "max_hold": _seconds_or_none(),
-    "wait": _seconds(10.0),
-    "retry_delay": _seconds(1.0),
-    "retry_max_delay": _seconds(30.0),
-    "retry_for": _seconds_or_none(),
+    "wait_for": _seconds_or_none(),
+    "block_for": _seconds(10.0),
     "hold_on_retry": _TRUE_OR_FALSE,
     "cooldown": Rule(0.0, "seconds, 0 or greater, int or float", _is_seconds_or_zero),
     "queue_ttl": _seconds(3600.0),
@@ -106,6 +102,7 @@ SETTINGS: Mapping[str, Rule] = {
         lambda v: isinstance(v, str) and v != "" and not set(v) & set("{}"),
     ),
     "enabled": _TRUE_OR_FALSE._replace(default=True),
+    "waiting_limit": Rule(1000, "a whole number, 0 or greater", lambda v: type(v) is int and v >= 0),
 }
 #: Settings whose values may hold a password: error messages do not show them.
 SECRET = frozenset({"url", "client_options"})
@@ -121,10 +118,8 @@ class LockOptions:
     on_conflict: ConflictPolicy
     lease: float
     max_hold: float | None
-    wait: float
-    retry_delay: float
-    retry_max_delay: float
-    retry_for: float | None
+    wait_for: float | None
+    block_for: float
     hold_on_retry: bool
     cooldown: float
     queue_ttl: float
@@ -141,6 +136,7 @@ class LockSettings:
     client_options: Mapping[str, Any]
     prefix: str
     enabled: bool
+    waiting_limit: int
 
 
 def resolve_options(
@@ -164,7 +160,7 @@ def resolve_options(
         _check(f"{task}: {prefix}{name}", values[name], rule)
     if values["on_conflict"] is None:  # a duplicate of the same work may be skipped; other work must have its turn
         is_same_work = values["args"] is None and values["key"] is None and values["scope"] != "queue"
-        values["on_conflict"] = "skip" if is_same_work else "retry"
+        values["on_conflict"] = "skip" if is_same_work else "wait"
     if values["scope"] == "queue" and values["on_conflict"] not in QUEUE_POLICIES:
         scope, policy = name_of("scope", own, app_wide), name_of("on_conflict", own, app_wide)
         raise LockConfigError(
@@ -173,11 +169,6 @@ def resolve_options(
         )
     if values["args"] is not None:
         values["args"] = tuple(values["args"])
-    if values["retry_delay"] > values["retry_max_delay"]:
-        delay, longest = name_of("retry_delay", own, app_wide), name_of("retry_max_delay", own, app_wide)
-        raise LockConfigError(
-            f"{task}: {delay} = {values['retry_delay']} is greater than {longest} = {values['retry_max_delay']}"
-        )
     return LockOptions(**values)
 
 

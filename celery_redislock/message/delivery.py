@@ -28,6 +28,12 @@ class Delivery(NamedTuple):
     headers: dict[str, Any] | None = None
     """The user's headers, where one of them is itself named ``headers``: then `request.headers` shows only the content
     of that header. None where `request.headers` shows all headers."""
+    may_wait: bool = False
+    """The message may wait in the room of its worker's main process."""
+    room: bytes | None = None
+    """The owner of the offer by which the room was called to the key, where the message has its turn in line."""
+    acks_at_begin: bool = False
+    """The message is acked early, and `message.early_acks` has to hear when its run begins."""
 
 
 def is_requeued(task: Task[..., Any], outcome: Any) -> bool:

@@ -42,24 +42,13 @@ class Message:
 
     Attributes:
         attempt: The attempt that the message stands for.
-        nonce: The nonce of this delivery, for the execution's token.
-        header: What the message carries for the plugin; with `send_back`, what it carries from then on.
-        was_sent_back: Whether the work goes on without this execution: the message was published again or requeued.
+        delivery: What the worker's main process tells of this delivery.
+        header: What the message carries for the plugin; with `send_back` and `wait`, what it carries from then on.
+        was_sent_back: Whether the work goes on without this execution: the message waits in line, was published again or
+            was requeued.
     """
 
-    __slots__ = (
-        "_broker",
-        "_headers",
-        "_keep_for",
-        "_received_at",
-        "_request",
-        "_serializer",
-        "_task",
-        "attempt",
-        "header",
-        "nonce",
-        "was_sent_back",
-    )
+    __slots__ = ("_broker", "_keep_for", "_request", "_task", "attempt", "delivery", "header", "was_sent_back")
 
     def __init__(self, task: Task[..., Any], broker: Broker, request: Context, keep_for: float | None) -> None:
         self._task = task
@@ -75,7 +64,7 @@ class Message:
         delivery = getattr(request, DELIVERY, None)
         if not isinstance(delivery, Delivery):
             delivery = Delivery(tokens.mint_nonce(), time.monotonic())
-        self.nonce, self._received_at, self._serializer, self._headers = delivery
+        self.delivery = delivery
 
     @property
     def name(self) -> str:
@@ -88,7 +77,7 @@ class Message:
         return Delivered(
             acks_late=bool(self._task.acks_late),
             is_redelivered=bool((self._request.delivery_info or {}).get("redelivered")),
-            is_overdue=self._broker.is_overdue(time.monotonic() - self._received_at),
+            is_overdue=self._broker.is_overdue(time.monotonic() - self.delivery.received_at),
             is_marked_begun=self.header.begun,
             has_come_back=self.header.times > 0,
         )
@@ -110,7 +99,7 @@ class Message:
 
     @property
     def waited(self) -> float:
-        """Seconds since the message was sent back for the first time; 0 before that."""
+        """Seconds since the message first had to wait; 0 before that."""
         return time.time() - self.header.since if self.header.since else 0.0
 
     @property
@@ -130,13 +119,32 @@ class Message:
         """
         return self._broker.countdown(max(at_least, self.header.delay(shortest, longest)))
 
-    def send_back(self, delay: float, *, is_begun: bool = False, joins: str | None = None) -> bool:
+    def wait(self, place: int, *, is_begun: bool = False, joins: str | None = None) -> dict[str, Any] | None:
+        """Have the message wait in the room of this worker's main process, still unacked.
+
+        Args:
+            place: The message's place in the line for its key.
+            is_begun: Whether its work may have begun, so that no policy may drop the message at its turn.
+            joins: The id of the task whose outcome the message waits for.
+
+        Returns:
+            What the message carries for the plugin from now on; None where it cannot wait there: the room is full, the
+            broker would soon deliver the message to another worker, or nobody keeps the message.
+        """
+        if not self.delivery.may_wait:
+            return None
+        self.header = self.header.next(begun=is_begun, joins=joins, place=place)
+        self.was_sent_back = True
+        return self.header.wire
+
+    def send_back(self, delay: float, *, is_begun: bool = False, joins: str | None = None, place: int = 0) -> bool:
         """Publish the message again, to be tried after about `delay` seconds.
 
         Args:
             delay: Seconds, from `pause`.
             is_begun: Whether its work may have begun, so that no policy may drop the message when it comes back.
             joins: The id of the task whose outcome the message waits for.
+            place: The message's place in the line for its key; 0 where it has none.
 
         Returns:
             True where the message was sent. False where the broker cannot be reached and the message was acked early,
@@ -146,12 +154,12 @@ class Message:
             Reject: The broker cannot be reached; the message is not acked yet and goes back to the queue.
             LockUnavailable: This process has kept the message for `keep_for` seconds in vain; the run is lost.
         """
-        self.header = self.header.next(begun=is_begun, joins=joins)
+        self.header = self.header.next(begun=is_begun, joins=joins, place=place)
         try:
             publish_again(
                 *(self._task, self._request, self.header, delay),
-                headers=self._headers,
-                serializer=self._serializer,
+                headers=self.delivery.headers,
+                serializer=self.delivery.serializer,
                 natively=self._broker.delays_natively,
             )
         except SoftTimeLimitExceeded:

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from celery.exceptions import Ignore, Reject
 
+from celery_redislock.message.delivery import DELIVERY, Delivery
+from celery_redislock.message.early_acks import EARLY_ACKS
+
 from .eager import EagerExecution
 from .execution import Execution
 from .failures import report
@@ -42,6 +45,7 @@ def begin(
     """
     try:
         if not plan.enabled:
+            _has_begun(request)
             return False
         execution = _execution_type(plan, request)(task, plan, request)
         attach(request, execution)
@@ -51,7 +55,15 @@ def begin(
     except Exception as error:
         report(task, request, error)
         raise
+    _has_begun(request)
     return execution.joined is not None
+
+
+def _has_begun(request: Context) -> None:
+    """Have the worker's main process ack the message of a run that begins, if it is acked early."""
+    delivery = getattr(request, DELIVERY, None)
+    if isinstance(delivery, Delivery) and delivery.acks_at_begin:
+        EARLY_ACKS.begins(delivery.nonce)
 
 
 def _execution_type(plan: LockPlan, request: Context) -> type[Execution]:

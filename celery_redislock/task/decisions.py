@@ -45,28 +45,24 @@ class Fail(NamedTuple):
     """The run ends as FAILURE with LockConflict."""
 
     is_late: bool = False
-    """The reason is that the message has come back for longer than `lock_retry_for`."""
+    """The reason is that the message has waited for longer than `lock_wait_for`."""
 
 
 class Wait(NamedTuple):
-    """The run blocks in its worker slot for up to `lock_wait`. If the key is still held then, it takes its turn."""
-
-
-class TakeTurn(NamedTuple):
-    """The message is sent back until the key is free, and the run is shown as RETRY."""
+    """The message waits in line for its turn, and the run is shown as RETRY."""
 
     joins: str | None = None
     """The id of the task whose outcome the run ends with, as soon as there is one."""
 
 
 class ComeBack(NamedTuple):
-    """The message is no duplicate and meets no policy: it is sent back, to be tried again in a moment."""
+    """The message is no duplicate and meets no policy: it waits in line for its turn."""
 
     is_begun: bool
-    """The message is marked as work that has begun, so that no policy may drop it when it comes back either."""
+    """The message is marked as work that has begun, so that no policy may drop it at its turn either."""
 
 
-Decision = Skip | Fail | Wait | TakeTurn | ComeBack
+Decision = Skip | Fail | Wait | ComeBack
 Policy = Callable[[Facts, LockInfo, LockOptions], Decision]
 
 
@@ -89,7 +85,7 @@ def on_conflict(
     if is_begun or message.attempt.retries or follows(message.causes, holder) or _is_owed_its_key(message, options):
         return ComeBack(is_begun)
     policy = policy_for(holder, options)
-    if policy not in GIVE_TURNS and has_ended(holder):
+    if policy != "wait" and has_ended(holder):
         return ComeBack(is_begun=False)
     return POLICIES[policy](message, holder, options)
 
@@ -97,10 +93,9 @@ def on_conflict(
 def policy_for(holder: LockInfo, options: LockOptions) -> str:
     """The policy for a conflict with `holder`: the task's own, but for one case.
 
-    In scope ``job`` a message is a duplicate of another job. A holder that is no task is no job, so the message takes
-    its turn.
+    In scope ``job`` a message is a duplicate of another job. A holder that is no task is no job, so the message waits.
     """
-    return "retry" if options.scope == "job" and holder.task_id is None else options.on_conflict
+    return "wait" if options.scope == "job" and holder.task_id is None else options.on_conflict
 
 
 def follows(causes: frozenset[str], holder: LockInfo) -> bool:
@@ -129,20 +124,9 @@ def skip(message: Facts, holder: LockInfo, options: LockOptions) -> Decision:
     return Skip(f"duplicate of {shown(holder.task_id) if holder.task_id else holder.who}")
 
 
-def retry(message: Facts, holder: LockInfo, options: LockOptions) -> Decision:
-    """The policy ``retry``: the message is other work, and comes back until the key is free."""
-    return take_turn(message, options)
-
-
 def wait(message: Facts, holder: LockInfo, options: LockOptions) -> Decision:
-    """The policy ``wait``: as ``retry``, but the run first blocks in its worker slot for a while.
-
-    A message that has come back has done so before, and does not block again. Nor does one whose key is reserved or
-    cools down: the reservation's message may need this very worker slot to run.
-    """
-    if message.delivered.has_come_back or holder.state != "held":
-        return take_turn(message, options)
-    return Wait()
+    """The policy ``wait``: the message is other work, and waits in line."""
+    return take_turn(message, options)
 
 
 def refuse(message: Facts, holder: LockInfo, options: LockOptions) -> Decision:
@@ -153,27 +137,26 @@ def refuse(message: Facts, holder: LockInfo, options: LockOptions) -> Decision:
 def join(message: Facts, holder: LockInfo, options: LockOptions) -> Decision:
     """The policy ``join``: the run ends with the outcome of the first holder that its message has met.
 
-    A holder that is no task has no outcome: the message comes back until the key is free.
+    A holder that is no task has no outcome: the message waits in line.
     """
     return take_turn(message, options, message.joins or holder.task_id)
 
 
 def take_turn(message: Facts, options: LockOptions, joins: str | None = None) -> Decision:
-    """Have the message come back, unless it has expired or `lock_retry_for` is over.
+    """Have the message wait in line, unless it has expired or `lock_wait_for` is over.
 
-    A message that has expired must not be sent back: a broker may drop it, and nobody would hear of it.
+    A message that has expired must not wait: it may be sent to the broker again, which may drop it, and nobody would
+    hear of it.
     """
     if message.has_expired:
         return Skip(EXPIRED)
-    if options.retry_for is not None and message.waited >= options.retry_for:
+    if options.wait_for is not None and message.waited >= options.wait_for:
         return Fail(is_late=True)
-    return TakeTurn(joins)
+    return Wait(joins)
 
 
-POLICIES: dict[str, Policy] = {"join": join, "raise": refuse, "retry": retry, "skip": skip, "wait": wait}
+POLICIES: dict[str, Policy] = {"join": join, "raise": refuse, "skip": skip, "wait": wait}
 """What each value of `lock_on_conflict` does."""
-GIVE_TURNS = frozenset({"retry", "wait"})
-"""The policies under which a duplicate runs once the key is free, and so is never dropped."""
 
 
 # What becomes of a run that cannot ask for its key.
@@ -187,8 +170,16 @@ class RunWithout(NamedTuple):
     """The body runs without the lock."""
 
 
-def on_outage(message: Delivered, options: LockOptions) -> Refuse | RunWithout | ComeBack:
-    """What becomes of a run whose lock server cannot be asked, by `lock_on_outage`."""
+def on_outage(message: Delivered, waited: float, options: LockOptions) -> Refuse | RunWithout | ComeBack:
+    """What becomes of a run whose lock server cannot be asked, by `lock_on_outage` and `lock_wait_for`.
+
+    Args:
+        message: How the run's message has come to its worker.
+        waited: Seconds since the message first had to wait.
+        options: The task's options.
+    """
+    if options.on_outage == "retry" and options.wait_for is not None and waited >= options.wait_for:
+        return Refuse()
     match options.on_outage:
         case "raise":
             return Refuse()

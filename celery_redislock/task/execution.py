@@ -58,6 +58,7 @@ class Execution(ABC):
     __slots__ = (
         "_claim",
         "_handed_over",
+        "_offer",
         "_release_was_sent",
         "_server",
         "_unanswered",
@@ -75,7 +76,7 @@ class Execution(ABC):
         self.task = task
         self.plan = plan
         self.request = request
-        self.message = Message(task, plan.broker, request, plan.options.retry_for)
+        self.message = Message(task, plan.broker, request, plan.options.wait_for)
         self.key = ""
         self.lock: HeldLock | None = None
         self.abort = Abort() if plan.options.on_lost == "abort" else None
@@ -92,6 +93,8 @@ class Execution(ABC):
         #: What the key holds after the release, and for how many seconds, where the next attempt is to take it over.
         self._handed_over: tuple[Token, float] | None = None
         self._release_was_sent = False
+        #: The owner of the offer of the key, where this run's message has its turn in line, until it is used.
+        self._offer = self.message.delivery.room
 
     def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take the key of this call, or end the run as its options say.
@@ -128,6 +131,7 @@ class Execution(ABC):
         lock = self.lock or self._unanswered
         if lock is not None:
             self._release(lock, state)
+        self._pass_on()
         if not self.message.was_sent_back:
             self._give_up_reservation()
 
@@ -141,20 +145,23 @@ class Execution(ABC):
             lock: The lock to be granted.
         """
 
-    def _ask(self, lock: HeldLock, waits: bool | None) -> Granted | Conflict | Finished:
+    def _ask(self, lock: HeldLock) -> Granted | Conflict | Finished:
         """Ask for the key once.
 
         Args:
             lock: The lock to be granted.
-            waits: As for `LockStore.acquire`.
         """
         # A time limit may strike while the answer is read: `end` must then release a key that was granted.
         self._unanswered = lock
         note = self._note(lock.key) if self.message.delivered.may_be_a_copy else None
         fence = self.plan.options.fence
+        room = self._offer
         if self._claim is None:
-            return lock.store.acquire(lock.key, lock.token, lock.lease, note, fence=fence, waits=waits)
-        return lock.store.claim(lock.key, lock.token, lock.lease, self._claim, note, fence=fence, waits=waits)
+            answer = lock.store.acquire(lock.key, lock.token, lock.lease, note, fence=fence, room=room)
+        else:
+            answer = lock.store.claim(lock.key, lock.token, lock.lease, self._claim, note, fence=fence, room=room)
+        self._offer = None  # the offer is used, or the script has passed it on, or somebody else has the key
+        return answer
 
     def _taken(self, lock: HeldLock) -> None:
         """Hold `lock`, which was granted: renew it from now on, and say so."""
@@ -185,6 +192,13 @@ class Execution(ABC):
             lock.lose("its key was not ours at the release")
         if signals.lock_released.receivers:
             signals.lock_released.send(sender=self.task, lock=lock)
+
+    def _pass_on(self) -> None:
+        """Offer the key to the next in line, where it was offered to this run's message and the run has not used it."""
+        offer, self._offer = self._offer, None
+        if offer is not None and self.key:
+            key, token = self.key, Token.of(offer)
+            self._server.keeper.later(lambda store: store.release(key, token))
 
     def _forget_lock(self) -> None:
         self.lock = self._unanswered = None
@@ -262,7 +276,7 @@ class Execution(ABC):
         return keys_of(key).note(self.message.attempt)
 
     def _mint(self) -> Token:
-        return tokens.mint(self.message.nonce, self.message.attempt, self.plan.origin(self.request.hostname))
+        return tokens.mint(self.message.delivery.nonce, self.message.attempt, self.plan.origin(self.request.hostname))
 
 
 def execution_of(request: Any) -> Execution | None:

@@ -191,8 +191,8 @@ class LockedTask(LockAttributes, BaseTask):
         Arguments that the key is not made of may be left out: where `lock_args` names ``account_id`` or a template has
         ``{account_id}``, ``lock_for(7)`` and ``lock_for(account_id=7)`` will do.
 
-        The lock waits up to `lock_wait` seconds for its key, and is renewed while it is held. Code in a run or a block
-        that holds the key holds the lock already.
+        The lock waits up to `lock_block_for` seconds for its key, and is renewed while it is held. Code in a run or a
+        block that holds the key holds the lock already.
 
         Raises:
             TypeError: The arguments do not fit the task's signature, or lack what the key is made of.
@@ -207,7 +207,7 @@ class LockedTask(LockAttributes, BaseTask):
             server_of(plan.app).client,
             self._key_of(plan, *plan.completed(args, kwargs)),
             options.lease,
-            blocking_timeout=options.wait,
+            blocking_timeout=options.block_for,
             thread_local=False,
             renew=True,
             reentrant=True,

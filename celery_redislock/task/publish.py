@@ -16,6 +16,7 @@ from celery_redislock import signals
 from celery_redislock.app import server_of
 from celery_redislock.errors import LockUnavailable, describe
 from celery_redislock.message.header import HEADER, Header
+from celery_redislock.message.publish_time import publish_time
 from celery_redislock.server import tokens
 from celery_redislock.server.answers import Conflict, Finished, Granted
 from celery_redislock.server.event_loop import running_loop
@@ -75,7 +76,7 @@ class Publication:
         self._options = options
         self._is_bare = is_bare(options)
         self._send = send
-        self._header = Header(tokens.mint_publish())
+        self._header = Header(tokens.mint_publish(), published=publish_time(options))
 
     def send(self) -> LockedResult:
         """Send the message with a header of this publish, in place of one that was copied from another message.
