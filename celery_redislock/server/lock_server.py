@@ -1,4 +1,4 @@
-"""LockServer: the store, the keeper and the wake-ups of one process for one lock server; not shared over a fork."""
+"""LockServer: the store and the keeper of one process for one lock server; not shared over a fork."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from celery_redislock.errors import LockConfigError
 from celery_redislock.info import LockInfo
 
 from .answers import Conflict, Granted
-from .cluster import ClusterStore, ClusterWakeUps
+from .cluster import ClusterStore
 from .connect import command_time, derive
 from .event_loop import running_loop
 from .held import HeldLock
 from .keeper import Keeper
 from .store import LockStore
-from .wake_ups import MAX_WAITERS, TURN, WakeUps
 
 _SERVERS = "_redislock_servers"
 #: Seconds between two looks at a key whose release wakes nobody.
@@ -40,14 +39,13 @@ class LockServer:
     def __init__(self, client: redis.Redis | RedisCluster) -> None:
         self.client = client
         self.store: LockStore
-        self.wake_ups: WakeUps
         keepers: LockStore
         if isinstance(client, RedisCluster):
-            self.store, self.wake_ups = ClusterStore(client), ClusterWakeUps(client)
+            self.store = ClusterStore(client)
             keepers = ClusterStore(client, self.store.outage)
             self.command_time = CLUSTER_COMMAND_TIME
         else:
-            self.store, self.wake_ups = LockStore(client), WakeUps(derive(client, MAX_WAITERS, wait_for_reply=TURN))
+            self.store = LockStore(client)
             keepers = LockStore(derive(client, 1), self.store.outage)
             self.command_time = command_time(client)
             servers_of(client.connection_pool)[os.getpid()] = self
@@ -91,7 +89,7 @@ class LockServer:
             left = end - time.monotonic()
             if left <= 0 and waits:
                 waits = False
-            result = self.store.acquire(held.key, held.token, held.lease, fence=fence, waits=waits)
+            result = self.store.acquire(held.key, held.token, held.lease, fence=fence)
             if isinstance(result, Granted):
                 held.granted(result)
                 return None
@@ -128,10 +126,7 @@ class LockServer:
             left: How long to block, in seconds at most.
             poll: As `take`.
         """
-        if holder.since is None:
-            time.sleep(max(0.0, min(left, poll)))
-        else:  # a holder that has died releases nothing: block no longer than until its key ends
-            self.wake_ups.wait(holder.key, min(left, math.inf if holder.ttl is None else holder.ttl + 0.001), poll)
+        time.sleep(max(0.0, min(left, poll)))
 
 
 def _would_stop_the_loop(holder: LockInfo) -> LockConfigError:
