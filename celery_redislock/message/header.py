@@ -111,8 +111,6 @@ class Header(NamedTuple):
         return random.uniform(shortest, max(shortest, min(doubled, longest)))  # noqa: S311 - jitter, no secret
 
 
-
-
 def _is_time(value: Any) -> bool:
     """Whether `value` can be a time in microseconds, and one that the lock server can order exactly, as a float."""
     return type(value) is int and 0 < value < 2**53

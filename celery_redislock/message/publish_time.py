@@ -21,7 +21,7 @@ def publish_time(options: Mapping[str, Any]) -> int:
     Returns:
         Microseconds since the epoch, by this host's clock.
     """
-    global _last  # noqa: PLW0603 - two threads that get the same number are as good as in order
+    global _last
     now = time.time_ns() // 1000
     _last = now = max(now, _last + 1)
     countdown, eta = options.get("countdown"), options.get("eta")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
 
 from celery_redislock import signals
 from celery_redislock.errors import LockConflict, LockUnavailable

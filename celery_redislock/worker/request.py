@@ -17,8 +17,8 @@ from celery_redislock.app import server_of
 from celery_redislock.errors import LockConfigError
 from celery_redislock.message.comeback import custom_headers
 from celery_redislock.message.delivery import DELIVERY, Delivery, hide_headers, is_requeued
-from celery_redislock.message.header import HEADER, Header
 from celery_redislock.message.early_acks import EARLY_ACKS
+from celery_redislock.message.header import HEADER, Header
 from celery_redislock.server.tokens import Token, mint_nonce
 from celery_redislock.task.endings import CameBack, CameBackAsRetry, CameBackInOutage, Queued, Skipped
 

@@ -68,7 +68,7 @@ def count() -> None:
     assert_type(count_shelf(7), int)
     assert_type(sync(7), int)
     count_shelf("7")  # type: ignore[arg-type]
-    with locked("stock:7", wait=5) as lock:
+    with locked("stock:7", block_for=5) as lock:
         assert_type(lock, Lock | NoLock)
     with locked("stock:{sku}", values={"sku": 7}, lease="30"):  # type: ignore[call-overload]
         pass
