@@ -44,8 +44,8 @@ class Message:
         attempt: The attempt that the message stands for.
         delivery: What the worker's main process tells of this delivery.
         header: What the message carries for the plugin; with `send_back` and `wait`, what it carries from then on.
-        was_sent_back: Whether the work goes on without this execution: the message waits in line, was published again or
-            was requeued.
+        was_sent_back: Whether the work goes on without this execution: the message waits in line, was published again
+            or was requeued.
     """
 
     __slots__ = ("_broker", "_keep_for", "_request", "_task", "attempt", "delivery", "header", "was_sent_back")

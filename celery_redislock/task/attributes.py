@@ -27,8 +27,8 @@ class LockAttributes:
     ``"queue"``: one runs and one waits."""
 
     lock_on_conflict: ConflictPolicy | None
-    """How a duplicate ends: ``"skip"``, ``"wait"``, ``"raise"`` or ``"join"``. By default ``"skip"`` where all arguments
-    make the key, else ``"wait"``."""
+    """How a duplicate ends: ``"skip"``, ``"wait"``, ``"raise"`` or ``"join"``. By default ``"skip"`` where all
+    arguments make the key, else ``"wait"``."""
 
     lock_lease: float
     """How long a lock outlives a dead holder. A living one renews it every third of that time. 30 by default."""
