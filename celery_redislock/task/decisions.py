@@ -72,7 +72,8 @@ def on_conflict(
     """What becomes of a run whose key is held.
 
     Copies, successors, work that has begun and messages with a reservation are no duplicates, and come back. So does a
-    message whose sender may have seen the holder's run end. For all others the task's policy decides.
+    message whose sender may have seen the holder's run end, or that finds the key offered to the first in line, who has
+    not begun and may never begin. For all others the task's policy decides.
 
     Args:
         message: What is known of the run's message.
@@ -84,6 +85,8 @@ def on_conflict(
     is_begun = is_own_copy or message.delivered.has_begun
     if is_begun or message.attempt.retries or follows(message.causes, holder) or _is_owed_its_key(message, options):
         return ComeBack(is_begun)
+    if holder.state == "offered":
+        return ComeBack(is_begun=False)
     policy = policy_for(holder, options)
     if policy != "wait" and has_ended(holder):
         return ComeBack(is_begun=False)
