@@ -85,10 +85,8 @@ def on_conflict(
     is_begun = is_own_copy or message.delivered.has_begun
     if is_begun or message.attempt.retries or follows(message.causes, holder) or _is_owed_its_key(message, options):
         return ComeBack(is_begun)
-    if holder.state == "offered":
-        return ComeBack(is_begun=False)
     policy = policy_for(holder, options)
-    if policy != "wait" and has_ended(holder):
+    if policy != "wait" and (holder.state == "offered" or has_ended(holder)):
         return ComeBack(is_begun=False)
     return POLICIES[policy](message, holder, options)
 

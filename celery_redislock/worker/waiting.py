@@ -22,6 +22,7 @@ from celery_redislock.message.early_acks import EARLY_ACKS
 from celery_redislock.message.header import Header
 from celery_redislock.options import resolve_settings
 from celery_redislock.server.room import Room, Waiter
+from celery_redislock.server.tokens import RESERVED, known_by
 from celery_redislock.task.endings import Queued
 from celery_redislock.task.plan import LockPlan
 
@@ -55,7 +56,9 @@ class WaitingMessage(Waiter):
         self.request = request
         self.anew = anew
         self.offer = server_of(plan.app).room.token.owner
-        self.deadline = _deadline(request, Header.read(queued.header), plan)
+        header = Header.read(queued.header)
+        self.claim = None if header.claim is None else known_by(header.claim, RESERVED).owner
+        self.deadline = _deadline(request, header, plan)
         self._since = time.monotonic()
         self._room = room
 
