@@ -140,8 +140,8 @@ class WaitingRoom(bootsteps.StartStopStep):
     def may_keep(self, request: Request, plan: LockPlan) -> bool:
         """Whether the message of `request` can wait here if its key is not free."""
         consumer = self._consumer
-        if consumer is None or self._count >= self._limit or not getattr(consumer, "qos_global", True):
-            return False
+        if consumer is None or self._count >= self._limit or plan.broker.delays_natively:
+            return False  # with quorum queues the prefetch count of a consumer cannot grow
         most = getattr(consumer.qos, "max_prefetch", None)  # Celery's `worker_eta_task_limit`
         if consumer.qos is None or (most and consumer.qos.value >= most):
             return False
