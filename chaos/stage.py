@@ -47,7 +47,6 @@ class Stage:
         self.lock_proxy = stack.enter_context(Proxy(self.locks.url()).serve())
         settings = {
             "broker_transport_options": TRANSPORT[kind],
-            "redislock_retry_max_delay": 0.6,
             "task_publish_retry": True,
         }
         backend = self.broker_server.celery_url(1)

@@ -38,7 +38,7 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
             ledger.write({"event": "done", **run, "at": time.monotonic()})
         return item
 
-    @define("late", lock_on_conflict="retry", **_LATE)
+    @define("late", lock_on_conflict="wait", **_LATE)
     def late(self: Any, key: str, item: str, seconds: float) -> str:
         """Takes its turn; acked after it ran. A step of a chain, too."""
         return work(self, key, item, seconds)
@@ -54,7 +54,7 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
             raise task.retry(countdown=0.05)
         return item
 
-    @define("again", lock_on_conflict="retry", max_retries=None, **_LATE)
+    @define("again", lock_on_conflict="wait", max_retries=None, **_LATE)
     def again(self: Any, key: str, item: str, seconds: float, times: int) -> str:
         """Retries itself."""
         return again_and_again(self, key, item, seconds, times)
@@ -69,7 +69,7 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
         """One runs, one waits."""
         return again_and_again(self, key, item, seconds, times)
 
-    @define("early", lock_on_conflict="retry")
+    @define("early", lock_on_conflict="wait")
     def early(self: Any, key: str, item: str, seconds: float) -> str:
         """Takes its turn; acked before it runs."""
         return work(self, key, item, seconds)
@@ -79,7 +79,7 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
         """Is skipped while another runs; acked before it runs."""
         return work(self, key, item, seconds)
 
-    @define("limited", lock_on_conflict="retry", time_limit=TIME_LIMIT)
+    @define("limited", lock_on_conflict="wait", time_limit=TIME_LIMIT)
     def limited(self: Any, key: str, item: str, seconds: float) -> str:
         """Runs into its hard time limit, unless its worker hangs, and does not go when it is told to."""
         return work(self, key, item, seconds, sleep_on)

@@ -104,8 +104,6 @@ def configure(app: Celery, config: Config) -> None:
         result_backend=config.backend,
         redislock_url=config.locks,
         redislock_client_options={"socket_timeout": 0.5, "socket_connect_timeout": 0.5},
-        redislock_retry_delay=0.05,
-        redislock_retry_max_delay=0.3,
         ONCE={
             "backend": "celery_once.backends.Redis",
             "settings": {"url": config.locks.replace("unix:", "redis+socket:")},

@@ -18,7 +18,7 @@ def define(app: Celery, ledger: Ledger) -> None:
     """Define the tasks of this module."""
     locked = partial(decorator_of(app), lock_args=["key"])
 
-    for policy in ("skip", "retry", "wait", "raise", "join"):
+    for policy in ("skip", "wait", "raise", "join"):
 
         @locked(f"cools_{policy}", lock_on_conflict=policy, lock_cooldown=2.0, ignore_result=False)
         def cools(key: Any, item: Any = "", fails: bool = False) -> Any:

@@ -26,7 +26,7 @@ def define(app: Celery, ledger: Ledger) -> None:
                 time.sleep(seconds)
             return [item, self.request.retries]
 
-    @locked("tells", bind=True, lock_key="{key}", lock_on_conflict="retry", max_retries=2, default_retry_delay=0)
+    @locked("tells", bind=True, lock_key="{key}", lock_on_conflict="wait", max_retries=2, default_retry_delay=0)
     def tells(self: Any, key: str, what: Any = "", retries: int = 0) -> Any:
         """Retries itself `retries` times, and then writes down what its request holds."""
         with ledger.run(key, self.request.retries):

@@ -30,17 +30,12 @@ def define(app: Celery, ledger: Ledger) -> None:
         """As `job`, but a duplicate that was sent all the same waits."""
         return job.run(key, item, seconds)
 
-    @locked("queued", lock_scope="queue", lock_retry_delay=0.02, lock_retry_max_delay=0.1)
+    @locked("queued", lock_scope="queue")
     def queued(key: Any, item: Any = "", seconds: float = 0.0) -> Any:
         """At most one that waits, besides one that runs."""
         with ledger.run(key, item):
             time.sleep(seconds)
         return item
-
-    @locked("queued_waits", lock_scope="queue", lock_on_conflict="wait")
-    def queued_waits(key: Any, item: Any = "", seconds: float = 0.0) -> Any:
-        """As `queued`, but the message that waits blocks in a worker slot."""
-        return queued.run(key, item, seconds)
 
     for name, options in {
         "job_again": {"lock_scope": "job"},

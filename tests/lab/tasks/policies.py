@@ -17,7 +17,7 @@ def define(app: Celery, ledger: Ledger) -> None:
     """Define the tasks of this module."""
     locked = decorator_of(app)
 
-    for policy in ("skip", "retry", "wait", "raise", "join"):
+    for policy in ("skip", "wait", "raise", "join"):
         _define_policy(locked, ledger, policy)
 
     for policy in ("skip", "raise"):
