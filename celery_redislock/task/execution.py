@@ -228,8 +228,10 @@ class Execution:
 
     def _give_up_reservation(self) -> None:
         """Give up the message's reservation: the message does not run, or runs without the lock."""
+        if self._claim is None:
+            return
         reservation = self.message.header.reservation
-        if self._claim is not None and reservation is not None:
+        if reservation is not None:
             is_to_come = decisions.may_be_handed_a_key(self.message.attempt.retries, self.plan.options)
             self._server.give_up(*reservation, is_to_come=is_to_come)
         self._claim = None
