@@ -58,7 +58,7 @@ def is_enabled(app: Celery) -> bool:
     conf: Any = app.conf
     name = _SETTING + "enabled"
     prefixed = name if not conf.prefix else conf.prefix + (name.upper() if conf.prefix.isupper() else name)
-    # Every run asks. Mostly nobody has set the setting, and `conf.get` takes far longer than this loop to find that out.
+    # Every run asks. Mostly nobody has set the setting, and `conf.get` takes far longer to find that out.
     for settings in conf.maps:
         if name in settings or prefixed in settings:
             return _configured(app, name)

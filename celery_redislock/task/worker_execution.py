@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
 
 from celery_redislock import signals
 from celery_redislock.errors import LockConflict, LockUnavailable
@@ -28,15 +27,11 @@ SOON = 0.05
 class WorkerExecution(Execution):
     """Carries out what `celery_redislock.task.decisions` says of a conflict or an outage."""
 
-    __slots__ = ("_wait_end", "_waits")
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        #: Whether this run blocks until the key is released, by the policy ``wait``: None before it has blocked, False
-        #: once it blocks no longer.
-        self._waits: bool | None = None
-        #: When this run stops blocking, by `time.monotonic()`.
-        self._wait_end = 0.0
+    #: Whether this run blocks until the key is released, by the policy ``wait``: None before it has blocked, False once
+    #: it blocks no longer.
+    _waits: bool | None = None
+    #: When this run stops blocking, by `time.monotonic()`.
+    _wait_end = 0.0
 
     def _take(self, lock: HeldLock) -> None:
         while self.lock is None:
