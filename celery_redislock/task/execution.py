@@ -57,6 +57,7 @@ class Execution:
     """
 
     __slots__ = (
+        "_attempt",
         "_claim",
         "_handed_over",
         "_release_was_sent",
@@ -77,6 +78,8 @@ class Execution:
         self.plan = plan
         self.request = request
         self.message = Message(task, plan.broker, request, plan.options.retry_for)
+        #: The text of the message's attempt, for the token and the note.
+        self._attempt = str(self.message.attempt)
         self.key = ""
         self.lock: HeldLock | None = None
         self.abort = Abort() if plan.options.on_lost == "abort" else None
@@ -239,7 +242,7 @@ class Execution:
     def _decide(self, message: Facts, conflict: Conflict, holder: LockInfo) -> Decision:
         return decisions.on_conflict(
             *(message, holder, self.plan.options),
-            is_own_copy=str(conflict.holder.attempt) == str(message.attempt),
+            is_own_copy=str(conflict.holder.attempt) == self._attempt,
             has_ended=partial(has_ended, self.task),
         )
 
@@ -262,10 +265,10 @@ class Execution:
         signals.lock_lost.send(sender=self.task, lock=lock, reason=reason)
 
     def _note(self, key: str) -> str:
-        return keys_of(key).note(self.message.attempt)
+        return keys_of(key).note(self._attempt)
 
     def _mint(self) -> Token:
-        return tokens.mint(self.message.nonce, self.message.attempt, self.plan.origin(self.request.hostname))
+        return tokens.mint(self.message.nonce, self._attempt, self.plan.origin(self.request.hostname))
 
 
 def execution_of(request: Any) -> Execution | None:
