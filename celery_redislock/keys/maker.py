@@ -146,6 +146,9 @@ def _digest_namer(task: str, parameters: Sequence[str], chosen: Sequence[str], r
         remedy: As for `KeyMaker`.
     """
     check_parameters(task, "lock_args", chosen, parameters)
+    if not chosen:
+        only = f"{task}:{digest(encode({}))}"
+        return lambda arguments: only
 
     def name(arguments: Arguments) -> str:
         shaped = {}

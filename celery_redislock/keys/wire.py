@@ -33,8 +33,9 @@ _MARKERS: Sequence[tuple[type, str, Callable[[Any], Any]]] = (
     (Decimal, "decimal", str),
     (bytes, "bytes", lambda value: b64encode(value).decode()),
 )
-#: Makes text of values in the shape of the wire; the keys of a dict are sorted.
-encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+#: Makes text of values in the shape of the wire; the keys of a dict are sorted. `wire` has copied them, so that none of
+#: them contains itself.
+encode = json.JSONEncoder(check_circular=False, sort_keys=True, separators=(",", ":")).encode
 
 
 def wire(value: Any) -> Any:

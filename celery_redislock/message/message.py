@@ -48,13 +48,26 @@ class Message:
             or was requeued.
     """
 
-    __slots__ = ("_broker", "_keep_for", "_request", "_task", "attempt", "delivery", "header", "was_sent_back")
+    __slots__ = (
+        "_acks_late",
+        "_broker",
+        "_is_redelivered",
+        "_keep_for",
+        "_request",
+        "_task",
+        "attempt",
+        "delivery",
+        "header",
+        "was_sent_back",
+    )
 
     def __init__(self, task: Task[..., Any], broker: Broker, request: Context, keep_for: float | None) -> None:
         self._task = task
         self._broker = broker
         self._request = request
         self._keep_for = keep_for
+        self._acks_late = bool(task.acks_late)
+        self._is_redelivered = bool((request.delivery_info or {}).get("redelivered"))
         self.was_sent_back = False
         header = getattr(request, HEADER, None)
         self.header = _NO_HEADER if header is None else Header.read(header)
@@ -74,13 +87,9 @@ class Message:
     @property
     def delivered(self) -> Delivered:
         """How the message has come here, as it is known at this moment: it may be overdue later."""
-        return Delivered(
-            acks_late=bool(self._task.acks_late),
-            is_redelivered=bool((self._request.delivery_info or {}).get("redelivered")),
-            is_overdue=self._broker.is_overdue(time.monotonic() - self.delivery.received_at),
-            is_marked_begun=self.header.begun,
-            has_come_back=self.header.times > 0,
-        )
+        is_overdue = self._broker.is_overdue(time.monotonic() - self.delivery.received_at)
+        # By position, and not by name, for every run does this twice.
+        return Delivered(self._acks_late, self._is_redelivered, is_overdue, self.header.begun, self.header.times > 0)
 
     @property
     def facts(self) -> Facts:
@@ -165,7 +174,7 @@ class Message:
         except SoftTimeLimitExceeded:
             raise
         except Exception as error:  # noqa: BLE001 - each broker has its own
-            if self._task.acks_late:
+            if self._acks_late:
                 self._requeue(error, delay)
             self._keep_here(error, delay)
             return False

@@ -7,7 +7,6 @@ attempt, which tells whether a message is a copy of the holder's. How they do so
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import re
 import secrets
@@ -47,7 +46,8 @@ class Attempt(NamedTuple):
     """The name of the publish, from `mint_publish`; empty where the message has none, as after `send_task`."""
 
     def __str__(self) -> str:
-        return _written(self)
+        text = f"{escape(self.task_id)}/{self.retries}/{self.replaced}"
+        return f"{text}/{self.publish}" if self.publish else text
 
 
 class _Fields(NamedTuple):
@@ -198,16 +198,11 @@ def is_nonce(value: Any) -> bool:
     return isinstance(value, str) and _NONCE(value) is not None
 
 
-@functools.lru_cache(128)  # each run needs the text of its attempt twice: in its token and in the key of its note
-def _written(attempt: Attempt) -> str:
-    text = f"{escape(attempt.task_id)}/{attempt.retries}/{attempt.replaced}"
-    return f"{text}/{attempt.publish}" if attempt.publish else text
-
-
 def escape(field: str) -> str:
     """`field` as one printable word, so that it can neither end its place in a token nor break a log line."""
-    field = known_as(field)
-    return field if _PLAIN(field) else quote(field, safe="@:+,", errors="surrogatepass")
+    if len(field) <= MAX_NAME and _PLAIN(field):
+        return field
+    return quote(known_as(field), safe="@:+,", errors="surrogatepass")
 
 
 def known_as(name: str) -> str:

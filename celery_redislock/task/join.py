@@ -35,8 +35,6 @@ class JoiningExecution(WorkerExecution):
     A task in state RETRY counts as dead if it has not run again within `lock_queue_ttl`.
     """
 
-    __slots__ = ()
-
     def end(self, state: str | None) -> None:
         """Release the key. Where the task ends without an outcome, the runs that have joined it hear of it.
 
