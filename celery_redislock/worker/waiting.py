@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from datetime import UTC, datetime
 from typing import Any
 
@@ -117,7 +118,10 @@ class WaitingRoom(bootsteps.StartStopStep):
         #: How many runs had begun in this worker when it was last asked for a slot and had none free.
         self._begun_at: int | None = None
         self._count = 0
+        #: Delivery tags of messages that waited here when the connection to the broker was lost.
+        self._to_restore: list[str] = []
         vars(parent.app)[_WAITING_ROOM] = self
+        parent.on_connection_error_after_connected = partial(_survive, parent.on_connection_error_after_connected)
 
     def start(self, parent: Any) -> None:
         """Begin to keep messages."""
@@ -129,13 +133,27 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._consumer = None
         self._calls.clear()
         for room in tuple(self._rooms):
-            room.leave_all()
+            waited = [one for one in room.leave_all() if isinstance(one, WaitingMessage)]
+            self._to_restore += [one.request.message.delivery_tag for one in waited]
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         """Called by Celery whenever the event loop starts, where there is one."""
         hub.add_reader(self._wake, self._run_calls)
         if EARLY_ACKS.reader is not None:
             hub.add_reader(EARLY_ACKS.reader, EARLY_ACKS.read)
+        self._restore(parent)
+
+    def _restore(self, parent: Any) -> None:
+        """Have a Redis broker deliver again at once what waited here when its connection was lost.
+
+        Kombu does so only where the broker can still be reached; else the broker would wait for the visibility timeout.
+        Other brokers do so by themselves.
+        """
+        restore = getattr(parent.task_consumer.channel.qos, "restore_by_tag", None)
+        tags, self._to_restore = self._to_restore, []
+        if restore is not None:
+            for tag in tags:
+                restore(tag)
 
     def may_keep(self, request: Request, plan: LockPlan) -> bool:
         """Whether the message of `request` can wait here if its key is not free."""
@@ -212,6 +230,18 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._on_the_way -= 1
         waiting.anew(waiting.offer if called else None)
         consumer.on_task_request(waiting.request)
+
+
+def _survive(handle: Callable[[BaseException], None], error: BaseException) -> None:
+    """Let Celery's consumer handle a lost connection, and connect again even where kombu fails to close the old one.
+
+    Kombu 5.7 closes it twice, and the second time raises AttributeError if a message is not acked and Redis, as the
+    broker, cannot be reached: the worker would end.
+    """
+    try:
+        handle(error)
+    except AttributeError:
+        logger.warning("kombu could not close the lost connection to the broker; the worker connects again")
 
 
 def waiting_room_of(app: Any) -> WaitingRoom | None:
