@@ -119,10 +119,18 @@ def leave(key: str, room: Token) -> Command:
     return Command(LEAVE, (key, keys_of(key).line), (room.value,))
 
 
-def _place(place: int) -> str:
-    """`place` as text; the server's scripts raise no error of it, and it is exact as a number with 53 bits."""
+def check_place(place: int) -> None:
+    """Refuse what the scripts could not compare with other places: a Redis score is exact up to 53 bits.
+
+    Raises:
+        ValueError: `place` is no place.
+    """
     if type(place) is not int or not 0 <= place < 2**53:
         raise ValueError(f"{place!r} is no place: a place is a number of microseconds since the epoch")
+
+
+def _place(place: int) -> str:
+    check_place(place)
     return str(place)
 
 

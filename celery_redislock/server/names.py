@@ -50,5 +50,9 @@ def redis_key(prefix: str, name: str) -> str:
 
 
 def channel_of(room: str) -> str:
-    """The channel on which a room hears that a key is offered to it; `room` is the nonce of its token."""
+    """The channel of a room; `room` is the nonce of its token.
+
+    A message is ``now <key>``, where the key is offered to the room, or ``soon <key>``, where it is offered to the room
+    before.
+    """
     return f"redislock:room:{room}"

@@ -68,7 +68,20 @@ class TestARelease:
             heard.subscribe(channel_of(mine.nonce))
             assert heard.get_message(timeout=5)["type"] == "subscribe"
             running.release()
-            assert heard.get_message(timeout=5)["data"] == KEY.encode()
+            assert heard.get_message(timeout=5)["data"] == f"now {KEY}".encode()
+
+    def test_tells_the_next_room_that_lives_to_look_once_the_offer_has_ended(self, holder, store, room, client):
+        rooms, running = [room() for _ in range(5)], holder("running")
+        running.acquire()
+        for place, one in enumerate(rooms):
+            store.stand(KEY, one, place, None)
+        with client.pubsub() as third, client.pubsub() as last:
+            for heard, one in ((third, rooms[2]), (last, rooms[4])):
+                heard.subscribe(channel_of(one.nonce))
+                assert heard.get_message(timeout=5)["type"] == "subscribe"
+            running.release()
+            assert third.get_message(timeout=5)["data"] == f"soon {KEY}".encode()
+            assert last.get_message(timeout=0.05) is None
 
     def test_deletes_the_key_where_nobody_waits(self, holder, client):
         running = holder("running")
