@@ -25,7 +25,6 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 class WorkerExecution(Execution):
     """Carries out what `celery_redislock.task.decisions` says of a conflict or an outage."""
 
-
     def _take(self, lock: HeldLock) -> None:
         while self.lock is None:
             try:

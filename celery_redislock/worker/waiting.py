@@ -8,8 +8,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from celery import bootsteps
@@ -149,7 +149,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         Kombu does so only where the broker can still be reached; else the broker would wait for the visibility timeout.
         Other brokers do so by themselves.
         """
-        restore = getattr(parent.task_consumer.channel.qos, "restore_by_tag", None)
+        restore = getattr(getattr(parent.task_consumer.channel, "qos", None), "restore_by_tag", None)
         tags, self._to_restore = self._to_restore, []
         if restore is not None:
             for tag in tags:
