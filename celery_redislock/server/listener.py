@@ -86,11 +86,11 @@ class Listener:
                 elif now - heard_at > SILENCE:
                     if asked or not self.hears:
                         raise RedisConnectionError("the server is silent")
-                    subscription.ping()
+                    subscription.subscribe(self._channel)  # not PING, for which the user may have no right
                     heard_at, asked = now, True
 
     def _heard(self, message: dict[str, Any]) -> None:
-        if message["type"] == "subscribe":
+        if message["type"] == "subscribe" and not self.hears:
             self.hears, self._failures = True, 0
             self._on_message(None)
         elif message["type"] == "message":

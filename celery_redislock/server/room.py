@@ -6,7 +6,6 @@ A room stands in the line of each key for which somebody in it waits, at the pla
 from __future__ import annotations
 
 import heapq
-import itertools
 import logging
 import math
 import random
@@ -19,9 +18,10 @@ from typing import Any
 from celery_redislock.errors import LockUnavailable
 
 from . import commands, tokens
-from .answers import Conflict, Taken
+from .answers import Conflict
 from .listener import Listener
 from .names import channel_of
+from .queues import Queue, Queues
 from .store import LockStore
 from .waiter import Waiter
 
@@ -44,15 +44,6 @@ RETRY = 0.05
 LEAVING = 2.0
 
 
-class _Queue:
-    """Those who wait for one key, and what the room knows of its line. Only the room's thread uses it."""
-
-    def __init__(self) -> None:
-        self.heap: list[tuple[int, int, Waiter]] = []
-        self.stands = False
-        self.look_at = math.inf
-
-
 class Room:
     """Calls those who wait in it when it is their turn.
 
@@ -71,32 +62,27 @@ class Room:
         self.token = tokens.offer(tokens.mint_nonce(), tokens.origin(socket.gethostname(), None))
         self._store = store
         self._listener = Listener(client, channel_of(self.token.nonce), self._heard)
-        #: Those who wait. Who takes one out decides what becomes of it: it begins, or it leaves.
-        self._waiters: dict[int, Waiter] = {}
-        # What other threads tell the room's thread. No lock guards this, because a time limit may strike anywhere.
-        self._new: deque[Waiter] = deque()
+        self._queues = Queues()
+        # What other threads tell the room's thread.
         self._asked: deque[str | None] = deque()
+        self._hints: deque[str] = deque()
         self._passed: deque[str] = deque()
-        self._offered_before: deque[str] = deque()
         self._left: threading.Event | None = None
         self._wake = threading.Event()
         self._stopped = False
         self._started = False
         self._starting = threading.Lock()
         # What only the room's thread uses.
-        self._queues: dict[str, _Queue] = {}
         self._looks: list[tuple[float, str]] = []
-        self._deadlines: list[tuple[float, int, Waiter]] = []
         self._aside: dict[str, None] = {}
-        self._order = itertools.count()
         self._silent_until = -math.inf
 
     def __len__(self) -> int:
-        return len(self._waiters)
+        return len(self._queues)
 
     def waiting(self) -> list[Waiter]:
         """Those who wait."""
-        return list(self._waiters.copy().values())
+        return self._queues.waiting()
 
     def enter(self, waiter: Waiter) -> None:
         """Let `waiter` wait, until it begins or leaves.
@@ -106,19 +92,18 @@ class Room:
         """
         commands.check_place(waiter.place)
         self._start()
-        self._waiters[id(waiter)] = waiter
-        self._new.append(waiter)
+        self._queues.add(waiter)
         self._wake.set()
 
     def leave(self, waiter: Waiter) -> None:
         """Let `waiter` wait no longer. If it was called already, it does not ask for the key: the key is passed on."""
-        if self._waiters.pop(id(waiter), None) is None:
+        if not self._queues.remove(waiter):
             self._passed.append(waiter.key)
         self._look_soon(waiter.key)
 
     def leave_all(self) -> list[Waiter]:
         """Let nobody wait any longer, and leave all lines, in `LEAVING` seconds; return those who waited."""
-        gone = [waiter for one in self._waiters.copy() if (waiter := self._waiters.pop(one, None)) is not None]
+        gone = [waiter for waiter in self.waiting() if self._queues.remove(waiter)]
         if self._started and not self._stopped:
             left = self._left = threading.Event()
             self._look_soon(None)
@@ -137,12 +122,11 @@ class Room:
         self._wake.set()
 
     def _heard(self, message: str | None) -> None:
-        when, _, key = (message or "").partition(" ")
-        if when == "soon":
-            self._offered_before.append(key)
-            self._wake.set()
+        if message is None:
+            self._look_soon(None)
         else:
-            self._look_soon(key or None)
+            self._hints.append(message)
+            self._wake.set()
 
     def _look_soon(self, key: str | None) -> None:
         """Look at `key`; None for all keys. Called in any thread."""
@@ -160,6 +144,10 @@ class Room:
 
     # What follows runs in the room's thread.
 
+    @property
+    def _by_key(self) -> dict[str, Queue]:
+        return self._queues.by_key
+
     def _run(self) -> None:
         while not self._stopped:
             try:
@@ -174,13 +162,15 @@ class Room:
         """Look at the keys that are due; return the seconds until something is due again."""
         self._wake.clear()
         left = self._left
-        self._take_in()
-        self._end_waits(time.monotonic())
+        self._asked.extend(key for key in self._queues.take_in() if key not in self._aside)
+        for waiter in self._queues.end(time.monotonic()):
+            self._asked.append(waiter.key)
+            self._begin(waiter, called=False)
         due = self._due(time.monotonic())
         try:
             if time.monotonic() >= self._silent_until:
                 self._pass_on()
-                for key in sorted(due, key=self._place_at):
+                for key in sorted(due, key=self._queues.place):
                     self._try_to_look(key)
                     del due[key]
         except LockUnavailable as error:
@@ -191,47 +181,35 @@ class Room:
             left.set()
         return self._pause()
 
-    def _take_in(self) -> None:
-        """Give the newcomers their places."""
-        while self._new:
-            waiter = self._new.popleft()
-            queue = self._queues.setdefault(waiter.key, _Queue())
-            heapq.heappush(queue.heap, (waiter.place, next(self._order), waiter))
-            if waiter.deadline != math.inf:
-                heapq.heappush(self._deadlines, (waiter.deadline, next(self._order), waiter))
-            if waiter.key not in self._aside and (not queue.stands or queue.heap[0][2] is waiter):
-                self._asked.append(waiter.key)
-        if len(self._deadlines) > 2 * len(self._waiters) + 100:  # most of them wait no longer
-            self._deadlines = [one for one in self._deadlines if self._waits(one[2])]
-            heapq.heapify(self._deadlines)
-
-    def _end_waits(self, now: float) -> None:
-        """Let those begin whose deadline has passed."""
-        while self._deadlines and self._deadlines[0][0] <= now:
-            waiter = heapq.heappop(self._deadlines)[2]
-            if self._waiters.pop(id(waiter), None) is waiter:
-                self._asked.append(waiter.key)
-                self._begin(waiter, called=False)
-
     def _due(self, now: float) -> dict[str, None]:
         """The keys at which to look now."""
-        while self._offered_before:
-            key = self._offered_before.popleft()
-            if key in self._queues and self._queues[key].look_at > now + OFFERED + MARGIN[1]:
-                self._look_at(key, OFFERED + _little())
         due: dict[str, None] = {}
+        while self._hints:
+            when, _, key = self._hints.popleft().partition(" ")
+            if when == "now":
+                due[key] = None
+            self._note_offer(when, key)
         while self._asked:
             asked = self._asked.popleft()
-            due |= dict.fromkeys(self._queues) if asked is None else {asked: None}
+            due |= dict.fromkeys(self._by_key) if asked is None else {asked: None}
         while self._looks and self._looks[0][0] <= now:
             at, key = heapq.heappop(self._looks)
-            if key in self._queues and self._queues[key].look_at == at:
+            if key in self._by_key and self._by_key[key].look_at == at:
                 due[key] = None
         for key in [*self._aside]:
-            first = self._first(key)
+            first = self._queues.first(key)
             if first is None or _can_begin(first):
                 due[key] = None
         return due
+
+    def _note_offer(self, when: str, key: str) -> None:
+        queue = self._by_key.get(key)
+        if queue is None:
+            return
+        if when == "now":  # so the one who was called before has released the key
+            queue.called_until = -math.inf
+        elif queue.look_at > time.monotonic() + OFFERED + MARGIN[1]:  # it is offered to the room before
+            self._look_at(key, OFFERED + _little())
 
     def _try_to_look(self, key: str) -> None:
         try:
@@ -240,7 +218,7 @@ class Room:
             raise
         except BaseException:  # the others must still have their turn
             logger.exception("a look at the lock %s failed; it is tried again", key)
-            if key in self._queues:
+            if key in self._by_key:
                 self._look_at(key, SHORT_LOOK)
 
     def _look(self, key: str) -> None:
@@ -249,38 +227,37 @@ class Room:
         Raises:
             LockUnavailable: Redis did not answer or refused.
         """
-        first = self._first(key)
+        first, queue = self._queues.first(key), self._by_key.get(key)
         self._aside.pop(key, None)
-        if first is None:
-            if key not in self._queues or self._queues[key].stands:
+        if first is None or queue is None:
+            if queue is None or queue.stands:
                 self._store.leave(key, self.token)
-            self._queues.pop(key, None)
-        elif not _can_begin(first):
-            if self._queues[key].stands:
-                self._store.leave(key, self.token)
-                self._queues[key].stands = False
-            self._aside[key] = None
+            self._by_key.pop(key, None)
+        elif _can_begin(first):
+            self._stand(key, queue, first)
+        elif queue.stands and time.monotonic() < queue.called_until:  # to leave would take the key from that one
+            self._look_at(key, CALLED + _little())
         else:
-            self._stand(key, first)
+            if queue.stands:
+                self._store.leave(key, self.token)
+                queue.stands = False
+            self._aside[key] = None
 
-    def _stand(self, key: str, first: Waiter) -> None:
-        queue = self._queues[key]
-        mine = heapq.heappop(queue.heap)
-        following = self._first(key)
-        heapq.heappush(queue.heap, mine)
+    def _stand(self, key: str, queue: Queue, first: Waiter) -> None:
+        following = self._queues.second(key)
         queue.stands = True  # also where no answer comes
         answer = self._store.stand(key, self.token, first.place, following.place if following else None)
-        if isinstance(answer, Taken):
-            heapq.heappop(queue.heap)
-            self._look_at(key, CALLED + _little())
-            queue.stands = following is not None
-            if self._waiters.pop(id(first), None) is first:
-                self._begin(first, called=True)
-            else:  # it has left meanwhile
-                self._passed.append(key)
-                self._look_soon(key)
-        else:
+        if isinstance(answer, Conflict):
             self._look_at(key, self._look_in(answer, first))
+            return
+        queue.stands = following is not None
+        queue.called_until = time.monotonic() + CALLED
+        self._look_at(key, CALLED + _little())
+        if self._queues.remove(first):
+            self._begin(first, called=True)
+        else:  # it has left meanwhile
+            self._passed.append(key)
+            self._wake.set()
 
     def _look_in(self, conflict: Conflict, first: Waiter) -> float:
         """Seconds until the next look at a key that another holds, or that is kept for another."""
@@ -290,7 +267,7 @@ class Room:
         return longest if conflict.ttl is None else min(longest, conflict.ttl + _little())
 
     def _look_at(self, key: str, seconds: float) -> None:
-        self._queues[key].look_at = at = time.monotonic() + seconds
+        self._by_key[key].look_at = at = time.monotonic() + seconds
         heapq.heappush(self._looks, (at, key))
 
     def _pass_on(self) -> None:
@@ -303,8 +280,8 @@ class Room:
             key = self._passed[0]
             self._store.leave(key, self.token)
             self._passed.popleft()
-            if key in self._queues:
-                self._queues[key].stands = False
+            if key in self._by_key:
+                self._by_key[key].stands = False
                 self._look_soon(key)
 
     def _silent(self, error: LockUnavailable) -> None:
@@ -320,20 +297,6 @@ class Room:
         except BaseException:
             logger.exception("who waited for the lock %s could not begin", waiter.key)
 
-    def _first(self, key: str) -> Waiter | None:
-        """The first of those who wait for `key`."""
-        heap = self._queues[key].heap if key in self._queues else []
-        while heap and not self._waits(heap[0][2]):
-            heapq.heappop(heap)
-        return heap[0][2] if heap else None
-
-    def _waits(self, waiter: Waiter) -> bool:
-        return self._waiters.get(id(waiter)) is waiter
-
-    def _place_at(self, key: str) -> int:
-        first = self._first(key)
-        return first.place if first else 0
-
     def _pause(self) -> float:
         now = time.monotonic()
         at = self._looks[0][0] if self._looks else math.inf
@@ -341,8 +304,7 @@ class Room:
             at = min(at, now + RETRY)
         if self._asked or self._passed:
             at = now
-        at = max(at, self._silent_until)
-        return (min(at, self._deadlines[0][0]) if self._deadlines else at) - now
+        return min(max(at, self._silent_until), self._queues.next_deadline) - now
 
 
 def _can_begin(waiter: Waiter) -> bool:

@@ -181,6 +181,21 @@ def test_who_had_no_slot_is_asked_again_without_being_told(room, running):
     assert guest.comes()
 
 
+def test_a_newcomer_without_a_slot_does_not_take_the_key_from_one_who_is_on_the_way(room, running, store, client):
+    first, second, newcomer = Guest(20), Guest(30), Guest(10)
+    enter(room, first, second)
+    in_line(client, room)
+    running.release()
+    assert first.comes()
+    newcomer.has_slot = False
+    room.enter(newcomer)
+    wait_until(lambda: newcomer.asked, "it is asked")
+    time.sleep(0.1)
+    assert Token.of(client.get(KEY)).owner == room.token.owner
+    newcomer.has_slot = True
+    assert isinstance(store.acquire(KEY, running.token, 30, room=room.token.owner), Granted)
+
+
 def test_at_its_deadline_it_begins_uncalled_and_the_room_leaves(room, running, client):
     guest = Guest(10, deadline=time.monotonic() + 0.1)
     room.enter(guest)
