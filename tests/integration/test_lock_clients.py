@@ -93,7 +93,7 @@ def test_it_is_taken_renewed_waited_for_and_given_back(client):
     assert not second.acquire(blocking=False)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(second.acquire)
-        wait_until(lambda: client.exists(keys_of(NAME).waiters), "it waits")
+        wait_until(lambda: client.exists(keys_of(NAME).line), "it waits")
         first.release()
         assert waiting.result(5)
     assert client.exists(NAME)
@@ -138,7 +138,7 @@ def test_a_redis_user_needs_only_the_keys_and_commands_that_the_page_names(locks
         for name in re.findall(r"redis\.call\('(\w+)'", script.text)
     }
     assert commands == called | {"EVALSHA", "EVAL", "BLPOP"}
-    keys = ("~stock", "~{stock}:waiters", "~{stock}:wake", "~{stock}:fence")
+    keys = ("~stock", "~{stock}:line", "~{stock}:fence")
     may = [f"+{command.lower()}" for command in commands]
     locks.client.execute_command("ACL", "SETUSER", "modest", "on", "nopass", "resetkeys", "-@all", *keys, *may)
     modest = redis.Redis(unix_socket_path=str(locks.socket), username="modest", password="any")  # noqa: S106

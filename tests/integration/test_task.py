@@ -46,12 +46,12 @@ class TestEager:
             tasks.once.apply(("k",)).get()
         assert ledger.runs() == []
 
-    def test_retry_blocks_for_the_key(self, tasks, locks, ledger):
+    def test_wait_is_the_default_of_a_key_of_some_arguments_and_blocks_for_it(self, tasks, locks, ledger):
         with ThreadPoolExecutor() as elsewhere:
             lock = tasks.work.lock_for("k")
             assert Context().run(lock.acquire)
             run = elsewhere.submit(lambda: tasks.work.apply(("k", "item")).get())
-            wait_until(lambda: locks.client.exists(keys_of(lock.name).waiters), "it waits")
+            wait_until(lambda: locks.client.exists(keys_of(lock.name).line), "it waits")
             assert ledger.runs() == []
             lock.release()
             assert run.result() == "item"
@@ -78,7 +78,7 @@ class TestEager:
             lock = task.lock_for("k")
             assert Context().run(lock.acquire)
             run = elsewhere.submit(lambda: task.apply(("k", "item")).get())
-            wait_until(lambda: locks.client.exists(keys_of(lock.name).waiters), "it waits")
+            wait_until(lambda: locks.client.exists(keys_of(lock.name).line), "it waits")
             lock.release()
             assert run.result() == "item"
 
