@@ -25,8 +25,10 @@ _KINDS = {"late": 8, "again": 3, "step": 3, "link": 2, "once": 3, "early": 2, "l
 JOBS = 3
 #: Seconds for the messages that are under way when the faults are over. The check finds what has not ended by then.
 END = 90.0
-#: Nothing moves any more when the ledger has not grown for so long: what comes back does so within 0.6 s, and writes.
-QUIET = 2.0
+#: Nothing moves any more when the ledger has not grown for so long. What waits in line writes when it has its turn, at
+#: most a lease after a holder's death. What an outage has sent back comes back within half of the visibility timeout;
+#: on RabbitMQ, where that is long, within 8 s at its third try.
+QUIET = 10.0
 #: More seconds besides `END`, for messages that go round although all have succeeded.
 STILL_GOING_ROUND = 30.0
 

@@ -46,7 +46,7 @@ class TestEager:
             tasks.once.apply(("k",)).get()
         assert ledger.runs() == []
 
-    def test_retry_blocks_for_the_key(self, tasks, locks, ledger):
+    def test_wait_is_the_default_of_a_key_of_some_arguments_and_blocks_for_it(self, tasks, locks, ledger):
         with ThreadPoolExecutor() as elsewhere:
             lock = tasks.work.lock_for("k")
             assert Context().run(lock.acquire)

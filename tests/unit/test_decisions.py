@@ -91,6 +91,14 @@ def test_a_holder_whose_end_may_have_been_seen_is_nobodys_holder(policy: str) ->
     assert decide(policy=policy, ended=True) == ComeBack(is_begun=False)
 
 
+@pytest.mark.parametrize("policy", ["skip", "raise", "join"])
+def test_a_key_that_is_offered_to_the_first_in_line_is_nobodys(policy: str) -> None:
+    """Who is offered a key has not begun, and may never begin."""
+    offered = HOLDER._replace(task_id=None, task=None, state="offered")
+    assert decide(holder=offered, policy=policy) == ComeBack(is_begun=False)
+    assert decide(holder=offered, policy="wait") == Wait()
+
+
 def test_who_waits_asks_nobody_whether_the_holder_has_ended() -> None:
     def fail(_: LockInfo) -> bool:
         raise AssertionError("asked")
