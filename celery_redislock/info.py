@@ -26,7 +26,11 @@ class LockInfo(NamedTuple):
     """Seconds until the key ends unless it is renewed; None for a key without expiry."""
     state: str = "held"
     """``"held"``: its holder runs; ``"queued"``: the key is reserved for a task that has not started yet;
-    ``"cooling"``: the task has succeeded, and nobody gets the key until its `lock_cooldown` is over."""
+    ``"cooling"``: the task has succeeded, and nobody gets the key until its `lock_cooldown` is over; ``"offered"``:
+    nobody holds the key, and it is kept for a moment for the first in line."""
+    waiting: int = 0
+    """How many rooms stand in line for the key: one for each worker or process in which somebody waits for it. Only
+    `lock_info` asks for this; elsewhere it is 0."""
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> Self:
@@ -37,12 +41,14 @@ class LockInfo(NamedTuple):
     @property
     def plain(self) -> tuple[Any, ...]:
         """Its values in types that every serializer can carry: `since` is ISO 8601 text."""
-        return (*self[:4], self.since and self.since.isoformat(), self.ttl, self.state)
+        return (*self[:4], self.since and self.since.isoformat(), self.ttl, self.state, self.waiting)
 
     @property
     def who(self) -> str:
         """The holder in words, for messages: its task id and host."""
         host, task = shown(self.hostname or "an unknown host"), f"task {shown(str(self.task_id))}"
+        if self.state == "offered":
+            return f"the first in line, on {host}"
         if self.state == "queued":
             return f"{task}, queued by {host}"
         if self.state == "cooling":

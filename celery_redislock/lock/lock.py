@@ -28,15 +28,16 @@ logger = logging.getLogger(__name__)
 class Lock(Handle):
     """A lock on one key. As ``client.lock(name, lock_class=Lock)`` it does what redis-py's own lock does, and more.
 
-    This lock and redis-py's own exclude each other on one name. A release wakes a waiter, who also looks once a
-    second. Where redis-py's lock holds the key, whose release wakes nobody, a waiter looks every `sleep` seconds.
+    This lock and redis-py's own exclude each other on one name. Those who wait are served in the order in which they
+    came, also between processes. Where redis-py's lock holds the key, whose release tells nobody, it is looked at every
+    `sleep` seconds.
 
     Args:
         client: Any synchronous redis-py client. The lock uses its server and credentials, on connections of its own,
             so the client's retries, encoding and protocol do not matter.
         name: The key in Redis.
         timeout: Seconds that the key outlives a dead holder, and without `renew` also a living one; None for ever.
-        sleep: Seconds between two looks of a waiter whom no release wakes.
+        sleep: Seconds between two looks while another library's lock holds the key.
         blocking: Whether `acquire` waits for a key that another holds.
         blocking_timeout: How long `acquire` waits, in seconds; None for ever.
         thread_local: Whether only the thread that has acquired the lock holds it by this object.

@@ -20,11 +20,19 @@ class Granted(NamedTuple):
 
 
 class Conflict(NamedTuple):
-    """The answer to an acquire: another holds the key."""
+    """The answer to an acquire, and to a room that stands in line: another holds the key, or it is kept for another."""
 
     holder: Token
     ttl: float | None
     """Seconds until the key ends unless it is renewed; None for a key without expiry."""
+    now: int = 0
+    """The microseconds of the server's clock at the answer; 0 where they are not known."""
+    waiting: int = 0
+    """How many rooms stand in line for the key; 0 where that was not asked for."""
+
+
+class Taken(NamedTuple):
+    """The answer to a room that stands in line: it is the turn of its first waiter, who is to acquire the key now."""
 
 
 class Finished(NamedTuple):

@@ -1,4 +1,4 @@
-"""The store and the wake-ups of a Cluster: its client finds the node of a key, and a renewal stays in one slot."""
+"""The store of a Cluster: its client finds the node of a key, and a renewal stays in one slot."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from typing import Any, TypeVar
 from redis.cluster import RedisCluster
 from redis.exceptions import RedisClusterException, RedisError
 
-from .connect import derive
 from .outage import Outage
 from .store import LockStore
 from .tokens import Token
-from .wake_ups import MAX_WAITERS, TURN, WakeUps
 
 T = TypeVar("T")
 
@@ -43,20 +41,3 @@ class ClusterStore(LockStore):
             return command(self._cluster, *args)
         except RedisClusterException as error:  # redis-py does not derive it from RedisError
             raise RedisError(str(error)) from error
-
-
-class ClusterWakeUps(WakeUps):
-    """Where a waiter on a Cluster blocks: on the node that has the key."""
-
-    def __init__(self, client: RedisCluster) -> None:
-        self._cluster = client
-        self._nodes: dict[str, WakeUps] = {}
-
-    def wait(self, key: str, timeout: float, poll: float) -> None:
-        """As `WakeUps.wait`."""
-        cluster: Any = self._cluster
-        node = cluster.get_node_from_key(key)
-        if node.name not in self._nodes:
-            client = derive(cluster.get_redis_connection(node), MAX_WAITERS, wait_for_reply=TURN)
-            self._nodes.setdefault(node.name, WakeUps(client))
-        self._nodes[node.name].wait(key, timeout, poll)

@@ -1,6 +1,7 @@
 """The commands that the store sends: KEYS and ARGV of each script, in the order that the script's header tells. Pure.
 
-An option of a script is a letter in the flags, ARGV[1]. Its keys and values follow those that are always given.
+An option of a script is a letter in the flags, ARGV[1]. Its keys and values follow those that are always given. Every
+value is text: hiredis 3.5 crashes the process where a time limit strikes while hiredis writes an int.
 """
 
 from __future__ import annotations
@@ -11,13 +12,8 @@ from collections.abc import Sequence
 
 from .answers import Claim, Note
 from .names import keys_of
-from .scripts import ACQUIRE, EXPECT, GIVE_UP, INSPECT, RELEASE, RENEW, Command, Text
+from .scripts import ACQUIRE, EXPECT, GIVE_UP, INSPECT, LEAVE, RELEASE, RENEW, STAND, Command, Text
 from .tokens import RESERVED, Token, known_by
-
-#: A waiter that has died is remembered no longer than this, in milliseconds; a living one asks again every second.
-#: It is text, as every value of a command: hiredis 3.5 crashes the process where a time limit strikes while hiredis
-#: writes an int.
-WAITER_TTL_MS = "3000"
 
 
 def acquire(
@@ -28,26 +24,24 @@ def acquire(
     *,
     note: str | None = None,
     fence: bool = False,
-    waits: bool | None = None,
+    room: bytes | None = None,
     claim: Claim | None = None,
 ) -> Command:
     """Acquire `key`: arguments as `LockStore.acquire`.
 
     `owner` is who asks. It is not always that of `token`, which the key is to hold: `LockStore.rename` replaces one.
     """
-    flags = ""
-    keys: tuple[str, ...] = (key,)
+    names, flags = keys_of(key), ""
+    keys: tuple[str, ...] = (key, names.line)
     values: tuple[Text, ...] = (owner, token.value, "" if lease == math.inf else _ms(lease))
     if note is not None:
-        flags, keys = "n", (key, note)
+        flags, keys = "n", (*keys, note)
     if fence:
-        flags, keys = f"{flags}f", (*keys, keys_of(key).fence)
-    if waits is not None:
-        flags, keys = f"{flags}{'w' if waits else 's'}", (*keys, keys_of(key).waiters)
-        if waits:
-            values = (*values, WAITER_TTL_MS)
+        flags, keys = f"{flags}f", (*keys, names.fence)
+    if room is not None:
+        flags, values = f"{flags}r", (*values, room)
     if claim is not None:
-        flags, keys = f"{flags}c", (*keys, keys_of(key).queued)
+        flags, keys = f"{flags}c", (*keys, names.queued)
         values = (*values, known_by(claim.nonce, RESERVED).owner, _ms(claim.ttl))
     return Command(ACQUIRE, keys, (flags, *values))
 
@@ -66,7 +60,7 @@ def release(
     """
     names = keys_of(key)
     flags = ""
-    keys: tuple[str, ...] = (key, names.waiters, names.wake)
+    keys: tuple[str, ...] = (key, names.line)
     values: tuple[Text, ...] = (owner,)
     if note is not None:
         flags, keys = "nu" if note.in_any_case else "n", (*keys, note.key)
@@ -87,7 +81,7 @@ def give_up(key: str, claim: str, gone_ttl: float | None) -> Command:
         gone_ttl: Seconds that the note lives which says that nobody comes with this claim; None for no note.
     """
     names, owner = keys_of(key), known_by(claim, RESERVED).owner
-    keys = (key, names.waiters, names.wake, names.queued)
+    keys = (key, names.line, names.queued)
     if gone_ttl is None:
         return Command(GIVE_UP, keys, ("", owner))
     return Command(GIVE_UP, (*keys, names.gone(claim)), ("g", owner, _ms(gone_ttl)))
@@ -105,8 +99,38 @@ def expect(key: str, token: Token) -> Command:
 
 
 def inspect(key: str) -> Command:
-    """Ask what `key` holds, and for how long."""
-    return Command(INSPECT, (key,), ())
+    """Ask what `key` holds, and for how long, and how many rooms stand in line for it."""
+    return Command(INSPECT, (key, keys_of(key).line), ())
+
+
+def stand(key: str, room: Token, place: int, next_place: int | None) -> Command:
+    """Stand in line for `key`: arguments as `LockStore.stand`.
+
+    Raises:
+        ValueError: A place is no place.
+    """
+    following = "" if next_place is None else _place(next_place)
+    return Command(STAND, (key, keys_of(key).line), (room.value, _place(place), following))
+
+
+def leave(key: str, room: Token) -> Command:
+    """Leave the line of `key`, in which `room` may stand."""
+    return Command(LEAVE, (key, keys_of(key).line), (room.value,))
+
+
+def check_place(place: int) -> None:
+    """Refuse what the scripts could not compare with other places: a Redis score is exact up to 53 bits.
+
+    Raises:
+        ValueError: `place` is no place.
+    """
+    if type(place) is not int or not 0 <= place < 2**53:
+        raise ValueError(f"{place!r} is no place: a place is a number of microseconds since the epoch")
+
+
+def _place(place: int) -> str:
+    check_place(place)
+    return str(place)
 
 
 @functools.lru_cache(256)  # a process uses few different leases

@@ -118,31 +118,28 @@ def _pool_options(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {**both, **_FIXED, "connection_class": _whole(kind), "retry": Retry(NoBackoff(), 0)}
 
 
-def derive(client: redis.Redis, max_connections: int = 50, *, wait_for_reply: float = 0.0) -> redis.Redis:
+def derive(client: redis.Redis, max_connections: int = 50) -> redis.Redis:
     """A new client for the server of `client`, whatever the retries, encoding and protocol of `client`.
 
     Args:
         client: Any redis-py client with a connection pool; also that of a Sentinel.
         max_connections: The most connections of the new client; the maximum of `client` counts too.
-        wait_for_reply: Seconds that a command may block on the server, on top of the time-out. Where no connection is
-            free, a client made with this raises ConnectionError; without it, the client makes the caller wait.
     """
     pool = client.connection_pool
     options = {name: value for name, value in pool.connection_kwargs.items() if not _OF_POOL(name)}
     for name in ("socket_timeout", "socket_connect_timeout"):  # without, a silent server would hang the caller
         options[name] = options.get(name) or DEFAULTS[name]
-    options["socket_timeout"] += wait_for_reply
     options |= {
         **_FIXED,
         "retry": Retry(NoBackoff(), 0),
         "max_connections": min(pool.max_connections, max_connections),
     }
-    kind: type[redis.ConnectionPool] = redis.ConnectionPool
+    kind: type[redis.ConnectionPool]
     if isinstance(pool, SentinelConnectionPool):
         kind = _SentinelPool
         options |= {name: getattr(pool, name) for name in ("service_name", "is_master")}
         options["sentinel_manager"] = _without_retries(pool.sentinel_manager)
-    elif not wait_for_reply:
+    else:
         kind = redis.BlockingConnectionPool
         options["timeout"] = options["socket_timeout"] + options["socket_connect_timeout"]
     return redis.Redis(connection_pool=_discreet(kind)(connection_class=_whole(pool.connection_class), **options))

@@ -1,9 +1,10 @@
-"""LockServer: the store, the keeper and the wake-ups of one process for one lock server; not shared over a fork."""
+"""LockServer: the store, the keeper and the room of one process for one lock server; not shared over a fork."""
 
 from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 import weakref
 from typing import Any
@@ -11,17 +12,18 @@ from typing import Any
 import redis
 from redis.cluster import RedisCluster
 
-from celery_redislock.errors import LockConfigError
+from celery_redislock.errors import LockConfigError, LockUnavailable
 from celery_redislock.info import LockInfo
 
 from .answers import Conflict, Granted
-from .cluster import ClusterStore, ClusterWakeUps
+from .cluster import ClusterStore
 from .connect import command_time, derive
 from .event_loop import running_loop
 from .held import HeldLock
 from .keeper import Keeper
+from .outage import Outage
+from .room import Room, Waiter
 from .store import LockStore
-from .wake_ups import MAX_WAITERS, TURN, WakeUps
 
 _SERVERS = "_redislock_servers"
 #: Seconds between two looks at a key whose release wakes nobody.
@@ -31,37 +33,51 @@ CLUSTER_COMMAND_TIME = 60.0
 
 
 class LockServer:
-    """A store for the threads of this process, a keeper and wake-ups, each with its own connections.
+    """A store for the threads of this process, a keeper and a room, each with its own connections.
 
     Args:
-        client: A client from `connect` or `derive`; or the user's client of a Cluster, which all three share.
+        client: A client from `connect` or `derive`; or the user's client of a Cluster, which all of them share.
     """
 
     def __init__(self, client: redis.Redis | RedisCluster) -> None:
         self.client = client
-        self.store: LockStore
-        self.wake_ups: WakeUps
-        keepers: LockStore
-        if isinstance(client, RedisCluster):
-            self.store, self.wake_ups = ClusterStore(client), ClusterWakeUps(client)
-            keepers = ClusterStore(client, self.store.outage)
-            self.command_time = CLUSTER_COMMAND_TIME
-        else:
-            self.store, self.wake_ups = LockStore(client), WakeUps(derive(client, MAX_WAITERS, wait_for_reply=TURN))
-            keepers = LockStore(derive(client, 1), self.store.outage)
+        self.store = self._store()
+        self.command_time = CLUSTER_COMMAND_TIME
+        if not isinstance(client, RedisCluster):
             self.command_time = command_time(client)
             servers_of(client.connection_pool)[os.getpid()] = self
-        self.keeper = Keeper(keepers, self.command_time)
+        self.keeper = Keeper(self._store(self.store.outage), self.command_time)
+
+    @property
+    def room(self) -> Room:
+        """Where those of this process wait for a key of this server."""
+        room: Room | None = vars(self).get("_room")
+        if room is None:  # two threads may both come here: nothing is open yet, and `setdefault` keeps one room
+            listens = self.client if isinstance(self.client, RedisCluster) else derive(self.client, 1)
+            room = vars(self).setdefault("_room", Room(self._store(self.store.outage), listens))
+        return room
+
+    def stop(self) -> None:
+        """End the threads: nobody in this process can reach the server any more."""
+        self.keeper.stop()
+        if "_room" in vars(self):
+            self.room.stop()
+
+    def _store(self, outage: Outage | None = None) -> LockStore:
+        """A store; where it shares the `Outage` of another, it has one connection, which nobody else uses."""
+        if isinstance(self.client, RedisCluster):
+            return ClusterStore(self.client, outage)
+        return LockStore(self.client if outage is None else derive(self.client, 1), outage)
 
     @classmethod
     def behind(cls, client: Any) -> LockServer:
-        """The lock server of a user's redis-py client; the keeper's thread ends with the client's connection pool."""
+        """The lock server of a user's redis-py client; its threads end with the client's connection pool."""
         pool = getattr(client, "connection_pool", client)  # a Cluster's client has many pools, and stands for them
         servers = servers_of(pool)
         server = servers.get(os.getpid())
         if server is None:
             server = servers.setdefault(os.getpid(), cls(client if pool is client else derive(client)))
-            weakref.finalize(pool, server.keeper.stop).atexit = False
+            weakref.finalize(pool, server.stop).atexit = False
         return server
 
     def take(
@@ -82,28 +98,37 @@ class LockServer:
             LockUnavailable: Redis did not answer or refused.
             LockConfigError: To wait for the key would stop the event loop that runs the caller.
         """
+        conflict = self._acquire(held, fence)
+        if conflict is None or (timeout is not None and timeout <= 0):
+            return conflict
+        if running_loop() is not None:
+            raise _would_stop_the_loop(conflict.holder.info(held.key, conflict.ttl))
         end = math.inf if timeout is None else time.monotonic() + timeout
-        waits = None if timeout is not None and timeout <= 0 else True
-        stops_a_loop = waits is not None and running_loop() is not None
-        if stops_a_loop:
-            waits = None
+        place = conflict.now or time.time_ns() // 1000
+        while conflict is not None:
+            turn = Turn(held.key, place, poll)
+            self.room.enter(turn)
+            try:
+                if not turn.comes_before(end):
+                    self.room.leave(turn)
+                    return conflict
+                conflict = self._acquire(held, fence, self.room.token.owner)
+            except BaseException:
+                self.room.leave(turn)
+                raise
+        return None
+
+    def _acquire(self, held: HeldLock, fence: bool, room: bytes | None = None) -> Conflict | None:
+        """Ask for the key of `held`; return who holds it, or None where it was granted."""
         while True:
-            left = end - time.monotonic()
-            if left <= 0 and waits:
-                waits = False
-            result = self.store.acquire(held.key, held.token, held.lease, fence=fence, waits=waits)
+            result = self.store.acquire(held.key, held.token, held.lease, fence=fence, room=room)
             if isinstance(result, Granted):
                 held.granted(result)
                 return None
             # Finished: a run under the caller's own task id has succeeded, and the key cools down.
             conflict = result if isinstance(result, Conflict) else self.store.look(held.key)
             if conflict is not None:
-                holder = conflict.holder.info(held.key, conflict.ttl)
-                if stops_a_loop:
-                    raise _would_stop_the_loop(holder)
-                if not waits:
-                    return conflict
-                self.wait(holder, end - time.monotonic(), poll=poll)
+                return conflict
 
     def give_up(self, key: str, claim: str, *, is_to_come: bool, now: bool = False) -> None:
         """Give up the reservations of a message that will not run.
@@ -128,10 +153,41 @@ class LockServer:
             left: How long to block, in seconds at most.
             poll: As `take`.
         """
-        if holder.since is None:
-            time.sleep(max(0.0, min(left, poll)))
-        else:  # and no longer than the key lives if its holder has died
-            self.wake_ups.wait(holder.key, min(left, math.inf if holder.ttl is None else holder.ttl + 0.001), poll)
+        time.sleep(max(0.0, min(left, poll)))
+
+
+class Turn(Waiter):
+    """The caller of `LockServer.take`, which blocks its own thread."""
+
+    def __init__(self, key: str, place: int, poll: float) -> None:
+        self.key = key
+        self.place = place
+        self.look_every = poll
+        self._ended = threading.Event()
+        self._is_called = False
+        self._error: LockUnavailable | None = None
+
+    def begin(self, *, called: bool) -> None:
+        """As `Waiter.begin`."""
+        self._is_called = called
+        self._ended.set()
+
+    def unavailable(self, error: LockUnavailable) -> None:
+        """As `Waiter.unavailable`."""
+        self._error = error
+        self._ended.set()
+
+    def comes_before(self, end: float) -> bool:
+        """Block until it is the turn of this waiter, or until `end`, by `time.monotonic()`; return which.
+
+        Raises:
+            LockUnavailable: The server did not answer.
+        """
+        left = end - time.monotonic()
+        self._ended.wait(None if left > threading.TIMEOUT_MAX else max(0.0, left))
+        if self._error is not None and not self._is_called:
+            raise LockUnavailable(self.key, self._error.reason)
+        return self._is_called
 
 
 def _would_stop_the_loop(holder: LockInfo) -> LockConfigError:

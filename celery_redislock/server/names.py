@@ -18,20 +18,18 @@ class LockKeys:
     Attributes:
         lock: The key that the lock's holder owns.
         queued: The place of the one message that may wait in the queue, in scope ``queue``.
-        waiters: The set of those who block until the lock is released.
-        wake: The list by which a release wakes one waiter.
+        line: The rooms that wait for the lock, each with the place of its first waiter.
         fence: The last fencing number.
     """
 
-    __slots__ = ("_stem", "fence", "lock", "queued", "waiters", "wake")
+    __slots__ = ("_stem", "fence", "line", "lock", "queued")
 
     def __init__(self, lock: str) -> None:
         start = lock.find("{")
         tagged = "}" in lock if start < 0 else lock.find("}", start) != start + 1 and "}" in lock[start:]
         self.lock = lock
         self._stem = stem = lock if tagged else f"{{{lock}}}"
-        self.queued, self.fence = f"{stem}:queued", f"{stem}:fence"
-        self.waiters, self.wake = f"{stem}:waiters", f"{stem}:wake"
+        self.queued, self.fence, self.line = f"{stem}:queued", f"{stem}:fence", f"{stem}:line"
 
     def note(self, attempt: object) -> str:
         """The key of the note that `attempt` is over, for copies of its message."""
@@ -49,3 +47,12 @@ keys_of = functools.lru_cache(1024)(LockKeys)
 def redis_key(prefix: str, name: str) -> str:
     """The Redis key of the lock `name`, which a `KeyMaker` has made. The name, between the braces, is its hash tag."""
     return f"{prefix}:{{{name}}}"
+
+
+def channel_of(room: str) -> str:
+    """The channel of a room; `room` is the nonce of its token.
+
+    A message is ``now <key>``, where the key is offered to the room, or ``soon <key>``, where it is offered to the room
+    before.
+    """
+    return f"redislock:room:{room}"

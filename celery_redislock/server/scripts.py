@@ -28,8 +28,8 @@ class Script:
         self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 
-ACQUIRE, RELEASE, RENEW, INSPECT, EXPECT, GIVE_UP = (
-    Script(name) for name in ("acquire", "release", "renew", "inspect", "expect", "give_up")
+ACQUIRE, RELEASE, RENEW, INSPECT, EXPECT, GIVE_UP, STAND, LEAVE = (
+    Script(name) for name in ("acquire", "release", "renew", "inspect", "expect", "give_up", "stand", "leave")
 )
 
 

@@ -16,7 +16,7 @@ from celery_redislock.errors import LockUnavailable, describe
 from celery_redislock.info import LockInfo
 
 from . import commands
-from .answers import NOTE_TTL, Claim, Conflict, Finished, Granted, Note
+from .answers import NOTE_TTL, Claim, Conflict, Finished, Granted, Note, Taken
 from .names import keys_of
 from .scripts import Command
 from .sender import Sender
@@ -36,7 +36,7 @@ class LockStore(Sender):
         note: str | None = None,
         *,
         fence: bool = False,
-        waits: bool | None = None,
+        room: bytes | None = None,
     ) -> Granted | Conflict | Finished:
         """Acquire `key` for `lease` seconds.
 
@@ -46,14 +46,13 @@ class LockStore(Sender):
             lease: Seconds; infinite for a key without expiry.
             note: The key of the attempt's note, where this message may be a copy.
             fence: Ask for a fencing number.
-            waits: True if the caller will wait where the key is held, so that a release wakes the caller. False if the
-                caller has waited, and does not wait any longer. None if the caller has never waited.
+            room: The owner of the token of the room from which the caller was called; None where it has not waited.
 
         Raises:
             LockUnavailable: Redis did not answer or refused. In case the key was granted, the store has tried to
                 release it. While Redis is known to be out of reach, the error comes at once and nothing is sent.
         """
-        return self._take(commands.acquire(key, token.owner, token, lease, note=note, fence=fence, waits=waits), token)
+        return self._take(commands.acquire(key, token.owner, token, lease, note=note, fence=fence, room=room), token)
 
     def claim(
         self,
@@ -64,18 +63,18 @@ class LockStore(Sender):
         note: str | None = None,
         *,
         fence: bool = False,
-        waits: bool | None = None,
+        room: bytes | None = None,
     ) -> Granted | Conflict | Finished:
         """As `acquire`, for a message for which the key, or the place in its queue, is reserved.
 
         Args:
-            key, token, lease, note, fence, waits: As `acquire`.
+            key, token, lease, note, fence, room: As `acquire`.
             claim: What the message carries; a key that is reserved for this claim is granted.
 
         Raises:
             LockUnavailable: As `acquire`.
         """
-        how = commands.acquire(key, token.owner, token, lease, note=note, fence=fence, waits=waits, claim=claim)
+        how = commands.acquire(key, token.owner, token, lease, note=note, fence=fence, room=room, claim=claim)
         return self._take(how, token)
 
     def rename(self, key: str, token: Token, new: Token, lease: float, *, fence: bool) -> Granted | Conflict | Finished:
@@ -185,7 +184,34 @@ class LockStore(Sender):
             LockUnavailable: Redis did not answer or refused.
         """
         found = self.look(key)
-        return found and found.holder.info(key, found.ttl)
+        return found and found.holder.info(key, found.ttl)._replace(waiting=found.waiting)
+
+    def stand(self, key: str, room: Token, place: int, next_place: int | None) -> Taken | Conflict:
+        """Let a room stand in line for `key`, and take the key where it is the turn of the room's first waiter.
+
+        Args:
+            key: The key in Redis.
+            room: The token of the room.
+            place: Of the room's first waiter for this key, in microseconds since the epoch.
+            next_place: Of the room's next waiter for this key; None where there is none.
+
+        Raises:
+            LockUnavailable: Redis did not answer or refused.
+            ValueError: A place is no place.
+        """
+        reply, _ = self._ask(commands.stand(key, room, place, next_place))
+        return Taken() if isinstance(reply, int) else _conflict(reply)
+
+    def leave(self, key: str, room: Token) -> bool:
+        """Let a room leave the line of `key`; where the key is kept for the room, it is offered to the next one.
+
+        Returns:
+            Whether the key was kept for the room.
+
+        Raises:
+            LockUnavailable: Redis did not answer or refused.
+        """
+        return bool(self._ask(commands.leave(key, room))[0])
 
     def look(self, key: str) -> Conflict | None:
         """Who holds `key`, as `acquire` would answer to anybody but the holder; None where the key is free.
@@ -228,5 +254,5 @@ class LockStore(Sender):
 
 
 def _conflict(reply: Sequence[Any]) -> Conflict:
-    value, ttl = reply
-    return Conflict(Token.of(value), ttl / 1000 if ttl >= 0 else None)
+    value, ttl, *rest = reply
+    return Conflict(Token.of(value), ttl / 1000 if ttl >= 0 else None, *rest)

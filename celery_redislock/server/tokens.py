@@ -21,8 +21,10 @@ from celery_redislock.shown import shown
 
 #: The states of a key: the first character of its token. The values of other libraries begin with none of these: they
 #: are hexadecimal, as redis-py's, a UUID, a number, or base64, and begin with a letter, a digit, "+" or "/".
-RUNS, SEEN, RESERVED, COOLING = ">", "&", "~", "="
-_STATES = {RUNS: "held", SEEN: "held", RESERVED: "queued", COOLING: "cooling"}
+RUNS, SEEN, RESERVED, COOLING, OFFERED, CALLED = ">", "&", "~", "=", "?", "!"
+_STATES = {RUNS: "held", SEEN: "held", RESERVED: "queued", COOLING: "cooling", OFFERED: "offered", CALLED: "offered"}
+#: A copy was seen of who owns a key, or the room that owns an offer has taken it: the owner is the same.
+_SAME_OWNER = {SEEN: RUNS, CALLED: OFFERED}
 #: A field without value; no escaped field is equal to it.
 NOTHING = "*"
 #: The most characters of an id or a name in a token: a publisher may choose an id of a megabyte.
@@ -30,7 +32,7 @@ MAX_NAME = 200
 _PLAIN = re.compile(r"[\w.@:+,~-]+", re.ASCII).fullmatch
 _PUBLISH = re.compile(r"[\w-]{8}", re.ASCII).fullmatch
 _NONCE = re.compile(r"[\w-]{22}", re.ASCII).fullmatch
-_HEAD = re.compile(r"[>&~=]([\w-]{22})(?![^ ])", re.ASCII).match
+_HEAD = re.compile(r"[>&~=?!]([\w-]{22})(?![^ ])", re.ASCII).match
 _HEAD_LENGTH = 23
 _FIELDS = 5
 
@@ -65,7 +67,8 @@ class Token(str):
         value: The text as Redis stores it.
         nonce: The word that only the owner of the token knows.
         owner: What the scripts know the owner by: the state and the nonce, or the whole of a text not minted here. Two
-            tokens with equal `owner` belong to one owner; it makes no difference whether a copy was seen.
+            tokens with equal `owner` belong to one owner; it makes no difference whether a copy was seen, nor whether a
+            room has taken the offer of a key.
     """
 
     __slots__ = ("_fields", "nonce", "owner", "value")
@@ -91,13 +94,13 @@ class Token(str):
         head = _HEAD(text)
         if head is None:
             return cls(text, value, text, value)
-        owner = f"{RUNS}{head[1]}".encode() if text[0] == SEEN else value[:_HEAD_LENGTH]
-        return cls(text, value, head[1], owner)
+        return cls(text, value, head[1], f"{_SAME_OWNER.get(text[0], text[0])}{head[1]}".encode())
 
     @property
     def state(self) -> str:
         """The state of a key that holds this token, as `LockInfo.state` calls it."""
-        return _STATES[self[0]] if self.attempt else "held"
+        is_of_a_room = self.nonce != self and self[0] in {OFFERED, CALLED}
+        return _STATES[self[0]] if self.attempt or is_of_a_room else "held"
 
     @property
     def attempt(self) -> Attempt | None:
@@ -155,6 +158,16 @@ def mint(nonce: str, attempt: Attempt | str | None, origin: str, state: str = RU
 def known_by(nonce: str, state: str = RUNS) -> Token:
     """A token of which only the state and the nonce are known: enough to say whether it owns a key."""
     return Token.of(state + nonce)
+
+
+def offer(nonce: str, origin: str) -> Token:
+    """The token of a room, which a key holds while it is offered to that room.
+
+    Args:
+        nonce: From `mint_nonce`.
+        origin: The room's host, from `origin`.
+    """
+    return mint(nonce, None, origin, OFFERED)
 
 
 def cooling(token: Token) -> Token:

@@ -146,15 +146,15 @@ class Execution(ABC):
 
         Args:
             lock: The lock to be granted.
-            waits: As for `LockStore.acquire`.
+            waits: Not used any more.
         """
         # A time limit may strike while the answer is read: `end` must then release a key that was granted.
         self._unanswered = lock
         note = self._note(lock.key) if self.message.delivered.may_be_a_copy else None
         fence = self.plan.options.fence
         if self._claim is None:
-            return lock.store.acquire(lock.key, lock.token, lock.lease, note, fence=fence, waits=waits)
-        return lock.store.claim(lock.key, lock.token, lock.lease, self._claim, note, fence=fence, waits=waits)
+            return lock.store.acquire(lock.key, lock.token, lock.lease, note, fence=fence)
+        return lock.store.claim(lock.key, lock.token, lock.lease, self._claim, note, fence=fence)
 
     def _taken(self, lock: HeldLock) -> None:
         """Hold `lock`, which was granted: renew it from now on, and say so."""

@@ -167,7 +167,7 @@ class TestWait:
         lock = tasks.on_wait.lock_for("k")
         with lock:
             waiter, next_one = tasks.on_wait.delay("k", "waiter"), tasks.on_wait.delay("k", "next")
-            wait_until(lambda: locks.client.scard(keys_of(lock.name).waiters) == 2, "both wait")
+            wait_until(lambda: locks.client.scard(keys_of(lock.name).line) == 2, "both wait")
             app.control.revoke(waiter.id, terminate=True)
             with pytest.raises(TaskRevokedError):
                 waiter.get(timeout=PATIENCE)
@@ -184,7 +184,7 @@ class TestWait:
         lock = task.lock_for("k")
         with lock:
             waiter = task.delay("k", "waiter")
-            wait_until(lambda: locks.client.exists(keys_of(lock.name).waiters), "it waits")
+            wait_until(lambda: locks.client.exists(keys_of(lock.name).line), "it waits")
             first.stop()
             start_worker(1)
         assert waiter.get(timeout=PATIENCE) == "waiter"

@@ -17,7 +17,7 @@ from redis.sentinel import Sentinel
 
 from celery_redislock import Lock, LockConfigError
 from celery_redislock.server.names import keys_of
-from celery_redislock.server.scripts import ACQUIRE, EXPECT, GIVE_UP, INSPECT, RELEASE, RENEW
+from celery_redislock.server.scripts import ACQUIRE, EXPECT, GIVE_UP, INSPECT, LEAVE, RELEASE, RENEW, STAND
 from tests.lab.servers import wait_until
 from tests.lab.topologies import cluster, sentinel
 from tests.lab.workers import ROOT
@@ -93,7 +93,7 @@ def test_it_is_taken_renewed_waited_for_and_given_back(client):
     assert not second.acquire(blocking=False)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(second.acquire)
-        wait_until(lambda: client.exists(keys_of(NAME).waiters), "it waits")
+        wait_until(lambda: client.exists(keys_of(NAME).line), "it waits")
         first.release()
         assert waiting.result(5)
     assert client.exists(NAME)
@@ -134,17 +134,17 @@ def test_a_redis_user_needs_only_the_keys_and_commands_that_the_page_names(locks
     commands = set(re.findall(r"\b[A-Z]{3,}\b", PAGE.rsplit("A Redis user needs", 1)[1]))
     called = {
         name
-        for script in (ACQUIRE, EXPECT, GIVE_UP, INSPECT, RELEASE, RENEW)
-        for name in re.findall(r"redis\.call\('(\w+)'", script.text)
+        for script in (ACQUIRE, EXPECT, GIVE_UP, INSPECT, LEAVE, RELEASE, RENEW, STAND)
+        for name in re.findall(r"redis\.p?call\('(\w+)'", script.text)
     }
-    assert commands == called | {"EVALSHA", "EVAL", "BLPOP"}
-    keys = ("~stock", "~{stock}:waiters", "~{stock}:wake", "~{stock}:fence")
+    assert commands == called | {"EVALSHA", "EVAL", "SUBSCRIBE"}
+    keys = ("~stock", "~{stock}:line", "~{stock}:fence", "&redislock:room:*")
     may = [f"+{command.lower()}" for command in commands]
     locks.client.execute_command("ACL", "SETUSER", "modest", "on", "nopass", "resetkeys", "-@all", *keys, *may)
     modest = redis.Redis(unix_socket_path=str(locks.socket), username="modest", password="any")  # noqa: S106
     with modest, Lock(modest, NAME, timeout=10, renew=True, fence=True) as lock, ThreadPoolExecutor() as pool:
         waiting = pool.submit(Lock(modest, NAME, timeout=10, thread_local=False).acquire, blocking_timeout=10)
-        wait_until(lambda: locks.client.info("clients")["blocked_clients"] == 1, "it waits, and may")
+        wait_until(lambda: locks.client.exists(keys_of(NAME).line), "it waits, and may")
         lock.extend(5)
         assert lock.owned()
         lock.release()

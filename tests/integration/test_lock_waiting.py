@@ -1,8 +1,9 @@
-"""Waiting for a `Lock`: woken by the release, one at a time, and never for ever because somebody died."""
+"""Waiting for a `Lock`: called by the release, in order, and never for ever because somebody died."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,16 +15,19 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import redis
 
-from celery_redislock import Lock, LockConfigError, LockedTask, locked
-from celery_redislock.server.names import keys_of
+from celery_redislock import Lock, LockConfigError, LockedTask, LockUnavailable, locked
+from celery_redislock.server import tokens
+from celery_redislock.server.lock_server import LockServer
+from celery_redislock.server.names import channel_of, keys_of
+from celery_redislock.server.tokens import Token
 from celery_redislock.testing import busy
 from tests.lab.app import make_app
 from tests.lab.interruption import raised_at
-from tests.lab.servers import need, wait_until
+from tests.lab.servers import Valkey, need, wait_until
 from tests.lab.workers import ROOT
 
 NAME = "stock"
-WAITERS, WAKE = keys_of("stock").waiters, keys_of("stock").wake
+LINE = keys_of("stock").line
 
 
 @pytest.fixture
@@ -39,7 +43,7 @@ def make(client):
 
 @pytest.fixture
 def waiting(make, client):
-    """Starts waiters: ``waiting(3)``; each waits when it returns."""
+    """Starts waiters: ``waiting(3)``; each waits when it returns, in the order in which they started."""
     with ThreadPoolExecutor(60) as pool:
 
         def start(count=1, work=lambda lock: None):
@@ -48,65 +52,154 @@ def waiting(make, client):
                     work(lock)
                     return time.monotonic()
 
-            started = [pool.submit(wait) for _ in range(count)]
-            wait_until(lambda: blocked(client) == count, "they block on the server")
+            started = []
+            for _ in range(count):
+                before = waiters(client)
+                started.append(pool.submit(wait))
+                wait_until(lambda before=before: waiters(client) > before, "it waits")
+            wait_until(lambda: hears(client), "they are told")
             return started
 
         yield start
 
 
-def blocked(client):
-    return client.info("clients")["blocked_clients"]
+def waiters(client):
+    return len(LockServer.behind(client).room)
 
 
-def test_a_waiter_blocks_on_the_server_instead_of_asking_again(make, client, locks, waiting):
-    with make():
-        (waiter,) = waiting()
-        locks.calls()
-        time.sleep(0.5)
-        assert locks.calls() == {}
-    assert waiter.result(5)
+def hears(client):
+    """Whether those who wait in this process hear what is offered to them."""
+    return client.pubsub_numsub(channel_of(LockServer.behind(client).room.token.nonce))[0][1]
 
 
-def test_a_release_wakes_it(make, waiting):
+def test_a_release_calls_who_waits(make, waiting):
     holder = make()
     holder.acquire()
     (waiter,) = waiting()
     released = time.monotonic()
     holder.release()
-    assert waiter.result(5) - released < 0.5  # a turn is a whole second
+    assert waiter.result(5) - released < 0.5  # a look would come after the lease
 
 
-def test_one_release_wakes_one_waiter(make, client, locks, waiting):
+def test_who_waits_sends_nothing_until_then(make, locks, waiting, client):
+    with make():
+        waiters = waiting(3)
+        wait_until(lambda: client.zcard(LINE) == 1, "the room stands in line, once for all of them")
+        time.sleep(0.1)
+        locks.calls()
+        time.sleep(0.5)
+        assert "evalsha" not in locks.calls()
+    assert all(waiter.result(5) for waiter in waiters)
+
+
+def test_one_release_calls_one_waiter(make, client, locks, waiting):
     has_it, go_on = threading.Event(), threading.Event()
     holder = make()
     holder.acquire()
     waiters = waiting(5, work=lambda lock: has_it.set() or go_on.wait(10))
+    time.sleep(0.1)  # until the look after the subscription is over
     locks.calls()
     holder.release()
     assert has_it.wait(5)
     calls = locks.calls()
     go_on.set()
-    assert calls["evalsha"] == 2  # one release, one acquire
+    assert calls["evalsha"] == 3  # the release, the room's stand, the acquire
     assert all(waiter.result(10) for waiter in waiters)
 
 
-def test_all_waiters_have_their_turn_one_after_another(make, waiting, client):
-    inside, most = [0], [0]
+def test_first_come_first_served_one_after_another(make, waiting, client):
+    inside, most, turns = [0], [0], []
 
-    def work(lock):
-        inside[0] += 1
-        most[0] = max(most[0], inside[0])
-        time.sleep(0.002)
-        inside[0] -= 1
+    def work(number):
+        def run(lock):
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+            turns.append(number)
+            time.sleep(0.002)
+            inside[0] -= 1
+
+        return run
 
     holder = make()
     holder.acquire()
-    waiters = waiting(20, work)
+    waiters = [waiter for number in range(20) for waiter in waiting(1, work(number))]
     holder.release()
     assert all(waiter.result(20) for waiter in waiters)
     assert most == [1]
-    assert client.keys() == []  # no waiter remembered, no wake-up left
+    assert turns == list(range(20))
+    assert client.keys() == []  # no line left, and no offer
+
+
+@pytest.fixture
+def elsewhere(client):
+    """Starts other processes, in each of which one waits for the lock; what it writes and reads are its pipes."""
+    started = []
+
+    def start(code=WAIT):
+        command = [sys.executable, "-c", code, client.connection_pool.connection_kwargs["path"]]
+        rooms = client.zcard(LINE)
+        one = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(one)
+        wait_until(lambda: client.zcard(LINE) == rooms + 1, "it stands in line")
+        room = Token.of(client.zrange(LINE, -1, -1)[0])
+        wait_until(lambda: client.pubsub_numsub(channel_of(room.nonce))[0][1], "it hears")
+        return one
+
+    yield start
+    for one in started:
+        one.kill()
+        one.communicate()
+
+
+WAIT = """
+import sys
+import redis
+from celery_redislock import Lock
+
+with Lock(redis.Redis(unix_socket_path=sys.argv[1]), "stock", timeout=10, blocking_timeout=20):
+    print("mine", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_first_come_first_served_between_processes_too(make, client, waiting, elsewhere):
+    holder, turns = make(), []
+    holder.acquire()
+    (first,) = waiting(work=lambda lock: turns.append("first"))
+    second = elsewhere()
+    (third,) = waiting(work=lambda lock: turns.append("third"))
+    fourth = elsewhere()
+    holder.release()
+    assert second.stdout.readline() == "mine\n"
+    assert first.done() or first.result(5)
+    assert turns == ["first"]
+    second.communicate("\n")
+    assert fourth.stdout.readline() == "mine\n"
+    assert turns == ["first", "third"]
+    fourth.communicate("\n")
+    assert third.result(5)
+    assert client.keys() == []
+
+
+def test_a_waiter_whose_process_is_killed_costs_one_lapsed_offer(make, client, waiting, elsewhere):
+    holder = make()
+    holder.acquire()
+    killed = elsewhere()
+    (waiter,) = waiting()
+    wait_until(lambda: client.zcard(LINE) == 2, "both stand in line")
+    killed.kill()
+    killed.wait()
+    room = Token.of(client.zrange(LINE, 0, 0)[0])
+    wait_until(lambda: not client.pubsub_numsub(channel_of(room.nonce))[0][1], "the server knows")
+    released = time.monotonic()
+    holder.release()
+    assert 0.8 < waiter.result(5) - released < 1.5
+
+
+def test_who_happens_by_does_not_come_before_who_waits(make, client, waiting):
+    client.zadd(LINE, {tokens.offer(tokens.mint_nonce(), "host *"): 1})
+    assert not make().acquire(blocking=False)
+    assert client.pttl(NAME) <= 1000
 
 
 def test_nobody_waits_so_nothing_is_left_behind(make, client):
@@ -115,42 +208,16 @@ def test_nobody_waits_so_nothing_is_left_behind(make, client):
     assert client.keys() == []
 
 
-def test_who_gives_up_is_remembered_no_more(make, client):
+def test_who_gives_up_leaves_the_line(make, client):
     with make():
         assert not make().acquire(blocking_timeout=0.05)
-        assert client.keys() == [NAME.encode()]
+        wait_until(lambda: client.keys() == [NAME.encode()], "the line is left")
 
 
-def test_a_wake_up_for_nobody_expires(make, client):
-    """All who waited died: what the release leaves for them ends by itself."""
-    with make():
-        client.sadd(WAITERS, "dead")
-        client.pexpire(WAITERS, 3000)
-    assert client.llen(WAKE) == 1
-    assert 0 < client.pttl(WAKE) <= 1000
-
-
-def test_a_wake_up_for_a_dead_waiter_wakes_the_next_one_once(make, client, locks):
-    with make():
-        client.sadd(WAITERS, "dead")
-    with make():
-        locks.calls()
-        assert not make().acquire(blocking_timeout=0.2)
-        assert locks.calls()["evalsha"] <= 3  # a look, a second one for the old wake-up, the last
-
-
-def test_releases_leave_no_more_than_one_wake_up(make, client):
-    for _ in range(3):
-        with make():
-            client.sadd(WAITERS, "dead")
-    assert client.llen(WAKE) == 1
-
-
-def test_a_waiter_that_died_with_the_wake_up_delays_the_others_by_no_more_than_a_turn(make, client, waiting):
-    holder = make()
-    holder.acquire()
+def test_a_key_that_was_deleted_by_hand_is_found_free_when_its_lease_would_have_ended(make, client, waiting):
+    make(timeout=1).acquire()
     (waiter,) = waiting()
-    client.delete(NAME)  # as a release whose wake-up went to the dead one
+    client.delete(NAME)
     assert waiter.result(3)
 
 
@@ -172,57 +239,106 @@ def test_a_holder_whose_process_is_killed_delays_no_longer_than_its_lease(make, 
 
 
 def test_a_lock_of_redis_py_is_polled(make, client):
-    """Its release wakes nobody."""
+    """Its release tells nobody."""
     other = client.lock(NAME, timeout=10)
     other.acquire()
     with ThreadPoolExecutor() as pool:
         waiter = pool.submit(make(sleep=0.01).acquire)
-        wait_until(lambda: client.exists(WAITERS), "it waits")
-        assert blocked(client) == 0
+        wait_until(lambda: client.exists(LINE), "it waits")
+        released = time.monotonic()
         other.release()
         assert waiter.result(5)
+        assert time.monotonic() - released < 0.5
 
 
-def test_a_waiter_polls_where_it_may_not_block(make, client):
-    """A user without the command, or more waiters than connections."""
-    client.execute_command("ACL", "SETUSER", "default", "-blpop")
+def test_who_may_not_use_channels_waits_longer_and_gets_it(locks):
+    """Neither to tell the next nor to be told."""
+    locks.client.acl_setuser("mute", enabled=True, nopass=True, keys=["*"], commands=["+@all"], reset_channels=True)
     try:
-        holder = make()
-        holder.acquire()
-        with ThreadPoolExecutor() as pool:
-            waiter = pool.submit(make(sleep=0.01).acquire)
-            wait_until(lambda: client.exists(WAITERS), "it waits")
+        with (
+            redis.Redis(unix_socket_path=str(locks.socket), username="mute", password="any") as client,  # noqa: S106
+            ThreadPoolExecutor() as pool,
+        ):
+            holder = Lock(client, NAME, timeout=10)
+            holder.acquire()
+            waiter = pool.submit(Lock(client, NAME, timeout=10).acquire)
+            wait_until(lambda: locks.client.exists(LINE), "it waits")
             holder.release()
             assert waiter.result(5)
     finally:
-        client.execute_command("ACL", "SETUSER", "default", "+blpop")
+        locks.client.acl_deluser("mute")
 
 
-def test_a_waiters_interruption_leaves_its_connection_fit_for_the_next(make, client, lock_proxy):
+def test_an_interrupted_waiter_leaves_the_line_and_the_next_has_its_turn(make, client, lock_proxy, waiting):
     holder = make()
     holder.acquire()
-    with redis.Redis.from_url(lock_proxy.url) as behind, ThreadPoolExecutor() as pool:
-        waits = lock_proxy.drop_command(to=b"BLPOP")
-        with raised_at(waits, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
+    with redis.Redis.from_url(lock_proxy.url) as behind:
+        stands = lock_proxy.drop_reply(to=b"EVALSHA", where=NAME.encode(), nth=2)
+        with raised_at(stands, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
             Lock(behind, NAME, timeout=10).acquire()
-        waiter = pool.submit(Lock(behind, NAME, timeout=10).acquire)
-        wait_until(lambda: blocked(client) == 1, "it waits")
+        wait_until(lambda: not client.exists(LINE), "the line is left")
+        (waiter,) = waiting()
         holder.release()
         assert waiter.result(5)
+        assert Lock(behind, NAME, timeout=10).acquire(blocking_timeout=5)
+
+
+def test_one_who_is_called_and_interrupted_passes_the_key_on(make, client, lock_proxy, waiting):
+    holder = make(thread_local=False)
+    holder.acquire()
+    with redis.Redis.from_url(lock_proxy.url) as behind, ThreadPoolExecutor() as pool:
+        asks = lock_proxy.drop_command(to=b"EVALSHA", where=f"?{room_of(behind)}\r\n".encode())
+
+        def release_later():
+            wait_until(lambda: client.exists(LINE), "it waits")
+            (later,) = waiting()
+            wait_until(lambda: client.zcard(LINE) == 2, "another waits behind it")
+            holder.release()
+            return later, time.monotonic()
+
+        releasing = pool.submit(release_later)
+        with raised_at(asks, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
+            Lock(behind, NAME, timeout=10).acquire()
+        later, released = releasing.result()
+        assert later.result(5) - released < 0.9  # sooner than the key is kept for who was called
+
+
+def room_of(client):
+    return LockServer.behind(client).room.token.nonce
 
 
 def test_a_server_that_ends_while_one_waits_is_an_outage(tmp_path):
-    from celery_redislock import LockUnavailable
-    from tests.lab.servers import Valkey
-
     with Valkey(tmp_path).serve() as server, ThreadPoolExecutor() as pool:
         client = redis.Redis(unix_socket_path=str(server.socket))
         Lock(client, NAME, timeout=10).acquire()
         waiter = pool.submit(Lock(client, NAME, timeout=10).acquire)
-        wait_until(lambda: blocked(server.client) == 1, "it waits")
+        wait_until(lambda: server.client.exists(LINE) and hears(client), "it waits")
         server.kill()
         with pytest.raises(LockUnavailable):
             waiter.result(10)
+
+
+def test_a_server_that_restarts_empty_while_one_waits_loses_nobody(private_locks, make, waiting):
+    make(timeout=60).acquire()
+    (waiter,) = waiting()
+    private_locks.kill()
+    private_locks.restart()
+    with contextlib.suppress(LockUnavailable):  # where it was away for too long
+        assert waiter.result(5)
+
+
+def test_a_forked_child_waits_in_a_room_of_its_own(make, client, waiting):
+    holder = make()
+    holder.acquire()
+    (waiter,) = waiting()
+    pid = os.fork()
+    if pid == 0:
+        taken = make().acquire(blocking_timeout=20)
+        os._exit(0 if taken else 1)
+    wait_until(lambda: client.zcard(LINE) == 2, "the child stands in line too")
+    holder.release()
+    assert waiter.result(5)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_a_task_that_ends_wakes_a_lock_that_waits(tasks, locks):
@@ -233,7 +349,7 @@ def test_a_task_that_ends_wakes_a_lock_that_waits(tasks, locks):
         locks.calls()
         assert lock.acquire()
         running.result()
-        assert locks.calls()["evalsha"] <= 4  # the look, the release, the grant; and the look of a turn at most
+        assert locks.calls()["evalsha"] <= 6  # the look, three stands at most, the release, the grant
         lock.release()
 
 
@@ -250,7 +366,7 @@ class TestInARunningEventLoop:
             began = time.monotonic()
             said = asyncio.run(take(make()))
             assert time.monotonic() - began < 5
-            assert client.exists(WAITERS) == 0
+            assert client.exists(LINE) == 0
         assert "the lock stock is held by a lock outside tasks on" in said
         assert "asyncio.to_thread()" in said
         assert "wait=0 or blocking=False" in said
@@ -291,7 +407,7 @@ class TestInARunningEventLoop:
             lock = make(thread_local=False)
             assert lock.acquire()
             taken = pool.submit(asyncio.run, take())
-            wait_until(lambda: blocked(lock.redis) == 1, "it waits")
+            wait_until(lambda: lock.redis.exists(LINE), "it waits")
             lock.release()
             assert taken.result() is True
 
@@ -337,7 +453,7 @@ def wait_for_it():
 in_loop = gevent.spawn(asyncio.run, coroutine())
 waiter = gevent.spawn(wait_for_it)
 loop_runs.wait()
-while not client.exists("{stock}:waiters"):
+while not client.exists("{stock}:line"):
     time.sleep(0.01)
 holder.release()
 gevent.joinall([in_loop, waiter], raise_error=True)

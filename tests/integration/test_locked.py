@@ -231,7 +231,7 @@ class TestDecorator:
         with ThreadPoolExecutor() as pool:
             with busy(tasks.keyed.lock_for(7)):
                 waiting = pool.submit(reserve, 7)
-                wait_until(lambda: locks.client.exists(keys_of(KEY).waiters), "it waits")
+                wait_until(lambda: locks.client.exists(keys_of(KEY).line), "it waits")
                 assert not waiting.done()
             assert waiting.result(5) == "done"
 

@@ -8,11 +8,11 @@ import pytest
 
 from celery_redislock.server import tokens
 from celery_redislock.server.scripts import PRELUDE
-from celery_redislock.server.tokens import COOLING, RESERVED, RUNS, SEEN, Attempt, Token, known_by
+from celery_redislock.server.tokens import CALLED, COOLING, OFFERED, RESERVED, RUNS, SEEN, Attempt, Token, known_by
 from tests.integration.conftest import KEY
 
 NONCES = ["A" * 22, "A" * 21 + "B", "-" * 22]
-STATES = [RUNS, SEEN, RESERVED, COOLING]
+STATES = [RUNS, SEEN, RESERVED, COOLING, OFFERED, CALLED]
 MINTED = [
     tokens.mint(nonce, attempt, tokens.origin("host", "t"))
     for nonce in NONCES
@@ -38,7 +38,7 @@ def run(client):
 
 
 def test_they_name_the_states_by_the_same_letters():
-    letters = re.search(r"^local RUNS, SEEN, RESERVED, COOLING = (.+)$", PRELUDE, re.MULTILINE)[1]
+    letters = re.search(r"^local RUNS, SEEN, RESERVED, COOLING, OFFERED, CALLED = (.+)$", PRELUDE, re.MULTILINE)[1]
     assert letters == ", ".join(f"'{state}'" for state in STATES)
 
 

@@ -51,7 +51,7 @@ class TestEager:
             lock = tasks.work.lock_for("k")
             assert Context().run(lock.acquire)
             run = elsewhere.submit(lambda: tasks.work.apply(("k", "item")).get())
-            wait_until(lambda: locks.client.exists(keys_of(lock.name).waiters), "it waits")
+            wait_until(lambda: locks.client.exists(keys_of(lock.name).line), "it waits")
             assert ledger.runs() == []
             lock.release()
             assert run.result() == "item"
@@ -78,7 +78,7 @@ class TestEager:
             lock = task.lock_for("k")
             assert Context().run(lock.acquire)
             run = elsewhere.submit(lambda: task.apply(("k", "item")).get())
-            wait_until(lambda: locks.client.exists(keys_of(lock.name).waiters), "it waits")
+            wait_until(lambda: locks.client.exists(keys_of(lock.name).line), "it waits")
             lock.release()
             assert run.result() == "item"
 

@@ -174,7 +174,7 @@ def test_a_script_reads_what_is_optional_behind_all_that_is_given(name: str) -> 
 KEY = "redislock:{shop.bill:7}"
 RUN, LEFT = known_by("A" * 22), known_by("B" * 22, RESERVED)
 FEATURES: dict[str, dict[str, Any]] = {
-    "acquire": {"note": "a note", "fence": True, "waits": True, "claim": Claim(LEFT.nonce, 1.0)},
+    "acquire": {"note": "a note", "fence": True, "room": b"a room", "claim": Claim(LEFT.nonce, 1.0)},
     "release": {"note": Note("a note"), "keeps": (LEFT, 1.0), "gone": "another"},
     "give_up": {"gone_ttl": 1.0},
 }

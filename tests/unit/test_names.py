@@ -11,7 +11,7 @@ from celery_redislock.server.tokens import Attempt
 
 
 def all_of(keys: LockKeys) -> list[str]:
-    others = [keys.queued, keys.waiters, keys.wake, keys.fence, keys.note(Attempt("id", 0, 0)), keys.gone("claim")]
+    others = [keys.queued, keys.line, keys.fence, keys.note(Attempt("id", 0, 0)), keys.gone("claim")]
     return [keys.lock, *others]
 
 
@@ -19,8 +19,7 @@ def test_a_tasks_lock_has_the_names_that_the_docs_tell() -> None:
     assert all_of(keys_of(redis_key("redislock", "shop.bill:7"))) == [
         "redislock:{shop.bill:7}",
         "redislock:{shop.bill:7}:queued",
-        "redislock:{shop.bill:7}:waiters",
-        "redislock:{shop.bill:7}:wake",
+        "redislock:{shop.bill:7}:line",
         "redislock:{shop.bill:7}:fence",
         "redislock:{shop.bill:7}:note:id/0/0",
         "redislock:{shop.bill:7}:gone:claim",
@@ -29,12 +28,7 @@ def test_a_tasks_lock_has_the_names_that_the_docs_tell() -> None:
 
 def test_a_lock_that_any_code_names_keeps_its_name() -> None:
     keys = keys_of("stock")
-    assert (keys.lock, keys.waiters, keys.wake, keys.fence) == (
-        "stock",
-        "{stock}:waiters",
-        "{stock}:wake",
-        "{stock}:fence",
-    )
+    assert (keys.lock, keys.line, keys.fence) == ("stock", "{stock}:line", "{stock}:fence")
 
 
 @given(

@@ -2,27 +2,26 @@
 -- queue.
 --
 -- KEYS[1]  the key of the lock
--- KEYS[2]  the set of those who wait for the lock
--- KEYS[3]  the list on which waiters block until a wake-up is pushed to it
--- KEYS[4]  the place of the one message that may wait in the queue
+-- KEYS[2]  the line of the rooms that wait for the lock
+-- KEYS[3]  the place of the one message that may wait in the queue
 -- ARGV[1]  flags: the letters of the options below that are given
 -- ARGV[2]  the owner in the message's reservations; it is made of the claim that the message carries
 -- g key    the note that nobody comes with this claim; given only where a run may hand the key over to it later
 -- g value  how long that note lives, in milliseconds
 --
--- Returns 1: the key was reserved for the message, and is free now
+-- Returns 1: the key was reserved for the message, and is free now, or offered to the first in line
 --         0: the key was not reserved for the message
 
 local owner = ARGV[2]
-keys_read, values_read = 4, 2
+keys_read, values_read = 3, 2
 local gone, gone_ttl = optional_key('g'), optional_value('g')
 
-if is_owned_by(owner, redis.call('GET', KEYS[4])) then
-  redis.call('DEL', KEYS[4])
+if is_owned_by(owner, redis.call('GET', KEYS[3])) then
+  redis.call('DEL', KEYS[3])
 end
 if is_owned_by(owner, redis.call('GET', KEYS[1])) then
   redis.call('DEL', KEYS[1])
-  wake_one(KEYS[2], KEYS[3])
+  offer_next(KEYS[1], KEYS[2])
   return 1
 end
 if gone then

@@ -4,27 +4,35 @@
 -- stored by another library, or chosen by the caller of a `Lock`: it counts as running, and no script marks it. An
 -- owner is the "<state><nonce>" of a minted token, or the whole of another value.
 
--- A key runs; runs, and a copy of the holder's message was seen; is reserved for a message; cools down.
-local RUNS, SEEN, RESERVED, COOLING = '>', '&', '~', '='
+-- A key runs; runs, and a copy of the holder's message was seen; is reserved for a message; cools down; is offered to
+-- the first room in line; that room has taken the offer and called the one whose turn it is.
+local RUNS, SEEN, RESERVED, COOLING, OFFERED, CALLED = '>', '&', '~', '=', '?', '!'
 local OWNER_LENGTH = 23
+-- How long an offer is kept for its room, and then for the one whom that room has called; and how long the line is kept
+-- after the last room came to stand in it; in milliseconds.
+local OFFER_MS, CALLED_MS, LINE_MS = 1000, 1000, 150000
+-- The owner of a key in the first of these states owns it in the second state too.
+local SAME_OWNER = {[SEEN] = RUNS, [CALLED] = OFFERED}
 
 -- Whether a key that holds `value` belongs to `owner`. Where `owner` is a whole token, `value` must be that token.
--- In both cases it makes no difference whether `value` is marked because a copy was seen.
+-- In both cases it makes no difference whether `value` is marked because a copy was seen, nor whether the room to which
+-- the key is offered has called the one whose turn it is.
 local function is_owned_by(owner, value)
   if not value or value == owner then
     return value == owner
   end
   if string.sub(value, 1, OWNER_LENGTH + 1) == owner .. ' ' then
     local state = string.sub(owner, 1, 1)
-    return state == RUNS or state == RESERVED or state == COOLING
+    return state == RUNS or state == RESERVED or state == COOLING or state == OFFERED
   end
-  local nonce = string.match(value .. ' ', '^' .. SEEN .. '([%w_-]+) ')
-  return nonce and #nonce == OWNER_LENGTH - 1 and is_owned_by(owner, RUNS .. string.sub(value, 2))
+  local nonce = string.match(value .. ' ', '^[&!]([%w_-]+) ')
+  local state = SAME_OWNER[string.sub(value, 1, 1)]
+  return nonce and #nonce == OWNER_LENGTH - 1 and is_owned_by(owner, state .. string.sub(value, 2))
 end
 
 -- The attempt in the token `value`; nil where the token is not a task's.
 local function attempt_of(value)
-  local attempt = string.match(value, '^[>&~=][%w_-]+ (%S+) ')
+  local attempt = string.match(value, '^[>&~=?!][%w_-]+ (%S+) ')
   return attempt ~= '*' and attempt or nil
 end
 
@@ -36,14 +44,40 @@ local function mark(lock, value)
   end
 end
 
--- Wake one waiter of a lock whose key was deleted.
-local function wake_one(waiters, wake)
-  if redis.call('EXISTS', waiters) == 1 then
-    if redis.call('LLEN', wake) == 0 then  -- one wake-up is enough: the waiters may be dead
-      redis.call('RPUSH', wake, '')
-    end
-    redis.call('PEXPIRE', wake, 1000)
+-- Send a hint about the key `lock` to a room. Returns how many hear it, or an error where the user of the server has no
+-- right to the channel. No script fails for that, and all is right without hints, only later.
+local function hint(room, what, lock)
+  return redis.pcall('PUBLISH', 'redislock:room:' .. string.sub(room, 2, OWNER_LENGTH), what .. ' ' .. lock)
+end
+
+-- Offer the key `lock`, which is free, to the first room in line. A script calls this last.
+--
+-- That room may be dead. So the next room that lives is told to look once the offer has ended: the dead one costs the
+-- time of one offer, for it is out of the line now. (In a Cluster nobody may seem to hear: then the first ten are told.)
+local function offer_next(lock, line)
+  local room = redis.call('ZPOPMIN', line)[1]
+  if not room then
+    return
   end
+  redis.call('SET', lock, room, 'PX', OFFER_MS)
+  hint(room, 'now', lock)
+  for _, later in ipairs(redis.call('ZRANGE', line, 0, 9)) do
+    local heard = hint(later, 'soon', lock)
+    if type(heard) == 'table' or heard > 0 then
+      break
+    end
+  end
+end
+
+-- The microseconds of the server's clock.
+local function now()
+  local time = redis.call('TIME')
+  return time[1] * 1000000 + time[2]
+end
+
+-- The answer to who may not have the key `lock`.
+local function refused(lock)
+  return {redis.call('GET', lock), redis.call('PTTL', lock), now()}
 end
 
 -- An option of a script is a letter in the flags, ARGV[1], with a key, values, or both. Those of the given options

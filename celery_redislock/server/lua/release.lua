@@ -1,9 +1,8 @@
--- Release a key of mine: delete it and wake one waiter, or hand it over to a message, or let it cool down. And write
+-- Release a key of mine: delete it or offer it to the first in line, or hand it over to a message, or let it cool down. And write
 -- the note that my attempt is over, for copies of my message.
 --
 -- KEYS[1]  the key of the lock
--- KEYS[2]  the set of those who wait for the lock
--- KEYS[3]  the list on which waiters block until a wake-up is pushed to it
+-- KEYS[2]  the line of the rooms that wait for the lock
 -- ARGV[1]  flags: the letters of the options below that are given; and
 --          u: a copy may wait unseen, so write the note even where no copy was seen
 -- ARGV[2]  my owner: the first part of my token; or my whole token, where only a key that holds exactly that is meant
@@ -19,7 +18,7 @@
 local flags = ARGV[1]
 local note, note_ttl, gone, next_token, next_ttl
 if flags ~= '' then
-  keys_read, values_read = 3, 2
+  keys_read, values_read = 2, 2
   note, note_ttl, gone = optional_key('n'), optional_value('n'), optional_key('g')
   next_token, next_ttl = optional_value('k'), optional_value('k')
 end
@@ -28,14 +27,17 @@ local holder = redis.call('GET', KEYS[1])
 local mine = is_owned_by(ARGV[2], holder)
 if mine then
   redis.call('DEL', KEYS[1])  -- first: a server without memory refuses the writes below unless this has deleted
-  if next_token and not (gone and redis.call('DEL', gone) == 1) then
-    redis.call('SET', KEYS[1], next_token, 'PX', next_ttl)
-  else
-    wake_one(KEYS[2], KEYS[3])
-  end
 end
 -- Where the key is not mine any more, the mark of a copy was lost with it: a copy may have been seen.
 if note and (not mine or string.find(flags, 'u', 1, true) or string.sub(holder, 1, 1) == SEEN) then
   redis.call('SET', note, '', 'PX', note_ttl)
 end
-return mine and 1 or 0
+if not mine then
+  return 0
+end
+if next_token and not (gone and redis.call('DEL', gone) == 1) then
+  redis.call('SET', KEYS[1], next_token, 'PX', next_ttl)
+else
+  offer_next(KEYS[1], KEYS[2])
+end
+return 1

@@ -1,0 +1,112 @@
+"""Listener: the thread that hears, on the channel of a room, which key was offered to the room."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoPermissionError, RedisError
+
+from celery_redislock.errors import describe
+
+logger = logging.getLogger(__name__)
+
+#: The thread looks so often whether it is to end, in seconds.
+TURN = 1.0
+#: After so many seconds of silence the server is asked for a sign of life: a connection may be dead unseen.
+SILENCE = 5.0
+#: The pause before the first and before a later try to subscribe again, in seconds.
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
+#: The pause where the server's user has no right to subscribe, in seconds.
+PAUSE_OF_THE_DEAF = 60.0
+
+
+class Listener:
+    """Subscribes to a channel, again and again, on a connection of its own.
+
+    Args:
+        client: The client whose connection is used.
+        channel: From `names.channel_of`.
+        on_message: Called with the text of each message; and with None after the subscription has begun or ended, for
+            what was sent meanwhile was not heard.
+
+    Attributes:
+        hears: Whether the subscription stands, as far as is known.
+    """
+
+    def __init__(self, client: Any, channel: str, on_message: Callable[[str | None], object]) -> None:
+        self.hears = False
+        self._client = client
+        self._channel = channel
+        self._on_message = on_message
+        self._stopped = threading.Event()
+        self._failures = 0
+        self._said = False
+
+    def start(self) -> None:
+        """Start the thread."""
+        threading.Thread(target=self._run, name="redislock-listener", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the thread, in a second or so."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            pause = self._pause()
+            try:
+                self._listen()
+            except NoPermissionError as error:
+                self._deaf(error)
+                pause = PAUSE_OF_THE_DEAF
+            except RedisError as error:  # the store says it where the server cannot be asked
+                logger.debug("no subscription to %s: %s", self._channel, describe(error))
+            except BaseException:  # whoever waits must hear again
+                logger.exception("the subscription to %s failed; it is tried again", self._channel)
+            if self.hears:
+                self.hears, pause = False, SHORTEST_PAUSE
+                self._on_message(None)
+            self._stopped.wait(pause)
+
+    def _listen(self) -> None:
+        with self._client.pubsub() as subscription:
+            subscription.subscribe(self._channel)
+            heard_at, asked = time.monotonic(), False
+            while not self._stopped.is_set():
+                message = subscription.get_message(timeout=TURN)
+                now = time.monotonic()
+                if message is not None:
+                    heard_at, asked = now, False
+                    self._heard(message)
+                elif now - heard_at > SILENCE:
+                    if asked or not self.hears:
+                        raise RedisConnectionError("the server is silent")
+                    subscription.subscribe(self._channel)  # not PING, for which the user may have no right
+                    heard_at, asked = now, True
+
+    def _heard(self, message: dict[str, Any]) -> None:
+        if message["type"] == "subscribe" and not self.hears:
+            self.hears, self._failures = True, 0
+            self._on_message(None)
+        elif message["type"] == "message":
+            text = message["data"]  # bytes, but for a Cluster's client that decodes
+            self._on_message(text if isinstance(text, str) else text.decode("utf-8", "surrogateescape"))
+
+    def _pause(self) -> float:
+        self._failures = min(self._failures + 1, 10)
+        return min(SHORTEST_PAUSE * float(2**self._failures), LONGEST_PAUSE) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+
+    def _deaf(self, error: NoPermissionError) -> None:
+        if not self._said:
+            self._said = True
+            logger.warning(
+                "the lock server does not let this process subscribe to %s: %s; whoever waits for a lock here looks "
+                "every second: give the user of the server the right to the channels redislock:room:*",
+                self._channel,
+                describe(error),
+            )

@@ -1,0 +1,48 @@
+-- Stand in line for a lock's key, and take the key for the first waiter of my room where it is the turn of that waiter.
+-- "I" am a room.
+--
+-- KEYS[1]  the key of the lock
+-- KEYS[2]  the line of the rooms that wait for the lock
+-- ARGV[1]  the token of my room, whole, as the key holds it while it is offered to me
+-- ARGV[2]  the place of my first waiter, an integer
+-- ARGV[3]  the place of my next waiter; empty: my first waiter is the only one
+--
+-- Returns 1: my first waiter is called: the key is kept for a moment, until that waiter acquires it
+--         {holder's token, milliseconds that remain or -1, microseconds of the server's clock}: the key is held by
+--         another, or kept for another; I stand in line
+--
+-- The token of a key that is called names the place for which it was called. So a command that is sent once more,
+-- because its reply was lost, is answered as before; but a second look, for the next waiter, does not call that one
+-- while the first is on its way. If my process dies while I stand, my place costs the time of one offer, or ends with
+-- the line. If it dies after it has called, or if the command arrives so late that nobody waits any more, the key is
+-- kept for that time for nobody; then it is free, and who looks or asks next offers it to the first in line.
+
+local lock, line, room, place = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
+local owner = string.sub(room, 1, OWNER_LENGTH)
+local called = CALLED .. string.sub(room, 2) .. ' ' .. place
+
+local function stand()
+  redis.call('ZADD', line, place, room)
+  redis.call('PEXPIRE', line, LINE_MS)
+end
+
+local holder = redis.call('GET', lock)
+if not holder then
+  local head = redis.call('ZRANGE', line, 0, 0, 'WITHSCORES')
+  if head[1] and head[1] ~= room and tonumber(head[2]) < tonumber(place) then
+    stand()
+    offer_next(lock, line)
+    return refused(lock)
+  end
+elseif holder ~= called and (string.sub(holder, 1, 1) ~= OFFERED or not is_owned_by(owner, holder)) then
+  stand()
+  return refused(lock)
+end
+redis.call('SET', lock, called, 'PX', CALLED_MS)
+if ARGV[3] == '' then
+  redis.call('ZREM', line, room)
+else
+  redis.call('ZADD', line, ARGV[3], room)
+end
+redis.call('PEXPIRE', line, LINE_MS)
+return 1

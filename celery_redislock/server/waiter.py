@@ -1,0 +1,40 @@
+"""Waiter: somebody who waits in a room for its turn at a key."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+from celery_redislock.errors import LockUnavailable
+
+
+class Waiter(ABC):
+    """Somebody who waits for a key. Its methods are called in the thread of the room, and must not block.
+
+    Attributes:
+        key: The key in Redis.
+        place: Its place in line: microseconds since the epoch, by the server's clock.
+        deadline: When it waits no longer, by `time.monotonic()`.
+        look_every: Seconds between two looks while another library's lock holds the key, whose release tells nobody;
+            None for no sooner than otherwise.
+    """
+
+    key: str
+    place: int
+    deadline: float = math.inf
+    look_every: float | None = None
+
+    def can_begin(self) -> bool:
+        """Whether there is a slot for it now."""
+        return True
+
+    @abstractmethod
+    def begin(self, *, called: bool) -> None:
+        """It waits no longer, and is to ask for the key itself.
+
+        Args:
+            called: Whether its turn has come: the key is kept for its room for a moment. Else its deadline has passed.
+        """
+
+    def unavailable(self, error: LockUnavailable) -> None:  # noqa: B027 - most of them just wait on
+        """The server did not answer the room. The waiter stays in line, unless it leaves."""

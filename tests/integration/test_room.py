@@ -1,0 +1,426 @@
+"""The room: who waits for a key of a real server has its turn, in order, whatever is lost, refused or dies."""
+
+from __future__ import annotations
+
+import math
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from celery_redislock.server import tokens
+from celery_redislock.server.answers import Conflict, Granted
+from celery_redislock.server.connect import connect
+from celery_redislock.server.names import channel_of, keys_of
+from celery_redislock.server.room import Room, Waiter
+from celery_redislock.server.store import LockStore
+from celery_redislock.server.tokens import Token
+from tests.integration.conftest import KEY
+from tests.lab.servers import wait_until
+
+LINE = keys_of(KEY).line
+
+
+class Guest(Waiter):
+    """Waits in a room, and notes how it began: True where it was called."""
+
+    def __init__(self, place, key=KEY, deadline=math.inf, look_every=None):
+        self.key, self.place, self.deadline, self.look_every = key, place, deadline, look_every
+        self.began = []
+        self.has_slot = True
+        self.asked = 0
+        self.error = None
+
+    def can_begin(self):
+        self.asked += 1
+        return self.has_slot
+
+    def begin(self, *, called):
+        self.began.append(called)
+
+    def unavailable(self, error):
+        self.error = error
+
+    def comes(self):
+        wait_until(lambda: self.began, "it begins", 5)
+        return self.began == [True]
+
+
+@pytest.fixture
+def make_room(locks):
+    made = []
+
+    def make(url=None, kind=LockStore):
+        client = connect(url or locks.url(), {"socket_timeout": 0.5, "socket_connect_timeout": 0.5})
+        room = Room(kind(client), connect(url or locks.url(), {}))
+        made.append(room)
+        return room
+
+    yield make
+    for room in made:
+        room.leave_all()
+        room.stop()
+
+
+@pytest.fixture
+def room(make_room):
+    return make_room()
+
+
+@pytest.fixture
+def running(holder):
+    """The holder of the key."""
+    one = holder("running")
+    assert isinstance(one.acquire(30), Granted)
+    return one
+
+
+def in_line(client, *rooms):
+    """Whether these rooms stand in line, in this order, and hear."""
+    wait_until(lambda: client.zrange(LINE, 0, -1) == [room.token.value for room in rooms], "they stand in line")
+    for room in rooms:
+        hears(client, room)
+
+
+def hears(client, room):
+    wait_until(lambda: client.pubsub_numsub(channel_of(room.token.nonce))[0][1], "it hears")
+
+
+def enter(room, *guests):
+    for guest in guests:
+        room.enter(guest)
+
+
+def take_turn(store, holder, room):
+    """As one who was called: it takes the key, and releases it."""
+    one = holder("next")
+    assert isinstance(store.acquire(KEY, one.token, 30, room=room.token.owner), Granted)
+    assert one.release()
+
+
+def test_who_waits_is_called_by_the_release(room, running, client):
+    guest = Guest(10)
+    room.enter(guest)
+    in_line(client, room)
+    assert (len(room), room.waiting()) == (1, [guest])
+    released = time.monotonic()
+    running.release()
+    assert guest.comes()
+    assert time.monotonic() - released < 0.5  # the hint came; a look would have come after half a minute
+    assert len(room) == 0
+    assert Token.of(client.get(KEY)).owner == room.token.owner
+    assert client.zcard(LINE) == 0
+
+
+def test_those_of_one_room_come_by_their_places(room, running, store, holder, client):
+    guests = [Guest(place) for place in (30, 10, 20)]
+    enter(room, *guests)
+    in_line(client, room)
+    wait_until(lambda: client.zscore(LINE, room.token) == 10, "the first counts")
+    running.release()
+    for place in (10, 20, 30):
+        guest = next(one for one in guests if one.place == place)
+        assert guest.comes()
+        assert sorted(one.place for one in guests if one.began) == list(range(10, place + 1, 10))
+        take_turn(store, holder, room)
+    assert client.keys() == []
+
+
+def test_those_of_several_rooms_come_by_their_places(make_room, running, store, holder, client):
+    first, second = make_room(), make_room()
+    early, late, last = Guest(10), Guest(20), Guest(30)
+    enter(second, late)
+    enter(first, early, last)
+    in_line(client, first, second)
+    running.release()
+    for guest, room in ((early, first), (late, second), (last, first)):
+        assert guest.comes()
+        take_turn(store, holder, room)
+    assert client.keys() == []
+
+
+def test_who_finds_the_key_free_is_called_at_once(room, client):
+    guest = Guest(10)
+    room.enter(guest)
+    assert guest.comes()
+
+
+def test_a_newcomer_who_is_not_the_first_sends_nothing(room, running, client, locks):
+    room.enter(Guest(10))
+    in_line(client, room)
+    locks.calls()
+    enter(room, *(Guest(place) for place in range(11, 50)))
+    room.enter(Guest(9))
+    wait_until(lambda: client.zscore(LINE, room.token) == 9, "the one who is counts")
+    assert locks.calls()["evalsha"] <= 2  # for that one, and perhaps the look after the subscription
+
+
+def test_who_has_no_slot_lets_the_next_room_go_first_and_is_asked_again(make_room, running, store, holder, client):
+    full, other = make_room(), make_room()
+    early, late = Guest(10), Guest(20)
+    enter(full, early)
+    enter(other, late)
+    in_line(client, full, other)
+    early.has_slot = False
+    running.release()
+    assert late.comes()
+    assert early.began == []
+    early.has_slot = True
+    full.try_again()
+    take_turn(store, holder, other)
+    assert early.comes()
+
+
+def test_who_had_no_slot_is_asked_again_without_being_told(room, running):
+    guest = Guest(10)
+    guest.has_slot = False
+    room.enter(guest)
+    running.release()
+    wait_until(lambda: guest.asked > 3, "it is asked")
+    guest.has_slot = True
+    assert guest.comes()
+
+
+def test_a_newcomer_without_a_slot_does_not_take_the_key_from_one_who_is_on_the_way(room, running, store, client):
+    first, second, newcomer = Guest(20), Guest(30), Guest(10)
+    enter(room, first, second)
+    in_line(client, room)
+    running.release()
+    assert first.comes()
+    newcomer.has_slot = False
+    room.enter(newcomer)
+    wait_until(lambda: newcomer.asked, "it is asked")
+    time.sleep(0.1)
+    assert Token.of(client.get(KEY)).owner == room.token.owner
+    newcomer.has_slot = True
+    assert isinstance(store.acquire(KEY, running.token, 30, room=room.token.owner), Granted)
+
+
+def test_at_its_deadline_it_begins_uncalled_and_the_room_leaves(room, running, client):
+    guest = Guest(10, deadline=time.monotonic() + 0.1)
+    room.enter(guest)
+    wait_until(lambda: guest.began, "it begins")
+    assert guest.began == [False]
+    wait_until(lambda: not client.exists(LINE), "the line is left")
+
+
+def test_who_leaves_is_not_called(room, running, client):
+    first, second = Guest(10), Guest(20)
+    enter(room, first, second)
+    in_line(client, room)
+    room.leave(first)
+    assert len(room) == 1
+    wait_until(lambda: client.zscore(LINE, room.token) == 20, "the next counts")
+    room.leave(second)
+    wait_until(lambda: not client.exists(LINE), "the line is left")
+    running.release()
+    assert client.keys() == []
+    assert first.began == second.began == []
+
+
+def test_who_was_called_and_leaves_passes_the_key_on(make_room, running, client):
+    room, other = make_room(), make_room()
+    first, second, elsewhere = Guest(10), Guest(30), Guest(20)
+    enter(room, first, second)
+    enter(other, elsewhere)
+    in_line(client, room, other)
+    running.release()
+    assert first.comes()
+    room.leave(first)
+    left = time.monotonic()
+    assert elsewhere.comes()
+    other.leave(elsewhere)
+    assert second.comes()
+    assert time.monotonic() - left < 0.9  # sooner than the key is kept for who was called
+
+
+def test_who_was_called_and_died_costs_as_long_as_the_key_is_kept(room, running, client):
+    first, second = Guest(10), Guest(20)
+    enter(room, first, second)
+    in_line(client, room)
+    running.release()
+    assert first.comes()
+    assert second.comes()
+    assert first.began == [True]
+
+
+@pytest.mark.parametrize("dead", [1, 2])
+def test_a_room_that_died_costs_one_offer(room, running, client, dead):
+    client.zadd(LINE, {tokens.offer(tokens.mint_nonce(), "host *"): number for number in range(dead)})
+    guest = Guest(10)
+    room.enter(guest)
+    wait_until(lambda: client.zcard(LINE) == dead + 1, "it stands in line")
+    hears(client, room)
+    running.release()
+    began = time.monotonic()
+    assert guest.comes()
+    assert dead * 0.95 < time.monotonic() - began < dead * 1.3
+
+
+def test_all_leave_when_the_room_is_emptied(room, running, client):
+    guests = [Guest(10), Guest(20)]
+    enter(room, *guests)
+    in_line(client, room)
+    assert room.leave_all() == guests
+    assert client.zcard(LINE) == 0
+    assert len(room) == 0
+    assert running.release()
+    assert client.keys() == []
+
+
+def test_an_offer_for_nobody_is_passed_on(make_room, running, client):
+    """As after a command that has arrived late."""
+    room, other = make_room(), make_room()
+    guest = Guest(20)
+    enter(room, Guest(1, key="another"))
+    enter(other, guest)
+    in_line(client, other)
+    hears(client, room)
+    client.zadd(LINE, {room.token: 5})
+    running.release()
+    began = time.monotonic()
+    assert guest.comes()
+    assert time.monotonic() - began < 0.9
+
+
+def test_a_place_that_is_none_is_refused_at_the_door(room):
+    with pytest.raises(ValueError, match="is no place"):
+        room.enter(Guest("10"))
+    assert len(room) == 0
+
+
+class TestWhatFails:
+    def test_whose_user_may_not_use_channels_waits_on_and_says_so_once(self, make_room, running, store, locks, log):
+        """Neither the message nor the subscription: the room looks every second."""
+        locks.client.acl_setuser("mute", enabled=True, nopass=True, keys=["*"], commands=["+@all"], reset_channels=True)
+        try:
+            room = make_room(f"unix://mute@{locks.socket}")
+            first, second = Guest(10), Guest(20)
+            enter(room, first, second)
+            wait_until(lambda: "redislock:room:*" in log.text, "it says so")
+            running.release()
+            began = time.monotonic()
+            assert first.comes()
+            assert second.comes()
+            assert time.monotonic() - began < 3.5
+            assert log.text.count("redislock:room:*") == 1
+        finally:
+            locks.client.acl_deluser("mute")
+
+    def test_a_release_that_may_not_publish_delays_and_loses_nothing(self, room, holder, client, locks):
+        """The room looks when what it has seen of the holder ends."""
+        running, guest = holder("running"), Guest(10)
+        running.acquire(0.6)
+        room.enter(guest)
+        in_line(client, room)
+        locks.client.execute_command("ACL", "SETUSER", "default", "-publish")
+        try:
+            running.release()
+            assert guest.comes()
+        finally:
+            locks.client.execute_command("ACL", "SETUSER", "default", "+publish")
+
+    def test_a_server_that_restarts_empty_forgets_nobody(self, private_locks, room, running):
+        guest = Guest(10)
+        room.enter(guest)
+        hears(private_locks.client, room)
+        private_locks.kill()
+        private_locks.restart()
+        wait_until(lambda: guest.began, "it begins", 10)
+        assert guest.began == [True]
+
+    def test_a_server_that_is_away_is_told_to_who_waits(self, private_locks, room, running):
+        guest = Guest(10)
+        room.enter(guest)
+        hears(private_locks.client, room)
+        private_locks.kill()
+        wait_until(lambda: guest.error, "it is told")
+        assert guest.began == []
+        assert len(room) == 1
+
+    def test_a_cut_connection_is_made_again_and_what_was_not_heard_is_looked_for(
+        self, make_room, running, client, lock_proxy
+    ):
+        room = make_room(lock_proxy.url)
+        guest = Guest(10)
+        room.enter(guest)
+        in_line(client, room)
+        lock_proxy.refuse()
+        running.release()
+        lock_proxy.mend()
+        assert guest.comes()
+
+    def test_a_lost_reply_to_a_call_loses_no_time(self, make_room, running, client, lock_proxy):
+        room = make_room(lock_proxy.url)
+        guest = Guest(10)
+        room.enter(guest)
+        in_line(client, room)
+        lost = lock_proxy.drop_reply(to=b"EVALSHA")
+        running.release()
+        began = time.monotonic()
+        assert guest.comes()
+        assert time.monotonic() - began < 0.9
+        assert lost.struck == 1
+
+    def test_who_cannot_begin_costs_nobody_else(self, room, running, store, holder, client, log):
+        bad, good = Guest(10), Guest(20)
+        bad.begin = lambda *, called: 1 / 0
+        enter(room, bad, good)
+        in_line(client, room)
+        running.release()
+        assert good.comes()
+        assert "could not begin" in log.text
+
+    def test_a_look_that_fails_is_tried_again_and_costs_nobody_else(self, make_room, log):
+        class Failing(LockStore):
+            fails = True
+
+            def stand(self, key, room, place, next_place):
+                if key == "bad" and self.fails:
+                    self.fails = False
+                    raise RuntimeError("a defect")
+                return super().stand(key, room, place, next_place)
+
+        room = make_room(kind=Failing)
+        bad, good = Guest(10, key="bad"), Guest(20, key="good")
+        enter(room, bad, good)
+        assert good.comes()
+        assert bad.comes()
+        assert "a look at the lock bad failed" in log.text
+
+
+def test_a_lock_of_another_library_is_looked_at_every_so_often(room, client):
+    client.set(KEY, "theirs", px=30_000)
+    guest = Guest(10, look_every=0.02)
+    room.enter(guest)
+    in_line(client, room)
+    client.delete(KEY)
+    began = time.monotonic()
+    assert guest.comes()
+    assert time.monotonic() - began < 0.5
+
+
+def test_many_enter_and_leave_at_once_and_nobody_is_forgotten(room, store, holder, client):
+    guests = [Guest(place, key=f"{KEY}{place % 7}") for place in range(1, 300)]
+    leaving = guests[::3]
+    staying = [guest for guest in guests if guest not in leaving]
+
+    def come_and_go(guest):
+        room.enter(guest)
+        if guest in leaving:
+            room.leave(guest)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(come_and_go, guests))
+
+    def free_all():
+        for number in range(7):
+            held = client.get(f"{KEY}{number}")
+            if held and Token.of(held).state == "offered":
+                one = holder("one")
+                if not isinstance(store.acquire(f"{KEY}{number}", one.token, 5, room=room.token.owner), Conflict):
+                    store.release(f"{KEY}{number}", one.token)
+        return all(guest.began for guest in staying)
+
+    wait_until(free_all, "all have their turn", 20)
+    assert all(guest.began == [True] for guest in staying)
