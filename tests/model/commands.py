@@ -20,14 +20,26 @@ class Key(NamedTuple):
     """
 
     nonce: str
-    """The nonce of an execution, ``n1``; or a claim, ``h1``, under which the key is reserved for a message."""
+    """That of an execution, ``n1``; a claim, ``h1``, under which the key is reserved for a message; or a room, to which
+    the key is offered, ``?r1``, or from which somebody is on the way to it, ``!r1``."""
     attempt: Attempt
     marked: bool = False
+    place: int = 0
+    """The place of the one who is on the way."""
 
     @property
     def is_reserved(self) -> bool:
         """Whether the key is reserved for a message, which carries the nonce as its claim."""
         return self.nonce[0] == "h"
+
+    @property
+    def room(self) -> str:
+        """The room to which the key is offered, or from which somebody is called; empty for any other key."""
+        return self.nonce[1:] if self.nonce[0] in "?!" else ""
+
+
+#: An offer names a room, and no attempt.
+NOBODY = Attempt("", 0, 0)
 
 
 class Server(NamedTuple):
@@ -39,6 +51,13 @@ class Server(NamedTuple):
     """The attempts that have a note: they are over."""
     gone: frozenset[str] = frozenset()
     """The claims that were given up before a run handed its key over under them: no message will come with them."""
+    line: tuple[tuple[int, str], ...] = ()
+    """The rooms that wait for the key, each with its place: that of the first of those who wait in it. In order."""
+
+    def placed(self, room: str, place: int | None) -> Server:
+        """This state with `room` at `place` in the line; None: not in the line."""
+        others = [entry for entry in self.line if entry[1] != room]
+        return self._replace(line=tuple(sorted(others if place is None else [*others, (place, room)])))
 
 
 class Reply(Enum):
@@ -52,6 +71,8 @@ class Reply(Enum):
     RENEWED = "renewed"
     GIVEN_UP = "given up"
     NOT_MINE = "not mine"
+    TAKEN = "taken for the first"
+    LEFT = "left"
 
 
 class Effect(NamedTuple):
@@ -70,6 +91,8 @@ class Acquire(NamedTuple):
     attempt: Attempt
     reads_note: bool
     """Whether the attempt's note is looked for first, because the message may be a copy."""
+    room: str = ""
+    """The room from which the asker was called."""
 
 
 class Claim(NamedTuple):
@@ -79,6 +102,7 @@ class Claim(NamedTuple):
     attempt: Attempt
     reads_note: bool
     claim: str
+    room: str = ""
 
 
 class Renew(NamedTuple):
@@ -116,7 +140,22 @@ class GiveUp(NamedTuple):
     """Whether a run may hand its key over under this claim later. Then Redis remembers that nobody comes with it."""
 
 
-Command = Acquire | Claim | Renew | Release | HandOver | GiveUp
+class Stand(NamedTuple):
+    """A room asks for the key for the first who waits in it, or takes its place in the line."""
+
+    room: str
+    place: int
+    next_place: int | None
+    """The place of the one who waits behind the first; None where nobody does."""
+
+
+class Leave(NamedTuple):
+    """A room leaves the line, and passes on an offer that it was given."""
+
+    room: str
+
+
+Command = Acquire | Claim | Renew | Release | HandOver | GiveUp | Stand | Leave
 
 
 def apply(server: Server, command: Command, mistakes: Mistakes = frozenset()) -> Effect:
@@ -125,12 +164,22 @@ def apply(server: Server, command: Command, mistakes: Mistakes = frozenset()) ->
     return run(server, command, mistakes)
 
 
+def offer_next(server: Server, mistakes: Mistakes) -> Server:
+    """A key that is free is offered to the first room in the line."""
+    if server.key is not None or not server.line or Mistake.RELEASE_OFFERS_NOTHING in mistakes:
+        return server
+    return server._replace(key=Key(f"?{server.line[0][1]}", NOBODY), line=server.line[1:])
+
+
 def acquire(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> Effect:
     key, mine = server.key, Key(command.nonce, command.attempt)
+    is_called = key is not None and bool(command.room) and key.room == command.room
     if command.reads_note and noted(command.attempt, mistakes) in server.notes:
-        left = key if not _owns(key, command.nonce) or Mistake.FINISHED_LEAVES_ITS_KEY in mistakes else None
-        return Effect(Reply.FINISHED, server._replace(key=left))
-    if key is None:
+        passes = (_owns(key, command.nonce) and Mistake.FINISHED_LEAVES_ITS_KEY not in mistakes) or is_called
+        return Effect(Reply.FINISHED, offer_next(server._replace(key=None), mistakes) if passes else server)
+    if key is None and server.line and not command.room:
+        return Effect(Reply.HELD, offer_next(server, mistakes))
+    if key is None or is_called:
         return Effect(Reply.GRANTED, server._replace(key=mine), leased=True)
     if key.nonce == command.nonce and Mistake.OWN_GRANT_IS_A_CONFLICT not in mistakes:
         return Effect(Reply.GRANTED, server, leased=True)
@@ -139,6 +188,27 @@ def acquire(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> Eff
         return Effect(Reply.GRANTED, server._replace(key=mine._replace(nonce=nonce, marked=key.marked)), leased=True)
     is_copy = noted(command.attempt, mistakes) == noted(key.attempt, mistakes)
     return Effect(Reply.HELD, server._replace(key=key._replace(marked=key.marked or (is_copy and not key.is_reserved))))
+
+
+def stand(server: Server, command: Stand, mistakes: Mistakes) -> Effect:
+    key, room = server.key, command.room
+    standing = server.placed(room, command.place)
+    if key is None and standing.line[0][1] != room and Mistake.STAND_IGNORES_AN_EARLIER_PLACE not in mistakes:
+        return Effect(Reply.HELD, offer_next(standing, mistakes))
+    called = Key(f"!{room}", NOBODY, place=command.place)
+    if key is None or key == called or key.nonce == f"?{room}":
+        if Mistake.CALL_IS_AN_OFFER in mistakes:
+            called = Key(f"?{room}", NOBODY)
+        return Effect(Reply.TAKEN, server.placed(room, command.next_place)._replace(key=called))
+    return Effect(Reply.HELD, standing)
+
+
+def leave(server: Server, command: Leave, mistakes: Mistakes) -> Effect:
+    key, room = server.key, command.room
+    ends_the_call = Mistake.SECOND_ENDS_THE_CALL in mistakes
+    mine = key is not None and (key.nonce == f"?{room}" or (key.nonce == f"!{room}" and ends_the_call))
+    left = server.placed(room, None)
+    return Effect(Reply.LEFT, offer_next(left._replace(key=None) if mine else left, mistakes))
 
 
 def renew(server: Server, command: Renew, mistakes: Mistakes) -> Effect:
@@ -157,16 +227,17 @@ def release(server: Server, command: Release | HandOver, mistakes: Mistakes) -> 
     if mine is None:
         return Effect(Reply.NOT_MINE, server._replace(notes=notes))
     if isinstance(command, HandOver) and command.claim in server.gone:
-        return Effect(Reply.RELEASED, Server(None, notes, server.gone - {command.claim}))
+        freed = server._replace(key=None, notes=notes, gone=server.gone - {command.claim})
+        return Effect(Reply.RELEASED, offer_next(freed, mistakes))
     if isinstance(command, HandOver):
         reserved = Key(command.claim, command.attempt)
-        return Effect(Reply.HANDED_OVER, Server(reserved, notes, server.gone), leased=True)
-    return Effect(Reply.RELEASED, Server(None, notes, server.gone))
+        return Effect(Reply.HANDED_OVER, server._replace(key=reserved, notes=notes), leased=True)
+    return Effect(Reply.RELEASED, offer_next(server._replace(key=None, notes=notes), mistakes))
 
 
 def give_up(server: Server, command: GiveUp, mistakes: Mistakes) -> Effect:
     if _owns(server.key, command.claim):
-        return Effect(Reply.GIVEN_UP, server._replace(key=None))
+        return Effect(Reply.GIVEN_UP, offer_next(server._replace(key=None), mistakes))
     if command.is_to_come and Mistake.GIVEN_UP_IS_FORGOTTEN not in mistakes:
         return Effect(Reply.NOT_MINE, server._replace(gone=server.gone | {command.claim}))
     return Effect(Reply.NOT_MINE, server)
@@ -190,4 +261,6 @@ _COMMANDS: dict[type, Callable[..., Effect]] = {
     Release: release,
     HandOver: release,
     GiveUp: give_up,
+    Stand: stand,
+    Leave: leave,
 }

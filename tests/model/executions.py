@@ -28,6 +28,8 @@ class Message(NamedTuple):
     """The header says that the work has begun, so that no policy may drop the message."""
     after: str = ""
     """The id of a task whose end the publisher had seen. The message must not be dropped in favour of that task."""
+    place: int = 0
+    """The message's rank in a line. Copies of it have the same."""
 
     @property
     def may_be_known_as_begun(self) -> bool:
@@ -63,6 +65,8 @@ class Phase(Enum):
     """Where an execution is. "Reserved" is Celery's word: the worker has received the message, and not begun it."""
 
     RESERVED = "before it asks"
+    WAITING = "in its room"
+    CALLED = "called, before it asks"
     ASKED = "with its acquire unanswered"
     RUNNING = "in its body"
     PUBLISHED = "in its body, having published"
@@ -81,7 +85,9 @@ IN_BODY = frozenset({Phase.RUNNING, Phase.PUBLISHED})
 #: The phases in which the run is over, and only the ack is to come.
 CLOSED = frozenset({Phase.RELEASED, Phase.RETURNED, Phase.DROPPED})
 #: The phases in which a pool child is at work, which can die while the main process lives on.
-IN_CHILD = IN_BODY | {Phase.ASKED, Phase.ENDED, Phase.RELEASING}
+IN_CHILD = IN_BODY | {Phase.CALLED, Phase.ASKED, Phase.ENDED, Phase.RELEASING}
+#: The phases in which an execution takes one of its worker's slots.
+IN_SLOT = IN_CHILD | {Phase.CHILD_DEAD}
 
 
 class Execution(NamedTuple):
@@ -102,7 +108,27 @@ class Execution(NamedTuple):
     """The claim that the execution has put into the next attempt's message, to hand its key over under it."""
     sent: Command | None = None
     """The release whose reply was lost, which is sent again unchanged."""
+    room: str = ""
+    """The room of the worker, where the scenario says how many slots each worker has; empty: a worker of its own."""
+    called: bool = False
+    """The execution was called from its room, and asks as one that was called."""
+    waited: bool = False
+    """The execution has waited in line. Its message's header says so, as if it had come back, but only in this worker:
+    the broker's copy of the message is as it was."""
+    begun: bool = False
+    """The same header says that the work has begun."""
 
     @property
     def attempt(self) -> Attempt:
         return self.message.attempt
+
+    @property
+    def home(self) -> str:
+        """The room of the worker."""
+        return self.room or f"r{self.nonce[1:]}"
+
+    @property
+    def header(self) -> Message:
+        """The message with its header as the worker has changed it."""
+        message = self.message
+        return message._replace(returned=message.returned or self.waited, begun=message.begun or self.begun)

@@ -12,6 +12,7 @@ from celery_redislock.server.tokens import Attempt
 from .commands import Command, Server
 from .executions import IN_BODY, Ending, Message
 from .publishing import Publisher
+from .rooms import Rooms
 from .rules import Excuse, Mistake, Promise
 from .steps import Steps
 from .world import Faults, Step, World
@@ -29,6 +30,12 @@ class Scenario(NamedTuple):
     """How many faults may happen."""
     publishers: tuple[Publisher, ...] = ()
     """Who publishes more messages."""
+    slots: tuple[int, ...] = ()
+    """How many executions each worker can run at a time; empty: each message comes to a worker of its own."""
+    limit: int | None = None
+    """How many messages may wait in a worker; None: any number."""
+    has_others: bool = False
+    """Whether tasks with other keys take a slot of each worker now and then."""
 
 
 @dataclass
@@ -82,7 +89,8 @@ def explore(
         excuses: The excuses that are accepted.
     """
     found = Exploration(scenario, excuses)
-    steps = Steps(scenario.plays, mistakes, excuses)
+    rooms = Rooms(scenario.slots, scenario.has_others, scenario.faults, mistakes)
+    steps = Steps(scenario.plays, rooms, scenario.limit, mistakes, excuses)
     start = World.of(scenario.messages, scenario.faults, scenario.publishers)
     found.came_from[start] = None
     found.known_as[start.canonical] = start
@@ -108,7 +116,8 @@ def _enter(found: Exploration, waiting: deque[World], world: World, step: Step) 
     if known not in found.came_from:
         found.came_from[known] = (world, step.label)
         waiting.append(step.world)
-    found.before.setdefault(known, []).append(world)
+    if not step.is_too_late:
+        found.before.setdefault(known, []).append(world)
 
 
 def _broken_in(world: World, excuses: Set[Excuse]) -> Promise | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 
-from .commands import GiveUp, Release, apply
+from .commands import GiveUp, Key, Leave, Release, apply
 from .executions import CLOSED, IN_BODY, IN_CHILD, Ending, Execution, Phase
 from .rules import Excuse, Mistake
 from .world import Step, World
@@ -25,22 +25,52 @@ class Fate:
         faults = world.faults
         if one.unacked and faults.may("timeouts"):
             yield self._time_out(world.spend("timeouts"), one)
-        if one.unacked and one.message.acks_late and faults.may("disconnects"):
-            # The main process marks the key of a run that is in its body, as `worker.redelivery.ExpectCopies` does. The
-            # mark has the same effect as `overdue`: the release leaves a note in any case.
-            marked = one.phase in IN_BODY
-            lost = world.spend("disconnects").put(one._replace(unacked=False, overdue=one.overdue or marked))
+        if faults.may("deaths") and one.phase in IN_CHILD:
+            dead = _excuse_death(world.spend("deaths"), one)
+            body = Execution(one.nonce, one.message, Phase.CHILD_DEAD, one.unacked, one.overdue, room=one.room)
+            if _is_acked_early(one):
+                body = body._replace(unacked=False)  # the child has told that its key was granted, and so it is acked
+            yield Step(f"the child of {one.nonce} dies {one.phase.value}", dead.put(body))
+
+    def strike_worker(self, world: World, room: str) -> Iterator[Step]:
+        """What may happen to the worker that `room` is in, and so to all its executions."""
+        if world.faults.may("disconnects"):
+            yield from self._disconnect(world, room)
+        if world.faults.may("deaths"):
+            mine = [one for one in world.executions if one.home == room]
+            died = world.spend("deaths")
+            for one in mine:
+                died = _excuse_death(died, one).without(one)
+                died = died.enqueue(one.message.again) if one.unacked else died
+            what = ", ".join(f"{one.nonce} {one.phase.value}" for one in mine)
+            yield Step(f"the worker {room} dies: {what}", _forget(died, room))
+
+    def _disconnect(self, world: World, room: str) -> Iterator[Step]:
+        """The broker gives all unacked messages of the worker again. Those who wait are forgotten, for they cannot ack.
+
+        The main process marks the key of a run that is in its body, as `worker.redelivery.ExpectCopies` does. The mark
+        has the same effect as `overdue`: the release leaves a note in any case. So does the release of a run that has
+        waited in line.
+        """
+        mine = [one for one in world.executions if one.home == room and one.unacked]
+        if not mine:
+            return
+        lost = world.spend("disconnects")
+        for one in mine:
+            marked = one.phase in IN_BODY and one.message.acks_late
             lost = lost.enqueue(one.message.again)
-            if not marked:
+            if one.phase is Phase.WAITING:
+                lost = lost.without(one)
+                continue
+            lost = lost.put(one._replace(unacked=False, overdue=one.overdue or marked))
+            if not (marked or one.waited):
                 lost = lost.excuse(one.attempt, Excuse.DISCONNECTED)
-            yield Step(f"the broker loses {one.nonce} and gives {one.attempt} again", lost)
-        if faults.may("deaths"):
-            if one.phase in IN_CHILD:
-                dead = _excuse_death(world.spend("deaths"), one)
-                dead = dead.put(Execution(one.nonce, one.message, Phase.CHILD_DEAD, one.unacked, one.overdue))
-                yield Step(f"the child of {one.nonce} dies {one.phase.value}", dead)
-            died = _excuse_death(world.spend("deaths").without(one), one)
-            yield _requeue(died, one, f"the worker of {one.nonce} dies {one.phase.value}")
+        what = f"the broker loses {', '.join(one.nonce for one in mine)} and gives their messages again"
+        yield Step(what, lost)
+        command = Leave(room)
+        server = apply(lost.server, command, self.mistakes).server
+        if server != lost.server:
+            yield Step(f"{what}, {room} leaves the line", lost._replace(server=server), (world.server, command))
 
     def _time_out(self, world: World, one: Execution) -> Step:
         if one.phase in {Phase.RELEASING, Phase.RELEASED, Phase.RETURNED}:
@@ -81,18 +111,33 @@ class Fate:
         if key is None:
             return
         free = world._replace(server=world.server._replace(key=None))
+        if key.room:
+            yield from self._lapse(world, free, key)
+            return
         holders = [
             one
             for one in world.executions
             if token_of(one, self.mistakes) == key.nonce and one.phase is not Phase.CHILD_DEAD
         ]
         if not holders:
-            yield Step(f"the lease of {key.nonce} ends", free)
+            on_its_way = {message.claim for message in world.queue} | {one.message.claim for one in world.executions}
+            yield Step(f"the lease of {key.nonce} ends", free, is_too_late=key.nonce in on_its_way)
         elif world.faults.may("pauses"):
             free = free.spend("pauses")
             for one in holders:
                 free = free.put(one._replace(lost=True))
             yield Step(f"{key.nonce} is paused past its lease, and will know that its lock is lost", free)
+
+    def _lapse(self, world: World, free: World, key: Key) -> Iterator[Step]:
+        """An offer, or a call, ends. Nobody may answer it, or who would has been too slow."""
+        is_offer = key.nonce[0] == "?"
+        if is_offer and Mistake.OFFER_NEVER_LAPSES in self.mistakes:
+            return
+        phase = Phase.WAITING if is_offer else Phase.CALLED
+        if not any(one.home == key.room and one.phase is phase for one in world.executions):
+            yield Step(f"{key.nonce} lapses, which nobody answers", free)
+        elif world.faults.may("lapses"):
+            yield Step(f"{key.nonce} lapses", free.spend("lapses"))
 
 
 def token_of(one: Execution, mistakes: Set[Mistake]) -> str:
@@ -107,8 +152,21 @@ def _requeue(world: World, one: Execution, label: str) -> Step:
 
 def _excuse_death(world: World, one: Execution) -> World:
     done = one.attempt in world.history.finished or one.phase is Phase.RETURNED
-    if one.unacked and done:
-        return world.excuse(one.attempt, Excuse.DIED_BEFORE_ACK)
-    if not one.unacked and not one.message.acks_late:
+    if _is_acked_early(one):
         return world.excuse(one.attempt, Excuse.ACKED_EARLY)
-    return world
+    return world.excuse(one.attempt, Excuse.DIED_BEFORE_ACK) if one.unacked and done else world
+
+
+def _is_acked_early(one: Execution) -> bool:
+    """Whether the message is acked early, and its key was granted: it is acked, or about to be."""
+    return not one.message.acks_late and one.phase in IN_CHILD - {Phase.CALLED, Phase.ASKED}
+
+
+def _forget(world: World, room: str) -> World:
+    """The room is gone for good: the worker that starts in its place has a room of another name."""
+    server, name = world.server, f"x{room[1:]}"
+    line = tuple(sorted((place, name if other == room else other) for place, other in server.line))
+    key = server.key
+    if key is not None and key.room == room:
+        key = key._replace(nonce=key.nonce[0] + name)
+    return world._replace(server=server._replace(line=line, key=key), asleep=world.asleep - {room})

@@ -12,6 +12,7 @@ from celery_redislock.info import LockInfo
 from celery_redislock.message.facts import Delivered, Facts
 from celery_redislock.options import LockOptions, resolve_options
 from celery_redislock.task import decisions
+from celery_redislock.task.decisions import Decision
 
 from .commands import Key
 from .executions import Execution
@@ -26,7 +27,7 @@ def options(policy: str) -> LockOptions:
 
 def delivered(one: Execution) -> Delivered:
     """How the execution's message has come to it."""
-    message = one.message
+    message = one.header
     return Delivered(message.acks_late, message.redelivered, one.overdue, message.begun, message.returned)
 
 
@@ -46,8 +47,20 @@ def facts(one: Execution, mistakes: Set[Mistake]) -> Facts:
 
 def holder(key: Key) -> LockInfo:
     """Who holds the key, as a conflict tells."""
-    state = "queued" if key.nonce[0] == "h" else "held"
+    if key.room:
+        return LockInfo("key", None, None, "w@host", None, None, "offered")
+    state = "queued" if key.is_reserved else "held"
     return LockInfo("key", key.attempt.task_id, "task", "w@host", None, None, state)
+
+
+def on_conflict(one: Execution, key: Key, *, is_own_copy: bool, has_ended: bool, mistakes: Set[Mistake]) -> Decision:
+    """What becomes of an execution whose key is held."""
+    known = facts(one, mistakes)
+    if key.room and Mistake.OFFER_IS_A_HOLDER not in mistakes:
+        return decisions.ComeBack(known.delivered.has_begun)
+    return decisions.on_conflict(
+        *(known, holder(key), options(one.message.policy)), is_own_copy=is_own_copy, has_ended=lambda _: has_ended
+    )
 
 
 def reads_note(one: Execution, mistakes: Set[Mistake]) -> bool:
@@ -63,6 +76,8 @@ def copy_may_wait(one: Execution, mistakes: Set[Mistake]) -> bool:
     known = delivered(one)
     if Mistake.COMEBACK_LEAVES_NO_NOTE in mistakes:
         known = known._replace(has_come_back=False)
+    if Mistake.WAITED_LEAVES_NO_NOTE in mistakes:
+        known = known._replace(has_come_back=one.message.returned)
     if Mistake.FIRST_DELIVERY_IGNORES_ITS_COPY in mistakes:
         return one.overdue
     return known.may_be_a_copy and Mistake.NO_NOTE_FOR_AN_UNSEEN_COPY not in mistakes

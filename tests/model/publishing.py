@@ -76,14 +76,19 @@ class Publishing:
         after, asked = world._replace(server=effect.server), (world.server, command)
         if effect.reply is Reply.GRANTED:
             return Step(f"a publisher takes the key for {one.message}", after.put_publisher(one, Stage.TOOK), asked)
-        assert world.server.key
-        holder = world.server.key.attempt
+        key = effect.server.key
+        assert key
+        holder = key.attempt
         decision = on_publish(
             Published("task", is_bare=True, causes=frozenset()),
-            known.holder(world.server.key),
+            known.holder(key),
             lambda _: world.has_ended(holder) and Mistake.ENDED_IS_A_HOLDER not in self.mistakes,
         )
-        assert decision is not Decision.SEND
+        if decision is Decision.SEND:
+            # The key is offered to somebody who waits. The message has no claim, and meets its policy when it starts.
+            message = one.message._replace(claim="")
+            sent = after.remember("published", message.attempt).enqueue(message)
+            return Step(f"{message} is sent, for the key is offered", sent, asked)
         if decision is Decision.OUTLIVE:
             # The message gets the place in the queue, which the model leaves out: it takes its turn like any other.
             sent = after.remember("published", one.message.attempt).enqueue(one.message)

@@ -17,7 +17,10 @@ class Promise(Enum):
     ANSWERED = "a publisher is answered only with a job that runs, that was revoked, or whose own publisher failed"
     POLICY = "a duplicate that nobody can have begun meets its policy"
     SERVED_ANEW = "a caller who has seen a run end is not answered with that run, nor skipped because of it"
-    ENDS = "whatever has happened, everything can still come to its end"
+    ENDS = "whatever has happened, everything can still come to its end, and nobody waits for a reservation to lapse"
+    NOT_IDLE = "a key that is given back is offered to who waits, and no room takes one for which it has no slot"
+    ORDER = "who waits in line is called in the order of the places, and nobody takes the key of who was called"
+    ONE_CALL = "one offer calls one of those who wait"
 
 
 class Excuse(Enum):
@@ -60,4 +63,16 @@ class Mistake(Enum):
     COMEBACK_LEAVES_NO_NOTE = "a message that has come back, and may have been sent twice then, leaves no note"
     NOTE_NAMES_NO_PUBLISH = "a second publish under one task id is taken for a copy of the first"
     ENDED_IS_A_HOLDER = "a run whose end its caller has seen is a conflict until it has released its key"
+    NO_LOOKS = "a room that stands in line waits for its wake-up, and never looks"
+    CALL_IS_AN_OFFER = "a room that has called one of those who wait in it leaves the key offered"
+    RELEASE_OFFERS_NOTHING = "a key that is given back is not offered to the first in line"
+    OFFER_NEVER_LAPSES = "an offer lives until its room has answered"
+    ROOM_TAKES_WITHOUT_A_SLOT = "a room takes an offer though it has no slot for who waits"
+    SECOND_ENDS_THE_CALL = "a room that has no slot for the second of those who wait ends the call of the first"
+    ACK_BEFORE_THE_GRANT = "a task that is acked early is acked when it is accepted, and waits after that"
+    WAITED_LEAVES_NO_NOTE = "a message that has waited in line leaves no note"
+    STAND_IGNORES_AN_EARLIER_PLACE = "a room takes a free key though another one has an earlier place"
+    FULL_ROOM_CLOSES_THE_WINDOW = "a worker whose room is full receives no message"
+    CLAIM_WAITS_IN_LINE = "a message that waits does not see that the key is reserved for it by now"
+    OFFER_IS_A_HOLDER = "a duplicate is skipped because the key is offered to somebody who waits"
     CLAIMED_MESSAGE_MEETS_THE_POLICY = "a message whose reservation has lapsed is skipped as a duplicate"

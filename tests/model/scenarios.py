@@ -59,10 +59,11 @@ STRANGERS = Scenario(
     Faults(2, timeouts=1, deaths=1, lost_replies=1, pauses=1),
 )
 BEGUN = Scenario(
-    "a message that skips duplicates, whose worker dies, and a stranger",
+    "a message that skips duplicates, whose worker dies, and a stranger; all rooms are full",
     (Message(A, policy="skip"), Message(STRANGER)),
     {A: (SUCCESS,), STRANGER: (SUCCESS,)},
     Faults(2, deaths=1, lost_replies=1),
+    limit=0,
 )
 HANDED_OVER = Scenario(
     "a key handed over to a retry, with copies",
@@ -108,10 +109,11 @@ PUBLISHED_AND_RETRIED = Scenario(
 )
 
 SENT_BACK_TWICE = Scenario(
-    "two strangers that take their turns, and a message that is sent back twice at once",
+    "two strangers whose rooms are full, and a message that is sent back twice at once",
     (Message(A), Message(STRANGER, acks_late=False)),
     {A: (SUCCESS,), STRANGER: (SUCCESS,)},
     Faults(2, doublings=1, deaths=1, lost_replies=1),
+    limit=0,
 )
 OLD = Scenario(
     "two strangers that skip duplicates, one acked early, whose messages wait for too long",
@@ -141,6 +143,44 @@ JOB_SEEN_TO_END = Scenario(
     Faults(2, timeouts=1, deaths=1, lost_replies=1, failed_publishes=1),
     (Publisher(Message(A, policy="skip")),),
 )
+LINE = Scenario(
+    "three messages that wait in the rooms of two workers",
+    (Message(A, place=1), Message(NEXT, place=2, acks_late=False), Message(STRANGER, place=3)),
+    {A: (SUCCESS,), NEXT: (SUCCESS,), STRANGER: (FAILURE,)},
+    Faults(),
+    slots=(2, 1),
+    has_others=True,
+)
+BROKEN_LINE = Scenario(
+    "two messages that wait in the rooms of two workers, one of which may be gone",
+    (Message(A, place=1), Message(STRANGER, place=2, acks_late=False)),
+    {A: (SUCCESS,), STRANGER: (FAILURE,)},
+    Faults(1, deaths=1, disconnects=1, lapses=1, lost_replies=1),
+    slots=(1, 1),
+)
+TWINS_IN_LINE = Scenario(
+    "a message that waits for a stranger, and copies of it",
+    (Message(A, place=1), Message(STRANGER, place=2)),
+    {A: (SUCCESS,), STRANGER: (SUCCESS,)},
+    Faults(2, disconnects=1, deaths=1, lapses=1, lost_replies=1),
+)
+FULL_ROOMS = Scenario(
+    "a key reserved for a message, while the room of the only worker is full",
+    (Message(A, place=1), Message(NEXT, place=2), Message(STRANGER, place=3, acks_late=False)),
+    {
+        A: (Ending("RETRY", Message(A_RETRIED, place=4), hands_over=True),),
+        **dict.fromkeys((A_RETRIED, NEXT, STRANGER), (SUCCESS,)),
+    },
+    Faults(),
+    slots=(1,),
+    limit=2,
+)
+SKIPPED_IN_LINE = Scenario(
+    "a message, one of a caller who has seen it end and skips duplicates, and copies of the first",
+    (Message(A, place=1),),
+    {A: (Ending("SUCCESS", caller=Message(STRANGER, policy="skip", place=2)),), STRANGER: (SUCCESS,)},
+    Faults(2, timeouts=1, deaths=1, lapses=1),
+)
 
 SCENARIOS = (
     ONE_MESSAGE,
@@ -162,4 +202,9 @@ SCENARIOS = (
     REUSED,
     SEEN_TO_END,
     JOB_SEEN_TO_END,
+    LINE,
+    BROKEN_LINE,
+    TWINS_IN_LINE,
+    FULL_ROOMS,
+    SKIPPED_IN_LINE,
 )

@@ -6,6 +6,7 @@ An execution of the model does what `celery_redislock.task.worker_execution` doe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Set
 
 from celery_redislock.server.tokens import Attempt
@@ -17,6 +18,7 @@ from .commands import Acquire, Claim, Command, Effect, GiveUp, HandOver, Release
 from .executions import Ending, Execution, Message, Phase
 from .fate import Fate, token_of
 from .publishing import Publisher, Publishing
+from .rooms import Rooms, wake
 from .rules import Excuse, Mistake, Promise
 from .world import Step, World
 
@@ -29,14 +31,23 @@ class Steps:
 
     Args:
         plays: How the body of each attempt may end.
+        rooms: The rooms in which messages wait.
+        limit: How many messages may wait in a room.
         mistakes: The mistakes to make.
         excuses: The excuses to accept.
     """
 
     def __init__(
-        self, plays: Mapping[Attempt, tuple[Ending, ...]], mistakes: Set[Mistake], excuses: Set[Excuse]
+        self,
+        plays: Mapping[Attempt, tuple[Ending, ...]],
+        rooms: Rooms,
+        limit: int | None,
+        mistakes: Set[Mistake],
+        excuses: Set[Excuse],
     ) -> None:
         self.plays = plays
+        self.rooms = rooms
+        self.limit = limit
         self.mistakes = mistakes
         self.excuses = excuses
         self.fate = Fate(mistakes)
@@ -45,14 +56,18 @@ class Steps:
     def of(self, world: World) -> Iterator[Step]:
         """The steps from `world`."""
         for step in self._steps(world):
-            yield step._replace(world=step.world.settle()) if step.world.is_calm else step
+            broken = step.broken or self.rooms.broken_by(world, step)
+            step = step._replace(world=step.world.settle() if step.world.is_calm else step.world, broken=broken)
+            yield from wake(world, step) if self._makes(Mistake.NO_LOOKS) else (step,)
 
     def _steps(self, world: World) -> Iterator[Step]:
-        if len(world.executions) < MOST_EXECUTIONS:
-            yield from self._deliver(world)
+        yield from self._deliver(world)
+        yield from self.rooms.of(world)
         for one in world.executions:
             match one.phase:
-                case Phase.RESERVED:
+                case Phase.RESERVED if self.rooms.has_slot(world, one.home):
+                    yield from self._ask(world, one)
+                case Phase.CALLED if not self.rooms.is_overbooked(world, one.home):
                     yield from self._ask(world, one)
                 case Phase.ASKED:
                     yield from self._ask_again(world, one)
@@ -65,6 +80,8 @@ class Steps:
                 case Phase.RELEASED | Phase.RETURNED | Phase.DROPPED:
                     yield self._part_with_message(world, one)
             yield from self.fate.strike(world, one)
+        for room in {one.home for one in world.executions}:
+            yield from self.fate.strike_worker(world, room)
         for publisher in world.publishers:
             yield from self.publishing.of(world, publisher)
         if world.faults.may("revokes"):
@@ -76,9 +93,21 @@ class Steps:
 
     def _deliver(self, world: World) -> Iterator[Step]:
         for message in set(world.queue):
-            one = Execution(world.fresh("n"), message)
-            delivered = Step(f"{one.nonce} gets {message}", world.dequeue(message).put(one))
-            yield from self._on(delivered, one, self._ask) if world.is_calm else (delivered,)
+            for room in self._receivers(world):
+                one = Execution(world.fresh("n"), message, room=room)
+                delivered = Step(f"{one.nonce} gets {message}", world.dequeue(message).put(one))
+                ready = world.is_calm and not room
+                yield from self._on(delivered, one, self._ask) if ready else (delivered,)
+
+    def _receivers(self, world: World) -> list[str]:
+        """The rooms of the workers that may receive a message. Those who wait in a room leave the window open."""
+        counts = [one for one in world.executions if one.phase is not Phase.WAITING]
+        if self._makes(Mistake.FULL_ROOM_CLOSES_THE_WINDOW):
+            counts = list(world.executions)
+        if not self.rooms.slots:
+            return [""] if len(counts) < MOST_EXECUTIONS else []
+        received = Counter(one.home for one in counts)
+        return [room for room, slots in self.rooms.slots.items() if received[room] <= slots]
 
     def _revoke(self, world: World) -> Iterator[Step]:
         """A message with a claim is revoked, and the main process gives up its reservation. Others need no command."""
@@ -104,7 +133,9 @@ class Steps:
     # -- asking for the key
 
     def _ask(self, world: World, one: Execution) -> Iterator[Step]:
-        accepted = one if one.message.acks_late else one._replace(unacked=False)
+        accepted = one
+        if self._makes(Mistake.ACK_BEFORE_THE_GRANT) and not one.message.acks_late:
+            accepted = one._replace(unacked=False)
         yield self._answer(world, accepted)
         if world.faults.may("lost_replies"):
             asked = self._acquire(one)
@@ -120,8 +151,7 @@ class Steps:
         undo = Release(one.nonce, None, unseen_copy=False)
         after = world._replace(server=self._apply(world, undo).server)
         begun = known.comes_back_begun(one, self.mistakes)
-        asked = (world.server, undo)
-        yield self._send_back(after, one, begun, "has no answer, undoes it and comes back", asked)
+        yield self._wait(after, one, begun, "has no answer and undoes it", (world.server, undo))
 
     def _answer(self, world: World, one: Execution) -> Step:
         command = self._acquire(one)
@@ -135,54 +165,82 @@ class Steps:
                 # The attempt before this one may have run twice, and have handed its key over to this message again.
                 after = after._replace(server=self._apply(after, self._give_up(one.message)).server)
             return self._close(after, one, Phase.DROPPED, f"{one.nonce} finds the note and is dropped", asked)
-        assert world.server.key
-        return self._conflict(after, one, world.server.key.attempt, asked)
+        return self._conflict(after, one, asked)
 
     def _start(self, world: World, one: Execution, asked: tuple[Server, Command]) -> Step:
         again = one.attempt in world.history.finished and not self._is_excused(world, one.attempt)
+        one = one._replace(called=False)
         world = world.put(one._replace(phase=Phase.RUNNING, lost=False)).remember("started", one.attempt)
         label = f"{one.nonce} is granted the key and starts {one.attempt}"
         return Step(label, world, asked, Promise.NOT_AGAIN if again else None)
 
-    def _conflict(self, world: World, one: Execution, holder: Attempt, asked: tuple[Server, Command]) -> Step:
-        message, key = one.message, world.server.key
+    def _conflict(self, world: World, one: Execution, asked: tuple[Server, Command]) -> Step:
+        key = world.server.key
         assert key
-        decision = decisions.on_conflict(
-            *(known.facts(one, self.mistakes), known.holder(key), known.options(message.policy)),
+        holder = key.attempt
+        decision = known.on_conflict(
+            one,
+            key,
             is_own_copy=noted(holder, self.mistakes) == noted(one.attempt, self.mistakes),
-            has_ended=lambda _: world.has_ended(holder) and not self._makes(Mistake.ENDED_IS_A_HOLDER),
+            has_ended=world.has_ended(holder) and not self._makes(Mistake.ENDED_IS_A_HOLDER),
+            mistakes=self.mistakes,
         )
         if isinstance(decision, Skip):
             return self._skip(world, one, holder, asked)
         begun = isinstance(decision, ComeBack) and decision.is_begun
-        step = self._send_back(world, one, begun, f"meets {holder} and comes back", asked)
-        return step._replace(broken=Promise.POLICY) if self._must_be_skipped(world, one, holder) else step
+        step = self._wait(world, one, begun, f"meets {key.room or holder}", asked)
+        return (
+            step._replace(broken=step.broken or Promise.POLICY) if self._must_be_skipped(world, one, holder) else step
+        )
+
+    def _wait(self, world: World, one: Execution, begun: bool, why: str, asked: tuple[Server, Command]) -> Step:
+        """The message enters its worker's room, unacked. If the room is full, it is published again."""
+        if self.limit is not None and len(world.waiting_in(one.home)) >= self.limit:
+            return self._send_back(world, one, begun, f"{why} and comes back", asked)
+        waiting = one._replace(phase=Phase.WAITING, waited=True, called=False, begun=one.begun or begun)
+        is_left = world.server.key is not None and world.server.key.nonce == one.nonce
+        broken = Promise.NOTHING_LEFT if is_left else None
+        return Step(f"{one.nonce} {why} and waits", world.put(waiting), asked, broken)
 
     def _skip(self, world: World, one: Execution, holder: Attempt, asked: tuple[Server, Command]) -> Step:
         message = one.message
-        if not self._follows(one, holder) and not message.claim and message.attempt not in world.history.started:
+        is_in_favour = world.server.key and (not world.server.key.room or self._waits_to_run(world, one))
+        is_new = not message.claim and message.attempt not in world.history.started
+        if not self._follows(one, holder) and is_new and is_in_favour:
             world = world.remember("settled", message.attempt)
         step = self._close(world, one, Phase.DROPPED, f"{one.nonce} is skipped as a duplicate of {holder}", asked)
         return step._replace(broken=Promise.SERVED_ANEW) if message.after == holder.task_id else step
+
+    @staticmethod
+    def _waits_to_run(world: World, one: Execution) -> bool:
+        """Whether another one waits whose work is not over, so that `one` may be dropped in favour of it."""
+        waiting = [other for other in world.executions if other.phase in {Phase.WAITING, Phase.CALLED}]
+        return any(not world.has_ended(other.attempt) and other.attempt != one.attempt for other in waiting)
 
     def _must_be_skipped(self, world: World, one: Execution, holder: Attempt) -> bool:
         """Whether the promise `POLICY` demands a skip: nobody has begun the work, and no rule excepts it."""
         message, makes = one.message, self._makes(Mistake.CLAIMED_MESSAGE_MEETS_THE_POLICY)
         excepted = (message.claim and not makes) or message.attempt.retries or self._follows(one, holder)
-        fresh = message.attempt not in world.history.started and not message.may_be_known_as_begun
-        return bool(message.policy == "skip" and fresh and not excepted and not world.has_ended(holder))
+        fresh = message.attempt not in world.history.started and not one.header.may_be_known_as_begun
+        is_duplicate = not (world.server.key and world.server.key.room) and not world.has_ended(holder)
+        return bool(message.policy == "skip" and fresh and not excepted and is_duplicate)
 
     @staticmethod
     def _follows(one: Execution, holder: Attempt) -> bool:
         return holder.task_id in {one.attempt.task_id, one.message.parent}
 
     def _send_back(self, world: World, one: Execution, begun: bool, why: str, asked: tuple[Server, Command]) -> Step:
-        again = one.message._replace(redelivered=False, returned=True, begun=one.message.begun or begun)
+        again = one.header._replace(redelivered=False, returned=True, begun=one.header.begun or begun)
         return self._close(world.enqueue(again), one, Phase.RETURNED, f"{one.nonce} {why}", asked)
 
     # -- the body
 
     def _run(self, world: World, one: Execution) -> Iterator[Step]:
+        if one.unacked and not one.message.acks_late:
+            # The child has told that its key was granted, before its body; so the ack comes before its outcome.
+            yield Step(f"{one.nonce} acks early", world.put(one._replace(unacked=False)))
+            yield self._renew(world, one)
+            return
         for ending in self.plays[one.attempt]:
             if one.phase is Phase.RUNNING and ending.publishes is not None:
                 yield self._publish(world, one, ending)
@@ -281,9 +339,10 @@ class Steps:
 
     def _acquire(self, one: Execution) -> Acquire | Claim:
         message, reads_note = one.message, known.reads_note(one, self.mistakes)
+        room = one.home if one.called else ""
         if message.claim:
-            return Claim(self._token(one), one.attempt, reads_note, message.claim)
-        return Acquire(one.nonce, one.attempt, reads_note)
+            return Claim(self._token(one), one.attempt, reads_note, message.claim, room)
+        return Acquire(one.nonce, one.attempt, reads_note, room)
 
     def _token(self, one: Execution) -> str:
         return token_of(one, self.mistakes)
@@ -300,6 +359,6 @@ class Steps:
     @staticmethod
     def _stolen(before: Server, effect: Effect, nonce: str) -> Promise | None:
         """The promise `OWN_KEY`, if a command freed or extended a key that was not its sender's."""
-        touched = effect.leased or effect.server.key is None
+        touched = effect.leased or effect.server.key != before.key
         theirs = before.key is not None and before.key.nonce != nonce
         return Promise.OWN_KEY if touched and theirs else None

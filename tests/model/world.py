@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from celery_redislock.server.tokens import Attempt
 
 from .commands import Command, Server
-from .executions import CLOSED, Execution, Message
+from .executions import CLOSED, IN_BODY, Execution, Message, Phase
 from .rules import Excuse, Promise
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ class Faults(NamedTuple):
     revokes: int = 0
     doublings: int = 0
     """A message that comes back is published twice, because the broker's reply was lost."""
+    lapses: int = 0
+    """An offer, or a call, that ends though its room lives."""
 
     def may(self, fault: str) -> bool:
         return self.together > 0 and getattr(self, fault) > 0
@@ -69,6 +71,10 @@ class World(NamedTuple):
     history: History
     faults: Faults
     publishers: tuple[Publisher, ...] = ()
+    asleep: frozenset[str] = frozenset()
+    """The rooms that wait for their wake-up: only where the mistake is made that rooms do not look."""
+    busy: frozenset[str] = frozenset()
+    """The workers of which a task with another key has a slot."""
 
     @classmethod
     def of(cls, messages: tuple[Message, ...], faults: Faults, publishers: tuple[Publisher, ...] = ()) -> World:
@@ -79,11 +85,21 @@ class World(NamedTuple):
     @property
     def is_over(self) -> bool:
         """Whether nothing is left to do, and the key is free."""
-        return not (self.queue or self.executions or self.publishers) and self.server.key is None
+        return not (self.queue or self.executions or self.publishers) and self.server.key is None and not self.busy
 
     def has_ended(self, attempt: Attempt) -> bool:
         """Whether the outcome of `attempt` is stored, so that the result backend tells it to everybody."""
         return attempt in self.history.stored
+
+    def waiting_in(self, room: str) -> list[Execution]:
+        """Who waits in `room`, in the order of their places."""
+        waiting = [one for one in self.executions if one.phase is Phase.WAITING and one.home == room]
+        return sorted(waiting, key=lambda one: one.message.place)
+
+    @property
+    def called(self) -> list[Execution]:
+        """The executions that were called and have not asked yet."""
+        return [one for one in self.executions if one.phase is Phase.CALLED]
 
     @property
     def is_stuck(self) -> bool:
@@ -143,6 +159,8 @@ class World(NamedTuple):
         for one in self.executions:
             if one.phase in CLOSED:
                 world = world.part(one)
+            elif one.phase in IN_BODY and one.unacked and not one.message.acks_late:
+                world = world.put(one._replace(unacked=False))
         return world
 
     def part(self, one: Execution) -> World:
@@ -157,9 +175,9 @@ class World(NamedTuple):
             return self
         key, names = self.server.key, {}
         holder = key.nonce if key else ""
-        for number, one in enumerate(sorted(self.executions, key=_shape(holder)), 1):
+        for number, one in enumerate(sorted(self.executions, key=_shape(self.server)), 1):
             names[one.nonce] = f"n{number}"
-        if all(old == new for old, new in names.items()) and holder in {"", "dead", *names}:
+        if all(old == new for old, new in names.items()) and holder in {"", "dead", *names} and not self.server.line:
             return self
         executions = []
         for one in self.executions:
@@ -167,8 +185,13 @@ class World(NamedTuple):
             sent = one.sent._replace(nonce=name) if one.sent else None
             executions.append(one._replace(nonce=name, sent=sent))
         server = self.server
+        rooms = {f"r{old[1:]}": f"r{new[1:]}" for old, new in names.items()}
         if key is not None and holder[0] == "n":
             server = server._replace(key=key._replace(nonce=names.get(holder, "dead")))
+        elif key is not None and key.room[:1] == "r":
+            server = server._replace(key=key._replace(nonce=holder[0] + rooms.get(key.room, "rdead")))
+        line = [(place, rooms.get(room, f"rdead{place}") if room[0] == "r" else room) for place, room in server.line]
+        server = server._replace(line=tuple(line))
         return self._replace(server=server, executions=tuple(sorted(executions, key=_nonce)))
 
     def fresh(self, kind: str) -> str:
@@ -179,6 +202,9 @@ class World(NamedTuple):
         """
         used = {self.server.key.nonce} if self.server.key else set()
         used |= {message.claim for message in self.queue} | {one.claim for one in self.publishers} | self.server.gone
+        used |= {f"n{room[1:]}" for _, room in self.server.line}
+        if self.server.key and self.server.key.room:
+            used.add(f"n{self.server.key.room[1:]}")
         for one in self.executions:
             used |= {one.nonce, one.gives, one.message.claim}
         return next(nonce for number in range(1, 100) if (nonce := f"{kind}{number}") not in used)
@@ -195,6 +221,8 @@ class Step(NamedTuple):
     """The state that Redis was in, and the command that it was asked."""
     broken: Promise | None = None
     """The promise that this step breaks."""
+    is_too_late: bool = False
+    """Whether nobody should have to wait until this happens: a reservation lapses whose message is on its way."""
 
 
 def _in_order(messages: tuple[Message, ...]) -> tuple[Message, ...]:
@@ -205,6 +233,13 @@ def _nonce(one: Execution) -> str:
     return one.nonce
 
 
-def _shape(holder: str) -> Callable[[Execution], tuple[object, ...]]:
+def _shape(server: Server) -> Callable[[Execution], tuple[object, ...]]:
     """A sort key of executions: all that tells them apart besides their names."""
-    return lambda one: (one.phase.name, one.message, one.nonce == holder, one.unacked, one.overdue, one.lost)
+    holder = server.key.nonce if server.key else ""
+    ranks = {room: rank for rank, (_, room) in enumerate(server.line)}
+
+    def shape(one: Execution) -> tuple[object, ...]:
+        is_known = (one.nonce == holder, one.home == holder[1:], ranks.get(one.home, -1))
+        return (one.phase.name, one.message, *is_known, one.unacked, one.overdue, one.lost, *one[-4:])
+
+    return shape
