@@ -69,6 +69,14 @@ local function offer_next(lock, line)
   end
 end
 
+-- Tell all rooms in line that the key `lock` holds another token now: that of a reservation whose message may wait in one
+-- of them, or one that ends sooner than the rooms have seen. A script calls this last.
+local function hint_all(lock, line)
+  for _, room in ipairs(redis.call('ZRANGE', line, 0, -1)) do
+    hint(room, 'now', lock)
+  end
+end
+
 -- The microseconds of the server's clock.
 local function now()
   local time = redis.call('TIME')
