@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 LONGEST_LOOK, SHORT_LOOK = 60.0, 1.0
 #: A key is kept for so many seconds for a room to which it is offered, and then for the waiter that was called, by
 #: lua/prelude.lua.
-OFFERED = CALLED = 1.0
+OFFERED, CALLED = 1.0, 5.0
 #: A room looks again so much later than what it waits for ends, in seconds at least and at most: so that it has ended,
 #: and not all rooms look at the same moment.
 MARGIN = 0.005, 0.03

@@ -170,6 +170,14 @@ def offer(nonce: str, origin: str) -> Token:
     return mint(nonce, None, origin, OFFERED)
 
 
+def called(offer: Token, place: int) -> Token:
+    """The token that a key holds while the waiter with this place, whom the room of `offer` has called, is on its way.
+
+    lua/stand.lua makes the same.
+    """
+    return Token.of(f"{CALLED}{offer[1:]} {place}")
+
+
 def cooling(token: Token) -> Token:
     """The token that a key holds while it cools down after the run that owned `token`."""
     return Token.of(COOLING + token[1:])

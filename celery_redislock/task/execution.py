@@ -97,8 +97,8 @@ class Execution:
         #: What the key holds after the release, and for how many seconds, where the next attempt is to take it over.
         self._handed_over: tuple[Token, float] | None = None
         self._release_was_sent = False
-        #: The owner of the offer of the key, where this run's message has its turn in line, until it is used.
-        self._offer = self.message.delivery.room
+        #: What the key holds until this run acquires it, where the message has its turn in line.
+        self._offer = self.message.delivery.offer
 
     def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take the key of this call, or end the run as its options say.
@@ -159,11 +159,11 @@ class Execution:
         self._unanswered = lock
         note = self._note(lock.key) if self.message.delivered.may_be_a_copy else None
         fence = self.plan.options.fence
-        room = self._offer
+        offer = self._offer
         if self._claim is None:
-            answer = lock.store.acquire(lock.key, lock.token, lock.lease, note, fence=fence, room=room)
+            answer = lock.store.acquire(lock.key, lock.token, lock.lease, note, fence=fence, room=offer)
         else:
-            answer = lock.store.claim(lock.key, lock.token, lock.lease, self._claim, note, fence=fence, room=room)
+            answer = lock.store.claim(lock.key, lock.token, lock.lease, self._claim, note, fence=fence, room=offer)
         self._offer = None  # the offer is used, or the script has passed it on, or somebody else has the key
         return answer
 
@@ -204,7 +204,7 @@ class Execution:
         offer, self._offer = self._offer, None
         if offer is not None and self.key:
             key, token = self.key, Token.of(offer)
-            self._server.keeper.later(lambda store: store.release(key, token))
+            self._server.keeper.later(lambda store: store.release(key, token, exactly=True))
 
     def _forget_lock(self) -> None:
         self.lock = self._unanswered = None

@@ -14,7 +14,7 @@ from celery_redislock.app import server_of
 from celery_redislock.errors import LockKeyError, LockUnavailable
 from celery_redislock.message.header import Reservation
 from celery_redislock.server.lock_server import LockServer
-from celery_redislock.server.tokens import known_by
+from celery_redislock.server.tokens import Token, known_by
 from celery_redislock.shown import shown
 from celery_redislock.task.decisions import may_be_handed_a_key
 from celery_redislock.task.plan import LockPlan
@@ -39,6 +39,8 @@ class Run(NamedTuple):
     """The key that was reserved for the message: the child may die before it takes it. None where there is none, and
     once the message was sent back, for the reservation then waits for it."""
     retries: int
+    offer: bytes | None = None
+    """What its key holds until the child acquires it, where the message has its turn in line."""
 
     @property
     def is_to_come(self) -> bool:
@@ -139,6 +141,8 @@ def release_of_dead(run: Run) -> None:
         # This release leaves no note: the broker may deliver the message again, and then the message must run.
         if server.store.release(key, known_by(run.nonce)):
             logger.warning("%s: its process died; its lock %s was released", run.name, key)
+        if run.offer is not None:
+            server.store.release(key, Token.of(run.offer), exactly=True)
         if run.reservation is not None:
             server.give_up(*run.reservation, is_to_come=_is_still_to_come(server, run, run.reservation.key), now=True)
     except LockUnavailable as error:

@@ -54,11 +54,11 @@ class LockedRequest(Request):
         delivery: Delivery = self.request_dict[DELIVERY]
         return delivery
 
-    def delivered_anew(self, room: bytes | None) -> None:
+    def delivered_anew(self, offer: bytes | None) -> None:
         """Prepare an execution of the message, with a nonce of its own: its first, or one at the message's turn.
 
         Args:
-            room: The owner of the offer of the key, where the message has its turn.
+            offer: What the key holds until the child acquires it, where the message has its turn.
         """
         task: Any = self.task
         plan = task.lock_plan
@@ -68,7 +68,7 @@ class LockedRequest(Request):
         delivery = self.delivery._replace(
             nonce=mint_nonce(),
             may_wait=waiting_room is not None and waiting_room.may_keep(self, plan),
-            room=room,
+            offer=offer,
             acks_at_begin=is_locked and not task.acks_late and EARLY_ACKS.reader is not None,
         )
         self.request_dict[DELIVERY] = delivery
@@ -104,7 +104,8 @@ class LockedRequest(Request):
             return None
         reservation = Header.read(self.request_dict.get(HEADER)).reservation
         retries = self.request_dict.get("retries") or 0
-        return Run(str(self.id), plan, self.args, self.kwargs, self.delivery.nonce, reservation, retries)
+        delivery = self.delivery
+        return Run(str(self.id), plan, self.args, self.kwargs, delivery.nonce, reservation, retries, delivery.offer)
 
     def revoked(self) -> bool:
         """Whether the message was revoked or has expired. Then the key that was reserved for it is given up."""
@@ -113,9 +114,9 @@ class LockedRequest(Request):
         if not super().revoked():
             return False
         run = self.run
-        if run is not None and self.delivery.room is not None and run.key is not None:
-            key, offer = run.key, Token.of(self.delivery.room)
-            server_of(run.plan.app).keeper.later(lambda store: store.release(key, offer))
+        if run is not None and self.delivery.offer is not None and run.key is not None:
+            key, offer = run.key, Token.of(self.delivery.offer)
+            server_of(run.plan.app).keeper.later(lambda store: store.release(key, offer, exactly=True))
         if run is not None and run.reservation is not None:
             server_of(run.plan.app).give_up(*run.reservation, is_to_come=run.is_to_come)
         return True

@@ -23,7 +23,7 @@ from celery_redislock.message.early_acks import EARLY_ACKS
 from celery_redislock.message.header import Header
 from celery_redislock.options import resolve_settings
 from celery_redislock.server.room import Room, Waiter
-from celery_redislock.server.tokens import RESERVED, known_by
+from celery_redislock.server.tokens import RESERVED, called, known_by
 from celery_redislock.task.endings import Queued
 from celery_redislock.task.plan import LockPlan
 
@@ -43,8 +43,8 @@ class WaitingMessage(Waiter):
         request: Celery's request for the message.
         queued: How its run has ended.
         plan: The lock of its task.
-        anew: Prepares the request for its next execution. It is given the owner of the offer of the key; None where the
-            key is not offered to it.
+        anew: Prepares the request for its next execution. It is given what the key holds until then; None where the
+            key is not kept for it.
     """
 
     look_every = 1.0
@@ -56,7 +56,7 @@ class WaitingMessage(Waiter):
         self.place = queued.place
         self.request = request
         self.anew = anew
-        self.offer = server_of(plan.app).room.token.owner
+        self.offer = called(server_of(plan.app).room.token, self.place).value
         header = Header.read(queued.header)
         self.claim = None if header.claim is None else known_by(header.claim, RESERVED).owner
         self.deadline = _deadline(request, header, plan)

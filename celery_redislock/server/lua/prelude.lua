@@ -10,7 +10,7 @@ local RUNS, SEEN, RESERVED, COOLING, OFFERED, CALLED = '>', '&', '~', '=', '?', 
 local OWNER_LENGTH = 23
 -- How long an offer is kept for its room, and then for the one whom that room has called; and how long the line is kept
 -- after the last room came to stand in it; in milliseconds.
-local OFFER_MS, CALLED_MS, LINE_MS = 1000, 1000, 150000
+local OFFER_MS, CALLED_MS, LINE_MS = 1000, 5000, 150000
 -- The owner of a key in the first of these states owns it in the second state too.
 local SAME_OWNER = {[SEEN] = RUNS, [CALLED] = OFFERED}
 
