@@ -88,9 +88,9 @@ class TestCooldown:
 
     def test_a_copy_of_what_has_succeeded_is_dropped_while_the_key_cools_down(self, tasks, start_worker, ledger):
         worker = start_worker(1)
-        send = tasks.cools_retry.app.send_task  # which does not name the publish: both are one message
-        assert send("lab.cools_retry", ("k", "item"), task_id="same").get(timeout=10) == "item"
-        send("lab.cools_retry", ("k", "item"), task_id="same")
+        send = tasks.cools_wait.app.send_task  # which does not name the publish: both are one message
+        assert send("lab.cools_wait", ("k", "item"), task_id="same").get(timeout=10) == "item"
+        send("lab.cools_wait", ("k", "item"), task_id="same")
         wait_until(lambda: "[same]: dropped, it has finished in another delivery" in worker.output(), "it is dropped")
         assert ledger.items() == ["item"]
 

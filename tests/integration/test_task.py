@@ -196,9 +196,9 @@ class TestBinding:
             ({"lock_key": "{}"}, "only plain parameter names"),
             (
                 {"lock_scope": "queue", "lock_on_conflict": "skip"},
-                "the one that waits must run; allowed: 'retry' or 'wait'",
+                "the one that waits must run; allowed: 'wait'",
             ),
-            ({"lock_on_conflict": "queue"}, "allowed: 'skip', 'retry', 'wait', 'raise' or 'join'"),
+            ({"lock_on_conflict": "queue"}, "allowed: 'skip', 'wait', 'raise' or 'join'"),
             ({"lock_fence": "yes"}, "allowed: True or False"),
             ({"Request": dict}, "shop.task: Request = <class 'dict'> is not allowed; allowed: a subclass of <class"),
         ],
