@@ -73,6 +73,7 @@ class Reply(Enum):
     NOT_MINE = "not mine"
     TAKEN = "taken for the first"
     LEFT = "left"
+    PASSED_ON = "left, and passed on"
 
 
 class Effect(NamedTuple):
@@ -208,7 +209,8 @@ def leave(server: Server, command: Leave, mistakes: Mistakes) -> Effect:
     ends_the_call = Mistake.SECOND_ENDS_THE_CALL in mistakes
     mine = key is not None and (key.nonce == f"?{room}" or (key.nonce == f"!{room}" and ends_the_call))
     left = server.placed(room, None)
-    return Effect(Reply.LEFT, offer_next(left._replace(key=None) if mine else left, mistakes))
+    reply = Reply.PASSED_ON if mine else Reply.LEFT
+    return Effect(reply, offer_next(left._replace(key=None) if mine else left, mistakes))
 
 
 def renew(server: Server, command: Renew, mistakes: Mistakes) -> Effect:
