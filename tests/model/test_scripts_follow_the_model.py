@@ -82,7 +82,7 @@ def small_lines() -> list[tuple[Server, Command]]:
         *(Acquire("n1", Attempt("n1", 0, 0), reads_note, room) for reads_note in (False, True) for room in ("", "r1")),
         *(Acquire("n1", copy, reads_note=True, room=room) for room in ("", "r1")),
         Claim("n1", Attempt("n1", 0, 0), False, "h1", "r1"),
-        Release("n1", None, unseen_copy=False),
+        *(Release(nonce, None, unseen_copy=False) for nonce in ("n1", "?r1")),
         HandOver("n1", None, False, "h1", Attempt("n1", 1, 0)),
         GiveUp("h1", is_to_come=False),
     ]
@@ -133,7 +133,8 @@ class Keys:
                 return Reply.FINISHED if isinstance(answer, Finished) else Reply.GRANTED
             case Release(nonce, over, unseen_copy):
                 left = Note(note(over), in_any_case=unseen_copy) if over else None
-                released = self.store.release(KEY, owner(nonce), left)
+                who = self.room(nonce[1:]) if nonce[0] == "?" else owner(nonce)
+                released = self.store.release(KEY, who, left)
                 return Reply.RELEASED if released else Reply.NOT_MINE
             case HandOver(nonce, over, unseen_copy, claim, attempt):
                 left = Note(note(over), in_any_case=unseen_copy) if over else None
@@ -203,7 +204,9 @@ def plain(server: Server, command: Command) -> tuple[Server, Command]:
         return names.setdefault(old, f"{kind}{len(names) + 1}")
 
     given = command._asdict()
-    given |= {field: name(given[field]) for field in ("nonce", "claim", "room") if given.get(field)}
+    given |= {field: name(given[field]) for field in ("claim", "room") if given.get(field)}
+    if nonce := given.get("nonce"):
+        given["nonce"] = f"?{name(nonce[1:])}" if nonce[0] == "?" else name(nonce)
     key = server.key
     places = {given.get("place"), given.get("next_place"), key and key.place, *(place for place, _ in server.line)}
     ranks = {place: rank for rank, place in enumerate(sorted(place for place in places if place is not None), 10)}
@@ -249,7 +252,7 @@ def longest_lease(server: Server, effect: Effect) -> float:
     key = effect.server.key
     if key is None:
         return 0.0
-    is_offered_again = effect.reply is Reply.FINISHED and effect.server.line != server.line
+    is_offered_again = effect.reply in {Reply.FINISHED, Reply.RELEASED} and effect.server.line != server.line
     if key.room and (key != server.key or effect.reply is Reply.TAKEN or is_offered_again):
         return OFFER
     return NEW_LEASE if effect.leased else OLD_LEASE
