@@ -7,6 +7,7 @@ import itertools
 import math
 from collections import deque
 
+from .tokens import Token
 from .waiter import Waiter
 
 
@@ -17,12 +18,14 @@ class Queue:
         heap: The waiters by place, and then in the order in which they came; some of them may wait no longer.
         stands: Whether the room may stand in line.
         look_at: When the room is to look at the key, by `time.monotonic()`.
+        watching: Those who may begin before their turn.
     """
 
     def __init__(self) -> None:
         self.heap: list[tuple[int, int, Waiter]] = []
         self.stands = False
         self.look_at = math.inf
+        self.watching: list[Waiter] = []
 
 
 class Queues:
@@ -66,6 +69,8 @@ class Queues:
             waiter = self._new.popleft()
             queue = self.by_key.setdefault(waiter.key, Queue())
             heapq.heappush(queue.heap, (waiter.place, next(self._order), waiter))
+            if waiter.watches:
+                queue.watching.append(waiter)
             if waiter.deadline != math.inf:
                 heapq.heappush(self._deadlines, (waiter.deadline, next(self._order), waiter))
             if not queue.stands or queue.heap[0][2] is waiter:
@@ -105,9 +110,11 @@ class Queues:
         heapq.heappush(self.by_key[key].heap, first)
         return second
 
-    def owners(self, key: str, claim: bytes) -> list[Waiter]:
-        """Those who wait for `key` with a reservation that `claim` owns."""
-        return [one for _, _, one in self.by_key[key].heap if one.claim == claim and self._waits(one)]
+    def need_not_wait(self, key: str, holder: Token | None) -> list[Waiter]:
+        """Those who wait for `key` and are to begin before their turn; `holder` as for `Waiter.need_not_wait`."""
+        queue = self.by_key[key]
+        queue.watching = [waiter for waiter in queue.watching if self._waits(waiter)]
+        return [waiter for waiter in queue.watching if waiter.need_not_wait(holder)]
 
     def place(self, key: str) -> int:
         """The place of the first of those who wait for `key`; 0 where there is none."""

@@ -244,7 +244,7 @@ class Room:
         answer = self._store.stand(key, self.token, first.place, following.place if following else None)
         if isinstance(answer, Conflict):
             self._look_at(key, self._look_in(answer, first))
-            self._call_owners(key, answer.holder)
+            self._let_begin(key, answer.holder)
             return
         queue.stands = following is not None
         self._look_at(key, CALLED + _little())
@@ -253,13 +253,13 @@ class Room:
         else:  # it has left meanwhile
             self._passed.append(key)
             self._wake.set()
+        self._let_begin(key, None)
 
-    def _call_owners(self, key: str, holder: Token) -> None:
-        """Let those begin for whose message the key is reserved: the attempt before has handed it over to them."""
-        if holder.state == "queued":
-            for owner in self._queues.owners(key, holder.owner):
-                if self._queues.remove(owner):
-                    self._begin(owner, called=False)
+    def _let_begin(self, key: str, holder: Token | None) -> None:
+        """Let those begin who need not wait for their turn, now that `holder` has the key."""
+        for waiter in self._queues.need_not_wait(key, holder):
+            if self._queues.remove(waiter):
+                self._begin(waiter, called=False)
 
     def _look_in(self, conflict: Conflict, first: Waiter) -> float:
         """Seconds until the next look at a key that another holds, or that is kept for another."""

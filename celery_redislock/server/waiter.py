@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 
 from celery_redislock.errors import LockUnavailable
 
+from .tokens import Token
+
 
 class Waiter(ABC):
     """Somebody who waits for a key. Its methods are called in the thread of the room, and must not block.
@@ -15,8 +17,7 @@ class Waiter(ABC):
         key: The key in Redis.
         place: Its place in line: microseconds since the epoch, by the server's clock.
         deadline: When it waits no longer, by `time.monotonic()`.
-        claim: The owner of the reservation of its message, as the key holds it; None where it has none. The key
-            may be handed over to a message that waits already.
+        watches: Whether `need_not_wait` may ever be true.
         look_every: Seconds between two looks while another library's lock holds the key, whose release tells nobody;
             None for no sooner than otherwise.
     """
@@ -24,12 +25,20 @@ class Waiter(ABC):
     key: str
     place: int
     deadline: float = math.inf
-    claim: bytes | None = None
+    watches: bool = False
     look_every: float | None = None
 
     def can_begin(self) -> bool:
         """Whether there is a slot for it now."""
         return True
+
+    def need_not_wait(self, holder: Token | None) -> bool:
+        """Whether it is to begin, uncalled, before its turn.
+
+        Args:
+            holder: Who holds the key; None where another waiter of the room has just been called to it.
+        """
+        return False
 
     @abstractmethod
     def begin(self, *, called: bool) -> None:

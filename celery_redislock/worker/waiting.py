@@ -23,7 +23,7 @@ from celery_redislock.message.early_acks import EARLY_ACKS
 from celery_redislock.message.header import Header
 from celery_redislock.options import resolve_settings
 from celery_redislock.server.room import Room, Waiter
-from celery_redislock.server.tokens import RESERVED, called, known_by
+from celery_redislock.server.tokens import RESERVED, Token, called, known_by
 from celery_redislock.task.endings import Queued
 from celery_redislock.task.plan import LockPlan
 
@@ -59,6 +59,8 @@ class WaitingMessage(Waiter):
         self.offer = called(server_of(plan.app).room.token, self.place).value
         header = Header.read(queued.header)
         self.claim = None if header.claim is None else known_by(header.claim, RESERVED).owner
+        self.joins = header.joins
+        self.watches = self.claim is not None or self.joins is not None
         self.deadline = _deadline(request, header, plan)
         self._since = time.monotonic()
         self._room = room
@@ -66,6 +68,17 @@ class WaitingMessage(Waiter):
     def can_begin(self) -> bool:
         """Whether the worker has a slot for it now."""
         return self._room.has_slot()
+
+    def need_not_wait(self, holder: Token | None) -> bool:
+        """Whether the key was handed over to this message, or the task that it has joined does not hold the key.
+
+        Args:
+            holder: As for `Waiter.need_not_wait`.
+        """
+        if holder is not None and holder.state == "queued":
+            return holder.owner == self.claim
+        is_joined = holder is not None and holder.info("", None).task_id == self.joins and holder.state == "held"
+        return self.joins is not None and not is_joined
 
     def begin(self, *, called: bool) -> None:
         """Have the pool run the message again: the key is offered to it, or it can wait no longer.
@@ -83,6 +96,8 @@ def _deadline(request: Request, header: Header, plan: LockPlan) -> float:
     """When the message can wait no longer, by `time.monotonic()`: its run then decides what becomes of it."""
     now = time.monotonic()
     ends = [_must_leave_at(request, plan)]
+    if header.claim is not None:  # its run asks for the key, which keeps its place in the queue
+        ends.append(now + plan.options.queue_ttl / 2)
     if plan.options.wait_for is not None:
         ends.append(now + plan.options.wait_for - (time.time() - header.since))
     if request.expires:

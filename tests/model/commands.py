@@ -73,6 +73,7 @@ class Reply(Enum):
     NOT_MINE = "not mine"
     TAKEN = "taken for the first"
     LEFT = "left"
+    PASSED_ON = "left, and passed on"
 
 
 class Effect(NamedTuple):
@@ -115,6 +116,7 @@ class Release(NamedTuple):
     """Free the key, and leave a note if a copy was seen or may come unseen."""
 
     nonce: str
+    """Who holds it; ``?r1`` for whoever was called from that room, and will not run."""
     note: Attempt | None
     """The attempt that is over; None where it is not over, or nobody knows."""
     unseen_copy: bool
@@ -208,7 +210,8 @@ def leave(server: Server, command: Leave, mistakes: Mistakes) -> Effect:
     ends_the_call = Mistake.SECOND_ENDS_THE_CALL in mistakes
     mine = key is not None and (key.nonce == f"?{room}" or (key.nonce == f"!{room}" and ends_the_call))
     left = server.placed(room, None)
-    return Effect(Reply.LEFT, offer_next(left._replace(key=None) if mine else left, mistakes))
+    reply = Reply.PASSED_ON if mine else Reply.LEFT
+    return Effect(reply, offer_next(left._replace(key=None) if mine else left, mistakes))
 
 
 def renew(server: Server, command: Renew, mistakes: Mistakes) -> Effect:
@@ -219,7 +222,8 @@ def renew(server: Server, command: Renew, mistakes: Mistakes) -> Effect:
 
 def release(server: Server, command: Release | HandOver, mistakes: Mistakes) -> Effect:
     key = server.key
-    mine = key if key and (key.nonce == command.nonce or Mistake.RELEASE_WITHOUT_OWNER_CHECK in mistakes) else None
+    is_mine = key is not None and command.nonce in {key.nonce, f"?{key.room}"}
+    mine = key if key and (is_mine or Mistake.RELEASE_WITHOUT_OWNER_CHECK in mistakes) else None
     notes = server.notes
     # Where the lock was lost, the mark of a copy may be lost with it, so the note is left in any case.
     if command.note and (mine is None or command.unseen_copy or mine.marked) and Mistake.NO_NOTE not in mistakes:

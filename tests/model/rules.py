@@ -26,7 +26,9 @@ class Promise(Enum):
 class Excuse(Enum):
     """What breaks a promise and cannot be prevented, each with the reason. A test shows that each one is needed."""
 
-    ACKED_EARLY = "the process died, or was to requeue the message, after an early ack: Celery itself loses the message"
+    ACKED_EARLY = (
+        "the process died, or was to requeue the message, at or after an early ack: Celery itself loses the message"
+    )
     DIED_BEFORE_ACK = "the process died between its last command to Redis or the broker and its ack"
     PUBLISHED_TWICE = "an attempt ran twice because its first run did not finish, and published its next one twice"
     ACK_TOO_LATE = "the visibility timeout passed between the release and the ack"

@@ -155,7 +155,7 @@ BROKEN_LINE = Scenario(
     "two messages that wait in the rooms of two workers, one of which may be gone",
     (Message(A, place=1), Message(STRANGER, place=2, acks_late=False)),
     {A: (SUCCESS,), STRANGER: (FAILURE,)},
-    Faults(1, deaths=1, disconnects=1, lapses=1, lost_replies=1),
+    Faults(1, deaths=1, disconnects=1, lapses=1, lost_replies=1, revokes=1),
     slots=(1, 1),
 )
 TWINS_IN_LINE = Scenario(

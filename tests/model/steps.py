@@ -117,6 +117,17 @@ class Steps:
             after = after.dequeue(message).spend("revokes").remember("settled", message.attempt)
             yield Step(f"{message} is revoked", after, (world.server, command))
 
+        for one in world.executions:
+            if one.phase in {Phase.WAITING, Phase.CALLED} and not one.message.claim:
+                revoked = world.without(one).spend("revokes").remember("settled", one.attempt)
+                label = f"{one.nonce} is revoked {one.phase.value}"
+                if not one.called:
+                    yield Step(label, revoked)
+                    continue
+                release = Release(f"?{one.home}", None, unseen_copy=False)
+                server = self._apply(revoked, release).server
+                yield Step(label, revoked._replace(server=server), (world.server, release))
+
     @staticmethod
     def _give_up(message: Message) -> GiveUp:
         return GiveUp(message.claim, known.may_be_handed_a_key(message.attempt.retries))
