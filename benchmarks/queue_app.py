@@ -20,7 +20,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "Celery's own base": {},
     "LockedTask": {"base": LockedTask},
     'LockedTask, scope "job"': {"base": LockedTask, "lock_scope": "job"},
-    'LockedTask, scope "queue"': {"base": LockedTask, "lock_scope": "queue", "lock_on_conflict": "retry"},
+    'LockedTask, scope "queue"': {"base": LockedTask, "lock_scope": "queue", "lock_on_conflict": "wait"},
     "celery-once": {"base": QueueOnce},
     "celery-singleton": {"base": Singleton},
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from .errors import LockConfigError
 from .options import resolve_settings
 from .server.connect import command_time, connect, lock_url
 from .server.lock_server import LockServer, servers_of
@@ -57,10 +58,15 @@ def is_enabled(app: Celery) -> bool:
     conf: Any = app.conf
     name = _SETTING + "enabled"
     prefixed = name if not conf.prefix else conf.prefix + (name.upper() if conf.prefix.isupper() else name)
-    # Every run asks. Mostly nobody has set it, and `conf.get` takes six times as long as this line to find that out.
-    if not any(name in settings or prefixed in settings for settings in conf.maps):
-        return True
-    enabled = conf.get(name)
+    # Every run asks. Mostly nobody has set the setting, and `conf.get` takes far longer to find that out.
+    for settings in conf.maps:
+        if name in settings or prefixed in settings:
+            return _configured(app, name)
+    return True
+
+
+def _configured(app: Celery, name: str) -> bool:
+    enabled = app.conf.get(name)
     if not isinstance(enabled, bool):
         resolve_settings(settings_of(app))  # raises LockConfigError, which says what is allowed
     return bool(enabled)
@@ -90,3 +96,27 @@ def command_time_of(app: Celery) -> float:
     if known is None or known[:2] != (url, options):
         known = vars(app)[_COMMAND_TIME] = (url, options, command_time(connect(url, options)))
     return float(known[2])
+
+
+def check_lease(task: str, name: str, lease: float, command_time: float) -> None:
+    """Refuse a lease that could end while one renewal still waits for its answer.
+
+    A renewal is sent when a third of the lease is over, so a command that fails at its time-out must fit into the other
+    two thirds.
+
+    Args:
+        task: The task's name, for the error's message.
+        name: What the lease is called where it was set, from `name_of`.
+        lease: Seconds.
+        command_time: Seconds that one command may take until it times out.
+
+    Raises:
+        LockConfigError: The lease is too short.
+    """
+    shortest = round(command_time * 1.5, 3)  # rounded as the message shows it, so that what it allows is accepted
+    if lease < shortest:
+        raise LockConfigError(
+            f"{task}: {name} = {lease} is too short: one Redis command may take {command_time:g} s until it "
+            f"times out; allowed: at least {shortest}, or shorter socket_timeout and socket_connect_timeout in "
+            "redislock_client_options"
+        )

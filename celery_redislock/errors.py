@@ -79,7 +79,7 @@ class LockUnavailable(RedisLockError, RedisConnectionError):
 
     Args:
         key: The key in Redis.
-        reason: The client's error, in words.
+        reason: The error of redis-py, in words.
     """
 
     def __init__(self, key: str, reason: str = "Redis did not answer") -> None:
@@ -97,4 +97,4 @@ class LockKeyError(RedisLockError, ValueError):
 
 
 class LockConfigError(RedisLockError, ImproperlyConfigured):
-    """A task option or a setting is wrong. The message names it, its value and what is allowed."""
+    """A task option or a setting is wrong. The message names that option, its value and what is allowed."""

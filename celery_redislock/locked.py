@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, overload
 
 from celery import _state, current_app
 
-from .app import is_enabled, server_of, settings_of
+from .app import check_lease, is_enabled, server_of, settings_of
 from .errors import LockConfigError
 from .keys.maker import KeyMaker
 from .keys.template import parse_template
 from .lock.lock import Lock
 from .lock.no_lock import NoLock
-from .options import LockOptions, check_lease, name_of, resolve_options, resolve_settings
+from .options import LockOptions, name_of, resolve_options, resolve_settings
 from .server.lock_server import LockServer
 from .server.names import redis_key
 from .task.body import refuse_what_outlives_its_call
@@ -37,7 +37,7 @@ def locked(
     /,
     *,
     values: Mapping[str, Any] | None = None,
-    wait: float | None = None,
+    block_for: float | None = None,
     lease: float | None = None,
     fence: bool | None = None,
     app: Celery | None = None,
@@ -47,14 +47,14 @@ def locked(
     /,
     *,
     values: Mapping[str, Any] | None = None,
-    wait: float | None = None,
+    block_for: float | None = None,
     lease: float | None = None,
     fence: bool | None = None,
     app: Celery | None = None,
 ) -> Any:
     """A lock around a block or a function, renewed while it is held.
 
-    ``with locked("stock:7", wait=5):`` and ``with locked("stock:{sku}", values={"sku": 7}):`` share their key with
+    ``with locked("stock:7", block_for=5):`` and ``with locked("stock:{sku}", values={"sku": 7}):`` share their key with
     the tasks that have ``lock_key="stock:{sku}"``. ``@locked("stock:{sku}")`` takes the values from the parameters of
     the function; ``@locked`` makes the key from the function's name and all its arguments. Inside a run or a block that
     holds the key, the code holds it already and does not wait for itself.
@@ -62,7 +62,7 @@ def locked(
     Args:
         template: Names the key, as a task's `lock_key` does.
         values: The values of the template's parameters, for a block.
-        wait: Seconds to wait for the key; 0 for not at all; None for the app's `redislock_wait`.
+        block_for: Seconds to wait for the key; 0 for not at all; None for the app's `redislock_block_for`.
         lease: Seconds that the key outlives a dead holder; None for the app's `redislock_lease`.
         fence: Hand out a fencing number; None for the app's `redislock_fence`.
         app: The app whose lock server and settings are used; None for the current app, or the only one.
@@ -70,12 +70,13 @@ def locked(
     Raises:
         LockConfigError: The template is malformed, or the function is async or a generator. When the block or the call
             begins: the lock would have to wait, and so stop the event loop that runs the caller.
-        LockConflict: When the block or the call begins: another held the key to the end of `wait`.
+        LockConflict: When the block or the call begins: another held the key to the end of `block_for`.
         LockUnavailable: When the block or the call begins: Redis did not answer or refused.
     """
     if template is not None and not isinstance(template, str):
         return Locked(None, None, app, {})(template)
-    given = {name: value for name, value in {"wait": wait, "lease": lease, "fence": fence}.items() if value is not None}
+    options = {"block_for": block_for, "lease": lease, "fence": fence}
+    given = {name: value for name, value in options.items() if value is not None}
     return Locked(template, values, app, given)
 
 
@@ -170,26 +171,26 @@ class _Settings(NamedTuple):
     app: Celery
     prefix: str
     options: LockOptions
-    wait: float
+    block_for: float
 
     @classmethod
     def of(cls, app: Celery, what: str, given: Mapping[str, Any]) -> _Settings:
         own = dict(given)
-        at_once = not isinstance(own.get("wait"), bool) and own.get("wait") == 0
+        at_once = not isinstance(own.get("block_for"), bool) and own.get("block_for") == 0
         if at_once:
-            del own["wait"]
+            del own["block_for"]
         app_wide = settings_of(app)
         settings, options = resolve_settings(app_wide), resolve_options(what, own, app_wide, "")
         if settings.enabled:
             check_lease(what, name_of("lease", own, app_wide, ""), options.lease, server_of(app).command_time)
-        return cls(app, settings.prefix, options, 0.0 if at_once else options.wait)
+        return cls(app, settings.prefix, options, 0.0 if at_once else options.block_for)
 
     def lock(self, name: str) -> Lock:
         return LockInRequests(
             server_of(self.app).client,
             redis_key(self.prefix, name),
             self.options.lease,
-            blocking_timeout=self.wait,
+            blocking_timeout=self.block_for,
             renew=True,
             reentrant=True,
             fence=self.options.fence,
@@ -212,7 +213,7 @@ def _name_of(function: Any) -> str:
 def _the_app() -> Celery:
     """The current app. In a thread where none is current, as in a web server, the only app of the process.
 
-    Celery itself would use a new app without settings there.
+    In such a thread Celery itself would use a new app without settings.
     """
     app: Celery | None = _state._tls.current_app or _state.default_app  # type: ignore[attr-defined]
     if app is None or app.main == "default":

@@ -1,6 +1,6 @@
 """Task options and settings: their defaults and what they may be. Pure: takes mappings and returns values.
 
-The task's class calls it when the task is bound. A wrong value fails then, and the message says what is allowed.
+The options of a task are resolved when the task is bound. A wrong value fails then, and the error says what is allowed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ DEADLINE_MARGIN = 0.01
 #: The values of the options that are choices. The first is the default, but for `lock_on_conflict`: see
 #: `resolve_options`.
 Scope = Literal["run", "job", "queue"]
-ConflictPolicy = Literal["skip", "retry", "wait", "raise", "join"]
+ConflictPolicy = Literal["skip", "wait", "raise", "join"]
 OnLost = Literal["warn", "abort"]
 OnOutage = Literal["retry", "raise", "run"]
 CONFLICT_POLICIES: tuple[str, ...] = get_args(ConflictPolicy)
 #: The policies that scope ``queue`` allows. Under the others the one message that waits in the queue might not run.
-QUEUE_POLICIES = ("retry", "wait")
+QUEUE_POLICIES = ("wait",)
 
 
 class Rule(NamedTuple):
@@ -73,15 +73,11 @@ KEY_OPTIONS: Mapping[str, Rule] = {
 }
 OPTIONS: Mapping[str, Rule] = {
     "scope": _choice(get_args(Scope)),
-    "on_conflict": Rule(
-        None, "'skip', 'retry', 'wait', 'raise' or 'join'", lambda v: v is None or v in CONFLICT_POLICIES
-    ),
+    "on_conflict": Rule(None, "'skip', 'wait', 'raise' or 'join'", lambda v: v is None or v in CONFLICT_POLICIES),
     "lease": _seconds(30.0),
     "max_hold": _seconds_or_none(),
-    "wait": _seconds(10.0),
-    "retry_delay": _seconds(1.0),
-    "retry_max_delay": _seconds(30.0),
-    "retry_for": _seconds_or_none(),
+    "wait_for": _seconds_or_none(),
+    "block_for": _seconds(10.0),
     "hold_on_retry": _TRUE_OR_FALSE,
     "cooldown": Rule(0.0, "seconds, 0 or greater, int or float", _is_seconds_or_zero),
     "queue_ttl": _seconds(3600.0),
@@ -106,6 +102,7 @@ SETTINGS: Mapping[str, Rule] = {
         lambda v: isinstance(v, str) and v != "" and not set(v) & set("{}"),
     ),
     "enabled": _TRUE_OR_FALSE._replace(default=True),
+    "waiting_limit": Rule(1000, "a whole number, 0 or greater", lambda v: type(v) is int and v >= 0),
 }
 #: Settings whose values may hold a password: error messages do not show them.
 SECRET = frozenset({"url", "client_options"})
@@ -121,10 +118,8 @@ class LockOptions:
     on_conflict: ConflictPolicy
     lease: float
     max_hold: float | None
-    wait: float
-    retry_delay: float
-    retry_max_delay: float
-    retry_for: float | None
+    wait_for: float | None
+    block_for: float
     hold_on_retry: bool
     cooldown: float
     queue_ttl: float
@@ -141,6 +136,7 @@ class LockSettings:
     client_options: Mapping[str, Any]
     prefix: str
     enabled: bool
+    waiting_limit: int
 
 
 def resolve_options(
@@ -150,7 +146,7 @@ def resolve_options(
 
     Args:
         task: The task's name, for error messages.
-        own: The task's ``lock_*`` attributes, by their names without the prefix. One that is None counts as set.
+        own: The task's ``lock_*`` attributes, by their names without the prefix. None counts as set.
         app_wide: The app's ``redislock_*`` settings, by their names without the prefix.
         prefix: What precedes the names of `own` where the user has written them, for error messages.
 
@@ -164,7 +160,7 @@ def resolve_options(
         _check(f"{task}: {prefix}{name}", values[name], rule)
     if values["on_conflict"] is None:  # a duplicate of the same work may be skipped; other work must have its turn
         is_same_work = values["args"] is None and values["key"] is None and values["scope"] != "queue"
-        values["on_conflict"] = "skip" if is_same_work else "retry"
+        values["on_conflict"] = "skip" if is_same_work else "wait"
     if values["scope"] == "queue" and values["on_conflict"] not in QUEUE_POLICIES:
         scope, policy = name_of("scope", own, app_wide), name_of("on_conflict", own, app_wide)
         raise LockConfigError(
@@ -173,11 +169,6 @@ def resolve_options(
         )
     if values["args"] is not None:
         values["args"] = tuple(values["args"])
-    if values["retry_delay"] > values["retry_max_delay"]:
-        delay, longest = name_of("retry_delay", own, app_wide), name_of("retry_max_delay", own, app_wide)
-        raise LockConfigError(
-            f"{task}: {delay} = {values['retry_delay']} is greater than {longest} = {values['retry_max_delay']}"
-        )
     return LockOptions(**values)
 
 
@@ -193,30 +184,6 @@ def name_of(option: str, own: Mapping[str, Any], app_wide: Mapping[str, Any], pr
     if option in own:
         return f"{prefix}{option}"
     return f"redislock_{option}" if option in app_wide else f"the default {prefix}{option}"
-
-
-def check_lease(task: str, name: str, lease: float, command_time: float) -> None:
-    """Refuse a lease that could end while one renewal still waits for its answer.
-
-    A renewal is sent when a third of the lease is over, so a command that fails at its time-out must fit into the other
-    two thirds.
-
-    Args:
-        task: The task's name, for the error's message.
-        name: What the lease is called where it was set, from `name_of`.
-        lease: Seconds.
-        command_time: Seconds that one command may take until it times out.
-
-    Raises:
-        LockConfigError: The lease is too short.
-    """
-    shortest = round(command_time * 1.5, 3)  # rounded as the message shows it, so that what it allows is accepted
-    if lease < shortest:
-        raise LockConfigError(
-            f"{task}: {name} = {lease} is too short: one Redis command may take {command_time:g} s until it "
-            f"times out; allowed: at least {shortest}, or shorter socket_timeout and socket_connect_timeout in "
-            "redislock_client_options"
-        )
 
 
 def resolve_settings(app_wide: Mapping[str, Any]) -> LockSettings:

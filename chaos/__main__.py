@@ -27,12 +27,12 @@ from tests.lab.app import make_app
 from tests.lab.ledger import Ledger
 
 BROKERS = ("redis", "rabbitmq")
-#: In the names of keys that hold nothing: they say of an attempt, or a claim, that it is over.
+#: Parts of the names of keys that hold no lock: such a key says that an attempt, or a claim, is over.
 NOTES = (NOTE.encode(), GONE.encode())
 
 
 def main() -> int:
-    """Run on each broker, one after the other; 1 where a promise was broken."""
+    """Run on each broker, one after the other; return 1 where a promise was broken."""
     options = _options()
     if options.recheck:
         return _report(str(options.recheck), check(Ledger(options.recheck)))
@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def _report(title: str, verdict: Verdict) -> int:
-    """Print it; 1 where a promise was broken."""
+    """Print a verdict; return 1 where a promise was broken."""
     print(table(title, verdict), offences(verdict), sep="\n", flush=True)
     return int(bool(verdict.offences))
 
@@ -95,7 +95,7 @@ def _strike(stage: Stage, seed: int, seconds: float) -> None:
     load.enough.set()
     load.join()
     stage.wait()
-    for slot in range(len(stage.slots)):  # the rest is for healthy workers
+    for slot in range(len(stage.slots)):  # healthy workers run what is left
         begin(stage, Strike(0, WARM, slot, 0))
     stage.wait()
     stage.mend()

@@ -15,9 +15,9 @@ from tests.lab.ledger import Ledger, Run
 FINISHED, SKIPPED, LIMITED = "finished", "skipped as duplicates", "ended by their hard time limit"
 ANSWERED = "publishes answered with an existing job"
 HUNG = "workers that hung in Celery's own code, killed"
-#: Of an overlap, the faults are shown that went on so many seconds before or after it; it excuses nothing.
+#: For how many seconds before and after an overlap the report shows the faults. This excuses nothing.
 SHOWN = 4.0
-#: What a message may end as: its kind, or any, and its state.
+#: What a message may end as, by its kind (empty for any) and its state.
 OUTCOMES = {("", "SUCCESS"): FINISHED, ("once", "REVOKED"): SKIPPED, ("limited", "FAILURE"): LIMITED}
 
 

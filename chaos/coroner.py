@@ -24,7 +24,7 @@ class Coroner(threading.Thread):
         self._watched: dict[int, int] = {}
 
     def run(self) -> None:
-        """Until it is enough."""
+        """Watch until `enough` is set."""
         self._ledger.path.touch()
         with self._ledger.path.open() as lines:
             rest = ""
@@ -38,7 +38,7 @@ class Coroner(threading.Thread):
     def _watch(self, line: dict[str, object]) -> None:
         pid = line.get("pid")
         if line["event"] == "start" and isinstance(pid, int) and pid not in self._watched.values():
-            with suppress(ProcessLookupError):  # killed at once, and written down by who killed it
+            with suppress(ProcessLookupError):  # it is dead already; whoever killed it has written that down
                 process = os.pidfd_open(pid)
                 self._watched[process] = pid
                 self._poll.register(process, select.POLLIN)

@@ -31,8 +31,8 @@ DATA_LOST = "the lock server had lost its data"
 
 
 def of_overlap(story: Story, first: Run, second: Run) -> str | None:
-    """Why the second run could begin while the first, whose lock had lapsed untold, went on."""
-    for run in (first, second):  # the second may have been stopped between its grant and its first word
+    """Why the second run could begin while the first went on, which nobody had told that its lock had lapsed."""
+    for run in (first, second):  # the second may have stood still between its grant and its first line
         for stop in _standstills(story, run.start - LEASE, second.start, run.pid):
             if _lapses_in(story, stop) <= second.start <= stop["until"] + AT_ONCE:
                 return STOPPED
@@ -43,7 +43,7 @@ def of_overlap(story: Story, first: Run, second: Run) -> str | None:
 
 
 def _standstills(story: Story, start: float, end: float, pid: int) -> list[Line]:
-    """How long a process stood still: two stops with no time between them, to learn of a loss, are one."""
+    """When a process stood still. Two stops are one where it had no time between them to learn of a loss."""
     joined: list[Line] = []
     for stop in sorted(story.strikes(STOPS, start, end, pid), key=lambda stop: float(stop["from"])):
         if joined and stop["from"] - joined[-1]["until"] < AT_ONCE:
@@ -53,13 +53,13 @@ def _standstills(story: Story, start: float, end: float, pid: int) -> list[Line]
 
 
 def _lapses_in(story: Story, stop: Line) -> float:
-    """When a lock of a process that stands still lapses at the earliest: it was renewed until then, if it could be."""
+    """When a lock lapses at the earliest while its process stands still: before that it was renewed if possible."""
     hindered = story.strikes((*OUTAGES, CUT_LOCKS, DROP), stop["from"] - LEASE, stop["from"])
     return float(stop["from"]) + (0.0 if hindered else LAPSE)
 
 
 def _until_told(story: Story, restart: Line, holder: Run) -> float:
-    """When a holder has been told that the server lost its data: at its next renewal, at the latest."""
+    """When a holder knows, at the latest, that the server has lost its data: after its next renewal."""
     told: float = restart["until"] + RENEWAL + AT_ONCE
     if story.strikes((*OUTAGES, CUT_LOCKS, DROP), restart["from"] - AT_ONCE, told):
         told = max(told, restart["from"] + LEASE + AT_ONCE)  # at its deadline
@@ -126,14 +126,14 @@ def _lost_its_lock(story: Story, first: Run, second: Run) -> bool:
 
 
 def _first_receipt(story: Story, task_id: str, before: float) -> float:
-    """When the delivery came that ran, or the first one of those that came of the same publish."""
+    """When the delivery that ran was received; the first one, where one publish was delivered several times."""
     receipts = [line for line in story.received[task_id] if line["at"] <= before]
     twice = [line["at"] for line in receipts if _deliveries(story, line) > 1]
     return min(twice or [line["at"] for line in receipts[-1:]], default=0.0)
 
 
 def _cut(story: Story, start: float, end: float) -> bool:
-    """Whether a worker may have lost its broker from `start` to `end`; one that stands still notices later."""
+    """Whether a worker may have lost its broker from `start` to `end`. A worker that stands still notices later."""
     for cut in story.faults(CUT_BROKER):
         stops = story.strikes(STOPS, cut["from"], cut["until"])
         noticed = max([cut["until"], *(stop["until"] + AT_ONCE for stop in stops)])
@@ -172,11 +172,11 @@ def _was_published_twice(story: Story, run: Run) -> bool:
     else:
         predecessors = story.runs_of(before) if before else []
     if any(story.is_done(earlier) for earlier, _ in pairwise(predecessors)):
-        return True  # the earlier one had sent it, and so did the later one
+        return True  # the earlier run had published this message, and the later run did so again
     return any(_was_resent(story, line) for line in story.published[run.task_id] if _deliveries(story, line) > 1)
 
 
 def _was_resent(story: Story, published: Line) -> bool:
-    """Whether its connection was lost as it was published, so that kombu sent it again."""
+    """Whether the connection was lost while the message was published, so that kombu sent it again."""
     cuts = [cut for cut in story.faults(CUT_BROKER) if cut["publishers"]]
     return any(published["at"] - ACK <= cut["until"] and cut["from"] <= published["at"] for cut in cuts)

@@ -34,9 +34,9 @@ REFUSE = "lock server refuses"
 BLACKHOLE = "lock server in a black hole"
 CUT_BROKER = "broker's connections cut"
 
-#: Whose replies are dropped.
+#: The scripts whose replies are dropped, and their names.
 SCRIPTS = {ACQUIRE: "acquire", RELEASE: "release", RENEW: "renew"}
-#: Between two faults, in seconds.
+#: The least and the most seconds between two faults.
 PAUSE = (0.3, 2.2)
 #: A process stands still for longer than its lease.
 STANDSTILL = (LEASE + 0.5, LEASE + 2.0)
@@ -66,7 +66,7 @@ def plan(seed: str, slots: int) -> Iterator[Strike]:
 
 
 def begin(stage: Stage, strike: Strike) -> None:
-    """Begin one, as soon as what it strikes has recovered from the last one."""
+    """Begin a fault, as soon as what it strikes has recovered from the last fault."""
     place_of, act = FAULTS[strike.name]
     place = place_of(stage, strike)
     place.do(partial(act, stage, place, strike.name, random.Random(strike.seed)))
@@ -74,7 +74,7 @@ def begin(stage: Stage, strike: Strike) -> None:
 
 @contextmanager
 def written_down(stage: Stage, name: str, **facts: Any) -> Iterator[dict[str, Any]]:
-    """The block is a fault; its line may still be changed there."""
+    """Write down that the block is a fault. The block may change the line that it is given."""
     line = {"event": "fault", "name": name, "from": time.monotonic(), "struck": True, **facts}
     try:
         yield line
@@ -170,7 +170,7 @@ def _cut_broker(stage: Stage, place: Place, name: str, chance: random.Random) ->
 def _cut_waiting_consumers(stage: Stage) -> None:
     """Cut every worker's connection that waits for a message, by which the worker loses its broker.
 
-    Kombu loses a message that Redis has taken from the queue when the answer is lost, so none may be taken meanwhile.
+    Kombu loses a message that Redis has taken from the queue when the answer is lost: none may be taken meanwhile.
     Where such a connection is cut while it is idle, kombu 5.7 may read from it for ever, and its worker hangs.
     """
     client = stage.broker_server.client

@@ -16,23 +16,25 @@ from tests.lab.ledger import Ledger
 KEYS = 5
 #: Messages that may be under way; more are sent when some of these have ended.
 MOST = 15
-#: Between two messages, in seconds.
+#: The least and the most seconds between two messages.
 PAUSE = (0.02, 0.3)
-#: What is acked after it ran, and so must come to its end whatever happens.
+#: The kinds of messages that are acked after they ran, and so must come to their end whatever happens.
 LATE = frozenset({"late", "again", "step", "link", "job", "last"})
 _KINDS = {"late": 8, "again": 3, "step": 3, "link": 2, "once": 3, "early": 2, "limited": 1, "job": 5, "last": 5}
-#: Of the jobs, in their scopes, so that some of their publishes are duplicates.
+#: The number of keys of the jobs in each scope: so few that some of their publishes are duplicates.
 JOBS = 3
-#: For the messages that are under way when the faults are over; the check finds what has not ended by then.
+#: Seconds for the messages that are under way when the faults are over. The check finds what has not ended by then.
 END = 90.0
-#: Nothing moves any more when the ledger has not grown for so long: what comes back does so within 0.6 s, and writes.
-QUIET = 2.0
-#: On top, for messages that go round although all have succeeded.
+#: Nothing moves any more when the ledger has not grown for so long. What waits in line writes when it has its turn, at
+#: most a lease after a holder's death. What an outage has sent back comes back within half of the visibility timeout;
+#: on RabbitMQ, where that is long, within 8 s at its third try.
+QUIET = 10.0
+#: More seconds besides `END`, for messages that go round although all have succeeded.
 STILL_GOING_ROUND = 30.0
 
 
 class Load(threading.Thread):
-    """Sends until it is told that it is enough."""
+    """Sends messages until `enough` is set."""
 
     def __init__(self, app: Celery, ledger: Ledger, seed: str) -> None:
         super().__init__(name="chaos-load", daemon=True)
@@ -44,7 +46,7 @@ class Load(threading.Thread):
         self._sent = 0
 
     def run(self) -> None:
-        """Until it is enough."""
+        """Send messages until `enough` is set."""
         while not self.enough.wait(self._chance.uniform(*PAUSE)):
             if len(self.unfinished()) < MOST:
                 self._send()
@@ -55,14 +57,14 @@ class Load(threading.Thread):
         return [task_id for task_id in late if self.state(task_id) != states.SUCCESS]
 
     def state(self, task_id: str) -> str:
-        """As the result backend has it; once it has succeeded nobody asks again."""
+        """The state of a task in the result backend, which is not asked again once the task has succeeded."""
         if self._states.get(task_id) != states.SUCCESS:
             meta = self._app.backend.get_task_meta(task_id, cache=False)
             self._states[task_id] = meta["status"]
         return self._states[task_id]
 
     def write_down_states(self) -> None:
-        """The outcome of every message, for the check."""
+        """Write down the outcome of every message, for the check."""
         for task_id in self.kinds:
             self._ledger.write({"event": "final", "task_id": task_id, "state": self.state(task_id)})
 
@@ -107,7 +109,7 @@ class Load(threading.Thread):
 
 
 def wait_for_the_end(load: Load, ledger: Ledger) -> None:
-    """Until all late messages have succeeded and nothing moves any more."""
+    """Wait until all late messages have succeeded and nothing moves any more."""
     end = time.monotonic() + END
     while load.unfinished() and time.monotonic() < end:
         time.sleep(0.2)

@@ -9,7 +9,7 @@ from chaos.windows import AT_ONCE, IN_QUEUE, IN_WORKER
 
 
 def of_missing(story: Story, task_id: str) -> str | None:
-    """Why a message that is acked late has not come to its end. RabbitMQ loses none."""
+    """Why a message that is acked late has not come to its end. On RabbitMQ nothing excuses that."""
     if any(line["kind"] == "rabbitmq" for line in story.events("broker")):
         return None
     published, received = story.published[task_id], story.received[task_id]
@@ -40,6 +40,6 @@ def of_lost_early(story: Story, task_id: str) -> str | None:
 
 
 def _ended_in(story: Story, receipt: Line) -> bool:
-    """Whether the worker, or a child of it, was ended while it had what it received."""
+    """Whether a fault ended the worker, or a child of it, while the worker had the message that it received."""
     faults = story.strikes(DEATHS, receipt["at"], receipt["at"] + IN_WORKER)
     return any(fault["worker"] == receipt["worker"] for fault in faults)

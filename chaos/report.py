@@ -9,7 +9,7 @@ from chaos.check import ANSWERED, FINISHED, HUNG, LIMITED, SKIPPED, Verdict
 from chaos.faults import FAULTS
 
 WIDTH = 88
-#: Of one offence.
+#: How many lines of the ledger are shown for one offence.
 MOST_LINES = 60
 
 

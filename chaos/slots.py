@@ -17,10 +17,10 @@ from tests.lab.app import Config
 from tests.lab.workers import Worker, worker
 
 CHILDREN = 3
-#: A shutdown that takes longer is asked why, in seconds: a body may take as long.
+#: Seconds after which a shutdown is slow, and the worker's stack is written down. A body may take as long.
 SLOW = 8
-#: How long it may take on top. A child waits up to 30 s for its worker to read its last result, which a worker that
-#: shuts down may never do (billiard's _ensure_messages_consumed).
+#: How many more seconds a slow shutdown may take. A child waits up to 30 s for its worker to read its last result,
+#: which a worker that shuts down may never do (billiard's _ensure_messages_consumed).
 HANGS = 40
 
 
@@ -37,7 +37,7 @@ class Place:
         self._last = self._thread.submit(action)
 
     def wait(self) -> None:
-        """Until the last action is over; raise what it raised."""
+        """Wait until the last action is over; raise what it raised."""
         if self._last is not None:
             self._last.result()
 
@@ -59,7 +59,7 @@ class Slot(Place):
         folder.mkdir()
 
     def do(self, action: Callable[[], object]) -> None:
-        """The same, with a worker that is there when `action` begins."""
+        """As `Place.do`, with a worker that lives when `action` begins."""
 
         def act() -> None:
             self.see_off(0.0)
@@ -75,7 +75,7 @@ class Slot(Place):
             self.start()
 
     def start(self) -> None:
-        """Another worker, in place of the last one."""
+        """Start another worker in place of the last one."""
         self._end.close()
         self._started += 1
         name = f"{self._folder.name}-{self._started}@chaos"
@@ -93,7 +93,7 @@ class Slot(Place):
             self._end = ExitStack()
 
     def see_off(self, patience: float = HANGS) -> None:
-        """Wait for those that are still shutting down; one that never ends is killed, and counted."""
+        """Wait for the workers that are still shutting down. A worker that never ends is killed, and counted."""
         for leaving in self._leaving.copy():
             gone, end, deadline, stack = leaving
             with suppress(subprocess.TimeoutExpired):
@@ -121,7 +121,7 @@ class Slot(Place):
         return stack.partition("Thread 0x")[0].partition("Current thread")[0]
 
     def close(self) -> None:
-        """End its workers too."""
+        """Close the place, and end its workers."""
         super().close()
         self._end.close()
         for _, end, *_ in self._leaving:

@@ -15,7 +15,7 @@ from tests.lab.proxy import Proxy
 from tests.lab.servers import Valkey, rabbitmq
 
 SLOTS = 3
-#: After which the Redis broker gives a message again, in seconds; some bodies run for longer.
+#: Seconds without an ack after which the Redis broker delivers a message again. Some bodies run for longer.
 VISIBILITY = 5
 TRANSPORT = {
     "redis": {
@@ -25,13 +25,13 @@ TRANSPORT = {
         # A worker that is killed as it gives messages back keeps the others from it for so long; by default 300 s.
         "unacked_mutex_expire": 2,
     },
-    # Else what is published just when the connection is cut is lost without a word.
+    # Without this, a message is lost without an error if it is published just when the connection is cut.
     "rabbitmq": {"confirm_publish": True},
 }
 
 
 class Stage:
-    """What the faults strike. From `open_stage`."""
+    """What the faults strike. `open_stage` makes it."""
 
     def __init__(self, kind: str, folder: Path, stack: ExitStack) -> None:
         self.kind = kind
@@ -47,14 +47,13 @@ class Stage:
         self.lock_proxy = stack.enter_context(Proxy(self.locks.url()).serve())
         settings = {
             "broker_transport_options": TRANSPORT[kind],
-            "redislock_retry_max_delay": 0.6,
             "task_publish_retry": True,
         }
         backend = self.broker_server.celery_url(1)
         self.config = Config(
             self.broker_proxy.url, backend, self.lock_proxy.url, str(self.ledger.path), "chaos", settings
         )
-        #: What no fault strikes: for the load and the checks.
+        #: The same servers without the proxies, so that no fault strikes: for the load and the checks.
         self.direct = replace(self.config, broker=broker, locks=self.locks.url())
         self.servers = {"locks": Place(), "broker": Place()}
         self.slots = [Slot(self.config, folder / f"slot{number}") for number in range(SLOTS)]
@@ -66,12 +65,12 @@ class Stage:
             slot.wait()
 
     def wait(self) -> None:
-        """Until the last faults are over."""
+        """Wait until the last faults are over."""
         for place in [*self.servers.values(), *self.slots]:
             place.wait()
 
     def mend(self) -> None:
-        """Everything is well, and every worker that should have ended is gone."""
+        """Mend the proxies, and wait until every worker that should have ended is gone."""
         self.lock_proxy.mend()
         self.broker_proxy.mend()
         for slot in self.slots:

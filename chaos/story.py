@@ -28,7 +28,7 @@ class Story:
         return self._events[name]
 
     def faults(self, *names: str) -> list[Line]:
-        """Those of these names."""
+        """The faults that have one of these names."""
         return [line for line in self.events("fault") if line["name"] in names]
 
     def strikes(self, names: tuple[str, ...], start: float, end: float, pid: int | None = None) -> list[Line]:
@@ -82,7 +82,7 @@ class Story:
         return attempts
 
     def runs_of(self, task_id: str) -> list[Run]:
-        """In order."""
+        """The runs of a task, in the order of their start."""
         return self._runs[task_id]
 
     @cached_property
@@ -93,7 +93,7 @@ class Story:
         return runs
 
     def is_done(self, run: Run) -> bool:
-        """Whether its body came to its end, rather than being interrupted."""
+        """Whether the body of `run` came to its end, and was not interrupted."""
         return any(line["pid"] == run.pid and run.start <= line["at"] <= run.end for line in self._done[run.task_id])
 
     @cached_property

@@ -16,15 +16,15 @@ from tests.lab.bodies import sleep_on
 from tests.lab.ledger import Ledger
 
 LEASE = 3.0
-#: Of one kind of task, in seconds.
+#: The hard time limit of the tasks of kind `limited`, in seconds.
 TIME_LIMIT = 1.0
-#: Of the header by which a publish is known when a worker receives it.
+#: The name of the header by which a publish is known when a worker receives its message.
 PUBLISH = "chaos_publish"
 _LATE = {"acks_late": True, "reject_on_worker_lost": True}
 
 
 def define_tasks(app: Celery, ledger: Ledger) -> None:
-    """Every run writes ``<item>/<retries>`` into the ledger, and ``done`` if it came to its end."""
+    """Define the tasks. Every run writes ``<item>/<retries>`` into the ledger, and ``done`` if it came to its end."""
 
     def define(name: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
         defaults = {"base": LockedTask, "bind": True, "shared": False, "lock_key": "chaos:{key}", "lock_lease": LEASE}
@@ -38,7 +38,7 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
             ledger.write({"event": "done", **run, "at": time.monotonic()})
         return item
 
-    @define("late", lock_on_conflict="retry", **_LATE)
+    @define("late", lock_on_conflict="wait", **_LATE)
     def late(self: Any, key: str, item: str, seconds: float) -> str:
         """Takes its turn; acked after it ran. A step of a chain, too."""
         return work(self, key, item, seconds)
@@ -54,7 +54,7 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
             raise task.retry(countdown=0.05)
         return item
 
-    @define("again", lock_on_conflict="retry", max_retries=None, **_LATE)
+    @define("again", lock_on_conflict="wait", max_retries=None, **_LATE)
     def again(self: Any, key: str, item: str, seconds: float, times: int) -> str:
         """Retries itself."""
         return again_and_again(self, key, item, seconds, times)
@@ -69,7 +69,7 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
         """One runs, one waits."""
         return again_and_again(self, key, item, seconds, times)
 
-    @define("early", lock_on_conflict="retry")
+    @define("early", lock_on_conflict="wait")
     def early(self: Any, key: str, item: str, seconds: float) -> str:
         """Takes its turn; acked before it runs."""
         return work(self, key, item, seconds)
@@ -79,14 +79,14 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
         """Is skipped while another runs; acked before it runs."""
         return work(self, key, item, seconds)
 
-    @define("limited", lock_on_conflict="retry", time_limit=TIME_LIMIT)
+    @define("limited", lock_on_conflict="wait", time_limit=TIME_LIMIT)
     def limited(self: Any, key: str, item: str, seconds: float) -> str:
         """Runs into its hard time limit, unless its worker hangs, and does not go when it is told to."""
         return work(self, key, item, seconds, sleep_on)
 
 
 def write_down_publishing(ledger: Ledger) -> Callable[[], object]:
-    """From here on: what this process has published, each time under a name of its own; returns what ends it."""
+    """Write down what this process publishes from now on, each publish under its own name; return what ends that."""
 
     def name(headers: dict[str, Any], **_: object) -> None:
         headers[PUBLISH] = uuid4().hex

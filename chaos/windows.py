@@ -1,7 +1,7 @@
 """The windows: every span of seconds that the checker grants, each in one place and with its reason.
 
 Each may hide a bug, so none is longer than its reason, or than runs with other seeds on a busy machine have shown that
-it must be. How long a fault or a wait takes is said where it is made: such a time hides nothing.
+it must be. How long a fault or a wait lasts is said where it is made: such a time hides no bug.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ AT_ONCE = 0.2
 ACK = 2 * 0.5 + 0.1 + AT_ONCE
 #: Every holder asks the lock server again after a third of its lease.
 RENEWAL = LEASE / 3
-#: A lock that could be renewed lives for so long after its process has come to a standstill.
+#: A lock that could be renewed lives for at least so long after its process has come to a standstill.
 LAPSE = LEASE - RENEWAL - AT_ONCE
 #: The keeper makes up for a release that was not answered within a second after the lock server answers again.
 MADE_UP_FOR = 1.0
@@ -31,5 +31,5 @@ IN_WORKER = 10.0
 RESTORED = VISIBILITY - AT_ONCE
 #: The coroner looks every 0.02 s, and may be late to write down what it sees.
 DEATH_NOTED = 0.03
-#: When what has not died has died.
+#: The time of death of a process that has not died.
 NEVER = math.inf

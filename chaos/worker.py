@@ -15,7 +15,7 @@ from chaos.tasks import PUBLISH, define_tasks, write_down_publishing
 from tests.lab.ledger import Ledger
 from tests.lab.worker import app, config
 
-# Where a worker hangs, its log tells where: the stage asks by this signal.
+# By this signal a slot asks a worker that hangs to write its stacks into its log.
 faulthandler.register(signal.SIGUSR2)
 ledger = Ledger(Path(config.ledger))
 define_tasks(app, ledger)

@@ -21,8 +21,6 @@ app.conf.update(private.SETTINGS)  # only the demo needs them
 # For every locked task of the app. Durations are seconds.
 app.conf.update(
     redislock_lease=10,  # how long a lock outlives a dead worker; a living one renews it
-    redislock_retry_delay=0.1,  # a task that must take its turn comes back after this long ...
-    redislock_retry_max_delay=0.5,  # ... and later after up to this long
     redislock_client_options={"socket_timeout": 0.5, "socket_connect_timeout": 0.5},  # must fit into every lease
 )
 
@@ -35,7 +33,7 @@ def sync_account(account: int) -> None:
     work(f"account {account}", seconds=1.5)
 
 
-# 2. One lock for two tasks. Here a conflict is other work, so it takes its turn instead of being skipped.
+# 2. One lock for two tasks. Here a conflict is other work, so it waits in line instead of being skipped.
 @app.task(base=LockedTask, lock_key="stock:{sku}")
 def reserve(sku: str, quantity: int) -> None:
     """Take pieces out of the stock."""

@@ -22,7 +22,7 @@ from .player import Message, play
 from .processes import Check, DemoError, wait_until
 from .progress import Progress
 from .scenes import Scene, all_scenes
-from .timeline import SENT_BACK, SKIPPED, Look, timeline
+from .timeline import SKIPPED, WAITED, Look, timeline
 from .verdict import Fate, Verdict, judge
 
 #: How many columns the picture has at most.
@@ -131,7 +131,7 @@ def _draw(console: Console, scenes: Sequence[Scene], messages: Sequence[Message]
     console.print()
     for scene in scenes:
         _legend(console, scene.marks, f"bold {scene.style}", f"{scene.title}: {scene.legend}")
-    _legend(console, SENT_BACK, "yellow", "the key was held: sent back, to take its turn later")
+    _legend(console, WAITED, "yellow", "the key was held: it waits in line")
     _legend(console, SKIPPED, "yellow", "the key was held: skipped, as the duplicate of its holder")
     console.print()
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from .ledger import Child, Ledger, Refusal, Run
 
 #: How a message that found its key held is drawn.
-SKIPPED, SENT_BACK = "x", "-"
+SKIPPED, WAITED = "x", "-"
 #: Seconds between two ticks of the axis. The first of these that leaves room for a label is taken.
 _STEPS = (1, 2, 5, 10, 20)
 _LABEL_WIDTH = 6
@@ -82,7 +82,7 @@ def _labels(children: Sequence[Child]) -> dict[Child, str]:
 def _row(scale: Scale, runs: Iterable[Run], refusals: Iterable[Refusal], looks: Mapping[str, Look]) -> Text:
     cells = [Text(".", style="dim") for _ in range(scale.columns)]
     for refusal in refusals:
-        mark = SKIPPED if refusal.policy == "skip" else SENT_BACK
+        mark = SKIPPED if refusal.policy == "skip" else WAITED
         cells[scale.column(refusal.at)] = Text(mark, style="yellow")
     for run in runs:
         look = looks[run.task_id]

@@ -27,7 +27,7 @@ _STARS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class KeyMaker:
-    """Makes the names of one task's locks. What can be worked out once for all calls is worked out when it is made.
+    """Makes the names of one task's locks. What is the same for all calls is worked out when the `KeyMaker` is made.
 
     Args:
         task: The task's name, for names that are digests and for error messages.
@@ -111,7 +111,7 @@ def binder(signature: inspect.Signature) -> Binder:
     """A function that maps the arguments of a call to parameter names, with defaults applied.
 
     It is ten times as fast as `Signature.bind`. It uses `Signature.bind` all the same for signatures with ``*args``,
-    ``**kwargs`` or positional-only parameters, and for calls that do not fit, for which that raises TypeError.
+    ``**kwargs`` or positional-only parameters, and for calls that do not fit: there `Signature.bind` raises TypeError.
     """
     parameters = signature.parameters.values()
     simple = all(p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters)
@@ -137,15 +137,25 @@ def binder(signature: inspect.Signature) -> Binder:
 
 
 def _digest_namer(task: str, parameters: Sequence[str], chosen: Sequence[str], remedy: str) -> Namer:
-    """Names of the task's name and a digest of the `chosen` arguments, which cannot be read in Redis."""
+    """A function that makes a name of the task's name and a digest: nobody can read the arguments in Redis.
+
+    Args:
+        task: The task's name.
+        parameters: All parameters of the task.
+        chosen: The parameters whose arguments are digested.
+        remedy: As for `KeyMaker`.
+    """
     check_parameters(task, "lock_args", chosen, parameters)
+    if not chosen:
+        only = f"{task}:{digest(encode({}))}"
+        return lambda arguments: only
 
     def name(arguments: Arguments) -> str:
         shaped = {}
         for parameter in chosen:
             try:
                 shaped[parameter] = wire(arguments[parameter])
-            except Exception:  # noqa: BLE001 - a type's own __json__ may raise anything, and its message show the value
+            except Exception:  # noqa: BLE001 - a type's own __json__ may raise anything; the message may show the value
                 kind = type(arguments[parameter]).__name__
                 raise LockKeyError(
                     f"{task}: parameter {parameter!r} cannot make a lock key: its {kind} cannot be encoded as JSON; "
@@ -157,7 +167,7 @@ def _digest_namer(task: str, parameters: Sequence[str], chosen: Sequence[str], r
 
 
 def _callable_namer(task: str, lock_key: Callable[[Arguments], str]) -> Namer:
-    """Names that the user's own function returns."""
+    """A function that calls the user's own `lock_key` for each name, and checks what it returns."""
 
     def name(arguments: Arguments) -> str:
         try:
@@ -173,6 +183,6 @@ def _callable_namer(task: str, lock_key: Callable[[Arguments], str]) -> Namer:
 
 
 def _place_of(error: Exception) -> str:
-    """Where in the user's `lock_key` the error was raised. Its message is not shown, for it may hold an argument."""
+    """Where in the user's `lock_key` the error was raised. Its message may hold an argument, so it is not shown."""
     frame = error.__traceback__ and error.__traceback__.tb_next
     return f" in {basename(frame.tb_frame.f_code.co_filename)}, line {frame.tb_lineno}" if frame else ""

@@ -1,10 +1,11 @@
-"""Names are printable: what is not, and what a name must not contain, is escaped."""
+"""Printable names: characters that cannot be printed, or that a name must not contain, are escaped."""
 
 from __future__ import annotations
 
 import re
 
-#: Braces are escaped in names: around every name there is a pair of them, its hash tag for a Cluster.
+#: Braces are escaped in a name: in Redis the whole name stands between two braces. They make it the hash tag, by which
+#: a Cluster chooses the slot of the key.
 BRACE = re.compile("[{}]")
 
 

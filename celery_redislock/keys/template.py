@@ -19,7 +19,7 @@ Namer = Callable[[Arguments], str]
 
 
 def template_namer(task: str, parameters: Sequence[str], template: str) -> Namer:
-    """Names made by a template, which can be read in Redis."""
+    """A function that makes a name by filling the arguments into `template`. Such a name can be read in Redis."""
     parts = parse_template(task, template)
     check_parameters(task, "lock_key", [field for _, field in parts if field], parameters)
     # Values are escaped so that none can contain the separator after its field, nor ':', the usual separator of keys:
@@ -62,7 +62,7 @@ def parse_template(task: str, template: str) -> list[tuple[str, str]]:
     text = ""
     try:
         for literal, field, spec, conversion in Formatter().parse(template):
-            if "{" in literal or "}" in literal:  # it would end the hash tag around the name
+            if "{" in literal or "}" in literal:  # a brace would end the hash tag around the name
                 raise LockConfigError(f"{refused}: it has a brace of its own; {allowed}")
             text = literal
             if field is None:
@@ -96,13 +96,16 @@ def _template_value(task: str, parameter: str, value: Any) -> str:
 
 
 def check_parameters(task: str, option: str, wanted: Iterable[str], parameters: Sequence[str]) -> None:
-    """Refuse names that are no parameters of the task: raises LockConfigError.
+    """Refuse an option that names what is no parameter of the task.
 
     Args:
-        task: The task's name, for the message.
-        option: What names them, for the message.
-        wanted: The names.
-        parameters: Of the task.
+        task: The task's name, for the error's message.
+        option: The option, for the error's message.
+        wanted: The names that the option holds.
+        parameters: The parameters of the task.
+
+    Raises:
+        LockConfigError: One of the names is no parameter.
     """
     for name in wanted:
         if name not in parameters:

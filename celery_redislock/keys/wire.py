@@ -1,7 +1,7 @@
 """The wire: the shape that Celery's JSON gives to arguments, the text of that shape, and its digest.
 
-The text is this module's own and has a version. Were it kombu's, two workers with different versions of kombu might
-make two names of one call, and both would run.
+This module makes the text itself, and the text has a version. If kombu made the text, two workers with different
+versions of kombu might make two names of one call, and both would run.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from uuid import UUID
 
 from kombu.utils.json import dumps as kombu_dumps
 
-#: An int with more bits makes no name. Python refuses to write more than 4300 digits as text.
+#: An int with more bits cannot make a name: Python refuses to write an int of more than 4300 digits as text.
 MAX_INT_BITS = 14_000
-#: A part of what is digested. Whoever changes the encoding below changes this too, and with it every default name.
+#: The version of the encoding below, which is a part of each digested text. Whoever changes the encoding must change
+#: the version, and thereby changes every default name.
 FORMAT_VERSION = "1"
 #: What kombu writes for each type: its marker and its text. The order matters, for a datetime is a date as well. The
 #: functions are those of the types themselves, so that a subclass that overrides one makes the same text, as in kombu.
@@ -32,8 +33,9 @@ _MARKERS: Sequence[tuple[type, str, Callable[[Any], Any]]] = (
     (Decimal, "decimal", str),
     (bytes, "bytes", lambda value: b64encode(value).decode()),
 )
-#: Makes text of values in the shape of the wire; the keys of a dict are sorted.
-encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+#: Makes text of values in the shape of the wire; the keys of a dict are sorted. `wire` has copied them, so that none of
+#: them contains itself.
+encode = json.JSONEncoder(check_circular=False, sort_keys=True, separators=(",", ":")).encode
 
 
 def wire(value: Any) -> Any:
@@ -78,7 +80,7 @@ def _wire_object(value: Any) -> Any:
     except TypeError:
         if not hasattr(value, "model_dump"):
             raise
-        # A pydantic model: Celery sends this of it, for a task with pydantic=True.
+        # A pydantic model: for a task with pydantic=True, Celery sends what `model_dump` returns.
         return wire(value.model_dump(mode="json"))
     return wire(json.loads(encoded))
 

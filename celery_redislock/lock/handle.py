@@ -19,7 +19,7 @@ from .reentry import Entry, check_fence, entry_of_context
 
 
 class _Slot:
-    """What one `Lock` object holds: its entry, how often it has entered, and the token, as redis-py's lock has it."""
+    """What one `Lock` object holds: its entry, how often the object has entered it, and the token, as in redis-py."""
 
     entry: Entry | None = None
     count = 0
@@ -37,7 +37,7 @@ class Handle:
         client: The redis-py client of the lock's server.
         key: The key in Redis.
         timeout: How long the key outlives a dead holder, in seconds; None for ever.
-        thread_local: Whether a lock that one thread has acquired by this object is not held for other threads.
+        thread_local: Whether only the thread that has acquired the lock by this object holds it.
         by_context: Whether, in addition, only the context that has acquired the lock holds it.
         fence: Whether the lock asks for a fencing number.
     """
@@ -95,7 +95,7 @@ class Handle:
         local.entry, local.token = entry, entry.held.token.value
 
     def _unset(self) -> Entry:
-        """Note one release; return the entry that it leaves.
+        """Note one release, and return the entry that the object had entered.
 
         Raises:
             LockError: The lock is not held by this object.
@@ -132,7 +132,7 @@ class Handle:
         return Entry(held, None, is_own=False)
 
     def _held_around(self, store: LockStore) -> HeldLock | None:
-        """A lock on the key that the caller runs in, as that of its task's request; subclasses look for one."""
+        """The lock on the key that code around the caller holds, such as a task's run. A subclass looks for one."""
         return None
 
     def _entry(self) -> Entry | None:

@@ -214,7 +214,7 @@ class Lock(Handle):
             while conflict is None and token is not None and not held.rename(token, fence=self._fence):
                 conflict = server.take(held, timeout, poll=poll, fence=self._fence)  # the lock was lost before `rename`
             return conflict or self._keep(server, held)
-        except LockUnavailable:  # the store has undone the acquire, or could not
+        except LockUnavailable:  # the store has already tried to undo the acquire
             raise
         except BaseException:
             server.keeper.remove(held)

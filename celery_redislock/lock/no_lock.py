@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 
 class NoLock:
-    """Stands for a lock in a direct call, in a run that goes without one, and where `redislock_enabled` is False.
+    """Stands for a lock in a direct call, in a run without a lock, and where `redislock_enabled` is False.
 
     Its methods succeed without asking Redis, and its `state` is ``"none"``.
     """
@@ -23,33 +23,33 @@ class NoLock:
         return " ".join(["<NoLock", *filter(None, [self.key])]) + ">"
 
     def acquire(self, *args: Any, **kwargs: Any) -> Literal[True]:
-        """True."""
+        """Do nothing; return True."""
         return True
 
     def release(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def check(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def extend(self, *args: Any, **kwargs: Any) -> Literal[True]:
-        """True."""
+        """Do nothing; return True."""
         return True
 
     def reacquire(self) -> Literal[True]:
-        """True."""
+        """Do nothing; return True."""
         return True
 
     def locked(self) -> bool:
-        """False: nobody holds a key."""
+        """Return False: nobody holds a key."""
         return False
 
     def owned(self) -> bool:
-        """True, so that code which goes on only with its lock goes on."""
+        """Return True, so that code which goes on only while it owns its lock goes on."""
         return True
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Nothing."""
+        """Do nothing."""

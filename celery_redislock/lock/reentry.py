@@ -28,7 +28,7 @@ class Entry:
 
     Args:
         held: The lock.
-        keeper: The keeper that renews the lock until this object is gone; None where other code does, or nobody.
+        keeper: The keeper that renews the lock until this object is gone; None where other code renews it, or nobody.
         is_own: Whether the last release of this entry releases the key. False where a task's request owns the lock.
     """
 
@@ -50,7 +50,7 @@ class Entry:
 
     @property
     def is_of_this_process(self) -> bool:
-        """Whether this process made the entry: in a child that was forked later, only the parent holds the lock."""
+        """Whether this process made the entry. A child that is forked later does not hold the lock."""
         return self._pid == os.getpid()
 
     @property

@@ -22,7 +22,7 @@ SHORT_NOTE_TTL = 3600.0
 
 
 class Broker:
-    """The broker of one app. What it answers is remembered.
+    """The broker of one app. Its settings are read once.
 
     Args:
         app: The app, with the broker's settings.

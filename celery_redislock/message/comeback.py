@@ -43,7 +43,7 @@ def publish_again(
     """Publish the message of `request` again, with all that it had.
 
     Its id, arguments, canvas, headers, priority, queue and expiry stay. Celery's `signature_from_request` copies most
-    of them; this function adds what that leaves out.
+    of them, and this function adds the others.
 
     Args:
         task: The task of the message.

@@ -17,7 +17,7 @@ DELIVERY = "redislock_delivery"
 
 
 class Delivery(NamedTuple):
-    """Made anew for every delivery of a message. A message header cannot imitate it: headers hold no such type."""
+    """One delivery of a message. The main process makes it, and a message cannot bring one: no header has this type."""
 
     nonce: str
     """The nonce of the execution's token. The main process keeps it too, to release the lock of a child that died."""
@@ -27,7 +27,13 @@ class Delivery(NamedTuple):
     """The serializer of the message's body; None for the task's."""
     headers: dict[str, Any] | None = None
     """The user's headers, where one of them is itself named ``headers``: then `request.headers` shows only the content
-    of that one. None where `request.headers` shows them all."""
+    of that header. None where `request.headers` shows all headers."""
+    may_wait: bool = False
+    """The message may wait in the room of its worker's main process."""
+    offer: bytes | None = None
+    """What the key holds until the execution acquires it, where the message has its turn in line."""
+    acks_at_begin: bool = False
+    """The message is acked early, and `message.early_acks` has to hear when its run begins."""
 
 
 def is_requeued(task: Task[..., Any], outcome: Any) -> bool:

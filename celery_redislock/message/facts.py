@@ -15,7 +15,7 @@ class Delivered(NamedTuple):
     is_redelivered: bool
     """The broker says that it has delivered the message before."""
     is_overdue: bool
-    """The worker has had the message for about the visibility timeout, so the broker delivers it to another one."""
+    """The worker has had the message for about the visibility timeout, so the broker delivers it to another worker."""
     is_marked_begun: bool
     """The message's header says that a process may have begun to run it."""
     has_come_back: bool
@@ -39,9 +39,9 @@ class Delivered(NamedTuple):
     def has_begun(self) -> bool:
         """Whether a process may have died in the midst of running the message, so that no policy may drop it.
 
-        Of a redelivered message that is acked late nobody can know it. One that is acked early has not begun: the ack
-        is sent before the body begins, and the broker does not deliver a message again after its ack. A message that
-        is only overdue has not begun either.
+        A redelivered message that is acked late may have begun: nobody can know. A message that is acked early has not
+        begun: its ack is sent before its body begins, and after the ack the broker does not deliver it again. A message
+        that is only overdue has not begun either.
         """
         return self.is_marked_begun or (self.acks_late and self.is_redelivered)
 

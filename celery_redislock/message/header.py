@@ -16,6 +16,8 @@ HEADER = "redislock"
 _MAX_DOUBLINGS = 16
 #: The longest name of a key that a header may carry, in characters. The plugin's own keys are shorter.
 MAX_KEY = 1000
+#: A message goes at most so far ahead of those that are published now, in microseconds: an hour.
+LONGEST_AHEAD = 3_600_000_000
 
 
 class Reservation(NamedTuple):
@@ -24,11 +26,11 @@ class Reservation(NamedTuple):
     key: str
     """The key in Redis. In scope ``queue`` the place in the queue, `<key>:queued`, is reserved instead."""
     claim: str
-    """The nonce of the token that the key holds; who carries it may take the key."""
+    """The nonce of the token that the key holds. A message that carries this nonce may take the key."""
 
 
 class Header(NamedTuple):
-    """What a message carries: the name of its publish, its reservation, and how often it has come back, since when."""
+    """What a message carries: the name of its publish, its reservation, its place in line, how often it has waited."""
 
     publish: str = ""
     """The name of the message's publish, from `mint_publish`. It stays when the message comes back."""
@@ -37,13 +39,18 @@ class Header(NamedTuple):
     key: str | None = None
     """The reserved key in Redis, as the publisher made it from the arguments."""
     times: int = 0
-    """How often the message has come back."""
+    """How often the message has waited, in line or in the broker's queue."""
     since: float = 0.0
-    """When the message was first sent back: seconds since the epoch; 0 before that."""
+    """When the message first had to wait: seconds since the epoch; 0 before that."""
     begun: bool = False
     """A process may have died while it ran the message. No policy may drop work that has begun."""
     joins: str | None = None
     """The id of the task whose outcome the message waits for, by the policy ``join``."""
+    published: int = 0
+    """When the message was published, or, with a countdown or an eta, is due; in microseconds since the epoch, by the
+    clock of its publisher's host. 0: it does not tell."""
+    place: int = 0
+    """The message's place in the line for its key, from `place_at`; 0 before it has waited."""
 
     @classmethod
     def read(cls, header: Any) -> Self:
@@ -64,25 +71,49 @@ class Header(NamedTuple):
         """What is sent under `HEADER`: the fields that differ from their defaults."""
         return {name: value for name, value in self._asdict().items() if value != self._field_defaults[name]}
 
-    def next(self, *, begun: bool, joins: str | None = None) -> Self:
-        """The header with which the message is sent back once more.
+    def next(self, *, begun: bool, joins: str | None = None, place: int = 0) -> Self:
+        """The header with which the message waits once more.
 
         Args:
             begun: Whether the work may have begun; a message that was marked so stays so.
             joins: The id of the task whose outcome the message waits for; None to keep the one that it has.
+            place: The message's place in line; 0 to keep the one that it has.
         """
-        since = self.since or time.time()
-        return self._replace(times=self.times + 1, since=since, begun=self.begun or begun, joins=joins or self.joins)
+        since, place = self.since or time.time(), place or self.place
+        return self._replace(
+            times=self.times + 1, since=since, begun=self.begun or begun, joins=joins or self.joins, place=place
+        )
+
+    def place_at(self, now: int) -> int:
+        """The message's place in the line for its key: who was published first, goes first. It is set once.
+
+        Clocks of hosts differ, so the time of the publish is kept within the hour before the lock server's time.
+
+        Args:
+            now: The lock server's time, in microseconds since the epoch.
+
+        Returns:
+            Microseconds since the epoch.
+        """
+        if self.place:
+            return min(self.place, now)
+        return min(max(self.published, now - LONGEST_AHEAD), now) if self.published else now
 
     def delay(self, shortest: float, longest: float) -> float:
-        """Seconds until the message is tried again: doubling each time it comes back, with jitter.
+        """Seconds until the message is tried again: doubling each time, with jitter.
 
         Args:
             shortest: Seconds at least.
             longest: Seconds at most.
         """
         doubled = shortest * 2 ** min(self.times + 1, _MAX_DOUBLINGS)
-        return min(random.uniform(shortest, doubled), longest)  # noqa: S311 - jitter, no secret
+        # The jitter is drawn below the longest delay too: messages that have waited for long would else come together.
+        return random.uniform(shortest, max(shortest, min(doubled, longest)))  # noqa: S311 - jitter, no secret
+
+
+def _is_time(value: Any) -> bool:
+    """Whether `value` can be a time in microseconds, and one that the lock server can order exactly, as a float."""
+    return type(value) is int and 0 < value < 2**53
 
 
 #: For each field of the header, whether a value that arrived in it can be right.
@@ -94,4 +125,6 @@ _IS_SOUND: Mapping[str, Callable[[Any], bool]] = {
     "since": lambda value: type(value) in {int, float} and 0 < value < math.inf,
     "begun": lambda value: type(value) is bool,
     "joins": lambda value: isinstance(value, str),
+    "published": _is_time,
+    "place": _is_time,
 }

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The header of a message that carries none, as those of `send_task` do. It is immutable, so all share it.
+#: The header of a message that carries none, such as `send_task` sends. It is immutable, so all such messages share it.
 _NO_HEADER = Header()
 
 
@@ -42,22 +42,22 @@ class Message:
 
     Attributes:
         attempt: The attempt that the message stands for.
-        nonce: The nonce of this delivery, for the execution's token.
-        header: What the message carries for the plugin; with `send_back`, what it carries from then on.
-        was_sent_back: Whether the work goes on without this execution: the message was published again or requeued.
+        delivery: What the worker's main process tells of this delivery.
+        header: What the message carries for the plugin; with `send_back` and `wait`, what it carries from then on.
+        was_sent_back: Whether the work goes on without this execution: the message waits in line, was published again
+            or was requeued.
     """
 
     __slots__ = (
+        "_acks_late",
         "_broker",
-        "_headers",
+        "_is_redelivered",
         "_keep_for",
-        "_received_at",
         "_request",
-        "_serializer",
         "_task",
         "attempt",
+        "delivery",
         "header",
-        "nonce",
         "was_sent_back",
     )
 
@@ -66,6 +66,8 @@ class Message:
         self._broker = broker
         self._request = request
         self._keep_for = keep_for
+        self._acks_late = bool(task.acks_late)
+        self._is_redelivered = bool((request.delivery_info or {}).get("redelivered"))
         self.was_sent_back = False
         header = getattr(request, HEADER, None)
         self.header = _NO_HEADER if header is None else Header.read(header)
@@ -75,7 +77,7 @@ class Message:
         delivery = getattr(request, DELIVERY, None)
         if not isinstance(delivery, Delivery):
             delivery = Delivery(tokens.mint_nonce(), time.monotonic())
-        self.nonce, self._received_at, self._serializer, self._headers = delivery
+        self.delivery = delivery
 
     @property
     def name(self) -> str:
@@ -85,13 +87,9 @@ class Message:
     @property
     def delivered(self) -> Delivered:
         """How the message has come here, as it is known at this moment: it may be overdue later."""
-        return Delivered(
-            acks_late=bool(self._task.acks_late),
-            is_redelivered=bool((self._request.delivery_info or {}).get("redelivered")),
-            is_overdue=self._broker.is_overdue(time.monotonic() - self._received_at),
-            is_marked_begun=self.header.begun,
-            has_come_back=self.header.times > 0,
-        )
+        is_overdue = self._broker.is_overdue(time.monotonic() - self.delivery.received_at)
+        # By position, and not by name, for every run does this twice.
+        return Delivered(self._acks_late, self._is_redelivered, is_overdue, self.header.begun, self.header.times > 0)
 
     @property
     def facts(self) -> Facts:
@@ -110,7 +108,7 @@ class Message:
 
     @property
     def waited(self) -> float:
-        """Seconds since the message was sent back for the first time; 0 before that."""
+        """Seconds since the message first had to wait; 0 before that."""
         return time.time() - self.header.since if self.header.since else 0.0
 
     @property
@@ -130,13 +128,32 @@ class Message:
         """
         return self._broker.countdown(max(at_least, self.header.delay(shortest, longest)))
 
-    def send_back(self, delay: float, *, is_begun: bool = False, joins: str | None = None) -> bool:
+    def wait(self, place: int, *, is_begun: bool = False, joins: str | None = None) -> dict[str, Any] | None:
+        """Have the message wait in the room of this worker's main process, still unacked.
+
+        Args:
+            place: The message's place in the line for its key.
+            is_begun: Whether its work may have begun, so that no policy may drop the message at its turn.
+            joins: The id of the task whose outcome the message waits for.
+
+        Returns:
+            What the message carries for the plugin from now on; None where it cannot wait there: the room is full, the
+            broker would soon deliver the message to another worker, or nobody keeps the message.
+        """
+        if not self.delivery.may_wait:
+            return None
+        self.header = self.header.next(begun=is_begun, joins=joins, place=place)
+        self.was_sent_back = True
+        return self.header.wire
+
+    def send_back(self, delay: float, *, is_begun: bool = False, joins: str | None = None, place: int = 0) -> bool:
         """Publish the message again, to be tried after about `delay` seconds.
 
         Args:
             delay: Seconds, from `pause`.
             is_begun: Whether its work may have begun, so that no policy may drop the message when it comes back.
             joins: The id of the task whose outcome the message waits for.
+            place: The message's place in the line for its key; 0 where it has none.
 
         Returns:
             True where the message was sent. False where the broker cannot be reached and the message was acked early,
@@ -146,18 +163,18 @@ class Message:
             Reject: The broker cannot be reached; the message is not acked yet and goes back to the queue.
             LockUnavailable: This process has kept the message for `keep_for` seconds in vain; the run is lost.
         """
-        self.header = self.header.next(begun=is_begun, joins=joins)
+        self.header = self.header.next(begun=is_begun, joins=joins, place=place)
         try:
             publish_again(
                 *(self._task, self._request, self.header, delay),
-                headers=self._headers,
-                serializer=self._serializer,
+                headers=self.delivery.headers,
+                serializer=self.delivery.serializer,
                 natively=self._broker.delays_natively,
             )
         except SoftTimeLimitExceeded:
             raise
         except Exception as error:  # noqa: BLE001 - each broker has its own
-            if self._task.acks_late:
+            if self._acks_late:
                 self._requeue(error, delay)
             self._keep_here(error, delay)
             return False
@@ -171,7 +188,7 @@ class Message:
             "%s cannot be sent again (%s): it goes back to the broker, which delivers it again",
             *(self.name, describe(error)),
         )
-        time.sleep(min(pause, 1.0))  # the broker may deliver the message at once, and it would go round without a pause
+        time.sleep(min(pause, 1.0))  # the broker may deliver the message at once, again and again
         raise Reject(describe(error), requeue=True) from error
 
     def _keep_here(self, error: Exception, pause: float) -> None:
@@ -182,5 +199,7 @@ class Message:
                 f"its lock was not free and its message, already acked, could not be sent again ({describe(error)}) "
                 f"for {self._keep_for} s: this run is lost",
             ) from error
-        logger.warning("%s cannot be sent again (%s): it is held and tried here", self.name, describe(error))
+        logger.warning(
+            "%s cannot be sent again (%s): this process keeps its message and tries it", self.name, describe(error)
+        )
         time.sleep(pause)

@@ -40,7 +40,7 @@ class Finished(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What a message carries for which the key, or the place in the queue, is reserved."""
+    """What a message carries if the key, or the place in the queue, is reserved for it."""
 
     nonce: str
     """The nonce of the token by which the key, or the place, is reserved."""

@@ -18,8 +18,8 @@ T = TypeVar("T")
 class ClusterStore(LockStore):
     """The locks of a Cluster, over the user's own client, which knows the nodes and follows a key that has moved.
 
-    That client resends by itself, and does not tell: a release whose first reply was lost finds no key, and counts as
-    a loss of the lock.
+    That client resends a command by itself and does not say so. A release whose first reply was lost therefore finds no
+    key when it is sent again, and the lock counts as lost.
     """
 
     def __init__(self, client: RedisCluster, outage: Outage | None = None) -> None:

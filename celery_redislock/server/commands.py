@@ -29,7 +29,8 @@ def acquire(
 ) -> Command:
     """Acquire `key`: arguments as `LockStore.acquire`.
 
-    `owner` is who asks. It is not always that of `token`, which the key is to hold: `LockStore.rename` replaces one.
+    `owner` is who asks for the key, and `token` is what the key is to hold. The two differ in `LockStore.rename`, where
+    the owner of the minted token replaces that token by another.
     """
     names, flags = keys_of(key), ""
     keys: tuple[str, ...] = (key, names.line)

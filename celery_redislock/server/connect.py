@@ -127,7 +127,7 @@ def derive(client: redis.Redis, max_connections: int = 50) -> redis.Redis:
     """
     pool = client.connection_pool
     options = {name: value for name, value in pool.connection_kwargs.items() if not _OF_POOL(name)}
-    for name in ("socket_timeout", "socket_connect_timeout"):  # without, a silent server would hang the caller
+    for name in ("socket_timeout", "socket_connect_timeout"):  # without them a silent server would hang the caller
         options[name] = options.get(name) or DEFAULTS[name]
     options |= {
         **_FIXED,
@@ -194,9 +194,9 @@ def _discreet(kind: type[Any]) -> type[Any]:
 
 
 class _SentinelPool(SentinelConnectionPool):
-    """Counts its connections right.
+    """A Sentinel's pool that counts its connections right.
 
-    Before redis-py 8.1, each connection to a former primary, and each one that failed, took a place of the pool.
+    Before redis-py 8.1, each connection to a former primary, and each that failed, took a place of the pool.
     """
 
     def owns_connection(self, connection: Any) -> bool:

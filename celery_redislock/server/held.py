@@ -27,7 +27,7 @@ PAST_DEADLINE = "it was not renewed until its deadline"
 HELD_TOO_LONG = "it was held for longer than lock_max_hold"
 KEY_GONE = "its key was deleted, expired or taken"
 
-#: Held while a loss is noted: the keeper's thread and one that releases the lock may see the loss at the same time.
+#: Held while a loss is noted: the keeper's thread and a thread that releases the lock may see it at the same time.
 _losing = threading.Lock()
 
 State = Literal["held", "at_risk", "lost"]

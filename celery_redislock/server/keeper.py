@@ -69,7 +69,7 @@ class Keeper:
             self._wake.set()
 
     def remove(self, lock: HeldLock) -> None:
-        """Renew `lock` no more. A renewal on its way may still arrive: it renews the key only if still owned."""
+        """Renew `lock` no more. A renewal may be on its way; it renews the key only while the lock's token owns it."""
         self._held.pop(id(lock), None)
 
     def later(self, release: Callable[[LockStore], object]) -> None:
@@ -89,13 +89,13 @@ class Keeper:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="redislock-keeper", daemon=True)
                 thread.start()
-                self._thread = thread  # not before the start: if that fails, the next lock tries again
+                self._thread = thread  # after the start: where no thread can start, the next lock tries again
 
     def _run(self) -> None:
         while not self._stopped:
             try:
                 pause = self._turn()
-            except BaseException:  # also a sys.exit() in other code: the other locks must still be renewed
+            except BaseException:  # even a sys.exit(), as in a log handler: the locks must still be renewed
                 logger.exception("the keeper failed; it goes on in a second")
                 pause = 1.0
             self._wake.wait(None if pause == math.inf else max(0.0, pause))
@@ -110,7 +110,7 @@ class Keeper:
         for start in range(0, len(due), BATCH):
             self._renew(due[start : start + BATCH])
         if not self._held:
-            self._failures = 0  # no renewal will tell that Redis answers again
+            self._failures = 0  # without a lock, no renewal will show that Redis answers again
         # After a failed renewal it is too early for the releases that were put off: the next renewals matter more.
         goes_on = bool(self._later) and not self._failures and self._release_later()
         upcoming = (min(lock.renew_at, lock.deadline) for lock in self._held.copy().values())
@@ -147,7 +147,7 @@ class Keeper:
         for lock, still_held in zip(due, answers, strict=True):
             if still_held and lock.remaining > 0:
                 lock.renewed(sent_at)
-            else:  # where it is still held, the answer came too late: the holder may know of the loss
+            else:  # where the key is still held, the answer is too late: the holder may have been told of the loss
                 self._lose(lock, PAST_DEADLINE if still_held else KEY_GONE)
 
     def _release_later(self) -> bool:
@@ -196,6 +196,6 @@ class Keeper:
 
     def _lose(self, lock: HeldLock, reason: str) -> None:
         if self._held.pop(id(lock), None) is None:
-            return  # the other thread has seen the loss, or the lock was released meanwhile
+            return  # the keeper or a watching thread has noted the loss, or the lock was released
         # A receiver of the signal may take its time; the other locks must be renewed meanwhile.
         threading.Thread(target=lock.lose, args=(reason,), name="redislock-lost", daemon=True).start()

@@ -199,6 +199,6 @@ def _would_stop_the_loop(holder: LockInfo) -> LockConfigError:
 
 
 def servers_of(owner: Any) -> dict[int, LockServer]:
-    """The lock servers of a pool or an app by process id: their clients and threads are of no use after a fork."""
+    """The lock servers of a pool or an app, by process id: after a fork, those of the parent are of no use."""
     servers: dict[int, LockServer] = vars(owner).setdefault(_SERVERS, {})
     return servers

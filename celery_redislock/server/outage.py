@@ -47,8 +47,8 @@ class Outage:
             if self.since is None:
                 self.since, self._failing = time.monotonic(), script
                 logger.warning(
-                    "the lock server cannot be asked: %s; until it can, runs go by their lock_on_outage and held locks "
-                    "live until their deadline",
+                    "the lock server cannot be asked: %s; until it can, lock_on_outage decides about runs, and "
+                    "held locks last until their deadline",
                     describe(error),
                 )
             if self.unreachable is None:
@@ -90,6 +90,6 @@ class Outage:
 
 
 def _why_unreachable(error: RedisError) -> str | None:
-    is_a_refusal = isinstance(error, AuthenticationError | BusyLoadingError)  # both are ConnectionErrors
+    is_a_refusal = isinstance(error, AuthenticationError | BusyLoadingError)  # both derive from ConnectionError
     is_no_answer = isinstance(error, RedisConnectionError | RedisTimeoutError) and not is_a_refusal
     return describe(error) if is_no_answer else None

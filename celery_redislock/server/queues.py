@@ -17,14 +17,12 @@ class Queue:
         heap: The waiters by place, and then in the order in which they came; some of them may wait no longer.
         stands: Whether the room may stand in line.
         look_at: When the room is to look at the key, by `time.monotonic()`.
-        called_until: Until when the key is kept for one whom the room has called, by `time.monotonic()`.
     """
 
     def __init__(self) -> None:
         self.heap: list[tuple[int, int, Waiter]] = []
         self.stands = False
         self.look_at = math.inf
-        self.called_until = -math.inf
 
 
 class Queues:
@@ -106,6 +104,10 @@ class Queues:
         second = self.first(key)
         heapq.heappush(self.by_key[key].heap, first)
         return second
+
+    def owners(self, key: str, claim: bytes) -> list[Waiter]:
+        """Those who wait for `key` with a reservation that `claim` owns."""
+        return [one for _, _, one in self.by_key[key].heap if one.claim == claim and self._waits(one)]
 
     def place(self, key: str) -> int:
         """The place of the first of those who wait for `key`; 0 where there is none."""

@@ -23,6 +23,7 @@ from .listener import Listener
 from .names import channel_of
 from .queues import Queue, Queues
 from .store import LockStore
+from .tokens import Token
 from .waiter import Waiter
 
 __all__ = ("Room", "Waiter")
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 LONGEST_LOOK, SHORT_LOOK = 60.0, 1.0
 #: A key is kept for so many seconds for a room to which it is offered, and then for the waiter that was called, by
 #: lua/prelude.lua.
-OFFERED = CALLED = 1.0
+OFFERED, CALLED = 1.0, 5.0
 #: A room looks again so much later than what it waits for ends, in seconds at least and at most: so that it has ended,
 #: and not all rooms look at the same moment.
 MARGIN = 0.005, 0.03
@@ -204,12 +205,8 @@ class Room:
 
     def _note_offer(self, when: str, key: str) -> None:
         queue = self._by_key.get(key)
-        if queue is None:
-            return
-        if when == "now":  # so the one who was called before has released the key
-            queue.called_until = -math.inf
-        elif queue.look_at > time.monotonic() + OFFERED + MARGIN[1]:  # it is offered to the room before
-            self._look_at(key, OFFERED + _little())
+        if when == "soon" and queue is not None and queue.look_at > time.monotonic() + OFFERED + MARGIN[1]:
+            self._look_at(key, OFFERED + _little())  # the key is offered to the room before this one
 
     def _try_to_look(self, key: str) -> None:
         try:
@@ -235,8 +232,6 @@ class Room:
             self._by_key.pop(key, None)
         elif _can_begin(first):
             self._stand(key, queue, first)
-        elif queue.stands and time.monotonic() < queue.called_until:  # to leave would take the key from that one
-            self._look_at(key, CALLED + _little())
         else:
             if queue.stands:
                 self._store.leave(key, self.token)
@@ -249,15 +244,22 @@ class Room:
         answer = self._store.stand(key, self.token, first.place, following.place if following else None)
         if isinstance(answer, Conflict):
             self._look_at(key, self._look_in(answer, first))
+            self._call_owners(key, answer.holder)
             return
         queue.stands = following is not None
-        queue.called_until = time.monotonic() + CALLED
         self._look_at(key, CALLED + _little())
         if self._queues.remove(first):
             self._begin(first, called=True)
         else:  # it has left meanwhile
             self._passed.append(key)
             self._wake.set()
+
+    def _call_owners(self, key: str, holder: Token) -> None:
+        """Let those begin for whose message the key is reserved: the attempt before has handed it over to them."""
+        if holder.state == "queued":
+            for owner in self._queues.owners(key, holder.owner):
+                if self._queues.remove(owner):
+                    self._begin(owner, called=False)
 
     def _look_in(self, conflict: Conflict, first: Waiter) -> float:
         """Seconds until the next look at a key that another holds, or that is kept for another."""
@@ -278,10 +280,9 @@ class Room:
         """
         while self._passed:
             key = self._passed[0]
-            self._store.leave(key, self.token)
+            self._store.release(key, self.token)
             self._passed.popleft()
             if key in self._by_key:
-                self._by_key[key].stands = False
                 self._look_soon(key)
 
     def _silent(self, error: LockUnavailable) -> None:

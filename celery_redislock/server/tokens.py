@@ -1,4 +1,4 @@
-"""The token: what a key holds for its one owner. Minted and parsed here, and nowhere else.
+"""The token: what a key holds for its one owner. Only this module mints and parses tokens.
 
 ``<state><nonce> <attempt> <milliseconds since the epoch> <host> <task>``, fields escaped so that none holds a space;
 ``*`` stands for a field without value. The scripts read the state, the nonce, which tells who owns the key, and the
@@ -7,7 +7,6 @@ attempt, which tells whether a message is a copy of the holder's. How they do so
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import re
 import secrets
@@ -47,7 +46,8 @@ class Attempt(NamedTuple):
     """The name of the publish, from `mint_publish`; empty where the message has none, as after `send_task`."""
 
     def __str__(self) -> str:
-        return _written(self)
+        text = f"{escape(self.task_id)}/{self.retries}/{self.replaced}"
+        return f"{text}/{self.publish}" if self.publish else text
 
 
 class _Fields(NamedTuple):
@@ -170,6 +170,14 @@ def offer(nonce: str, origin: str) -> Token:
     return mint(nonce, None, origin, OFFERED)
 
 
+def called(offer: Token, place: int) -> Token:
+    """The token that a key holds while the waiter with this place, whom the room of `offer` has called, is on its way.
+
+    lua/stand.lua makes the same.
+    """
+    return Token.of(f"{CALLED}{offer[1:]} {place}")
+
+
 def cooling(token: Token) -> Token:
     """The token that a key holds while it cools down after the run that owned `token`."""
     return Token.of(COOLING + token[1:])
@@ -198,16 +206,11 @@ def is_nonce(value: Any) -> bool:
     return isinstance(value, str) and _NONCE(value) is not None
 
 
-@functools.lru_cache(128)  # each run needs the text of its attempt twice: in its token and in the key of its note
-def _written(attempt: Attempt) -> str:
-    text = f"{escape(attempt.task_id)}/{attempt.retries}/{attempt.replaced}"
-    return f"{text}/{attempt.publish}" if attempt.publish else text
-
-
 def escape(field: str) -> str:
     """`field` as one printable word, so that it can neither end its place in a token nor break a log line."""
-    field = known_as(field)
-    return field if _PLAIN(field) else quote(field, safe="@:+,", errors="surrogatepass")
+    if len(field) <= MAX_NAME and _PLAIN(field):
+        return field
+    return quote(known_as(field), safe="@:+,", errors="surrogatepass")
 
 
 def known_as(name: str) -> str:
@@ -219,7 +222,7 @@ def known_as(name: str) -> str:
 
 
 def is_whole(name: str) -> bool:
-    """Whether `name`, read from a token, is the whole name, and not cut and with a digest at its end."""
+    """Whether `name`, read from a token, is the whole name. A cut name has a digest at its end."""
     return len(name) < MAX_NAME
 
 

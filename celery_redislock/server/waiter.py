@@ -15,6 +15,8 @@ class Waiter(ABC):
         key: The key in Redis.
         place: Its place in line: microseconds since the epoch, by the server's clock.
         deadline: When it waits no longer, by `time.monotonic()`.
+        claim: The owner of the reservation of its message, as the key holds it; None where it has none. The key
+            may be handed over to a message that waits already.
         look_every: Seconds between two looks while another library's lock holds the key, whose release tells nobody;
             None for no sooner than otherwise.
     """
@@ -22,6 +24,7 @@ class Waiter(ABC):
     key: str
     place: int
     deadline: float = math.inf
+    claim: bytes | None = None
     look_every: float | None = None
 
     def can_begin(self) -> bool:

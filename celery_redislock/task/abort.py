@@ -30,11 +30,11 @@ class Abort:
 
     @property
     def is_armed(self) -> bool:
-        """Whether a body runs inside it. What the body calls, such as ``super().run()``, must not enter it again."""
+        """Whether a body runs inside this object. A body that it calls, as ``super().run()``, must not enter again."""
         return self._thread is not None
 
     def strike(self, key: str, reason: str) -> None:
-        """Raise LockLost in the body. One that has not begun yet gets it at its begin.
+        """Raise LockLost in the body. A body that has not begun yet gets the error when it begins.
 
         Only the first call does anything.
 
@@ -59,8 +59,8 @@ class Abort:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # LockLost may be raised while this method runs. It then leaves the method, and so ends the body like any other;
-        # no second one can follow, for `strike` raises only one.
+        # LockLost may be raised while this method runs. The error then leaves the method and ends the body, as any
+        # error does. No second LockLost can follow, for `strike` raises only one.
         with self._changing:
             thread = self._thread
             self._thread = None

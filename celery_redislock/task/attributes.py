@@ -27,8 +27,8 @@ class LockAttributes:
     ``"queue"``: one runs and one waits."""
 
     lock_on_conflict: ConflictPolicy | None
-    """How a duplicate ends: ``"skip"``, ``"retry"``, ``"wait"``, ``"raise"`` or ``"join"``. By default ``"skip"`` where
-    all arguments make the key, else ``"retry"``."""
+    """How a duplicate ends: ``"skip"``, ``"wait"``, ``"raise"`` or ``"join"``. By default ``"skip"`` where all
+    arguments make the key, else ``"wait"``."""
 
     lock_lease: float
     """How long a lock outlives a dead holder. A living one renews it every third of that time. 30 by default."""
@@ -36,17 +36,12 @@ class LockAttributes:
     lock_max_hold: float | None
     """Stop renewing the lock after this long, so that a hung task cannot hold it for ever. None, the default: never."""
 
-    lock_wait: float
-    """How long ``"wait"``, `lock_for` and eager mode block for a key. 10 by default."""
+    lock_wait_for: float | None
+    """Fail with `LockConflict` after waiting in line for this long, or with `LockUnavailable` after waiting so long for
+    a lock server that does not answer. None, the default: never."""
 
-    lock_retry_delay: float
-    """The first pause before a message that met a conflict is tried again. 1 by default."""
-
-    lock_retry_max_delay: float
-    """The longest such pause. 30 by default."""
-
-    lock_retry_for: float | None
-    """Fail with `LockConflict` after coming back for this long. None, the default: never."""
+    lock_block_for: float
+    """How long `lock_for` and eager runs block for a key. 10 by default."""
 
     lock_hold_on_retry: bool
     """Keep the key across the task's own ``self.retry()``. False by default; always so in scope ``"job"``."""

@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from celery import Task
 from celery.utils.imports import symbol_by_name
 
+from celery_redislock.app import settings_of
 from celery_redislock.errors import LockConflict
-from celery_redislock.options import ATTRIBUTES
+from celery_redislock.options import ATTRIBUTES, name_of
 
-from .body import guard
+from .body import guard, refuse_what_outlives_its_call
+from .join import check_backend
+from .leftovers import warn_of_leftovers
+from .plan import LockPlan
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -34,6 +38,34 @@ def body_of(cls: TaskClass) -> Body:
     static = inspect.getattr_static(cls, "run")
     is_method = not isinstance(static, staticmethod)
     return Body(static if is_method else static.__func__, is_method)
+
+
+def checked_plan(app: Celery, cls: TaskClass, ours: TaskClass, name: str, body: Body) -> LockPlan:
+    """The plan of a task class whose body, options, request class and result backend are fit for a lock.
+
+    Args:
+        app: The task's app.
+        cls: The task's class.
+        ours: `LockedTask`.
+        name: The task's name, for error messages.
+        body: The body, from `body_of`.
+
+    Raises:
+        LockConfigError: One of them is not fit.
+    """
+    request: Any = cls.Request
+    if isinstance(request, type):  # where it is the class's dotted name, the worker resolves it
+        request_class(name, request)
+    refuse_what_outlives_its_call(f"{name}: its body", body.function, "let a plain body run it: asyncio.run()")
+    own = own_options(cls, ours)
+    plan = LockPlan(app, name, body.function, body.is_method, own)
+    has_own_key = plan.options.args is not None or plan.options.key is not None
+    warn_of_leftovers(cls, ours, name, "" if has_own_key else " Its key is made of all its arguments.")
+    if plan.enabled and plan.options.on_conflict == "join":
+        check_backend(app, name, name_of("on_conflict", own, settings_of(app)), bool(cls.ignore_result))
+    if plan.options.on_conflict == "raise":
+        expect_conflicts(cls)
+    return plan
 
 
 def guard_body(app: Celery, cls: TaskClass, name: str, body: Body, is_locked: Callable[[], bool]) -> None:

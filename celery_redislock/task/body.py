@@ -48,7 +48,7 @@ def guard(
             return execution.joined.value
         abort = execution.abort
         if abort is None or abort.is_armed:
-            # Armed: the body itself has called this wrapper, by `self.run()` or `super().run()`.
+            # Where `abort` is armed, the body itself has called this wrapper, by `self.run()` or `super().run()`.
             return body(*args, **kwargs)
         with abort:
             return body(*args, **kwargs)

@@ -11,7 +11,7 @@ from celery_redislock.lock.reentry import check_fence, entry_of_context
 from celery_redislock.server.answers import Conflict
 from celery_redislock.server.held import HeldLock
 
-from .decisions import GIVE_TURNS, POLICIES, ComeBack, Fail, RunWithout, Skip, on_outage, policy_for
+from .decisions import POLICIES, ComeBack, Fail, RunWithout, Skip, on_outage, policy_for
 from .execution import Execution
 from .held_by_request import held_by_request
 from .outcome import MOMENT
@@ -47,7 +47,7 @@ class EagerExecution(Execution):
 
         Raises:
             TaskRevokedError: Another holds the key, and the policy is ``skip``.
-            LockConflict: Another held the key for `lock_wait`; or, by the policy ``raise``, holds it now.
+            LockConflict: Another held the key for `lock_block_for`; or, by the policy ``raise``, holds it now.
             LockUnavailable: Redis did not answer or refused, and `lock_on_outage` is not ``run``.
             LockConfigError: The run would have to wait, and so stop the event loop that runs the caller.
         """
@@ -60,7 +60,7 @@ class EagerExecution(Execution):
                 self._wait_or_end(lock, conflict)
         except LockUnavailable:
             self._unanswered = None
-            if isinstance(on_outage(self.message.delivered, self.plan.options), RunWithout):
+            if isinstance(on_outage(self.message.delivered, 0.0, self.plan.options), RunWithout):
                 return
             raise
         except (LockConflict, LockConfigError, TaskRevokedError):
@@ -75,8 +75,8 @@ class EagerExecution(Execution):
         policy = policy_for(holder, options)
         decision = self._decide(message, conflict, holder)
         if not isinstance(decision, Skip | Fail):
-            is_for_a_moment = isinstance(decision, ComeBack) and policy not in GIVE_TURNS
-            left = self._server.take(lock, MOMENT if is_for_a_moment else options.wait, fence=options.fence)
+            is_for_a_moment = isinstance(decision, ComeBack) and policy != "wait"
+            left = self._server.take(lock, MOMENT if is_for_a_moment else options.block_for, fence=options.fence)
             if left is None:
                 return
             holder = left.holder.info(lock.key, left.ttl)

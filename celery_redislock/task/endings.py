@@ -1,6 +1,6 @@
 """Endings: how a run ends without its body.
 
-It raises an `Ignore`, whose class tells the worker's main process what has ended the run.
+Such a run raises an `Ignore`, whose class tells the worker's main process what has ended the run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,23 @@ class Skipped(Ignore):
 
 
 class CameBack(Ignore):
-    """The message was sent back. A key that was reserved for it is still needed."""
+    """The message was sent back, or waits. A key that was reserved for it is still needed."""
+
+
+class Queued(CameBack):
+    """The message waits in line, in the room of the worker's main process.
+
+    Args:
+        reason: Why, in words.
+        key: The key in Redis.
+        place: The message's place in the line for the key, in microseconds since the epoch.
+        header: What the message carries for the plugin from now on.
+        is_shown: Whether the state RETRY is stored; the main process still has to send the event.
+    """
+
+    def __init__(self, reason: str, key: str, place: int, header: dict[str, Any], is_shown: bool) -> None:
+        super().__init__(reason, key, place, header, is_shown)  # as pickle makes it again, on the way to that process
+        self.key, self.place, self.header, self.is_shown = key, place, header, is_shown
 
 
 class CameBackInOutage(CameBack):
@@ -96,4 +112,5 @@ def show_as_ignored(task: Task[..., Any], request: Context, message: Message) ->
     except SoftTimeLimitExceeded:
         raise
     except Exception as error:  # noqa: BLE001 - each backend has its own
-        logger.warning("%s cannot be shown as IGNORED, who joins it waits in vain: %s", message.name, describe(error))
+        problem = describe(error)
+        logger.warning("%s cannot be shown as IGNORED, so runs that joined it wait in vain: %s", message.name, problem)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +39,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Execution(ABC):
+class Execution:
     """Takes, holds and releases the key of one request. A subclass knows what to do where the key is held by another.
+
+    It is no ABC: every run asks three times whether an object is one, and of an ABC that takes eight times as long.
 
     Attributes:
         task: The task object. Many threads share it, so nothing of a run is kept there.
@@ -56,8 +57,10 @@ class Execution(ABC):
     """
 
     __slots__ = (
+        "_attempt",
         "_claim",
         "_handed_over",
+        "_offer",
         "_release_was_sent",
         "_server",
         "_unanswered",
@@ -75,7 +78,9 @@ class Execution(ABC):
         self.task = task
         self.plan = plan
         self.request = request
-        self.message = Message(task, plan.broker, request, plan.options.retry_for)
+        self.message = Message(task, plan.broker, request, plan.options.wait_for)
+        #: The text of the message's attempt, for the token and the note.
+        self._attempt = str(self.message.attempt)
         self.key = ""
         self.lock: HeldLock | None = None
         self.abort = Abort() if plan.options.on_lost == "abort" else None
@@ -92,6 +97,8 @@ class Execution(ABC):
         #: What the key holds after the release, and for how many seconds, where the next attempt is to take it over.
         self._handed_over: tuple[Token, float] | None = None
         self._release_was_sent = False
+        #: What the key holds until this run acquires it, where the message has its turn in line.
+        self._offer = self.message.delivery.offer
 
     def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take the key of this call, or end the run as its options say.
@@ -120,7 +127,7 @@ class Execution(ABC):
         self._handed_over = token, seconds
 
     def end(self, state: str | None) -> None:
-        """Release the key, and give up a reservation that was not used. In an outage too the task's own outcome stands.
+        """Release the key, and give up an unused reservation. Even in an outage the task's own outcome stands.
 
         Args:
             state: The state that the task ended with; None where nobody knows, because the run was cut short.
@@ -128,10 +135,10 @@ class Execution(ABC):
         lock = self.lock or self._unanswered
         if lock is not None:
             self._release(lock, state)
+        self._pass_on()
         if not self.message.was_sent_back:
             self._give_up_reservation()
 
-    @abstractmethod
     def _take(self, lock: HeldLock) -> None:
         """Take the key, or end the run, as `begin` says.
 
@@ -140,21 +147,25 @@ class Execution(ABC):
         Args:
             lock: The lock to be granted.
         """
+        raise NotImplementedError
 
-    def _ask(self, lock: HeldLock, waits: bool | None) -> Granted | Conflict | Finished:
+    def _ask(self, lock: HeldLock) -> Granted | Conflict | Finished:
         """Ask for the key once.
 
         Args:
             lock: The lock to be granted.
-            waits: Not used any more.
         """
         # A time limit may strike while the answer is read: `end` must then release a key that was granted.
         self._unanswered = lock
         note = self._note(lock.key) if self.message.delivered.may_be_a_copy else None
         fence = self.plan.options.fence
+        offer = self._offer
         if self._claim is None:
-            return lock.store.acquire(lock.key, lock.token, lock.lease, note, fence=fence)
-        return lock.store.claim(lock.key, lock.token, lock.lease, self._claim, note, fence=fence)
+            answer = lock.store.acquire(lock.key, lock.token, lock.lease, note, fence=fence, room=offer)
+        else:
+            answer = lock.store.claim(lock.key, lock.token, lock.lease, self._claim, note, fence=fence, room=offer)
+        self._offer = None  # the offer is used, or the script has passed it on, or somebody else has the key
+        return answer
 
     def _taken(self, lock: HeldLock) -> None:
         """Hold `lock`, which was granted: renew it from now on, and say so."""
@@ -166,17 +177,19 @@ class Execution(ABC):
     def _release(self, lock: HeldLock, state: str | None) -> None:
         self._server.keeper.remove(lock)
         note = self._note_after(lock, state)
+        cooldown = self.plan.options.cooldown if state == states.SUCCESS else 0.0
+        hold = lock.key, lock.token, self._handed_over, cooldown
         # A time limit may have interrupted this method while it read the answer: the key may be released already, and
         # that is no loss.
         sent_before, self._release_was_sent = self._release_was_sent, True
         try:
-            was_held = self._last_word(lock, state, note)(self._server.store)
+            was_held = _last_word(*hold, note, self._server.store)
         except LockUnavailable as error:
-            soon = f"it is given back once Redis answers, or ends in {lock.lease:g} s"
+            soon = f"the lock is released once Redis answers, or ends in {lock.lease:g} s"
             logger.warning("%s has ended, but %s; %s", self.message.name, error, soon)
             # The broker may be away too, with the ack unsent: a copy of the message must find the note in any case.
             note = note and note._replace(in_any_case=True)
-            self._server.keeper.later(self._last_word(lock, state, note))
+            self._server.keeper.later(partial(_last_word, *hold, note))
             self._forget_lock()
             return
         # Only after the release: a time limit may strike before it, and then postrun calls `end` once more.
@@ -185,6 +198,13 @@ class Execution(ABC):
             lock.lose("its key was not ours at the release")
         if signals.lock_released.receivers:
             signals.lock_released.send(sender=self.task, lock=lock)
+
+    def _pass_on(self) -> None:
+        """Offer the key to the next in line, where it was offered to this run's message and the run has not used it."""
+        offer, self._offer = self._offer, None
+        if offer is not None and self.key:
+            key, token = self.key, Token.of(offer)
+            self._server.keeper.later(lambda store: store.release(key, token, exactly=True))
 
     def _forget_lock(self) -> None:
         self.lock = self._unanswered = None
@@ -199,18 +219,6 @@ class Execution(ABC):
         ttl = self.plan.broker.note_ttl(is_sent_back_only=is_sent_back_only)
         return Note(self._note(lock.key), ttl, copy_may_wait)
 
-    def _last_word(self, lock: HeldLock, state: str | None, note: Note | None) -> Callable[[LockStore], bool]:
-        """The command that ends this run's hold of the key: it is handed over, cools down, or is released.
-
-        A function, so that in an outage the keeper can send the same command later.
-        """
-        key, token, handed_over, cooldown = lock.key, lock.token, self._handed_over, self.plan.options.cooldown
-        if handed_over is not None:
-            return lambda store: store.hand_over(key, token, *handed_over, note)
-        if cooldown and state == states.SUCCESS:
-            return lambda store: store.cool_down(key, token, cooldown, note)
-        return lambda store: store.release(key, token, note)
-
     def _give_up_other_key(self) -> None:
         """Give up the reservation of a key that is not this run's.
 
@@ -218,8 +226,8 @@ class Execution(ABC):
         """
         header = self.message.header
         logger.warning(
-            "%s: its publisher took lock %s, but its arguments make %s here: that one is given up, and this one asked "
-            "for; do the publisher and this worker run the same code?",
+            "%s: its publisher took lock %s, but its arguments make lock %s here: the publisher's is given up; do the "
+            "publisher and this worker run the same code?",
             *(self.message.name, shown(str(header.key)), self.key),
         )
         self._give_up_reservation()
@@ -227,8 +235,10 @@ class Execution(ABC):
 
     def _give_up_reservation(self) -> None:
         """Give up the message's reservation: the message does not run, or runs without the lock."""
+        if self._claim is None:
+            return
         reservation = self.message.header.reservation
-        if self._claim is not None and reservation is not None:
+        if reservation is not None:
             is_to_come = decisions.may_be_handed_a_key(self.message.attempt.retries, self.plan.options)
             self._server.give_up(*reservation, is_to_come=is_to_come)
         self._claim = None
@@ -236,7 +246,7 @@ class Execution(ABC):
     def _decide(self, message: Facts, conflict: Conflict, holder: LockInfo) -> Decision:
         return decisions.on_conflict(
             *(message, holder, self.plan.options),
-            is_own_copy=str(conflict.holder.attempt) == str(message.attempt),
+            is_own_copy=str(conflict.holder.attempt) == self._attempt,
             has_ended=partial(has_ended, self.task),
         )
 
@@ -259,10 +269,29 @@ class Execution(ABC):
         signals.lock_lost.send(sender=self.task, lock=lock, reason=reason)
 
     def _note(self, key: str) -> str:
-        return keys_of(key).note(self.message.attempt)
+        return keys_of(key).note(self._attempt)
 
     def _mint(self) -> Token:
-        return tokens.mint(self.message.nonce, self.message.attempt, self.plan.origin(self.request.hostname))
+        return tokens.mint(self.message.delivery.nonce, self._attempt, self.plan.origin(self.request.hostname))
+
+
+def _last_word(
+    key: str,
+    token: Token,
+    handed_over: tuple[Token, float] | None,
+    cooldown: float,
+    note: Note | None,
+    store: LockStore,
+) -> bool:
+    """The command that ends a run's hold of its key: the key is handed over, cools down, or is released.
+
+    A function of values, so that in an outage the keeper can send the same command later without keeping the run.
+    """
+    if handed_over is not None:
+        return store.hand_over(key, token, *handed_over, note)
+    if cooldown:
+        return store.cool_down(key, token, cooldown, note)
+    return store.release(key, token, note)
 
 
 def execution_of(request: Any) -> Execution | None:

@@ -1,7 +1,7 @@
 """Failures: the log lines of errors that keep a body from running.
 
-Celery logs such an error as it logs one of the body. An error tracker such as Sentry does not see it: it wraps the body
-and ignores Celery's log. It sees what this module logs.
+Celery logs such an error as it logs an error of the body. An error tracker such as Sentry ignores Celery's log and
+wraps the body instead, which has not run. Therefore this module logs the error too: the tracker sees that line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_ERROR = 1000
 
 
 class _TracebackOnce(logging.Filter):
-    """Keeps the traceback out of a log line, which Celery writes in its own. Error trackers read it from `exc_info`."""
+    """Keeps the traceback out of this line: Celery's own line shows it. Error trackers read it from `exc_info`."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.exc_text = "(its traceback is in Celery's own line)"  # formatters write this in place of the traceback
@@ -36,7 +36,7 @@ logger.addFilter(_TracebackOnce())
 
 
 def report(task: Task[..., Any], request: Context, error: Exception) -> None:
-    """Log what keeps a body from running, unless the task `throws` it or somebody else sees it.
+    """Log what keeps a body from running, unless the task `throws` that error or somebody else sees it.
 
     Celery logs the error as well, right after this line.
 
@@ -49,6 +49,6 @@ def report(task: Task[..., Any], request: Context, error: Exception) -> None:
         return
     execution = execution_of(request)
     if request.is_eager or (execution is not None and execution.joined is not None):
-        return  # an eager run's caller gets the error; that of a joined task was raised by that task's own body
+        return  # the caller of an eager run gets the error; the error of a joined task came from that task's body
     name = f"task {task.name}[{shown(str(request.id))}]"
     logger.error("%s: its body is not run: %s", name, shown(describe(error), _MAX_ERROR), exc_info=error)

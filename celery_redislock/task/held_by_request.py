@@ -46,7 +46,7 @@ def held_by_request(store: LockStore, key: str) -> HeldLock | None:
 
 
 class LockInRequests(Lock):
-    """A `Lock` that code of a request holds already whose own lock it is."""
+    """A `Lock` which code inside a task's run holds already, if that run holds the same key."""
 
     def _held_around(self, store: LockStore) -> HeldLock | None:
         return held_by_request(store, self.key)

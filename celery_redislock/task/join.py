@@ -9,20 +9,24 @@ from typing import TYPE_CHECKING
 from celery import states
 
 from celery_redislock import signals
-from celery_redislock.errors import LockConfigError, LockUnavailable
+from celery_redislock.errors import LockConfigError, LockConflict, LockUnavailable
 from celery_redislock.info import LockInfo
 from celery_redislock.server.held import HeldLock
 from celery_redislock.shown import shown
 
-from .decisions import Joining, on_joining, take_turn
-from .endings import drop, revoke, show_as_ignored
+from .decisions import Wait, take_turn
+from .endings import CameBackAsRetry, drop, revoke, show_as_ignored, show_as_retry
+from .join_decisions import Joining, on_joining
 from .outcome import PRIVATE_BACKENDS, Outcome, backend_scheme, outcome_of
-from .worker_execution import WorkerExecution
+from .worker_execution import LONGEST_PAUSE, WorkerExecution
 
 if TYPE_CHECKING:
     from celery import Celery
 
 logger = logging.getLogger(__name__)
+
+#: The shortest pause of a run that has joined a task which is between two attempts, in seconds.
+SHORTEST_LOOK = 0.05
 
 
 class JoiningExecution(WorkerExecution):
@@ -30,8 +34,6 @@ class JoiningExecution(WorkerExecution):
 
     A task in state RETRY counts as dead if it has not run again within `lock_queue_ttl`.
     """
-
-    __slots__ = ()
 
     def end(self, state: str | None) -> None:
         """Release the key. Where the task ends without an outcome, the runs that have joined it hear of it.
@@ -86,8 +88,16 @@ class JoiningExecution(WorkerExecution):
     def _come_back(self, joins: str) -> None:
         """Send the message back, to wait for the next attempt of the task `joins`, which holds no key now."""
         holder = LockInfo(self.key, joins, self.task.name, None, None, None)
-        message = self.message.facts
-        self._carry_out(take_turn(message, self.plan.options, joins), message, holder)
+        decision = take_turn(self.message.facts, self.plan.options, joins)
+        if not isinstance(decision, Wait):
+            self._carry_out(decision, holder, 0)
+            return
+        error = LockConflict(self.key, holder)
+        show_as_retry(self.task, self.request, self.message, error)
+        pause = self.message.pause(SHORTEST_LOOK, LONGEST_PAUSE)
+        self._tell(holder, f"join: it comes back in {pause:.2f} s")
+        if self.message.send_back(pause, joins=joins):
+            raise CameBackAsRetry(str(error))
 
     def _end_with(self, outcome: Outcome, joins: str) -> None:
         if outcome.state == states.REVOKED:

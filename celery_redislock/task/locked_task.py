@@ -8,30 +8,23 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 from celery import Task, states
-from celery.exceptions import Ignore, Reject
 
-from celery_redislock.app import server_of, settings_of
+from celery_redislock.app import server_of
 from celery_redislock.errors import LockConfigError, LockKeyError
 from celery_redislock.info import LockInfo
 from celery_redislock.lock.lock import Lock
 from celery_redislock.lock.no_lock import NoLock
 from celery_redislock.message.comeback import ignores_result
 from celery_redislock.message.delivery import hide_headers
-from celery_redislock.options import name_of
 from celery_redislock.server.held import HeldLock
 
 from .attributes import LockAttributes
-from .binding import body_of, expect_conflicts, guard_body, own_options, request_class, tasks_of
-from .body import refuse_what_outlives_its_call
-from .eager import EagerExecution
-from .execution import Execution, execution_of
-from .failures import report
-from .held_by_request import LockInRequests, attach
-from .join import JoiningExecution, check_backend
-from .leftovers import warn_of_leftovers
+from .begin import begin
+from .binding import body_of, checked_plan, guard_body, request_class, tasks_of
+from .execution import execution_of
+from .held_by_request import LockInRequests
 from .plan import LockPlan
 from .publish import Publication, is_bare
-from .worker_execution import WorkerExecution
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -87,21 +80,11 @@ class LockedTask(LockAttributes, BaseTask):
 
     @classmethod
     def _prepare_lock(cls, app: Celery, name: str) -> None:
-        if isinstance(cls.Request, type):  # a name is resolved by the worker
-            request_class(name, cls.Request)
         body = body_of(cls)
-        refuse_what_outlives_its_call(f"{name}: its body", body.function, "let a plain body run it: asyncio.run()")
-        own = own_options(cls, LockedTask)
-        plan = LockPlan(app, name, body.function, body.is_method, own)
-        has_own_key = plan.options.args is not None or plan.options.key is not None
-        warn_of_leftovers(cls, LockedTask, name, "" if has_own_key else " Its key is made of all its arguments.")
-        if plan.enabled and plan.options.on_conflict == "join":
-            check_backend(app, name, name_of("on_conflict", own, settings_of(app)), bool(cls.ignore_result))
-        if plan.options.on_conflict == "raise":
-            expect_conflicts(cls)
+        plan = checked_plan(app, cls, LockedTask, name, body)
         is_first_bind = "lock_plan" not in vars(cls)
         cls.lock_plan = plan
-        if is_first_bind and "track_started" in vars(cls):  # else its base, bound before, has done it
+        if is_first_bind and "track_started" in vars(cls):  # else a base class, bound before, has done so
             cls._lock_track_started, cls.track_started = bool(cls.track_started), False
         guard_body(app, cls, name, body, lambda: cls.lock_plan is not None and cls.lock_plan.enabled)
 
@@ -127,17 +110,17 @@ class LockedTask(LockAttributes, BaseTask):
         shadow: str | None = None,
         **options: Any,
     ) -> LockedResult:
-        """Send a message, as Celery does; in the scopes ``job`` and ``queue`` only if no equal one is there already.
+        """Send a message, as Celery does; in the scopes ``job`` and ``queue`` only if there is no equal one already.
 
         Returns:
-            The result of the task that will run. Its ``duplicate`` is True where that one had been sent before, and
+            The result of the task that will run. Its ``duplicate`` is True where that task had been sent before, and
             nothing was sent now.
 
         Raises:
-            TypeError, LockKeyError: As `lock_for`; in scope ``run``, and where the message is a part of something
-                greater or has a `task_id`, it is the run that ends with it.
-            LockUnavailable: Redis did not answer or refused, and `lock_on_outage` is ``raise``; with the same
-                exception.
+            TypeError, LockKeyError: As `lock_for`. But in scope ``run``, and where the message is a part of a canvas,
+                has a link or has a `task_id`, the publish raises neither, and the run ends with the error.
+            LockUnavailable: Redis did not answer or refused, and `lock_on_outage` is ``raise``. But where the message
+                is a part of a canvas, has a link or has a `task_id`, the run ends with the error.
         """
         options.update(task_id=task_id, producer=producer, link=link, link_error=link_error, shadow=shadow)
         app = self._get_app()  # type: ignore[attr-defined] # binds the task, if it is not yet
@@ -168,25 +151,10 @@ class LockedTask(LockAttributes, BaseTask):
         if request is not None:
             hide_headers(request)
         if plan is not None and request is not None:
-            joined = self._begin(plan, request, args, kwargs)
+            joined = begin(self, plan, request, args, kwargs)
             if self._lock_track_started and not joined:
                 self._store_started(task_id, request)
         super().before_start(task_id, args, kwargs)
-
-    def _begin(self, plan: LockPlan, request: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Take the lock, if locks are switched on; returns whether the run ends with the outcome of another."""
-        try:
-            if not plan.enabled:
-                return False
-            execution = _execution_type(plan, request)(self, plan, request)
-            attach(request, execution)
-            execution.begin(args, kwargs)
-        except (Ignore, Reject):
-            raise
-        except Exception as error:
-            report(self, request, error)
-            raise
-        return execution.joined is not None
 
     def after_return(
         self,
@@ -209,8 +177,8 @@ class LockedTask(LockAttributes, BaseTask):
     def lock(self) -> HeldLock | NoLock:
         """The lock that the current run holds: key, token, fence, `remaining`, `state`, `check()`, `extend()`.
 
-        Without one, its `state` is ``"none"`` and `check()` passes: in a direct call, in a run that an outage let go
-        without, and where locks are switched off.
+        Where the run holds none, its `state` is ``"none"`` and `check()` passes. That is so in a direct call, in a run
+        that began without its lock in an outage, and where locks are switched off.
         """
         execution = execution_of(self.request_stack.top)
         if execution is None:
@@ -223,12 +191,12 @@ class LockedTask(LockAttributes, BaseTask):
         Arguments that the key is not made of may be left out: where `lock_args` names ``account_id`` or a template has
         ``{account_id}``, ``lock_for(7)`` and ``lock_for(account_id=7)`` will do.
 
-        It waits up to `lock_wait` seconds for the key, and is renewed while it is held. Code in a run or a block that
-        holds the key holds it already.
+        The lock waits up to `lock_block_for` seconds for its key, and is renewed while it is held. Code in a run or a
+        block that holds the key holds the lock already.
 
         Raises:
             TypeError: The arguments do not fit the task's signature, or lack what the key is made of.
-            LockKeyError: They cannot make a key.
+            LockKeyError: The arguments cannot make a key.
             LockConfigError: The task has no lock: it is one of Celery's own.
         """
         plan = self._plan()
@@ -239,7 +207,7 @@ class LockedTask(LockAttributes, BaseTask):
             server_of(plan.app).client,
             self._key_of(plan, *plan.completed(args, kwargs)),
             options.lease,
-            blocking_timeout=options.wait,
+            blocking_timeout=options.block_for,
             thread_local=False,
             renew=True,
             reentrant=True,
@@ -276,9 +244,3 @@ class LockedTask(LockAttributes, BaseTask):
         if dump is not None:
             args, kwargs = dump(args, kwargs)
         return plan.redis_key(args, kwargs)
-
-
-def _execution_type(plan: LockPlan, request: Context) -> type[Execution]:
-    if request.is_eager:
-        return EagerExecution
-    return JoiningExecution if plan.options.on_conflict == "join" else WorkerExecution

@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from celery_redislock.app import command_time_of, is_enabled, settings_of
+from celery_redislock.app import check_lease, command_time_of, is_enabled, settings_of
 from celery_redislock.keys.maker import KeyMaker
 from celery_redislock.message.broker import Broker
-from celery_redislock.options import check_lease, name_of, resolve_options, resolve_settings
+from celery_redislock.options import name_of, resolve_options, resolve_settings
 from celery_redislock.server import tokens
 from celery_redislock.server.names import redis_key
 

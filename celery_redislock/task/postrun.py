@@ -26,9 +26,9 @@ def connect() -> None:
 
 
 def release(sender: Any = None, state: str | None = None, retval: Any = None, **_: Any) -> None:
-    """Release the key of a run that ended otherwise than `after_return` sees: see the module.
+    """Release the key of a run for which Celery has not called `after_return`.
 
-    Celery does not call `after_return` for RETRY, Ignore, Reject, replace(), an error in a hook and SystemExit.
+    Celery does not do so for RETRY, Ignore, Reject, replace(), an error in a hook and SystemExit.
 
     Args:
         sender: The task.

@@ -1,4 +1,4 @@
-"""Publishing: in the scopes ``job`` and ``queue`` the key is taken before the message is sent: no duplicate is sent."""
+"""Publishing: in the scopes ``job`` and ``queue`` the key is taken before a message is sent, so no duplicate is."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from celery_redislock import signals
 from celery_redislock.app import server_of
 from celery_redislock.errors import LockUnavailable, describe
 from celery_redislock.message.header import HEADER, Header
+from celery_redislock.message.publish_time import publish_time
 from celery_redislock.server import tokens
 from celery_redislock.server.answers import Conflict, Finished, Granted
 from celery_redislock.server.event_loop import running_loop
@@ -23,8 +24,9 @@ from celery_redislock.server.names import keys_of
 from celery_redislock.server.tokens import Attempt, Token
 from celery_redislock.shown import shown
 
-from .decisions import Published, Publishing, hands_over, on_publish
+from .decisions import hands_over
 from .outcome import MOMENT, has_ended
+from .publish_decisions import Published, Publishing, on_publish
 from .reservation import reservation_ttl
 
 if TYPE_CHECKING:
@@ -74,7 +76,7 @@ class Publication:
         self._options = options
         self._is_bare = is_bare(options)
         self._send = send
-        self._header = Header(tokens.mint_publish())
+        self._header = Header(tokens.mint_publish(), published=publish_time(options))
 
     def send(self) -> LockedResult:
         """Send the message with a header of this publish, in place of one that was copied from another message.
@@ -158,7 +160,7 @@ class Publication:
 
     @property
     def _causes(self) -> frozenset[str]:
-        """The ids of the message's parent and root: Celery has not written those of the running task into it yet."""
+        """The ids of the message's parent and root. Celery writes those of the running task into it only later."""
         causes = {self._options.get("parent_id"), self._options.get("root_id")}
         parent = self._plan.app.current_worker_task
         if parent is not None:

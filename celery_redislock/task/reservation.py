@@ -31,8 +31,8 @@ def reservation_ttl(app: Celery, lock: LockOptions, options: Mapping[str, Any], 
 def _seconds(app: Celery, moment: Any) -> float | None:
     """Seconds from now until `moment`, which Celery takes as a number of seconds, as ISO 8601 text, or as a date.
 
-    None where there is no moment. None also for a value that Celery refuses, which it does itself, when it sends the
-    message or in the worker.
+    None where there is no moment. None also for a value that Celery refuses: Celery raises the error itself, when it
+    sends the message or in the worker.
     """
     if moment is None:
         return None

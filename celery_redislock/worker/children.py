@@ -14,7 +14,7 @@ from celery_redislock.app import server_of
 from celery_redislock.errors import LockKeyError, LockUnavailable
 from celery_redislock.message.header import Reservation
 from celery_redislock.server.lock_server import LockServer
-from celery_redislock.server.tokens import known_by
+from celery_redislock.server.tokens import Token, known_by
 from celery_redislock.shown import shown
 from celery_redislock.task.decisions import may_be_handed_a_key
 from celery_redislock.task.plan import LockPlan
@@ -39,6 +39,8 @@ class Run(NamedTuple):
     """The key that was reserved for the message: the child may die before it takes it. None where there is none, and
     once the message was sent back, for the reservation then waits for it."""
     retries: int
+    offer: bytes | None = None
+    """What its key holds until the child acquires it, where the message has its turn in line."""
 
     @property
     def is_to_come(self) -> bool:
@@ -62,8 +64,8 @@ class Run(NamedTuple):
 class Children:
     """Watches the pool's children of this process, and releases what a dead one held.
 
-    It works in a thread of its own, for the worker's event loop must not wait for Redis. It releases for no child that
-    is alive, whatever Celery has reported of it: at a hard time limit Celery reports the end before it kills the child.
+    It works in a thread of its own, for the worker's event loop must not wait for Redis. A child that is alive keeps
+    its lock, whatever Celery has reported: at a hard time limit Celery reports the end before it kills the child.
     """
 
     def __init__(self) -> None:
@@ -94,7 +96,7 @@ class Children:
 
     def release_dead(self) -> None:
         """Release the locks of all children that are dead now."""
-        with self._releasing:  # at the process's exit this waits until the thread has released what it began with
+        with self._releasing:  # at the exit of the process: waits for a release that the thread has begun
             for pid in [pid for pid in self._runs.copy() if _is_dead(pid)]:
                 release_of_dead(self._runs.pop(pid))
 
@@ -130,20 +132,22 @@ def _expect_copies(runs: Sequence[Run]) -> None:
 
 
 def release_of_dead(run: Run) -> None:
-    """Release the key that a child held which died with `run`, and give up the reservation that it did not use."""
+    """Release the key that a dead child held for `run`, and give up a reservation that the child did not use."""
     key = run.key
     if key is None:
         return
     server = server_of(run.plan.app)
     try:
-        # It leaves no note: the broker may deliver the message again, and then it must run again.
+        # This release leaves no note: the broker may deliver the message again, and then the message must run.
         if server.store.release(key, known_by(run.nonce)):
             logger.warning("%s: its process died; its lock %s was released", run.name, key)
+        if run.offer is not None:
+            server.store.release(key, Token.of(run.offer), exactly=True)
         if run.reservation is not None:
             server.give_up(*run.reservation, is_to_come=_is_still_to_come(server, run, run.reservation.key), now=True)
     except LockUnavailable as error:
-        logger.warning("%s: its process died; %s: it ends in %.0f s", run.name, error, run.plan.options.lease)
-        if run.reservation is not None:  # unlike the lock, it does not end with the lease but lives for lock_queue_ttl
+        logger.warning("%s: its process died; %s: its lock ends in %.0f s", run.name, error, run.plan.options.lease)
+        if run.reservation is not None:  # it does not end with the lease, but lives for lock_queue_ttl
             server.give_up(*run.reservation, is_to_come=run.is_to_come)
 
 
@@ -162,7 +166,7 @@ def _is_still_to_come(server: LockServer, run: Run, key: str) -> bool:
 def _is_dead(pid: int) -> bool:
     """Whether the process `pid` has ended, even if the pool has not noticed yet.
 
-    Where the system has given the number to a new process meanwhile, it counts as alive; its lease then ends the lock.
+    Where the system has given `pid` to a new process, the child counts as alive, and its lock ends with the lease.
     """
     try:
         if hasattr(os, "waitid") and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):

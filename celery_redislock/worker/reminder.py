@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two reminders at least.
 EVERY = 60.0
-#: A run that is sent back so many times `EVERY` after the last one belongs to another outage.
+#: A run that is sent back this many times `EVERY` seconds after the last one, or later, belongs to another outage.
 FORGOTTEN_AFTER = 10
 
 

@@ -17,12 +17,14 @@ from celery_redislock.app import server_of
 from celery_redislock.errors import LockConfigError
 from celery_redislock.message.comeback import custom_headers
 from celery_redislock.message.delivery import DELIVERY, Delivery, hide_headers, is_requeued
+from celery_redislock.message.early_acks import EARLY_ACKS
 from celery_redislock.message.header import HEADER, Header
-from celery_redislock.server.tokens import mint_nonce
-from celery_redislock.task.endings import CameBack, CameBackAsRetry, CameBackInOutage, Skipped
+from celery_redislock.server.tokens import Token, mint_nonce
+from celery_redislock.task.endings import CameBack, CameBackAsRetry, CameBackInOutage, Queued, Skipped
 
 from .children import Children, Run
 from .reminder import Reminder
+from .waiting import waiting_room_of
 
 _children = Children()
 _reminder = Reminder()
@@ -35,23 +37,63 @@ class LockedRequest(Request):
     too, can release the lock of a child that has died. No message can bring a nonce of its own.
     """
 
+    #: Whether Celery acks the message in `on_accepted`, which is too early for a message that may have to wait.
+    _is_held_back = False
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         serializer = registry.type_to_name.get(self.content_type)
         sent = self.message.headers or {}
         hidden = custom_headers(sent) if "headers" in sent else None
-        self.request_dict[DELIVERY] = Delivery(mint_nonce(), time.monotonic(), serializer, hidden)
+        self.request_dict[DELIVERY] = Delivery("", time.monotonic(), serializer, hidden)
+        self.delivered_anew(None)
+
+    @property
+    def delivery(self) -> Delivery:
+        """What the child is told about this delivery of the message."""
+        delivery: Delivery = self.request_dict[DELIVERY]
+        return delivery
+
+    def delivered_anew(self, offer: bytes | None) -> None:
+        """Prepare an execution of the message, with a nonce of its own: its first, or one at the message's turn.
+
+        Args:
+            offer: What the key holds until the child acquires it, where the message has its turn.
+        """
+        task: Any = self.task
+        plan = task.lock_plan
+        is_locked = plan is not None and plan.enabled
+        waiting_room = waiting_room_of(plan.app) if is_locked else None
+        EARLY_ACKS.forget(self.delivery.nonce)
+        delivery = self.delivery._replace(
+            nonce=mint_nonce(),
+            may_wait=waiting_room is not None and waiting_room.may_keep(self, plan),
+            offer=offer,
+            acks_at_begin=is_locked and not task.acks_late and EARLY_ACKS.reader is not None,
+        )
+        self.request_dict[DELIVERY] = delivery
+        if delivery.acks_at_begin:
+            EARLY_ACKS.expect(delivery.nonce, self.acknowledge)
 
     def on_accepted(self, pid: Any, time_accepted: float) -> None:
         """Remember what the child `pid` runs now.
 
-        Pools of threads run it in this very process, and pools of greenlets give the id of the current thread or
-        greenlet for `pid`: neither has a child that could die.
+        A pool of threads runs the message in this very process, and a pool of greenlets gives the id of the current
+        thread or greenlet for `pid`: neither has a child that could die.
         """
         run = self.run
         if run is not None and pid not in {os.getpid(), threading.get_ident()}:
             _children.accepted(pid, run)
-        super().on_accepted(pid, time_accepted)
+        self._is_held_back = self.delivery.acks_at_begin
+        try:
+            super().on_accepted(pid, time_accepted)
+        finally:
+            self._is_held_back = False
+
+    def acknowledge(self) -> None:
+        """Acknowledge the message; but where it is acked early, and is accepted, that is done when its run begins."""
+        if not self._is_held_back:
+            super().acknowledge()
 
     @property
     def run(self) -> Run | None:
@@ -62,7 +104,8 @@ class LockedRequest(Request):
             return None
         reservation = Header.read(self.request_dict.get(HEADER)).reservation
         retries = self.request_dict.get("retries") or 0
-        return Run(str(self.id), plan, self.args, self.kwargs, self.request_dict[DELIVERY].nonce, reservation, retries)
+        delivery = self.delivery
+        return Run(str(self.id), plan, self.args, self.kwargs, delivery.nonce, reservation, retries, delivery.offer)
 
     def revoked(self) -> bool:
         """Whether the message was revoked or has expired. Then the key that was reserved for it is given up."""
@@ -71,6 +114,9 @@ class LockedRequest(Request):
         if not super().revoked():
             return False
         run = self.run
+        if run is not None and self.delivery.offer is not None and run.key is not None:
+            key, offer = run.key, Token.of(self.delivery.offer)
+            server_of(run.plan.app).keeper.later(lambda store: store.release(key, offer, exactly=True))
         if run is not None and run.reservation is not None:
             server_of(run.plan.app).give_up(*run.reservation, is_to_come=run.is_to_come)
         return True
@@ -86,10 +132,14 @@ class LockedRequest(Request):
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
+        EARLY_ACKS.read()  # the run may have begun and ended meanwhile
+        EARLY_ACKS.forget(self.delivery.nonce)
+        if isinstance(error, Queued) and self._wait(error):
+            return None
         if not return_ok:  # on a lost worker Celery may publish a new attempt, with the headers of this one
             hide_headers(self._context)  # type: ignore[attr-defined]
         if isinstance(error, CameBack) or is_requeued(self.task, error):
-            _children.keep_reservation(self.worker_pid, self.request_dict[DELIVERY].nonce)
+            _children.keep_reservation(self.worker_pid, self.delivery.nonce)
         if isinstance(error, CameBackInOutage):
             _reminder.count()
         result = super().on_failure(exc_info, send_failed_event, return_ok)
@@ -97,7 +147,22 @@ class LockedRequest(Request):
             self.send_event("task-revoked", terminated=False, signum=None, expired=False)
         elif isinstance(error, CameBackAsRetry):
             self.send_event("task-retried", exception=str(error), traceback="")
+        if not self.task.acks_late:
+            self.acknowledge()  # its run has ended and may not have begun
         return result
+
+    def _wait(self, queued: Queued) -> bool:
+        """Have the message wait in line; False where this worker keeps none."""
+        task: Any = self.task
+        room = waiting_room_of(task.lock_plan.app)
+        if room is None:
+            return False
+        _children.keep_reservation(self.worker_pid, self.delivery.nonce)
+        self.request_dict[HEADER] = queued.header
+        if queued.is_shown:
+            self.send_event("task-retried", exception=str(queued.args[0]), traceback="")
+        room.keep(self, queued, task.lock_plan, self.delivered_anew)
+        return True
 
 
 def locked_request(task: str, request: Any) -> type[LockedRequest]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from celery.signals import celeryd_after_setup, worker_init
 
+from celery_redislock.message.early_acks import EARLY_ACKS
 from celery_redislock.options import ATTRIBUTES
 from celery_redislock.task.locked_task import LockedTask
 
@@ -19,6 +20,7 @@ def connect() -> None:
     """Have Celery call the functions of this module when a worker starts in this process."""
     worker_init.connect(warn_of_unlocked_tasks, weak=False)
     worker_init.connect(watch_for_lost_connections, weak=False)
+    worker_init.connect(keep_messages_that_wait, weak=False)
     celeryd_after_setup.connect(ask_the_lock_server, weak=False)
 
 
@@ -33,6 +35,12 @@ def warn_of_unlocked_tasks(sender: Any = None, **_: Any) -> None:
 def watch_for_lost_connections(sender: Any = None, **_: Any) -> None:
     """Have the worker's consumer expect copies of messages whenever it loses the connection to the broker."""
     sender.app.steps["consumer"].add("celery_redislock.worker.redelivery:ExpectCopies")
+
+
+def keep_messages_that_wait(sender: Any = None, **_: Any) -> None:
+    """Have the worker's consumer keep messages that wait in line; before the pool forks its children."""
+    sender.app.steps["consumer"].add("celery_redislock.worker.waiting:WaitingRoom")
+    EARLY_ACKS.open()
 
 
 def ask_the_lock_server(instance: Any = None, **_: Any) -> None:

@@ -122,7 +122,7 @@ def ask(app: Celery) -> None:
         remedy = next((one for one in _REMEDIES if any(isinstance(e, one.errors) for e in _chain(cause))), _OTHER)
         logger.log(
             remedy.level,
-            "the lock server %s cannot be used: %s; %s; until then locked tasks go by their lock_on_outage",
+            "the lock server %s cannot be used: %s; %s; until then lock_on_outage decides about runs",
             *(where, describe(cause).rstrip("."), remedy.what),
         )
 

@@ -68,7 +68,9 @@ def test_hostile_headers_do_not_disturb_a_conflict(tasks, start_worker, ledger):
         ("redislock_url", "http://nowhere", "redis://"),
         ("redislock_url", "redis://localhost:port/0", "redislock_url"),
         ("redislock_lease", 1.0, "at least 1.5"),
-        ("redislock_retry_delay", 99, "greater than redislock_retry_max_delay = 0.3"),
+        ("redislock_wait_for", 0, "seconds greater than 0"),
+        ("redislock_block_for", None, "seconds greater than 0"),
+        ("redislock_waiting_limit", -1, "a whole number, 0 or greater"),
         ("redislock_on_conflict", "join", "or a result backend such as Redis"),
     ],
 )

@@ -18,7 +18,6 @@ from tests.lab.versions import BEFORE_5_7
 #: What the duplicate ends as: its state, and its result where it has one.
 ENDS = {
     "skip": (states.REVOKED, None),
-    "retry": (states.SUCCESS, "duplicate"),
     "wait": (states.SUCCESS, "duplicate"),
     "raise": (states.FAILURE, None),
     "join": (states.SUCCESS, "holder"),
@@ -87,7 +86,7 @@ def test_nothing_hangs_and_no_continuation_is_lost(tasks, app, start_worker, led
             assert shape.last.get(timeout=PATIENCE) == shape.expected(value), shape.name
         assert duplicate.state == state, shape.name
         ran = "duplicate" in [run.item for run in ledger.runs() if run.key == shape.duplicate]
-        assert ran == (policy in {"retry", "wait"}), shape.name
+        assert ran == (policy == "wait"), shape.name
     assert overlaps(ledger) == []
 
 
@@ -109,7 +108,7 @@ def test_links_and_ignored_results_end_as_the_policy_says(tasks, app, start_work
             assert app.AsyncResult(task_id).get(timeout=PATIENCE) == expected
     for holder in holders.values():
         assert holder.get(timeout=PATIENCE) == "holder"
-    if policy in {"retry", "wait"}:
+    if policy == "wait":
         wait_until(lambda: items(ledger, "ignored") == ["holder", "duplicate"], "the ignored duplicate ran")
     if policy not in ERRORS:
         wait_until(lambda: len(items(ledger, "plain")) == 2, "its link ran")
@@ -135,61 +134,27 @@ class TestWait:
         assert worker.output().count(f"[{waiter.id}] received") == 1
         assert len(ledger.conflicts()) == 1
 
-    def test_after_lock_wait_it_comes_back_as_retry_does(self, config, start_worker, ledger):
-        from tests.lab.app import make_app
-
-        config.settings["redislock_wait"] = 0.3
-        app = make_app(config)
-        worker = start_worker(1)
-        task = app.tasks["lab.on_wait"]
-        with task.lock_for("k"):
-            waiter = task.delay("k", "waiter")
-            wait_until(lambda: waiter.state == states.RETRY, "it is shown as RETRY")
-        assert waiter.get(timeout=PATIENCE) == "waiter"
-        assert worker.output().count(f"[{waiter.id}] received") >= 2
-        app.close()
-
-    def test_a_soft_time_limit_ends_it_and_leaves_nothing(self, tasks, start_worker, ledger, locks):
-        from celery.exceptions import SoftTimeLimitExceeded
-
-        start_worker(1)
-        lock = tasks.on_wait.lock_for("k")
-        with lock:
-            waiter = tasks.on_wait.apply_async(("k", "waiter"), soft_time_limit=1)
-            with pytest.raises(SoftTimeLimitExceeded):
-                waiter.get(timeout=PATIENCE)
-            assert tasks.on_wait.lock_info("k").task_id is None  # the test's own lock is untouched
-        assert tasks.on_wait.delay("k", "next").get(timeout=PATIENCE) == "next"
-        wait_until(lambda: locks.held() == [], "no waiter is remembered")
-
-    def test_a_revoke_ends_it_and_the_next_one_has_its_turn(self, tasks, app, start_worker, ledger, locks):
+    def test_a_revoke_ends_it_and_the_next_one_has_its_turn(self, tasks, app, start_worker, ledger):
         start_worker(2)
-        lock = tasks.on_wait.lock_for("k")
-        with lock:
+        with tasks.on_wait.lock_for("k"):
             waiter, next_one = tasks.on_wait.delay("k", "waiter"), tasks.on_wait.delay("k", "next")
-            wait_until(lambda: locks.client.scard(keys_of(lock.name).line) == 2, "both wait")
-            app.control.revoke(waiter.id, terminate=True)
-            with pytest.raises(TaskRevokedError):
-                waiter.get(timeout=PATIENCE)
+            wait_until(lambda: waiter.state == next_one.state == states.RETRY, "both wait")
+            app.control.revoke(waiter.id)
+        with pytest.raises(TaskRevokedError):
+            waiter.get(timeout=PATIENCE)
         assert next_one.get(timeout=PATIENCE) == "next"
         assert ledger.items() == ["next"]
 
-    def test_a_warm_shutdown_sends_it_back_after_lock_wait(self, config, start_worker, ledger, locks):
-        from tests.lab.app import make_app
-
-        config.settings["redislock_wait"] = 1.0
-        app = make_app(config)
+    def test_a_warm_shutdown_leaves_it_to_the_broker_and_another_worker(self, tasks, start_worker, ledger, locks):
         first = start_worker(1)
-        task = app.tasks["lab.on_wait"]
-        lock = task.lock_for("k")
+        lock = tasks.on_wait.lock_for("k")
         with lock:
-            waiter = task.delay("k", "waiter")
+            waiter = tasks.on_wait.delay("k", "waiter")
             wait_until(lambda: locks.client.exists(keys_of(lock.name).line), "it waits")
             first.stop()
             start_worker(1)
         assert waiter.get(timeout=PATIENCE) == "waiter"
         assert ledger.items() == ["waiter"]
-        app.close()
 
 
 @pytest.mark.parametrize("policy", ERRORS)

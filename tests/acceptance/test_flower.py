@@ -50,16 +50,16 @@ def test_flower_shows_what_a_policy_did_and_why(seen, tasks, ledger):
         skipped = tasks.on_skip.delay("k", "skipped")
         wait_until(lambda: seen(skipped).get("state") == "REVOKED", "Flower shows REVOKED")
         assert seen(skipped)["name"] == "lab.on_skip"
-    with tasks.on_retry.lock_for("k"):
-        sent_back = tasks.on_retry.delay("k", "sent back")
-        wait_until(lambda: seen(sent_back).get("retried"), "Flower has seen it being sent back")
-        assert "redislock:{k} is held by a lock outside tasks" in seen(sent_back)["exception"]
+    with tasks.on_wait.lock_for("k"):
+        waits = tasks.on_wait.delay("k", "waits")
+        wait_until(lambda: seen(waits).get("retried"), "Flower has seen that it waits")
+        assert "redislock:{k} is held by a lock outside tasks" in seen(waits)["exception"]
     with tasks.on_raise.lock_for("k"):
         refused = tasks.on_raise.delay("k", "refused")
         wait_until(lambda: seen(refused).get("state") == "FAILURE", "Flower shows FAILURE")
         assert "redislock:{k} is held by a lock outside tasks" in seen(refused)["exception"]
-    wait_until(lambda: seen(sent_back).get("state") == "SUCCESS", "Flower shows SUCCESS")
-    assert ledger.items() == ["sent back"]
+    wait_until(lambda: seen(waits).get("state") == "SUCCESS", "Flower shows SUCCESS")
+    assert ledger.items() == ["waits"]
 
 
 def test_flower_does_not_show_the_lock_servers_url_which_may_hold_a_password(flower):

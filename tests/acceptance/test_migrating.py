@@ -486,8 +486,8 @@ def test_an_old_worker_does_not_know_our_lock(site):
     assert site.publish("LockedTask", "a") is None
 
 
-def test_what_both_sends_back_is_not_refused_by_its_own_old_key(site, locks):
-    """`lock_on_conflict="retry"`, where the old key has lapsed under the first run."""
+def test_what_waits_in_both_is_not_refused_by_its_own_old_key(site, locks):
+    """`lock_on_conflict="wait"`, where the old key has lapsed under the first run."""
     site.start("Both")
     first = site.publish("Both", "a", 1.0)
     wait_until(site.ledger.running, "the first runs")

@@ -102,7 +102,6 @@ class TestScopeJob:
     def test_wait_does_not_block_the_only_child_for_a_holder_that_is_queued_behind_it(
         self, tasks, start_worker, ledger, app
     ):
-        """It would wait for ten seconds for a message that only this child could run."""
         first = tasks.patient_job.apply_async(("k", "first"), countdown=3)
         second = tasks.patient_job.apply_async(("k", "second"), task_id="second")
         worker = start_worker(1)
@@ -113,7 +112,7 @@ class TestScopeJob:
         assert first.get(timeout=20) == "first"
         assert second.get(timeout=20) == "second"
 
-    def test_a_lock_outside_tasks_makes_the_job_come_back(self, tasks, start_worker, ledger):
+    def test_a_lock_outside_tasks_makes_the_job_wait(self, tasks, start_worker, ledger):
         start_worker(1)
         with tasks.job.lock_for("k"):
             result = tasks.job.delay("k", "item")
@@ -160,12 +159,11 @@ class TestScopeJob:
 
 
 class TestScopeQueue:
-    @pytest.mark.parametrize("name", ["queued", "queued_waits"])
     @on_every_broker
     def test_one_runs_one_waits_and_the_rest_are_duplicates_of_that_one(
-        self, tasks, start_worker, ledger, running, nothing_is_left, name
+        self, tasks, start_worker, ledger, running, nothing_is_left
     ):
-        task = getattr(tasks, name)
+        task = tasks.queued
         start_worker(3)
         first = task.delay("k", "first", 1.0)
         running("first")
@@ -181,7 +179,9 @@ class TestScopeQueue:
         assert ledger.overlaps() == []
         nothing_is_left()
 
-    def test_the_place_is_kept_while_the_one_that_waits_comes_back(self, config, tasks, start_worker, running, locks):
+    def test_the_place_is_kept_while_the_one_that_waits_stands_in_line(
+        self, config, tasks, start_worker, running, locks
+    ):
         config.settings["redislock_queue_ttl"] = 1.5
         start_worker(2)
         tasks.queued.delay("k", "first", 5.0)
@@ -193,7 +193,7 @@ class TestScopeQueue:
             assert tasks.queued.delay("k", "third").id == second.id
             time.sleep(0.1)
 
-    def test_the_place_is_kept_though_the_child_that_sent_its_message_back_is_recycled(
+    def test_the_place_is_kept_though_the_child_that_met_the_key_is_recycled(
         self, config, tasks, start_worker, running, ledger
     ):
         config.settings["worker_max_tasks_per_child"] = 1

@@ -25,7 +25,7 @@ def test_a_wrong_password_is_an_error_before_the_worker_is_ready(config, private
     assert line == (
         f"the lock server unix://{private_locks.socket}?db=0 cannot be used: AuthenticationError: invalid "
         "username-password pair or user is disabled; check the user and the password in redislock_url or "
-        "redislock_client_options; until then locked tasks go by their lock_on_outage"
+        "redislock_client_options; until then lock_on_outage decides about runs"
     )
     wait_until(lambda: READY in worker.output(), "it is ready all the same")
     assert worker.output().index(line) < worker.output().index(READY)

@@ -65,8 +65,8 @@ class TestJoin:
         assert deliver(app, "lab.on_join", "k", "item", **header) == (states.SUCCESS, "item")
         assert ledger.items() == ["item"]
 
-    def test_lock_retry_for_ends_it_naming_the_task_that_it_waits_for(self, deliver, config, locks):
-        config.settings["redislock_retry_for"] = 0.5
+    def test_lock_wait_for_ends_it_naming_the_task_that_it_waits_for(self, deliver, config, locks):
+        config.settings["redislock_wait_for"] = 0.5
         app = make_app(config)
         app.backend.mark_as_retry("holder", RuntimeError("later"))
         state, outcome = deliver(app, "lab.on_join", "k", **joining("holder"))
@@ -107,14 +107,13 @@ class TestJoin:
         assert seen == [True, False]
 
 
-@pytest.mark.parametrize(("policy", "header"), [("retry", {}), ("wait", {}), ("join", {}), ("join", joining("holder"))])
+@pytest.mark.parametrize(("policy", "header"), [("wait", {}), ("join", {}), ("join", joining("holder"))])
 def test_a_result_backend_that_is_away_keeps_no_message_from_coming_back(
     deliver, config, queued, policy, header, caplog
 ):
     """To show RETRY is a courtesy; the work is in the message."""
     config.backend = "redis+socket:///nowhere"
     config.settings["result_backend_transport_options"] = {"retry_policy": {"max_retries": 1, "interval_start": 0}}
-    config.settings["redislock_wait"] = 0.1
     app = make_app(config)
     with app.tasks[f"lab.on_{policy}"].lock_for("k"):
         assert deliver(app, f"lab.on_{policy}", "k", "item", **header)[0] == states.IGNORED

@@ -35,8 +35,8 @@ def deliver(config):
     config.settings["task_ignore_result"] = True
     config.settings["broker_transport_options"] = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
 
-    def run(name, *args, retry_for=None, **request):
-        config.settings["redislock_retry_for"] = retry_for
+    def run(name, *args, wait_for=None, **request):
+        config.settings["redislock_wait_for"] = wait_for
         app = make_app(config)
         task = app.tasks[name]
         request = {
@@ -102,9 +102,9 @@ def test_an_acked_message_is_held_and_runs_when_the_key_is_free(deliver, held_un
 
 
 @pytest.mark.parametrize("request_of", [{}, {"retries": 1, "redislock": {"times": 1, "since": 1.0, "begun": False}}])
-def test_an_acked_message_that_is_held_in_vain_fails_after_lock_retry_for(deliver, held, ledger, request_of):
+def test_an_acked_message_that_is_held_in_vain_fails_after_lock_wait_for(deliver, held, ledger, request_of):
     held()
-    state, outcome = deliver("lab.work", "k", "item", retry_for=0.2, **request_of)
+    state, outcome = deliver("lab.work", "k", "item", wait_for=0.2, **request_of)
     assert state == "FAILURE"
     assert "lock" in str(outcome.exception)
     assert ledger.runs() == []

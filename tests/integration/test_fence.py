@@ -163,7 +163,7 @@ class TestTask:
             assert lock.fence
 
     def test_a_waiter_has_it_too(self, app):
-        @app.task(bind=True, base=LockedTask, shared=False, lock_fence=True, lock_wait=0.05)
+        @app.task(bind=True, base=LockedTask, shared=False, lock_fence=True, lock_block_for=0.05)
         def task(self):
             return self.lock.fence
 

@@ -221,10 +221,10 @@ class TestLockFor:
     def test_its_name_is_the_full_key_of_the_tasks_lock(self, lock_for):
         assert lock_for().name.startswith("redislock:{lab.work:")
 
-    def test_it_waits_for_lock_wait(self, config, locks):
+    def test_it_waits_for_lock_block_for(self, config, locks):
         from tests.lab.app import make_app
 
-        config.settings["redislock_wait"] = 0.1
+        config.settings["redislock_block_for"] = 0.1
         work = make_app(config).tasks["lab.work"]
         with busy(work.lock_for("k")), pytest.raises(LockConflict):
             work.lock_for("k").__enter__()

@@ -298,7 +298,7 @@ class TestRequest:
     def test_a_lock_that_was_made_before_a_fork_is_one_of_the_childs_own(self, app, locks):
         """Made when its module was imported, in a prefork worker's main process; used in a run, in a child."""
 
-        @app.task(bind=True, base=LockedTask, shared=False, lock_wait=0.1)
+        @app.task(bind=True, base=LockedTask, shared=False, lock_block_for=0.1)
         def task(self):
             with made, self.lock_for() as again:
                 return made.token == again.token == self.lock.token

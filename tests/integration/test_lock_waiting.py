@@ -375,7 +375,7 @@ class TestInARunningEventLoop:
     def test_a_block_and_an_eager_run_are_refused_too(self, config):
         app = make_app(config)
 
-        @app.task(base=LockedTask, shared=False, lock_key="stock", lock_on_conflict="retry")
+        @app.task(base=LockedTask, shared=False, lock_key="stock", lock_on_conflict="wait")
         def task(): ...
 
         async def enter():

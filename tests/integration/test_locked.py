@@ -62,16 +62,16 @@ class TestBlock:
             assert tasks.keyed.lock_info(7).task_id is None
             assert tasks.keyed_too.lock_info(1, sku=7)
         with busy(tasks.keyed.lock_for(7)), pytest.raises(LockConflict):
-            locked("stock:7", wait=0.05).__enter__()
+            locked("stock:7", block_for=0.05).__enter__()
 
     def test_a_conflict_names_the_holder(self, locks):
         with busy(locked("stock:7")), pytest.raises(LockConflict) as caught:
-            locked("stock:7", wait=0).__enter__()
+            locked("stock:7", block_for=0).__enter__()
         assert caught.value.key == KEY
         assert caught.value.holder.hostname
 
     def test_wait_0_looks_once(self, locks, tasks):
-        guard = locked("stock:7", wait=0)
+        guard = locked("stock:7", block_for=0)
         with guard:
             pass
         with busy(tasks.keyed.lock_for(7)):
@@ -111,7 +111,7 @@ class TestBlock:
     def test_inside_a_task_with_that_key_it_is_held_already(self, app, keys):
         @app.task(bind=True, base=LockedTask, lock_key="stock:{sku}", shared=False)
         def task(self, sku):
-            with locked("stock:7", wait=0) as lock:
+            with locked("stock:7", block_for=0) as lock:
                 return lock.token == self.lock.token
 
         assert task.apply((7,)).get() is True
@@ -144,8 +144,8 @@ class TestBlock:
             (lambda: locked("stock:{a}:{b}", values={"b": 1}).__enter__(), "values has no a"),
             (lambda: locked("stock:{sku.x}"), "only plain parameter names"),
             (lambda: locked(""), "it is empty"),
-            (lambda: locked("x", wait=-1).__enter__(), "): wait = -1 is not allowed"),
-            (lambda: locked("x", wait=True).__enter__(), "): wait = True is not allowed"),
+            (lambda: locked("x", block_for=-1).__enter__(), "): block_for = -1 is not allowed"),
+            (lambda: locked("x", block_for=True).__enter__(), "): block_for = True is not allowed"),
             (lambda: locked("x", lease=0).__enter__(), "): lease = 0 is not allowed"),
             (lambda: locked("x", lease=1).__enter__(), "): lease = 1 is too short"),
         ],
@@ -224,7 +224,7 @@ class TestDecorator:
         assert reserve(1) == reserve(2, sku=7) == {KEY}
 
     def test_it_waits_for_its_turn(self, app, tasks, locks):
-        @locked("stock:{sku}", wait=20, app=app)
+        @locked("stock:{sku}", block_for=20, app=app)
         def reserve(sku):
             return "done"
 
@@ -238,7 +238,7 @@ class TestDecorator:
     def test_it_raises_what_names_the_holder_when_it_cannot_have_it(self, tasks):
         ran = []
 
-        @locked("stock:{sku}", wait=0.05)
+        @locked("stock:{sku}", block_for=0.05)
         def reserve(sku):
             ran.append(sku)
 

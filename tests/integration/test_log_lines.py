@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 
 import pytest
 from celery import states
 from celery.exceptions import TaskRevokedError
 
 from celery_redislock import LockConflict, LockedTask, LockKeyError, LockUnavailable, locked
+from celery_redislock.message.delivery import Delivery
 from celery_redislock.server.tokens import Attempt, mint, mint_nonce, origin
 from celery_redislock.testing import busy
 from tests.lab.app import make_app
@@ -63,7 +65,7 @@ class TestRaise:
             assert celerys()[-1].levelno == level
 
     def test_an_unlucky_end_by_another_policy_is_an_error(self, app, task, deliver, celerys):
-        task = task(lock_on_conflict="retry", lock_retry_for=0.1)
+        task = task(lock_on_conflict="wait", lock_wait_for=0.1)
         with task.lock_for("k"):
             came_back = {"times": 1, "since": 1.0, "begun": False}
             state, outcome = deliver(app, task.name, "k", redislock=came_back)
@@ -79,6 +81,8 @@ def ours(log):
     return lambda: [record.getMessage() for record in log.records if record.name.startswith("celery_redislock.")]
 
 
+#: What a worker's main process tells of a message that it will keep while it waits.
+IN_LINE = {"redislock_delivery": Delivery("n" * 22, 0.0, may_wait=True)}
 HELD = r"task lab\.lines\[id\]: lock redislock:\{lab\.lines:\w+\} is held by a lock outside tasks on \S+: "
 
 
@@ -90,10 +94,13 @@ class TestWhatIsNext:
         [
             ("skip", {}, "skip: its result is REVOKED"),
             ("raise", {}, "raise: it fails with LockConflict"),
-            ("retry", {}, r"retry: it comes back in \d\.\d\d s"),
+            ("wait", {}, r"wait: it comes back in \d\.\d\d s"),
             ("join", {}, r"join: it comes back in \d\.\d\d s"),
-            ("retry", {"expires": "2020-01-01T00:00:00"}, "retry: it has expired: its result is REVOKED"),
-            ("skip", {"retries": 1}, r"come back: in 0\.\d\d s"),
+            ("wait", IN_LINE, "wait: it waits in line"),
+            ("join", IN_LINE, "join: it waits in line"),
+            ("wait", {"expires": "2020-01-01T00:00:00"}, "wait: it has expired: its result is REVOKED"),
+            ("skip", {"retries": 1}, r"come back: it comes back in \d\.\d\d s"),
+            ("skip", {"retries": 1, **IN_LINE}, "come back: it waits in line"),
         ],
     )
     def test_one_line_says_it(self, app, task, deliver, ours, policy, request_, line):
@@ -103,30 +110,22 @@ class TestWhatIsNext:
         (said,) = ours()
         assert re.fullmatch(HELD + line, said)
 
-    def test_who_waits_says_for_how_long_and_then_when_it_comes_back(self, app, task, deliver, ours):
-        task = task(lock_on_conflict="wait", lock_wait=0.1)
-        with task.lock_for("k"):
-            deliver(app, task.name, "k")
-        first, second = ours()
-        assert re.fullmatch(HELD + r"wait: it waits for up to 0\.1 s in its worker slot", first)
-        assert re.fullmatch(HELD + r"retry: it comes back in \d\.\d\d s", second)
-
     def test_who_gives_up_says_after_how_long(self, app, task, deliver, ours):
-        task = task(lock_on_conflict="retry", lock_retry_for=0.1)
+        task = task(lock_on_conflict="wait", lock_wait_for=0.1)
         with task.lock_for("k"):
             deliver(app, task.name, "k", redislock={"times": 1, "since": 1.0, "begun": False})
         said, failed = ours()
         assert failed.startswith(
             "task lab.lines[id]: its body is not run: LockConflict: the lock redislock:{lab.lines:"
         )
-        assert re.fullmatch(HELD + r"retry: after lock_retry_for \(0\.1 s\) it fails with LockConflict", said)
+        assert re.fullmatch(HELD + r"wait: after lock_wait_for \(0\.1 s\) it fails with LockConflict", said)
 
     def test_it_says_when_it_comes_back_the_least_that_the_broker_takes(self, app, task, deliver, ours, monkeypatch):
         monkeypatch.setattr("celery_redislock.message.broker.Broker.delays_natively", True)
-        task = task(lock_on_conflict="retry")
-        with task.lock_for("k"):
-            deliver(app, task.name, "k")
-        assert "retry: it comes back in 1.00 s" in ours()[0]
+        task = task(lock_on_conflict="join")
+        app.backend.mark_as_retry("holder", RuntimeError("later"))
+        deliver(app, task.name, "k", redislock={"times": 1, "since": time.time(), "begun": False, "joins": "holder"})
+        assert "join: it comes back in 1.00 s" in ours()[-1]
 
     def test_who_joins_what_was_revoked_says_so(self, app, task, deliver, ours):
         task = task(lock_on_conflict="join")
@@ -207,12 +206,12 @@ class TestErrorsBeforeTheBody:
     def test_a_run_that_gives_up_is_reported_unless_its_task_throws_that(
         self, app, task, deliver, reported, throws, times
     ):
-        task = task(lock_on_conflict="retry", lock_retry_for=0.1, throws=throws)
+        task = task(lock_on_conflict="wait", lock_wait_for=0.1, throws=throws)
         with task.lock_for("k"):
             deliver(app, task.name, "k", redislock={"times": 1, "since": 1.0, "begun": False})
         assert [record.exc_info[0] for record in reported()] == [LockConflict] * times
 
-    @pytest.mark.parametrize("policy", ["raise", "skip", "retry"])
+    @pytest.mark.parametrize("policy", ["raise", "skip", "wait"])
     def test_what_a_policy_did_is_not_reported(self, app, task, deliver, reported, policy):
         task = task(lock_on_conflict=policy)
         with task.lock_for("k"):

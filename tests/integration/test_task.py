@@ -46,7 +46,7 @@ class TestEager:
             tasks.once.apply(("k",)).get()
         assert ledger.runs() == []
 
-    def test_retry_blocks_for_the_key(self, tasks, locks, ledger):
+    def test_wait_is_the_default_of_a_key_of_some_arguments_and_blocks_for_it(self, tasks, locks, ledger):
         with ThreadPoolExecutor() as elsewhere:
             lock = tasks.work.lock_for("k")
             assert Context().run(lock.acquire)
@@ -56,10 +56,10 @@ class TestEager:
             lock.release()
             assert run.result() == "item"
 
-    def test_retry_gives_up_after_lock_wait_and_publishes_nothing(self, make_app, config, broker_server):
+    def test_it_gives_up_after_lock_block_for_and_publishes_nothing(self, make_app, config, broker_server):
         app = make_app()
 
-        @app.task(base=LockedTask, shared=False, lock_args=["key"], lock_wait=0.2)
+        @app.task(base=LockedTask, shared=False, lock_args=["key"], lock_block_for=0.2)
         def task(key, item): ...
 
         with busy(task.lock_for("k", 1)), pytest.raises(LockConflict, match="a lock outside tasks"):
@@ -84,14 +84,14 @@ class TestEager:
 
     @pytest.mark.parametrize(
         ("policy", "error", "says"),
-        [("skip", TaskRevokedError, "cooling down after id"), ("retry", LockConflict, "task id")],
+        [("skip", TaskRevokedError, "cooling down after id"), ("wait", LockConflict, "task id")],
     )
     def test_the_callers_own_id_again_meets_its_cooldown(self, config, policy, error, says):
         from tests.lab.app import make_app
 
         app = make_app(config)
 
-        @app.task(base=LockedTask, shared=False, lock_cooldown=60, lock_on_conflict=policy, lock_wait=0.2)
+        @app.task(base=LockedTask, shared=False, lock_cooldown=60, lock_on_conflict=policy, lock_block_for=0.2)
         def task(): ...
 
         assert task.apply(task_id="id").state == "SUCCESS"

@@ -195,11 +195,15 @@ class TestBusy:
         with busy(locked("stock:7", app=app)) as lock:
             assert locks.client.get(lock.name)
             with pytest.raises(LockConflict):
-                locked("stock:7", wait=0, app=app).__enter__()
+                locked("stock:7", block_for=0, app=app).__enter__()
         assert locks.client.keys() == []
 
     def test_a_key_that_is_busy_already_is_a_conflict(self, app):
-        with busy(locked("stock:7", app=app)), pytest.raises(LockConflict), busy(locked("stock:7", wait=0, app=app)):
+        with (
+            busy(locked("stock:7", app=app)),
+            pytest.raises(LockConflict),
+            busy(locked("stock:7", block_for=0, app=app)),
+        ):
             pass
 
     def test_it_is_given_back_after_an_error(self, app, locks):

@@ -38,8 +38,6 @@ def make_app(config: Config) -> Celery:
     app = Celery("lab", broker=config.broker, backend=config.backend, set_as_current=False)
     app.conf.update(
         redislock_url=config.locks,
-        redislock_retry_delay=0.02,
-        redislock_retry_max_delay=0.3,
         redislock_client_options={"socket_timeout": 0.5, "socket_connect_timeout": 0.5},
         task_default_queue=config.queue,
         worker_prefetch_multiplier=1,

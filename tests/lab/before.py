@@ -1,4 +1,4 @@
-"""The examples of the READMEs of celery-once and celery-singleton, as they are there, but for their slips of the pen.
+"""The examples of the READMEs of celery-once and celery-singleton, with their slips of the pen mended.
 
 `sleep` lasts until the test wakes everybody; see `tests.lab.moving`.
 """
@@ -15,7 +15,7 @@ from celery_singleton import Singleton
 
 
 def define_once(app: Celery, sleep: Callable[[float], None]) -> None:
-    """Of celery-once 3.0.1."""
+    """The examples of celery-once 3.0.1."""
 
     @app.task(shared=False, base=QueueOnce, name="once.slow_task")
     def slow_task():
@@ -52,7 +52,7 @@ def define_once(app: Celery, sleep: Callable[[float], None]) -> None:
         return "Done!"
 
     class ContextQueueOnce(QueueOnce):
-        """Without Flask: what it enters is the test's."""
+        """As in the README, but the context that it enters is the test's, and not Flask's."""
 
         def __call__(self, *args, **kwargs):
             with app.conf.lab_context():
@@ -67,7 +67,7 @@ def define_once(app: Celery, sleep: Callable[[float], None]) -> None:
 
 
 def define_singleton(app: Celery, sleep: Callable[[float], None]) -> None:
-    """Of celery-singleton 0.3.1."""
+    """The examples of celery-singleton 0.3.1."""
 
     @app.task(shared=False, base=Singleton, name="singleton.do_stuff")
     def do_stuff(*args, **kwargs):
@@ -82,7 +82,7 @@ def define_singleton(app: Celery, sleep: Callable[[float], None]) -> None:
     def do_or_raise(username):
         sleep(5)
 
-    @app.task(shared=False, base=Singleton, name="singleton.runs_for_12_seconds", lock_expiry=1)  # 10 there
+    @app.task(shared=False, base=Singleton, name="singleton.runs_for_12_seconds", lock_expiry=1)  # README: 10
     def runs_for_12_seconds():
         sleep(12)
 
@@ -90,7 +90,7 @@ def define_singleton(app: Celery, sleep: Callable[[float], None]) -> None:
 
 
 def define_more(app: Celery, plugin: str, base: type[Task], **by_b: Any) -> None:
-    """What the READMEs do not show, and the page says something about; the key of one is made of `b`."""
+    """Tasks that docs/migrating.md speaks of and the READMEs do not have. The key of `by_default` is made of `b`."""
 
     @app.task(shared=False, base=base, name=f"{plugin}.retries", bind=True)
     def retries(self: Any) -> str:

@@ -19,12 +19,12 @@ import redis
 from celery_redislock import Lock, LockLost, LockUnavailable
 from tests.lab.servers import wait_until_stopped
 
-#: What all of them lock.
+#: The name of the lock that all holders take.
 NAME = "stock"
 
 
 class Table:
-    """A table of one row that keeps the newest holder's value: it looks at the fence."""
+    """A table of one row, which takes no value of a holder whose fence is older than that of its present value."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -33,7 +33,7 @@ class Table:
             connection.execute("INSERT INTO stock VALUES ('empty', 0)")
 
     def write(self, value: str, fence: int) -> bool:
-        """Returns whether it was taken: nobody with a greater fence has written before."""
+        """Write `value`, unless somebody with a greater fence has written before; return whether it was written."""
         with self._connection() as connection:
             update = "UPDATE stock SET value = ?, fence = ? WHERE fence <= ?"
             return connection.execute(update, (value, fence, fence)).rowcount == 1
@@ -60,16 +60,16 @@ class Loss(NamedTuple):
 
     at: float
     deadline: float
-    """Its own, at its last look before."""
+    """The holder's own deadline, as it was when the holder last looked before."""
     reason: str
 
 
 class Holder:
-    """A process with one lock, renewed and fenced. What it is asked for it does in turn, also after a pause.
+    """A process with one lock, renewed and fenced. It does what it is asked to, one thing after the other.
 
     Args:
-        connect: Makes its client.
-        lease: Seconds.
+        connect: Makes the client of the process.
+        lease: The lease of the lock, in seconds.
     """
 
     def __init__(self, connect: Callable[[], redis.Redis], lease: float) -> None:
@@ -78,7 +78,7 @@ class Holder:
 
     @contextmanager
     def living(self) -> Iterator[Holder]:
-        """Until the end of the block, whatever it does by then."""
+        """Kill the process at the end of the block, whatever it does then."""
         try:
             yield self
         finally:
@@ -98,7 +98,7 @@ class Holder:
         return self._process.submit(_write, table, value)
 
     def loss(self) -> Loss:
-        """When it learned of it; it looks all the time."""
+        """Wait until the holder has learned that its lock is lost. It looks all the time."""
         return self._process.submit(_wait_for_loss).result(30)
 
     def state(self) -> str | None:
@@ -117,7 +117,7 @@ class Holder:
 
 
 class _Holding:
-    """What the process has."""
+    """What the holder's process keeps between two requests."""
 
     lock: Lock
     loss: Future[Loss]
@@ -139,7 +139,7 @@ def _take() -> Grant:
     while True:
         try:
             _Holding.lock.acquire()
-        except LockUnavailable:  # while one server is gone and the next not yet known
+        except LockUnavailable:  # one primary is gone, and the next is not known yet
             continue
         fence = _Holding.lock.fence
         assert fence

@@ -60,8 +60,8 @@ class Ledger:
         """Write down that a process is dead: its unfinished runs ended `at` that time.
 
         Args:
-            pid: Of a process that has been seen dead.
-            at: When it was killed; else now, which is later than its end and may thus show an overlap that was none.
+            pid: The pid of a process that has been seen dead.
+            at: When it was killed. By default now, which is later than its end and may show an overlap that was none.
         """
         self.write({"event": "died", "pid": pid, "at": at or time.monotonic()})
 
@@ -146,5 +146,5 @@ def _told(run: Run, losses: list[dict[str, Any]]) -> Run:
 
 
 def _task_id() -> str:
-    """Of the task that runs here: a pool of threads has many in one process."""
+    """The id of the task that runs here: a pool of threads runs many tasks in one process."""
     return str(current_task.request.id) if current_task else ""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Link(threading.Thread):
-    """One client's connection and its own to the server: a thread for each direction."""
+    """A client's connection to the proxy, and the proxy's own to the server for it: a thread for each direction."""
 
     def __init__(self, proxy: Proxy, client: socket.socket, *, lost: bool) -> None:
         super().__init__(name="lab-proxy", daemon=True)
@@ -24,7 +24,7 @@ class Link(threading.Thread):
         self.client = client
         self.server: socket.socket | None = None
         self.lost = lost
-        """Opened in a black hole: it reaches nobody."""
+        """The connection was opened in a black hole, and reaches nobody."""
         self.is_redis = self.subscribed = self.replicates = self.silent = self.deaf = False
         self.commands, self.replies = bytearray(), bytearray()
         self.unanswered: deque[bytes] = deque()
@@ -55,7 +55,7 @@ class Link(threading.Thread):
             while data := source.recv(65536):
                 if not self.proxy.swallow():
                     pass_on(data)
-        self.proxy.through.wait()  # nor does a black hole let the other side know that this one has closed
+        self.proxy.through.wait()  # a black hole does not tell the other side that this side has closed
         self.cut()
 
     def _pass_command(self, data: bytes) -> None:

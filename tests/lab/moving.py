@@ -1,4 +1,4 @@
-"""The app of docs/migrating.md beside what it was before, in the test's process and in every worker.
+"""The app of docs/migrating.md, before and after the switch, in the test's process and in every worker.
 
 A worker is ``celery -A tests.lab.moving worker``.
 """
@@ -26,7 +26,7 @@ PAGE = ROOT / "docs" / "migrating.md"
 
 
 class Alarm:
-    """Everybody sleeps until it rings."""
+    """Lets the bodies of tasks sleep until it rings."""
 
     def __init__(self, config: Config) -> None:
         self._file = Path(f"{config.ledger}.alarm")
@@ -38,14 +38,14 @@ class Alarm:
         self._file.unlink()
 
     def sleep(self, seconds: float) -> None:
-        """For so long, until it rings."""
+        """Sleep for so many seconds, or until the alarm rings."""
         end = time.monotonic() + seconds
         while not self._file.exists() and time.monotonic() < end:
             time.sleep(0.01)
 
 
 def make_moving_app(config: Config) -> Celery:
-    """The page's own app, with the tasks of before besides; the servers are the test's."""
+    """The page's own app, with the tasks from before the switch as well, on the test's servers."""
     ledger = Ledger(Path(config.ledger))
     page = load_page()
     app: Celery = page["app"]
@@ -66,8 +66,8 @@ def make_moving_app(config: Config) -> Celery:
 def load_page(replace: Callable[[str], str] = str) -> dict[str, Any]:
     """What the page's Python defines, with its tasks in the module ``shop``."""
     page: dict[str, Any] = {"__name__": "shop", "flask_app": _Flask()}
-    text = replace(python_of(PAGE)).replace("@app.task(", "@app.task(shared=False, ")  # else later apps have them too
-    exec(compile(text, str(PAGE), "exec"), page)  # noqa: S102 - it is ours
+    text = replace(python_of(PAGE)).replace("@app.task(", "@app.task(shared=False, ")  # else later apps get them too
+    exec(compile(text, str(PAGE), "exec"), page)  # noqa: S102 - the page is ours
     return page
 
 
@@ -75,7 +75,7 @@ def make_step_app(config: Config, plugin: str, step: str) -> Celery:
     """The app of one step of the switch, with one task: ``shop.sync(key, seconds)``.
 
     Args:
-        config: The servers are the test's.
+        config: Names the test's servers.
         plugin: ``once`` or ``singleton``.
         step: Its base class: ``Before``, ``Both``, ``Moving`` or ``LockedTask``.
     """
@@ -104,8 +104,6 @@ def configure(app: Celery, config: Config) -> None:
         result_backend=config.backend,
         redislock_url=config.locks,
         redislock_client_options={"socket_timeout": 0.5, "socket_connect_timeout": 0.5},
-        redislock_retry_delay=0.05,
-        redislock_retry_max_delay=0.3,
         ONCE={
             "backend": "celery_once.backends.Redis",
             "settings": {"url": config.locks.replace("unix:", "redis+socket:")},

@@ -50,16 +50,16 @@ class Nursling:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """The exit code of the process; None while it runs."""
         if self.returncode is None and select.select([self.connection], [], [], 0)[0]:
             self.returncode = int(self.words.readline())
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Until it has ended.
+        """Wait until the process has ended, and return its exit code.
 
         Raises:
-            TimeoutExpired: It still runs after so many seconds.
+            TimeoutExpired: The process still runs after `timeout` seconds.
         """
         if self.returncode is None:
             select.select([self.connection], [], [], timeout)
@@ -78,7 +78,7 @@ class Nursling:
 
 
 def start(arguments: list[str], log: Path, env: dict[str, str]) -> Nursling:
-    """``celery`` with these arguments, in a group of its own, with these variables besides."""
+    """Start ``celery`` with these arguments, in a process group of its own, with these variables added to ours."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(_nursery())
     order = {"arguments": arguments, "log": str(log), "env": {**os.environ, **env}}
@@ -88,7 +88,7 @@ def start(arguments: list[str], log: Path, env: dict[str, str]) -> Nursling:
 
 @functools.cache
 def _nursery() -> str:
-    """The socket of this process's own; it ends with this process."""
+    """The socket of this process's own nursery, which ends with this process."""
     folder = tempfile.TemporaryDirectory(prefix="nursery-")
     door = str(Path(folder.name, "door"))
     command = [sys.executable, "-m", "tests.lab.nursery", door]
@@ -108,12 +108,12 @@ def _main() -> None:
     for module in IMPORTS:
         import_module(module)
     order = _serve(sys.argv[1])
-    if order is not None:  # here is the worker
+    if order is not None:  # this process is the worker
         _become(order)
 
 
 def _serve(path: str) -> dict[str, Any] | None:
-    """Fork a child for each order, until the tests have ended: None. In the child: its order."""
+    """Fork a child for each order; return the order in the child, and None in the nursery when the tests have ended."""
     told, tell = os.pipe()
     os.set_blocking(tell, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -147,7 +147,7 @@ def _bury(parents: dict[int, socket.socket]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
             return
-        with parents.pop(pid) as connection, suppress(BrokenPipeError):  # of whom nobody waits for
+        with parents.pop(pid) as connection, suppress(BrokenPipeError):  # nobody waits for that worker any more
             connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
 
 

@@ -11,7 +11,7 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 
 def python_of(page: Path, section: str | None = None) -> str:
-    """Its python blocks, or those of the section with that heading; every line has the number it has in the page."""
+    """The page's python blocks, or those of its section with that heading. Every line keeps its number in the page."""
     return "\n".join(_lines(page.read_text(), section))
 
 

@@ -16,7 +16,7 @@ from tests.lab.servers import wait_until
 
 @dataclass
 class Fault:
-    """What happens to certain commands, or to the replies to them. From `Proxy`."""
+    """What happens to certain commands, or to the replies to them. `Proxy` makes it."""
 
     to: bytes
     where: bytes
@@ -24,11 +24,11 @@ class Fault:
     drops: bool
     hang: bool = False
     before: bool = False
-    """It strikes the command itself, before the server has heard of it."""
+    """The fault strikes the command itself, before the server has heard of the command."""
     seconds: float = 0.0
     met: int = 0
     struck: int = 0
-    """How often it has struck: the server has run the command by then, unless it strikes `before`."""
+    """How often the fault has struck. By then the server has run the command, unless the fault strikes `before`."""
 
     def strikes(self, command: bytes) -> bool:
         """Count `command`, or a reply to it, and tell whether it is hit."""
@@ -41,7 +41,7 @@ class Fault:
         return hit
 
     def wait(self) -> None:
-        """Until it has struck."""
+        """Wait until the fault has struck."""
         wait_until(lambda: self.struck, f"{self.to or b'anything'!r}, or a reply to it, is hit", 10)
 
 
@@ -53,7 +53,7 @@ class Proxy:
     replica, is passed on untouched, and chunk by chunk if it is delayed.
 
     Args:
-        url: Of a server on loopback or a unix socket, as redis-py, Celery or kombu spell it.
+        url: The URL of a server on loopback or a unix socket, as redis-py, Celery or kombu spell it.
     """
 
     def __init__(self, url: str) -> None:
@@ -91,13 +91,13 @@ class Proxy:
             self._port.close()
 
     def drop_reply(self, to: bytes = b"", where: bytes = b"", nth: int = 1, *, hang: bool = False) -> Fault:
-        """Lose one reply, of which the server knows nothing, and close its connection.
+        """Lose one reply after the server has sent it, and close its connection.
 
         Args:
             to: The command's name as the client sends it, in capitals (redis-py's `incr` sends INCRBY); any if empty.
                 To an EVALSHA the reply is NOSCRIPT where the script was not loaded before.
             where: What the command contains: a key, a script's digest.
-            nth: Which one of these, from now on.
+            nth: Which of the replies that fit is lost, counted from now on.
             hang: Keep the connection open and silent instead, so that the client must time out.
         """
         return self._add(Fault(to, where, nth, drops=True, hang=hang))
@@ -107,7 +107,7 @@ class Proxy:
         return self._add(Fault(to, where, nth, drops=True, hang=True, before=True))
 
     def delay(self, seconds: float, to: bytes = b"", where: bytes = b"", nth: int | None = None) -> Fault:
-        """Hold every such reply back, or the nth, and with it what comes after it on its connection."""
+        """Hold back every reply that fits, or the nth, and with it what comes after it on its connection."""
         return self._add(Fault(to, where, nth, drops=False, seconds=seconds))
 
     def cut(self) -> None:
@@ -120,7 +120,7 @@ class Proxy:
         """Close all present connections and refuse new ones, until `mend`."""
         with self._lock:
             if self._listener:
-                self._listener.shutdown(socket.SHUT_RDWR)  # else its thread sleeps on in accept()
+                self._listener.shutdown(socket.SHUT_RDWR)  # else the listener's thread sleeps on in accept()
                 self._listener.close()
                 self._listener = None
             self.cut()
@@ -170,7 +170,7 @@ class Proxy:
         return server
 
     def fault_for(self, command: bytes, *, before: bool = False) -> Fault | None:
-        """For a link: the first fault that hits the reply to `command`, or the command; all of them count it."""
+        """For a link: the first fault that hits `command`, or the reply to it. Every fault counts the command."""
         with self._lock:
             faults = [fault for fault in self._faults if fault.before is before]
             return next(iter([fault for fault in faults if fault.strikes(command)]), None)

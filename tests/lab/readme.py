@@ -59,7 +59,7 @@ def try_it(
             which celery-redislock is imported.
         shop: In place of the README's `shop.py`.
         calls: In place of its `calls.py`.
-        concurrency: Of the worker.
+        concurrency: The worker's concurrency.
 
     Returns:
         What the calls printed, and the worker's log.

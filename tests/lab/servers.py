@@ -30,7 +30,7 @@ def missing(what: str) -> None:
 
 
 def need(module: str) -> None:
-    """A package of the dev extra is used by a worker of the test."""
+    """Skip the test, or fail in CI, where a package is missing that a worker of the test uses."""
     if find_spec(module) is None:
         missing(module)
 
@@ -45,7 +45,7 @@ def wait_until(condition: Callable[[], object], what: str, timeout: float = 30.0
 
 
 def wait_until_stopped(pid: int) -> None:
-    """Until SIGSTOP has taken effect."""
+    """Wait until SIGSTOP has stopped the process `pid`."""
     process = psutil.Process(pid)
     wait_until(lambda: process.status() == psutil.STATUS_STOPPED, f"{pid} stands still", 10)
 
@@ -90,11 +90,11 @@ class Valkey:
         return redis.Redis(unix_socket_path=str(self.socket), db=db)
 
     def url(self, db: int = 0) -> str:
-        """As redis-py spells it."""
+        """The URL, as redis-py spells it."""
         return f"redis://127.0.0.1:{self.port}/{db}" if self.port else f"unix://{self.socket}?db={db}"
 
     def celery_url(self, db: int = 0) -> str:
-        """As Celery and kombu spell it."""
+        """The URL, as Celery and kombu spell it."""
         return self.url(db) if self.port else f"redis+socket://{self.socket}?virtual_host={db}"
 
     @contextmanager
@@ -118,7 +118,7 @@ class Valkey:
         self.kill()
 
     def restart(self) -> None:
-        """An empty server at the same address, which knows no script; what still runs is killed."""
+        """Kill the server, and start an empty one at the same address, which knows no script."""
         self.kill()
         self._start()
 
@@ -142,7 +142,7 @@ class Valkey:
         wait_until(self._answers, "Valkey answers")
 
     def held(self) -> list[bytes]:
-        """All keys but the notes, which are left for copies of messages, as of those that have come back."""
+        """All keys but the notes, which a run may leave for copies of its message."""
         return [key for key in self.client.scan_iter() if NOTE.encode() not in key]
 
     def calls(self) -> dict[str, int]:
@@ -188,7 +188,7 @@ def rabbitmq(folder: Path) -> Iterator[str]:
         "RABBITMQ_PID_FILE": str(folder / "pid"),
         "ERL_CRASH_DUMP_SECONDS": "0",
     }
-    # Erlang's name service, else started by RabbitMQ as a daemon that outlives the test.
+    # epmd is Erlang's name service. RabbitMQ would start it as a daemon that outlives the test.
     with (
         running([str(names), "-address", "127.0.0.1", "-port", str(epmd)], folder / "epmd.out"),
         running([str(server)], folder / "rabbitmq.out", env),
@@ -212,12 +212,12 @@ def _amqp_answers(url: str) -> bool:
 @contextmanager
 def postgresql() -> Iterator[str]:
     """PostgreSQL on a unix socket alone; yields what libpq and psycopg connect to."""
-    # Debian keeps them off the PATH, in a folder for each version.
+    # Debian keeps the programs of PostgreSQL off the PATH, in a folder for each version.
     path = os.pathsep.join([*map(str, Path("/usr/lib/postgresql").glob("*/bin")), os.environ.get("PATH", "")])
     initdb, server = shutil.which("initdb", path=path), shutil.which("postgres", path=path)
     if initdb is None or server is None:
         missing("postgresql")
-    # Neither runs as root, nor could another user reach into pytest's own folder.
+    # Both programs refuse to run as root, and another user could not reach into pytest's own folder.
     user = {"user": "postgres", "group": "postgres", "extra_groups": []} if os.geteuid() == 0 else {}
     with tempfile.TemporaryDirectory(prefix="postgresql-", ignore_cleanup_errors=True) as name:
         folder, data = Path(name), str(Path(name, "data"))
@@ -238,7 +238,7 @@ def postgresql() -> Iterator[str]:
             wait_until(lambda: "ready" in _text(status), "PostgreSQL is ready")
             try:
                 yield f"host={name} user=shop dbname=postgres"
-            finally:  # killed, it would leave shared memory behind
+            finally:  # a server that is killed would leave shared memory behind
                 process.send_signal(signal.SIGINT)
                 process.wait(30)
 

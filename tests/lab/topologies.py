@@ -16,10 +16,10 @@ from tests.lab.servers import Valkey, free_port, missing, running, wait_until
 
 #: The name of the primary that three Sentinels watch.
 WATCHED = "shop"
-#: When each of the three Sentinels takes a silent server for down, in milliseconds. Not at once: each would stand for
-#: election and vote for itself.
+#: When each of the three Sentinels takes a silent server for down, in milliseconds. The times differ: otherwise each
+#: Sentinel would stand for election and vote for itself.
 DOWN_AFTER_MS = (1000, 1100, 2000)
-#: How often a Sentinel looks, asks and tells. Its own periods are up to twenty times as long.
+#: How often a Sentinel looks, asks and tells. By default its periods are up to twenty times as long.
 QUICK_MS = {"ping-period": 100, "ask-period": 100, "publish-period": 400, "info-period": 250, "tilt-trigger": 20_000}
 
 
@@ -65,18 +65,18 @@ class Pair:
     link: Proxy
     """The replica's connection to the primary goes through it."""
     ports: list[int]
-    """Of the Sentinels."""
+    """The ports of the Sentinels."""
 
     def wait_for_failover(self) -> None:
-        """Until the replica is the primary."""
+        """Wait until the Sentinels have made the replica the primary."""
         wait_until(lambda: self.is_primary(self.replica), "the replica is promoted")
 
     def is_primary(self, server: Valkey) -> bool:
-        """Whether all Sentinels say so."""
+        """Whether all Sentinels call `server` the primary."""
         return all(state["port"] == server.port and not _is_down(state) for state in self._states())
 
     def is_replica(self, server: Valkey) -> bool:
-        """Whether all Sentinels say so, and it is in step with its primary."""
+        """Whether all Sentinels call `server` a replica, and it is in step with its primary."""
         listed = [
             [r for r in replicas if r["port"] == server.port] for replicas in self._each("sentinel_slaves", WATCHED)
         ]
@@ -84,7 +84,7 @@ class Pair:
         return is_listed and server.client.info("replication").get("master_link_status") == "up"
 
     def is_ready(self) -> bool:
-        """Whether everybody knows of everybody."""
+        """Whether every Sentinel knows the other two, the primary and the replica."""
         knows_others = all(state["num-other-sentinels"] == 2 for state in self._states())
         return knows_others and self.is_primary(self.primary) and self.is_replica(self.replica)
 
@@ -122,7 +122,7 @@ def pair(folder: Path) -> Iterator[Pair]:
 
 @contextmanager
 def _watcher(folder: Path, primary: Valkey, down_after_ms: int) -> Iterator[int]:
-    """One of three Sentinels."""
+    """The port of one of the three Sentinels."""
     folder.mkdir()
     config = folder / "sentinel.conf"
     # After its failover-timeout a Sentinel would connect the replica to the primary itself, past the proxy.

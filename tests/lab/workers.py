@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 class Worker:
     """A running worker; its main process and its pool children can be signalled one by one or together.
 
-    Whoever is killed here is noted in the ledger, so that it knows when the runs of that process have ended.
+    Every process that is killed here is noted in the ledger, which then knows when the runs of that process have ended.
     """
 
     def __init__(self, process: subprocess.Popen[bytes] | Nursling, log: Path, ledger: Ledger) -> None:
@@ -34,7 +34,7 @@ class Worker:
         self.ledger = ledger
 
     def children(self) -> list[psutil.Process]:
-        """Those that live: the pool looks only every five seconds, and keeps a dead one as a zombie until then."""
+        """The children that live. A dead child is a zombie until the pool looks, which it does every five seconds."""
         return [child for child in psutil.Process(self.process.pid).children() if not is_dead(child.pid)]
 
     def stop(self, sig: signal.Signals = signal.SIGTERM) -> None:
@@ -98,13 +98,13 @@ class Worker:
         at = None
         with suppress(ProcessLookupError):  # a child ends with its main process: Celery asks the kernel for that
             os.kill(pid, signal.SIGKILL)
-            at = time.monotonic()  # not one more instruction of it runs; to see its end takes longer
+            at = time.monotonic()  # from now on the process runs no instruction; its end is seen later
         wait_until(lambda: is_dead(pid), f"{pid} is dead", 10)
         self.ledger.died(pid, at)
 
 
 def is_dead(pid: int) -> bool:
-    """Whether it runs no more, though its parent may not have noticed."""
+    """Whether the process runs no more. Its parent may not have noticed."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

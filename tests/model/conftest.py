@@ -14,8 +14,9 @@ from .scenarios import SCENARIOS
 def explorations() -> dict[str, Exploration]:
     """All scenarios, by their names, under the true rules.
 
-    They take 400 MB, and while they live every garbage collection takes a second. So they live no longer than their
-    module: the tests that follow in the same process would pay for them, each of them. There is no garbage in them.
+    The explorations take 400 MB, and while they live every garbage collection takes a second. So they live no longer
+    than their module: else each later test in the same process would pay for them. While they are made nothing is
+    collected, for they leave no garbage.
     """
     gc.disable()
     try:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Set
 from enum import Enum
 from typing import NamedTuple
 
-from celery_redislock.task.decisions import Published, on_publish
-from celery_redislock.task.decisions import Publishing as Decision
+from celery_redislock.task.publish_decisions import Published, on_publish
+from celery_redislock.task.publish_decisions import Publishing as Decision
 
 from . import known
 from .commands import Acquire, Release, Renew, Reply, apply
@@ -42,7 +42,7 @@ class Publishing:
     """The steps of publishers.
 
     Args:
-        mistakes: The mistakes that they make.
+        mistakes: The mistakes that the publishers make.
     """
 
     def __init__(self, mistakes: Set[Mistake]) -> None:
@@ -108,7 +108,7 @@ class Publishing:
         return Step(f"the publisher sends {one.message}", sent)
 
     def _fail(self, world: World, one: Publisher) -> Iterator[Step]:
-        """The broker reports an error. It may have taken the message all the same."""
+        """The broker reports an error. The broker may have taken the message all the same."""
         command = Release(one.claim, None, unseen_copy=False)
         server, asked = world.server, None
         if Mistake.FAILED_PUBLISH_LEAVES_ITS_KEY not in self.mistakes:

@@ -52,8 +52,8 @@ class Mistake(Enum):
     RELEASE_WHILE_THE_CHILD_RUNS = "the main process releases at the hard time limit, before the child is dead"
     SUCCESSOR_MEETS_THE_POLICY = "a message that the holder itself published is skipped as a duplicate"
     BEGUN_WORK_MEETS_THE_POLICY = "a redelivered message is skipped as a duplicate"
-    # This model has found the following ones in the code as it was then.
-    FIRST_DELIVERY_IGNORES_ITS_COPY = "a copy's run leaves no note for the first delivery, and that looks for none"
+    # This model has found the following mistakes in earlier versions of the code.
+    FIRST_DELIVERY_IGNORES_ITS_COPY = "a copy's run leaves no note for the first delivery, which looks for none"
     OUTAGE_FORGETS_BEGUN_WORK = "a redelivered message that meets an outage comes back as if it were new"
     FINISHED_LEAVES_ITS_KEY = "an acquire that was granted, and is sent again, meets the note and leaves its key"
     GIVEN_UP_IS_FORGOTTEN = "a run hands its key over to a retry that was revoked before the run had ended"

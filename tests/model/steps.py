@@ -110,7 +110,7 @@ class Steps:
         return [room for room, slots in self.rooms.slots.items() if received[room] <= slots]
 
     def _revoke(self, world: World) -> Iterator[Step]:
-        """A message with a claim is revoked: the main process gives up its reservation. Others need no command."""
+        """A message with a claim is revoked, and the main process gives up its reservation. Others need no command."""
         for message in {message for message in world.queue if message.claim}:
             command = self._give_up(message)
             after = world._replace(server=self._apply(world, command).server)
@@ -189,12 +189,10 @@ class Steps:
         key = world.server.key
         assert key
         holder = key.attempt
-        decision = known.on_conflict(
-            one,
-            key,
+        decision = decisions.on_conflict(
+            *(known.facts(one, self.mistakes), known.holder(key, self.mistakes), known.options(one.message.policy)),
             is_own_copy=noted(holder, self.mistakes) == noted(one.attempt, self.mistakes),
-            has_ended=world.has_ended(holder) and not self._makes(Mistake.ENDED_IS_A_HOLDER),
-            mistakes=self.mistakes,
+            has_ended=lambda _: world.has_ended(holder) and not self._makes(Mistake.ENDED_IS_A_HOLDER),
         )
         if isinstance(decision, Skip):
             return self._skip(world, one, holder, asked)

@@ -135,7 +135,7 @@ def test_the_exploration_is_not_empty_of(scenario, floor, explorations):
 
 
 def test_what_fate_can_do_has_really_happened(explorations):
-    """If no fault had happened, the promises would hold for nothing."""
+    """If some fault had never happened, it would prove little that the promises hold."""
     worlds = Counter[str]()
     for found in explorations.values():
         for world in found.came_from:

@@ -178,7 +178,7 @@ class Keys:
 
 
 def real(nonce: str) -> str:
-    """As long as a real one; alike but for the end, so that no prefix will do."""
+    """A nonce as long as a real one. All are alike but for their end, so a script must compare the whole of it."""
     return nonce.rjust(22, "-")
 
 

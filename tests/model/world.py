@@ -119,7 +119,7 @@ class World(NamedTuple):
         return self._replace(queue=tuple(others))
 
     def put(self, execution: Execution) -> World:
-        """This state with `execution` in place of what it was before, or added."""
+        """This state with `execution` added, or in place of what that execution was before."""
         others = [other for other in self.executions if other.nonce != execution.nonce]
         return self._replace(executions=tuple(sorted((*others, execution), key=_nonce)))
 
@@ -154,7 +154,7 @@ class World(NamedTuple):
         return self.faults.together == 0
 
     def settle(self) -> World:
-        """This state after all acks that are still to come. Only for a calm one, where their order changes nothing."""
+        """This state after all acks that are still to come. Only for a calm state: their order changes nothing."""
         world = self
         for one in self.executions:
             if one.phase in CLOSED:
@@ -171,7 +171,7 @@ class World(NamedTuple):
     @property
     def canonical(self) -> World:
         """One form for all states that differ only in the names of their executions."""
-        if any(message.claim[:1] == "n" for message in self.queue):  # by a mistake a message carries such a name
+        if any(message.claim[:1] == "n" for message in self.queue):  # by a mistake a message carries an execution's
             return self
         key, names = self.server.key, {}
         holder = key.nonce if key else ""

@@ -33,7 +33,7 @@ class Wrong(LockedTask):
     lock_args = 7  # type: ignore[assignment]
     lock_key = 7  # type: ignore[assignment]
     lock_scope = "jobs"  # type: ignore[assignment]
-    lock_on_conflict = "rety"  # type: ignore[assignment]
+    lock_on_conflict = "retry"  # type: ignore[assignment]
     lock_lease = "60"  # type: ignore[assignment]
     lock_on_lost = "abrot"  # type: ignore[assignment]
     lock_on_outage = None  # type: ignore[assignment]

@@ -14,7 +14,7 @@ from celery_redislock.testing import busy
 app = Celery("shop", task_cls="celery_redislock:LockedTask")
 
 
-@app.task(base=LockedTask, lock_args=["account_id"], lock_lease=60, lock_retry_for=None)
+@app.task(base=LockedTask, lock_args=["account_id"], lock_lease=60, lock_wait_for=None)
 def bill(account_id: int, amount: int) -> None: ...
 
 
@@ -23,7 +23,7 @@ def daily_report(day: str) -> str:
     return f"report of {day}"
 
 
-@app.task(base=LockedTask, bind=True, lock_on_conflict="retry", max_retries=3)
+@app.task(base=LockedTask, bind=True, lock_on_conflict="wait", max_retries=3)
 def rebuild(self: LockedTask, index: str) -> None:
     self.lock.check()
     assert_type(self.lock.fence, int | None)
@@ -68,7 +68,7 @@ def count() -> None:
     assert_type(count_shelf(7), int)
     assert_type(sync(7), int)
     count_shelf("7")  # type: ignore[arg-type]
-    with locked("stock:7", wait=5) as lock:
+    with locked("stock:7", block_for=5) as lock:
         assert_type(lock, Lock | NoLock)
     with locked("stock:{sku}", values={"sku": 7}, lease="30"):  # type: ignore[call-overload]
         pass

@@ -1,4 +1,4 @@
-"""Coming back: the header of a message that was sent again, and how long it stays away."""
+"""Coming back: the header of a message that has waited, its place in line, and how long it stays away."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from celery_redislock.message.broker import DEFAULT_VISIBILITY_TIMEOUT, Broker
 from celery_redislock.message.comeback import custom_headers, queue_of
-from celery_redislock.message.header import MAX_KEY, Header
+from celery_redislock.message.header import LONGEST_AHEAD, MAX_KEY, Header
 from celery_redislock.server.tokens import mint_nonce, mint_publish
 
 GOOD: dict[str, Any] = {
@@ -26,7 +26,11 @@ GOOD: dict[str, Any] = {
     "since": 1_700_000_000.5,
     "begun": True,
     "joins": "an id",
+    "published": 1_700_000_000_000_000,
+    "place": 1_700_000_000_000_001,
 }
+#: The lock server's time, in microseconds.
+NOW = 1_800_000_000_000_000
 
 MALFORMED_FIELDS = [
     *(("times", value) for value in (-1, -(10**30), 1.0, True, "3", None, math.nan, [3], {"times": 3})),
@@ -36,6 +40,11 @@ MALFORMED_FIELDS = [
     *(("publish", value) for value in (0, True, None, "short", "a b c d ", "eight/88", "x" * 9, b"12345678", [], {})),
     *(("key", value) for value in (0, True, None, "", "k" * (MAX_KEY + 1), b"key", [], {})),
     *(("joins", value) for value in (0, True, None, b"id", [], {})),
+    *(
+        (field, value)
+        for field in ("published", "place")
+        for value in (0, -1, 1.5e15, 2**53, 10**30, True, None, "1700000000000000", math.nan, math.inf, [1], {})
+    ),
 ]
 
 
@@ -53,6 +62,44 @@ def test_what_is_not_said_is_not_sent() -> None:
 def test_what_was_left_to_a_message_stays_when_it_comes_back() -> None:
     header = Header(**GOOD)
     assert header.next(begun=False)[:3] == header[:3]
+
+
+def test_a_place_once_set_stays_where_the_message_waits_again() -> None:
+    placed = Header(**GOOD).next(begun=False, place=7)
+    assert placed.place == 7
+    assert placed.next(begun=False).place == 7
+
+
+@pytest.mark.parametrize(
+    ("header", "place"),
+    [
+        (Header(), NOW),
+        (Header(published=NOW - 5), NOW - 5),
+        (Header(published=NOW + 5), NOW),
+        (Header(published=NOW - 2 * LONGEST_AHEAD), NOW - LONGEST_AHEAD),
+        (Header(published=NOW - 5, place=NOW - 7), NOW - 7),
+        (Header(published=NOW - 5, place=NOW - 2 * LONGEST_AHEAD), NOW - 2 * LONGEST_AHEAD),
+        (Header(place=NOW + 5), NOW),
+    ],
+    ids=[
+        "tells nothing",
+        "published",
+        "a clock that is ahead",
+        "a clock that is far behind",
+        "has a place",
+        "has waited for long",
+        "a place that is yet to come",
+    ],
+)
+def test_the_place_in_line_is_the_time_of_the_publish_within_the_lock_servers_last_hour(
+    header: Header, place: int
+) -> None:
+    assert header.place_at(NOW) == place
+
+
+@given(st.fixed_dictionaries({"published": st.integers() | st.floats(), "place": st.integers() | st.text()}))
+def test_whatever_a_header_claims_its_place_is_one_that_the_lock_server_can_order(header: Any) -> None:
+    assert 0 < Header.read(header).place_at(NOW) <= NOW
 
 
 @pytest.mark.parametrize(
@@ -105,10 +152,9 @@ def test_a_message_remembers_when_it_first_came_back() -> None:
     assert first.next(begun=False) == Header(times=2, since=first.since, begun=True)
 
 
-@given(times=st.integers(0, 10**12), shortest=st.floats(0.001, 3600), longest=st.floats(0.001, 86400))
-def test_a_delay_stays_between_the_shortest_and_the_longest(times: int, shortest: float, longest: float) -> None:
-    delay = Header(times=times, since=1.0).delay(shortest, longest)
-    assert min(shortest, longest) <= delay <= longest
+@given(times=st.integers(0, 10**12), shortest=st.floats(0.001, 3600), more=st.floats(0, 86400))
+def test_a_delay_stays_between_the_shortest_and_the_longest(times: int, shortest: float, more: float) -> None:
+    assert shortest <= Header(times=times, since=1.0).delay(shortest, shortest + more) <= shortest + more
 
 
 def test_delays_grow_and_spread() -> None:
@@ -118,6 +164,11 @@ def test_delays_grow_and_spread() -> None:
     assert max(early) <= 2.0
     assert sum(late) / 200 > 10 * sum(early) / 200
     assert len(set(early)) > 100
+
+
+def test_delays_spread_also_where_the_longest_is_reached() -> None:
+    """Messages that have all waited for long must not come back together."""
+    assert len({round(Header(times=50).delay(1.0, 30.0), 1) for _ in range(200)}) > 50
 
 
 @pytest.mark.parametrize(

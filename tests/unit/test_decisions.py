@@ -15,21 +15,17 @@ from celery_redislock.task.decisions import (
     ComeBack,
     Decision,
     Fail,
-    Joining,
-    Published,
-    Publishing,
     Refuse,
     RunWithout,
     Skip,
-    TakeTurn,
     Wait,
     leaves_note,
     may_be_handed_a_key,
     on_conflict,
-    on_joining,
     on_outage,
-    on_publish,
 )
+from celery_redislock.task.join_decisions import Joining, on_joining
+from celery_redislock.task.publish_decisions import Published, Publishing, on_publish
 
 FRESH = Delivered(acks_late=False, is_redelivered=False, is_overdue=False, is_marked_begun=False, has_come_back=False)
 MESSAGE = Facts(FRESH, Attempt("mine", 0, 0), frozenset({"mine", "my parent", "my root"}))
@@ -55,10 +51,9 @@ def test_every_policy_that_may_be_set_decides() -> None:
     ("policy", "decision"),
     [
         ("skip", Skip("duplicate of holder")),
-        ("retry", TakeTurn()),
         ("wait", Wait()),
         ("raise", Fail()),
-        ("join", TakeTurn(joins="holder")),
+        ("join", Wait(joins="holder")),
     ],
 )
 def test_a_duplicate_meets_its_policy(policy: str, decision: Decision) -> None:
@@ -96,40 +91,58 @@ def test_a_holder_whose_end_may_have_been_seen_is_nobodys_holder(policy: str) ->
     assert decide(policy=policy, ended=True) == ComeBack(is_begun=False)
 
 
-@pytest.mark.parametrize("policy", ["retry", "wait"])
-def test_who_takes_its_turn_asks_nobody_whether_the_holder_has_ended(policy: str) -> None:
+@pytest.mark.parametrize("policy", ["skip", "raise", "join"])
+def test_a_key_that_is_offered_to_the_first_in_line_is_nobodys(policy: str) -> None:
+    """Who is offered a key has not begun, and may never begin."""
+    offered = HOLDER._replace(task_id=None, task=None, state="offered")
+    assert decide(holder=offered, policy=policy) == ComeBack(is_begun=False)
+    assert decide(holder=offered, policy="wait") == Wait()
+
+
+def test_who_waits_asks_nobody_whether_the_holder_has_ended() -> None:
     def fail(_: LockInfo) -> bool:
         raise AssertionError("asked")
 
-    assert on_conflict(MESSAGE, HOLDER, options(policy), is_own_copy=False, has_ended=fail) is not None
+    assert on_conflict(MESSAGE, HOLDER, options("wait"), is_own_copy=False, has_ended=fail) == Wait()
 
 
 def test_a_key_that_cools_down_says_so() -> None:
     assert decide(holder=COOLING) == Skip("cooling down after holder")
 
 
-def test_nobody_waits_in_a_worker_slot_for_what_does_not_run_or_a_second_time() -> None:
-    assert decide(holder=COOLING, policy="wait") == TakeTurn()
-    assert decide(MESSAGE._replace(delivered=FRESH._replace(has_come_back=True)), policy="wait") == TakeTurn()
+def test_who_waits_waits_for_a_key_that_cools_down_and_as_often_as_it_must() -> None:
+    assert decide(holder=COOLING, policy="wait") == Wait()
+    assert decide(MESSAGE._replace(delivered=FRESH._replace(has_come_back=True)), policy="wait") == Wait()
 
 
-def test_a_turn_ends_with_the_message_or_with_lock_retry_for() -> None:
-    assert decide(MESSAGE._replace(has_expired=True), policy="retry") == Skip("expired")
-    assert decide(MESSAGE._replace(waited=5.0), policy="retry", retry_for=5.0) == Fail(is_late=True)
-    assert decide(MESSAGE._replace(waited=4.9), policy="retry", retry_for=5.0) == TakeTurn()
+@pytest.mark.parametrize("policy", ["wait", "join"])
+def test_a_wait_ends_with_the_message_or_with_lock_wait_for(policy: str) -> None:
+    assert decide(MESSAGE._replace(has_expired=True), policy=policy) == Skip("expired")
+    assert decide(MESSAGE._replace(waited=5.0), policy=policy, wait_for=5.0) == Fail(is_late=True)
+    assert isinstance(decide(MESSAGE._replace(waited=4.9), policy=policy, wait_for=5.0), Wait)
+    assert isinstance(decide(MESSAGE._replace(waited=1e9), policy=policy), Wait)
+
+
+def test_what_is_no_duplicate_waits_for_longer_than_lock_wait_for() -> None:
+    retry = MESSAGE._replace(attempt=Attempt("mine", 1, 0), waited=6.0)
+    assert decide(retry, policy="wait", wait_for=5.0) == ComeBack(is_begun=False)
 
 
 def test_who_joins_keeps_to_the_first_holder_that_it_met() -> None:
-    assert decide(MESSAGE._replace(joins="first"), policy="join") == TakeTurn(joins="first")
+    assert decide(MESSAGE._replace(joins="first"), policy="join") == Wait(joins="first")
+
+
+def test_who_joins_a_lock_that_is_no_task_waits_in_line() -> None:
+    assert decide(holder=HOLDER._replace(task_id=None), policy="join") == Wait()
 
 
 def test_in_scope_job_a_lock_outside_tasks_is_waited_for() -> None:
-    assert decide(holder=HOLDER._replace(task_id=None), scope="job") == TakeTurn()
+    assert decide(holder=HOLDER._replace(task_id=None), scope="job") == Wait()
 
 
-def test_in_scope_queue_a_claim_opens_the_place_alone_and_its_message_takes_its_turn() -> None:
+def test_in_scope_queue_a_claim_opens_the_place_alone_and_its_message_waits() -> None:
     message = MESSAGE._replace(is_claimed=True)
-    assert decide(message, policy="retry", scope="queue") == TakeTurn()
+    assert decide(message, policy="wait", scope="queue") == Wait()
 
 
 @pytest.mark.parametrize(
@@ -151,10 +164,17 @@ def test_who_joins_ends_with_the_other_or_runs_in_its_place(
 
 
 def test_an_outage_goes_by_its_option() -> None:
-    assert on_outage(FRESH, options(on_outage="raise")) == Refuse()
-    assert on_outage(FRESH, options(on_outage="run")) == RunWithout()
-    assert on_outage(FRESH, options()) == ComeBack(is_begun=False)
-    assert on_outage(FRESH._replace(acks_late=True, is_redelivered=True), options()) == ComeBack(is_begun=True)
+    assert on_outage(FRESH, 0.0, options(on_outage="raise")) == Refuse()
+    assert on_outage(FRESH, 0.0, options(on_outage="run")) == RunWithout()
+    assert on_outage(FRESH, 0.0, options()) == ComeBack(is_begun=False)
+    begun = FRESH._replace(acks_late=True, is_redelivered=True)
+    assert on_outage(begun, 0.0, options()) == ComeBack(is_begun=True)
+
+
+def test_lock_wait_for_ends_the_wait_for_a_lock_server_too() -> None:
+    assert on_outage(FRESH, 5.0, options(wait_for=5.0)) == Refuse()
+    assert on_outage(FRESH, 4.9, options(wait_for=5.0)) == ComeBack(is_begun=False)
+    assert on_outage(FRESH, 5.0, options(wait_for=5.0, on_outage="run")) == RunWithout()
 
 
 @pytest.mark.parametrize(

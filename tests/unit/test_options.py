@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from celery_redislock.app import check_lease
 from celery_redislock.errors import LockConfigError
 from celery_redislock.options import (
     ATTRIBUTES,
@@ -17,7 +18,6 @@ from celery_redislock.options import (
     OPTIONS,
     LockOptions,
     LockSettings,
-    check_lease,
     resolve_options,
     resolve_settings,
 )
@@ -25,7 +25,7 @@ from celery_redislock.task.attributes import LockAttributes
 
 from .wire import SECRET
 
-DURATIONS = ["lease", "max_hold", "wait", "retry_delay", "retry_max_delay", "retry_for", "queue_ttl"]
+DURATIONS = ["lease", "max_hold", "wait_for", "block_for", "queue_ttl"]
 NO_DURATIONS = [0, 0.0, -1, math.nan, math.inf, -math.inf, "10", True, [10]]
 
 
@@ -56,10 +56,8 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         on_conflict="skip",
         lease=30.0,
         max_hold=None,
-        wait=10.0,
-        retry_delay=1.0,
-        retry_max_delay=30.0,
-        retry_for=None,
+        wait_for=None,
+        block_for=10.0,
         hold_on_retry=False,
         cooldown=0.0,
         queue_ttl=3600.0,
@@ -67,7 +65,9 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         on_outage="retry",
         fence=False,
     )
-    assert resolve_settings({}) == LockSettings(url=None, client_options={}, prefix="redislock", enabled=True)
+    assert resolve_settings({}) == LockSettings(
+        url=None, client_options={}, prefix="redislock", enabled=True, waiting_limit=1000
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,32 +75,32 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
     [
         ({}, "skip"),
         ({"args": None}, "skip"),
-        ({"args": ["a"]}, "retry"),
-        ({"args": ()}, "retry"),
-        ({"key": "stock:{a}"}, "retry"),
-        ({"key": str}, "retry"),
+        ({"args": ["a"]}, "wait"),
+        ({"args": ()}, "wait"),
+        ({"key": "stock:{a}"}, "wait"),
+        ({"key": str}, "wait"),
         ({"args": ["a"], "on_conflict": "skip"}, "skip"),
-        ({"on_conflict": "retry"}, "retry"),
+        ({"on_conflict": "wait"}, "wait"),
     ],
     ids=str,
 )
-def test_the_default_policy_skips_the_same_work_and_retries_other_work(own: dict[str, Any], policy: str) -> None:
+def test_the_default_policy_skips_the_same_work_and_lets_other_work_wait(own: dict[str, Any], policy: str) -> None:
     assert options(own).on_conflict == policy
 
 
 def test_the_task_comes_before_the_app_and_the_app_before_the_default() -> None:
-    resolved = options({"lease": 12}, lease=60, wait=5)
-    assert (resolved.lease, resolved.wait, resolved.retry_delay) == (12, 5, 1.0)
+    resolved = options({"lease": 12}, lease=60, block_for=5)
+    assert (resolved.lease, resolved.block_for, resolved.queue_ttl) == (12, 5, 3600.0)
 
 
-@pytest.mark.parametrize("name", ["max_hold", "retry_for"])
+@pytest.mark.parametrize("name", ["max_hold", "wait_for"])
 def test_none_on_the_task_is_a_value_and_not_unset(name: str) -> None:
     assert getattr(options({name: None}, **{name: 60}), name) is None
     assert getattr(options(**{name: 60}), name) == 60
 
 
 def test_none_as_the_tasks_policy_is_the_default_by_key_whatever_the_app_says() -> None:
-    assert options({"on_conflict": None}, on_conflict="retry").on_conflict == "skip"
+    assert options({"on_conflict": None}, on_conflict="wait").on_conflict == "skip"
 
 
 @pytest.mark.parametrize("given", [["a", "b"], ("a", "b")])
@@ -123,16 +123,16 @@ def test_a_duration_beyond_all_floats_is_refused() -> None:
 @pytest.mark.parametrize("value", [1, 0.5, 86400])
 @pytest.mark.parametrize("name", DURATIONS)
 def test_a_duration_is_any_number_of_seconds(name: str, value: float) -> None:
-    resolved = options({"retry_delay": 0.1, "retry_max_delay": 86400, name: value})
-    assert getattr(resolved, name) == value
+    assert getattr(options({name: value}), name) == value
 
 
 @pytest.mark.parametrize(
     ("option", "value", "allowed"),
     [
-        ("on_conflict", "skipp", "'skip', 'retry', 'wait', 'raise' or 'join'; did you mean 'skip'?"),
-        ("on_conflict", "rety", "'skip', 'retry', 'wait', 'raise' or 'join'; did you mean 'retry'?"),
-        ("on_conflict", ["skip"], "'skip', 'retry', 'wait', 'raise' or 'join'"),
+        ("on_conflict", "skipp", "'skip', 'wait', 'raise' or 'join'; did you mean 'skip'?"),
+        ("on_conflict", "wai", "'skip', 'wait', 'raise' or 'join'; did you mean 'wait'?"),
+        ("on_conflict", "retry", "'skip', 'wait', 'raise' or 'join'"),
+        ("on_conflict", ["skip"], "'skip', 'wait', 'raise' or 'join'"),
         ("on_outage", "rais", "'retry' or 'raise' or 'run'; did you mean 'raise'?"),
         ("on_outage", None, "'retry' or 'raise' or 'run'"),
         ("args", "account", "a list or tuple of parameter names, or None for all"),
@@ -167,12 +167,12 @@ def test_a_cooldown_may_be_zero(value: float) -> None:
 def test_scope_queue_refuses_a_policy_that_would_drop_the_one_that_waits(policy: str) -> None:
     message = refusal({"scope": "queue", "on_conflict": policy})
     assert message.startswith(f"shop.bill: lock_scope = 'queue' with lock_on_conflict = {policy!r} is not allowed")
-    assert message.endswith("allowed: 'retry' or 'wait'")
+    assert message.endswith("allowed: 'wait'")
 
 
 @pytest.mark.parametrize("key", [{}, {"args": ("a",)}, {"key": "stock:{a}"}], ids=str)
-def test_the_policy_of_scope_queue_is_retry_unless_it_is_wait(key: dict[str, Any]) -> None:
-    assert options({"scope": "queue", **key}).on_conflict == "retry"
+def test_the_policy_of_scope_queue_is_wait(key: dict[str, Any]) -> None:
+    assert options({"scope": "queue", **key}).on_conflict == "wait"
     assert options({"scope": "queue", "on_conflict": "wait", **key}).on_conflict == "wait"
 
 
@@ -193,20 +193,13 @@ def test_an_option_named_as_a_setting_of_the_app_alone_is_refused_on_a_task() ->
     assert "lock_prefix is not known" in refusal({"prefix": "x"})
 
 
-def test_delays_out_of_order_are_refused() -> None:
-    message = "shop.bill: lock_retry_delay = 31 is greater than the default lock_retry_max_delay = 30.0"
-    assert refusal({"retry_delay": 31}) == message
-    assert options({"retry_delay": 30}).retry_delay == 30
+@pytest.mark.parametrize("name", ["wait", "retry_delay", "retry_max_delay", "retry_for"])
+def test_the_options_of_a_policy_that_polled_are_not_known(name: str) -> None:
+    assert refusal({name: 5}).startswith(f"shop.bill: lock_{name} is not known; ")
 
 
 def test_what_is_refused_is_named_as_it_was_set() -> None:
-    """On the task or for the app; who set nothing hears of the default."""
-    said = "redislock_retry_delay = 31 is greater than the default lock_retry_max_delay = 30.0"
-    assert refusal(retry_delay=31) == f"shop.bill: {said}"
-    said = "the default lock_retry_delay = 1.0 is greater than redislock_retry_max_delay = 0.5"
-    assert refusal(retry_max_delay=0.5) == f"shop.bill: {said}"
-    said = "lock_retry_delay = 5 is greater than redislock_retry_max_delay = 2"
-    assert refusal({"retry_delay": 5}, retry_max_delay=2) == f"shop.bill: {said}"
+    """On the task or for the app."""
     said = "redislock_scope = 'queue' with lock_on_conflict = 'skip' is not allowed"
     assert refusal({"on_conflict": "skip"}, scope="queue").startswith(f"shop.bill: {said}")
     said = "lock_scope = 'queue' with redislock_on_conflict = 'join' is not allowed"
@@ -249,7 +242,12 @@ def test_the_options_that_make_the_key_are_no_settings(name: str) -> None:
         ("prefix", None, "text without braces"),
         ("prefix", b"redislock", "text without braces"),
         ("lease", "30", "seconds greater than 0"),
-        ("on_conflict", "skipp", "'skip', 'retry', 'wait', 'raise' or 'join'; did you mean 'skip'?"),
+        ("on_conflict", "skipp", "'skip', 'wait', 'raise' or 'join'; did you mean 'skip'?"),
+        ("waiting_limit", -1, "a whole number, 0 or greater"),
+        ("waiting_limit", 1000.0, "a whole number, 0 or greater"),
+        ("waiting_limit", True, "a whole number, 0 or greater"),
+        ("waiting_limit", "1000", "a whole number, 0 or greater"),
+        ("waiting_limit", None, "a whole number, 0 or greater"),
     ],
     ids=repr,
 )
@@ -277,6 +275,7 @@ def test_a_setting_that_may_hold_a_password_is_refused_without_its_value(name: s
 
 def test_settings_of_the_app_are_taken_as_they_are() -> None:
     given: dict[str, Any] = {"url": "redis://h", "client_options": {"db": 1}, "prefix": "shop", "enabled": False}
+    given["waiting_limit"] = 0
     assert resolve_settings({**given, "lease": 12}) == LockSettings(**given)
 
 

@@ -1,12 +1,13 @@
--- Leave the line of a lock: nobody in my room waits for it, or none who could begin now. Where the key is kept for me, it
--- is offered to the next room in line. "I" am a room.
+-- Leave the line of a lock: nobody in my room waits for it, or none who could begin now. Where the key is offered to me,
+-- it is offered to the next room in line. Where I have called somebody to it, that one still comes, and may have it. "I"
+-- am a room.
 --
 -- KEYS[1]  the key of the lock
 -- KEYS[2]  the line of the rooms that wait for the lock
 -- ARGV[1]  the token of my room, whole, as the key holds it while it is offered to me
 --
--- Returns 1: the key was kept for me, and is not any more
---         0: the key was not kept for me
+-- Returns 1: the key was offered to me, and is not any more
+--         0: the key was not offered to me
 --
 -- Sent twice, the second finds nothing that is mine; but it offers a key that is free to the next room, as anybody may
 -- at any time. If my process dies before this, my place costs the time of one offer, or ends with the line.
@@ -14,7 +15,7 @@
 local lock, line, room = KEYS[1], KEYS[2], ARGV[1]
 redis.call('ZREM', line, room)
 local holder = redis.call('GET', lock)
-local is_mine = is_owned_by(string.sub(room, 1, OWNER_LENGTH), holder)
+local is_mine = holder == room
 if is_mine then
   redis.call('DEL', lock)
 end

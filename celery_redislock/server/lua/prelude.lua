@@ -10,7 +10,7 @@ local RUNS, SEEN, RESERVED, COOLING, OFFERED, CALLED = '>', '&', '~', '=', '?', 
 local OWNER_LENGTH = 23
 -- How long an offer is kept for its room, and then for the one whom that room has called; and how long the line is kept
 -- after the last room came to stand in it; in milliseconds.
-local OFFER_MS, CALLED_MS, LINE_MS = 1000, 1000, 150000
+local OFFER_MS, CALLED_MS, LINE_MS = 1000, 5000, 150000
 -- The owner of a key in the first of these states owns it in the second state too.
 local SAME_OWNER = {[SEEN] = RUNS, [CALLED] = OFFERED}
 
@@ -66,6 +66,14 @@ local function offer_next(lock, line)
     if type(heard) == 'table' or heard > 0 then
       break
     end
+  end
+end
+
+-- Tell all rooms in line that the key `lock` holds another token now: that of a reservation whose message may wait in one
+-- of them, or one that ends sooner than the rooms have seen. A script calls this last.
+local function hint_all(lock, line)
+  for _, room in ipairs(redis.call('ZRANGE', line, 0, -1)) do
+    hint(room, 'now', lock)
   end
 end
 

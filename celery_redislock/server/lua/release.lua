@@ -1,5 +1,5 @@
--- Release a key of mine: delete it or offer it to the first in line, or hand it over to a message, or let it cool down. And write
--- the note that my attempt is over, for copies of my message.
+-- Release a key of mine: delete it or offer it to the first in line, or hand it over to a message, or let it cool down.
+-- And write the note that my attempt is over, for copies of my message.
 --
 -- KEYS[1]  the key of the lock
 -- KEYS[2]  the line of the rooms that wait for the lock
@@ -37,6 +37,7 @@ if not mine then
 end
 if next_token and not (gone and redis.call('DEL', gone) == 1) then
   redis.call('SET', KEYS[1], next_token, 'PX', next_ttl)
+  hint_all(KEYS[1], KEYS[2])
 else
   offer_next(KEYS[1], KEYS[2])
 end

@@ -18,24 +18,16 @@
 -- kept for that time for nobody; then it is free, and who looks or asks next offers it to the first in line.
 
 local lock, line, room, place = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
-local owner = string.sub(room, 1, OWNER_LENGTH)
 local called = CALLED .. string.sub(room, 2) .. ' ' .. place
 
-local function stand()
-  redis.call('ZADD', line, place, room)
-  redis.call('PEXPIRE', line, LINE_MS)
-end
-
+redis.call('ZADD', line, place, room)
+redis.call('PEXPIRE', line, LINE_MS)
 local holder = redis.call('GET', lock)
-if not holder then
-  local head = redis.call('ZRANGE', line, 0, 0, 'WITHSCORES')
-  if head[1] and head[1] ~= room and tonumber(head[2]) < tonumber(place) then
-    stand()
-    offer_next(lock, line)
-    return refused(lock)
-  end
-elseif holder ~= called and (string.sub(holder, 1, 1) ~= OFFERED or not is_owned_by(owner, holder)) then
-  stand()
+if not holder and redis.call('ZRANGE', line, 0, 0)[1] ~= room then
+  offer_next(lock, line)
+  return refused(lock)
+end
+if holder and holder ~= room and holder ~= called then
   return refused(lock)
 end
 redis.call('SET', lock, called, 'PX', CALLED_MS)
@@ -44,5 +36,4 @@ if ARGV[3] == '' then
 else
   redis.call('ZADD', line, ARGV[3], room)
 end
-redis.call('PEXPIRE', line, LINE_MS)
 return 1

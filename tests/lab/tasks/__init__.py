@@ -38,6 +38,6 @@ THEMES = (
 
 
 def define_tasks(app: Celery, ledger: Ledger) -> None:
-    """All of them; their names begin with ``lab.``."""
+    """Define all tasks of the tests; their names begin with ``lab.``."""
     for theme in THEMES:
         theme.define(app, ledger)

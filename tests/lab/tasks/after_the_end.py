@@ -15,10 +15,10 @@ from .decorator import decorator_of
 
 
 def define(app: Celery, ledger: Ledger) -> None:
-    """The tasks of this module."""
+    """Define the tasks of this module."""
     locked = partial(decorator_of(app), lock_args=["key"])
 
-    for policy in ("skip", "retry", "wait", "raise", "join"):
+    for policy in ("skip", "wait", "raise", "join"):
 
         @locked(f"cools_{policy}", lock_on_conflict=policy, lock_cooldown=2.0, ignore_result=False)
         def cools(key: Any, item: Any = "", fails: bool = False) -> Any:
@@ -40,12 +40,12 @@ def define(app: Celery, ledger: Ledger) -> None:
 
     @locked("lingering_job", base=_Lingering, lock_scope="job", ignore_result=False)
     def lingering_job(key: Any, item: Any = "", fails: bool = False) -> Any:
-        """The same, unique from its publish on."""
+        """As `lingers`, but unique from its publish on."""
         return lingers.run(key, item, fails)
 
     @locked("cooling_job", lock_scope="job", lock_cooldown=2.0)
     def cooling_job(key: Any, item: Any = "") -> Any:
-        """At most once in a while."""
+        """Unique from its publish on; its key cools down after its success."""
         with ledger.run(key, item):
             return item
 

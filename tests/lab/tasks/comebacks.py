@@ -14,7 +14,7 @@ from .decorator import decorator_of
 
 
 def define(app: Celery, ledger: Ledger) -> None:
-    """The tasks of this module."""
+    """Define the tasks of this module."""
     locked = decorator_of(app)
 
     for name, acks_late in {"counted": False, "counted_late": True}.items():
@@ -26,9 +26,9 @@ def define(app: Celery, ledger: Ledger) -> None:
                 time.sleep(seconds)
             return [item, self.request.retries]
 
-    @locked("tells", bind=True, lock_key="{key}", lock_on_conflict="retry", max_retries=2, default_retry_delay=0)
+    @locked("tells", bind=True, lock_key="{key}", lock_on_conflict="wait", max_retries=2, default_retry_delay=0)
     def tells(self: Any, key: str, what: Any = "", retries: int = 0) -> Any:
-        """Tells what its message had, once it has retried itself as often as it shall."""
+        """Retries itself `retries` times, and then writes down what its request holds."""
         with ledger.run(key, self.request.retries):
             if self.request.retries < retries:
                 raise self.retry(countdown=0)
@@ -39,7 +39,7 @@ def define(app: Celery, ledger: Ledger) -> None:
 
     @locked("own_publish", lock_args=["key"], base=_OwnPublish)
     def own_publish(key: Any, item: Any = "", seconds: float = 0.0) -> Any:
-        """Its class has a word to say at every publish."""
+        """Its class overrides `apply_async`."""
         with ledger.run(key, item):
             time.sleep(seconds)
         return item
@@ -47,7 +47,7 @@ def define(app: Celery, ledger: Ledger) -> None:
 
 class _OwnPublish(LockedTask):
     def apply_async(self, *args: Any, **options: Any) -> Any:
-        """As celery-singleton's, for a duplicate: answer with another's id, and send nothing."""
+        """Do as celery-singleton does for a duplicate: answer with another task's id, and send nothing."""
         if self.app.current_worker_task:
             return self.AsyncResult("another")
         return super().apply_async(*args, **options)

@@ -15,7 +15,7 @@ from .decorator import decorator_of
 
 
 def define(app: Celery, ledger: Ledger) -> None:
-    """The tasks of this module."""
+    """Define the tasks of this module."""
     locked = partial(decorator_of(app), lock_args=["key"])
 
     @locked("job", lock_scope="job", lock_on_conflict="skip")
@@ -27,20 +27,15 @@ def define(app: Celery, ledger: Ledger) -> None:
 
     @locked("patient_job", lock_scope="job", lock_on_conflict="wait")
     def patient_job(key: Any, item: Any = "", seconds: float = 0.0) -> Any:
-        """As a job; a duplicate that had to be sent waits."""
+        """As `job`, but a duplicate that was sent all the same waits."""
         return job.run(key, item, seconds)
 
-    @locked("queued", lock_scope="queue", lock_retry_delay=0.02, lock_retry_max_delay=0.1)
+    @locked("queued", lock_scope="queue")
     def queued(key: Any, item: Any = "", seconds: float = 0.0) -> Any:
         """At most one that waits, besides one that runs."""
         with ledger.run(key, item):
             time.sleep(seconds)
         return item
-
-    @locked("queued_waits", lock_scope="queue", lock_on_conflict="wait")
-    def queued_waits(key: Any, item: Any = "", seconds: float = 0.0) -> Any:
-        """The same, and the one that waits does so in a worker."""
-        return queued.run(key, item, seconds)
 
     for name, options in {
         "job_again": {"lock_scope": "job"},
@@ -59,7 +54,7 @@ def define(app: Celery, ledger: Ledger) -> None:
 
     @locked("job_ends", bind=True, lock_scope="job")
     def job_ends(self: Any, key: Any, how: str) -> str:
-        """Leaves in every way there is."""
+        """Ends in the way that `how` names."""
         with ledger.run(key, how):
             match how:
                 case "failure":
@@ -88,7 +83,7 @@ def define(app: Celery, ledger: Ledger) -> None:
 def _define_again(locked: Any, ledger: Ledger, name: str, options: dict[str, Any]) -> None:
     @locked(name, bind=True, max_retries=10, **options)
     def again(self: Any, key: Any, item: Any = "", times: int = 0, lingers: float = 0.0, countdown: float = 0.0) -> Any:
-        """Retries itself so many times, and takes its time after each publish."""
+        """Retries itself `times` times, and sleeps for `lingers` seconds after each publish."""
         with ledger.run(key, f"{item}{self.request.retries}"):
             if self.request.retries < times:
                 try:

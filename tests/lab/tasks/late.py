@@ -13,7 +13,7 @@ from .decorator import decorator_of
 
 
 def define(app: Celery, ledger: Ledger) -> None:
-    """The tasks of this module."""
+    """Define the tasks of this module."""
     locked = decorator_of(app)
 
     @locked("late", lock_args=["key"], acks_late=True, lock_lease=3.0)
@@ -44,7 +44,7 @@ def define(app: Celery, ledger: Ledger) -> None:
 
     @locked("cut_short", lock_args=["key"], acks_late=True, reject_on_worker_lost=True, lock_lease=3.0)
     def cut_short(key: Any, item: Any, first: float = 0.0) -> Any:
-        """Is told to go in its first run, when its body has ended and its result is not stored yet."""
+        """Raises SystemExit in its first run, when its body has ended and its result is not stored yet."""
         is_first = str(item) not in ledger.items()
         ledger.take(key, item, first)
         return _Leaves() if is_first else item

@@ -17,7 +17,7 @@ from .decorator import decorator_of
 
 
 def define(app: Celery, ledger: Ledger) -> None:
-    """The tasks of this module."""
+    """Define the tasks of this module."""
     locked = partial(decorator_of(app), lock_args=["key"])
 
     @locked("refusing_job", base=_Refusing, lock_scope="job")

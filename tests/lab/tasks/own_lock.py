@@ -16,7 +16,7 @@ from .decorator import decorator_of
 
 
 def define(app: Celery, ledger: Ledger) -> None:
-    """The tasks of this module."""
+    """Define the tasks of this module."""
     locked = decorator_of(app)
 
     @locked("bound", bind=True, lock_args=["account"], lock_on_conflict="skip")
@@ -109,6 +109,5 @@ def _define_inner_calls(app: Celery, ledger: Ledger) -> None:
         for task in (Base, Calls):  # the base first, so that its body is wrapped as well
             app.register_task(task())
 
-    app.on_after_finalize.connect(
-        register, weak=False
-    )  # at once it would read the app's settings before a test sets them
+    # A task that is registered at once would read the app's settings before a test sets them.
+    app.on_after_finalize.connect(register, weak=False)

@@ -14,10 +14,10 @@ from .decorator import decorator_of
 
 
 def define(app: Celery, ledger: Ledger) -> None:
-    """The tasks of this module."""
+    """Define the tasks of this module."""
     locked = decorator_of(app)
 
-    for policy in ("skip", "retry", "wait", "raise", "join"):
+    for policy in ("skip", "wait", "raise", "join"):
         _define_policy(locked, ledger, policy)
 
     for policy in ("skip", "raise"):
@@ -43,7 +43,7 @@ def _define_policy(locked: Any, ledger: Ledger, policy: str) -> None:
         ignore_result=False,
     )
     def on_conflict(self: Any, key: str, item: Any = "", holds: str = "") -> Any:
-        """Where it `holds`, until its conflict has been announced; then it ends so."""
+        """Where `holds` is given: waits until another message has met its lock, and ends in the way `holds` names."""
         with ledger.run(key, item):
             if holds:
                 ledger.wait_for_conflict(self.request.id)

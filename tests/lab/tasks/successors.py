@@ -14,7 +14,7 @@ from .decorator import decorator_of
 
 
 def define(app: Celery, ledger: Ledger) -> None:
-    """The tasks of this module."""
+    """Define the tasks of this module."""
     locked = decorator_of(app)
 
     @locked("link", base=_Linked, lock_args=["key"], lock_on_conflict="skip")
@@ -58,11 +58,11 @@ def define(app: Celery, ledger: Ledger) -> None:
 
 class _Linked(LockedTask):
     def before_start(self, *args: Any) -> None:
-        """Celery 5.6.0 takes the next step out of the request's list when it publishes it."""
+        """Note whether a step follows: Celery 5.6.0 takes that step out of the request's list when it publishes it."""
         super().before_start(*args)
         self.request.goes_on = bool(self.request.chain)
 
     def on_success(self, retval: Any, task_id: str, *args: Any) -> None:
-        """Celery has published the next step by now."""
+        """Wait until the next step, which Celery has published by now, has met the lock."""
         if self.request.goes_on:
             Ledger(Path(self.app.conf.lab_ledger)).wait_for_conflict(task_id)

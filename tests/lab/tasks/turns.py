@@ -21,7 +21,7 @@ class Order(BaseModel):
 
 
 def define(app: Celery, ledger: Ledger) -> None:
-    """The tasks of this module."""
+    """Define the tasks of this module."""
     locked = decorator_of(app)
 
     @locked("work", lock_args=["key"])
@@ -40,14 +40,14 @@ def define(app: Celery, ledger: Ledger) -> None:
                 raise ValueError(f"{item} fails")
         return item
 
-    @locked("keyed", lock_key="stock:{sku}", lock_on_conflict="retry")
+    @locked("keyed", lock_key="stock:{sku}", lock_on_conflict="wait")
     def keyed(sku: Any, item: Any = "", seconds: float = 0.0) -> Any:
         """Shares its key with `keyed_too`."""
         with ledger.run(sku, item):
             time.sleep(seconds)
         return item
 
-    @locked("keyed_too", lock_key="stock:{sku}", lock_on_conflict="retry")
+    @locked("keyed_too", lock_key="stock:{sku}", lock_on_conflict="wait")
     def keyed_too(quantity: int, sku: Any, seconds: float = 0.0) -> int:
         with ledger.run(sku, quantity):
             time.sleep(seconds)

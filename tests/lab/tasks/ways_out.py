@@ -1,4 +1,4 @@
-"""Tasks that leave in every way there is, and hooks of the user's that fail or forget."""
+"""Tasks whose bodies end in every way there is, and a user's hooks that fail or do not call super()."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .decorator import decorator_of
 
 
 def define(app: Celery, ledger: Ledger) -> None:
-    """The tasks of this module."""
+    """Define the tasks of this module."""
     locked = decorator_of(app)
 
     @locked("ends", bind=True, lock_args=["key"])
     def ends(self: Any, key: Any, how: str) -> str:
-        """Leaves in every way there is."""
+        """Ends in the way that `how` names."""
         with ledger.run(key, how):
             match how:
                 case "failure":

@@ -1,4 +1,4 @@
-"""Policy retry: the message that comes back is the message that was sent, on every broker, however often."""
+"""Policy wait: the message that has waited is the message that was sent, on every broker, in line or sent back."""
 
 from __future__ import annotations
 
@@ -23,14 +23,27 @@ QUORUM = {
 }
 #: What tells one message from another, and when it is due; each broker's own notes.
 OWN = {"id", "root_id", "correlation_id", "eta", "delivery_info", "properties", "headers"}
-on_every_queue = pytest.mark.parametrize("broker", ["redis", "rabbitmq", "quorum"], indirect=True)
+#: A worker that may keep no more messages sends them back to the broker. On quorum queues every worker does.
+in_every_way = pytest.mark.parametrize(
+    ("broker", "limit"),
+    [("redis", 1000), ("redis", 0), ("rabbitmq", 1000), ("rabbitmq", 0), ("quorum", 1000)],
+    ids=["redis, in line", "redis, sent back", "rabbitmq, in line", "rabbitmq, sent back", "quorum, sent back"],
+    indirect=True,
+)
 
 
 @pytest.fixture
-def config(config, request):
+def limit(request):
+    """How many messages a worker keeps waiting."""
+    return getattr(request, "param", 1000)
+
+
+@pytest.fixture
+def config(config, request, limit):
     callspec = getattr(request.node, "callspec", None)
     if callspec and callspec.params.get("broker") == "quorum":
         config.settings.update(QUORUM)
+    config.settings["redislock_waiting_limit"] = limit
     return config
 
 
@@ -38,9 +51,16 @@ def received(worker, result):
     return worker.output().count(f"[{result.id}] received")
 
 
-def come_back(worker, result, times=2):
-    """Until the message of `result` has come back so often."""
-    wait_until(lambda: received(worker, result) > times, "it has come back")
+def wait_in_line(worker, result):
+    """Until the message of `result` waits in line, or has come back once."""
+    line = f"[{result.id}]: lock"
+    wait_until(
+        lambda: (
+            any(line in said and said.endswith(": it waits in line") for said in worker.output().splitlines())
+            or received(worker, result) > 1
+        ),
+        "it waits in line, or has come back",
+    )
 
 
 def told(ledger):
@@ -53,8 +73,8 @@ def kept(message):
     return {name: value for name, value in message.items() if name not in OWN and not name.startswith("x-")}
 
 
-@on_every_queue
-def test_a_message_that_came_back_is_the_message_that_was_sent(tasks, start_worker, ledger):
+@in_every_way
+def test_a_message_that_has_waited_is_the_message_that_was_sent(tasks, start_worker, ledger):
     worker = start_worker(2)
     sent = {
         "link": tasks.plain.si("link"),
@@ -75,13 +95,13 @@ def test_a_message_that_came_back_is_the_message_that_was_sent(tasks, start_work
     }
     task = tasks.tells
     with task.lock_for("k"):
-        result = task.apply_async(("k", "secret"), task_id="came back", **sent)
-        come_back(worker, result)
+        result = task.apply_async(("k", "secret"), task_id="waited", **sent)
+        wait_in_line(worker, result)
     task.apply_async(("k", "secret"), task_id="at once", **sent)
     wait_until(lambda: len(told(ledger)) == 2, "both have run")
-    came_back, at_once = told(ledger)["came back"], told(ledger)["at once"]
-    assert kept(came_back) == kept(at_once)
-    for message in (came_back, at_once):
+    waited, at_once = told(ledger)["waited"], told(ledger)["at once"]
+    assert kept(waited) == kept(at_once)
+    for message in (waited, at_once):
         assert message["root_id"] == message["correlation_id"] == message["id"]
         assert message["properties"]["delivery_mode"] == 1
         assert message["delivery_info"]["priority"] == 3
@@ -89,15 +109,15 @@ def test_a_message_that_came_back_is_the_message_that_was_sent(tasks, start_work
     assert "secret" not in worker.output()
 
 
-@on_every_queue
-def test_headers_beside_an_inner_dict_of_headers_come_back_too(tasks, start_worker, ledger):
+@in_every_way
+def test_headers_beside_an_inner_dict_of_headers_stay_too(tasks, start_worker, ledger):
     """ddtrace and older sentry-sdk put such a dict into the message; Celery shows a task nothing but that."""
     worker = start_worker(2)
     inner = {"x-datadog-trace-id": "1", "deep": {"list": [1, None]}, "redislock": {"times": 3, "since": 1.0}}
     sent = {"tenant": 7, "redislock_note": "mine", "headers": inner}
     with tasks.tells.lock_for("k"):
         result = tasks.tells.apply_async(("k",), headers=sent)
-        come_back(worker, result)
+        wait_in_line(worker, result)
     assert result.get(timeout=20) == "told"
     retried = tasks.tells.apply_async(("k",), {"retries": 1}, headers=sent)
     assert retried.get(timeout=20) == "told"
@@ -108,13 +128,13 @@ def test_headers_beside_an_inner_dict_of_headers_come_back_too(tasks, start_work
     assert told(ledger)[result.id]["headers"].keys() == {"x-datadog-trace-id", "deep"}
 
 
-@on_every_queue
+@in_every_way
 def test_a_member_of_a_group_in_a_chord_and_a_chain_stays_one(tasks, app, start_worker, ledger):
     worker = start_worker(2)
     with tasks.tells.lock_for("k"):
         member = tasks.tells.si("k").set(task_id="member") | tasks.plain.s()
         body = chord([member, tasks.plain.si()])(tasks.plain.s())
-        come_back(worker, app.AsyncResult("member"))
+        wait_in_line(worker, app.AsyncResult("member"))
     assert body.get(timeout=20) == "plain"
     message = told(ledger)["member"]
     assert message["group"] or message["chain"]
@@ -124,60 +144,60 @@ def test_a_member_of_a_group_in_a_chord_and_a_chain_stays_one(tasks, app, start_
     assert (told(ledger)["child"]["parent_id"], told(ledger)["child"]["root_id"]) == ("parent", "root")
 
 
-@on_every_queue
-def test_it_comes_back_to_the_queue_that_it_came_from(config, tasks, start_worker, ledger):
+@in_every_way
+def test_it_stays_in_the_queue_that_it_came_from(config, tasks, start_worker, ledger):
     default = start_worker(1)
     queue = f"{config.queue}-other"
     other = start_worker(1, "-Q", queue)
     with tasks.tells.lock_for("k"):
         result = tasks.tells.apply_async(("k",), queue=queue)
-        come_back(other, result)
+        wait_in_line(other, result)
     assert result.get(timeout=20) == "told"
     assert received(default, result) == 0
 
 
 @pytest.mark.parametrize("broker", ["quorum"], indirect=True)
 def test_rabbitmq_takes_no_message_that_comes_back_for_one_that_goes_in_a_circle(config, start_worker):
-    """A delay of three seconds goes through two queues. RabbitMQ drops what expires towards a queue of its record."""
-    config.settings.update(redislock_retry_delay=3, redislock_retry_max_delay=3)
+    """A long delay goes through several queues. RabbitMQ drops what expires towards a queue of its record."""
     app = make_app(config)
     worker = start_worker(1)
     task = app.tasks["lab.tells"]
     with task.lock_for("k"):
         result = task.delay("k")
-        come_back(worker, result)
-    assert result.get(timeout=20) == "told"
+        wait_until(lambda: received(worker, result) > 2, "it has come back twice")
+    assert result.get(timeout=30) == "told"
     app.close()
 
 
-def test_a_body_that_only_its_own_serializer_can_carry_comes_back_in_it(config, start_worker):
+@pytest.mark.parametrize("limit", [1000, 0], ids=["in line", "sent back"], indirect=True)
+def test_a_body_that_only_its_own_serializer_can_carry_stays_in_it(config, start_worker):
     config.settings["accept_content"] = ["json", "yaml"]
     app = make_app(config)
     worker = start_worker(1)
     task = app.tasks["lab.tells"]
     with task.lock_for("k"):
         result = task.apply_async(("k", {"a", "set"}), serializer="yaml")
-        come_back(worker, result)
+        wait_in_line(worker, result)
     assert result.get(timeout=20) == "told"
     app.close()
 
 
-@on_every_queue
-def test_a_task_that_has_come_back_still_has_all_its_own_retries(tasks, start_worker, ledger):
+@in_every_way
+def test_a_task_that_has_waited_still_has_all_its_own_retries(tasks, start_worker, ledger):
     worker = start_worker(1)
     with tasks.tells.lock_for("k"):
         result = tasks.tells.delay("k", retries=2)  # as many as it may have
-        come_back(worker, result)
+        wait_in_line(worker, result)
     assert result.get(timeout=20) == "told"
     assert ledger.items() == ["0", "1", "2"]
 
 
-@on_every_queue
-def test_after_lock_retry_for_it_fails_naming_the_holder(config, start_worker, ledger):
-    config.settings["redislock_retry_for"] = 0.2
+@in_every_way
+def test_after_lock_wait_for_it_fails_naming_the_holder(config, start_worker, ledger):
+    config.settings["redislock_wait_for"] = 0.2
     app = make_app(config)
     start_worker(2)
-    task, plain = app.tasks["lab.on_retry"], app.tasks["lab.plain"]
+    task, plain = app.tasks["lab.on_wait"], app.tasks["lab.plain"]
     holder = task.delay("k", "holder", "hangs")
     wait_until(ledger.runs, "the holder runs")
     result = (task.si("k", "duplicate") | plain.s()).apply_async(link_error=plain.si("errback"))
@@ -190,11 +210,11 @@ def test_after_lock_retry_for_it_fails_naming_the_holder(config, start_worker, l
     app.close()
 
 
-@on_every_queue
-def test_a_message_that_expires_while_it_comes_back_is_revoked(tasks, start_worker, ledger):
+@in_every_way
+def test_a_message_that_expires_while_it_waits_is_revoked(tasks, start_worker, ledger):
     start_worker(1)
-    with tasks.on_retry.lock_for("k"):
-        result = tasks.on_retry.apply_async(("k",), expires=1)
+    with tasks.on_wait.lock_for("k"):
+        result = tasks.on_wait.apply_async(("k",), expires=1)
         with pytest.raises(TaskRevokedError, match="expired"):
             result.get(timeout=20)
     assert result.state == states.REVOKED
@@ -202,9 +222,8 @@ def test_a_message_that_expires_while_it_comes_back_is_revoked(tasks, start_work
 
 
 @pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
-def test_a_message_that_expires_while_it_waits_is_revoked_and_not_left_to_the_broker(config, start_worker):
+def test_a_message_that_expires_while_it_waits_is_not_left_to_the_broker(config, start_worker):
     """RabbitMQ drops what has expired unless a consumer takes it at once: its caller would wait for ever."""
-    config.settings["redislock_wait"] = 1.5
     app = make_app(config)
     start_worker(1)
     task = app.tasks["lab.on_wait"]

@@ -1,0 +1,74 @@
+"""EarlyAcks: a message that is acked early is acked when its run begins, no longer when a child accepts it.
+
+Until its key is granted, the message stays with the broker: a worker that dies while the message waits loses nothing.
+The child tells its worker's main process by a pipe that it has inherited. Where the pool runs tasks in the main
+process itself, in threads or greenlets, the call acks directly.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+#: The length of a nonce, in bytes. So few bytes are written to a pipe at once or not at all.
+_LENGTH = 22
+
+
+class EarlyAcks:
+    """The acks of one worker that wait for their runs to begin.
+
+    Attributes:
+        reader: The end of the pipe that the main process reads; None before `open`.
+    """
+
+    def __init__(self) -> None:
+        self.reader: int | None = None
+        self._writer = -1
+        self._main = 0
+        self._acks: dict[str, Callable[[], None]] = {}
+        self._rest = b""
+
+    def open(self) -> None:
+        """Make the pipe. The worker's main process calls it once, before it forks its children."""
+        if self._main != os.getpid():
+            self.reader, self._writer = os.pipe()
+            os.set_blocking(self.reader, False)
+            self._main = os.getpid()
+
+    def expect(self, nonce: str, ack: Callable[[], None]) -> None:
+        """Note in the main process that `ack` is to be called when the run of the delivery `nonce` begins."""
+        self._acks[nonce] = ack
+
+    def forget(self, nonce: str) -> None:
+        """Note in the main process that the run of the delivery `nonce` has ended, whether it has begun or not."""
+        self._acks.pop(nonce, None)
+
+    def begins(self, nonce: str) -> None:
+        """Tell the main process that the run of the delivery `nonce` begins. Called where the run is."""
+        if self._main == os.getpid():
+            self._ack(nonce)
+        elif self.reader is not None:
+            os.write(self._writer, nonce.encode())
+
+    def read(self) -> None:
+        """Call the acks of the runs that have begun. Called in the main process, whenever `reader` can be read."""
+        if self.reader is None:
+            return
+        try:
+            while chunk := os.read(self.reader, 64 * 1024):
+                self._rest += chunk
+        except BlockingIOError:
+            pass
+        whole = len(self._rest) - len(self._rest) % _LENGTH
+        nonces, self._rest = self._rest[:whole], self._rest[whole:]
+        for start in range(0, whole, _LENGTH):
+            self._ack(nonces[start : start + _LENGTH].decode("ascii", "replace"))
+
+    def _ack(self, nonce: str) -> None:
+        ack = self._acks.pop(nonce, None)
+        if ack is not None:
+            ack()
+
+
+#: Those of this process, and of the children that it forks.
+EARLY_ACKS = EarlyAcks()

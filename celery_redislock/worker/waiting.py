@@ -1,0 +1,250 @@
+"""Waiting: the messages that wait in line in this worker, unacked, in the room of its main process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from celery import bootsteps
+from celery.utils.time import maybe_make_aware
+from celery.worker import state
+from celery.worker.request import Request
+
+from celery_redislock.app import server_of, settings_of
+from celery_redislock.message.delivery import DELIVERY
+from celery_redislock.message.early_acks import EARLY_ACKS
+from celery_redislock.message.header import Header
+from celery_redislock.options import resolve_settings
+from celery_redislock.server.room import Room, Waiter
+from celery_redislock.server.tokens import RESERVED, called, known_by
+from celery_redislock.task.endings import Queued
+from celery_redislock.task.plan import LockPlan
+
+logger = logging.getLogger(__name__)
+
+_WAITING_ROOM = "_redislock_waiting_room"
+#: A message waits here for this share of the broker's visibility timeout at most, and is then published again: the
+#: broker delivers a message to another worker that is not acked for the whole of it.
+LONGEST_WAIT = 0.5
+
+
+class WaitingMessage(Waiter):
+    """One message that waits for its key.
+
+    Args:
+        room: The waiting room in which it waits.
+        request: Celery's request for the message.
+        queued: How its run has ended.
+        plan: The lock of its task.
+        anew: Prepares the request for its next execution. It is given what the key holds until then; None where the
+            key is not kept for it.
+    """
+
+    look_every = 1.0
+
+    def __init__(
+        self, room: WaitingRoom, request: Request, queued: Queued, plan: LockPlan, anew: Callable[[bytes | None], None]
+    ) -> None:
+        self.key = queued.key
+        self.place = queued.place
+        self.request = request
+        self.anew = anew
+        self.offer = called(server_of(plan.app).room.token, self.place).value
+        header = Header.read(queued.header)
+        self.claim = None if header.claim is None else known_by(header.claim, RESERVED).owner
+        self.deadline = _deadline(request, header, plan)
+        self._since = time.monotonic()
+        self._room = room
+
+    def can_begin(self) -> bool:
+        """Whether the worker has a slot for it now."""
+        return self._room.has_slot()
+
+    def begin(self, *, called: bool) -> None:
+        """Have the pool run the message again: the key is offered to it, or it can wait no longer.
+
+        Args:
+            called: Whether the key is offered to it.
+        """
+        if called:
+            waited, name = time.monotonic() - self._since, self.request.task.name
+            logger.info("task %s[%s]: its turn has come after %.3f s", name, self.request.id, waited)
+        self._room.begin(self, called=called)
+
+
+def _deadline(request: Request, header: Header, plan: LockPlan) -> float:
+    """When the message can wait no longer, by `time.monotonic()`: its run then decides what becomes of it."""
+    now = time.monotonic()
+    ends = [_must_leave_at(request, plan)]
+    if plan.options.wait_for is not None:
+        ends.append(now + plan.options.wait_for - (time.time() - header.since))
+    if request.expires:
+        ends.append(now + (maybe_make_aware(request.expires, UTC) - datetime.now(UTC)).total_seconds())
+    return max(now, min(ends))
+
+
+def _must_leave_at(request: Request, plan: LockPlan) -> float:
+    """When the message must be published again, by `time.monotonic()`."""
+    received_at: float = request.request_dict[DELIVERY].received_at
+    return received_at + LONGEST_WAIT * plan.broker.visibility_timeout
+
+
+class WaitingRoom(bootsteps.StartStopStep):
+    """A step of the worker's consumer: keeps the messages that wait in line, and has the pool run them at their turn.
+
+    The broker still owns the messages that wait, so the worker may go on fetching others: its prefetch count grows by
+    one for each of them, as it does for a message with an eta.
+    """
+
+    def __init__(self, parent: Any, **kwargs: Any) -> None:
+        super().__init__(parent, **kwargs)
+        self._consumer: Any = None
+        self._rooms: set[Room] = set()
+        self._limit = resolve_settings(settings_of(parent.app)).waiting_limit
+        #: What the worker's event loop has to call, and the pipe that wakes it up.
+        self._calls: deque[Callable[[], None]] = deque()
+        self._wake, self._waker = os.pipe()
+        os.set_blocking(self._wake, False)
+        os.set_blocking(self._waker, False)
+        #: Messages that are on their way from the room to the pool.
+        self._on_the_way = 0
+        #: How many runs had begun in this worker when it was last asked for a slot and had none free.
+        self._begun_at: int | None = None
+        self._count = 0
+        #: Delivery tags of messages that waited here when the connection to the broker was lost.
+        self._to_restore: list[str] = []
+        vars(parent.app)[_WAITING_ROOM] = self
+        parent.on_connection_error_after_connected = partial(_survive, parent.on_connection_error_after_connected)
+
+    def start(self, parent: Any) -> None:
+        """Begin to keep messages."""
+        self._consumer = parent
+        self._on_the_way = self._count = 0
+
+    def stop(self, parent: Any) -> None:
+        """Forget all messages and leave all lines: the broker delivers again what is not acked."""
+        self._consumer = None
+        self._calls.clear()
+        for room in tuple(self._rooms):
+            waited = [one for one in room.leave_all() if isinstance(one, WaitingMessage)]
+            self._to_restore += [one.request.message.delivery_tag for one in waited]
+
+    def register_with_event_loop(self, parent: Any, hub: Any) -> None:
+        """Called by Celery whenever the event loop starts, where there is one."""
+        hub.add_reader(self._wake, self._run_calls)
+        if EARLY_ACKS.reader is not None:
+            hub.add_reader(EARLY_ACKS.reader, EARLY_ACKS.read)
+        self._restore(parent)
+
+    def _restore(self, parent: Any) -> None:
+        """Have a Redis broker deliver again at once what waited here when its connection was lost.
+
+        Kombu does so only where the broker can still be reached; else the broker would wait for the visibility timeout.
+        Other brokers do so by themselves.
+        """
+        restore = getattr(getattr(parent.task_consumer.channel, "qos", None), "restore_by_tag", None)
+        tags, self._to_restore = self._to_restore, []
+        if restore is not None:
+            for tag in tags:
+                restore(tag)
+
+    def may_keep(self, request: Request, plan: LockPlan) -> bool:
+        """Whether the message of `request` can wait here if its key is not free."""
+        consumer = self._consumer
+        if consumer is None or self._count >= self._limit or plan.broker.delays_natively:
+            return False  # with quorum queues the prefetch count of a consumer cannot grow
+        most = getattr(consumer.qos, "max_prefetch", None)  # Celery's `worker_eta_task_limit`
+        if consumer.qos is None or (most and consumer.qos.value >= most):
+            return False
+        return time.monotonic() < _must_leave_at(request, plan)
+
+    def keep(self, request: Request, queued: Queued, plan: LockPlan, anew: Callable[[bytes | None], None]) -> None:
+        """Keep the message of `request` until its turn.
+
+        Args:
+            request, queued, plan, anew: As for `WaitingMessage`.
+        """
+        state.task_ready(request)
+        consumer = self._consumer
+        if consumer is None:  # it stops, and the broker delivers the message again
+            return
+        consumer.qos.increment_eventually()
+        self._count += 1
+        room = server_of(plan.app).room
+        self._rooms.add(room)
+        room.enter(WaitingMessage(self, request, queued, plan, anew))
+
+    def has_slot(self) -> bool:
+        """Whether the pool can run one more message soon. Called in the room's thread.
+
+        It can where it has a free slot. Where the worker has more messages than slots, it never has one: then a message
+        that waits may join them, one for each run that has begun since the last.
+        """
+        consumer = self._consumer
+        if consumer is None:
+            return False
+        pool = consumer.pool
+        slots = pool.num_processes if pool.uses_semaphore else pool.limit
+        if len(state.reserved_requests) + self._on_the_way < slots:
+            self._begun_at = None
+            return True
+        begun = state.all_total_count[0]
+        has_turned = self._begun_at is not None and begun > self._begun_at
+        if has_turned or self._begun_at is None:
+            self._begun_at = begun
+        return has_turned
+
+    def begin(self, waiting: WaitingMessage, *, called: bool) -> None:
+        """Have the pool run the message of `waiting`. Called in the room's thread."""
+        consumer = self._consumer
+        if consumer is None:
+            return
+        self._on_the_way += 1
+        if consumer.hub is None:
+            self._run(consumer, waiting, called)
+            return
+        self._calls.append(lambda: self._run(consumer, waiting, called))
+        with suppress(BlockingIOError):  # the pipe is full: the event loop will wake up in any case
+            os.write(self._waker, b"!")
+
+    def _run_calls(self) -> None:
+        with suppress(BlockingIOError):
+            while os.read(self._wake, 4096):
+                pass
+        while self._calls:
+            self._calls.popleft()()
+
+    def _run(self, consumer: Any, waiting: WaitingMessage, called: bool) -> None:
+        if consumer is not self._consumer:
+            return
+        self._count -= 1
+        consumer.qos.decrement_eventually()
+        state.task_reserved(waiting.request)
+        self._on_the_way -= 1
+        waiting.anew(waiting.offer if called else None)
+        consumer.on_task_request(waiting.request)
+
+
+def _survive(handle: Callable[[BaseException], None], error: BaseException) -> None:
+    """Let Celery's consumer handle a lost connection, and connect again even where kombu fails to close the old one.
+
+    Kombu 5.7 closes it twice, and the second time raises AttributeError if a message is not acked and Redis, as the
+    broker, cannot be reached: the worker would end.
+    """
+    try:
+        handle(error)
+    except AttributeError:
+        logger.warning("kombu could not close the lost connection to the broker; the worker connects again")
+
+
+def waiting_room_of(app: Any) -> WaitingRoom | None:
+    """The waiting room of the worker of `app` in this process; None where there is none."""
+    room = vars(app).get(_WAITING_ROOM)
+    return room if isinstance(room, WaitingRoom) else None

@@ -1,0 +1,91 @@
+"""The line: messages that wait for one key run in the order of their publishing, and at once when it is their turn."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.lab.servers import wait_until
+
+on_every_broker = pytest.mark.parametrize("broker", ["redis", "rabbitmq"], indirect=True)
+
+
+def waiting_in(*workers):
+    """How many messages have begun to wait in the workers."""
+    return sum(worker.output().count("it waits in line") for worker in workers)
+
+
+@on_every_broker
+def test_thirty_messages_for_one_key_run_in_order_on_two_workers_each_right_after_the_other(
+    tasks, start_worker, ledger, locks
+):
+    workers = [start_worker(4) for _ in range(2)]
+    with tasks.work.lock_for("k"):
+        results = [tasks.work.delay("k", number, 0.05) for number in range(30)]
+        wait_until(lambda: waiting_in(*workers) == 30, "all wait")
+        locks.calls()
+    for result in results:
+        result.get(timeout=30)
+    assert ledger.items() == [str(number) for number in range(30)]
+    assert ledger.overlaps() == []
+    assert locks.calls()["evalsha"] <= 30 * 6
+
+
+def test_who_waits_runs_before_who_is_published_later_although_three_hundred_strangers_are_queued_between(
+    tasks, start_worker, ledger
+):
+    worker = start_worker(2)
+    with tasks.work.lock_for("k"):
+        first = tasks.work.delay("k", "m0")
+        wait_until(lambda: f"[{first.id}]: lock" in worker.output(), "m0 waits")
+        for _ in range(300):
+            tasks.plain.delay("stranger")
+        last = tasks.work.delay("k", "m1")
+    last.get(timeout=30)
+    assert [item for item in ledger.items() if item in {"m0", "m1"}] == ["m0", "m1"]
+
+
+def test_a_message_that_waits_takes_no_slot(tasks, start_worker, ledger):
+    worker = start_worker(1)
+    with tasks.work.lock_for("k"):
+        waiting = [tasks.work.delay("k", number) for number in range(20)]
+        wait_until(lambda: waiting_in(worker) == 20, "all wait")
+        assert tasks.plain.delay("stranger").get(timeout=10) == "plain"
+        assert {result.state for result in waiting} == {"RETRY"}
+    for result in waiting:
+        result.get(timeout=20)
+    assert [item for item in ledger.items() if len(item) < 3] == [str(number) for number in range(20)]
+
+
+@on_every_broker
+def test_a_worker_that_dies_loses_nothing_of_what_waits_in_it_also_where_messages_are_acked_early(
+    config, tasks, start_worker, ledger
+):
+    config.settings["broker_transport_options"] = {
+        "visibility_timeout": 3,
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+    }
+    first = start_worker(1)
+    with tasks.work.lock_for("k"):
+        waiting = [tasks.work.delay("k", number) for number in range(5)]
+        wait_until(lambda: waiting_in(first) == 5, "all wait")
+        first.kill()
+        start_worker(1)
+    for result in waiting:
+        result.get(timeout=30)
+    assert sorted(ledger.items()) == [str(number) for number in range(5)]
+
+
+def test_a_message_that_is_revoked_while_it_waits_does_not_run_and_the_next_one_does(tasks, start_worker, ledger):
+    worker = start_worker(2)
+    with tasks.work.lock_for("k"):
+        waiting = [tasks.work.delay("k", number) for number in range(3)]
+        wait_until(lambda: waiting_in(worker) == 3, "all wait")
+        waiting[0].revoke()
+        wait_until(lambda: "flagged as revoked" in worker.output(), "the worker knows")
+    begin = time.monotonic()
+    waiting[2].get(timeout=20)
+    assert ledger.items() == ["1", "2"]
+    assert time.monotonic() - begin < 5
