@@ -15,7 +15,7 @@ class Message(NamedTuple):
 
     attempt: Attempt
     acks_late: bool = True
-    policy: str = "retry"
+    policy: str = "wait"
     parent: str = ""
     """The id of the task that published the message."""
     claim: str = ""

@@ -12,7 +12,6 @@ from celery_redislock.info import LockInfo
 from celery_redislock.message.facts import Delivered, Facts
 from celery_redislock.options import LockOptions, resolve_options
 from celery_redislock.task import decisions
-from celery_redislock.task.decisions import Decision
 
 from .commands import Key
 from .executions import Execution
@@ -45,22 +44,13 @@ def facts(one: Execution, mistakes: Set[Mistake]) -> Facts:
     return Facts(known, message.attempt, causes, is_claimed)
 
 
-def holder(key: Key) -> LockInfo:
+def holder(key: Key, mistakes: Set[Mistake] = frozenset()) -> LockInfo:
     """Who holds the key, as a conflict tells."""
     if key.room:
-        return LockInfo("key", None, None, "w@host", None, None, "offered")
+        state = "held" if Mistake.OFFER_IS_A_HOLDER in mistakes else "offered"
+        return LockInfo("key", None, None, "w@host", None, None, state)
     state = "queued" if key.is_reserved else "held"
     return LockInfo("key", key.attempt.task_id, "task", "w@host", None, None, state)
-
-
-def on_conflict(one: Execution, key: Key, *, is_own_copy: bool, has_ended: bool, mistakes: Set[Mistake]) -> Decision:
-    """What becomes of an execution whose key is held."""
-    known = facts(one, mistakes)
-    if key.room and Mistake.OFFER_IS_A_HOLDER not in mistakes:
-        return decisions.ComeBack(known.delivered.has_begun)
-    return decisions.on_conflict(
-        *(known, holder(key), options(one.message.policy)), is_own_copy=is_own_copy, has_ended=lambda _: has_ended
-    )
 
 
 def reads_note(one: Execution, mistakes: Set[Mistake]) -> bool:
@@ -85,7 +75,7 @@ def copy_may_wait(one: Execution, mistakes: Set[Mistake]) -> bool:
 
 def comes_back_begun(one: Execution, mistakes: Set[Mistake]) -> bool:
     """Whether a message that comes back from an outage is marked as work that has begun."""
-    decision = decisions.on_outage(delivered(one), options(one.message.policy))
+    decision = decisions.on_outage(delivered(one), 0.0, options(one.message.policy))
     assert isinstance(decision, decisions.ComeBack)
     return decision.is_begun and Mistake.OUTAGE_FORGETS_BEGUN_WORK not in mistakes
 
@@ -101,4 +91,4 @@ def is_over(state: str, mistakes: Set[Mistake]) -> bool:
 
 def may_be_handed_a_key(retries: int) -> bool:
     """Whether the attempt before this one hands its key over to it."""
-    return decisions.may_be_handed_a_key(retries, options("retry"))
+    return decisions.may_be_handed_a_key(retries, options("wait"))

@@ -189,12 +189,10 @@ class Steps:
         key = world.server.key
         assert key
         holder = key.attempt
-        decision = known.on_conflict(
-            one,
-            key,
+        decision = decisions.on_conflict(
+            *(known.facts(one, self.mistakes), known.holder(key, self.mistakes), known.options(one.message.policy)),
             is_own_copy=noted(holder, self.mistakes) == noted(one.attempt, self.mistakes),
-            has_ended=world.has_ended(holder) and not self._makes(Mistake.ENDED_IS_A_HOLDER),
-            mistakes=self.mistakes,
+            has_ended=lambda _: world.has_ended(holder) and not self._makes(Mistake.ENDED_IS_A_HOLDER),
         )
         if isinstance(decision, Skip):
             return self._skip(world, one, holder, asked)
