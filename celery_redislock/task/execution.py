@@ -259,7 +259,7 @@ class Execution:
 
         Args:
             holder: Who holds the key.
-            what: The policy and what becomes of the run, such as ``retry: it comes back in 0.40 s``.
+            what: The policy and what becomes of the run, such as ``wait: it waits in line``.
         """
         logger.info("%s: lock %s is held by %s: %s", self.message.name, holder.key, holder.who, what)
 

@@ -116,13 +116,12 @@ class WorkerExecution(Execution):
         header = self.message.wait(place, is_begun=is_begun, joins=joins)
         if header is not None:
             self._tell(holder, f"{what}: it waits in line")
-            why = f"the lock is held by {holder.who}; the message waits in line"
-            raise Queued(why, self.key, place, header, is_shown)
+            raise Queued(f"{LockConflict(holder.key, holder)}; it waits in line", self.key, place, header, is_shown)
         pause = self.message.pause(SHORTEST_PAUSE, LONGEST_PAUSE)
         self._tell(holder, f"{what}: it comes back in {pause:.2f} s")
         if self.message.send_back(pause, is_begun=is_begun, joins=joins, place=place):
             ending = CameBackAsRetry if is_shown else CameBack
-            raise ending(f"the lock is held by {holder.who}; the message comes back")
+            raise ending(f"{LockConflict(holder.key, holder)}; it comes back")
 
     @property
     def _turn(self) -> str:

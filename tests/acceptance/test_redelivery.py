@@ -153,7 +153,7 @@ def test_a_message_that_is_sent_back_twice_by_kombu_runs_once(
     config, broker_proxy, start_worker, tasks, ledger, running, nothing_waits
 ):
     """The reply to its publish is lost, and kombu publishes it again, as `task_publish_retry` says."""
-    config.settings["task_publish_retry"] = True
+    config.settings.update(task_publish_retry=True, redislock_waiting_limit=0)
     worker = start_worker(2)
     tasks.work.delay("k", "first", 2.0)
     running("first")
