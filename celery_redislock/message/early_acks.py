@@ -8,14 +8,22 @@ process itself, in threads or greenlets, the call acks directly.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from typing import Protocol
+from weakref import WeakValueDictionary
 
 #: The length of a nonce, in bytes. So few bytes are written to a pipe at once or not at all.
 _LENGTH = 22
 
 
+class Acknowledgeable(Protocol):
+    """A message that the main process can ack."""
+
+    def acknowledge(self) -> None:
+        """Ack the message, unless that was done."""
+
+
 class EarlyAcks:
-    """The acks of one worker that wait for their runs to begin.
+    """The messages of one worker that are acked when their runs begin.
 
     Attributes:
         reader: The end of the pipe that the main process reads; None before `open`.
@@ -25,7 +33,8 @@ class EarlyAcks:
         self.reader: int | None = None
         self._writer = -1
         self._main = 0
-        self._acks: dict[str, Callable[[], None]] = {}
+        # Weak: many a message ends before its run begins, or in another way than by a run.
+        self._messages: WeakValueDictionary[str, Acknowledgeable] = WeakValueDictionary()
         self._rest = b""
 
     def open(self) -> None:
@@ -35,13 +44,9 @@ class EarlyAcks:
             os.set_blocking(self.reader, False)
             self._main = os.getpid()
 
-    def expect(self, nonce: str, ack: Callable[[], None]) -> None:
-        """Note in the main process that `ack` is to be called when the run of the delivery `nonce` begins."""
-        self._acks[nonce] = ack
-
-    def forget(self, nonce: str) -> None:
-        """Note in the main process that the run of the delivery `nonce` has ended, whether it has begun or not."""
-        self._acks.pop(nonce, None)
+    def expect(self, nonce: str, message: Acknowledgeable) -> None:
+        """Note in the main process that `message` is to be acked when the run of its delivery `nonce` begins."""
+        self._messages[nonce] = message
 
     def begins(self, nonce: str) -> None:
         """Tell the main process that the run of the delivery `nonce` begins. Called where the run is."""
@@ -65,9 +70,9 @@ class EarlyAcks:
             self._ack(nonces[start : start + _LENGTH].decode("ascii", "replace"))
 
     def _ack(self, nonce: str) -> None:
-        ack = self._acks.pop(nonce, None)
-        if ack is not None:
-            ack()
+        message = self._messages.pop(nonce, None)
+        if message is not None:
+            message.acknowledge()
 
 
 #: Those of this process, and of the children that it forks.

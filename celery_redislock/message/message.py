@@ -174,7 +174,7 @@ class Message:
         except SoftTimeLimitExceeded:
             raise
         except Exception as error:  # noqa: BLE001 - each broker has its own
-            if self._acks_late:
+            if self._acks_late or self.delivery.acks_at_begin:
                 self._requeue(error, delay)
             self._keep_here(error, delay)
             return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import threading
 import time
@@ -10,7 +11,9 @@ import types
 from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
+from billiard.exceptions import WorkerLostError
 from celery.worker.request import Request
+from celery.worker.state import task_ready
 from kombu.serialization import registry  # type: ignore[attr-defined]
 
 from celery_redislock.app import server_of
@@ -25,6 +28,8 @@ from celery_redislock.task.endings import CameBack, CameBackAsRetry, CameBackInO
 from .children import Children, Run
 from .reminder import Reminder
 from .waiting import waiting_room_of
+
+logger = logging.getLogger(__name__)
 
 _children = Children()
 _reminder = Reminder()
@@ -64,7 +69,6 @@ class LockedRequest(Request):
         plan = task.lock_plan
         is_locked = plan is not None and plan.enabled
         waiting_room = waiting_room_of(plan.app) if is_locked else None
-        EARLY_ACKS.forget(self.delivery.nonce)
         delivery = self.delivery._replace(
             nonce=mint_nonce(),
             may_wait=waiting_room is not None and waiting_room.may_keep(self, plan),
@@ -73,7 +77,7 @@ class LockedRequest(Request):
         )
         self.request_dict[DELIVERY] = delivery
         if delivery.acks_at_begin:
-            EARLY_ACKS.expect(delivery.nonce, self.acknowledge)
+            EARLY_ACKS.expect(delivery.nonce, self)
 
     def on_accepted(self, pid: Any, time_accepted: float) -> None:
         """Remember what the child `pid` runs now.
@@ -133,9 +137,10 @@ class LockedRequest(Request):
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
         EARLY_ACKS.read()  # the run may have begun and ended meanwhile
-        EARLY_ACKS.forget(self.delivery.nonce)
         if isinstance(error, Queued) and self._wait(error):
             return None
+        if isinstance(error, WorkerLostError) and self.delivery.acks_at_begin and not self.acknowledged:
+            return self._give_back()
         if not return_ok:  # on a lost worker Celery may publish a new attempt, with the headers of this one
             hide_headers(self._context)  # type: ignore[attr-defined]
         if isinstance(error, CameBack) or is_requeued(self.task, error):
@@ -150,6 +155,13 @@ class LockedRequest(Request):
         if not self.task.acks_late:
             self.acknowledge()  # its run has ended and may not have begun
         return result
+
+    def _give_back(self) -> None:
+        """Have the broker deliver the message again: its child has died before the run began."""
+        task_ready(self)
+        name = self.task.name
+        logger.warning("task %s[%s]: its process died before it began: its message is delivered again", name, self.id)
+        self.reject(requeue=True)
 
     def _wait(self, queued: Queued) -> bool:
         """Have the message wait in line; False where this worker keeps none."""

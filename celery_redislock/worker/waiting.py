@@ -18,6 +18,7 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from celery_redislock.app import server_of, settings_of
+from celery_redislock.errors import LockUnavailable
 from celery_redislock.message.delivery import DELIVERY
 from celery_redislock.message.early_acks import EARLY_ACKS
 from celery_redislock.message.header import Header
@@ -56,7 +57,8 @@ class WaitingMessage(Waiter):
         self.place = queued.place
         self.request = request
         self.anew = anew
-        self.offer = called(server_of(plan.app).room.token, self.place).value
+        self._line = server_of(plan.app).room
+        self.offer = called(self._line.token, self.place).value
         header = Header.read(queued.header)
         self.claim = None if header.claim is None else known_by(header.claim, RESERVED).owner
         self.joins = header.joins
@@ -64,6 +66,7 @@ class WaitingMessage(Waiter):
         self.deadline = _deadline(request, header, plan)
         self._since = time.monotonic()
         self._room = room
+        self._runs_in_outage = plan.options.on_outage != "retry"
 
     def can_begin(self) -> bool:
         """Whether the worker has a slot for it now."""
@@ -90,6 +93,12 @@ class WaitingMessage(Waiter):
             waited, name = time.monotonic() - self._since, self.request.task.name
             logger.info("task %s[%s]: its turn has come after %.3f s", name, self.request.id, waited)
         self._room.begin(self, called=called)
+
+    def unavailable(self, error: LockUnavailable) -> None:
+        """Have the pool run the message, if `lock_on_outage` says what becomes of it while the lock server is away."""
+        if self._runs_in_outage and self.can_begin():
+            self._line.leave(self)
+            self.begin(called=False)
 
 
 def _deadline(request: Request, header: Header, plan: LockPlan) -> float:
