@@ -1,18 +1,24 @@
-"""Run all benchmarks, or those named: ``python -m benchmarks [cycle] [task] [drain] [handover]``."""
+"""Run all benchmarks, or those named: ``python -m benchmarks [cycle] [task] [drain] [handover] [waiting]``."""
 
 from __future__ import annotations
 
 import argparse
 import signal
 
-from . import cycle, drain, handover, task
+from . import cycle, drain, handover, task, waiting
 
-BENCHMARKS = {"cycle": cycle.main, "task": task.main, "drain": drain.main, "handover": handover.main}
+BENCHMARKS = {
+    "cycle": cycle.main,
+    "task": task.main,
+    "drain": drain.main,
+    "handover": handover.main,
+    "waiting": waiting.main,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description="What a cycle, a task, a queue of them and a hand-over cost."
+        prog="python -m benchmarks", description="What a cycle, a task, a queue of them, a hand-over and waiting cost."
     )
     parser.add_argument("names", nargs="*", metavar="name", help=f"one of: {', '.join(BENCHMARKS)}; default: all")
     names = parser.parse_args().names
