@@ -16,13 +16,11 @@ class Queue:
     Attributes:
         heap: The waiters by place, and then in the order in which they came; some of them may wait no longer.
         stands: Whether the room may stand in line.
-        look_at: When the room is to look at the key, by `time.monotonic()`.
     """
 
     def __init__(self) -> None:
         self.heap: list[tuple[int, int, Waiter]] = []
         self.stands = False
-        self.look_at = math.inf
 
 
 class Queues:
@@ -105,9 +103,16 @@ class Queues:
         heapq.heappush(self.by_key[key].heap, first)
         return second
 
-    def owners(self, key: str, claim: bytes) -> list[Waiter]:
-        """Those who wait for `key` with a reservation that `claim` owns."""
-        return [one for _, _, one in self.by_key[key].heap if one.claim == claim and self._waits(one)]
+    def drop_empty(self) -> None:
+        """Forget the keys for which nobody waits."""
+        for key in [*self.by_key]:
+            if self.first(key) is None:
+                del self.by_key[key]
+
+    def take_owners(self, key: str, owner: bytes) -> list[Waiter]:
+        """Take out those who wait for `key` with the claim that owns it, where it is reserved for a message."""
+        owners = [one for _, _, one in self.by_key[key].heap if one.claim == owner and self._waits(one)]
+        return [one for one in owners if self.remove(one)]
 
     def place(self, key: str) -> int:
         """The place of the first of those who wait for `key`; 0 where there is none."""
