@@ -52,7 +52,7 @@ def redis_key(prefix: str, name: str) -> str:
 def channel_of(room: str) -> str:
     """The channel of a room; `room` is the nonce of its token.
 
-    A message is ``now <key>``, where the key is offered to the room, or ``soon <key>``, where it is offered to the room
-    before.
+    A message is ``offer <key>``, where the key is offered to the room; ``soon <key>``, where it is offered to the room
+    before; or ``look <key>``, where it holds another token now.
     """
     return f"redislock:room:{room}"

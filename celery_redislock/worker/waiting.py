@@ -25,6 +25,7 @@ from celery_redislock.message.header import Header
 from celery_redislock.options import resolve_settings
 from celery_redislock.server.room import Room, Waiter
 from celery_redislock.server.tokens import RESERVED, Token, called, known_by
+from celery_redislock.shown import shown
 from celery_redislock.task.endings import Queued
 from celery_redislock.task.plan import LockPlan
 
@@ -68,6 +69,12 @@ class WaitingMessage(Waiter):
         self._room = room
         self._runs_in_outage = plan.options.on_outage != "retry"
 
+    @property
+    def told(self) -> dict[str, Any]:
+        """What ``celery inspect redislock_waiting`` tells of it; its arguments stay out."""
+        waited = round(time.monotonic() - self._since, 3)
+        return {"id": str(self.request.id), "name": self.request.task.name, "lock": self.key, "waited": waited}
+
     def can_begin(self) -> bool:
         """Whether the worker has a slot for it now."""
         return self._room.has_slot()
@@ -91,7 +98,10 @@ class WaitingMessage(Waiter):
         """
         if called:
             waited, name = time.monotonic() - self._since, self.request.task.name
-            logger.info("task %s[%s]: its turn has come after %.3f s", name, self.request.id, waited)
+            logger.info(
+                "task %s[%s]: its turn has come after %.3f s; %d messages wait in this worker",
+                *(name, shown(str(self.request.id)), waited, len(self._line)),
+            )
         self._room.begin(self, called=called)
 
     def unavailable(self, error: LockUnavailable) -> None:
@@ -178,6 +188,12 @@ class WaitingRoom(bootsteps.StartStopStep):
         if restore is not None:
             for tag in tags:
                 restore(tag)
+
+    @property
+    def waiting(self) -> list[WaitingMessage]:
+        """The messages that wait here, in the order of their places."""
+        waiters = (waiter for room in tuple(self._rooms) for waiter in room.waiting())
+        return sorted((one for one in waiters if isinstance(one, WaitingMessage)), key=lambda one: one.place)
 
     def may_keep(self, request: Request, plan: LockPlan) -> bool:
         """Whether the message of `request` can wait here if its key is not free."""

@@ -60,7 +60,7 @@ local function offer_next(lock, line)
     return
   end
   redis.call('SET', lock, room, 'PX', OFFER_MS)
-  hint(room, 'now', lock)
+  hint(room, 'offer', lock)
   for _, later in ipairs(redis.call('ZRANGE', line, 0, 9)) do
     local heard = hint(later, 'soon', lock)
     if type(heard) == 'table' or heard > 0 then
@@ -73,7 +73,7 @@ end
 -- of them, or one that ends sooner than the rooms have seen. A script calls this last.
 local function hint_all(lock, line)
   for _, room in ipairs(redis.call('ZRANGE', line, 0, -1)) do
-    hint(room, 'now', lock)
+    hint(room, 'look', lock)
   end
 end
 
