@@ -67,7 +67,7 @@ class Room:
         # What other threads tell the room's thread.
         self._asked: deque[str | None] = deque()
         self._hints: deque[str] = deque()
-        self._passed: deque[str] = deque()
+        self._passed: deque[Waiter] = deque()
         self._left: threading.Event | None = None
         self._wake = threading.Event()
         self._stopped = False
@@ -99,7 +99,7 @@ class Room:
     def leave(self, waiter: Waiter) -> None:
         """Let `waiter` wait no longer. If it was called already, it does not ask for the key: the key is passed on."""
         if not self._queues.remove(waiter):
-            self._passed.append(waiter.key)
+            self._passed.append(waiter)
         self._look_soon(waiter.key)
 
     def leave_all(self) -> list[Waiter]:
@@ -247,11 +247,9 @@ class Room:
             self._let_begin(key, answer.holder)
             return
         queue.stands = following is not None
-        self._look_at(key, CALLED + _little())
-        if self._queues.remove(first):
-            self._begin(first, called=True)
-        else:  # it has left meanwhile
-            self._passed.append(key)
+        self._look_at(key, min(CALLED, self._longest_look) + _little())
+        if not self._queues.remove(first) or not self._begin(first, called=True):  # it has left meanwhile, or fails
+            self._passed.append(first)
             self._wake.set()
         self._let_begin(key, None)
 
@@ -263,10 +261,14 @@ class Room:
 
     def _look_in(self, conflict: Conflict, first: Waiter) -> float:
         """Seconds until the next look at a key that another holds, or that is kept for another."""
-        longest = LONGEST_LOOK if self._listener.hears else SHORT_LOOK
+        longest = self._longest_look
         if conflict.holder.since is None and first.look_every is not None:
             longest = min(longest, first.look_every)
         return longest if conflict.ttl is None else min(longest, conflict.ttl + _little())
+
+    @property
+    def _longest_look(self) -> float:
+        return LONGEST_LOOK if self._listener.hears else SHORT_LOOK
 
     def _look_at(self, key: str, seconds: float) -> None:
         self._by_key[key].look_at = at = time.monotonic() + seconds
@@ -279,11 +281,11 @@ class Room:
             LockUnavailable: Redis did not answer or refused.
         """
         while self._passed:
-            key = self._passed[0]
-            self._store.release(key, self.token)
+            waiter = self._passed[0]
+            self._store.release(waiter.key, tokens.called(self.token, waiter.place), exactly=True)
             self._passed.popleft()
-            if key in self._by_key:
-                self._look_soon(key)
+            if waiter.key in self._by_key:
+                self._look_soon(waiter.key)
 
     def _silent(self, error: LockUnavailable) -> None:
         """Look again at all keys in a while: the server does not answer."""
@@ -292,11 +294,13 @@ class Room:
         for waiter in self.waiting():
             waiter.unavailable(error)
 
-    def _begin(self, waiter: Waiter, *, called: bool) -> None:
+    def _begin(self, waiter: Waiter, *, called: bool) -> bool:
         try:
             waiter.begin(called=called)
         except BaseException:
             logger.exception("who waited for the lock %s could not begin", waiter.key)
+            return False
+        return True
 
     def _pause(self) -> float:
         now = time.monotonic()

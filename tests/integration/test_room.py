@@ -14,7 +14,7 @@ from celery_redislock.server.connect import connect
 from celery_redislock.server.names import channel_of, keys_of
 from celery_redislock.server.room import Room, Waiter
 from celery_redislock.server.store import LockStore
-from celery_redislock.server.tokens import Token
+from celery_redislock.server.tokens import Attempt, Token
 from tests.integration.conftest import KEY
 from tests.lab.servers import wait_until
 
@@ -24,8 +24,8 @@ LINE = keys_of(KEY).line
 class Guest(Waiter):
     """Waits in a room, and notes how it began: True where it was called."""
 
-    def __init__(self, place, key=KEY, deadline=math.inf, look_every=None):
-        self.key, self.place, self.deadline, self.look_every = key, place, deadline, look_every
+    def __init__(self, place, key=KEY, deadline=math.inf, look_every=None, claim=None):
+        self.key, self.place, self.deadline, self.look_every, self.claim = key, place, deadline, look_every, claim
         self.began = []
         self.has_slot = True
         self.asked = 0
@@ -234,14 +234,59 @@ def test_who_was_called_and_leaves_passes_the_key_on(make_room, running, client)
     assert time.monotonic() - left < 0.9  # sooner than the key is kept for who was called
 
 
+def test_who_gives_up_late_takes_the_key_from_nobody(room, running, store, holder, client):
+    """Its turn is over: the next is on the way."""
+    first, second, third = Guest(10), Guest(20), Guest(30)
+    enter(room, first, second, third)
+    in_line(client, room)
+    running.release()
+    assert first.comes()
+    take_turn(store, holder, room)
+    assert second.comes()
+    room.leave(first)
+    room.leave(third)
+    wait_until(lambda: not client.exists(LINE), "both have left")
+    assert client.get(KEY) == tokens.called(room.token, 20).value
+
+
 def test_who_was_called_and_died_costs_as_long_as_the_key_is_kept(room, running, client):
     first, second = Guest(10), Guest(20)
     enter(room, first, second)
     in_line(client, room)
     running.release()
     assert first.comes()
-    assert second.comes()
-    assert first.began == [True]
+    assert 4000 < client.pttl(KEY) <= 5000
+    client.pexpire(KEY, 100)  # they have passed
+    wait_until(lambda: second.began, "it begins", 10)
+    assert (first.began, second.began) == ([True], [True])
+
+
+def test_a_key_that_is_handed_over_to_one_who_waits_calls_that_one_at_once(room, running, store, client):
+    """Whatever its place: the key is reserved for its message, and nobody else can have it."""
+    reserved = tokens.mint(tokens.mint_nonce(), Attempt("id", 1, 0), tokens.origin("host", "task"), tokens.RESERVED)
+    first, owner, last = Guest(10), Guest(20, claim=reserved.owner), Guest(30, claim=b"~another")
+    enter(room, first, owner, last)
+    in_line(client, room)
+    handed_over = time.monotonic()
+    assert store.hand_over(KEY, running.token, reserved, 10)
+    wait_until(lambda: owner.began, "it begins", 5)
+    assert time.monotonic() - handed_over < 0.5
+    assert owner.began == [False]  # nothing is offered: it asks with its claim
+    assert first.began == last.began == []
+    assert client.get(KEY) == reserved.value
+
+
+def test_a_key_that_cools_down_is_looked_at_when_it_has_and_not_when_the_lease_would_have_ended(
+    room, running, store, client
+):
+    guest = Guest(10)
+    room.enter(guest)
+    in_line(client, room)
+    assert client.pttl(KEY) > 20_000
+    assert store.cool_down(KEY, running.token, 0.2)
+    began = time.monotonic()
+    assert guest.comes()
+    assert 0.15 < time.monotonic() - began < 1.0
 
 
 @pytest.mark.parametrize("dead", [1, 2])
@@ -290,7 +335,9 @@ def test_a_place_that_is_none_is_refused_at_the_door(room):
 
 
 class TestWhatFails:
-    def test_whose_user_may_not_use_channels_waits_on_and_says_so_once(self, make_room, running, store, locks, log):
+    def test_whose_user_may_not_use_channels_waits_on_and_says_so_once(
+        self, make_room, running, store, holder, locks, log
+    ):
         """Neither the message nor the subscription: the room looks every second."""
         locks.client.acl_setuser("mute", enabled=True, nopass=True, keys=["*"], commands=["+@all"], reset_channels=True)
         try:
@@ -301,8 +348,9 @@ class TestWhatFails:
             running.release()
             began = time.monotonic()
             assert first.comes()
+            take_turn(store, holder, room)
             assert second.comes()
-            assert time.monotonic() - began < 3.5
+            assert time.monotonic() - began < 3.5  # two looks
             assert log.text.count("redislock:room:*") == 1
         finally:
             locks.client.acl_deluser("mute")
@@ -368,7 +416,9 @@ class TestWhatFails:
         enter(room, bad, good)
         in_line(client, room)
         running.release()
+        released = time.monotonic()
         assert good.comes()
+        assert time.monotonic() - released < 1.0  # the key is not kept for the first
         assert "could not begin" in log.text
 
     def test_a_look_that_fails_is_tried_again_and_costs_nobody_else(self, make_room, log):
