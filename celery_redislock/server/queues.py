@@ -17,14 +17,12 @@ class Queue:
     Attributes:
         heap: The waiters by place, and then in the order in which they came; some of them may wait no longer.
         stands: Whether the room may stand in line.
-        look_at: When the room is to look at the key, by `time.monotonic()`.
         watching: Those who may begin before their turn.
     """
 
     def __init__(self) -> None:
         self.heap: list[tuple[int, int, Waiter]] = []
         self.stands = False
-        self.look_at = math.inf
         self.watching: list[Waiter] = []
 
 
@@ -110,11 +108,17 @@ class Queues:
         heapq.heappush(self.by_key[key].heap, first)
         return second
 
-    def need_not_wait(self, key: str, holder: Token | None) -> list[Waiter]:
-        """Those who wait for `key` and are to begin before their turn; `holder` as for `Waiter.need_not_wait`."""
+    def drop_empty(self) -> None:
+        """Forget the keys for which nobody waits."""
+        for key in [*self.by_key]:
+            if self.first(key) is None:
+                del self.by_key[key]
+
+    def take_watching(self, key: str, holder: Token | None) -> list[Waiter]:
+        """Take out those who wait for `key` and need not; `holder` as for `Waiter.need_not_wait`."""
         queue = self.by_key[key]
         queue.watching = [waiter for waiter in queue.watching if self._waits(waiter)]
-        return [waiter for waiter in queue.watching if waiter.need_not_wait(holder)]
+        return [waiter for waiter in queue.watching if waiter.need_not_wait(holder) and self.remove(waiter)]
 
     def place(self, key: str) -> int:
         """The place of the first of those who wait for `key`; 0 where there is none."""

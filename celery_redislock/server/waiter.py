@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 
 from celery_redislock.errors import LockUnavailable
 
 from .tokens import Token
+
+logger = logging.getLogger(__name__)
 
 
 class Waiter(ABC):
@@ -50,3 +53,22 @@ class Waiter(ABC):
 
     def unavailable(self, error: LockUnavailable) -> None:  # noqa: B027 - most of them just wait on
         """The server did not answer the room. The waiter stays in line, unless it leaves."""
+
+
+def can_begin(waiter: Waiter) -> bool:
+    """Whether there is a slot for `waiter`. A defect of one waiter must not cost the others their turn."""
+    try:
+        return waiter.can_begin()
+    except BaseException:
+        logger.exception("who waits for the lock %s cannot tell whether it can begin; it begins", waiter.key)
+        return True
+
+
+def begin(waiter: Waiter, *, called: bool) -> bool:
+    """Let `waiter` begin, as `Waiter.begin`; return whether it did."""
+    try:
+        waiter.begin(called=called)
+    except BaseException:  # also a sys.exit() in it
+        logger.exception("who waited for the lock %s could not begin", waiter.key)
+        return False
+    return True

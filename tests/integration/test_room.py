@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import redis
 
 from celery_redislock.server import tokens
 from celery_redislock.server.answers import Conflict, Granted
 from celery_redislock.server.connect import connect
+from celery_redislock.server.lock_server import LockServer
 from celery_redislock.server.names import channel_of, keys_of
 from celery_redislock.server.room import Room, Waiter
 from celery_redislock.server.store import LockStore
@@ -26,6 +31,7 @@ class Guest(Waiter):
 
     def __init__(self, place, key=KEY, deadline=math.inf, look_every=None, claim=None):
         self.key, self.place, self.deadline, self.look_every, self.claim = key, place, deadline, look_every, claim
+        self.watches = claim is not None
         self.began = []
         self.has_slot = True
         self.asked = 0
@@ -34,6 +40,9 @@ class Guest(Waiter):
     def can_begin(self):
         self.asked += 1
         return self.has_slot
+
+    def need_not_wait(self, holder):
+        return holder is not None and holder.owner == self.claim
 
     def begin(self, *, called):
         self.began.append(called)
@@ -178,6 +187,14 @@ def test_who_had_no_slot_is_asked_again_without_being_told(room, running):
     running.release()
     wait_until(lambda: guest.asked > 3, "it is asked")
     guest.has_slot = True
+    assert guest.comes()
+
+
+def test_who_had_no_slot_is_asked_once_for_each_that_may_be_free(room):
+    """An answer may hold for one asking only, as where the next of those who wait gets the slot."""
+    guest, answers = Guest(10), iter([False, True])
+    guest.can_begin = lambda: next(answers, False)
+    room.enter(guest)
     assert guest.comes()
 
 
@@ -328,6 +345,22 @@ def test_an_offer_for_nobody_is_passed_on(make_room, running, client):
     assert time.monotonic() - began < 0.9
 
 
+def test_its_threads_end_with_the_users_client(locks):
+    client = redis.Redis(unix_socket_path=str(locks.socket))
+    pool, guest = weakref.ref(client.connection_pool), Guest(10)
+    room = LockServer.behind(client).room
+    before = set(threading.enumerate())
+    room.enter(guest)
+    assert guest.comes()
+    threads = set(threading.enumerate()) - before
+    assert {thread.name for thread in threads} == {"redislock-room", "redislock-listener"}
+    client.close()
+    del client, room
+    gc.collect()
+    assert pool() is None
+    wait_until(lambda: not any(thread.is_alive() for thread in threads), "they have ended", 5)
+
+
 def test_a_place_that_is_none_is_refused_at_the_door(room):
     with pytest.raises(ValueError, match="is no place"):
         room.enter(Guest("10"))
@@ -385,6 +418,45 @@ class TestWhatFails:
         wait_until(lambda: guest.error, "it is told")
         assert guest.began == []
         assert len(room) == 1
+
+    def test_a_room_that_all_have_left_asks_a_server_that_is_away_no_more(
+        self, private_locks, make_room, running, monkeypatch
+    ):
+        """What cannot be left ends by itself."""
+
+        asked = []
+
+        class Noting(LockStore):
+            def stand(self, *args):
+                asked.append("stand")
+                return super().stand(*args)
+
+            def leave(self, *args):
+                asked.append("leave")
+                return super().leave(*args)
+
+            def release(self, *args, **options):
+                asked.append("release")
+                return super().release(*args, **options)
+
+        monkeypatch.setattr("celery_redislock.server.room.SHORT_LOOK", 0.02)
+        room = make_room(kind=Noting)
+        guests = [Guest(10), Guest(10, key="another"), Guest(20)]
+        enter(room, *guests)
+        in_line(private_locks.client, room)
+        assert guests[1].comes()
+        private_locks.kill()
+        wait_until(lambda: guests[0].error, "it is told")
+        for guest in guests:  # the second was called already: it passes its key on
+            room.leave(guest)
+        wait_until(lambda: asked[-1] != "stand", "it tries to leave")
+
+        def rests():
+            before = len(asked)
+            time.sleep(0.2)
+            return len(asked) == before
+
+        wait_until(rests, "it asks no more", 5)
 
     def test_a_cut_connection_is_made_again_and_what_was_not_heard_is_looked_for(
         self, make_room, running, client, lock_proxy
