@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 
 from celery_redislock.server.tokens import is_nonce, is_publish
 
+_random = random.SystemRandom()
 #: The name of the message header.
 HEADER = "redislock"
 #: The delay doubles this often at most. Without a bound, the float overflows for a message that came back for days.
@@ -108,7 +109,7 @@ class Header(NamedTuple):
         """
         doubled = shortest * 2 ** min(self.times + 1, _MAX_DOUBLINGS)
         # The jitter is drawn below the longest delay too: messages that have waited for long would else come together.
-        return random.uniform(shortest, max(shortest, min(doubled, longest)))  # noqa: S311 - jitter, no secret
+        return _random.uniform(shortest, max(shortest, min(doubled, longest)))
 
 
 def _is_time(value: Any) -> bool:

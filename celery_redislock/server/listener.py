@@ -15,6 +15,7 @@ from redis.exceptions import NoPermissionError, RedisError
 from celery_redislock.errors import describe
 
 logger = logging.getLogger(__name__)
+_random = random.SystemRandom()
 
 #: The thread looks so often whether it is to end, in seconds.
 TURN = 1.0
@@ -99,7 +100,7 @@ class Listener:
 
     def _pause(self) -> float:
         self._failures = min(self._failures + 1, 10)
-        return min(SHORTEST_PAUSE * float(2**self._failures), LONGEST_PAUSE) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+        return min(SHORTEST_PAUSE * float(2**self._failures), LONGEST_PAUSE) * _random.uniform(0.5, 1.0)
 
     def _deaf(self, error: NoPermissionError) -> None:
         if not self._said:

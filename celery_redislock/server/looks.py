@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Collection
 
+_random = random.SystemRandom()
 #: A key is kept for so many seconds for a room to which it is offered, by lua/prelude.lua.
 OFFERED = 1.0
 #: A room looks again so much later than what it waits for ends, in seconds at least and at most: so that it has ended,
@@ -82,4 +83,4 @@ class Looks:
 
 def margin() -> float:
     """How much later than what it waits for ends a room looks, in seconds."""
-    return random.uniform(*MARGIN)  # noqa: S311 - jitter
+    return _random.uniform(*MARGIN)

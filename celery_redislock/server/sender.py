@@ -18,6 +18,7 @@ from .lines import Lines
 from .outage import Outage
 from .scripts import Command, evaluate
 
+_random = random.SystemRandom()
 #: The longest pause before a command is sent a second time, in seconds. If both fail, the server is in an outage.
 MAX_PAUSE = 0.1
 
@@ -70,7 +71,7 @@ class Sender(Lines):
         try:
             return self._send(command), sent_at, False
         except (RedisConnectionError, RedisTimeoutError):
-            time.sleep(random.uniform(0, MAX_PAUSE))  # noqa: S311 - jitter, no secret
+            time.sleep(_random.uniform(0, MAX_PAUSE))
         except RedisError as error:
             self.outage.begin(command.script, error)
             raise

@@ -104,6 +104,16 @@ def test_a_module_for_any_code_does_not_import_celery(name: str) -> None:
     assert "celery" not in packages
 
 
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_does_not_draw_from_the_users_random_numbers(name: str) -> None:
+    """A program that has seeded `random` must see the numbers that it expects, whatever the plugin's threads do.
+
+    And where all processes have the same seed, all of them would have the same jitter.
+    """
+    source = MODULES[name].read_text(encoding="utf-8")
+    assert re.findall(r"\brandom\.(?!SystemRandom\b)\w+|\bfrom random import.*", source) == []
+
+
 def test_the_check_sees_imports_where_they_may_hide() -> None:
     source = """
 if TYPE_CHECKING:
