@@ -11,6 +11,7 @@ from celery_redislock.errors import LockLost
 
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _raise_in.argtypes = (ctypes.c_ulong, ctypes.py_object)
+_NOTHING = ctypes.py_object()
 
 
 class Abort:
@@ -64,8 +65,29 @@ class Abort:
         with self._changing:
             thread = self._thread
             self._thread = None
-            if self._error is not None and thread is not None:
-                _raise_in(thread, ctypes.py_object())  # NULL takes back an error that has not been raised yet
+            if self._error is not None and thread is not None and kind is not self._error:
+                _take_back(thread)
+
+
+class _TakenBack(BaseException):
+    """Is raised in place of a LockLost that comes too late, and caught at once."""
+
+
+def _take_back(thread: int) -> None:
+    """Forget the error that was to be raised in `thread`, which is this thread, if it has not been raised yet.
+
+    NULL alone would take it back. But from then on CPython 3.11 and 3.12 look for an error to raise at every call and
+    every turn of a loop, until one was raised; and in CPython 3.11 the next call of a function never ends where a
+    debugger, or coverage, traces the thread.
+    """
+    try:
+        while _raise_in(thread, _TakenBack):  # 0 in a green thread, which has another number: nothing was to be raised
+            pass
+    except _TakenBack:
+        pass
+    except BaseException:  # a time limit has come first
+        _raise_in(thread, _NOTHING)
+        raise
 
 
 def _lost(key: str, reason: str) -> type[Exception]:

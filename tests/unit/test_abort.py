@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -107,3 +109,40 @@ def test_a_body_in_another_thread_is_the_one_that_is_struck():
     strike(abort)
     thread.join(10)
     assert seen == ["redislock:{k}"]
+
+
+AFTER_A_STRIKE = """
+import sys
+sys.path.insert(0, {root!r})
+from celery_redislock import LockLost
+from celery_redislock.task.abort import Abort
+
+def body():
+    return 1
+
+abort = Abort()
+try:
+    with abort:
+        try:
+            abort.strike("key", "its key was deleted")
+            for _ in range(1000):
+                body()
+        except LockLost:
+            if {how!r} != "keeps it":
+                raise
+except LockLost:
+    assert {how!r} == "ends by it"
+
+traced = []
+sys.settrace(lambda *_: traced.append(1))
+body()
+assert traced
+"""
+
+
+@pytest.mark.parametrize("how", ["ends by it", "keeps it"])
+def test_a_process_in_which_a_body_was_struck_can_be_traced(how: str):
+    """CPython 3.11 stood still at the next call of a function: with a debugger, with coverage, in hypothesis."""
+    script = AFTER_A_STRIKE.format(root=str(Path(__file__).resolve().parents[2]), how=how)
+    ended = subprocess.run([sys.executable, "-c", script], timeout=20, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
