@@ -23,7 +23,7 @@ from .processes import Check, DemoError, wait_until
 from .progress import Progress
 from .scenes import Scene, all_scenes
 from .timeline import SKIPPED, WAITED, Look, timeline
-from .verdict import Fate, Verdict, judge
+from .verdict import Fate, Verdict, judge, paused
 
 #: How many columns the picture has at most.
 WIDTH = 100
@@ -130,7 +130,9 @@ def _draw(console: Console, scenes: Sequence[Scene], messages: Sequence[Message]
     console.print(timeline(entries, looks, min(console.width, WIDTH)))
     console.print()
     for scene in scenes:
-        _legend(console, scene.marks, f"bold {scene.style}", f"{scene.title}: {scene.legend}")
+        runs = [run for run in entries.runs if looks[run.task_id].style == scene.style]
+        pauses = f" {paused(runs)}" if scene.is_serial else ""
+        _legend(console, scene.marks, f"bold {scene.style}", f"{scene.title}: {scene.legend}{pauses}")
     _legend(console, WAITED, "yellow", "the key was held: it waits in line")
     _legend(console, SKIPPED, "yellow", "the key was held: skipped, as the duplicate of its holder")
     console.print()

@@ -33,6 +33,8 @@ class Scene:
     calls: tuple[Call, ...]
     runs_each: int
     """How many calls for the same work must run; the others must be skipped."""
+    is_serial: bool = False
+    """All calls have one key and run, each right after the one before."""
 
     @property
     def marks(self) -> str:
@@ -45,7 +47,14 @@ def contenders() -> Scene:
     """Two tasks, nine calls, one key: each takes its turn."""
     tasks = [reserve, restock] * 5
     calls = tuple(Call(tasks[n - 1].s("lamp", n), "stock lamp", str(n)) for n in range(1, 10))
-    return Scene("nine contenders for one key", "reserve and restock in turns, 1 s each", "cyan", calls, runs_each=9)
+    return Scene(
+        "nine contenders for one key",
+        "reserve and restock in turns, 1 s each",
+        "cyan",
+        calls,
+        runs_each=9,
+        is_serial=True,
+    )
 
 
 def burst() -> Scene:

@@ -77,6 +77,15 @@ def judge(fates: Sequence[Fate], runs: Sequence[Run], keys_left: Iterable[str], 
     )
 
 
+def paused(runs: Sequence[Run]) -> str:
+    """How long runs of one key took, one after the other, and how long they would have taken without any pause."""
+    ended = [run.end for run in runs if run.end is not None]
+    if not ended:
+        return ""
+    ideal = sum(run.end - run.start for run in runs if run.end is not None)
+    return f"({max(ended) - min(run.start for run in runs):.2f} s; without any pause {ideal:.2f} s)"
+
+
 def _lost(fates: Sequence[Fate], whole: Sequence[Run]) -> list[str]:
     """Messages that neither ran to the end of their body nor were skipped."""
     finished = {run.task_id for run in whole}
