@@ -216,6 +216,8 @@ class WaitingRoom(bootsteps.StartStopStep):
         if consumer is None:  # it stops, and the broker delivers the message again
             return
         consumer.qos.increment_eventually()
+        if consumer.hub is not None:
+            self._wake_up()  # in a pool of threads this is not the event loop's: it would read on only in a second
         self._count += 1
         room = server_of(plan.app).room
         self._rooms.add(room)
@@ -251,6 +253,10 @@ class WaitingRoom(bootsteps.StartStopStep):
             self._run(consumer, waiting, called)
             return
         self._calls.append(lambda: self._run(consumer, waiting, called))
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        """Wake the event loop up."""
         with suppress(BlockingIOError):  # the pipe is full: the event loop will wake up in any case
             os.write(self._waker, b"!")
 

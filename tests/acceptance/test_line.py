@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import time
 
-import pytest
-
+from tests.conftest import on_every_broker
 from tests.lab.servers import wait_until
-
-on_every_broker = pytest.mark.parametrize("broker", ["redis", "rabbitmq"], indirect=True)
-
-
-def waiting_in(*workers):
-    """How many messages have begun to wait in the workers."""
-    return sum(worker.output().count("it waits in line") for worker in workers)
+from tests.lab.workers import waiting_in
 
 
 @on_every_broker

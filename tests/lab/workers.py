@@ -103,6 +103,11 @@ class Worker:
         self.ledger.died(pid, at)
 
 
+def waiting_in(*workers: Worker) -> int:
+    """How often a message has begun to wait in line in the workers."""
+    return sum(worker.output().count("it waits in line") for worker in workers)
+
+
 def is_dead(pid: int) -> bool:
     """Whether the process runs no more. Its parent may not have noticed."""
     try:

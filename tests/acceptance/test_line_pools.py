@@ -1,0 +1,37 @@
+"""The line in every pool, and under every setting by which a worker takes its messages."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.lab.servers import need, wait_until
+from tests.lab.workers import waiting_in
+
+
+@pytest.mark.parametrize("pool", ["threads", "gevent", "solo"])
+def test_in_every_pool_those_who_wait_run_in_order_acked_early_and_late(tasks, start_worker, ledger, locks, pool):
+    if pool == "gevent":
+        need(pool)
+    worker = start_worker(4, "-P", pool)
+    with tasks.work.lock_for("early"), tasks.late.lock_for("late"):
+        early = [tasks.work.delay("early", f"e{number}", 0.05) for number in range(10)]
+        late = [tasks.late.delay("late", f"l{number}", 0.05) for number in range(10)]
+        wait_until(lambda: waiting_in(worker) == 20, "all wait")
+        assert ledger.items() == []
+    for result in early + late:
+        result.get(timeout=20)
+    for first in "el":
+        assert [item for item in ledger.items() if item[0] == first] == [f"{first}{number}" for number in range(10)]
+    assert ledger.overlaps() == []
+    assert "Traceback" not in worker.output()
+    wait_until(lambda: locks.held() == [], "nothing is left")
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_a_worker_fetches_on_as_soon_as_a_message_waits(tasks, start_worker, pool):
+    """It may have one message beyond those that wait; so it fetches them one after the other."""
+    worker = start_worker(1, "-P", pool)
+    with tasks.work.lock_for("k"):
+        for number in range(30):
+            tasks.work.delay("k", number)
+        wait_until(lambda: waiting_in(worker) == 30, "all wait", 5)
