@@ -52,6 +52,7 @@ class LockPlan:
         self.options = options = resolve_options(task, own, app_wide)
         self.acts_at_publish = options.scope != "run" or options.hold_on_retry
         self._keys = KeyMaker(task, _signature(body, is_method), options.args, options.key)
+        self.waiting_limit = settings.waiting_limit
         self._prefix = settings.prefix
         self._origins: dict[str | None, str] = {}
         self._name_of_lease = name_of("lease", own, app_wide)

@@ -17,12 +17,11 @@ from celery.utils.time import maybe_make_aware
 from celery.worker import state
 from celery.worker.request import Request
 
-from celery_redislock.app import server_of, settings_of
+from celery_redislock.app import server_of
 from celery_redislock.errors import LockUnavailable
 from celery_redislock.message.delivery import DELIVERY
 from celery_redislock.message.early_acks import EARLY_ACKS
 from celery_redislock.message.header import Header
-from celery_redislock.options import resolve_settings
 from celery_redislock.server.room import Room, Waiter
 from celery_redislock.server.tokens import RESERVED, Token, called, known_by
 from celery_redislock.shown import shown
@@ -141,17 +140,13 @@ class WaitingRoom(bootsteps.StartStopStep):
         super().__init__(parent, **kwargs)
         self._consumer: Any = None
         self._rooms: set[Room] = set()
-        self._limit = resolve_settings(settings_of(parent.app)).waiting_limit
-        #: What the worker's event loop has to call, and the pipe that wakes it up.
-        self._calls: deque[Callable[[], None]] = deque()
+        #: Messages that are on their way to the pool, for the worker's event loop; and the pipe that wakes it up.
+        self._calls: deque[tuple[WaitingMessage, bool]] = deque()
         self._wake, self._waker = os.pipe()
         os.set_blocking(self._wake, False)
         os.set_blocking(self._waker, False)
-        #: Messages that are on their way from the room to the pool.
-        self._on_the_way = 0
-        #: How many runs had begun in this worker when it was last asked for a slot and had none free.
+        #: How many runs had begun in this worker when its last slot was taken, or given to a message that had waited.
         self._begun_at: int | None = None
-        self._count = 0
         #: Delivery tags of messages that waited here when the connection to the broker was lost.
         self._to_restore: list[str] = []
         vars(parent.app)[_WAITING_ROOM] = self
@@ -160,7 +155,6 @@ class WaitingRoom(bootsteps.StartStopStep):
     def start(self, parent: Any) -> None:
         """Begin to keep messages."""
         self._consumer = parent
-        self._on_the_way = self._count = 0
 
     def stop(self, parent: Any) -> None:
         """Forget all messages and leave all lines: the broker delivers again what is not acked."""
@@ -198,7 +192,8 @@ class WaitingRoom(bootsteps.StartStopStep):
     def may_keep(self, request: Request, plan: LockPlan) -> bool:
         """Whether the message of `request` can wait here if its key is not free."""
         consumer = self._consumer
-        if consumer is None or self._count >= self._limit or plan.broker.delays_natively:
+        count = sum(map(len, tuple(self._rooms)))
+        if consumer is None or count >= plan.waiting_limit or plan.broker.delays_natively:
             return False  # with quorum queues the prefetch count of a consumer cannot grow
         most = getattr(consumer.qos, "max_prefetch", None)  # Celery's `worker_eta_task_limit`
         if consumer.qos is None or (most and consumer.qos.value >= most):
@@ -218,7 +213,6 @@ class WaitingRoom(bootsteps.StartStopStep):
         consumer.qos.increment_eventually()
         if consumer.hub is not None:
             self._wake_up()  # in a pool of threads this is not the event loop's: it would read on only in a second
-        self._count += 1
         room = server_of(plan.app).room
         self._rooms.add(room)
         room.enter(WaitingMessage(self, request, queued, plan, anew))
@@ -234,26 +228,26 @@ class WaitingRoom(bootsteps.StartStopStep):
             return False
         pool = consumer.pool
         slots = pool.num_processes if pool.uses_semaphore else pool.limit
-        if len(state.reserved_requests) + self._on_the_way < slots:
+        if len(state.reserved_requests) + len(self._calls) < slots:
             self._begun_at = None
             return True
-        begun = state.all_total_count[0]
-        has_turned = self._begun_at is not None and begun > self._begun_at
-        if has_turned or self._begun_at is None:
+        begun: int = state.all_total_count[0]
+        if self._begun_at is None:
             self._begun_at = begun
-        return has_turned
+        return begun > self._begun_at
 
     def begin(self, waiting: WaitingMessage, *, called: bool) -> None:
         """Have the pool run the message of `waiting`. Called in the room's thread."""
         consumer = self._consumer
         if consumer is None:
             return
-        self._on_the_way += 1
+        if self._begun_at is not None:
+            self._begun_at = state.all_total_count[0]
         if consumer.hub is None:
             self._run(consumer, waiting, called)
-            return
-        self._calls.append(lambda: self._run(consumer, waiting, called))
-        self._wake_up()
+        else:
+            self._calls.append((waiting, called))
+            self._wake_up()
 
     def _wake_up(self) -> None:
         """Wake the event loop up."""
@@ -264,16 +258,12 @@ class WaitingRoom(bootsteps.StartStopStep):
         with suppress(BlockingIOError):
             while os.read(self._wake, 4096):
                 pass
-        while self._calls:
-            self._calls.popleft()()
+        while self._calls and self._consumer is not None:
+            self._run(self._consumer, *self._calls.popleft())
 
     def _run(self, consumer: Any, waiting: WaitingMessage, called: bool) -> None:
-        if consumer is not self._consumer:
-            return
-        self._count -= 1
         consumer.qos.decrement_eventually()
         state.task_reserved(waiting.request)
-        self._on_the_way -= 1
         waiting.anew(waiting.offer if called else None)
         consumer.on_task_request(waiting.request)
 
