@@ -62,7 +62,7 @@ class Room:
         self._looks = Looks()
         #: Those who were called and do not ask for their key.
         self._passed: deque[Waiter] = deque()
-        self._left: threading.Event | None = None
+        self._left = threading.Event()
         self._wake = threading.Event()
         self._stopped = False
         self._started = False
@@ -101,8 +101,7 @@ class Room:
         gone = [waiter for waiter in self.waiting() if self._queues.remove(waiter)]
         if self._started and not self._stopped:
             left = self._left = threading.Event()
-            self._looks.soon(None)
-            self._wake.set()
+            self._heard(None)
             left.wait(LEAVING)
         return gone
 
@@ -130,9 +129,8 @@ class Room:
                 self._started = True  # not before the start: if that fails, the next waiter tries again
                 self._listener.start()
 
-    # What follows runs in the room's thread.
-
     def _run(self) -> None:
+        """Be the room's thread: this and all that follows runs in it."""
         while not self._stopped:
             try:
                 pause = self._turn()
@@ -159,8 +157,7 @@ class Room:
                     self._try_to_look(key, is_offered=due[key])
             except LockUnavailable as error:
                 self._silent(error)
-        if left is not None:
-            left.set()
+        left.set()
         return self._pause()
 
     def _try_to_look(self, key: str, *, is_offered: bool) -> None:
@@ -205,7 +202,7 @@ class Room:
             self._let_begin(key, answer.holder)
             return
         queue.stands = following is not None
-        self._looks.later(key, min(CALLED, self._longest_look) + margin())
+        self._looks.later(key, self._look_in(None, first))
         if not self._queues.remove(first) or not begin(first, called=True):  # it has left meanwhile, or fails
             self._passed.append(first)
             self._wake.set()
@@ -216,16 +213,14 @@ class Room:
         for waiter in self._queues.take_out(key, holder):
             begin(waiter, called=False)
 
-    def _look_in(self, conflict: Conflict, first: Waiter) -> float:
-        """Seconds until the next look at a key that another holds, or that is kept for another."""
-        longest = self._longest_look
+    def _look_in(self, conflict: Conflict | None, first: Waiter) -> float:
+        """Seconds until the next look at a key that another holds; None where it is kept for one who was called."""
+        longest = LONGEST_LOOK if self._listener.hears else SHORT_LOOK
+        if conflict is None:
+            return min(longest, CALLED + margin())
         if conflict.holder.since is None and first.look_every is not None:
             longest = min(longest, first.look_every)
         return longest if conflict.ttl is None else min(longest, conflict.ttl + margin())
-
-    @property
-    def _longest_look(self) -> float:
-        return LONGEST_LOOK if self._listener.hears else SHORT_LOOK
 
     def _pass_on(self) -> None:
         """Pass on the keys for which somebody was called who does not ask for them.
@@ -240,10 +235,7 @@ class Room:
                 self._looks.soon(waiter.key)
 
     def _silent(self, error: LockUnavailable) -> None:
-        """Look again in a while at the keys for which somebody waits: the server does not answer.
-
-        What cannot be left or passed on is forgotten: it ends by itself.
-        """
+        """The server does not answer: look again in a while. What cannot be left or passed on now ends by itself."""
         self._silent_until = time.monotonic() + SHORT_LOOK
         self._passed.clear()
         self._queues.drop_empty()
