@@ -96,8 +96,15 @@ class LockedRequest(Request):
 
     def acknowledge(self) -> None:
         """Acknowledge the message; but where it is acked early, and is accepted, that is done when its run begins."""
-        if not self._is_held_back:
+        if self._is_held_back:
+            return
+        try:
             super().acknowledge()
+        except AttributeError:
+            # Kombu 5.7 raises it where the message came over a connection to Redis that is lost and that it could not
+            # close. The worker would end.
+            name = self.task.name
+            logger.warning("task %s[%s]: its connection is lost: its message cannot be acked", name, self.id)
 
     @property
     def run(self) -> Run | None:

@@ -159,10 +159,11 @@ class WaitingRoom(bootsteps.StartStopStep):
     def stop(self, parent: Any) -> None:
         """Forget all messages and leave all lines: the broker delivers again what is not acked."""
         self._consumer = None
-        self._calls.clear()
         for room in tuple(self._rooms):
             waited = [one for one in room.leave_all() if isinstance(one, WaitingMessage)]
             self._to_restore += [one.request.message.delivery_tag for one in waited]
+        self._to_restore += [one.request.message.delivery_tag for one, _ in self._calls]
+        self._calls.clear()
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         """Called by Celery whenever the event loop starts, where there is one."""
@@ -177,7 +178,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         Kombu does so only where the broker can still be reached; else the broker would wait for the visibility timeout.
         Other brokers do so by themselves.
         """
-        restore = getattr(getattr(parent.task_consumer.channel, "qos", None), "restore_by_tag", None)
+        restore = getattr(getattr(_channel_of(parent), "qos", None), "restore_by_tag", None)
         tags, self._to_restore = self._to_restore, []
         if restore is not None:
             for tag in tags:
@@ -208,7 +209,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         """
         state.task_ready(request)
         consumer = self._consumer
-        if consumer is None:  # it stops, and the broker delivers the message again
+        if consumer is None or self._is_lost(consumer, request):
             return
         consumer.qos.increment_eventually()
         if consumer.hub is not None:
@@ -216,6 +217,18 @@ class WaitingRoom(bootsteps.StartStopStep):
         room = server_of(plan.app).room
         self._rooms.add(room)
         room.enter(WaitingMessage(self, request, queued, plan, anew))
+
+    def _is_lost(self, consumer: Any, request: Request) -> bool:
+        """Whether the connection is lost over which the message of `request` came.
+
+        It cannot be acked any more, and kombu may even end the worker when that is tried. The broker delivers it again.
+        """
+        channel = _channel_of(consumer)
+        if channel is None or request.message.channel is channel:
+            return False
+        self._to_restore.append(request.message.delivery_tag)
+        self._restore(consumer)
+        return True
 
     def has_slot(self) -> bool:
         """Whether the pool can run one more message soon. Called in the room's thread.
@@ -262,10 +275,17 @@ class WaitingRoom(bootsteps.StartStopStep):
             self._run(self._consumer, *self._calls.popleft())
 
     def _run(self, consumer: Any, waiting: WaitingMessage, called: bool) -> None:
+        if self._is_lost(consumer, waiting.request):
+            return
         consumer.qos.decrement_eventually()
         state.task_reserved(waiting.request)
         waiting.anew(waiting.offer if called else None)
         consumer.on_task_request(waiting.request)
+
+
+def _channel_of(consumer: Any) -> Any:
+    """The channel over which `consumer` receives tasks now; None where it does not."""
+    return getattr(consumer.task_consumer, "channel", None)
 
 
 def _survive(handle: Callable[[BaseException], None], error: BaseException) -> None:
