@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 from celery import Celery
 from celery.worker.request import Request
 
+from celery_redislock import LockedTask
 from tests.lab.bodies import sleep_on
 from tests.lab.ledger import Ledger
 
@@ -36,6 +39,12 @@ def define(app: Celery, ledger: Ledger) -> None:
         """Is retried by the main process when its process dies, from Celery 5.7 on."""
         return ledger.take(key, item, first)
 
+    @locked("stands_still", lock_args=["key"], base=_StandingStill)
+    def stands_still(key: Any, item: Any) -> Any:
+        """Its process stops itself before its first run asks for the key."""
+        with ledger.run(key, item):
+            return item
+
     for name, request in {"named_request": f"{__name__}:OwnRequest", "own_request": OwnRequest}.items():
 
         @locked(name, lock_args=["key"], Request=request)
@@ -44,6 +53,15 @@ def define(app: Celery, ledger: Ledger) -> None:
             with ledger.run(key, item):
                 time.sleep(seconds)
             return item
+
+
+class _StandingStill(LockedTask):
+    def before_start(self, *args: Any) -> None:
+        ledger = Ledger(Path(self.app.conf.lab_ledger))
+        if not any(line["event"] == "stands still" for line in ledger.lines()):
+            ledger.write({"event": "stands still"})
+            os.kill(os.getpid(), signal.SIGSTOP)
+        super().before_start(*args)
 
 
 class OwnRequest(Request):

@@ -43,10 +43,10 @@ def _define_policy(locked: Any, ledger: Ledger, policy: str) -> None:
         ignore_result=False,
     )
     def on_conflict(self: Any, key: str, item: Any = "", holds: str = "") -> Any:
-        """Where `holds` is given: waits until another message has met its lock, and ends in the way `holds` names."""
+        """Where `holds` is given: waits until other messages have met its lock, and ends in the way `holds` names."""
         with ledger.run(key, item):
             if holds:
-                ledger.wait_for_conflict(self.request.id)
+                ledger.wait_for_conflict(self.request.id, seen=4 if holds == "waits for five" else 0)
             if holds == "fails":
                 raise ValueError(item)
             if holds == "retries" and not self.request.retries:
