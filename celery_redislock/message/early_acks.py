@@ -7,6 +7,7 @@ process itself, in threads or greenlets, the call acks directly.
 
 from __future__ import annotations
 
+import io
 import os
 from typing import Protocol
 from weakref import WeakValueDictionary
@@ -59,11 +60,10 @@ class EarlyAcks:
         """Call the acks of the runs that have begun. Called in the main process, whenever `reader` can be read."""
         if self.reader is None:
             return
-        try:
-            while chunk := os.read(self.reader, 64 * 1024):
+        # Not by os.read(): eventlet's waits for what never comes, where the runs are in this very process.
+        with io.FileIO(self.reader, closefd=False) as pipe:
+            while chunk := pipe.read(64 * 1024):
                 self._rest += chunk
-        except BlockingIOError:
-            pass
         whole = len(self._rest) - len(self._rest) % _LENGTH
         nonces, self._rest = self._rest[:whole], self._rest[whole:]
         for start in range(0, whole, _LENGTH):
