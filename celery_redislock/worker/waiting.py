@@ -136,6 +136,8 @@ class WaitingRoom(bootsteps.StartStopStep):
     one for each of them, as it does for a message with an eta.
     """
 
+    requires = ("celery.worker.consumer:Tasks",)  # the step that has a channel to the broker
+
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
         self._consumer: Any = None
@@ -155,6 +157,7 @@ class WaitingRoom(bootsteps.StartStopStep):
     def start(self, parent: Any) -> None:
         """Begin to keep messages."""
         self._consumer = parent
+        self._restore(parent)
 
     def stop(self, parent: Any) -> None:
         """Forget all messages and leave all lines: the broker delivers again what is not acked."""
@@ -170,7 +173,6 @@ class WaitingRoom(bootsteps.StartStopStep):
         hub.add_reader(self._wake, self._run_calls)
         if EARLY_ACKS.reader is not None:
             hub.add_reader(EARLY_ACKS.reader, EARLY_ACKS.read)
-        self._restore(parent)
 
     def _restore(self, parent: Any) -> None:
         """Have a Redis broker deliver again at once what waited here when its connection was lost.

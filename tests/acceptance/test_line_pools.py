@@ -37,3 +37,21 @@ def test_a_worker_fetches_on_as_soon_as_a_message_waits(tasks, start_worker, poo
         for number in range(30):
             tasks.work.delay("k", number)
         wait_until(lambda: waiting_in(worker) == 30, "all wait", 5)
+
+
+def test_under_gevent_what_waits_when_redis_as_the_broker_goes_away_waits_again_when_it_is_back(
+    broker_proxy, tasks, start_worker, ledger
+):
+    need("gevent")
+    worker = start_worker(2, "-P", "gevent")
+    with tasks.work.lock_for("k"):
+        results = [tasks.work.delay("k", number) for number in range(2)]
+        wait_until(lambda: waiting_in(worker) == 2, "all wait")
+        broker_proxy.refuse()
+        wait_until(lambda: "Cannot connect to" in worker.output(), "it cannot connect")
+        broker_proxy.mend()
+        wait_until(lambda: waiting_in(worker) == 4, "they wait again", 10)
+    for result in results:
+        result.get(timeout=10)
+    assert ledger.overlaps() == []
+    assert len(ledger.items()) == 2
