@@ -159,8 +159,9 @@ class LockedRequest(Request):
             self.send_event("task-revoked", terminated=False, signum=None, expired=False)
         elif isinstance(error, CameBackAsRetry):
             self.send_event("task-retried", exception=str(error), traceback="")
-        if not self.task.acks_late:
-            self.acknowledge()  # its run has ended and may not have begun
+        # Its run has ended and may not have begun. In a cold shutdown the broker delivers the message again.
+        if not self.task.acks_late and not self._already_cancelled:  # type: ignore[attr-defined]
+            self.acknowledge()
         return result
 
     def _give_back(self) -> None:

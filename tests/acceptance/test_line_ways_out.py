@@ -146,6 +146,22 @@ def test_a_shutdown_gives_back_what_waits_and_another_worker_runs_it(
     each_runs_once(results)
 
 
+@on_every_broker
+def test_a_cold_shutdown_gives_back_a_message_that_is_acked_early_and_has_not_begun(
+    lock_proxy, tasks, start_worker, ledger
+):
+    first = start_worker(1)
+    tasks.plain.delay().get(timeout=10)
+    fault = lock_proxy.drop_command(b"EVALSHA", where=b"{lab.work:")
+    result = tasks.work.delay("k", "item")
+    fault.wait()
+    first.stop(signal.SIGQUIT)
+    lock_proxy.mend()
+    start_worker(1)
+    assert result.get(timeout=10) == "item"
+    assert ledger.items()[1:] == ["item"]
+
+
 # The broker goes away.
 
 
