@@ -135,8 +135,8 @@ def test_a_shutdown_gives_back_what_waits_and_another_worker_runs_it(
     with in_line(tasks.work, first) as results:
         wait_until(lambda: place_in_line(tasks.work, locks), "its room stands in line")
         place = place_in_line(tasks.work, locks)
-        # A cold shutdown that interrupts the main process while it reads what a child reports waits for ever, with plain
-        # Celery too: its pool then misses that report.
+        # A cold shutdown that interrupts the main process while it reads what a child reports waits for ever, as with
+        # plain Celery: its pool then misses that report.
         wait_until(lambda: kept(tasks.work.app) == 5, "its main process has all")
         first.stop(sig)
         assert place_in_line(tasks.work, locks) is None
