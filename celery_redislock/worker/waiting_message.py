@@ -1,0 +1,130 @@
+"""WaitingMessage: one message that waits in line in its worker: until when, and what becomes of it then."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from celery.utils.time import maybe_make_aware
+from celery.worker.request import Request
+
+from celery_redislock.app import server_of
+from celery_redislock.errors import LockUnavailable
+from celery_redislock.message.delivery import DELIVERY
+from celery_redislock.message.header import Header
+from celery_redislock.server.room import Waiter
+from celery_redislock.server.tokens import RESERVED, Token, called, known_by
+from celery_redislock.shown import shown
+from celery_redislock.task.endings import Queued
+from celery_redislock.task.plan import LockPlan
+
+logger = logging.getLogger(__name__)
+
+Anew = Callable[[bytes | None], None]
+
+#: A message waits here for this share of the broker's visibility timeout at most, and is then published again: the
+#: broker delivers a message to another worker that is not acked for the whole of it.
+LONGEST_WAIT = 0.5
+
+
+class WaitingMessage(Waiter):
+    """One message that waits for its key.
+
+    Args:
+        request: Celery's request for the message.
+        queued: How its run has ended.
+        plan: The lock of its task.
+        anew: Prepares the request for its next execution. It is given what the key holds until then; None where the
+            key is not kept for it.
+        has_slot: Whether the worker has a slot for it now.
+        run: Has the pool run it; whether its turn has come is given, too.
+    """
+
+    look_every = 1.0
+
+    def __init__(
+        self,
+        request: Request,
+        queued: Queued,
+        plan: LockPlan,
+        anew: Anew,
+        has_slot: Callable[[], bool],
+        run: Callable[[WaitingMessage, bool], None],
+    ) -> None:
+        self.key = queued.key
+        self.place = queued.place
+        self.request = request
+        self.anew = anew
+        self._line = server_of(plan.app).room
+        self.offer = called(self._line.token, self.place).value
+        header = Header.read(queued.header)
+        self.claim = None if header.claim is None else known_by(header.claim, RESERVED).owner
+        self.joins = header.joins
+        self.watches = self.claim is not None or self.joins is not None
+        self.deadline = _deadline(request, header, plan)
+        self._since = time.monotonic()
+        self._has_slot, self._run = has_slot, run
+        self._runs_in_outage = plan.options.on_outage != "retry"
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What ``celery inspect redislock_waiting`` tells of it; its arguments stay out."""
+        waited = round(time.monotonic() - self._since, 3)
+        return {"id": str(self.request.id), "name": self.request.task.name, "lock": self.key, "waited": waited}
+
+    def can_begin(self) -> bool:
+        """Whether the worker has a slot for it now."""
+        return self._has_slot()
+
+    def need_not_wait(self, holder: Token | None) -> bool:
+        """Whether the key was handed over to this message, or the task that it has joined does not hold the key.
+
+        Args:
+            holder: As for `Waiter.need_not_wait`.
+        """
+        if holder is not None and holder.state == "queued":
+            return holder.owner == self.claim
+        is_joined = holder is not None and holder.info("", None).task_id == self.joins and holder.state == "held"
+        return self.joins is not None and not is_joined
+
+    def begin(self, *, called: bool) -> None:
+        """Have the pool run the message again: the key is offered to it, or it can wait no longer.
+
+        Args:
+            called: Whether the key is offered to it.
+        """
+        if called:
+            waited, name = time.monotonic() - self._since, self.request.task.name
+            logger.info(
+                "task %s[%s]: its turn has come after %.3f s; %d messages wait in this worker",
+                *(name, shown(str(self.request.id)), waited, len(self._line)),
+            )
+        self._run(self, called)
+
+    def unavailable(self, error: LockUnavailable) -> None:
+        """Have the pool run the message, if `lock_on_outage` says what becomes of it while the lock server is away."""
+        if self._runs_in_outage and self.can_begin():
+            self._line.leave(self)
+            self.begin(called=False)
+
+
+def _deadline(request: Request, header: Header, plan: LockPlan) -> float:
+    """When the message can wait no longer, by `time.monotonic()`: its run then decides what becomes of it."""
+    now = time.monotonic()
+    ends = [must_leave_at(request, plan)]
+    if header.claim is not None:  # its run asks for the key, which keeps its place in the queue
+        ends.append(now + plan.options.queue_ttl / 2)
+    if plan.options.wait_for is not None:
+        ends.append(now + plan.options.wait_for - (time.time() - header.since))
+    if request.expires:
+        ends.append(now + (maybe_make_aware(request.expires, UTC) - datetime.now(UTC)).total_seconds())
+    return max(now, min(ends))
+
+
+def must_leave_at(request: Request, plan: LockPlan) -> float:
+    """When the message must be published again, by `time.monotonic()`."""
+    received_at: float = request.request_dict[DELIVERY].received_at
+    return received_at + LONGEST_WAIT * plan.broker.visibility_timeout
