@@ -8,7 +8,7 @@ OLDEST := .venv-oldest
 .PHONY: demo test oldest wheel check chaos format bench clean
 
 # Where a worker's version matters most.
-OLDEST_TOO := promise ways_out redelivery shutdown unique_jobs
+OLDEST_TOO := promise ways_out redelivery shutdown unique_jobs line
 
 # Of make chaos, in all; SEED=7 repeats the faults of a run, BROKER is redis, rabbitmq or both.
 SECONDS ?= 60

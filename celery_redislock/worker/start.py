@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from celery.signals import celeryd_after_setup, worker_init
+from celery.signals import celeryd_after_setup, worker_init, worker_shutting_down
 
 from celery_redislock.message.early_acks import EARLY_ACKS
 from celery_redislock.options import ATTRIBUTES
@@ -21,6 +21,7 @@ def connect() -> None:
     worker_init.connect(warn_of_unlocked_tasks, weak=False)
     worker_init.connect(watch_for_lost_connections, weak=False)
     worker_init.connect(keep_messages_that_wait, weak=False)
+    worker_shutting_down.connect(ack_what_has_begun, weak=False)
     inspect.connect()
     celeryd_after_setup.connect(ask_the_lock_server, weak=False)
 
@@ -42,6 +43,11 @@ def keep_messages_that_wait(sender: Any = None, **_: Any) -> None:
     """Have the worker's consumer keep messages that wait in line; before the pool forks its children."""
     sender.app.steps["consumer"].add("celery_redislock.worker.waiting:WaitingRoom")
     EARLY_ACKS.open()
+
+
+def ack_what_has_begun(**_: Any) -> None:
+    """Ack the early-acked messages whose runs have begun: in a cold or soft shutdown the event loop will not do it."""
+    EARLY_ACKS.read()
 
 
 def ask_the_lock_server(instance: Any = None, **_: Any) -> None:

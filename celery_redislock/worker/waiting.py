@@ -61,6 +61,7 @@ class WaitingRoom(bootsteps.StartStopStep):
     def stop(self, parent: Any) -> None:
         """Forget all messages and leave all lines: the broker delivers again what is not acked."""
         self._consumer = None
+        EARLY_ACKS.read()
         for room in tuple(self._rooms):
             waited = [one for one in room.leave_all() if isinstance(one, WaitingMessage)]
             self._to_restore += [one.request.message.delivery_tag for one in waited]

@@ -1,7 +1,7 @@
 """The store on a real server, in what the model's pairs of a state and a command do not tell.
 
 Who is granted, refused, renewed and released, and which notes that leaves, is held by
-`tests/model/test_scripts_follow_the_model.py`.
+`tests/model/test_model.py`.
 """
 
 from __future__ import annotations

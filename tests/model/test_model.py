@@ -6,12 +6,17 @@ Where a test fails, its message tells the way to the broken promise, step by ste
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
-from .commands import Acquire, HandOver, Release
+from celery_redislock.server.connect import connect
+from tests.lab.servers import Valkey
+
+from .commands import Acquire, Claim, Command, GiveUp, HandOver, Leave, Release, Renew, Reply, Server, Stand, apply
 from .executions import IN_BODY, Phase
 from .explore import explore
+from .real import Keys, follow, plain, small_lines
 from .rules import Excuse, Mistake, Promise
 from .scenarios import (
     ACKED_EARLY,
@@ -244,3 +249,64 @@ def _sights(world) -> set[str]:
         "a failed publisher": bool(world.history.failed),
     }
     return {name for name, is_seen in seen.items() if is_seen}
+
+
+# The Lua scripts do what the model says, for every command on every state of a key that an exploration has met.
+
+
+@pytest.fixture(scope="module")
+def asked(explorations) -> set[tuple[Server, Command]]:
+    """Every command that any exploration asked Redis, with the state that Redis was in."""
+    return {pair for found in explorations.values() for pair in found.asked}
+
+
+@pytest.fixture(scope="module")
+def pairs(asked) -> list[tuple[Server, Command]]:
+    return sorted({plain(server, command) for server, command in asked}, key=repr)
+
+
+@pytest.fixture
+def keys(locks: Valkey) -> Iterator[Keys]:
+    client = connect(locks.url(), {})
+    yield Keys(client)
+    client.close()
+
+
+def test_every_command_answers_and_leaves_what_the_model_says(pairs, keys):
+    for server, command in pairs:
+        follow(keys, server, command)
+
+
+def test_every_command_does_so_on_every_small_line(keys):
+    assert len(small_lines()) > 900
+    for server, command in small_lines():
+        follow(keys, server, command)
+
+
+def test_the_pairs_are_many_and_every_script_and_reply_is_among_them(pairs):
+    assert len(pairs) > 400
+    commands = Counter(type(command) for _, command in pairs)
+    replies = Counter((type(command), apply(server, command).reply) for server, command in pairs)
+    assert all(commands[kind] > 20 for kind in (Acquire, Claim, HandOver, Release, Renew, Stand, Leave)), commands
+    assert commands[GiveUp] > 5
+    assert set(replies) == {
+        (Acquire, Reply.GRANTED),
+        (Acquire, Reply.HELD),
+        (Acquire, Reply.FINISHED),
+        (Claim, Reply.GRANTED),
+        (Claim, Reply.HELD),
+        (Claim, Reply.FINISHED),
+        (HandOver, Reply.HANDED_OVER),
+        (HandOver, Reply.RELEASED),
+        (GiveUp, Reply.GIVEN_UP),
+        (GiveUp, Reply.NOT_MINE),
+        (HandOver, Reply.NOT_MINE),
+        (Release, Reply.RELEASED),
+        (Release, Reply.NOT_MINE),
+        (Renew, Reply.RENEWED),
+        (Renew, Reply.NOT_MINE),
+        (Stand, Reply.TAKEN),
+        (Stand, Reply.HELD),
+        (Leave, Reply.LEFT),
+        (Leave, Reply.PASSED_ON),
+    }

@@ -1,25 +1,19 @@
-"""The Lua scripts do what the model says, for every command on every state of a key that an exploration has met.
+"""The real scripts beside the model's commands: a state of the model is put onto a real server, and read back.
 
-Each such pair is set up on a real server and run through `LockStore`. The reply, the key, its mark, its lease and the
+Each pair of a state and a command is run through `LockStore`. The reply, the key, its mark, its lease, the line and the
 notes must be the model's. So the model and the code cannot drift apart.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-
-import pytest
 import redis
 
 from celery_redislock.server import tokens
 from celery_redislock.server.answers import Claim as ClaimOfMessage
 from celery_redislock.server.answers import Conflict, Finished, Note, Taken
-from celery_redislock.server.connect import connect
 from celery_redislock.server.names import keys_of
 from celery_redislock.server.store import LockStore
 from celery_redislock.server.tokens import CALLED, RESERVED, RUNS, SEEN, Attempt, Token, known_by
-from tests.lab.servers import Valkey
 
 from .commands import (
     NOBODY,
@@ -39,9 +33,6 @@ from .commands import (
     apply,
 )
 
-#: The exploration takes ten seconds of a CPU of its own, which a loaded machine does not have.
-pytestmark = pytest.mark.timeout(900)
-
 KEY = "redislock:{shop.bill:7}"
 ORIGIN = tokens.origin("w@host", "shop.bill")
 #: The time to live that a key is set up with, and the one that a command gives it, in seconds: the time that is left
@@ -52,18 +43,6 @@ OFFER, CALL = 1.0, 5.0
 LINE = keys_of(KEY).line
 
 
-@pytest.fixture(scope="module")
-def asked(explorations) -> set[tuple[Server, Command]]:
-    """Every command that any exploration asked Redis, with the state that Redis was in."""
-    return {pair for found in explorations.values() for pair in found.asked}
-
-
-@pytest.fixture(scope="module")
-def pairs(asked) -> list[tuple[Server, Command]]:
-    return sorted({plain(server, command) for server, command in asked}, key=repr)
-
-
-@pytest.fixture(scope="module")
 def small_lines() -> list[tuple[Server, Command]]:
     """Every command that has to do with the line, in every state of the key, on lines of up to two rooms.
 
@@ -88,13 +67,6 @@ def small_lines() -> list[tuple[Server, Command]]:
     ]
     states = [Server(key, frozenset({copy}), line=line) for key in (None, *offers, *calls, *owned) for line in lines]
     return [(server, command) for server in states for command in commands]
-
-
-@pytest.fixture
-def keys(locks: Valkey) -> Iterator[Keys]:
-    client = connect(locks.url(), {})
-    yield Keys(client)
-    client.close()
 
 
 class Keys:
@@ -220,17 +192,6 @@ def plain(server: Server, command: Command) -> tuple[Server, Command]:
     return Server(key, notes, gone, line), type(command)(**given)
 
 
-def test_every_command_answers_and_leaves_what_the_model_says(pairs, keys):
-    for server, command in pairs:
-        follow(keys, server, command)
-
-
-def test_every_command_does_so_on_every_small_line(small_lines, keys):
-    assert len(small_lines) > 900
-    for server, command in small_lines:
-        follow(keys, server, command)
-
-
 def follow(keys: Keys, server: Server, command: Command) -> None:
     effect = apply(server, command)
     keys.set_up(server)
@@ -256,32 +217,3 @@ def longest_lease(server: Server, effect: Effect) -> float:
     if key.room and (key != server.key or effect.reply is Reply.TAKEN or is_offered_again):
         return CALL if key.nonce[0] == "!" else OFFER
     return NEW_LEASE if effect.leased else OLD_LEASE
-
-
-def test_the_pairs_are_many_and_every_script_and_reply_is_among_them(pairs):
-    assert len(pairs) > 400
-    commands = Counter(type(command) for _, command in pairs)
-    replies = Counter((type(command), apply(server, command).reply) for server, command in pairs)
-    assert all(commands[kind] > 20 for kind in (Acquire, Claim, HandOver, Release, Renew, Stand, Leave)), commands
-    assert commands[GiveUp] > 5
-    assert set(replies) == {
-        (Acquire, Reply.GRANTED),
-        (Acquire, Reply.HELD),
-        (Acquire, Reply.FINISHED),
-        (Claim, Reply.GRANTED),
-        (Claim, Reply.HELD),
-        (Claim, Reply.FINISHED),
-        (HandOver, Reply.HANDED_OVER),
-        (HandOver, Reply.RELEASED),
-        (GiveUp, Reply.GIVEN_UP),
-        (GiveUp, Reply.NOT_MINE),
-        (HandOver, Reply.NOT_MINE),
-        (Release, Reply.RELEASED),
-        (Release, Reply.NOT_MINE),
-        (Renew, Reply.RENEWED),
-        (Renew, Reply.NOT_MINE),
-        (Stand, Reply.TAKEN),
-        (Stand, Reply.HELD),
-        (Leave, Reply.LEFT),
-        (Leave, Reply.PASSED_ON),
-    }
