@@ -6,17 +6,18 @@ import time
 
 from tests.conftest import on_every_broker
 from tests.lab.servers import wait_until
-from tests.lab.workers import waiting_in
+from tests.lab.workers import kept, waiting_in
 
 
 @on_every_broker
 def test_thirty_messages_for_one_key_run_in_order_on_two_workers_each_right_after_the_other(
     tasks, start_worker, ledger, locks
 ):
-    workers = [start_worker(4) for _ in range(2)]
+    for _ in range(2):
+        start_worker(4)
     with tasks.work.lock_for("k"):
         results = [tasks.work.delay("k", number, 0.05) for number in range(30)]
-        wait_until(lambda: waiting_in(*workers) == 30, "all wait")
+        wait_until(lambda: kept(tasks.work.app, 2) == 30, "all wait")
         locks.calls()
     for result in results:
         result.get(timeout=30)
@@ -40,10 +41,10 @@ def test_who_waits_runs_before_who_is_published_later_although_three_hundred_str
 
 
 def test_a_message_that_waits_takes_no_slot(tasks, start_worker, ledger):
-    worker = start_worker(1)
+    start_worker(1)
     with tasks.work.lock_for("k"):
         waiting = [tasks.work.delay("k", number) for number in range(20)]
-        wait_until(lambda: waiting_in(worker) == 20, "all wait")
+        wait_until(lambda: kept(tasks.work.app) == 20, "all wait")
         assert tasks.plain.delay("stranger").get(timeout=10) == "plain"
         assert {result.state for result in waiting} == {"RETRY"}
     for result in waiting:
@@ -75,7 +76,7 @@ def test_a_message_that_is_revoked_while_it_waits_does_not_run_and_the_next_one_
     worker = start_worker(2)
     with tasks.work.lock_for("k"):
         waiting = [tasks.work.delay("k", number) for number in range(3)]
-        wait_until(lambda: waiting_in(worker) == 3, "all wait")
+        wait_until(lambda: kept(tasks.work.app) == 3, "all wait")
         waiting[0].revoke()
         wait_until(lambda: "flagged as revoked" in worker.output(), "the worker knows")
     begin = time.monotonic()

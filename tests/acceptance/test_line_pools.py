@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.lab.servers import need, wait_until
-from tests.lab.workers import waiting_in
+from tests.lab.workers import kept, waiting_in
 
 
 @pytest.mark.parametrize("pool", ["threads", "gevent", "eventlet", "solo"])
@@ -18,7 +18,7 @@ def test_in_every_pool_those_who_wait_run_in_order_acked_early_and_late(tasks, s
     with tasks.work.lock_for("early"), tasks.late.lock_for("late"):
         early = [tasks.work.delay("early", f"e{number}", 0.05) for number in range(10)]
         late = [tasks.late.delay("late", f"l{number}", 0.05) for number in range(10)]
-        wait_until(lambda: waiting_in(worker) == 20, "all wait")
+        wait_until(lambda: kept(tasks.work.app) == 20, "all wait")
         assert ledger.items() == []
     for result in early + late:
         result.get(timeout=20)

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
+from celery import Celery
 
 from tests.lab import nursery
 from tests.lab.app import Config
@@ -106,6 +107,12 @@ class Worker:
 def waiting_in(*workers: Worker) -> int:
     """How often a message has begun to wait in line in the workers."""
     return sum(worker.output().count("it waits in line") for worker in workers)
+
+
+def kept(app: Celery, workers: int = 1) -> int:
+    """How many messages the main processes of so many workers keep waiting. The children may have told of more."""
+    replies = app.control.broadcast("redislock_waiting", reply=True, limit=workers, timeout=5)
+    return sum(len(told) for reply in replies or () for told in reply.values())
 
 
 def is_dead(pid: int) -> bool:
