@@ -86,10 +86,10 @@ def test_a_message_that_is_revoked_while_it_waits_does_not_run_and_the_next_one_
 
 
 def test_a_worker_tells_what_waits_in_it_and_the_lock_how_many_rooms_wait(tasks, app, start_worker, ledger):
-    worker = start_worker(1)
+    start_worker(1)
     with tasks.work.lock_for("k", "secret") as lock:
         waiting = [tasks.work.delay("k", "secret") for _ in range(2)]
-        wait_until(lambda: waiting_in(worker) == 2, "both wait")
+        wait_until(lambda: kept(app) == 2, "both wait")
         told = asked(app)
         assert [(one["id"], one["name"], one["lock"]) for one in told] == [
             (result.id, "lab.work", lock.name) for result in waiting
