@@ -22,8 +22,9 @@ from .event_loop import running_loop
 from .held import HeldLock
 from .keeper import Keeper
 from .outage import Outage
-from .room import Room, Waiter
+from .room import Room
 from .store import LockStore
+from .waiter import Waiter
 
 _SERVERS = "_redislock_servers"
 #: Seconds between two looks at a key whose release wakes nobody.
@@ -145,16 +146,6 @@ class LockServer:
         else:
             self.keeper.later(lambda store: store.give_up(key, claim, is_to_come=is_to_come))
 
-    def wait(self, holder: LockInfo, left: float, *, poll: float = POLL) -> None:
-        """Block until `holder` has released its key, or its key must be asked for again for another reason.
-
-        Args:
-            holder: Who held the key at the last acquire, which must have told the server that the caller waits.
-            left: How long to block, in seconds at most.
-            poll: As `take`.
-        """
-        time.sleep(max(0.0, min(left, poll)))
-
 
 class Turn(Waiter):
     """The caller of `LockServer.take`, which blocks its own thread."""
@@ -193,7 +184,7 @@ class Turn(Waiter):
 def _would_stop_the_loop(holder: LockInfo) -> LockConfigError:
     return LockConfigError(
         f"the lock {holder.key} is held by {holder.who}, and to wait for it here would stop the asyncio event loop of "
-        "this code: take and release it in a thread, as with asyncio.to_thread(), or do not wait, with wait=0 or "
+        "this code: take and release it in a thread, as with asyncio.to_thread(), or do not wait, with block_for=0 or "
         "blocking=False"
     )
 

@@ -25,8 +25,6 @@ from .store import LockStore
 from .tokens import Token
 from .waiter import Waiter, begin, can_begin
 
-__all__ = ("Room", "Waiter")
-
 logger = logging.getLogger(__name__)
 
 #: A room looks again at a key for which it stands after so many seconds at the latest; and while it cannot hear that a
@@ -34,7 +32,7 @@ logger = logging.getLogger(__name__)
 LONGEST_LOOK, SHORT_LOOK = 60.0, 1.0
 #: A key is kept for so many seconds for a waiter that was called, by lua/prelude.lua.
 CALLED = 5.0
-#: A room asks a waiter for whom there was no slot, and who is not told of a free one, again after so many seconds.
+#: A room asks a waiter for whom there was no slot again after so many seconds.
 RETRY = 0.05
 #: The longest that `Room.leave_all` may take, in seconds.
 LEAVING = 2.0
@@ -104,11 +102,6 @@ class Room:
             self._heard(None)
             left.wait(LEAVING)
         return gone
-
-    def try_again(self) -> None:
-        """Ask those again who could not begin: there may be slots for them now."""
-        if self._aside:
-            self._wake.set()
 
     def stop(self) -> None:
         """End the threads: nobody in this process can reach the room's server any more."""

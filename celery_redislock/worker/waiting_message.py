@@ -15,8 +15,8 @@ from celery_redislock.app import server_of
 from celery_redislock.errors import LockUnavailable
 from celery_redislock.message.delivery import DELIVERY
 from celery_redislock.message.header import Header
-from celery_redislock.server.room import Waiter
 from celery_redislock.server.tokens import RESERVED, Token, called, known_by
+from celery_redislock.server.waiter import Waiter
 from celery_redislock.shown import shown
 from celery_redislock.task.endings import Queued
 from celery_redislock.task.plan import LockPlan

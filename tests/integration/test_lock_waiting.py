@@ -369,7 +369,7 @@ class TestInARunningEventLoop:
             assert client.exists(LINE) == 0
         assert "the lock stock is held by a lock outside tasks on" in said
         assert "asyncio.to_thread()" in said
-        assert "wait=0 or blocking=False" in said
+        assert "block_for=0 or blocking=False" in said
         assert client.keys() == []
 
     def test_a_block_and_an_eager_run_are_refused_too(self, config):
