@@ -46,10 +46,15 @@ class LockConflict(RedisLockError, LockError):
     """
 
     def __init__(self, key: str, holder: LockInfo | Sequence[Any] | None = None) -> None:
-        self.key = key
+        self.key = str(key)
         self.holder = LockInfo.of(holder) if holder else None
-        super().__init__(str(self), key)
-        self.args = (key, self.holder and self.holder.plain)
+        super().__init__(str(self), self.key)
+        self.args = (self.key, self.holder and self.holder.plain)
+
+    @property
+    def holders(self) -> tuple[LockInfo, ...]:
+        """All who hold the key: one, unless the lock has a limit; none where that is not known."""
+        return self.holder.holders if self.holder else ()
 
     def __str__(self) -> str:
         who = self.holder.who if self.holder else "somebody else"
@@ -65,10 +70,10 @@ class LockLost(RedisLockError, LockNotOwnedError):
     """
 
     def __init__(self, key: str, reason: str = "its lease has ended") -> None:
-        self.key = key
+        self.key = str(key)
         self.reason = reason
-        super().__init__(str(self), key)
-        self.args = (key, reason)
+        super().__init__(str(self), self.key)
+        self.args = (self.key, reason)
 
     def __str__(self) -> str:
         return f"the lock {self.key} is lost: {self.reason}; another run may have started"
@@ -83,10 +88,10 @@ class LockUnavailable(RedisLockError, RedisConnectionError):
     """
 
     def __init__(self, key: str, reason: str = "Redis did not answer") -> None:
-        self.key = key
+        self.key = str(key)
         self.reason = reason
         super().__init__(str(self))
-        self.args = (key, reason)
+        self.args = (self.key, reason)
 
     def __str__(self) -> str:
         return f"the lock {self.key} cannot be asked for: {self.reason}"

@@ -31,21 +31,38 @@ class LockInfo(NamedTuple):
     waiting: int = 0
     """How many rooms stand in line for the key: one for each worker or process in which somebody waits for it. Only
     `lock_info` asks for this; elsewhere it is 0."""
+    others: tuple[LockInfo, ...] = ()
+    """Who else holds the lock, where more than one may."""
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> Self:
         """Make one of another `LockInfo`, or of what a serializer has made of its `plain` values."""
         info = cls(*values)
-        return info._replace(since=datetime.fromisoformat(info.since)) if isinstance(info.since, str) else info
+        since: Any = info.since
+        if isinstance(since, str):
+            info = info._replace(since=datetime.fromisoformat(since))
+        return info._replace(others=tuple(cls.of(other) for other in info.others))
 
     @property
     def plain(self) -> tuple[Any, ...]:
         """Its values in types that every serializer can carry: `since` is ISO 8601 text."""
-        return (*self[:4], self.since and self.since.isoformat(), self.ttl, self.state, self.waiting)
+        since = self.since and self.since.isoformat()
+        return (*self[:4], since, self.ttl, self.state, self.waiting, tuple(other.plain for other in self.others))
+
+    @property
+    def holders(self) -> tuple[LockInfo, ...]:
+        """All who hold the lock: one, unless it has a limit."""
+        return (self._replace(others=()), *self.others)
 
     @property
     def who(self) -> str:
-        """The holder in words, for messages: its task id and host."""
+        """The holders in words, for messages: their task ids and hosts."""
+        more = len(self.others) - 2
+        named = [self._name, *(other._name for other in self.others[: 2 if more > 0 else None])]
+        return ", ".join([*named, f"and {more} more"] if more > 0 else named)
+
+    @property
+    def _name(self) -> str:
         host, task = shown(self.hostname or "an unknown host"), f"task {shown(str(self.task_id))}"
         if self.state == "offered":
             return f"the first in line, on {host}"

@@ -16,7 +16,7 @@ from .keys.maker import KeyMaker
 from .keys.template import parse_template
 from .lock.lock import Lock
 from .lock.no_lock import NoLock
-from .options import LockOptions, name_of, resolve_options, resolve_settings
+from .options import LockOptions, check_limit, name_of, resolve_options, resolve_settings
 from .server.lock_server import LockServer
 from .server.names import redis_key
 from .task.body import refuse_what_outlives_its_call
@@ -25,6 +25,8 @@ from .task.held_by_request import LockInRequests
 if TYPE_CHECKING:
     from celery import Celery
 
+#: The app-wide options that also mean something for a lock outside tasks.
+_OPTIONS = ("block_for", "lease", "fence", "limit")
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -40,6 +42,7 @@ def locked(
     block_for: float | None = None,
     lease: float | None = None,
     fence: bool | None = None,
+    limit: int | None = None,
     app: Celery | None = None,
 ) -> Locked: ...
 def locked(
@@ -50,6 +53,7 @@ def locked(
     block_for: float | None = None,
     lease: float | None = None,
     fence: bool | None = None,
+    limit: int | None = None,
     app: Celery | None = None,
 ) -> Any:
     """A lock around a block or a function, renewed while it is held.
@@ -65,6 +69,7 @@ def locked(
         block_for: Seconds to wait for the key; 0 for not at all; None for the app's `redislock_block_for`.
         lease: Seconds that the key outlives a dead holder; None for the app's `redislock_lease`.
         fence: Hand out a fencing number; None for the app's `redislock_fence`.
+        limit: How many may hold the key at once, 1 to 50; None for the app's `redislock_limit`.
         app: The app whose lock server and settings are used; None for the current app, or the only one.
 
     Raises:
@@ -75,7 +80,7 @@ def locked(
     """
     if template is not None and not isinstance(template, str):
         return Locked(None, None, app, {})(template)
-    options = {"block_for": block_for, "lease": lease, "fence": fence}
+    options = {"block_for": block_for, "lease": lease, "fence": fence, "limit": limit}
     given = {name: value for name, value in options.items() if value is not None}
     return Locked(template, values, app, given)
 
@@ -172,6 +177,7 @@ class _Settings(NamedTuple):
     prefix: str
     options: LockOptions
     block_for: float
+    limit: int
 
     @classmethod
     def of(cls, app: Celery, what: str, given: Mapping[str, Any]) -> _Settings:
@@ -180,10 +186,13 @@ class _Settings(NamedTuple):
         if at_once:
             del own["block_for"]
         app_wide = settings_of(app)
-        settings, options = resolve_settings(app_wide), resolve_options(what, own, app_wide, "")
+        settings = resolve_settings(app_wide)
+        app_wide = {name: app_wide[name] for name in _OPTIONS if name in app_wide}
+        options = resolve_options(what, own, app_wide, "")
+        limit = check_limit(what, options.limit, fence=options.fence)
         if settings.enabled:
             check_lease(what, name_of("lease", own, app_wide, ""), options.lease, server_of(app).command_time)
-        return cls(app, settings.prefix, options, 0.0 if at_once else options.block_for)
+        return cls(app, settings.prefix, options, 0.0 if at_once else options.block_for, limit)
 
     def lock(self, name: str) -> Lock:
         return LockInRequests(
@@ -194,6 +203,7 @@ class _Settings(NamedTuple):
             renew=True,
             reentrant=True,
             fence=self.options.fence,
+            limit=self.limit,
         )
 
 

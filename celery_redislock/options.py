@@ -14,6 +14,8 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from .errors import LockConfigError
 
+#: How many may hold one lock at once at most, as in lua/prelude.lua.
+MAX_LIMIT = 50
 #: How long before the key's end in Redis the holder's own deadline comes, as a share of the lease: the holder's clock
 #: and the server's may not run at the same speed.
 DEADLINE_MARGIN = 0.01
@@ -57,6 +59,11 @@ def _seconds_or_none() -> Rule:
     return Rule(None, "seconds greater than 0, int or float, or None", lambda v: v is None or _is_seconds(v))
 
 
+def _is_limit(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= MAX_LIMIT
+
+
+LIMIT = Rule(1, f"a whole number from 1 to {MAX_LIMIT}", _is_limit)
 _TRUE_OR_FALSE = Rule(False, "True or False", lambda v: isinstance(v, bool))
 
 
@@ -84,6 +91,7 @@ OPTIONS: Mapping[str, Rule] = {
     "on_lost": _choice(get_args(OnLost)),
     "on_outage": _choice(get_args(OnOutage)),
     "fence": _TRUE_OR_FALSE,
+    "limit": Rule(1, f"{LIMIT.allowed}, or a callable that returns one", lambda v: _is_limit(v) or callable(v)),
 }
 #: The names of all task options, as attributes of a task.
 ATTRIBUTES = frozenset(f"lock_{name}" for name in (*KEY_OPTIONS, *OPTIONS))
@@ -126,6 +134,7 @@ class LockOptions:
     on_lost: OnLost
     on_outage: OnOutage
     fence: bool
+    limit: int | Callable[[Mapping[str, Any]], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +168,8 @@ def resolve_options(
     for name, rule in rules.items():
         _check(f"{task}: {prefix}{name}", values[name], rule)
     if values["on_conflict"] is None:  # a duplicate of the same work may be skipped; other work must have its turn
-        is_same_work = values["args"] is None and values["key"] is None and values["scope"] != "queue"
+        is_same_work = (values["args"], values["key"], values["limit"]) == (None, None, 1)
+        is_same_work = is_same_work and values["scope"] != "queue"
         values["on_conflict"] = "skip" if is_same_work else "wait"
     if values["scope"] == "queue" and values["on_conflict"] not in QUEUE_POLICIES:
         scope, policy = name_of("scope", own, app_wide), name_of("on_conflict", own, app_wide)
@@ -167,9 +177,41 @@ def resolve_options(
             f"{task}: {scope} = 'queue' with {policy} = {values['on_conflict']!r} is not allowed: the one "
             f"that waits must run; allowed: {' or '.join(map(repr, QUEUE_POLICIES))}"
         )
+    if values["limit"] != 1:
+        _refuse_with_limit(task, values, lambda option: name_of(option, own, app_wide, prefix))
     if values["args"] is not None:
         values["args"] = tuple(values["args"])
     return LockOptions(**values)
+
+
+def _refuse_with_limit(task: str, values: Mapping[str, Any], name: Callable[[str], str]) -> None:
+    limit = values["limit"]
+    with_limit = f"{task}: {name('limit')} = {limit if isinstance(limit, int) else 'a callable'} is not allowed with"
+    if values["scope"] != "run":
+        raise LockConfigError(
+            f"{with_limit} {name('scope')} = {values['scope']!r}, where one message at a time may wait; allowed: 'run'"
+        )
+    if values["fence"]:
+        raise LockConfigError(f"{with_limit} {name('fence')}: a fence tells a holder from those before, not beside it")
+    if values["cooldown"]:
+        raise LockConfigError(f"{with_limit} {name('cooldown')}: the key would cool down after one of several holders")
+
+
+def check_limit(what: str, limit: Any, *, fence: bool) -> int:
+    """`limit`, unless it is no limit of a `Lock`.
+
+    Args:
+        what: For the error's message.
+        limit: How many may hold the key at once.
+        fence: Whether a fencing number is asked for.
+
+    Raises:
+        LockConfigError: `limit` is no whole number from 1 to 50, or is more than one although `fence` is set.
+    """
+    _check(f"{what}: limit", limit, LIMIT)
+    if limit > 1 and fence:
+        raise LockConfigError(f"{what}: limit = {limit} is not allowed with fence=True: several hold the key at once")
+    return int(limit)
 
 
 def name_of(option: str, own: Mapping[str, Any], app_wide: Mapping[str, Any], prefix: str = "lock_") -> str:

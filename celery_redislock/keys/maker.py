@@ -53,7 +53,7 @@ class KeyMaker:
             raise LockConfigError(f"{task}: lock_key and lock_args are both set; set one of them")
         self._task = task
         self._signature = signature
-        self.bind = binder(signature)
+        self._bind = binder(signature)
         parameters = tuple(signature.parameters)
         #: The parameters that make the name; None where all do, or where `lock_key` is a callable and may use any.
         self._needed: frozenset[str] | None = None
@@ -99,10 +99,25 @@ class KeyMaker:
             TypeError: The arguments do not fit the signature.
             LockKeyError: They fit, but no name can be made of them.
         """
+        return self.name_of(self.bind(args, kwargs))
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+        """The arguments of a call by parameter, with defaults applied.
+
+        Raises:
+            TypeError: They do not fit the signature.
+        """
         try:
-            arguments = self.bind(args, kwargs)
+            return self._bind(args, kwargs)
         except TypeError as error:
             raise TypeError(f"{self._task}() {error}") from None
+
+    def name_of(self, arguments: Arguments) -> str:
+        """The lock's name for a call with these arguments, from `bind`.
+
+        Raises:
+            LockKeyError: No name can be made of them.
+        """
         name = self._namer(arguments)
         return name if len(name) < MAX_NAME else f"{name[: MAX_NAME - 33]}:{digest(name)}"
 
@@ -173,7 +188,7 @@ def _callable_namer(task: str, lock_key: Callable[[Arguments], str]) -> Namer:
         try:
             made = lock_key(arguments)
         except Exception as error:
-            what = type(error).__name__ + _place_of(error)
+            what = type(error).__name__ + place_of(error)
             raise LockKeyError(f"{task}: lock_key raised {what}; mend the callable") from error
         if not isinstance(made, str) or not made:
             raise LockKeyError(f"{task}: lock_key must return a non-empty str, not {type(made).__name__}")
@@ -182,7 +197,7 @@ def _callable_namer(task: str, lock_key: Callable[[Arguments], str]) -> Namer:
     return name
 
 
-def _place_of(error: Exception) -> str:
-    """Where in the user's `lock_key` the error was raised. Its message may hold an argument, so it is not shown."""
+def place_of(error: Exception) -> str:
+    """Where in the user's callable the error was raised. Its message may hold an argument, so it is not shown."""
     frame = error.__traceback__ and error.__traceback__.tb_next
     return f" in {basename(frame.tb_frame.f_code.co_filename)}, line {frame.tb_lineno}" if frame else ""

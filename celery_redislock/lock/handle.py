@@ -9,9 +9,10 @@ from typing import Any
 
 from redis.exceptions import LockError
 
-from celery_redislock.errors import LockLost
+from celery_redislock.errors import LockConfigError, LockLost
 from celery_redislock.server.held import HeldLock, State
 from celery_redislock.server.lock_server import LockServer
+from celery_redislock.server.names import limit_of
 from celery_redislock.server.store import LockStore
 from celery_redislock.server.tokens import Token
 
@@ -148,7 +149,13 @@ class Handle:
         return entry
 
     def _adopt(self, token: bytes) -> Entry:
-        """The entry of a lock whose token the user has stored in `local.token`, as users of redis-py's lock do."""
+        """The entry of a lock whose token the user has stored in `local.token`, as users of redis-py's lock do.
+
+        Raises:
+            LockConfigError: The lock has a limit: the token alone does not tell which of its slots is held.
+        """
+        if limit_of(self.key) > 1:
+            raise LockConfigError(f"lock {self.key}: a lock with a limit cannot take over the token of another object")
         held = HeldLock(LockServer.behind(self.redis).store, self.key, Token.of(token), self.timeout or math.inf)
         held.renewed(time.monotonic())
         return Entry(held, None)

@@ -13,10 +13,12 @@ from typing import Any, Literal, Self
 from redis.exceptions import LockError
 
 from celery_redislock.errors import LockConfigError, LockConflict, LockUnavailable
+from celery_redislock.options import check_limit
 from celery_redislock.server import tokens
 from celery_redislock.server.answers import Conflict
 from celery_redislock.server.held import KEY_GONE, HeldLock
 from celery_redislock.server.lock_server import LockServer
+from celery_redislock.server.names import limit_of, limited
 from celery_redislock.server.tokens import Token
 
 from .handle import Handle
@@ -47,9 +49,10 @@ class Lock(Handle):
             last release of that context releases the key. A context is that of `contextvars`, within one thread and one
             asyncio task: two tasks of asyncio exclude each other.
         fence: Ask for a fencing number.
+        limit: How many may hold the key at once, 1 to 50. Whoever uses one name should use one limit.
 
     Raises:
-        LockConfigError: `renew` without a `timeout`, or an asyncio client.
+        LockConfigError: `renew` without a `timeout`, a `limit` that is none or has a `fence`, or an asyncio client.
     """
 
     def __init__(
@@ -66,8 +69,11 @@ class Lock(Handle):
         renew: bool = False,
         reentrant: bool = False,
         fence: bool = False,
+        limit: int = 1,
     ) -> None:
         key = name.decode() if isinstance(name, bytes) else str(name)
+        check_limit(f"lock {key}", limit, fence=fence)
+        key = limited(key, limit)
         super().__init__(client, key, timeout, thread_local=bool(thread_local), by_context=reentrant, fence=fence)
         if renew and not timeout:
             raise LockConfigError(f"lock {key}: renew=True needs a timeout: how long the key outlives a dead holder")
@@ -99,8 +105,11 @@ class Lock(Handle):
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
-            LockConfigError: To wait for the key would stop the event loop that runs the caller.
+            LockConfigError: To wait for the key would stop the event loop that runs the caller; or a `token` for a lock
+                with a limit.
         """
+        if token is not None and limit_of(self.key) > 1:
+            raise LockConfigError(f"lock {self.key}: limit = {limit_of(self.key)} allows no token of the caller's own")
         given = None if token is None else Token.of(token)
         return self._acquire(sleep, blocking, blocking_timeout, given) is None
 
@@ -149,12 +158,13 @@ class Lock(Handle):
         return True
 
     def locked(self) -> bool:
-        """Whether anybody holds the key.
+        """Whether nobody else could have the key now: anybody holds it, or as many as may hold it at once.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
         """
-        return self._look() is not None
+        found = self._look()
+        return found is not None and len(found.holders) >= limit_of(self.key)
 
     def owned(self) -> bool:
         """Whether the key is held by this object, as Redis knows it.
@@ -163,7 +173,11 @@ class Lock(Handle):
             LockUnavailable: Redis did not answer or refused.
         """
         entry, found = self._entry(), self._look()
-        return entry is not None and found is not None and found.holder.owner == entry.held.token.owner
+        return (
+            entry is not None
+            and found is not None
+            and any(one.owner == entry.held.token.owner for one in found.holders)
+        )
 
     def __enter__(self) -> Self:
         """Acquire the key.
@@ -174,7 +188,7 @@ class Lock(Handle):
         """
         conflict = self._acquire()
         if conflict is not None:
-            raise LockConflict(self.key, conflict.holder.info(self.key, conflict.ttl))
+            raise LockConflict(self.key, conflict.info(self.key))
         return self
 
     def __exit__(
@@ -231,7 +245,7 @@ class Lock(Handle):
 
     def _time_left(self, held: HeldLock) -> float:
         """Seconds until the key ends, as the server counts them."""
-        found = self._look()
+        found = held.store.look(held.slot)
         if found is None or found.ttl is None:
             held.lose(KEY_GONE)
             held.check()

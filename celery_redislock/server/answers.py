@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from celery_redislock.info import LockInfo
+
 from .tokens import Token
 
 #: How long a note lives by default, in seconds: a copy may wait in the broker's queue for as long.
@@ -17,6 +19,8 @@ class Granted(NamedTuple):
     """`time.monotonic()` just before the command was sent: the lease did not begin before that."""
     fence: int | None = None
     """The fencing number, where the acquire asked for one: greater than that of every earlier holder of the key."""
+    slot: int = 1
+    """The number of the slot that was granted, of a lock that more than one may hold."""
 
 
 class Conflict(NamedTuple):
@@ -29,6 +33,21 @@ class Conflict(NamedTuple):
     """The microseconds of the server's clock at the answer; 0 where they are not known."""
     waiting: int = 0
     """How many rooms stand in line for the key; 0 where that was not asked for."""
+    others: tuple[Token, ...] = ()
+    """Who else holds the key, where more than one may."""
+    is_twin: bool = False
+    """Whether the holder is another delivery of the caller's message, in a slot for which the caller cannot wait."""
+
+    @property
+    def holders(self) -> tuple[Token, ...]:
+        """All who hold the key."""
+        return (self.holder, *self.others)
+
+    def info(self, key: str) -> LockInfo:
+        """The holders of `key` in words: the first, and `LockInfo.others`."""
+        return self.holder.info(key, self.ttl)._replace(
+            waiting=self.waiting, others=tuple(other.info(key, None) for other in self.others)
+        )
 
 
 class Taken(NamedTuple):

@@ -10,10 +10,10 @@ import functools
 import math
 from collections.abc import Sequence
 
-from .answers import Claim, Note
-from .names import keys_of
-from .scripts import ACQUIRE, EXPECT, GIVE_UP, INSPECT, LEAVE, RELEASE, RENEW, STAND, Command, Text
-from .tokens import RESERVED, Token, known_by
+from .answers import NOTE_TTL, Claim, Note
+from .names import keys_of, limit_of
+from .scripts import ACQUIRE, ACQUIRE_SLOT, EXPECT, GIVE_UP, INSPECT, LEAVE, RELEASE, RENEW, STAND, Command, Text
+from .tokens import RESERVED, Token, for_limit, known_by
 
 
 def acquire(
@@ -32,7 +32,9 @@ def acquire(
     `owner` is who asks for the key, and `token` is what the key is to hold. The two differ in `LockStore.rename`, where
     the owner of the minted token replaces that token by another.
     """
-    names, flags = keys_of(key), ""
+    names, flags, limit = keys_of(key), "", limit_of(key)
+    if limit > 1:
+        return _acquire_slot(key, owner, token, lease, limit, note, room, claim)
     keys: tuple[str, ...] = (key, names.line)
     values: tuple[Text, ...] = (owner, token.value, "" if lease == math.inf else _ms(lease))
     if note is not None:
@@ -45,6 +47,29 @@ def acquire(
         flags, keys = f"{flags}c", (*keys, names.queued)
         values = (*values, known_by(claim.nonce, RESERVED).owner, _ms(claim.ttl))
     return Command(ACQUIRE, keys, (flags, *values))
+
+
+def _acquire_slot(
+    key: str,
+    owner: bytes,
+    token: Token,
+    lease: float,
+    limit: int,
+    note: str | None,
+    room: bytes | None,
+    claim: Claim | None,
+) -> Command:
+    names, flags = keys_of(key), ""
+    keys: tuple[str, ...] = (key, names.line)
+    values: tuple[Text, ...] = (owner, token.value, "" if lease == math.inf else _ms(lease), str(limit))
+    if note is not None:
+        flags, keys = "n", (*keys, note)
+    if room is not None:
+        flags, values = f"{flags}r", (*values, room)
+    if claim is not None:
+        flags, keys = f"{flags}c", (*keys, names.gone(claim.nonce))
+        values = (*values, known_by(claim.nonce, RESERVED).owner, _ms(NOTE_TTL))
+    return Command(ACQUIRE_SLOT, keys, (flags, *values))
 
 
 def release(
@@ -70,6 +95,8 @@ def release(
         flags, keys = f"{flags}g", (*keys, gone)
     if keeps is not None:
         flags, values = f"{flags}k", (*values, keeps[0].value, _ms(keeps[1]))
+    if limit_of(key) > 1:
+        flags, values = f"{flags}s", (*values, str(limit_of(key)))
     return Command(RELEASE, keys, (flags, *values))
 
 
@@ -81,11 +108,14 @@ def give_up(key: str, claim: str, gone_ttl: float | None) -> Command:
         claim: What the message carries.
         gone_ttl: Seconds that the note lives which says that nobody comes with this claim; None for no note.
     """
-    names, owner = keys_of(key), known_by(claim, RESERVED).owner
-    keys = (key, names.line, names.queued)
-    if gone_ttl is None:
-        return Command(GIVE_UP, keys, ("", owner))
-    return Command(GIVE_UP, (*keys, names.gone(claim)), ("g", owner, _ms(gone_ttl)))
+    names, flags = keys_of(key), ""
+    keys: tuple[str, ...] = (key, names.line, names.queued)
+    values: tuple[Text, ...] = (known_by(claim, RESERVED).owner,)
+    if gone_ttl is not None:
+        flags, keys, values = "g", (*keys, names.gone(claim)), (*values, _ms(gone_ttl))
+    if limit_of(key) > 1:
+        flags, values = f"{flags}s", (*values, str(limit_of(key)))
+    return Command(GIVE_UP, keys, (flags, *values))
 
 
 def renew(locks: Sequence[tuple[str, Token, float]]) -> Command:
@@ -96,12 +126,12 @@ def renew(locks: Sequence[tuple[str, Token, float]]) -> Command:
 
 def expect(key: str, token: Token) -> Command:
     """Mark `key`, which `token` owns: a copy of the holder's message is to come."""
-    return Command(EXPECT, (key,), (token.owner,))
+    return Command(EXPECT, (key, keys_of(key).line), (token.owner, str(limit_of(key))))
 
 
 def inspect(key: str) -> Command:
     """Ask what `key` holds, and for how long, and how many rooms stand in line for it."""
-    return Command(INSPECT, (key, keys_of(key).line), ())
+    return Command(INSPECT, (key, keys_of(key).line), (str(limit_of(key)),))
 
 
 def stand(key: str, room: Token, place: int, next_place: int | None) -> Command:
@@ -111,12 +141,12 @@ def stand(key: str, room: Token, place: int, next_place: int | None) -> Command:
         ValueError: A place is no place.
     """
     following = "" if next_place is None else _place(next_place)
-    return Command(STAND, (key, keys_of(key).line), (room.value, _place(place), following))
+    return Command(STAND, (key, keys_of(key).line), (for_limit(room, limit_of(key)).value, _place(place), following))
 
 
 def leave(key: str, room: Token) -> Command:
     """Leave the line of `key`, in which `room` may stand."""
-    return Command(LEAVE, (key, keys_of(key).line), (room.value,))
+    return Command(LEAVE, (key, keys_of(key).line), (for_limit(room, limit_of(key)).value,))
 
 
 def check_place(place: int) -> None:

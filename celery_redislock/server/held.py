@@ -15,6 +15,7 @@ from celery_redislock.errors import LockLost, LockUnavailable, describe
 from celery_redislock.options import DEADLINE_MARGIN
 
 from .answers import Granted
+from .names import keys_of
 from .store import LockStore
 from .tokens import Token
 
@@ -40,6 +41,7 @@ class HeldLock:
     Attributes:
         key: The key in Redis.
         token: What the key holds while the lock is held.
+        slot: The key that holds the token: `key`, or where more than one may hold the lock, that of the slot.
         lease: How long the key outlives a dead holder, in seconds.
         fence: The fencing number of this hold, where it was asked for.
     """
@@ -53,6 +55,7 @@ class HeldLock:
         "max_hold",
         "on_lost",
         "renew_at",
+        "slot",
         "stop_at",
         "store",
         "token",
@@ -68,7 +71,7 @@ class HeldLock:
         on_lost: LostHandler | None = None,
     ) -> None:
         self.store = store
-        self.key = key
+        self.key = self.slot = key
         self.token = token
         self.lease = lease
         self.fence: int | None = None
@@ -116,7 +119,7 @@ class HeldLock:
         self.check()
         sent_at = time.monotonic()
         try:
-            (still_held,) = self.store.renew([(self.key, self.token, self.lease if ttl is None else ttl)])
+            (still_held,) = self.store.renew([(self.slot, self.token, self.lease if ttl is None else ttl)])
         except RedisError as error:
             raise LockUnavailable(self.key, describe(error)) from error
         if not still_held:
@@ -171,6 +174,8 @@ class HeldLock:
     def granted(self, grant: Granted) -> None:
         """Note that the server has granted the key."""
         self.fence = grant.fence
+        if grant.slot > 1:
+            self.slot = keys_of(self.key).slot(grant.slot)
         self.renewed(grant.sent_at)
         if self.max_hold is not None:
             self.stop_at = grant.sent_at + self.max_hold

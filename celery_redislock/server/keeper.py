@@ -139,7 +139,7 @@ class Keeper:
         sent_at = time.monotonic()
         try:
             with self._watching():
-                answers = self._store.renew([(lock.key, lock.token, lock.lease) for lock in due])
+                answers = self._store.renew([(lock.slot, lock.token, lock.lease) for lock in due])
         except RedisError as error:
             self._try_again(due, error)
             return

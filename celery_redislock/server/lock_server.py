@@ -103,7 +103,7 @@ class LockServer:
         if conflict is None or (timeout is not None and timeout <= 0):
             return conflict
         if running_loop() is not None:
-            raise _would_stop_the_loop(conflict.holder.info(held.key, conflict.ttl))
+            raise _would_stop_the_loop(conflict.info(held.key))
         end = math.inf if timeout is None else time.monotonic() + timeout
         place = conflict.now or time.time_ns() // 1000
         while conflict is not None:
@@ -113,7 +113,7 @@ class LockServer:
                 if not turn.comes_before(end):
                     self.room.leave(turn)
                     return conflict
-                conflict = self._acquire(held, fence, self.room.token.owner)
+                conflict = self._acquire(held, fence, self.room.call_of(turn).value)
             except BaseException:
                 self.room.leave(turn)
                 raise

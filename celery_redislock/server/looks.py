@@ -1,4 +1,4 @@
-"""Looks: when a room is to look at which key."""
+"""Looks: when a room is to look at which line."""
 
 from __future__ import annotations
 
@@ -30,50 +30,50 @@ class Looks:
         self._at: dict[str, float] = {}
         self._to_come: list[tuple[float, str]] = []
 
-    def soon(self, key: str | None) -> None:
-        """Look at `key`; None for all keys."""
-        self._asked.append(key)
+    def soon(self, line: str | None) -> None:
+        """Look at `line`; None for all lines."""
+        self._asked.append(line)
 
     def hear(self, hint: str | None) -> None:
-        """Look when a hint says so: ``offer <key>``, the key is offered to this room; ``soon <key>``, once an offer to
-        the room before has ended; or ``look <key>``.
+        """Look when a hint says so: ``offer <line>``, the key is offered to this room; ``soon <line>``, once an offer
+        to the room before has ended; or ``look <line>``.
 
         Args:
-            hint: What the listener has heard; None where it may have missed hints: look at all keys.
+            hint: What the listener has heard; None where it may have missed hints: look at all lines.
         """
         if hint is None:
             self.soon(None)
         else:
             self._hints.append(hint)
 
-    def later(self, key: str, seconds: float) -> None:
-        """Look at `key` in so many seconds, and not at the time that was set before."""
-        self._at[key] = at = time.monotonic() + seconds
-        heapq.heappush(self._to_come, (at, key))
+    def later(self, line: str, seconds: float) -> None:
+        """Look at `line` in so many seconds, and not at the time that was set before."""
+        self._at[line] = at = time.monotonic() + seconds
+        heapq.heappush(self._to_come, (at, line))
 
-    def due(self, keys: Collection[str]) -> dict[str, bool]:
-        """The keys at which to look now, and whether each of them is offered to this room, as a hint has told.
+    def due(self, lines: Collection[str]) -> dict[str, bool]:
+        """The lines at which to look now, and whether the key of each is offered to this room, as a hint has told.
 
         Args:
-            keys: All keys for which somebody waits in the room.
+            lines: All lines in which somebody waits in the room.
         """
         due: dict[str, bool] = {}
         while self._hints:
-            what, _, key = self._hints.popleft().partition(" ")
+            what, _, line = self._hints.popleft().partition(" ")
             if what != "soon":
-                due[key] = due.get(key, False) or what == "offer"
-            elif key in keys and self._at.get(key, math.inf) > time.monotonic() + OFFERED + MARGIN[1]:
-                self.later(key, OFFERED + margin())
+                due[line] = due.get(line, False) or what == "offer"
+            elif line in lines and self._at.get(line, math.inf) > time.monotonic() + OFFERED + MARGIN[1]:
+                self.later(line, OFFERED + margin())
         while self._asked:
             asked = self._asked.popleft()
-            for key in keys if asked is None else (asked,):
-                due.setdefault(key, False)
+            for line in lines if asked is None else (asked,):
+                due.setdefault(line, False)
         while self._to_come and self._to_come[0][0] <= time.monotonic():
-            at, key = heapq.heappop(self._to_come)
-            if self._at.get(key) == at:
-                del self._at[key]
-                if key in keys:
-                    due.setdefault(key, False)
+            at, line = heapq.heappop(self._to_come)
+            if self._at.get(line) == at:
+                del self._at[line]
+                if line in lines:
+                    due.setdefault(line, False)
         return due
 
     @property

@@ -3,9 +3,56 @@
 from __future__ import annotations
 
 import functools
+from typing import Self
 
 #: NOTE stands between the lock's key and an attempt, GONE between the lock's key and a claim.
 NOTE, GONE = ":note:", ":gone:"
+
+
+class LimitedKey(str):
+    """The key of a lock that more than one may hold at once.
+
+    Attributes:
+        limit: How many, 2 to `celery_redislock.options.MAX_LIMIT`. An acquire takes a slot up to that number; who looks
+            for a holder finds it above that number too.
+    """
+
+    __slots__ = ("limit",)
+
+    limit: int
+
+    def __new__(cls, key: str, limit: int) -> Self:  # noqa: D102
+        self = super().__new__(cls, key)
+        self.limit = limit
+        return self
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, int]]:
+        return type(self), (str(self), self.limit)
+
+
+def limited(key: str, limit: int) -> str:
+    """`key` as the key of a lock that `limit` may hold at once; a plain string where that is one."""
+    return LimitedKey(key, limit) if limit > 1 else key
+
+
+def line_of(key: str) -> str:
+    """What hints call the line of `key` for those with the same limit: ``<limit> <key>``."""
+    return f"{limit_of(key)} {key}"
+
+
+def key_of(line: str) -> str:
+    """The key of a line, as `line_of` has named it.
+
+    Raises:
+        ValueError: `line` names no line.
+    """
+    limit, _, key = line.partition(" ")
+    return limited(key, int(limit))
+
+
+def limit_of(key: str) -> int:
+    """How many may hold the lock of `key` at once."""
+    return key.limit if isinstance(key, LimitedKey) else 1
 
 
 class LockKeys:
@@ -27,9 +74,13 @@ class LockKeys:
     def __init__(self, lock: str) -> None:
         start = lock.find("{")
         tagged = "}" in lock if start < 0 else lock.find("}", start) != start + 1 and "}" in lock[start:]
-        self.lock = lock
+        self.lock = str(lock)
         self._stem = stem = lock if tagged else f"{{{lock}}}"
         self.queued, self.fence, self.line = f"{stem}:queued", f"{stem}:fence", f"{stem}:line"
+
+    def slot(self, number: int) -> str:
+        """The key that the holder `number`, from 1 on, of a lock with a limit owns."""
+        return self.lock if number == 1 else f"{self._stem}:slot:{number}"
 
     def note(self, attempt: object) -> str:
         """The key of the note that `attempt` is over, for copies of its message."""
@@ -52,7 +103,7 @@ def redis_key(prefix: str, name: str) -> str:
 def channel_of(room: str) -> str:
     """The channel of a room; `room` is the nonce of its token.
 
-    A message is ``offer <key>``, where the key is offered to the room; ``soon <key>``, where it is offered to the room
-    before; or ``look <key>``, where it holds another token now.
+    A message is ``offer <line>``, where the key is offered to the room for who waits in that line, which `line_of` has
+    named; ``soon <line>``, where it is offered to the room before; or ``look <line>``, where it holds another token.
     """
     return f"redislock:room:{room}"

@@ -1,4 +1,4 @@
-"""Queues: those who wait in a room, for each key in the order of their places."""
+"""Queues: those who wait in a room, in each line in the order of their places."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import heapq
 import itertools
 import math
 from collections import deque
+from collections.abc import Sequence
 
 from .tokens import Token
 from .waiter import Waiter
 
 
 class Queue:
-    """Those who wait for one key, and what their room knows of the key's line.
+    """Those who wait in one line, and what their room knows of it.
 
     Attributes:
         heap: The waiters by place, and then in the order in which they came; some of them may wait no longer.
@@ -33,11 +34,11 @@ class Queues:
     strike anywhere. All else is for the room's thread alone.
 
     Attributes:
-        by_key: The queue of each key.
+        by_line: The queue of each line, as `Waiter.line` names it.
     """
 
     def __init__(self) -> None:
-        self.by_key: dict[str, Queue] = {}
+        self.by_line: dict[str, Queue] = {}
         #: Those who wait. Who takes one out decides what becomes of it: it begins, or it leaves.
         self._waiters: dict[int, Waiter] = {}
         self._new: deque[Waiter] = deque()
@@ -61,18 +62,18 @@ class Queues:
         return self._waiters.pop(id(waiter), None) is not None
 
     def take_in(self) -> list[str]:
-        """Give the newcomers their places; return the keys for which the room's place has changed, or is none yet."""
+        """Give the newcomers their places; return the lines in which the room's place has changed, or is none yet."""
         changed = []
         while self._new:
             waiter = self._new.popleft()
-            queue = self.by_key.setdefault(waiter.key, Queue())
+            queue = self.by_line.setdefault(waiter.line, Queue())
             heapq.heappush(queue.heap, (waiter.place, next(self._order), waiter))
             if waiter.watches:
                 queue.watching.append(waiter)
             if waiter.deadline != math.inf:
                 heapq.heappush(self._deadlines, (waiter.deadline, next(self._order), waiter))
             if not queue.stands or queue.heap[0][2] is waiter:
-                changed.append(waiter.key)
+                changed.append(waiter.line)
         if len(self._deadlines) > 2 * len(self._waiters) + 100:  # most of them wait no longer
             self._deadlines = [one for one in self._deadlines if self._waits(one[2])]
             heapq.heapify(self._deadlines)
@@ -92,37 +93,37 @@ class Queues:
         """When the next deadline passes, by `time.monotonic()`."""
         return self._deadlines[0][0] if self._deadlines else math.inf
 
-    def first(self, key: str) -> Waiter | None:
-        """The first of those who wait for `key`."""
-        heap = self.by_key[key].heap if key in self.by_key else []
+    def first(self, line: str) -> Waiter | None:
+        """The first of those who wait in `line`."""
+        heap = self.by_line[line].heap if line in self.by_line else []
         while heap and not self._waits(heap[0][2]):
             heapq.heappop(heap)
         return heap[0][2] if heap else None
 
-    def second(self, key: str) -> Waiter | None:
-        """The one behind the first of those who wait for `key`."""
-        if self.first(key) is None:
+    def second(self, line: str) -> Waiter | None:
+        """The one behind the first of those who wait in `line`."""
+        if self.first(line) is None:
             return None
-        first = heapq.heappop(self.by_key[key].heap)
-        second = self.first(key)
-        heapq.heappush(self.by_key[key].heap, first)
+        first = heapq.heappop(self.by_line[line].heap)
+        second = self.first(line)
+        heapq.heappush(self.by_line[line].heap, first)
         return second
 
     def drop_empty(self) -> None:
-        """Forget the keys for which nobody waits."""
-        for key in [*self.by_key]:
-            if self.first(key) is None:
-                del self.by_key[key]
+        """Forget the lines in which nobody waits."""
+        for line in [*self.by_line]:
+            if self.first(line) is None:
+                del self.by_line[line]
 
-    def take_out(self, key: str, holder: Token | None) -> list[Waiter]:
-        """Take out those who wait for `key` and need not wait for their turn; as for `Waiter.need_not_wait`."""
-        queue = self.by_key[key]
+    def take_out(self, line: str, holders: Sequence[Token]) -> list[Waiter]:
+        """Take out those who wait in `line` and need not wait for their turn; as for `Waiter.need_not_wait`."""
+        queue = self.by_line[line]
         queue.watching = [waiter for waiter in queue.watching if self._waits(waiter)]
-        return [waiter for waiter in queue.watching if waiter.need_not_wait(holder) and self.remove(waiter)]
+        return [waiter for waiter in queue.watching if waiter.need_not_wait(holders) and self.remove(waiter)]
 
-    def place(self, key: str) -> int:
-        """The place of the first of those who wait for `key`; 0 where there is none."""
-        first = self.first(key)
+    def place(self, line: str) -> int:
+        """The place of the first of those who wait in `line`; 0 where there is none."""
+        first = self.first(line)
         return first.place if first else 0
 
     def _waits(self, waiter: Waiter) -> bool:

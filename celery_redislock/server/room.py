@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from celery_redislock.errors import LockUnavailable
@@ -19,7 +20,7 @@ from . import commands, tokens
 from .answers import Conflict
 from .listener import Listener
 from .looks import Looks, margin
-from .names import channel_of
+from .names import channel_of, key_of, limit_of
 from .queues import Queue, Queues
 from .store import LockStore
 from .tokens import Token
@@ -65,7 +66,7 @@ class Room:
         self._stopped = False
         self._started = False
         self._starting = threading.Lock()
-        # What only the room's thread uses. The keys whose first waiter has no slot are set aside.
+        # What only the room's thread uses. The lines whose first waiter has no slot are set aside.
         self._aside: dict[str, None] = {}
         self._silent_until = -math.inf
 
@@ -87,11 +88,15 @@ class Room:
         self._queues.add(waiter)
         self._wake.set()
 
+    def call_of(self, waiter: Waiter) -> Token:
+        """What the key of `waiter` holds from its call until it has acquired the key."""
+        return tokens.called(tokens.for_limit(self.token, limit_of(waiter.key)), waiter.place)
+
     def leave(self, waiter: Waiter) -> None:
         """Let `waiter` wait no longer. If it was called already, it does not ask for the key: the key is passed on."""
         if not self._queues.remove(waiter):
             self._passed.append(waiter)
-        self._looks.soon(waiter.key)
+        self._looks.soon(waiter.line)
         self._wake.set()
 
     def leave_all(self) -> list[Waiter]:
@@ -137,73 +142,76 @@ class Room:
         """Look at the keys that are due; return the seconds until something is due again."""
         self._wake.clear()
         left = self._left
-        for key in self._queues.take_in():
-            self._looks.soon(key)
+        for line in self._queues.take_in():
+            self._looks.soon(line)
         for waiter in self._queues.end(time.monotonic()):
-            self._looks.soon(waiter.key)
+            self._looks.soon(waiter.line)
             begin(waiter, called=False)
         if time.monotonic() >= self._silent_until:
             try:
                 self._pass_on()
-                due = dict.fromkeys(self._aside, False) | self._looks.due(self._queues.by_key)
-                for key in sorted(due, key=self._queues.place):
-                    self._try_to_look(key, is_offered=due[key])
+                due = dict.fromkeys(self._aside, False) | self._looks.due(self._queues.by_line)
+                for line in sorted(due, key=self._queues.place):
+                    self._try_to_look(line, is_offered=due[line])
             except LockUnavailable as error:
                 self._silent(error)
         left.set()
         return self._pause()
 
-    def _try_to_look(self, key: str, *, is_offered: bool) -> None:
+    def _try_to_look(self, line: str, *, is_offered: bool) -> None:
         try:
-            self._look(key, is_offered)
+            self._look(line, is_offered)
         except LockUnavailable:
             raise
         except BaseException:  # the others must still have their turn
-            logger.exception("a look at the lock %s failed; it is tried again", key)
-            self._looks.later(key, SHORT_LOOK)
+            logger.exception("a look at the lock %s failed; it is tried again", key_of(line))
+            self._looks.later(line, SHORT_LOOK)
 
-    def _look(self, key: str, is_offered: bool) -> None:
-        """See whether it is the turn of the first who waits for `key`, or leave the line.
+    def _look(self, line: str, is_offered: bool) -> None:
+        """See whether it is the turn of the first who waits in `line`, or leave it.
 
         Where there is no slot for that one, the room keeps its place in line until the key is offered to it.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
         """
-        first, queue = self._queues.first(key), self._queues.by_key.get(key)
-        self._aside.pop(key, None)
+        first, queue = self._queues.first(line), self._queues.by_line.get(line)
+        self._aside.pop(line, None)
         if first is not None and queue is not None and can_begin(first):
-            self._stand(key, queue, first)
+            self._stand(queue, first)
             return
         if first is not None:
-            self._aside[key] = None
+            self._aside[line] = None
             if not is_offered:
                 return
         else:
-            self._queues.by_key.pop(key, None)
+            self._queues.by_line.pop(line, None)
         if queue is None or queue.stands:  # where nobody has waited, a late command has left the room in line
-            self._store.leave(key, self.token)
+            self._store.leave(key_of(line), self.token)
         if queue is not None:
             queue.stands = False
 
-    def _stand(self, key: str, queue: Queue, first: Waiter) -> None:
-        following = self._queues.second(key)
+    def _stand(self, queue: Queue, first: Waiter) -> None:
+        key, line = first.key, first.line
+        following = self._queues.second(line)
         queue.stands = True  # also where no answer comes
         answer = self._store.stand(key, self.token, first.place, following.place if following else None)
         if isinstance(answer, Conflict):
-            self._looks.later(key, self._look_in(answer, first))
-            self._let_begin(key, answer.holder)
+            self._looks.later(line, self._look_in(answer, first))
+            self._let_begin(line, answer.holders)
             return
         queue.stands = following is not None
-        self._looks.later(key, self._look_in(None, first))
+        self._looks.later(line, self._look_in(None, first))
         if not self._queues.remove(first) or not begin(first, called=True):  # it has left meanwhile, or fails
             self._passed.append(first)
             self._wake.set()
-        self._let_begin(key, None)
+        if queue.watching:
+            others = self._store.look(key) if limit_of(key) > 1 else None
+            self._let_begin(line, others.holders if others else ())
 
-    def _let_begin(self, key: str, holder: Token | None) -> None:
-        """Let those begin who need not wait for their turn, now that `holder` has the key."""
-        for waiter in self._queues.take_out(key, holder):
+    def _let_begin(self, line: str, holders: Sequence[Token]) -> None:
+        """Let those begin who need not wait for their turn, now that `holders` have the key."""
+        for waiter in self._queues.take_out(line, holders):
             begin(waiter, called=False)
 
     def _look_in(self, conflict: Conflict | None, first: Waiter) -> float:
@@ -211,7 +219,7 @@ class Room:
         longest = LONGEST_LOOK if self._listener.hears else SHORT_LOOK
         if conflict is None:
             return min(longest, CALLED + margin())
-        if conflict.holder.since is None and first.look_every is not None:
+        if first.look_every is not None and any(one.since is None for one in conflict.holders):
             longest = min(longest, first.look_every)
         return longest if conflict.ttl is None else min(longest, conflict.ttl + margin())
 
@@ -223,9 +231,9 @@ class Room:
         """
         while self._passed:
             waiter = self._passed.popleft()
-            self._store.release(waiter.key, tokens.called(self.token, waiter.place), exactly=True)
-            if waiter.key in self._queues.by_key:
-                self._looks.soon(waiter.key)
+            self._store.release(waiter.key, self.call_of(waiter), exactly=True)
+            if waiter.line in self._queues.by_line:
+                self._looks.soon(waiter.line)
 
     def _silent(self, error: LockUnavailable) -> None:
         """The server does not answer: look again in a while. What cannot be left or passed on now ends by itself."""

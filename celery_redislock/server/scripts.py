@@ -28,8 +28,9 @@ class Script:
         self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 
-ACQUIRE, RELEASE, RENEW, INSPECT, EXPECT, GIVE_UP, STAND, LEAVE = (
-    Script(name) for name in ("acquire", "release", "renew", "inspect", "expect", "give_up", "stand", "leave")
+ACQUIRE, ACQUIRE_SLOT, RELEASE, RENEW, INSPECT, EXPECT, GIVE_UP, STAND, LEAVE = (
+    Script(name)
+    for name in ("acquire", "acquire_slot", "release", "renew", "inspect", "expect", "give_up", "stand", "leave")
 )
 
 

@@ -17,7 +17,7 @@ from celery_redislock.info import LockInfo
 
 from . import commands
 from .answers import NOTE_TTL, Claim, Conflict, Finished, Granted, Note, Taken
-from .names import keys_of
+from .names import keys_of, limit_of
 from .scripts import Command
 from .sender import Sender
 from .tokens import Token, cooling
@@ -184,7 +184,7 @@ class LockStore(Sender):
             LockUnavailable: Redis did not answer or refused.
         """
         found = self.look(key)
-        return found and found.holder.info(key, found.ttl)._replace(waiting=found.waiting)
+        return found and found.info(key)
 
     def stand(self, key: str, room: Token, place: int, next_place: int | None) -> Taken | Conflict:
         """Let a room stand in line for `key`, and take the key where it is the turn of the room's first waiter.
@@ -245,7 +245,7 @@ class LockStore(Sender):
                 raise LockUnavailable(key, describe(error)) from error
             raise
         if isinstance(reply, int):
-            return Granted(sent_at, reply if reply > 1 else None) if reply else Finished()
+            return _granted(key, sent_at, reply) if reply else Finished()
         return _conflict(reply)
 
     def _release(self, command: Command) -> bool:
@@ -253,6 +253,19 @@ class LockStore(Sender):
         return resent or bool(reply)
 
 
+def _granted(key: str, sent_at: float, reply: int) -> Granted:
+    """A grant of `key`: `reply` is the number of a slot, or a fence, or 1."""
+    if limit_of(key) > 1:
+        return Granted(sent_at, None, reply)
+    return Granted(sent_at, reply if reply > 1 else None)
+
+
 def _conflict(reply: Sequence[Any]) -> Conflict:
     value, ttl, *rest = reply
-    return Conflict(Token.of(value), ttl / 1000 if ttl >= 0 else None, *rest)
+    holder, left = Token.of(value), ttl / 1000 if ttl >= 0 else None
+    if len(rest) < 3:
+        return Conflict(holder, left, *rest)
+    now, waiting, others, *twin = rest
+    # First those who hold the lock, and then those for whom it is kept.
+    holders = sorted((holder, *map(Token.of, others)), key=lambda one: one.state == "offered")
+    return Conflict(holders[0], left, now, waiting, tuple(holders[1:]), bool(twin))

@@ -132,7 +132,7 @@ class Token(str):
     def info(self, key: str, ttl: float | None) -> LockInfo:
         """The holder of `key`, where the key holds this token and ends in `ttl` seconds unless it is renewed."""
         task_id = self.attempt.task_id if self.attempt else None
-        return LockInfo(key, task_id, self.task, self.hostname, self.since, ttl, self.state)
+        return LockInfo(str(key), task_id, self.task, self.hostname, self.since, ttl, self.state)
 
     @property
     def _told(self) -> _Fields:
@@ -168,6 +168,11 @@ def offer(nonce: str, origin: str) -> Token:
         origin: The room's host, from `origin`.
     """
     return mint(nonce, None, origin, OFFERED)
+
+
+def for_limit(offer: Token, limit: int) -> Token:
+    """The token of a room, for its waiters that may be among so many holders of the key: a member of the line."""
+    return offer if limit == 1 else Token.of(f"{offer} {limit}")
 
 
 def called(offer: Token, place: int) -> Token:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from celery_redislock.errors import LockUnavailable
 
+from .names import line_of
 from .tokens import Token
 
 logger = logging.getLogger(__name__)
@@ -31,15 +33,20 @@ class Waiter(ABC):
     watches: bool = False
     look_every: float | None = None
 
+    @property
+    def line(self) -> str:
+        """The line in which it waits. Those of its room who wait for one key with one limit wait in one line."""
+        return line_of(self.key)
+
     def can_begin(self) -> bool:
         """Whether there is a slot for it now."""
         return True
 
-    def need_not_wait(self, holder: Token | None) -> bool:
+    def need_not_wait(self, holders: Sequence[Token]) -> bool:
         """Whether it is to begin, uncalled, before its turn.
 
         Args:
-            holder: Who holds the key; None where another waiter of the room has just been called to it.
+            holders: Who holds the key; empty where another waiter of the room has just been called to it.
         """
         return False
 

@@ -60,5 +60,9 @@ class LockAttributes:
     """What happens when Redis cannot be asked: ``"retry"`` later, the default; ``"raise"`` `LockUnavailable`; or
     ``"run"`` without the lock."""
 
+    lock_limit: int | Callable[[Mapping[str, Any]], int]
+    """How many runs may hold the key at once, 1 to 50; or a callable that takes the bound arguments and returns that
+    number. 1 by default."""
+
     lock_fence: bool
     """Hand out a fencing number, ``self.lock.fence``. False by default."""

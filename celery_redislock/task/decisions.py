@@ -83,10 +83,11 @@ def on_conflict(
         has_ended: Called only where the policy would drop the run, for it may ask the result backend.
     """
     is_begun = is_own_copy or message.delivered.has_begun
-    if is_begun or message.attempt.retries or follows(message.causes, holder) or _is_owed_its_key(message, options):
+    is_successor = any(follows(message.causes, one) for one in holder.holders)
+    if is_begun or message.attempt.retries or is_successor or _is_owed_its_key(message, options):
         return ComeBack(is_begun)
     policy = policy_for(holder, options)
-    if policy != "wait" and (holder.state == "offered" or has_ended(holder)):
+    if policy != "wait" and any(one.state == "offered" or has_ended(one) for one in holder.holders):
         return ComeBack(is_begun=False)
     return POLICIES[policy](message, holder, options)
 
@@ -138,9 +139,10 @@ def refuse(message: Facts, holder: LockInfo, options: LockOptions) -> Decision:
 def join(message: Facts, holder: LockInfo, options: LockOptions) -> Decision:
     """The policy ``join``: the run ends with the outcome of the first holder that its message has met.
 
-    A holder that is no task has no outcome: the message waits in line.
+    A holder that is no task has no outcome: where none is one, the message waits in line.
     """
-    return take_turn(message, options, message.joins or holder.task_id)
+    tasks = [one.task_id for one in holder.holders if one.task_id is not None]
+    return take_turn(message, options, message.joins or next(iter(tasks), None))
 
 
 def take_turn(message: Facts, options: LockOptions, joins: str | None = None) -> Decision:

@@ -71,7 +71,7 @@ class EagerExecution(Execution):
     def _wait_or_end(self, lock: HeldLock, conflict: Conflict) -> None:
         """Return as soon as the key is taken, or raise. The run blocks where a message would be sent back."""
         message, options = self.message.facts, self.plan.options
-        holder = conflict.holder.info(lock.key, conflict.ttl)
+        holder = conflict.info(lock.key)
         policy = policy_for(holder, options)
         decision = self._decide(message, conflict, holder)
         if not isinstance(decision, Skip | Fail):
@@ -79,7 +79,7 @@ class EagerExecution(Execution):
             left = self._server.take(lock, MOMENT if is_for_a_moment else options.block_for, fence=options.fence)
             if left is None:
                 return
-            holder = left.holder.info(lock.key, left.ttl)
+            holder = left.info(lock.key)
             decision = POLICIES[policy](message, holder, options)
         self._announce(holder, policy)
         if isinstance(decision, Skip):

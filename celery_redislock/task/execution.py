@@ -240,13 +240,13 @@ class Execution:
         reservation = self.message.header.reservation
         if reservation is not None:
             is_to_come = decisions.may_be_handed_a_key(self.message.attempt.retries, self.plan.options)
-            self._server.give_up(*reservation, is_to_come=is_to_come)
+            self._server.give_up(self.plan.for_any(reservation.key), reservation.claim, is_to_come=is_to_come)
         self._claim = None
 
     def _decide(self, message: Facts, conflict: Conflict, holder: LockInfo) -> Decision:
         return decisions.on_conflict(
             *(message, holder, self.plan.options),
-            is_own_copy=str(conflict.holder.attempt) == self._attempt,
+            is_own_copy=any(str(one.attempt) == self._attempt for one in conflict.holders),
             has_ended=partial(has_ended, self.task),
         )
 

@@ -11,10 +11,11 @@ from celery import states
 from celery_redislock import signals
 from celery_redislock.errors import LockConfigError, LockConflict, LockUnavailable
 from celery_redislock.info import LockInfo
+from celery_redislock.server.answers import Conflict
 from celery_redislock.server.held import HeldLock
 from celery_redislock.shown import shown
 
-from .decisions import Decision, Wait, take_turn
+from .decisions import Decision, Fail, Skip, Wait, take_turn
 from .endings import CameBackAsRetry, drop, revoke, show_as_ignored, show_as_retry
 from .join_decisions import Joining, on_joining
 from .outcome import PRIVATE_BACKENDS, Outcome, backend_scheme, outcome_of
@@ -85,21 +86,23 @@ class JoiningExecution(WorkerExecution):
             options=self.plan.options,
         )
 
-    def _carry_out(self, decision: Decision, holder: LockInfo, now: int) -> None:
+    def _carry_out(self, decision: Decision, holder: LockInfo, conflict: Conflict) -> None:
         """As `WorkerExecution`; but the message waits in line only while the task that it joins holds the key."""
         joins = decision.joins if isinstance(decision, Wait) else None
-        if joins is not None and (holder.task_id != joins or holder.state != "held"):
+        if joins is not None and not any(one.task_id == joins and one.state == "held" for one in holder.holders):
             self._come_back(joins)
         else:
-            super()._carry_out(decision, holder, now)
+            super()._carry_out(decision, holder, conflict)
 
     def _come_back(self, joins: str) -> None:
         """Send the message back, to wait for the next attempt of the task `joins`, which holds no key now."""
         holder = LockInfo(self.key, joins, self.task.name, None, None, None)
         decision = take_turn(self.message.facts, self.plan.options, joins)
-        if not isinstance(decision, Wait):
-            super()._carry_out(decision, holder, 0)
-            return
+        match decision:
+            case Skip():
+                self._skip(decision, holder)
+            case Fail():
+                self._fail(decision, holder)
         error = LockConflict(self.key, holder)
         show_as_retry(self.task, self.request, self.message, error)
         pause = self.message.pause(SHORTEST_LOOK, LONGEST_PAUSE)

@@ -17,6 +17,7 @@ from celery_redislock.lock.no_lock import NoLock
 from celery_redislock.message.comeback import ignores_result
 from celery_redislock.message.delivery import hide_headers
 from celery_redislock.server.held import HeldLock
+from celery_redislock.server.names import limit_of
 
 from .attributes import LockAttributes
 from .begin import begin
@@ -203,19 +204,23 @@ class LockedTask(LockAttributes, BaseTask):
         if not plan.enabled:
             return NoLock()
         options = plan.options
+        key = self._key_of(plan, *plan.completed(args, kwargs))
         return LockInRequests(
             server_of(plan.app).client,
-            self._key_of(plan, *plan.completed(args, kwargs)),
+            key,
             options.lease,
             blocking_timeout=options.block_for,
             thread_local=False,
             renew=True,
             reentrant=True,
             fence=options.fence,
+            limit=limit_of(key),
         )
 
     def lock_info(self, *args: Any, **kwargs: Any) -> LockInfo | None:
         """Who holds the lock of the call ``task(*args, **kwargs)``; None where it is free.
+
+        Where more than one may hold it, `LockInfo.others` names the other holders.
 
         Arguments may be left out as with `lock_for`.
 

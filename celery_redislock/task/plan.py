@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from celery_redislock.app import check_lease, command_time_of, is_enabled, settings_of
-from celery_redislock.keys.maker import KeyMaker
+from celery_redislock.errors import LockKeyError
+from celery_redislock.keys.maker import KeyMaker, place_of
 from celery_redislock.message.broker import Broker
-from celery_redislock.options import name_of, resolve_options, resolve_settings
+from celery_redislock.options import LIMIT, MAX_LIMIT, name_of, resolve_options, resolve_settings
 from celery_redislock.server import tokens
-from celery_redislock.server.names import redis_key
+from celery_redislock.server.names import limited, redis_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,13 +87,46 @@ class LockPlan:
         return self._keys.completed(args, kwargs)
 
     def redis_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """The key in Redis for a call with these arguments.
+        """The key in Redis for a call with these arguments; a `LimitedKey` where more than one may hold it at once.
 
         Raises:
             TypeError: The arguments do not fit the signature.
-            LockKeyError: No key can be made of the arguments.
+            LockKeyError: No key, or no limit, can be made of the arguments.
         """
-        return redis_key(self._prefix, self._keys.name(args, kwargs))
+        if self.options.limit == 1:
+            return redis_key(self._prefix, self._keys.name(args, kwargs))
+        arguments = self._keys.bind(args, kwargs)
+        return limited(redis_key(self._prefix, self._keys.name_of(arguments)), self._limit(arguments))
+
+    def key_of_any(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """As `redis_key`, for who looks for one of the holders and need not know how many there may be.
+
+        The user's own `lock_limit` is not called, for it may take its time, and may answer otherwise by now.
+        """
+        return self.for_any(redis_key(self._prefix, self._keys.name(args, kwargs)))
+
+    def for_any(self, key: str) -> str:
+        """`key`, which a message carries, as `key_of_any` gives it."""
+        return key if self.options.limit == 1 else limited(key, MAX_LIMIT)
+
+    def _limit(self, arguments: Mapping[str, Any]) -> int:
+        """How many may hold the key of a call at once.
+
+        Raises:
+            LockKeyError: The task's own `lock_limit` raises, or returns what is no limit.
+        """
+        limit: Any = self.options.limit
+        if not callable(limit):
+            return int(limit)
+        try:
+            made = limit(arguments)
+        except Exception as error:
+            what = type(error).__name__ + place_of(error)
+            raise LockKeyError(f"{self.task}: lock_limit raised {what}; mend the callable") from error
+        if not LIMIT.accepts(made):
+            shown = made if type(made) is int else f"a {type(made).__name__}"
+            raise LockKeyError(f"{self.task}: lock_limit must return {LIMIT.allowed}, not {shown}")
+        return int(made)
 
     def origin(self, hostname: str | None) -> str:
         """The last fields of this task's tokens on `hostname`, made once: the host and the task's name."""

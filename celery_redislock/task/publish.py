@@ -116,7 +116,7 @@ class Publication:
 
     def _hand_over(self, execution: Execution) -> LockedResult:
         """Send the next attempt and have this one hand its key over at its end, after its `finally` blocks have run."""
-        claim, key = tokens.mint_nonce(), execution.lock.key if execution.lock else None
+        claim, key = tokens.mint_nonce(), str(execution.lock.key) if execution.lock else None
         token, ttl = self._token(claim, execution.request.hostname), self._reservation_ttl()
         self._header = self._header._replace(claim=claim, key=key)
         result = self.send()
@@ -145,7 +145,7 @@ class Publication:
         if isinstance(answer, Granted):
             return self._send_reserved(claim, key, place)
         if decision is Publishing.ANSWER and isinstance(answer, Conflict):
-            return self._answer_with(answer.holder.info(key, answer.ttl))
+            return self._answer_with(answer.info(key))
         return self.send()  # the run meets its policy when it starts
 
     def _ask(self, place: str, claim: str) -> Granted | Conflict | Finished:
@@ -156,7 +156,7 @@ class Publication:
         if not isinstance(answer, Conflict):
             return Publishing.SEND
         message = Published(self._task.name, self._is_bare, self._causes)
-        return on_publish(message, answer.holder.info(key, answer.ttl), partial(has_ended, self._task))
+        return on_publish(message, answer.info(key), partial(has_ended, self._task))
 
     @property
     def _causes(self) -> frozenset[str]:

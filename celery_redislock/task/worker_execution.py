@@ -52,19 +52,19 @@ class WorkerExecution(Execution):
 
     def _conflict(self, conflict: Conflict) -> None:
         """End the run, or return, so that the key is asked for again."""
-        holder, message = conflict.holder.info(self.key, conflict.ttl), self.message.facts
+        holder, message = conflict.info(self.key), self.message.facts
         decision = self._decide(message, conflict, holder)
         policy = "come back" if isinstance(decision, ComeBack) else decisions.policy_for(holder, self.plan.options)
         self._announce(holder, policy)
-        self._carry_out(decision, holder, conflict.now)
+        self._carry_out(decision, holder, conflict)
 
-    def _carry_out(self, decision: Decision, holder: LockInfo, now: int) -> None:
+    def _carry_out(self, decision: Decision, holder: LockInfo, conflict: Conflict) -> None:
         """Carry out what was decided.
 
         Args:
             decision: What becomes of the run.
             holder: Who holds the key.
-            now: The lock server's time, in microseconds since the epoch.
+            conflict: The same, as the lock server has told it.
         """
         match decision:
             case Skip():
@@ -75,9 +75,9 @@ class WorkerExecution(Execution):
                 # RETRY is stored before the message waits. Stored after it, as Celery does for its own Retry, it could
                 # overwrite the outcome of the message's next run.
                 show_as_retry(self.task, self.request, self.message, LockConflict(holder.key, holder))
-                self._wait(holder, now, self._turn, is_shown=True, joins=decision.joins)
+                self._wait(holder, conflict, self._turn, is_shown=True, joins=decision.joins)
             case ComeBack():
-                self._wait(holder, now, "come back", is_shown=False, is_begun=decision.is_begun)
+                self._wait(holder, conflict, "come back", is_shown=False, is_begun=decision.is_begun)
 
     def _skip(self, decision: Skip, holder: LockInfo) -> None:
         expired = decision.reason == decisions.EXPIRED
@@ -95,7 +95,7 @@ class WorkerExecution(Execution):
     def _wait(
         self,
         holder: LockInfo,
-        now: int,
+        conflict: Conflict,
         what: str,
         *,
         is_shown: bool,
@@ -106,14 +106,14 @@ class WorkerExecution(Execution):
 
         Args:
             holder: Who holds the key.
-            now: As for `_carry_out`.
+            conflict: As for `_carry_out`.
             what: What the log line calls it.
             is_shown: Whether the run is shown as RETRY.
             is_begun: As for `Message.wait`.
             joins: As for `Message.wait`.
         """
-        place = self.message.header.place_at(now or time.time_ns() // 1000)
-        header = self.message.wait(place, is_begun=is_begun, joins=joins)
+        place = self.message.header.place_at(conflict.now or time.time_ns() // 1000)
+        header = None if conflict.is_twin else self.message.wait(place, is_begun=is_begun, joins=joins)
         if header is not None:
             self._tell(holder, f"{what}: it waits in line")
             raise Queued(f"{LockConflict(holder.key, holder)}; it waits in line", self.key, place, header, is_shown)

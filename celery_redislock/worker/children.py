@@ -51,7 +51,7 @@ class Run(NamedTuple):
     def key(self) -> str | None:
         """The key in Redis; None where these arguments make none, so that the child holds nothing."""
         try:
-            return self.plan.redis_key(self.args, self.kwargs)
+            return self.plan.key_of_any(self.args, self.kwargs)
         except (TypeError, LockKeyError):
             return None
 
@@ -159,8 +159,8 @@ def _is_still_to_come(server: LockServer, run: Run, key: str) -> bool:
     `worker_max_tasks_per_child`, comes here too, and must not leave a note that nobody reads.
     """
     held = server.store.look(key) if run.is_to_come else None
-    attempt = held.holder.attempt if held is not None else None
-    return attempt is not None and attempt.task_id == run.task_id and attempt.retries < run.retries
+    attempts = [holder.attempt for holder in held.holders] if held is not None else []
+    return any(one is not None and one.task_id == run.task_id and one.retries < run.retries for one in attempts)
 
 
 def _is_dead(pid: int) -> bool:

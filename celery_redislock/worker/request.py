@@ -114,6 +114,8 @@ class LockedRequest(Request):
         if plan is None or not plan.enabled:
             return None
         reservation = Header.read(self.request_dict.get(HEADER)).reservation
+        if reservation is not None:
+            reservation = reservation._replace(key=plan.for_any(reservation.key))
         retries = self.request_dict.get("retries") or 0
         delivery = self.delivery
         return Run(str(self.id), plan, self.args, self.kwargs, delivery.nonce, reservation, retries, delivery.offer)

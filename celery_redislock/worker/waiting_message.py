@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,7 +15,7 @@ from celery_redislock.app import server_of
 from celery_redislock.errors import LockUnavailable
 from celery_redislock.message.delivery import DELIVERY
 from celery_redislock.message.header import Header
-from celery_redislock.server.tokens import RESERVED, Token, called, known_by
+from celery_redislock.server.tokens import RESERVED, Token, known_by
 from celery_redislock.server.waiter import Waiter
 from celery_redislock.shown import shown
 from celery_redislock.task.endings import Queued
@@ -58,8 +58,8 @@ class WaitingMessage(Waiter):
         self.place = queued.place
         self.request = request
         self.anew = anew
-        self._line = server_of(plan.app).room
-        self.offer = called(self._line.token, self.place).value
+        self._room = server_of(plan.app).room
+        self.offer = self._room.call_of(self).value
         header = Header.read(queued.header)
         self.claim = None if header.claim is None else known_by(header.claim, RESERVED).owner
         self.joins = header.joins
@@ -79,16 +79,19 @@ class WaitingMessage(Waiter):
         """Whether the worker has a slot for it now."""
         return self._has_slot()
 
-    def need_not_wait(self, holder: Token | None) -> bool:
+    def need_not_wait(self, holders: Sequence[Token]) -> bool:
         """Whether the key was handed over to this message, or the task that it has joined does not hold the key.
 
         Args:
-            holder: As for `Waiter.need_not_wait`.
+            holders: As for `Waiter.need_not_wait`.
         """
-        if holder is not None and holder.state == "queued":
-            return holder.owner == self.claim
-        is_joined = holder is not None and holder.info("", None).task_id == self.joins and holder.state == "held"
-        return self.joins is not None and not is_joined
+        if any(one.state == "queued" and one.owner == self.claim for one in holders):
+            return True
+        return self.joins is not None and not any(self._may_be_joined(one) for one in holders)
+
+    def _may_be_joined(self, holder: Token) -> bool:
+        """Whether `holder` is the task that the message has joined, or a reservation, which may be that task's."""
+        return holder.state == "queued" or (holder.state == "held" and holder.info("", None).task_id == self.joins)
 
     def begin(self, *, called: bool) -> None:
         """Have the pool run the message again: the key is offered to it, or it can wait no longer.
@@ -100,14 +103,14 @@ class WaitingMessage(Waiter):
             waited, name = time.monotonic() - self._since, self.request.task.name
             logger.info(
                 "task %s[%s]: its turn has come after %.3f s; %d messages wait in this worker",
-                *(name, shown(str(self.request.id)), waited, len(self._line)),
+                *(name, shown(str(self.request.id)), waited, len(self._room)),
             )
         self._run(self, called)
 
     def unavailable(self, error: LockUnavailable) -> None:
         """Have the pool run the message, if `lock_on_outage` says what becomes of it while the lock server is away."""
         if self._runs_in_outage and self.can_begin():
-            self._line.leave(self)
+            self._room.leave(self)
             self.begin(called=False)
 
 

@@ -237,7 +237,7 @@ def test_an_idle_keeper_sleeps_until_a_lock_comes(server, hold_on, locks):
         mine.store.inspect(f"{KEY}{number}")  # others ask the server, which is no business of its
     time.sleep(0.7)
     assert switches(thread) == woken
-    assert locks.calls() == {"evalsha": 20, "get": 20}
+    assert locks.calls() == {"evalsha": 20, "mget": 20}
     renewed(hold_on(mine, f"{KEY}again", lease=0.6))
     assert switches(thread) > woken
 

@@ -70,7 +70,7 @@ class TestARelease:
             heard.subscribe(channel_of(mine.nonce))
             assert heard.get_message(timeout=5)["type"] == "subscribe"
             running.release()
-            assert heard.get_message(timeout=5)["data"] == f"offer {KEY}".encode()
+            assert heard.get_message(timeout=5)["data"] == f"offer 1 {KEY}".encode()
 
     def test_tells_the_next_room_that_lives_to_look_once_the_offer_has_ended(self, holder, store, room, client):
         rooms, running = [room() for _ in range(5)], holder("running")
@@ -82,7 +82,7 @@ class TestARelease:
                 heard.subscribe(channel_of(one.nonce))
                 assert heard.get_message(timeout=5)["type"] == "subscribe"
             running.release()
-            assert third.get_message(timeout=5)["data"] == f"soon {KEY}".encode()
+            assert third.get_message(timeout=5)["data"] == f"soon 1 {KEY}".encode()
             assert last.get_message(timeout=0.05) is None
 
     def test_deletes_the_key_where_nobody_waits(self, holder, client):
@@ -132,7 +132,7 @@ class TestARelease:
             else:
                 to = tokens.mint(mint_nonce(), None, tokens.origin("host", None), RESERVED)
                 store.hand_over(KEY, running.token, to, 10)
-            assert [heard.get_message(timeout=5)["data"] for _ in rooms] == [f"look {KEY}".encode()] * 2
+            assert [heard.get_message(timeout=5)["data"] for _ in rooms] == [f"look 1 {KEY}".encode()] * 2
 
     def test_loses_nothing_where_its_user_may_not_publish(self, holder, store, room, kept, locks, client):
         mine, running = room(), holder("running")
@@ -152,7 +152,16 @@ class TestAnAcquire:
         mine = room()
         client.zadd(LINE, {mine: 10})
         refused = holder("other").acquire()
-        assert refused.holder.info(KEY, refused.ttl)[1:] == (None, None, "host", mine.since, refused.ttl, "offered", 0)
+        assert refused.holder.info(KEY, refused.ttl)[1:] == (
+            None,
+            None,
+            "host",
+            mine.since,
+            refused.ttl,
+            "offered",
+            0,
+            (),
+        )
         assert refused.holder.info(KEY, refused.ttl).who == "the first in line, on host"
         assert kept() == (OFFERED, mine.owner)
         assert line() == []

@@ -287,7 +287,7 @@ def test_one_who_is_called_and_interrupted_passes_the_key_on(make, client, lock_
     holder = make(thread_local=False)
     holder.acquire()
     with redis.Redis.from_url(lock_proxy.url) as behind, ThreadPoolExecutor() as pool:
-        asks = lock_proxy.drop_command(to=b"EVALSHA", where=f"?{room_of(behind)}\r\n".encode())
+        asks = lock_proxy.drop_command(to=b"EVALSHA", where=f"!{room_of(behind)} ".encode())
 
         def release_later():
             wait_until(lambda: client.exists(LINE), "it waits")

@@ -89,7 +89,15 @@ def test_the_folder_is_read_aloud_from_the_ground_up() -> None:
 
 def test_the_keys_are_those_that_have_a_name() -> None:
     keys = LockKeys("<lock>")
-    names = {keys.lock, keys.queued, keys.note("<attempt>"), keys.gone("<claim>"), keys.fence, keys.line}
+    names = {
+        keys.lock,
+        keys.queued,
+        keys.slot("<number>"),
+        keys.note("<attempt>"),
+        keys.gone("<claim>"),
+        keys.fence,
+        keys.line,
+    }
     shown = {name.replace("{<lock>}", "<lock>") for name in names}
     assert set(quoted(column(section(PAGE, "## The keys").split("**A token**")[0]))) == shown
 

@@ -15,6 +15,7 @@ import pytest
 import celery_redislock
 from celery_redislock.server import commands, scripts
 from celery_redislock.server.answers import Claim, Note
+from celery_redislock.server.names import LimitedKey
 from celery_redislock.server.scripts import Command
 from celery_redislock.server.tokens import RESERVED, known_by
 
@@ -185,13 +186,15 @@ KEY = "redislock:{shop.bill:7}"
 RUN, LEFT = known_by("A" * 22), known_by("B" * 22, RESERVED)
 FEATURES: dict[str, dict[str, Any]] = {
     "acquire": {"note": "a note", "fence": True, "room": b"a room", "claim": Claim(LEFT.nonce, 1.0)},
-    "release": {"note": Note("a note"), "keeps": (LEFT, 1.0), "gone": "another"},
-    "give_up": {"gone_ttl": 1.0},
+    "acquire_slot": {"note": "a note", "room": b"a room", "claim": Claim(LEFT.nonce, 1.0)},
+    "release": {"note": Note("a note"), "keeps": (LEFT, 1.0), "gone": "another", "key": LimitedKey(KEY, 3)},
+    "give_up": {"gone_ttl": 1.0, "key": LimitedKey(KEY, 3)},
 }
 CALLS: dict[str, Callable[..., Command]] = {
     "acquire": functools.partial(commands.acquire, KEY, RUN.owner, RUN, 1.0),
-    "release": functools.partial(commands.release, KEY, RUN.owner),
-    "give_up": functools.partial(commands.give_up, KEY, LEFT.nonce),
+    "acquire_slot": functools.partial(commands.acquire, LimitedKey(KEY, 3), RUN.owner, RUN, 1.0),
+    "release": functools.partial(commands.release, key=KEY, owner=RUN.owner),
+    "give_up": functools.partial(commands.give_up, key=KEY, claim=LEFT.nonce),
 }
 
 

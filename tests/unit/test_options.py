@@ -64,6 +64,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         on_lost="warn",
         on_outage="retry",
         fence=False,
+        limit=1,
     )
     assert resolve_settings({}) == LockSettings(
         url=None, client_options={}, prefix="redislock", enabled=True, waiting_limit=1000

@@ -43,14 +43,27 @@ if note and redis.call('EXISTS', note) == 1 then
   -- It is mine where it was granted before the note was written, and that answer was lost.
   if is_owned_by(owner, holder) or room and is_owned_by(room, holder) then
     redis.call('DEL', lock)
-    offer_next(lock, line)
+    offer_next(lock, line, 1)
   end
   return 0
+end
+if note then  -- the lock may have had a limit until a deploy: then my attempt may run in another of its slots
+  local names, values = slots(lock, line, 2, MAX_SLOTS)
+  local copy = index_of_copy(token, values)
+  if copy and is_running(values[copy]) then
+    mark(names[copy], values[copy])
+    local kept = redis.call('GET', lock)
+    if room and is_owned_by(room, kept) or claim and is_owned_by(claim, kept) then
+      redis.call('DEL', lock)
+      offer_next(lock, line, 1)
+    end
+    return refused_by_twin(names[copy])
+  end
 end
 local is_free = store('NX')
 if is_free and not room and redis.call('EXISTS', line) == 1 then
   is_free = false
-  offer_next(lock, line)  -- in place of my token: who stands in line comes before who happens by
+  offer_next(lock, line, 1)  -- in place of my token: who stands in line comes before who happens by
 end
 if is_free and ARGV[1] == '' then
   return 1
@@ -105,4 +118,4 @@ end
 if is_copy then
   mark(lock, holder)
 end
-return refused(lock)
+return refused(line, {lock})

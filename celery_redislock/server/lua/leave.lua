@@ -4,7 +4,7 @@
 --
 -- KEYS[1]  the key of the lock
 -- KEYS[2]  the line of the rooms that wait for the lock
--- ARGV[1]  the token of my room, whole, as the key holds it while it is offered to me
+-- ARGV[1]  the token of my room, whole, as for stand.lua
 --
 -- Returns 1: the key was offered to me, and is not any more
 --         0: the key was not offered to me
@@ -13,13 +13,16 @@
 -- at any time. If my process dies before this, my place costs the time of one offer, or ends with the line.
 
 local lock, line, room = KEYS[1], KEYS[2], ARGV[1]
+local was_offered = 0
 redis.call('ZREM', line, room)
-local holder = redis.call('GET', lock)
-local is_mine = holder == room
-if is_mine then
-  redis.call('DEL', lock)
+local names, values = slots(lock, line, 1, limit_of(room))
+for number, value in ipairs(values) do
+  if value == room then
+    redis.call('DEL', names[number])
+    was_offered = 1
+  end
+  if not value or value == room then
+    offer_next(lock, line, number)
+  end
 end
-if is_mine or not holder then
-  offer_next(lock, line)
-end
-return is_mine and 1 or 0
+return was_offered

@@ -44,22 +44,85 @@ local function mark(lock, value)
   end
 end
 
+-- How many may hold the lock at once where a waiter of `room`, a member of the line, is one of them.
+local function limit_of(room)
+  return tonumber(string.match(room, ' (%d+)$') or 1)
+end
+
 -- Send a hint about the key `lock` to a room. Returns how many hear it, or an error where the user of the server has no
 -- right to the channel. No script fails for that, and all is right without hints, only later.
 local function hint(room, what, lock)
-  return redis.pcall('PUBLISH', 'redislock:room:' .. string.sub(room, 2, OWNER_LENGTH), what .. ' ' .. lock)
+  local message = what .. ' ' .. limit_of(room) .. ' ' .. lock
+  return redis.pcall('PUBLISH', 'redislock:room:' .. string.sub(room, 2, OWNER_LENGTH), message)
 end
 
--- Offer the key `lock`, which is free, to the first room in line. A script calls this last.
+-- A lock with a limit has that many slots, and each holder has one. The first slot is the lock's own key; the names of
+-- the others begin as that of the line does.
+local MAX_SLOTS = 50
+
+local function slot_name(lock, line, number)
+  return number == 1 and lock or string.sub(line, 1, -#':line' - 1) .. ':slot:' .. number
+end
+
+-- The names of the slots `first` to `last` of a lock, and what they hold: false for a free one.
+local function slots(lock, line, first, last)
+  local names = {}
+  for number = first, last do
+    names[number - first + 1] = slot_name(lock, line, number)
+  end
+  return names, redis.call('MGET', unpack(names))
+end
+
+-- The number of the slot that belongs to `owner`; nil where none does. It may be above the limit: that may have been
+-- greater when the slot was granted, and who releases for a dead process does not know it.
+local function slot_of(owner, lock, line, limit)
+  for _, range in ipairs({{1, limit}, {limit + 1, MAX_SLOTS}}) do
+    local first, last = range[1], range[2]
+    local _, values = slots(lock, line, first, math.max(first, last))
+    for i, value in ipairs(values) do
+      if is_owned_by(owner, value) then
+        return first + i - 1
+      end
+    end
+  end
+end
+
+local function is_running(value)
+  local state = string.sub(value, 1, 1)
+  return state == RUNS or state == SEEN
+end
+
+-- The index of the one among `values` that has the attempt of `token`, if possible one that runs; nil where none has.
+local function index_of_copy(token, values)
+  local attempt, copy = attempt_of(token), nil
+  for i, value in ipairs(values) do
+    if attempt and value and attempt_of(value) == attempt and (not copy or is_running(value)) then
+      copy = i
+    end
+  end
+  return copy
+end
+
+-- The first room in line whose waiter may have the slot `number`; nil where there is none.
+local function first_in_line(line, number)
+  for _, room in ipairs(redis.call('ZRANGE', line, 0, number == 1 and 0 or -1)) do
+    if number <= limit_of(room) then
+      return room
+    end
+  end
+end
+
+-- Offer the slot `number` of the lock, which is free, to the first room in line. A script calls this last.
 --
 -- That room may be dead. So the next room that lives is told to look once the offer has ended: the dead one costs the
 -- time of one offer, for it is out of the line now. (In a Cluster nobody may seem to hear: then the first ten are told.)
-local function offer_next(lock, line)
-  local room = redis.call('ZPOPMIN', line)[1]
+local function offer_next(lock, line, number)
+  local room = first_in_line(line, number)
   if not room then
     return
   end
-  redis.call('SET', lock, room, 'PX', OFFER_MS)
+  redis.call('ZREM', line, room)
+  redis.call('SET', slot_name(lock, line, number), room, 'PX', OFFER_MS)
   hint(room, 'offer', lock)
   for _, later in ipairs(redis.call('ZRANGE', line, 0, 9)) do
     local heard = hint(later, 'soon', lock)
@@ -83,9 +146,33 @@ local function now()
   return time[1] * 1000000 + time[2]
 end
 
--- The answer to who may not have the key `lock`.
-local function refused(lock)
-  return {redis.call('GET', lock), redis.call('PTTL', lock), now()}
+-- The answer to who may have none of the slots of these names: {a holder's token, milliseconds until the first of the
+-- slots is free unless it is renewed, or -1, microseconds of the server's clock}. Where there is more than one holder,
+-- two more values: how many rooms stand in line, and a list of the other holders' tokens.
+local function refused(line, names)
+  local holder, others, soonest = nil, {}, -1
+  for i, value in ipairs(redis.call('MGET', unpack(names))) do
+    if value then
+      local left = redis.call('PTTL', names[i])
+      if left >= 0 and (soonest < 0 or left < soonest) then
+        soonest = left
+      end
+      if not holder then
+        holder = value
+      else
+        table.insert(others, value)
+      end
+    end
+  end
+  if #others == 0 then
+    return {holder, soonest, now()}
+  end
+  return {holder, soonest, now(), redis.call('ZCARD', line), others}
+end
+
+-- The answer to a copy whose attempt runs in the slot `name`: no other slot is for the copy, so it cannot wait in line.
+local function refused_by_twin(name)
+  return {redis.call('GET', name), redis.call('PTTL', name), now(), 0, {}, 1}
 end
 
 -- An option of a script is a letter in the flags, ARGV[1], with a key, values, or both. Those of the given options

@@ -1,0 +1,449 @@
+"""A lock that several may hold at once: who gets a slot, who waits, and what a slot is to its holder."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_redislock import Lock, LockConfigError, LockConflict, LockedTask, LockKeyError, LockUnavailable, locked
+from celery_redislock.server import tokens
+from celery_redislock.server.answers import Claim, Conflict, Finished, Granted, Note, Taken
+from celery_redislock.server.lock_server import LockServer
+from celery_redislock.server.names import LimitedKey, channel_of, keys_of, limit_of
+from celery_redislock.server.tokens import CALLED, RESERVED, SEEN, Attempt, Token, known_by, mint_nonce
+from tests.integration.conftest import KEY
+from tests.lab.servers import wait_until
+
+TWO, THREE = LimitedKey(KEY, 2), LimitedKey(KEY, 3)
+ORIGIN = tokens.origin("w@host", "shop.bill")
+
+
+def attempt(name):
+    return Attempt(name, 0, 0)
+
+
+def token(name="a", nonce=None):
+    return tokens.mint(nonce or mint_nonce(), attempt(name), ORIGIN)
+
+
+def note(name):
+    return keys_of(KEY).note(attempt(name))
+
+
+@pytest.fixture
+def slots(client):
+    """What each slot holds: the number and the attempt's id, or the state of one that is no task's."""
+
+    def read():
+        found = {}
+        for number in range(1, 51):
+            value = client.get(keys_of(KEY).slot(number))
+            if value is not None:
+                one = Token.of(value)
+                found[number] = one.attempt.task_id if one.attempt else one.state
+        return found
+
+    return read
+
+
+@pytest.fixture
+def take(store):
+    """Acquires the lock for a task of that name, of which it returns the token."""
+
+    def acquire(name, key=TWO):
+        mine = token(name)
+        granted = store.acquire(key, mine, 10.0)
+        assert isinstance(granted, Granted), granted
+        return mine
+
+    return acquire
+
+
+@pytest.fixture
+def room():
+    return tokens.offer(mint_nonce(), tokens.origin("host", None))
+
+
+class TestAnAcquire:
+    def test_grants_as_many_slots_as_the_limit_allows_and_names_all_holders_to_the_next(self, store, slots):
+        grants = [store.acquire(TWO, token(name), 10.0) for name in "ab"]
+        assert [grant.slot for grant in grants] == [1, 2]
+        refused = store.acquire(TWO, token("c"), 10.0)
+        assert [one.attempt.task_id for one in refused.holders] == ["a", "b"]
+        assert 9 < refused.ttl <= 10
+        assert slots() == {1: "a", 2: "b"}
+
+    def test_that_is_sent_twice_has_one_slot(self, store, slots):
+        mine = token()
+        assert [store.acquire(THREE, mine, 10.0).slot for _ in range(2)] == [1, 1]
+        assert slots() == {1: "a"}
+
+    def test_takes_the_lowest_free_slot(self, store, take, slots):
+        first, _ = take("a", THREE), take("b", THREE)
+        assert store.release(THREE, first)
+        assert store.acquire(THREE, token("c"), 10.0).slot == 1
+        assert slots() == {1: "c", 2: "b"}
+
+    def test_with_a_limit_of_one_holds_the_first_slot_alone(self, store, take, slots):
+        take("a", KEY)
+        assert isinstance(store.acquire(KEY, token("b"), 10.0), Conflict)
+        assert slots() == {1: "a"}
+
+    def test_of_a_copy_gets_no_second_slot_and_marks_that_of_its_attempt(self, store, client, take, slots):
+        take("x")
+        running = take("a")
+        copy = token("a")
+        refused = store.acquire(THREE, copy, 10.0, note("a"))
+        assert isinstance(refused, Conflict)
+        assert refused.is_twin
+        assert refused.holder.owner == running.owner
+        assert slots() == {1: "x", 2: "a"}
+        assert client.get(keys_of(KEY).slot(2)).startswith(SEEN.encode())
+        assert store.release(THREE, running, Note(note("a")))
+        assert isinstance(store.acquire(THREE, copy, 10.0, note("a")), Finished)
+
+    @pytest.mark.parametrize("limit", [1, 2])
+    def test_of_a_copy_sees_its_attempt_above_a_limit_that_was_lowered(self, store, take, slots, limit):
+        below = [take(name, THREE) for name in "xy"]
+        take("a", THREE)
+        for holder in below:
+            store.release(THREE, holder)
+        key = LimitedKey(KEY, limit) if limit > 1 else KEY
+        refused = store.acquire(key, token("a"), 10.0, note("a"))
+        assert isinstance(refused, Conflict)
+        assert refused.is_twin
+        assert slots() == {3: "a"}
+
+    def test_of_a_called_copy_gives_its_call_back(self, store, take, room, slots):
+        first, twin = take("x"), take("a")
+        assert isinstance(store.stand(TWO, room, 10, None), Conflict)
+        assert store.release(TWO, first)
+        assert store.stand(TWO, room, 10, None) == Taken()
+        call = tokens.called(tokens.for_limit(room, 2), 10)
+        refused = store.acquire(TWO, token("a"), 10.0, note("a"), room=call.value)
+        assert refused.holder.owner == twin.owner
+        assert slots() == {2: "a"}
+
+    def test_finds_the_slot_that_is_reserved_for_its_message(self, store, take, slots):
+        take("x", THREE)
+        running, claim = take("a", THREE), mint_nonce()
+        reserved = tokens.mint(claim, Attempt("a", 1, 0), ORIGIN, RESERVED)
+        assert store.hand_over(THREE, running, reserved, 60.0)
+        retried = tokens.mint(mint_nonce(), Attempt("a", 1, 0), ORIGIN)
+        assert store.claim(THREE, retried, 10.0, Claim(claim, 60.0)).slot == 2
+        assert slots() == {1: "x", 2: "a"}
+
+    def test_of_a_retry_that_comes_before_its_slot_is_handed_over_takes_one_and_leaves_none_reserved(
+        self, store, take, slots
+    ):
+        running, claim = take("a"), mint_nonce()
+        retried = tokens.mint(mint_nonce(), Attempt("a", 1, 0), ORIGIN)
+        assert store.claim(TWO, retried, 10.0, Claim(claim, 60.0)).slot == 2
+        reserved = tokens.mint(claim, Attempt("a", 1, 0), ORIGIN, RESERVED)
+        assert store.hand_over(TWO, running, reserved, 60.0)
+        assert slots() == {2: "a"}
+
+    def test_of_a_key_that_is_no_string_is_refused_and_leaves_it_alone(self, store, client, take):
+        take("a")
+        client.hset(keys_of(KEY).slot(2), "not", "ours")
+        with pytest.raises(LockUnavailable, match="WRONGTYPE"):
+            store.acquire(TWO, token("b"), 10.0)
+        assert client.hgetall(keys_of(KEY).slot(2)) == {b"not": b"ours"}
+
+
+class TestARoom:
+    def test_is_offered_the_slot_that_is_released_and_calls_its_first_waiter_there(self, store, client, take, room):
+        _, second = take("a"), take("b")
+        refused = store.stand(TWO, room, 10, 20)
+        assert [one.attempt.task_id for one in refused.holders] == ["a", "b"]
+        with client.pubsub() as heard:
+            heard.subscribe(channel_of(room.nonce))
+            assert heard.get_message(timeout=5)["type"] == "subscribe"
+            store.release(TWO, second)
+            assert heard.get_message(timeout=5)["data"] == f"offer 2 {KEY}".encode()
+        assert store.stand(TWO, room, 10, 20) == Taken()
+        assert client.get(keys_of(KEY).slot(2)).startswith(CALLED.encode())
+        call = tokens.called(tokens.for_limit(room, 2), 10)
+        assert store.acquire(TWO, token("c"), 10.0, room=call.value).slot == 2
+
+    def test_takes_all_slots_that_are_free_one_after_the_other(self, store, take, room, slots):
+        holders = [take(name, THREE) for name in "abc"]
+        store.stand(THREE, room, 10, 20)
+        for holder in holders:
+            store.release(THREE, holder)
+        assert store.stand(THREE, room, 10, 20) == Taken()
+        assert store.stand(THREE, room, 20, 30) == Taken()
+        assert store.stand(THREE, room, 30, None) == Taken()
+        assert slots() == dict.fromkeys((1, 2, 3), "offered")
+
+    def test_that_is_asked_twice_calls_once(self, store, take, room, slots):
+        holder = take("a", LimitedKey(KEY, 2))
+        take("b")
+        store.stand(TWO, room, 10, None)
+        store.release(TWO, holder)
+        assert [store.stand(TWO, room, 10, None) for _ in range(2)] == [Taken(), Taken()]
+        assert slots() == {1: "offered", 2: "b"}
+
+    def test_comes_before_who_happens_by(self, store, take, room, slots):
+        holder = take("a")
+        take("b")
+        store.stand(TWO, room, 10, None)
+        store.release(TWO, holder)
+        assert isinstance(store.acquire(TWO, token("c"), 10.0), Conflict)
+        assert slots() == {1: "offered", 2: "b"}
+
+    def test_with_an_unanswered_offer_comes_before_who_happens_by_a_second_free_slot(self, store, take, room, slots):
+        holders = [take(name) for name in "ab"]
+        store.stand(TWO, room, 10, 20)
+        for holder in holders:
+            store.release(TWO, holder)
+        assert slots() == {1: "offered"}  # it is out of the line until it has answered
+        assert isinstance(store.acquire(TWO, token("c"), 10.0), Conflict)
+        assert store.stand(TWO, room, 10, 20) == Taken()
+        assert store.stand(TWO, room, 20, None) == Taken()
+
+    def test_is_offered_no_slot_above_its_limit(self, store, take, slots):
+        low, high = (tokens.offer(mint_nonce(), tokens.origin(name, None)) for name in ("low", "high"))
+        holders = {name: take(name, THREE) for name in "abc"}
+        store.stand(TWO, low, 10, None)
+        store.stand(THREE, high, 20, None)
+        store.release(THREE, holders["c"])
+        assert slots()[3] == "offered"
+        assert isinstance(store.stand(TWO, low, 10, None), Conflict)
+        assert store.stand(THREE, high, 20, None) == Taken()
+        store.release(THREE, holders["b"])
+        assert store.stand(TWO, low, 10, None) == Taken()
+
+    def test_that_leaves_passes_its_offer_on(self, store, take, slots):
+        first, second = (tokens.offer(mint_nonce(), tokens.origin(name, None)) for name in ("first", "second"))
+        holder = take("a")
+        take("b")
+        store.stand(TWO, first, 10, None)
+        store.stand(TWO, second, 20, None)
+        store.release(TWO, holder)
+        assert store.leave(TWO, first)
+        assert store.stand(TWO, second, 20, None) == Taken()
+
+
+class TestAHolder:
+    def test_is_found_by_who_knows_no_limit_wherever_its_slot_is(self, store, take, slots):
+        take("a", THREE), take("b", THREE)
+        last = take("c", THREE)
+        assert store.expect_copy(LimitedKey(KEY, 2), last)
+        assert store.release(LimitedKey(KEY, 50), known_by(last.nonce))
+        assert slots() == {1: "a", 2: "b"}
+
+    def test_that_gives_up_a_reservation_frees_its_slot(self, store, take, slots):
+        take("a")
+        running, claim = take("b"), mint_nonce()
+        store.hand_over(TWO, running, tokens.mint(claim, Attempt("b", 1, 0), ORIGIN, RESERVED), 60.0)
+        assert store.give_up(LimitedKey(KEY, 50), claim, is_to_come=False)
+        assert slots() == {1: "a"}
+
+    def test_that_lost_its_reply_is_released_wherever_it_is(self, store, take, slots):
+        take("a")
+        lost = take("b")
+        store.undo(TWO, lost)
+        assert slots() == {1: "a"}
+
+
+# `Lock`.
+
+
+@pytest.fixture
+def plain(locks):
+    with redis.Redis(unix_socket_path=str(locks.socket)) as client:
+        yield client
+
+
+@pytest.fixture
+def seat(plain):
+    return lambda **options: Lock(plain, "seats", **{"timeout": 10, "limit": 2, "thread_local": False, **options})
+
+
+def test_as_many_locks_of_one_name_are_held_at_once_as_the_limit_says(seat):
+    first, second, third = seat(), seat(), seat(blocking=False)
+    assert first.acquire()
+    assert not first.locked()  # another one may have it
+    assert second.acquire()
+    assert first.locked()
+    assert first.owned()
+    assert second.owned()
+    assert not third.acquire()
+    second.release()
+    assert third.acquire()
+    assert not second.owned()
+
+
+def test_who_waits_for_a_seat_is_called_when_one_is_free_and_in_order(seat):
+    holders = [seat(), seat()]
+    for holder in holders:
+        holder.acquire()
+    served, enter = [], threading.Lock()
+
+    def wait(number):
+        with seat(), enter:
+            served.append(number)
+
+    with ThreadPoolExecutor() as pool:
+        waiting = []
+        for number in range(4):
+            waiting.append(pool.submit(wait, number))
+            wait_until(lambda number=number: in_room(holders[0].redis) == number + 1, "it waits")
+        holders[0].release()
+        for one in waiting:
+            one.result(10)
+    assert served == [0, 1, 2, 3]
+
+
+def in_room(client):
+    return len(LockServer.behind(client).room)
+
+
+def test_a_seat_is_renewed_and_extended_in_its_own_slot(seat, plain):
+    first, second = seat(timeout=0.6, renew=True), seat(timeout=0.6, renew=True)
+    with first, second:
+        ends = [plain.pexpiretime(keys_of("seats").slot(number)) for number in (1, 2)]
+        wait_until(
+            lambda: all(plain.pexpiretime(keys_of("seats").slot(i + 1)) > ends[i] for i in (0, 1)), "both are renewed"
+        )
+        second.extend(20, replace_ttl=True)
+        assert plain.pttl(keys_of("seats").slot(2)) > 15_000
+        second.extend(20)
+        assert plain.pttl(keys_of("seats").slot(2)) > 35_000
+        assert plain.pttl("seats") < 1000
+
+
+def test_a_conflict_names_all_holders(seat):
+    with seat(), seat(), pytest.raises(LockConflict) as refused, seat(blocking_timeout=0):
+        pass
+    error = refused.value
+    assert len(error.holders) == 2
+    assert str(error).count("a lock outside tasks on") == 2
+    assert pickle.loads(pickle.dumps(error)).holders == error.holders  # noqa: S301
+
+
+@pytest.mark.parametrize("limit", [0, -1, 51, 2.0, True, "3", None])
+def test_what_is_no_limit_of_a_lock_is_refused(plain, limit):
+    with pytest.raises(LockConfigError, match=r"lock seats: limit = .* is not allowed; allowed: a whole number from 1"):
+        Lock(plain, "seats", limit=limit)
+
+
+def test_a_lock_with_a_limit_has_no_fence_and_takes_no_token_of_the_callers(seat):
+    with pytest.raises(LockConfigError, match="fence"):
+        seat(fence=True)
+    with pytest.raises(LockConfigError, match="token"):
+        seat().acquire(token="mine")  # noqa: S106
+
+
+def test_a_reentrant_seat_is_entered_again_and_takes_no_second_one(seat):
+    outer = seat(reentrant=True)
+    with outer, seat(reentrant=True), seat(blocking=False) as other:
+        assert other.owned()
+
+
+# Tasks and `locked`.
+
+
+@pytest.fixture
+def own_app(locks):
+    app = Celery("limits", broker="memory://", set_as_current=False)
+    app.conf.redislock_url = locks.celery_url()
+    app.conf.redislock_client_options = {"socket_timeout": 0.5, "socket_connect_timeout": 0.5}
+    return app
+
+
+@pytest.mark.parametrize("limit", [0, -1, 51, 2.5, True, "3", None])
+def test_what_is_no_limit_of_a_task_is_refused_when_it_is_bound(own_app, limit):
+    with pytest.raises(LockConfigError, match=r"bill: lock_limit = .*a whole number from 1 to 50, or a callable"):
+
+        @own_app.task(name="bill", base=LockedTask, lock_limit=limit, shared=False, lazy=False)
+        def bill():
+            pass
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"lock_scope": "job"}, "lock_limit = 2 is not allowed with lock_scope = 'job'"),
+        ({"lock_scope": "queue"}, "lock_limit = 2 is not allowed with lock_scope = 'queue'"),
+        ({"lock_fence": True}, "lock_limit = 2 is not allowed with lock_fence"),
+        ({"lock_cooldown": 1}, "lock_limit = 2 is not allowed with lock_cooldown"),
+    ],
+)
+def test_what_does_not_go_with_a_limit_is_refused_with_the_reason(own_app, options, match):
+    with pytest.raises(LockConfigError, match=match):
+
+        @own_app.task(name="bill", base=LockedTask, lock_limit=2, shared=False, lazy=False, **options)
+        def bill():
+            pass
+
+
+def test_a_limit_of_the_app_counts_for_tasks_and_blocks_and_the_error_says_where_it_was_set(own_app):
+    own_app.conf.redislock_limit = 2
+
+    @own_app.task(name="bill", base=LockedTask, lock_key="seats", shared=False)
+    def bill():
+        pass
+
+    with bill.lock_for() as lock, locked("seats", app=own_app) as entered_again:
+        assert limit_of(lock.key) == limit_of(entered_again.key) == 2
+        assert len(bill.lock_info().holders) == 1
+    with pytest.raises(LockConfigError, match="redislock_limit = 2 is not allowed with lock_scope"):
+
+        @own_app.task(name="job", base=LockedTask, lock_scope="job", shared=False, lazy=False)
+        def job():
+            pass
+
+
+def test_a_callable_limit_is_asked_with_the_bound_arguments(own_app):
+    @own_app.task(
+        name="bill",
+        base=LockedTask,
+        lock_args=["customer"],
+        lock_limit=lambda arguments: 10 if arguments["is_premium"] else 1,
+        shared=False,
+    )
+    def bill(customer, is_premium=False):
+        pass
+
+    assert limit_of(bill.lock_for(7, is_premium=True).key) == 10
+    assert limit_of(bill.lock_for(7).key) == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "match"),
+    [
+        (lambda _: 0, "bill: lock_limit must return a whole number from 1 to 50, not 0"),
+        (lambda _: 51, "not 51"),
+        (lambda _: True, "not a bool"),
+        (lambda _: "secret", "not a str"),
+        (lambda _: None, "not a NoneType"),
+        (lambda arguments: arguments["secret"], r"bill: lock_limit raised KeyError in test_limit.py, line \d+"),
+    ],
+)
+def test_a_callable_that_returns_no_limit_or_raises_is_an_error_of_the_call(own_app, limit, match):
+    @own_app.task(name="bill", base=LockedTask, lock_limit=limit, shared=False)
+    def bill():
+        pass
+
+    with pytest.raises(LockKeyError, match=match) as error:
+        bill.lock_for()
+    assert "secret" not in str(error.value)
+
+
+def test_lock_info_tells_of_all_holders(own_app):
+    @own_app.task(name="bill", base=LockedTask, lock_limit=3, shared=False)
+    def bill():
+        pass
+
+    with bill.lock_for() as first, Lock(first.redis, first.key, timeout=10, limit=3):
+        info = bill.lock_info()
+        assert len(info.holders) == 2
+        assert info.others[0].state == "held"
+    assert bill.lock_info() is None
