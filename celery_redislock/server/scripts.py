@@ -20,11 +20,16 @@ def _read(name: str) -> str:
 PRELUDE = _read("prelude")
 
 
+#: The line of a script behind which it needs the prelude.
+PRELUDE_STANDS_HERE = "\n-- The prelude stands here.\n"
+
+
 class Script:
-    """One Lua file with the prelude before it, and the SHA-1 of both by which the server knows the script."""
+    """One Lua file with the prelude in it, and the SHA-1 of both by which the server knows the script."""
 
     def __init__(self, name: str) -> None:
-        self.text = f"{PRELUDE}\n{_read(name)}"
+        before, _, after = _read(name).rpartition(PRELUDE_STANDS_HERE)
+        self.text = f"{before}\n{PRELUDE}\n{after}"
         self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 

@@ -231,13 +231,15 @@ def test_a_scripts_header_begins_with_its_purpose_and_tells_what_it_returns(name
     assert numbers <= set(re.findall(r"-?\d+", returned))
 
 
-def test_every_script_stands_behind_the_prelude_and_is_sent_by_the_store() -> None:
-    used = {
-        value.text.removeprefix(scripts.PRELUDE).strip()
-        for value in vars(commands).values()
-        if isinstance(value, scripts.Script)
-    }
-    assert used == {path.read_text(encoding="utf-8").strip() for path in SCRIPTS.values()}
+def test_every_script_has_the_prelude_in_it_and_is_sent_by_the_store() -> None:
+    used = [value.text for value in vars(commands).values() if isinstance(value, scripts.Script)]
+    written = [path.read_text(encoding="utf-8").replace(scripts.PRELUDE_STANDS_HERE, "") for path in SCRIPTS.values()]
+    assert all(text.count(scripts.PRELUDE) == 1 for text in used)
+    assert sorted(_letters(text.replace(scripts.PRELUDE, "")) for text in used) == sorted(map(_letters, written))
+
+
+def _letters(text: str) -> str:
+    return "".join(text.split())
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,16 @@
 -- Sent twice: the second finds my token, and grants the key again. If I die after the grant, the lease ends the lock.
 -- If the one whom a room has called dies before this, the room's key ends by itself.
 
+-- The most frequent case, in which the key is free and nobody waits, comes before the prelude: to make the functions of
+-- the prelude takes longer than this.
+if ARGV[1] == '' and ARGV[4] ~= '' and redis.call('EXISTS', KEYS[2]) == 0 then
+  if redis.call('SET', KEYS[1], ARGV[3], 'NX', 'PX', ARGV[4]) then
+    return 1
+  end
+end
+
+-- The prelude stands here.
+
 local lock, line, owner, token, lease = KEYS[1], KEYS[2], ARGV[2], ARGV[3], ARGV[4]
 local note, fence, room, place, claim, place_ttl
 if ARGV[1] ~= '' then
@@ -64,9 +74,6 @@ local is_free = store('NX')
 if is_free and not room and redis.call('EXISTS', line) == 1 then
   is_free = false
   offer_next(lock, line, 1)  -- in place of my token: who stands in line comes before who happens by
-end
-if is_free and ARGV[1] == '' then
-  return 1
 end
 
 local function has_its_place()

@@ -34,17 +34,12 @@ local names, values = slots(lock, line, 1, (note or claim) and MAX_SLOTS or limi
 -- The slots that are kept for me: I was called to one, and another may have been handed over to my message meanwhile.
 local mine, kept, is_reserved = nil, {}, false
 
--- Whether `value` belongs to `who`, who was minted: so a plain search finds the few values that are worth a look.
-local function belongs_to(who, value)
-  return who and string.find(value, string.sub(who, 2, OWNER_LENGTH), 1, true) and is_owned_by(who, value)
-end
-
 for number, value in ipairs(values) do
   if value and belongs_to(owner, value) then
     mine = number
-  elseif value and belongs_to(room, value) then
+  elseif value and room and belongs_to(room, value) then
     table.insert(kept, 1, number)
-  elseif value and belongs_to(claim, value) then
+  elseif value and claim and belongs_to(claim, value) then
     table.insert(kept, number)
     is_reserved = true
   end

@@ -73,6 +73,11 @@ local function slots(lock, line, first, last)
   return names, redis.call('MGET', unpack(names))
 end
 
+-- Whether `value` belongs to `owner`, who was minted: a plain search finds the few values that are worth a look.
+local function belongs_to(owner, value)
+  return string.find(value, string.sub(owner, 2, OWNER_LENGTH), 1, true) and is_owned_by(owner, value)
+end
+
 -- The number of the slot that belongs to `owner`; nil where none does. It may be above the limit: that may have been
 -- greater when the slot was granted, and who releases for a dead process does not know it.
 local function slot_of(owner, lock, line, limit)
@@ -80,7 +85,7 @@ local function slot_of(owner, lock, line, limit)
     local first, last = range[1], range[2]
     local _, values = slots(lock, line, first, math.max(first, last))
     for i, value in ipairs(values) do
-      if is_owned_by(owner, value) then
+      if value and belongs_to(owner, value) then
         return first + i - 1
       end
     end
