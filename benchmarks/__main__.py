@@ -1,11 +1,11 @@
-"""Run all benchmarks, or those named: ``python -m benchmarks [cycle] [task] [drain] [handover] [waiting]``."""
+"""Run all benchmarks, or those named: ``python -m benchmarks [cycle] [task] [drain] [handover] [waiting] [limits]``."""
 
 from __future__ import annotations
 
 import argparse
 import signal
 
-from . import cycle, drain, handover, task, waiting
+from . import cycle, drain, handover, limits, task, waiting
 
 BENCHMARKS = {
     "cycle": cycle.main,
@@ -13,6 +13,7 @@ BENCHMARKS = {
     "drain": drain.main,
     "handover": handover.main,
     "waiting": waiting.main,
+    "limits": limits.main,
 }
 
 

@@ -46,7 +46,7 @@ def main() -> None:
 
         cases = {
             "two bare EVALSHA calls": two_calls(client, lock.name, token, LEASE),
-            "LockStore.acquire, release": _store_cycle(LockStore(client), lock.name, token),
+            "LockStore.acquire, release": store_cycle(LockStore(client), lock.name, token),
             LOCK: lock_cycle,
             "redis-py's own Lock": redis_py_cycle,
         }
@@ -60,7 +60,9 @@ def main() -> None:
     report.show()
 
 
-def _store_cycle(store: LockStore, key: str, token: Token) -> Case:
+def store_cycle(store: LockStore, key: str, token: Token) -> Case:
+    """Acquire and release `key` by the store."""
+
     def cycle() -> None:
         store.acquire(key, token, LEASE)
         store.release(key, token)
