@@ -21,6 +21,7 @@ from celery_redislock.server.room import Room
 from celery_redislock.task.endings import Queued
 from celery_redislock.task.plan import LockPlan
 
+from . import rate_limit
 from .waiting_message import Anew, WaitingMessage, must_leave_at
 from .windows import Windows, open_windows, slots_of
 
@@ -125,7 +126,7 @@ class WaitingRoom(bootsteps.StartStopStep):
             self._wake_up()  # in a pool of threads this is not the event loop's: it would read on only in a second
         room = server_of(plan.app).room
         self._rooms.add(room)
-        room.enter(WaitingMessage(request, queued, plan, anew, self.has_slot, self.begin))
+        room.enter(WaitingMessage(request, queued, plan, anew, self.can_begin, self.begin))
 
     def _is_lost(self, consumer: Any, request: Request) -> bool:
         """Whether the connection is lost over which the message of `request` came.
@@ -139,16 +140,22 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._restore(consumer)
         return True
 
-    def has_slot(self) -> bool:
-        """Whether the pool can run one more message soon. Called in the room's thread.
+    def can_begin(self, waiting: WaitingMessage) -> bool:
+        """Whether the message of `waiting` would run soon if it were called. Called in the room's thread."""
+        consumer, name = self._consumer, waiting.request.task.name
+        if consumer is None:
+            return False
+        in_bucket = rate_limit.called(consumer, name)
+        on_its_way = sum(one.request.task.name == name for one, _ in self._calls.copy())
+        return self._has_slot(consumer, in_bucket) and rate_limit.has_token(consumer, name, in_bucket + on_its_way)
+
+    def _has_slot(self, consumer: Any, in_bucket: int) -> bool:
+        """Whether the pool can run one more message soon, besides those that are called and stand in their bucket.
 
         It can where it has a free slot. Where the worker has more messages than slots, it never has one: then a message
         that waits may join them, one for each run that has begun since the last.
         """
-        consumer = self._consumer
-        if consumer is None:
-            return False
-        if len(state.reserved_requests) + len(self._calls) < slots_of(consumer.pool):
+        if len(state.reserved_requests) + len(self._calls) + in_bucket < slots_of(consumer.pool):
             self._begun_at = None
             return True
         begun: int = state.all_total_count[0]
@@ -187,9 +194,19 @@ class WaitingRoom(bootsteps.StartStopStep):
         consumer.qos.decrement_eventually()
         if isinstance(consumer.qos, Windows):
             consumer.qos.let_go(waiting.request.message)
-        state.task_reserved(waiting.request)
         waiting.anew(waiting.offer if called else None)
-        consumer.on_task_request(waiting.request)
+        rate_limit.begin(consumer, waiting.request)
+
+    def give_token_back(self, request: Request) -> None:
+        """Give the token of `rate_limit` back that `request` has taken: its body has not run."""
+        consumer = self._consumer
+        if consumer is None:
+            return
+        name = request.task.name
+        if consumer.hub is None:  # a greenlet of the pool must not wait for a slot of the pool
+            consumer.timer.call_after(0.0, rate_limit.give_back, (consumer, name))
+        else:
+            consumer.hub.call_soon(rate_limit.give_back, consumer, name)
 
 
 def _was_given_back_often(request: Request) -> bool:
