@@ -69,7 +69,10 @@ class Windows(QoS):
         consumer, tasks = self._consumer, self._consumer.task_consumer
         self._count = consumer.initial_prefetch_count
         self.callback(prefetch_count=self._count)
-        tag = tasks._active_tags.pop(queue)
+        # While an answer is awaited, other messages are received, also one that tells this worker to leave the queue.
+        tag = tasks._active_tags.pop(queue, None)
+        if tag is None:
+            return
         tasks.consume()
         tasks.channel.basic_cancel(tag)
         if consumer.hub is not None:  # over TLS, messages may have been read along with the answers
