@@ -15,7 +15,7 @@ import pytest
 from celery import Celery
 from kombu import pools
 
-from tests.lab.app import Config, make_app
+from tests.lab.app import QUORUM, Config, make_app
 from tests.lab.ledger import Ledger
 from tests.lab.proxy import Proxy
 from tests.lab.servers import Valkey, rabbitmq
@@ -108,6 +108,9 @@ def config(request: pytest.FixtureRequest, broker: str, broker_server: Valkey, l
     """What the app and its workers need to know; a test may still change it."""
     pools.reset()  # kombu's are global: a connection that an earlier test has left idle may have been closed meanwhile
 
+    callspec = getattr(request.node, "callspec", None)
+    is_quorum = callspec is not None and callspec.params.get("broker") == "quorum"
+
     def url(server: str, proxy: str) -> str:
         return str(request.getfixturevalue(proxy).url) if proxy in request.fixturenames else server
 
@@ -117,6 +120,7 @@ def config(request: pytest.FixtureRequest, broker: str, broker_server: Valkey, l
         url(locks.url(), "lock_proxy"),
         str(ledger.path),
         queue=f"lab-{uuid4().hex[:8]}",
+        settings=dict(QUORUM) if is_quorum else {},
     )
 
 
@@ -163,3 +167,5 @@ def tasks(app: Celery) -> Any:
 
 
 on_every_broker = pytest.mark.parametrize("broker", ["redis", "rabbitmq"], indirect=True)
+#: On RabbitMQ's quorum queues too, where the prefetch count of a consumer cannot grow.
+on_every_queue = pytest.mark.parametrize("broker", ["redis", "rabbitmq", "quorum"], indirect=True)

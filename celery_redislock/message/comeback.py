@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 #: Source: `kombu.transport.native_delayed_delivery`.
 _DELAY_WORDS = re.compile(r"^(?:[01]\.){28}")
 _DELAY_EXCHANGE = "celery_delayed_delivery"
-#: Headers in which RabbitMQ records the queues that a message has expired in. It drops a message that enters one of
-#: them a second time, so a message that comes back must not carry them.
-_DEATH_HEADERS = ("x-death", "x-first-death-", "x-last-death-")
+#: Headers in which RabbitMQ records the queues that a message has expired in, and how often a quorum queue has got it
+#: back. RabbitMQ drops a message that enters one of those queues a second time, or that came back too often, so what is
+#: published again must not carry them.
+_OF_RABBITMQ = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count")
 #: The headers that Celery itself writes. `Context`, Celery's request, has an attribute for most of them.
 _OF_CELERY = {*vars(Context), "lang", "task", "argsrepr", "kwargsrepr", "compression"} - {"headers"}
 
@@ -104,7 +105,7 @@ def custom_headers(headers: Any) -> dict[str, Any]:
     if not isinstance(headers, dict):
         return {}
     return {
-        name: value for name, value in headers.items() if name not in _OF_CELERY and not name.startswith(_DEATH_HEADERS)
+        name: value for name, value in headers.items() if name not in _OF_CELERY and not name.startswith(_OF_RABBITMQ)
     }
 
 

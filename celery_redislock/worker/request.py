@@ -146,6 +146,8 @@ class LockedRequest(Request):
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
         EARLY_ACKS.read()  # the run may have begun and ended meanwhile
+        if isinstance(error, CameBack | Skipped):
+            self._give_token_back()
         if isinstance(error, Queued) and self._wait(error):
             return None
         if isinstance(error, WorkerLostError) and self.delivery.acks_at_begin and not self.acknowledged:
@@ -172,6 +174,12 @@ class LockedRequest(Request):
         name = self.task.name
         logger.warning("task %s[%s]: its process died before it began: its message is delivered again", name, self.id)
         self.reject(requeue=True)
+
+    def _give_token_back(self) -> None:
+        task: Any = self.task
+        room = waiting_room_of(task.lock_plan.app)
+        if room is not None:
+            room.give_token_back(self)
 
     def _wait(self, queued: Queued) -> bool:
         """Have the message wait in line; False where this worker keeps none."""

@@ -21,18 +21,23 @@ from celery_redislock.server.room import Room
 from celery_redislock.task.endings import Queued
 from celery_redislock.task.plan import LockPlan
 
+from . import rate_limit
 from .waiting_message import Anew, WaitingMessage, must_leave_at
+from .windows import Windows, open_windows, slots_of
 
 logger = logging.getLogger(__name__)
 
 _WAITING_ROOM = "_redislock_waiting_room"
+#: A message that a quorum queue has given back so often waits no more, but is published anew. RabbitMQ 4 drops it after
+#: twenty times. It counts each time that a worker ends or loses its connection while the message waits there.
+GIVEN_BACK_OFTEN = 10
 
 
 class WaitingRoom(bootsteps.StartStopStep):
     """A step of the worker's consumer: keeps the messages that wait in line, and has the pool run them at their turn.
 
     The broker still owns the messages that wait, so the worker may go on fetching others: its prefetch count grows by
-    one for each of them, as it does for a message with an eta.
+    one for each of them, as it does for a message with an eta. For quorum queues see `Windows`.
     """
 
     requires = ("celery.worker.consumer:Tasks",)  # the step that has a channel to the broker
@@ -55,6 +60,7 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     def start(self, parent: Any) -> None:
         """Begin to keep messages."""
+        open_windows(parent)
         self._consumer = parent
         self._restore(parent)
 
@@ -96,8 +102,8 @@ class WaitingRoom(bootsteps.StartStopStep):
         """Whether the message of `request` can wait here if its key is not free."""
         consumer = self._consumer
         count = sum(map(len, tuple(self._rooms)))
-        if consumer is None or count >= plan.waiting_limit or plan.broker.delays_natively:
-            return False  # with quorum queues the prefetch count of a consumer cannot grow
+        if consumer is None or count >= plan.waiting_limit or _was_given_back_often(request):
+            return False
         most = getattr(consumer.qos, "max_prefetch", None)  # Celery's `worker_eta_task_limit`
         if consumer.qos is None or (most and consumer.qos.value >= most):
             return False
@@ -114,11 +120,13 @@ class WaitingRoom(bootsteps.StartStopStep):
         if consumer is None or self._is_lost(consumer, request):
             return
         consumer.qos.increment_eventually()
+        if isinstance(consumer.qos, Windows):
+            consumer.qos.keep(request.message)
         if consumer.hub is not None:
             self._wake_up()  # in a pool of threads this is not the event loop's: it would read on only in a second
         room = server_of(plan.app).room
         self._rooms.add(room)
-        room.enter(WaitingMessage(request, queued, plan, anew, self.has_slot, self.begin))
+        room.enter(WaitingMessage(request, queued, plan, anew, self.can_begin, self.begin))
 
     def _is_lost(self, consumer: Any, request: Request) -> bool:
         """Whether the connection is lost over which the message of `request` came.
@@ -132,18 +140,22 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._restore(consumer)
         return True
 
-    def has_slot(self) -> bool:
-        """Whether the pool can run one more message soon. Called in the room's thread.
+    def can_begin(self, waiting: WaitingMessage) -> bool:
+        """Whether the message of `waiting` would run soon if it were called. Called in the room's thread."""
+        consumer, name = self._consumer, waiting.request.task.name
+        if consumer is None:
+            return False
+        in_bucket = rate_limit.called(consumer, name)
+        on_its_way = sum(one.request.task.name == name for one, _ in self._calls.copy())
+        return self._has_slot(consumer, in_bucket) and rate_limit.has_token(consumer, name, in_bucket + on_its_way)
+
+    def _has_slot(self, consumer: Any, in_bucket: int) -> bool:
+        """Whether the pool can run one more message soon, besides those that are called and stand in their bucket.
 
         It can where it has a free slot. Where the worker has more messages than slots, it never has one: then a message
         that waits may join them, one for each run that has begun since the last.
         """
-        consumer = self._consumer
-        if consumer is None:
-            return False
-        pool = consumer.pool
-        slots = pool.num_processes if pool.uses_semaphore else pool.limit
-        if len(state.reserved_requests) + len(self._calls) < slots:
+        if len(state.reserved_requests) + len(self._calls) + in_bucket < slots_of(consumer.pool):
             self._begun_at = None
             return True
         begun: int = state.all_total_count[0]
@@ -180,9 +192,27 @@ class WaitingRoom(bootsteps.StartStopStep):
         if self._is_lost(consumer, waiting.request):
             return
         consumer.qos.decrement_eventually()
-        state.task_reserved(waiting.request)
+        if isinstance(consumer.qos, Windows):
+            consumer.qos.let_go(waiting.request.message)
         waiting.anew(waiting.offer if called else None)
-        consumer.on_task_request(waiting.request)
+        rate_limit.begin(consumer, waiting.request)
+
+    def give_token_back(self, request: Request) -> None:
+        """Give the token of `rate_limit` back that `request` has taken: its body has not run."""
+        consumer = self._consumer
+        if consumer is None:
+            return
+        name = request.task.name
+        if consumer.hub is None:  # a greenlet of the pool must not wait for a slot of the pool
+            consumer.timer.call_after(0.0, rate_limit.give_back, (consumer, name))
+        else:
+            consumer.hub.call_soon(rate_limit.give_back, consumer, name)
+
+
+def _was_given_back_often(request: Request) -> bool:
+    """Whether the message of `request` came from a quorum queue that may soon drop it."""
+    count = (request.message.headers or {}).get("x-delivery-count")
+    return isinstance(count, int) and count >= GIVEN_BACK_OFTEN
 
 
 def _channel_of(consumer: Any) -> Any:

@@ -39,7 +39,7 @@ class WaitingMessage(Waiter):
         plan: The lock of its task.
         anew: Prepares the request for its next execution. It is given what the key holds until then; None where the
             key is not kept for it.
-        has_slot: Whether the worker has a slot for it now.
+        can_begin: Whether the worker would run it soon.
         run: Has the pool run it; whether its turn has come is given, too.
     """
 
@@ -51,7 +51,7 @@ class WaitingMessage(Waiter):
         queued: Queued,
         plan: LockPlan,
         anew: Anew,
-        has_slot: Callable[[], bool],
+        can_begin: Callable[[WaitingMessage], bool],
         run: Callable[[WaitingMessage, bool], None],
     ) -> None:
         self.key = queued.key
@@ -66,7 +66,7 @@ class WaitingMessage(Waiter):
         self.watches = self.claim is not None or self.joins is not None
         self.deadline = _deadline(request, header, plan)
         self._since = time.monotonic()
-        self._has_slot, self._run = has_slot, run
+        self._can_begin, self._run = can_begin, run
         self._runs_in_outage = plan.options.on_outage != "retry"
 
     @property
@@ -76,8 +76,8 @@ class WaitingMessage(Waiter):
         return {"id": str(self.request.id), "name": self.request.task.name, "lock": self.key, "waited": waited}
 
     def can_begin(self) -> bool:
-        """Whether the worker has a slot for it now."""
-        return self._has_slot()
+        """Whether the worker would run it soon: it has a slot, and a token if the task has a `rate_limit`."""
+        return self._can_begin(self)
 
     def need_not_wait(self, holders: Sequence[Token]) -> bool:
         """Whether the key was handed over to this message, or the task that it has joined does not hold the key.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from tests.conftest import on_every_broker
+from tests.conftest import on_every_queue
 from tests.lab.servers import wait_until
 from tests.lab.workers import kept, waiting_in
 
 
-@on_every_broker
+@on_every_queue
 def test_thirty_messages_for_one_key_run_in_order_on_two_workers_each_right_after_the_other(
     tasks, start_worker, ledger, locks
 ):
@@ -52,7 +52,7 @@ def test_a_message_that_waits_takes_no_slot(tasks, start_worker, ledger):
     assert [item for item in ledger.items() if len(item) < 3] == [str(number) for number in range(20)]
 
 
-@on_every_broker
+@on_every_queue
 def test_a_worker_that_dies_loses_nothing_of_what_waits_in_it_also_where_messages_are_acked_early(
     config, tasks, start_worker, ledger
 ):

@@ -14,7 +14,7 @@ from celery.worker import WorkController
 from celery_redislock import LockConflict, LockLost, LockUnavailable
 from celery_redislock.server.names import keys_of
 from tests.acceptance.test_outages import CANNOT, consumes_again
-from tests.conftest import on_every_broker
+from tests.conftest import on_every_broker, on_every_queue
 from tests.lab.app import make_app
 from tests.lab.servers import Valkey, wait_until, wait_until_stopped
 from tests.lab.workers import kept, waiting_in
@@ -116,7 +116,7 @@ def test_a_message_that_has_waited_for_too_long_fails_and_the_next_one_runs(conf
 STOPS = {"warm": (signal.SIGTERM, 0), "soft": (signal.SIGQUIT, 0.5), "cold": (signal.SIGQUIT, 0)}
 
 
-@on_every_broker
+@on_every_queue
 @pytest.mark.parametrize("stop", STOPS)
 def test_a_shutdown_gives_back_what_waits_and_another_worker_runs_it(
     config, tasks, start_worker, each_runs_once, locks, stop
@@ -157,7 +157,7 @@ def test_a_cold_shutdown_gives_back_a_message_that_is_acked_early_and_has_not_be
 # The broker goes away.
 
 
-@on_every_broker
+@on_every_queue
 @pytest.mark.parametrize("how", ["cut", "refuse"])
 def test_what_waits_when_the_broker_goes_away_waits_again_when_it_is_back(
     broker_proxy, tasks, start_worker, each_runs_once, locks, how
@@ -225,7 +225,7 @@ def test_a_run_whose_connection_is_lost_before_it_asks_for_its_key_does_not_end_
     assert "Unrecoverable" not in worker.output()
 
 
-@on_every_broker
+@on_every_queue
 def test_a_message_whose_connection_is_lost_before_it_waits_is_delivered_again_at_once(
     broker_proxy, app, config, tasks, start_worker, each_runs_once
 ):

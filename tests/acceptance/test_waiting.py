@@ -12,22 +12,13 @@ from celery_redislock import LockConflict
 from tests.lab.app import make_app
 from tests.lab.servers import wait_until
 
-#: RabbitMQ delays messages for quorum queues itself, behind a topic exchange.
-QUORUM = {
-    "task_default_queue_type": "quorum",
-    "task_default_exchange_type": "topic",
-    "task_create_missing_queue_type": "quorum",
-    "task_create_missing_queue_exchange_type": "topic",
-    "worker_detect_quorum_queues": True,
-    "broker_transport_options": {"confirm_publish": True},
-}
 #: What tells one message from another, and when it is due; each broker's own notes.
 OWN = {"id", "root_id", "correlation_id", "eta", "delivery_info", "properties", "headers"}
-#: A worker that may keep no more messages sends them back to the broker. On quorum queues every worker does.
+#: A worker that may keep no more messages sends them back to the broker.
 in_every_way = pytest.mark.parametrize(
     ("broker", "limit"),
-    [("redis", 1000), ("redis", 0), ("rabbitmq", 1000), ("rabbitmq", 0), ("quorum", 1000)],
-    ids=["redis, in line", "redis, sent back", "rabbitmq, in line", "rabbitmq, sent back", "quorum, sent back"],
+    [(broker, limit) for broker in ("redis", "rabbitmq", "quorum") for limit in (1000, 0)],
+    ids=[f"{broker}, {way}" for broker in ("redis", "rabbitmq", "quorum") for way in ("in line", "sent back")],
     indirect=True,
 )
 
@@ -39,10 +30,7 @@ def limit(request):
 
 
 @pytest.fixture
-def config(config, request, limit):
-    callspec = getattr(request.node, "callspec", None)
-    if callspec and callspec.params.get("broker") == "quorum":
-        config.settings.update(QUORUM)
+def config(config, limit):
     config.settings["redislock_waiting_limit"] = limit
     return config
 
@@ -156,7 +144,7 @@ def test_it_stays_in_the_queue_that_it_came_from(config, tasks, start_worker, le
     assert received(default, result) == 0
 
 
-@pytest.mark.parametrize("broker", ["quorum"], indirect=True)
+@pytest.mark.parametrize(("broker", "limit"), [("quorum", 0)], indirect=True)
 def test_rabbitmq_takes_no_message_that_comes_back_for_one_that_goes_in_a_circle(config, start_worker):
     """A long delay goes through several queues. RabbitMQ drops what expires towards a queue of its record."""
     app = make_app(config)

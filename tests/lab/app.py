@@ -13,6 +13,16 @@ from celery import Celery
 from tests.lab.ledger import Ledger
 from tests.lab.tasks import define_tasks
 
+#: RabbitMQ delays messages for quorum queues itself, behind a topic exchange.
+QUORUM = {
+    "task_default_queue_type": "quorum",
+    "task_default_exchange_type": "topic",
+    "task_create_missing_queue_type": "quorum",
+    "task_create_missing_queue_exchange_type": "topic",
+    "worker_detect_quorum_queues": True,
+    "broker_transport_options": {"confirm_publish": True},
+}
+
 
 @dataclass
 class Config:

@@ -1,0 +1,106 @@
+"""The line on quorum queues of RabbitMQ, where the prefetch count of a consumer cannot grow."""
+
+from __future__ import annotations
+
+import pytest
+from kombu import Exchange, Queue
+
+from tests.lab.app import make_app
+from tests.lab.servers import wait_until
+from tests.lab.workers import kept, waiting_in
+
+pytestmark = pytest.mark.parametrize("broker", ["quorum"], indirect=True)
+
+
+@pytest.mark.parametrize(
+    ("slots", "multiplier", "pool"), [(1, 1, "prefork"), (4, 1, "prefork"), (2, 4, "prefork"), (4, 1, "threads")]
+)
+def test_the_owner_of_the_key_and_a_stranger_get_through_behind_many_more_waiters_than_the_worker_prefetches(
+    config, start_worker, ledger, slots, multiplier, pool
+):
+    config.settings["worker_prefetch_multiplier"] = multiplier
+    config.settings["task_annotations"] = {"lab.shared_job": {"lock_key": "stock:{key}"}}
+    app = make_app(config)
+    others = [app.tasks["lab.keyed"].delay("k", number) for number in range(60)]
+    owner = app.tasks["lab.shared_job"].delay("k")
+    assert app.tasks["lab.keyed"].lock_info("k").task_id == owner.id
+    stranger = app.tasks["lab.plain"].delay("stranger")
+    worker = start_worker(slots, "-P", pool)
+    assert owner.get(timeout=20) == "shared_job"
+    assert stranger.get(timeout=20) == "plain"
+    assert [result.get(timeout=20) for result in others] == list(range(60))
+    ran = [run.item for run in ledger.runs() if run.key != "plain"]
+    assert ran[0] == "shared_job"
+    assert ran[1:] == [str(number) for number in range(60)]
+    assert "it comes back in" not in worker.output()
+    app.close()
+
+
+def test_all_slots_stay_of_use_while_one_message_waits(tasks, start_worker, ledger):
+    start_worker(2)
+    with tasks.work.lock_for("k"):
+        waits = tasks.work.delay("k", "waits")
+        wait_until(lambda: kept(tasks.work.app) == 1, "it waits")
+        strangers = [tasks.work.delay(key, key, 0.5) for key in ("a", "b")]
+        wait_until(lambda: len(ledger.running()) == 2, "two strangers run side by side")
+    for result in [*strangers, waits]:
+        result.get(timeout=10)
+
+
+def test_a_worker_of_classic_and_quorum_queues_keeps_the_messages_of_both_waiting(config, tasks, app, start_worker):
+    name = f"{config.queue}-classic"
+    arguments = {"x-queue-type": "classic"}
+    classic = Queue(name, Exchange(name), name, queue_arguments=arguments)
+    worker = start_worker(1)
+    app.control.add_consumer(name, routing_key=name, options={"queue_arguments": arguments}, reply=True)
+    with tasks.work.lock_for("k"):
+        waiting = [
+            tasks.work.apply_async(("k", number), **({"queue": classic} if number % 2 else {})) for number in range(20)
+        ]
+        wait_until(lambda: kept(app) == 20, "all wait")
+        strangers = [tasks.plain.delay(), tasks.plain.apply_async(queue=classic)]
+        assert [stranger.get(timeout=10) for stranger in strangers] == ["plain"] * 2
+    assert [result.get(timeout=20) for result in waiting] == list(range(20))
+    assert "it comes back in" not in worker.output()
+
+
+def test_a_queue_that_the_worker_was_told_to_leave_is_left_though_its_messages_wait_and_run(
+    config, tasks, app, start_worker
+):
+    other = f"{config.queue}-other"
+    worker = start_worker(1, "-Q", f"{config.queue},{other}")
+    with tasks.work.lock_for("k"):
+        waiting = [tasks.work.apply_async(("k", number), queue=other) for number in range(5)]
+        wait_until(lambda: kept(app) == 5, "all wait")
+        app.control.cancel_consumer(other, reply=True)
+        stranger = tasks.plain.apply_async(queue=other)
+        waiting += [tasks.work.delay("k", number) for number in range(5, 10)]
+        wait_until(lambda: kept(app) == 10, "those of the other queue wait too")
+        assert tasks.plain.delay().get(timeout=10) == "plain"
+    assert [result.get(timeout=20) for result in waiting] == list(range(10))
+    assert f"[{stranger.id}] received" not in worker.output()
+    with tasks.work.lock_for("k"):
+        app.control.add_consumer(other, exchange_type="topic", routing_key=other, reply=True)
+        assert stranger.get(timeout=10) == "plain"
+        waiting = [tasks.work.apply_async(("k", number), queue=other) for number in range(5)]
+        wait_until(lambda: kept(app) == 5, "all wait")
+    assert [result.get(timeout=20) for result in waiting] == list(range(5))
+
+
+def test_a_message_that_was_delivered_often_is_published_anew_before_rabbitmq_drops_it(
+    app, config, tasks, start_worker, ledger
+):
+    """RabbitMQ 4 drops a message of a quorum queue that it has delivered twenty times."""
+    result = tasks.work.delay("k", "often")
+    with app.connection_for_write() as connection:
+        channel = connection.default_channel
+        for _ in range(11):
+            channel.basic_reject(channel.basic_get(config.queue).delivery_tag, requeue=True)
+    with tasks.work.lock_for("k"):
+        worker = start_worker(1)
+        wait_until(lambda: "it comes back in" in worker.output(), "it is published anew")
+        later = tasks.work.delay("k", "later")
+        wait_until(lambda: kept(app) == 2, "both wait")
+        assert waiting_in(worker) == 2
+    assert [one.get(timeout=10) for one in (result, later)] == ["often", "later"]
+    assert ledger.items() == ["often", "later"]

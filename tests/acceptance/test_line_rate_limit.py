@@ -1,0 +1,106 @@
+"""The line and Celery's `rate_limit`: who must wait uses no token, and takes one at its turn."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+from celery.exceptions import TaskRevokedError
+
+from tests.lab.app import make_app
+from tests.lab.servers import need, wait_until
+from tests.lab.workers import kept
+
+
+@pytest.fixture
+def limited(config):
+    """Makes an app in which the task `lab.work` has a rate limit."""
+    apps = []
+
+    def make(rate):
+        config.settings["task_annotations"] = {name: {"rate_limit": rate} for name in ("lab.work", "lab.once")}
+        apps.append(make_app(config))
+        return apps[-1].tasks["lab.work"]
+
+    yield make
+    for app in apps:
+        app.close()
+
+
+@pytest.mark.parametrize(("pool", "rate"), [("prefork", 2), ("threads", 4), ("gevent", 4), ("solo", 4)])
+def test_those_who_wait_hold_no_stranger_up_and_run_in_order_as_often_as_the_limit_allows(
+    limited, config, start_worker, ledger, pool, rate
+):
+    config.settings["worker_prefetch_multiplier"] = 8
+    if pool == "gevent":
+        need(pool)
+    work = limited(f"{rate}/s")
+    start_worker(2, "-P", pool)
+    with work.lock_for("k"):
+        waiting = [work.delay("k", number) for number in range(10)]
+        published = time.monotonic()
+        work.delay("other", "stranger").get(timeout=10)
+        assert ledger.runs()[0].start - published < 5 / rate  # each of the ten has given its token back
+        wait_until(lambda: kept(work.app) == 10, "all wait")
+    for result in waiting:
+        result.get(timeout=20)
+    assert ledger.items() == ["stranger", *map(str, range(10))]
+    starts = [run.start for run in ledger.runs()]
+    assert min(later - earlier for earlier, later in itertools.pairwise(starts)) > 0.8 / rate
+    assert starts[-1] - starts[1] < 9 / rate + 2  # no token and no turn is wasted
+
+
+def test_who_has_its_turn_takes_the_next_token_before_those_that_have_not_waited(limited, config, start_worker, ledger):
+    config.settings["worker_prefetch_multiplier"] = 8
+    work = limited("4/s")
+    start_worker(1)
+    with work.lock_for("k"):
+        waits = work.delay("k", "waits")
+        wait_until(lambda: kept(work.app) == 1, "it waits")
+        strangers = [work.delay(number, number) for number in range(16)]
+        wait_until(lambda: len(ledger.items()) == 2, "two strangers have run")
+    waits.get(timeout=10)
+    assert ledger.items().index("waits") <= 6
+    for result in strangers:
+        result.get(timeout=10)
+
+
+def test_a_worker_whose_next_token_is_far_off_lets_another_worker_have_its_turn(limited, config, start_worker, ledger):
+    work = limited("8/m")
+    other = f"{config.queue}-other"
+    start_worker(1)
+    start_worker(1, "-Q", other)
+    with work.lock_for("k"):
+        waits = work.delay("k", "waits")
+        wait_until(lambda: kept(work.app, 2) == 1, "it waits")
+        assert work.delay("other", "takes the token").get(timeout=10)
+        later = work.apply_async(("k", "later"), queue=other)
+        wait_until(lambda: kept(work.app, 2) == 2, "the later one waits in the other worker")
+    assert later.get(timeout=5) == "later"
+    assert ledger.items() == ["takes the token", "later"]
+    assert waits.get(timeout=15) == "waits"
+    assert ledger.runs()[2].start - ledger.runs()[0].start > 7
+
+
+def test_duplicates_that_are_skipped_use_no_token(limited, start_worker, ledger):
+    once = limited("2/s").app.tasks["lab.once"]
+    start_worker(1)
+    begin = time.monotonic()
+    with once.lock_for("k"):
+        for result in [once.delay("k") for _ in range(10)]:
+            with pytest.raises(TaskRevokedError):
+                result.get(timeout=10)
+    assert time.monotonic() - begin < 2.5
+
+
+def test_a_limit_that_is_changed_holds_for_those_who_wait(limited, start_worker, ledger):
+    work = limited("6/m")
+    start_worker(1)
+    with work.lock_for("k"):
+        waiting = [work.delay("k", number) for number in range(5)]
+        wait_until(lambda: kept(work.app) == 5, "all wait")
+    assert waiting[0].get(timeout=5) == 0
+    assert ledger.items() == ["0"]
+    work.app.control.rate_limit("lab.work", "100/s", reply=True)
+    assert [result.get(timeout=5) for result in waiting[1:]] == [1, 2, 3, 4]
