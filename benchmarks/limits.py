@@ -146,7 +146,7 @@ def _kills() -> None:
 
 
 def _kill_children(record: Path) -> dict[int, float]:
-    """Kill `KILLS` children in their bodies, one after the other; return, once all messages have run, when each died."""
+    """Kill `KILLS` children in their bodies, one by one; return, once all messages have run, when each died."""
     every = MESSAGES * SECONDS / LIMIT / (KILLS + 1)
     kills: dict[int, float] = {}
     chosen, following = random.Random(1), time.monotonic() + every
