@@ -49,6 +49,10 @@ class EarlyAcks:
         """Note in the main process that `message` is to be acked when the run of its delivery `nonce` begins."""
         self._messages[nonce] = message
 
+    def forget(self, nonce: str) -> None:
+        """The run of the delivery `nonce` has ended and did not begin, and its message is kept for another one."""
+        self._messages.pop(nonce, None)
+
     def begins(self, nonce: str) -> None:
         """Tell the main process that the run of the delivery `nonce` begins. Called where the run is."""
         if self._main == os.getpid():

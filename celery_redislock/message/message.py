@@ -128,7 +128,7 @@ class Message:
         """
         return self._broker.countdown(max(at_least, self.header.delay(shortest, longest)))
 
-    def wait(self, place: int, *, is_begun: bool = False, joins: str | None = None) -> dict[str, Any] | None:
+    def wait(self, place: int, *, is_begun: bool = False, joins: str | None = None) -> Header | None:
         """Have the message wait in the room of this worker's main process, still unacked.
 
         Args:
@@ -144,7 +144,7 @@ class Message:
             return None
         self.header = self.header.next(begun=is_begun, joins=joins, place=place)
         self.was_sent_back = True
-        return self.header.wire
+        return self.header
 
     def send_back(self, delay: float, *, is_begun: bool = False, joins: str | None = None, place: int = 0) -> bool:
         """Publish the message again, to be tried after about `delay` seconds.

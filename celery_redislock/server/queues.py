@@ -39,8 +39,8 @@ class Queues:
 
     def __init__(self) -> None:
         self.by_line: dict[str, Queue] = {}
-        #: Those who wait. Who takes one out decides what becomes of it: it begins, or it leaves.
-        self._waiters: dict[int, Waiter] = {}
+        #: Those who wait: True for each. Who takes one out decides what becomes of it: it begins, or it leaves.
+        self._waiters: dict[Waiter, bool] = {}
         self._new: deque[Waiter] = deque()
         self._deadlines: list[tuple[float, int, Waiter]] = []
         self._order = itertools.count()
@@ -50,16 +50,16 @@ class Queues:
 
     def waiting(self) -> list[Waiter]:
         """Those who wait."""
-        return [*self._waiters.copy().values()]
+        return [*self._waiters.copy()]
 
     def add(self, waiter: Waiter) -> None:
         """Let `waiter` wait."""
-        self._waiters[id(waiter)] = waiter
+        self._waiters[waiter] = True
         self._new.append(waiter)
 
     def remove(self, waiter: Waiter) -> bool:
         """Let `waiter` wait no longer; return whether it did, and nobody else has taken it out."""
-        return self._waiters.pop(id(waiter), None) is not None
+        return self._waiters.pop(waiter, False)
 
     def take_in(self) -> list[str]:
         """Give the newcomers their places; return the lines in which the room's place has changed, or is none yet."""
@@ -67,11 +67,12 @@ class Queues:
         while self._new:
             waiter = self._new.popleft()
             queue = self.by_line.setdefault(waiter.line, Queue())
-            heapq.heappush(queue.heap, (waiter.place, next(self._order), waiter))
+            number = next(self._order)
+            heapq.heappush(queue.heap, (waiter.place, number, waiter))
             if waiter.watches:
                 queue.watching.append(waiter)
             if waiter.deadline != math.inf:
-                heapq.heappush(self._deadlines, (waiter.deadline, next(self._order), waiter))
+                heapq.heappush(self._deadlines, (waiter.deadline, number, waiter))
             if not queue.stands or queue.heap[0][2] is waiter:
                 changed.append(waiter.line)
         if len(self._deadlines) > 2 * len(self._waiters) + 100:  # most of them wait no longer
@@ -127,4 +128,4 @@ class Queues:
         return first.place if first else 0
 
     def _waits(self, waiter: Waiter) -> bool:
-        return self._waiters.get(id(waiter)) is waiter
+        return waiter in self._waiters

@@ -27,6 +27,8 @@ class Waiter(ABC):
             None for no sooner than otherwise.
     """
 
+    __slots__ = ()
+
     key: str
     place: int
     deadline: float = math.inf

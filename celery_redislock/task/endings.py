@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from celery import Task
     from celery.app.task import Context
 
+    from celery_redislock.message.header import Header
     from celery_redislock.message.message import Message
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class Queued(CameBack):
         is_shown: Whether the state RETRY is stored; the main process still has to send the event.
     """
 
-    def __init__(self, reason: str, key: str, place: int, header: dict[str, Any], is_shown: bool) -> None:
+    def __init__(self, reason: str, key: str, place: int, header: Header, is_shown: bool) -> None:
         super().__init__(reason, key, place, header, is_shown)  # as pickle makes it again, on the way to that process
         self.key, self.place, self.header, self.is_shown = key, place, header, is_shown
 

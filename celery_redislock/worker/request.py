@@ -188,11 +188,17 @@ class LockedRequest(Request):
         if room is None:
             return False
         _children.keep_reservation(self.worker_pid, self.delivery.nonce)
-        self.request_dict[HEADER] = queued.header
+        self._forget_run()
+        self.request_dict[HEADER] = queued.header.wire
         if queued.is_shown:
             self.send_event("task-retried", exception=str(queued.args[0]), traceback="")
         room.keep(self, queued, task.lock_plan, self.delivered_anew)
         return True
+
+    def _forget_run(self) -> None:
+        """Drop what is known of the run that has ended: thousands of messages may wait for long."""
+        EARLY_ACKS.forget(self.delivery.nonce)
+        self._apply_result = None
 
 
 def locked_request(task: str, request: Any) -> type[LockedRequest]:

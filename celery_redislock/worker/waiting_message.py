@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -43,6 +44,23 @@ class WaitingMessage(Waiter):
         run: Has the pool run it; whether its turn has come is given, too.
     """
 
+    # Thousands of them may wait, so each keeps as little as it can.
+    __slots__ = (
+        "_can_begin",
+        "_room",
+        "_run",
+        "_runs_in_outage",
+        "_since",
+        "anew",
+        "claim",
+        "deadline",
+        "joins",
+        "key",
+        "place",
+        "request",
+        "watches",
+    )
+
     look_every = 1.0
 
     def __init__(
@@ -54,13 +72,12 @@ class WaitingMessage(Waiter):
         can_begin: Callable[[WaitingMessage], bool],
         run: Callable[[WaitingMessage, bool], None],
     ) -> None:
-        self.key = queued.key
+        self.key = sys.intern(queued.key)  # all that wait for one key share its name
         self.place = queued.place
         self.request = request
         self.anew = anew
         self._room = server_of(plan.app).room
-        self.offer = self._room.call_of(self).value
-        header = Header.read(queued.header)
+        header = queued.header
         self.claim = None if header.claim is None else known_by(header.claim, RESERVED).owner
         self.joins = header.joins
         self.watches = self.claim is not None or self.joins is not None
@@ -68,6 +85,11 @@ class WaitingMessage(Waiter):
         self._since = time.monotonic()
         self._can_begin, self._run = can_begin, run
         self._runs_in_outage = plan.options.on_outage != "retry"
+
+    @property
+    def offer(self) -> bytes:
+        """What the key holds from the message's turn until its run acquires the key."""
+        return self._room.call_of(self).value
 
     @property
     def told(self) -> dict[str, Any]:
