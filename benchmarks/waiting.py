@@ -1,4 +1,4 @@
-"""What waiting for a key costs: messages of one key in line, and busy workers beside the same without locks."""
+"""What waiting for a key costs: messages of one key in line, busy workers beside the same without locks, a crowd."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.table import Table
 
 from celery_redislock import LockedTask
 
+from . import crowd
 from .report import show, versions
 from .server import valkey
 
@@ -50,6 +51,7 @@ def main() -> None:
             rounds = [_run(app, url, "serial", 400, 40, 0.05, in_blocks=True) for _ in range(ROUNDS)]
             _add(table, "the same, ten of a key at a time", rounds, ideal, None)
     show(table)
+    crowd.main()
 
 
 def _add(table: Table, case: str, rounds: list[tuple[float, float, int]], ideal: float, bound: float | None) -> None:

@@ -1,0 +1,212 @@
+"""What thousands of messages that wait cost their worker: memory, and its time for all that does not wait."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from statistics import median, quantiles
+from typing import Any
+
+import redis
+from celery import Celery
+from celery.signals import worker_ready
+from celery.worker.control import inspect_command
+from kombu.asynchronous import get_event_loop
+from rich.table import Table
+
+from celery_redislock import LockedTask
+
+from .report import show, versions
+from .server import valkey
+
+#: The memory of a message that waits for its key, beside that of one that waits for its eta.
+MEMORY = 1.20
+#: How late the worker's event loop may be, and a task that need not wait, in 99 of 100 cases; in seconds.
+LOOP, STRANGERS = 0.020, 0.100
+#: So many messages wait at last, and so many while strangers are published.
+CROWD, FEWER = 10_000, 2_000
+#: So many strangers are published, with a pause after each, in seconds.
+PUBLISHED, PAUSE = 300, 0.01
+#: The event loop is asked so often whether it is late, and is watched for so long, in seconds.
+TICK, WATCHED = 0.01, 3.0
+ROUNDS = 5
+STARTED, RAN, KEY = "started", "ran", "one"
+
+#: What is measured, and its bound.
+BOUNDS = {
+    "memory of each, KB": MEMORY,
+    f"a stranger while {FEWER:,} wait, ms late": 1000 * STRANGERS,
+    f"the event loop while {CROWD:,} wait, ms late": 1000 * LOOP,
+    "the same while strangers are published": 1000 * LOOP,
+    "the same while those have their turn": 1000 * LOOP,
+}
+
+#: How late the event loop of this worker was, each time that it was asked, in seconds.
+_late: list[float] = []
+
+
+def main() -> None:
+    table = Table(
+        title=f"crowd: messages that wait in one worker, {CROWD:,} at last",
+        title_justify="left",
+        caption=f"A stranger: a task that need not wait. Late: 99 of 100 are sooner; the median of {ROUNDS} watches. "
+        f"Too noisy: it is as late beside messages that wait for an eta.\n{versions()}",
+        caption_justify="left",
+    )
+    table.add_column("case")
+    for column in ("for an eta", "for their key", "ratio", "bound", "met"):
+        table.add_column(column, justify="right")
+    for_eta, for_key = _crowd("eta"), _crowd("serial")
+    for case, beside in for_eta.items():
+        value, most = for_key[case], BOUNDS[case]
+        cells = (f"{beside:.1f}", f"{value:.1f}", f"{value / beside:.2f}", f"{most:g}")
+        table.add_row(case, *cells, _verdict(beside, value, most))
+    show(table)
+
+
+def _verdict(beside: float, value: float, most: float) -> str:
+    if most != MEMORY and beside > most:
+        return "[yellow]too noisy[/]"
+    return "[green]yes[/]" if value <= (most * beside if most == MEMORY else most) else "[red]NO[/]"
+
+
+def _crowd(task: str) -> dict[str, float]:
+    """Have a worker keep `CROWD` messages of `task`; return what was measured, by the names in `BOUNDS`."""
+    with valkey() as url, _worker(url) as (app, process), redis.Redis.from_url(url) as client:
+        _strangers(app, client)
+        serial: Any = app.tasks["serial"]
+        with serial.lock_for(KEY):
+            _publish(app, task, 1)
+            before = _memory(process)
+            _publish(app, task, FEWER)
+            strangers = median(_strangers(app, client) for _ in range(ROUNDS))
+            _publish(app, task, CROWD - FEWER)
+            memory = (_memory(process) - before) / CROWD
+            idle = _watched(app, lambda: time.sleep(WATCHED))
+            busy = _watched(app, lambda: _strangers(app, client))
+        in_turn = _watched(app, lambda: time.sleep(WATCHED))  # those that wait for the key run one after the other
+        if task == "serial" and not client.llen(RAN):
+            raise RuntimeError("no message that has waited has run")
+    return dict(zip(BOUNDS, (memory, *(1000 * late for late in (strangers, idle, busy, in_turn))), strict=True))
+
+
+def _watched(app: Celery, what: Callable[[], object]) -> float:
+    """How late the event loop is during `what`, in seconds."""
+    late = []
+    for _ in range(ROUNDS):
+        _tell(app)
+        what()
+        late.append(_tell(app)["late"])
+    return median(late)
+
+
+def _publish(app: Celery, task: str, number: int) -> None:
+    """Publish messages that wait, until the worker keeps them all: its prefetch count grows by one for each."""
+    kept = _tell(app)["prefetch"] + number
+    options: dict[str, Any] = {"countdown": 3600} if task == "eta" else {}
+    for one in range(number):
+        app.tasks[task].apply_async((KEY, one), **options)
+    while _tell(app)["prefetch"] < kept:
+        time.sleep(0.2)
+
+
+def _strangers(app: Celery, client: redis.Redis) -> float:
+    """How late tasks start that need not wait, in seconds."""
+    client.delete(STARTED)
+    for _ in range(PUBLISHED):
+        app.tasks["stranger"].delay(time.time())
+        time.sleep(PAUSE)
+    while client.llen(STARTED) < PUBLISHED:
+        time.sleep(0.01)
+    late: Any = client.lrange(STARTED, 0, -1)
+    return _most([float(one) for one in late])
+
+
+def _most(late: list[float]) -> float:
+    return quantiles(late, n=100)[98]
+
+
+def _memory(process: subprocess.Popen[bytes]) -> float:
+    """What the main process of the worker takes of the memory, in KB."""
+    return float(subprocess.check_output(["ps", "-o", "rss=", "-p", str(process.pid)]))
+
+
+def _tell(app: Celery) -> dict[str, float]:
+    """What the worker's main process tells of itself."""
+    control: Any = app.control
+    answers = control.broadcast("crowd", reply=True, limit=1, timeout=30)
+    told: dict[str, float] = answers[0].popitem()[1]
+    return told
+
+
+def crowd(state: Any, **_: Any) -> dict[str, float]:
+    """A command for the worker: its prefetch count, and how late its event loop was since the last command."""
+    late = _most(_late) if len(_late) > 1 else 0.0
+    _late.clear()
+    return {"prefetch": state.consumer.qos.value, "late": late}
+
+
+def _watch(**_: Any) -> None:
+    """Have the event loop of this worker note how late it is."""
+    last = [time.monotonic()]
+
+    def tick() -> None:
+        now = time.monotonic()
+        _late.append(now - last[0] - TICK)
+        last[0] = now
+
+    hub: Any = get_event_loop()
+    hub.call_repeatedly(TICK, tick)
+
+
+def make_app(url: str) -> Celery:
+    """An app with a task that waits for its key, one that waits for its eta, and one that need not wait."""
+    app = Celery("crowd", broker=url, set_as_current=False)
+    app.conf.update(
+        task_ignore_result=True,
+        broker_connection_retry_on_startup=True,
+        worker_hijack_root_logger=False,
+        redislock_waiting_limit=2 * CROWD,
+    )
+    client = redis.Redis.from_url(url)
+
+    @app.task(name="serial", base=LockedTask, lock_args=["key"], shared=False)
+    def serial(key: str, number: int) -> None:
+        client.rpush(RAN, number)
+
+    @app.task(name="eta", shared=False)
+    def eta(key: str, number: int) -> None:
+        pass
+
+    @app.task(name="stranger", shared=False)
+    def stranger(published: float) -> None:
+        client.rpush(STARTED, time.time() - published)
+
+    return app
+
+
+@contextmanager
+def _worker(url: str) -> Iterator[tuple[Celery, subprocess.Popen[bytes]]]:
+    """Start a worker with four children; yields its app and its main process."""
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.crowd", url]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        app = make_app(url)
+        control: Any = app.control
+        while not control.ping(timeout=0.5):
+            if process.poll() is not None:
+                raise RuntimeError("the worker has not started")
+        yield app, process
+    finally:
+        process.kill()  # a shutdown would give thousands of messages back
+        process.wait(30)
+
+
+if __name__ == "__main__":
+    inspect_command()(crowd)
+    worker_ready.connect(_watch)
+    quiet = ["--loglevel=ERROR", "--without-gossip", "--without-mingle", "--without-heartbeat"]
+    make_app(sys.argv[1]).worker_main(["worker", "--concurrency=4", *quiet])
