@@ -15,6 +15,8 @@ OFFERED = 1.0
 #: A room looks again so much later than what it waits for ends, in seconds at least and at most: so that it has ended,
 #: and not all rooms look at the same moment.
 MARGIN = 0.005, 0.03
+#: The shortest and the longest time until the next look at a key that somebody watches, in seconds.
+WATCHED = 1.0, 10.0
 
 
 class Looks:
@@ -87,3 +89,13 @@ class Looks:
 def margin() -> float:
     """How much later than what it waits for ends a room looks, in seconds."""
     return _random.uniform(*MARGIN)
+
+
+def watched(seconds: float) -> float:
+    """In how many seconds to look again at a key that is watched, for a hint may be lost.
+
+    Args:
+        seconds: For how long it was watched. So a lost hint at most doubles the time for which somebody has waited.
+    """
+    shortest, longest = WATCHED
+    return min(max(seconds, shortest), longest)

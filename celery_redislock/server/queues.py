@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import time
 from collections import deque
 from collections.abc import Sequence
 
@@ -19,12 +20,14 @@ class Queue:
         heap: The waiters by place, and then in the order in which they came; some of them may wait no longer.
         stands: Whether the room may stand in line.
         watching: Those who may begin before their turn.
+        watched_since: When the last of them came, by `time.monotonic()`.
     """
 
     def __init__(self) -> None:
         self.heap: list[tuple[int, int, Waiter]] = []
         self.stands = False
         self.watching: list[Waiter] = []
+        self.watched_since = -math.inf
 
 
 class Queues:
@@ -62,7 +65,11 @@ class Queues:
         return self._waiters.pop(waiter, False)
 
     def take_in(self) -> list[str]:
-        """Give the newcomers their places; return the lines in which the room's place has changed, or is none yet."""
+        """Give the newcomers their places; return the lines in which to look for them.
+
+        These are the lines in which the room's place has changed, or is none yet; and those that a newcomer watches,
+        for what it waits for may have come before it.
+        """
         changed = []
         while self._new:
             waiter = self._new.popleft()
@@ -71,9 +78,10 @@ class Queues:
             heapq.heappush(queue.heap, (waiter.place, number, waiter))
             if waiter.watches:
                 queue.watching.append(waiter)
+                queue.watched_since = time.monotonic()
             if waiter.deadline != math.inf:
                 heapq.heappush(self._deadlines, (waiter.deadline, number, waiter))
-            if not queue.stands or queue.heap[0][2] is waiter:
+            if waiter.watches or not queue.stands or queue.heap[0][2] is waiter:
                 changed.append(waiter.line)
         if len(self._deadlines) > 2 * len(self._waiters) + 100:  # most of them wait no longer
             self._deadlines = [one for one in self._deadlines if self._waits(one[2])]
@@ -119,8 +127,9 @@ class Queues:
     def take_out(self, line: str, holders: Sequence[Token]) -> list[Waiter]:
         """Take out those who wait in `line` and need not wait for their turn; as for `Waiter.need_not_wait`."""
         queue = self.by_line[line]
+        taken_out = [waiter for waiter in queue.watching if waiter.need_not_wait(holders) and self.remove(waiter)]
         queue.watching = [waiter for waiter in queue.watching if self._waits(waiter)]
-        return [waiter for waiter in queue.watching if waiter.need_not_wait(holders) and self.remove(waiter)]
+        return taken_out
 
     def place(self, line: str) -> int:
         """The place of the first of those who wait in `line`; 0 where there is none."""

@@ -19,7 +19,7 @@ from celery_redislock.errors import LockUnavailable
 from . import commands, tokens
 from .answers import Conflict
 from .listener import Listener
-from .looks import Looks, margin
+from .looks import Looks, margin, watched
 from .names import channel_of, key_of, limit_of
 from .queues import Queue, Queues
 from .store import LockStore
@@ -197,11 +197,11 @@ class Room:
         queue.stands = True  # also where no answer comes
         answer = self._store.stand(key, self.token, first.place, following.place if following else None)
         if isinstance(answer, Conflict):
-            self._looks.later(line, self._look_in(answer, first))
             self._let_begin(line, answer.holders)
+            self._looks.later(line, self._look_in(answer, queue, first))
             return
         queue.stands = following is not None
-        self._looks.later(line, self._look_in(None, first))
+        self._looks.later(line, self._look_in(None, queue, first))
         if not self._queues.remove(first) or not begin(first, called=True):  # it has left meanwhile, or fails
             self._passed.append(first)
             self._wake.set()
@@ -214,13 +214,15 @@ class Room:
         for waiter in self._queues.take_out(line, holders):
             begin(waiter, called=False)
 
-    def _look_in(self, conflict: Conflict | None, first: Waiter) -> float:
+    def _look_in(self, conflict: Conflict | None, queue: Queue, first: Waiter) -> float:
         """Seconds until the next look at a key that another holds; None where it is kept for one who was called."""
         longest = LONGEST_LOOK if self._listener.hears else SHORT_LOOK
         if conflict is None:
             return min(longest, CALLED + margin())
         if first.look_every is not None and any(one.since is None for one in conflict.holders):
             longest = min(longest, first.look_every)
+        if queue.watching:
+            longest = min(longest, watched(time.monotonic() - queue.watched_since))
         return longest if conflict.ttl is None else min(longest, conflict.ttl + margin())
 
     def _pass_on(self) -> None:

@@ -293,6 +293,22 @@ def test_a_key_that_is_handed_over_to_one_who_waits_calls_that_one_at_once(room,
     assert client.get(KEY) == reserved.value
 
 
+def test_who_comes_after_the_key_was_handed_over_to_it_begins_at_once_also_behind_others(room, running, store, client):
+    """The key may be handed over between the message's refusal and its coming: the hint finds nobody to begin."""
+    reserved = tokens.mint(tokens.mint_nonce(), Attempt("id", 1, 0), tokens.origin("host", "task"), tokens.RESERVED)
+    first, owner = Guest(10), Guest(20, claim=reserved.owner)
+    room.enter(first)
+    in_line(client, room)
+    asked = first.asked
+    assert store.hand_over(KEY, running.token, reserved, 10)
+    wait_until(lambda: first.asked > asked, "the room looks")
+    room.enter(owner)
+    came = time.monotonic()
+    wait_until(lambda: owner.began, "it begins", 5)
+    assert time.monotonic() - came < 0.5
+    assert (owner.began, first.began) == ([False], [])
+
+
 def test_a_key_that_cools_down_is_looked_at_when_it_has_and_not_when_the_lease_would_have_ended(
     room, running, store, client
 ):
@@ -398,6 +414,24 @@ class TestWhatFails:
         try:
             running.release()
             assert guest.comes()
+        finally:
+            locks.client.execute_command("ACL", "SETUSER", "default", "+publish")
+
+    def test_a_hand_over_that_may_not_publish_delays_by_a_moment_the_one_to_whom_the_key_is_handed_over(
+        self, room, running, store, client, locks
+    ):
+        """Whose claim it is looks sooner than when the lease would have ended, also behind others."""
+        reserved = tokens.mint(tokens.mint_nonce(), Attempt("id", 1, 0), tokens.origin("host", "task"), tokens.RESERVED)
+        first, owner = Guest(10), Guest(20, claim=reserved.owner)
+        enter(room, first, owner)
+        in_line(client, room)
+        locks.client.execute_command("ACL", "SETUSER", "default", "-publish")
+        try:
+            handed_over = time.monotonic()
+            assert store.hand_over(KEY, running.token, reserved, 30)
+            wait_until(lambda: owner.began, "it begins", 5)
+            assert time.monotonic() - handed_over < 3
+            assert (owner.began, first.began) == ([False], [])
         finally:
             locks.client.execute_command("ACL", "SETUSER", "default", "+publish")
 
