@@ -161,8 +161,8 @@ class Room:
     def _try_to_look(self, line: str, *, is_offered: bool) -> None:
         try:
             self._look(line, is_offered)
-        except LockUnavailable:
-            raise
+        except LockUnavailable as error:
+            self._refused(line, error)
         except BaseException:  # the others must still have their turn
             logger.exception("a look at the lock %s failed; it is tried again", key_of(line))
             self._looks.later(line, SHORT_LOOK)
@@ -233,9 +233,26 @@ class Room:
         """
         while self._passed:
             waiter = self._passed.popleft()
-            self._store.release(waiter.key, self.call_of(waiter), exactly=True)
+            try:
+                self._store.release(waiter.key, self.call_of(waiter), exactly=True)
+            except LockUnavailable as error:
+                self._refused(waiter.line, error)
+                continue
             if waiter.line in self._queues.by_line:
                 self._looks.soon(waiter.line)
+
+    def _refused(self, line: str, error: LockUnavailable) -> None:
+        """The server refuses a command about the key of `line`: the other keys must still have their turn.
+
+        Raises:
+            LockUnavailable: The server did not answer: it need not be asked about the other keys.
+        """
+        if self._store.outage.unreachable is not None:
+            raise error
+        self._looks.later(line, SHORT_LOOK)
+        for waiter in self.waiting():
+            if waiter.line == line:
+                waiter.unavailable(error)
 
     def _silent(self, error: LockUnavailable) -> None:
         """The server does not answer: look again in a while. What cannot be left or passed on now ends by itself."""

@@ -527,6 +527,36 @@ class TestWhatFails:
         assert time.monotonic() - released < 1.0  # the key is not kept for the first
         assert "could not begin" in log.text
 
+    def test_a_key_that_the_server_refuses_to_look_at_costs_the_others_nothing(self, room, running, store, client):
+        """As where somebody has stored something else in its line, or where the user has no right to it."""
+        odd = keys_of(f"{KEY}odd")
+        client.set(odd.line, "no line")
+        bad, good = Guest(10, key=odd.lock), Guest(20)
+        enter(room, bad, good)
+        in_line(client, room)
+        wait_until(lambda: bad.error, "it is told")
+        assert good.error is None
+        running.release()
+        released = time.monotonic()
+        assert good.comes()
+        assert time.monotonic() - released < 0.5
+        client.delete(odd.line)
+        assert bad.comes()
+
+    def test_a_key_that_cannot_be_passed_on_costs_the_others_nothing(self, room, client, locks):
+        """One who was called to it has left."""
+        odd = keys_of(f"{KEY}odd")
+        bad = Guest(10, key=odd.lock)
+        room.enter(bad)
+        assert bad.comes()
+        client.delete(odd.lock)
+        client.lpush(odd.lock, "no lock")
+        good = Guest(20)
+        room.leave(bad)
+        room.enter(good)
+        assert good.comes()
+        assert good.error is None
+
     def test_a_look_that_fails_is_tried_again_and_costs_nobody_else(self, make_room, log):
         class Failing(LockStore):
             fails = True
