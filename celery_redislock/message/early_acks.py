@@ -36,6 +36,9 @@ class EarlyAcks:
         self._main = 0
         # Weak: many a message ends before its run begins, or in another way than by a run.
         self._messages: WeakValueDictionary[str, Acknowledgeable] = WeakValueDictionary()
+        # Those that a child has accepted, until it has said that their runs begin, or their runs have failed: a run's
+        # result may be read before that, and then nobody else keeps the message.
+        self._accepted: dict[str, Acknowledgeable] = {}
         self._rest = b""
 
     def open(self) -> None:
@@ -49,8 +52,15 @@ class EarlyAcks:
         """Note in the main process that `message` is to be acked when the run of its delivery `nonce` begins."""
         self._messages[nonce] = message
 
+    def accepted(self, nonce: str) -> None:
+        """A child has accepted the message of the delivery `nonce`."""
+        message = self._messages.get(nonce)
+        if message is not None:  # else its run has begun already
+            self._accepted[nonce] = message
+
     def forget(self, nonce: str) -> None:
-        """The run of the delivery `nonce` has ended and did not begin, and its message is kept for another one."""
+        """The run of the delivery `nonce` has not ended by success, and what it has said is read."""
+        self._accepted.pop(nonce, None)
         self._messages.pop(nonce, None)
 
     def begins(self, nonce: str) -> None:
@@ -75,6 +85,7 @@ class EarlyAcks:
 
     def _ack(self, nonce: str) -> None:
         message = self._messages.pop(nonce, None)
+        self._accepted.pop(nonce, None)
         if message is not None:
             message.acknowledge()
 

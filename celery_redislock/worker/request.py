@@ -89,6 +89,7 @@ class LockedRequest(Request):
         if run is not None and pid not in {os.getpid(), threading.get_ident()}:
             _children.accepted(pid, run)
         self._is_held_back = self.delivery.acks_at_begin
+        EARLY_ACKS.accepted(self.delivery.nonce)
         try:
             super().on_accepted(pid, time_accepted)
         finally:
@@ -146,6 +147,7 @@ class LockedRequest(Request):
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
         EARLY_ACKS.read()  # the run may have begun and ended meanwhile
+        EARLY_ACKS.forget(self.delivery.nonce)
         if isinstance(error, CameBack | Skipped):
             self._give_token_back()
         if isinstance(error, Queued) and self._wait(error):
@@ -188,17 +190,12 @@ class LockedRequest(Request):
         if room is None:
             return False
         _children.keep_reservation(self.worker_pid, self.delivery.nonce)
-        self._forget_run()
+        self._apply_result = None  # nothing of its last run: thousands of messages may wait for long
         self.request_dict[HEADER] = queued.header.wire
         if queued.is_shown:
             self.send_event("task-retried", exception=str(queued.args[0]), traceback="")
         room.keep(self, queued, task.lock_plan, self.delivered_anew)
         return True
-
-    def _forget_run(self) -> None:
-        """Drop what is known of the run that has ended: thousands of messages may wait for long."""
-        EARLY_ACKS.forget(self.delivery.nonce)
-        self._apply_result = None
 
 
 def locked_request(task: str, request: Any) -> type[LockedRequest]:

@@ -72,6 +72,15 @@ def test_a_worker_that_dies_loses_nothing_of_what_waits_in_it_also_where_message
     assert sorted(ledger.items()) == [str(number) for number in range(5)]
 
 
+@on_every_broker
+def test_messages_that_are_acked_early_are_acked_also_where_their_results_are_heard_first(config, tasks, start_worker):
+    """A message that is never acked takes one of those that the worker may fetch; soon it would fetch none."""
+    config.settings["lab_slow_acks"] = True
+    start_worker(1)
+    results = [tasks.work.delay(f"k{number}", number) for number in range(12)]
+    assert [result.get(timeout=10) for result in results] == list(range(12))
+
+
 def test_a_message_that_is_revoked_while_it_waits_does_not_run_and_the_next_one_does(tasks, start_worker, ledger):
     worker = start_worker(2)
     with tasks.work.lock_for("k"):
