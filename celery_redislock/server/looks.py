@@ -9,12 +9,21 @@ import time
 from collections import deque
 from collections.abc import Collection
 
+from .answers import Conflict
+from .queues import Queue
+from .waiter import Waiter
+
 _random = random.SystemRandom()
 #: A key is kept for so many seconds for a room to which it is offered, by lua/prelude.lua.
 OFFERED = 1.0
 #: A room looks again so much later than what it waits for ends, in seconds at least and at most: so that it has ended,
 #: and not all rooms look at the same moment.
 MARGIN = 0.005, 0.03
+#: A room looks again at a key for which it stands after so many seconds at the latest; and while it cannot hear that a
+#: key is offered to it, or the server does not answer, after so many.
+LONGEST_LOOK, SHORT_LOOK = 60.0, 1.0
+#: A key is kept for so many seconds for a waiter that was called, by lua/prelude.lua.
+CALLED = 5.0
 #: The shortest and the longest time until the next look at a key that somebody watches, in seconds.
 WATCHED = 1.0, 10.0
 
@@ -91,11 +100,24 @@ def margin() -> float:
     return _random.uniform(*MARGIN)
 
 
-def watched(seconds: float) -> float:
-    """In how many seconds to look again at a key that is watched, for a hint may be lost.
+def look_in(conflict: Conflict | None, queue: Queue, first: Waiter, *, hears: bool) -> float:
+    """Seconds until the next look at a key for which a room stands in line.
+
+    A key that is watched is looked at after as long as it was watched: what its watchers wait for is told by a hint
+    alone, and if that is lost, they wait for at most twice as long.
 
     Args:
-        seconds: For how long it was watched. So a lost hint at most doubles the time for which somebody has waited.
+        conflict: Who holds the key; None where it is kept for one who was called.
+        queue: Those who wait for it in the room.
+        first: The first of them.
+        hears: Whether the room hears hints.
     """
-    shortest, longest = WATCHED
-    return min(max(seconds, shortest), longest)
+    longest = LONGEST_LOOK if hears else SHORT_LOOK
+    if conflict is None:
+        return min(longest, CALLED + margin())
+    if first.look_every is not None and any(one.since is None for one in conflict.holders):
+        longest = min(longest, first.look_every)
+    if queue.watching:
+        watched = time.monotonic() - queue.watched_since
+        longest = min(longest, max(WATCHED[0], min(watched, WATCHED[1])))
+    return longest if conflict.ttl is None else min(longest, conflict.ttl + margin())

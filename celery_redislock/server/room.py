@@ -19,7 +19,7 @@ from celery_redislock.errors import LockUnavailable
 from . import commands, tokens
 from .answers import Conflict
 from .listener import Listener
-from .looks import Looks, margin, watched
+from .looks import SHORT_LOOK, Looks, look_in
 from .names import channel_of, key_of, limit_of
 from .queues import Queue, Queues
 from .store import LockStore
@@ -28,11 +28,6 @@ from .waiter import Waiter, begin, can_begin
 
 logger = logging.getLogger(__name__)
 
-#: A room looks again at a key for which it stands after so many seconds at the latest; and while it cannot hear that a
-#: key is offered to it, or the server does not answer, after so many.
-LONGEST_LOOK, SHORT_LOOK = 60.0, 1.0
-#: A key is kept for so many seconds for a waiter that was called, by lua/prelude.lua.
-CALLED = 5.0
 #: A room asks a waiter for whom there was no slot again after so many seconds.
 RETRY = 0.05
 #: The longest that `Room.leave_all` may take, in seconds.
@@ -69,6 +64,8 @@ class Room:
         # What only the room's thread uses. The lines whose first waiter has no slot are set aside.
         self._aside: dict[str, None] = {}
         self._silent_until = -math.inf
+        #: The lines about which the server did not answer last time.
+        self._unanswered: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._queues)
@@ -151,7 +148,7 @@ class Room:
             try:
                 self._pass_on()
                 due = dict.fromkeys(self._aside, False) | self._looks.due(self._queues.by_line)
-                for line in sorted(due, key=self._queues.place):
+                for line in sorted(due, key=lambda line: (line in self._unanswered, self._queues.place(line))):
                     self._try_to_look(line, is_offered=due[line])
             except LockUnavailable as error:
                 self._silent(error)
@@ -161,6 +158,7 @@ class Room:
     def _try_to_look(self, line: str, *, is_offered: bool) -> None:
         try:
             self._look(line, is_offered)
+            self._unanswered.discard(line)
         except LockUnavailable as error:
             self._refused(line, error)
         except BaseException:  # the others must still have their turn
@@ -198,10 +196,10 @@ class Room:
         answer = self._store.stand(key, self.token, first.place, following.place if following else None)
         if isinstance(answer, Conflict):
             self._let_begin(line, answer.holders)
-            self._looks.later(line, self._look_in(answer, queue, first))
+            self._looks.later(line, look_in(answer, queue, first, hears=self._listener.hears))
             return
         queue.stands = following is not None
-        self._looks.later(line, self._look_in(None, queue, first))
+        self._looks.later(line, look_in(None, queue, first, hears=self._listener.hears))
         if not self._queues.remove(first) or not begin(first, called=True):  # it has left meanwhile, or fails
             self._passed.append(first)
             self._wake.set()
@@ -213,17 +211,6 @@ class Room:
         """Let those begin who need not wait for their turn, now that `holders` have the key."""
         for waiter in self._queues.take_out(line, holders):
             begin(waiter, called=False)
-
-    def _look_in(self, conflict: Conflict | None, queue: Queue, first: Waiter) -> float:
-        """Seconds until the next look at a key that another holds; None where it is kept for one who was called."""
-        longest = LONGEST_LOOK if self._listener.hears else SHORT_LOOK
-        if conflict is None:
-            return min(longest, CALLED + margin())
-        if first.look_every is not None and any(one.since is None for one in conflict.holders):
-            longest = min(longest, first.look_every)
-        if queue.watching:
-            longest = min(longest, watched(time.monotonic() - queue.watched_since))
-        return longest if conflict.ttl is None else min(longest, conflict.ttl + margin())
 
     def _pass_on(self) -> None:
         """Pass on the keys for which somebody was called who does not ask for them.
@@ -245,9 +232,11 @@ class Room:
         """The server refuses a command about the key of `line`: the other keys must still have their turn.
 
         Raises:
-            LockUnavailable: The server did not answer: it need not be asked about the other keys.
+            LockUnavailable: The server did not answer, and need not be asked about other keys for a while. Next time
+                this key comes last: in a Cluster another node may answer for the others.
         """
         if self._store.outage.unreachable is not None:
+            self._unanswered.add(line)
             raise error
         self._looks.later(line, SHORT_LOOK)
         for waiter in self.waiting():
@@ -259,6 +248,7 @@ class Room:
         self._silent_until = time.monotonic() + SHORT_LOOK
         self._passed.clear()
         self._queues.drop_empty()
+        self._unanswered &= self._queues.by_line.keys()
         self._looks.soon(None)
         for waiter in self.waiting():
             waiter.unavailable(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from tests.conftest import on_every_queue
+from tests.conftest import on_every_broker, on_every_queue
 from tests.lab.servers import wait_until
 from tests.lab.workers import kept, waiting_in
 

@@ -543,6 +543,22 @@ class TestWhatFails:
         client.delete(odd.line)
         assert bad.comes()
 
+    def test_a_key_of_a_node_that_is_away_does_not_keep_the_others_from_their_turn(self, make_room):
+        """As in a Cluster, where another node may answer for the other keys."""
+
+        class TwoNodes(LockStore):
+            def stand(self, key, *args):
+                if key == "bad":
+                    away = connect("redis://127.0.0.1:1", {"socket_connect_timeout": 0.5})
+                    return LockStore(away, self.outage).stand(key, *args)
+                return super().stand(key, *args)
+
+        room = make_room(kind=TwoNodes)
+        bad, good = Guest(10, key="bad"), Guest(20, key="good")
+        enter(room, bad, good)
+        assert good.comes()
+        assert bad.error is not None
+
     def test_a_key_that_cannot_be_passed_on_costs_the_others_nothing(self, room, client, locks):
         """One who was called to it has left."""
         odd = keys_of(f"{KEY}odd")
