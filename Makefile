@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 OLDEST := .venv-oldest
 
-.PHONY: demo test oldest wheel check chaos format bench clean
+.PHONY: demo test oldest matrix wheel check chaos format bench clean
 
 # Where a worker's version matters most.
 OLDEST_TOO := promise ways_out redelivery shutdown unique_jobs line
@@ -31,6 +31,9 @@ oldest: $(STAMP)  ## The tests of make test but the slow ones, with the oldest s
 	@echo "installing into $(OLDEST) ..."
 	@$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' $$($(BIN)/python -m tests.packaging.oldest)
 	@$(OLDEST)/bin/python -m pytest -n 4 --dist loadfile tests/unit tests/integration $(OLDEST_TOO:%=tests/acceptance/test_%.py)
+
+matrix: $(STAMP)  ## The acceptance tests with a lock server that drops every PUBLISH, so that nobody is woken up: half an hour
+	@LAB_DROPS_PUBLISH=1 $(BIN)/python -m pytest -n 3 --dist loadfile tests/acceptance
 
 wheel: $(STAMP)  ## Install the wheel alone, as a user does, with the oldest and the newest versions, and try it
 	@$(BIN)/python -m pytest -n 2 -m network tests/packaging

@@ -19,6 +19,7 @@ from tests.lab.app import QUORUM, Config, make_app
 from tests.lab.ledger import Ledger
 from tests.lab.proxy import Proxy
 from tests.lab.servers import Valkey, rabbitmq
+from tests.lab.wake_ups import DROPS_PUBLISH
 from tests.lab.workers import Worker, beat, worker
 
 
@@ -32,16 +33,16 @@ def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("servers")
 
 
-def _valkey(session_folder: Path, name: str) -> Iterator[Valkey]:
-    folder = session_folder / name
+def _valkey(parent: Path, name: str, *, drops_publish: bool = False) -> Iterator[Valkey]:
+    folder = parent / name
     folder.mkdir()
-    with Valkey(folder).serve() as server:
+    with Valkey(folder, drops_publish=drops_publish).serve() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def lock_server(session_folder: Path) -> Iterator[Valkey]:
-    yield from _valkey(session_folder, "locks")
+    yield from _valkey(session_folder, "locks", drops_publish=DROPS_PUBLISH)
 
 
 @pytest.fixture(scope="session")
@@ -60,10 +61,7 @@ def rabbitmq_url(session_folder: Path) -> Iterator[str]:
 @pytest.fixture
 def private_locks(tmp_path: Path) -> Iterator[Valkey]:
     """A lock server of the test's own, in place of the shared one: it may kill, pause and restart it."""
-    folder = tmp_path / "locks"
-    folder.mkdir()
-    with Valkey(folder).serve() as server:
-        yield server
+    yield from _valkey(tmp_path, "locks", drops_publish=DROPS_PUBLISH)
 
 
 @pytest.fixture

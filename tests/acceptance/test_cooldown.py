@@ -8,8 +8,10 @@ from celery.exceptions import TaskRevokedError
 from celery_redislock import LockConflict
 from celery_redislock.server.store import LockStore
 from tests.lab.servers import wait_until
+from tests.lab.wake_ups import A_MINUTE, counts_on_wake_ups
 
 
+@counts_on_wake_ups(A_MINUTE)
 def test_hold_on_retry_lets_nobody_in_between(tasks, start_worker, ledger, running):
     start_worker(3)
     first = tasks.held_again.delay("k", "a", 3, 0.3)

@@ -12,6 +12,7 @@ from celery.exceptions import TaskRevokedError, TimeLimitExceeded, WorkerLostErr
 
 from tests.conftest import on_every_broker
 from tests.lab.servers import wait_until
+from tests.lab.wake_ups import counts_on_wake_ups
 
 #: The lease of these tests' locks is 30 s: what is free before that was released.
 SOON = 10.0
@@ -128,6 +129,7 @@ def test_a_task_retried_for_its_dead_child_runs_again_at_once(tasks, start_worke
     assert ledger.items() == ["twice", "twice"]
 
 
+@counts_on_wake_ups("two hundred messages have their turn, one every five seconds for each key")
 def test_twenty_children_killed_under_load_leave_nothing(tasks, start_worker, ledger, locks):
     """Each kill strikes some child at some point; what it held is free, and every other message still runs."""
     worker = start_worker(4)

@@ -6,9 +6,11 @@ import time
 
 from tests.conftest import on_every_broker, on_every_queue
 from tests.lab.servers import wait_until
+from tests.lab.wake_ups import counts_on_wake_ups, few
 from tests.lab.workers import kept, waiting_in
 
 
+@counts_on_wake_ups("two workers that hear nothing may change places, and the commands are counted")
 @on_every_queue
 def test_thirty_messages_for_one_key_run_in_order_on_two_workers_each_right_after_the_other(
     tasks, start_worker, ledger, locks
@@ -43,13 +45,13 @@ def test_who_waits_runs_before_who_is_published_later_although_three_hundred_str
 def test_a_message_that_waits_takes_no_slot(tasks, start_worker, ledger):
     start_worker(1)
     with tasks.work.lock_for("k"):
-        waiting = [tasks.work.delay("k", number) for number in range(20)]
-        wait_until(lambda: kept(tasks.work.app) == 20, "all wait")
+        waiting = [tasks.work.delay("k", number) for number in range(few(20))]
+        wait_until(lambda: kept(tasks.work.app) == len(waiting), "all wait")
         assert tasks.plain.delay("stranger").get(timeout=10) == "plain"
         assert {result.state for result in waiting} == {"RETRY"}
     for result in waiting:
         result.get(timeout=20)
-    assert [item for item in ledger.items() if len(item) < 3] == [str(number) for number in range(20)]
+    assert [item for item in ledger.items() if len(item) < 3] == [str(number) for number in range(len(waiting))]
 
 
 @on_every_queue
@@ -81,6 +83,7 @@ def test_messages_that_are_acked_early_are_acked_also_where_their_results_are_he
     assert [result.get(timeout=10) for result in results] == list(range(12))
 
 
+@counts_on_wake_ups("it measures how soon the next one runs")
 def test_a_message_that_is_revoked_while_it_waits_does_not_run_and_the_next_one_does(tasks, start_worker, ledger):
     worker = start_worker(2)
     with tasks.work.lock_for("k"):

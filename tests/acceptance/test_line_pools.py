@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.lab.servers import need, wait_until
+from tests.lab.wake_ups import few
 from tests.lab.workers import kept, waiting_in
 
 
@@ -16,14 +17,16 @@ def test_in_every_pool_those_who_wait_run_in_order_acked_early_and_late(tasks, s
         pytest.importorskip(pool)
     worker = start_worker(4, "-P", pool)
     with tasks.work.lock_for("early"), tasks.late.lock_for("late"):
-        early = [tasks.work.delay("early", f"e{number}", 0.05) for number in range(10)]
-        late = [tasks.late.delay("late", f"l{number}", 0.05) for number in range(10)]
-        wait_until(lambda: kept(tasks.work.app) == 20, "all wait")
+        early = [tasks.work.delay("early", f"e{number}", 0.05) for number in range(few(10))]
+        late = [tasks.late.delay("late", f"l{number}", 0.05) for number in range(few(10))]
+        wait_until(lambda: kept(tasks.work.app) == len(early + late), "all wait")
         assert ledger.items() == []
     for result in early + late:
         result.get(timeout=20)
     for first in "el":
-        assert [item for item in ledger.items() if item[0] == first] == [f"{first}{number}" for number in range(10)]
+        assert [item for item in ledger.items() if item[0] == first] == [
+            f"{first}{number}" for number in range(few(10))
+        ]
     assert ledger.overlaps() == []
     assert "Traceback" not in worker.output()
     wait_until(lambda: locks.held() == [], "nothing is left")

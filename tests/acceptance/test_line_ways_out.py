@@ -17,6 +17,7 @@ from tests.acceptance.test_outages import CANNOT, consumes_again
 from tests.conftest import on_every_broker, on_every_queue
 from tests.lab.app import make_app
 from tests.lab.servers import Valkey, wait_until, wait_until_stopped
+from tests.lab.wake_ups import A_MINUTE, counts_on_wake_ups, few
 from tests.lab.workers import kept, waiting_in
 
 #: With these the Redis broker gives a message again that was not acked for two seconds.
@@ -312,6 +313,20 @@ def test_a_worker_whose_user_has_no_right_to_channels_runs_all_in_order(config, 
     app.close()
 
 
+@pytest.mark.usefixtures("private_locks")
+def test_those_who_wait_run_in_order_where_every_publish_is_dropped(config, start_worker, each_runs_once, locks):
+    """A taste of `make matrix`: who waits looks when the lease ends, and five seconds after it has called another."""
+    locks.client.execute_command("ACL", "SETUSER", "default", "-publish")
+    config.settings["redislock_lease"] = 2.0
+    app = make_app(config)
+    worker = start_worker(2)
+    with in_line(app.tasks["lab.work"], worker, 2) as results:
+        pass
+    each_runs_once(results)
+    assert locks.client.info("commandstats").get("cmdstat_publish", {}).get("calls", 0) == 0
+    app.close()
+
+
 # The worker has limits.
 
 
@@ -330,6 +345,7 @@ def test_messages_that_wait_for_longer_than_the_visibility_timeout_run_once(
     assert ledger.overlaps() == []
 
 
+@counts_on_wake_ups(A_MINUTE)
 @pytest.mark.parametrize("limit", ["worker_eta_task_limit", "redislock_waiting_limit"])
 def test_the_message_that_owns_the_key_gets_through_where_more_wait_than_the_worker_may_keep(
     config, start_worker, ledger, limit
@@ -364,7 +380,7 @@ def test_those_who_wait_run_in_order_whatever_limits_the_worker(
     config.settings.update(settings)
     app = make_app(config)
     worker = start_worker(1, *options)
-    with in_line(app.tasks["lab.work"], worker, 20) as results:
+    with in_line(app.tasks["lab.work"], worker, few(20)) as results:
         assert app.tasks["lab.plain"].delay().get(timeout=10) == "plain"
     each_runs_once(results)
     app.close()
@@ -400,6 +416,7 @@ def test_the_one_that_waits_in_the_queue_runs_as_soon_as_the_key_is_free(tasks, 
 ODD = [-5, 0, "first", 2**80, 1.5, float("inf"), None, [1], {"a": 1}, True]
 
 
+@counts_on_wake_ups("forty messages have their turn, one every five seconds")
 def test_a_message_that_claims_an_odd_place_waits_and_runs(app, tasks, start_worker, ledger):
     worker = start_worker(2)
     with tasks.work.lock_for("k"):

@@ -26,6 +26,7 @@ from celery_redislock.server.connect import lock_url
 from celery_redislock.server.names import NOTE
 from tests.lab.moving import PAGE, Alarm, make_moving_app, make_step_app
 from tests.lab.servers import free_port, wait_until
+from tests.lab.wake_ups import A_MINUTE, counts_on_wake_ups
 from tests.lab.workers import worker
 
 #: Of the READMEs: the task there and on the page, calls that are sent, calls that are duplicates of them, the result.
@@ -433,6 +434,7 @@ def site(request, config, start, ledger):
     site.close()
 
 
+@counts_on_wake_ups(A_MINUTE)
 @pytest.mark.parametrize("way", [STEPS, STEPS[::-1]], ids=["there", "back"])
 def test_in_three_deployments_no_two_runs_overlap_and_none_is_lost(site, way):
     """In each, publishers of both kinds publish, while the workers are replaced one by one, each when it is idle."""
@@ -450,6 +452,7 @@ def test_in_three_deployments_no_two_runs_overlap_and_none_is_lost(site, way):
     site.check()
 
 
+@counts_on_wake_ups(A_MINUTE)
 def test_with_a_pause_no_two_runs_overlap_and_none_is_lost(site):
     worker = site.start("Before")
     running = site.publish("Before", "a", 1.0)

@@ -9,6 +9,7 @@ from celery.exceptions import TaskRevokedError
 
 from tests.conftest import on_every_broker
 from tests.lab.servers import wait_until
+from tests.lab.wake_ups import A_MINUTE, counts_on_wake_ups
 
 
 class TestScopeJob:
@@ -34,7 +35,7 @@ class TestScopeJob:
         tasks.job.delay("warm")
         nothing_is_left()
         locks.client.config_resetstat()
-        tasks.job.delay("k", "item", 1.0)
+        tasks.job.delay("k", "item", 0.5)
         running("item")
         (key,) = locks.client.keys()
         assert 0 < locks.client.ttl(key) <= 30
@@ -99,6 +100,7 @@ class TestScopeJob:
         assert ledger.items() == ["first", "third", "fourth"]
         assert ledger.overlaps() == []
 
+    @counts_on_wake_ups(A_MINUTE)
     def test_wait_does_not_block_the_only_child_for_a_holder_that_is_queued_behind_it(
         self, tasks, start_worker, ledger, app
     ):

@@ -293,7 +293,6 @@ def test_a_key_that_is_handed_over_to_one_who_waits_calls_that_one_at_once(room,
     assert client.get(KEY) == reserved.value
 
 
-<<<<<<< HEAD
 def test_who_comes_after_the_key_was_handed_over_to_it_begins_at_once_also_behind_others(room, running, store, client):
     """The key may be handed over between the message's refusal and its coming: the hint finds nobody to begin."""
     reserved = tokens.mint(tokens.mint_nonce(), Attempt("id", 1, 0), tokens.origin("host", "task"), tokens.RESERVED)
@@ -308,7 +307,8 @@ def test_who_comes_after_the_key_was_handed_over_to_it_begins_at_once_also_behin
     wait_until(lambda: owner.began, "it begins", 5)
     assert time.monotonic() - came < 0.5
     assert (owner.began, first.began) == ([False], [])
-=======
+
+
 def test_who_comes_after_one_who_began_out_of_turn_is_looked_for_at_the_end_of_the_next_lease(
     room, running, store, holder, client
 ):
@@ -322,7 +322,6 @@ def test_who_comes_after_one_who_began_out_of_turn_is_looked_for_at_the_end_of_t
     client.set(KEY, holder("next").token.value, px=300)
     room.enter(newcomer)
     assert newcomer.comes()
->>>>>>> b24f5c0 (Who comes to wait behind one who began out of turn is looked for at the end of the lease, not after a minute)
 
 
 def test_a_key_that_cools_down_is_looked_at_when_it_has_and_not_when_the_lease_would_have_ended(

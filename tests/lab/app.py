@@ -12,6 +12,7 @@ from celery import Celery
 
 from tests.lab.ledger import Ledger
 from tests.lab.tasks import define_tasks
+from tests.lab.wake_ups import SETTINGS
 
 #: RabbitMQ delays messages for quorum queues itself, behind a topic exchange.
 QUORUM = {
@@ -56,6 +57,7 @@ def make_app(config: Config) -> Celery:
         task_publish_retry=False,
         broker_transport_options={"socket_keepalive": True},
     )
+    app.conf.update(SETTINGS)
     app.conf.update(config.settings, lab_ledger=config.ledger)
     define_tasks(app, Ledger(Path(config.ledger)))
     return app

