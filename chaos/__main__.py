@@ -17,7 +17,7 @@ from celery_redislock.server.names import GONE, NOTE
 from chaos.check import Verdict, check
 from chaos.complaints import complaints_in
 from chaos.coroner import Coroner
-from chaos.faults import WARM, Strike, begin, plan
+from chaos.faults import CALM, WARM, Strike, begin, plan
 from chaos.load import Load, wait_for_the_end
 from chaos.report import offences, table
 from chaos.stage import Stage, open_stage
@@ -27,8 +27,9 @@ from tests.lab.app import make_app
 from tests.lab.ledger import Ledger
 
 BROKERS = ("redis", "rabbitmq")
-#: Parts of the names of keys that hold no lock: such a key says that an attempt, or a claim, is over.
-NOTES = (NOTE.encode(), GONE.encode())
+#: Parts of the names of keys that hold no lock: such a key says that an attempt, or a claim, is over; or it is a line,
+#: in which a room that died with its worker stands until the line ends.
+NO_LOCKS = (NOTE.encode(), GONE.encode(), b"}:line")
 
 
 def main() -> int:
@@ -87,20 +88,24 @@ def _strike(stage: Stage, seed: int, seconds: float) -> None:
     load.start()
     end = time.monotonic() + seconds
     for strike in plan(f"{seed} faults", len(stage.slots)):
-        time.sleep(strike.pause)
-        if time.monotonic() > end:
+        if time.monotonic() + strike.pause > end:
             break
+        time.sleep(strike.pause)
         print(f"  {seconds - end + time.monotonic():6.1f} s  {strike.name}", flush=True)
         begin(stage, strike)
+    stage.wait()
+    stage.mend()
+    print(f"  {seconds:6.1f} s  calm: {CALM:g} s of load without faults", flush=True)
+    time.sleep(CALM)
     load.enough.set()
     load.join()
-    stage.wait()
     for slot in range(len(stage.slots)):  # healthy workers run what is left
         begin(stage, Strike(0, WARM, slot, 0))
     stage.wait()
     stage.mend()
     print(f"  {seconds:6.1f} s  all is mended; waiting for what is under way", flush=True)
     wait_for_the_end(load, stage.ledger)
+    stage.ledger.write({"event": "over", "at": time.monotonic()})  # until now has waited who still waits
     load.write_down_states()
     coroner.enough.set()
     coroner.join()
@@ -112,7 +117,7 @@ def _look_for_keys(stage: Stage) -> None:
     time.sleep(LEASE + AT_ONCE)
     keys: Any = stage.locks.client.keys("redislock:*")
     for key in keys:
-        if not any(note in key for note in NOTES):
+        if not any(part in key for part in NO_LOCKS):
             holder: Any = stage.locks.client.get(key) or b""
             stage.ledger.write({"event": "key", "key": key.decode(), "holder": holder.decode("utf-8", "replace")})
 

@@ -10,6 +10,7 @@ from celery_redislock.server.tokens import Token
 from chaos import excuses, missing
 from chaos.load import LATE
 from chaos.story import Line, Story
+from chaos.turns import check_turns
 from tests.lab.ledger import Ledger, Run
 
 FINISHED, SKIPPED, LIMITED = "finished", "skipped as duplicates", "ended by their hard time limit"
@@ -39,6 +40,7 @@ class Verdict:
     overlaps: Counter[str] = field(default_factory=Counter)
     losses: Counter[str] = field(default_factory=Counter)
     missing: Counter[str] = field(default_factory=Counter)
+    turns: Counter[str] = field(default_factory=Counter)
     offences: list[Offence] = field(default_factory=list)
 
 
@@ -46,7 +48,7 @@ def check(ledger: Ledger) -> Verdict:
     """Hold a ledger of a chaos run against the promise."""
     story, verdict = Story(ledger), Verdict()
     verdict.faults.update(line["name"] for line in story.events("fault") if line["struck"])
-    for examine in (_messages, _runs, _overlaps, _losses, _leftovers):
+    for examine in (_messages, _runs, _overlaps, _losses, _turns, _leftovers):
         verdict.offences += examine(story, verdict)
     return verdict
 
@@ -107,6 +109,13 @@ def _losses(story: Story, verdict: Verdict) -> Iterable[Offence]:
             verdict.losses[f"{loss['reason']}: {excuse}"] += 1
         else:
             yield Offence("a lock was lost without a cause", [loss, *story.about(loss["task_id"])])
+
+
+def _turns(story: Story, verdict: Verdict) -> Iterable[Offence]:
+    turns = check_turns(story)
+    verdict.turns = turns.counts
+    for what, lines in turns.broken:
+        yield Offence(what, lines)
 
 
 def _leftovers(story: Story, verdict: Verdict) -> Iterable[Offence]:

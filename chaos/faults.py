@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple
 
 import psutil
@@ -20,6 +21,7 @@ from celery_redislock.server.scripts import ACQUIRE, RELEASE, RENEW
 from chaos.slots import Place, Slot
 from chaos.stage import Stage
 from chaos.tasks import LEASE
+from chaos.windows import RECOVERED
 
 KILL_CHILD = "child killed"
 KILL_WORKER = "worker killed whole"
@@ -38,6 +40,8 @@ CUT_BROKER = "broker's connections cut"
 SCRIPTS = {ACQUIRE: "acquire", RELEASE: "release", RENEW: "renew"}
 #: The least and the most seconds between two faults.
 PAUSE = (0.3, 2.2)
+#: After so many rounds of all faults nothing strikes for so many seconds: there, order and starvation are checked.
+ROUNDS, CALM = 5, RECOVERED + 15.0
 #: A process stands still for longer than its lease.
 STANDSTILL = (LEASE + 0.5, LEASE + 2.0)
 #: Some outages are shorter than a lease, and some longer.
@@ -58,11 +62,14 @@ class Strike(NamedTuple):
 
 
 def plan(seed: str, slots: int) -> Iterator[Strike]:
-    """The faults, without end: all in random order, then all in another, ..."""
+    """The faults, without end: all in random order, then all in another, ...; and a calm now and then."""
     chance = random.Random(seed)
-    while True:
+    for number in count():
+        calm = CALM if number and number % ROUNDS == 0 else 0.0
         for name in chance.sample(list(FAULTS), len(FAULTS)):
-            yield Strike(chance.uniform(*PAUSE), name, chance.randrange(slots), chance.randrange(1 << 30))
+            pause = chance.uniform(*PAUSE) + calm
+            yield Strike(pause, name, chance.randrange(slots), chance.randrange(1 << 30))
+            calm = 0.0
 
 
 def begin(stage: Stage, strike: Strike) -> None:

@@ -21,6 +21,9 @@ PAUSE = (0.02, 0.3)
 #: The kinds of messages that are acked after they ran, and so must come to their end whatever happens.
 LATE = frozenset({"late", "again", "step", "link", "job", "last"})
 _KINDS = {"late": 8, "again": 3, "step": 3, "link": 2, "once": 3, "early": 2, "limited": 1, "job": 5, "last": 5}
+_KINDS["burst"] = 3
+#: A burst is so many messages of kind `late` for one key, at least and at most: several of them wait at once.
+BURST = (3, 6)
 #: The number of keys of the jobs in each scope: so few that some of their publishes are duplicates.
 JOBS = 3
 #: Seconds for the messages that are under way when the faults are over. The check finds what has not ended by then.
@@ -86,6 +89,11 @@ class Load(threading.Thread):
                 if sent.duplicate:
                     self._ledger.write({"event": "answered", "task_id": sent.id})
                     return
+            case "burst":
+                for number in range(self._chance.randint(*BURST)):
+                    sent = self._task("late").delay(key, f"{item}.{number}", self._seconds())
+                    self._write_down(sent, "late")
+                return
             case "limited":
                 sent = self._task(kind).apply_async((key, item, 20.0))
             case _:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chaos.excuses import DEATHS
-from chaos.faults import COLD, KILL_WORKER
+from chaos.faults import COLD, KILL_WORKER, STOP_WORKER
 from chaos.story import Line, Story
 from chaos.windows import AT_ONCE, IN_QUEUE, IN_WORKER
 
@@ -19,7 +19,7 @@ def of_missing(story: Story, task_id: str) -> str | None:
         return of_missing(story, before) if is_cut_off else None  # a chain ends where a step is lost
     seen = {line["publish"] for line in received}
     unseen = [line for line in published if line["publish"] not in seen]
-    if any(story.strikes((KILL_WORKER, COLD), line["at"] - AT_ONCE, line["at"] + IN_QUEUE) for line in unseen):
+    if any(_may_have_been_taken(story, line) for line in unseen):
         return "kombu had taken it from the queue when its worker was killed: no worker has ever received it"
     if unseen or not received:
         return None
@@ -29,6 +29,15 @@ def of_missing(story: Story, task_id: str) -> str | None:
     if _ended_in(story, last):
         return "its worker was ended with it, and kombu has given it to no other"
     return None
+
+
+def _may_have_been_taken(story: Story, published: Line) -> bool:
+    """Whether a worker that was killed may have had a message in its connection; also while it stood still before."""
+    start, end = published["at"] - AT_ONCE, published["at"] + IN_QUEUE
+    stops = story.strikes((STOP_WORKER,), start, end)
+    kills = story.strikes((KILL_WORKER, COLD), start, max([end, *(stop["until"] + IN_QUEUE for stop in stops)]))
+    stopped = {stop["worker"] for stop in stops}
+    return any(kill["from"] <= end or kill["worker"] in stopped for kill in kills)
 
 
 def of_lost_early(story: Story, task_id: str) -> str | None:

@@ -81,6 +81,11 @@ class Story:
             attempts[run.task_id, run.item].append(run)
         return attempts
 
+    @cached_property
+    def end(self) -> float:
+        """When the last line that tells its time was written."""
+        return max((line["at"] for line in self.lines if "at" in line), default=0.0)
+
     def runs_of(self, task_id: str) -> list[Run]:
         """The runs of a task, in the order of their start."""
         return self._runs[task_id]

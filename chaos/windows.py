@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import math
 
+from celery_redislock.server.listener import SILENCE, TURN
+from celery_redislock.server.looks import OFFERED
+from celery_redislock.server.room import CALLED as CALLED_FOR
 from chaos.stage import VISIBILITY
 from chaos.tasks import LEASE
 
@@ -31,5 +34,18 @@ IN_WORKER = 10.0
 RESTORED = VISIBILITY - AT_ONCE
 #: The coroner looks every 0.02 s, and may be late to write down what it sees.
 DEATH_NOTED = 0.03
+#: A wake-up takes milliseconds. Where it is lost, the key is kept for a second for a room that does not come, and the
+#: others look later still: a key that idles for longer than this has waited for a look.
+IDLE = OFFERED + AT_ONCE
+#: A key is kept for so long for one who was called, and who may wait for a child of its worker meanwhile.
+CALLED = CALLED_FOR + AT_ONCE
+#: By so many at most is one passed who waits, though its worker has no free slot: as soon as a run begins there, one
+#: that waits may join it.
+MOST_PASSES = 5
+#: A room may have lost wake-ups for so long after a fault: until it knows that its connection is dead. Rooms that died
+#: have left the lines by then, leases have ended, and what had no worker has one.
+RECOVERED = 2 * (SILENCE + TURN)
+#: A worker without a free slot writes that down no more often, in seconds.
+TOLD_AGAIN = 0.2
 #: The time of death of a process that has not died.
 NEVER = math.inf

@@ -12,6 +12,7 @@ from typing import Any
 from celery.signals import task_received
 
 from chaos.tasks import PUBLISH, define_tasks, write_down_publishing
+from chaos.witness import write_down_waiting
 from tests.lab.ledger import Ledger
 from tests.lab.worker import app, config
 
@@ -20,6 +21,7 @@ faulthandler.register(signal.SIGUSR2)
 ledger = Ledger(Path(config.ledger))
 define_tasks(app, ledger)
 write_down_publishing(ledger)
+write_down_waiting(ledger)
 
 
 @task_received.connect

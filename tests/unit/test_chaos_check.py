@@ -9,7 +9,7 @@ from itertools import islice
 import pytest
 
 from celery_redislock.server import tokens
-from chaos import excuses
+from chaos import excuses, turns
 from chaos.check import check
 from chaos.complaints import complaints_in
 from chaos.faults import (
@@ -62,6 +62,16 @@ class Book:
 
     def died(self, at, pid=CHILD):
         self.ledger.write({"event": "died", "pid": pid, "at": at})
+
+    def waits(self, task_id, start, end=None, place=1, *, worker=MAIN, key="key", called=True, full=False):
+        line = {"task_id": task_id, "key": f"redislock:{{chaos:{key}}}", "place": place}
+        line |= {"worker": worker, "waiter": f"{task_id} {start}"}
+        self.ledger.write({"event": "waits", "at": start, **line})
+        if end is not None:
+            self.ledger.write({"event": "begins", "at": end, "called": called, "full": full, **line})
+
+    def full(self, at, worker=MAIN, key="key"):
+        self.ledger.write({"event": "full", "key": f"redislock:{{chaos:{key}}}", "worker": worker, "at": at})
 
     def lost(self, task_id, at, reason, pid=CHILD):
         line = {"event": "lost", "key": "redislock:{key}", "task_id": task_id, "reason": reason}
@@ -174,6 +184,14 @@ class TestMessages:
         book.fault(KILL_WORKER, 2, pids=[MAIN])
         assert broken() == []
         assert list(check(book.ledger).missing.values()) == [1]
+
+    @pytest.mark.parametrize(("killed", "excused"), [(MAIN, True), (OTHER, False)])
+    def test_it_is_excused_where_the_one_that_was_killed_had_stood_still_meanwhile(self, book, broken, killed, excused):
+        """The broker gives a message to a worker that stands still, but waits for one."""
+        book.sent("a", final="PENDING", received=False)
+        book.fault(STOP_WORKER, -0.5, 4.3, pids=[MAIN])
+        book.fault(KILL_WORKER, 4.4, pids=[killed], worker=killed)
+        assert (broken() == []) == excused
 
     def test_a_step_after_it_is_excused_with_it(self, book, broken):
         book.sent("a", "step", final="PENDING", received=False)
@@ -365,6 +383,150 @@ class TestLosses:
         book.lost("a", 5, "it was not renewed until its deadline")
         assert broken() == ["a lock was lost without a cause"]
         book.fault(BLACKHOLE, 2, 4)
+        assert broken() == []
+
+
+class TestOrder:
+    PASSED = "one who waited for key was passed by one published later"
+
+    @pytest.fixture
+    def two(self, book):
+        """Two that wait for a run which ends at 3 s, in two workers: a, which was published first, and b."""
+        for number, task_id in enumerate(["holder", "a", "b"]):
+            book.sent(task_id, at=number / 10)
+        book.run("holder", 0.5, 3)
+
+        def turns(a, b, worker=OTHER):
+            book.waits("a", 1, a, place=1)
+            book.waits("b", 1.1, b, place=2, worker=worker)
+            for task_id, at in (("a", a), ("b", b)):
+                book.run(task_id, at + 0.01, at + 1, pid=OTHER)
+
+        return turns
+
+    def test_those_who_begin_in_the_order_of_publishing_pass(self, two, book, broken):
+        two(a=3.01, b=4.02)
+        assert broken() == []
+        assert check(book.ledger).turns == {turns.WAITED: 2, turns.CHECKED: 2}
+
+    @pytest.mark.parametrize("worker", [MAIN, OTHER])
+    def test_one_who_is_passed_is_found(self, two, book, broken, worker):
+        two(a=4.02, b=3.01, worker=worker)
+        assert broken() == [self.PASSED]
+        assert {line["task_id"] for line in check(book.ledger).offences[0].lines} == {"a", "b"}
+
+    def test_one_who_came_just_when_the_other_had_its_turn_is_not_passed(self, book, broken):
+        for task_id in ("a", "b"):
+            book.sent(task_id)
+        book.waits("b", 0.5, 1.0, place=2, worker=OTHER)
+        book.waits("a", 0.9, 2.0, place=1)
+        book.run("b", 1.01, 2, pid=OTHER)
+        book.run("a", 2.01, 3)
+        assert broken() == []
+
+    def test_a_full_worker_excuses_it_and_only_before_another_worker(self, two, book, broken):
+        two(a=4.02, b=3.01)
+        book.full(2.95, worker=OTHER)
+        assert broken() == [self.PASSED]
+        book.full(1.5)
+        assert broken() == [self.PASSED]
+        book.full(2.95)
+        assert broken() == []
+        assert check(book.ledger).turns[turns.PASSES] == 1
+
+    def test_in_one_worker_nothing_excuses_it(self, two, book, broken):
+        two(a=4.02, b=3.01, worker=MAIN)
+        book.full(2.95)
+        assert broken() == [self.PASSED]
+
+    @pytest.mark.parametrize(("struck", "excused"), [(2.0, True), (-8.5, True), (-25.0, False), (4.5, False)])
+    def test_a_fault_lately_or_meanwhile_excuses_it(self, two, book, broken, struck, excused):
+        two(a=4.02, b=3.01)
+        book.fault(RESTART, struck)
+        assert (broken() == []) == excused
+
+    def test_a_newcomer_who_runs_at_once_while_another_waits_is_found(self, book, broken):
+        for number, task_id in enumerate(["holder", "a", "b"]):
+            book.sent(task_id, at=number)
+        book.run("holder", 0.5, 2.9)
+        book.waits("a", 1.5, 4.0)
+        book.run("b", 3, 3.9, pid=OTHER)
+        book.run("a", 4.1, 5)
+        assert broken() == [self.PASSED]
+
+    def test_a_newcomer_who_runs_right_after_it_has_not_passed_it(self, book, broken):
+        book.sent("a")
+        book.waits("a", 0.1, 1.0)
+        book.run("a", 1.01, 1.1)
+        book.sent("b", at=0.9)
+        book.run("b", 1.12, 2, pid=OTHER)
+        assert broken() == []
+
+    @pytest.mark.parametrize("gone", [{"event": "leaves"}, {"event": "fault", "name": KILL_WORKER}])
+    def test_one_whose_room_is_gone_is_not_passed(self, book, broken, gone):
+        for task_id in ("a", "b"):
+            book.sent(task_id)
+        book.waits("a", -30)
+        times = {"at": -29, "from": -29, "until": -29}
+        book.ledger.write({**gone, **times, "worker": MAIN, "struck": True, "pids": []})
+        book.waits("b", 1, 2, place=2, worker=OTHER)
+        book.run("b", 2, 3)
+        book.run("a", 4, 5)
+        assert broken() == []
+
+
+class TestStarvation:
+    @pytest.mark.parametrize(("passes", "excused"), [(5, True), (6, False)])
+    def test_one_who_is_passed_again_and_again_is_found_though_its_worker_is_full(self, book, broken, passes, excused):
+        book.sent("a")
+        book.waits("a", 0, 20)
+        for number in range(passes):
+            task_id, at = f"b{number}", 1.0 + number
+            book.sent(task_id)
+            book.waits(task_id, 0.5, at, place=2 + number, worker=OTHER)
+            book.full(at)
+            book.run(task_id, at + 0.01, at + 1, pid=OTHER)
+        book.run("holder", 1.01 + passes, 20)
+        book.run("a", 20, 21)
+        assert broken() == ([] if excused else [f"one who waited for key was passed by {passes}"])
+
+    @pytest.fixture
+    def idle(self, book):
+        """One that waits for a run which ends at 2 s, and is called when the key has idled until 5 s."""
+        book.sent("holder")
+        book.sent("a")
+        book.run("holder", 0, 2)
+        book.waits("a", 1, 5)
+        book.run("a", 5.01, 6)
+
+    IDLED = "key idled for 3.0 s while a message waited for it"
+
+    def test_a_key_that_idles_while_one_waits_is_found(self, idle, broken):
+        assert broken() == [self.IDLED]
+
+    def test_so_it_is_where_the_one_who_waits_never_has_its_turn(self, book, broken):
+        book.sent("a", at=9)
+        book.waits("a", 1)
+        assert "key idled for 8.0 s while a message waited for it" in broken()
+
+    def test_a_fault_meanwhile_excuses_it(self, idle, book, broken):
+        book.fault(BLACKHOLE, 2.5, 3)
+        assert broken() == []
+
+    def test_a_full_worker_excuses_it_as_long_as_it_is_full(self, idle, book, broken):
+        book.full(2.5)
+        assert broken() == ["key idled for 2.3 s while a message waited for it"]
+        book.full(4.5)
+        assert broken() == []
+
+    def test_a_key_is_kept_for_one_who_was_called_into_a_full_worker(self, book, broken):
+        for task_id in ("holder", "a", "b"):
+            book.sent(task_id)
+        book.run("holder", 0, 1)
+        book.waits("a", 0.5, 1.01, place=1, full=True)
+        book.waits("b", 0.5, 5.6, place=2, worker=OTHER)
+        book.run("a", 4.5, 5.5)
+        book.run("b", 5.61, 6, pid=OTHER)
         assert broken() == []
 
 

@@ -1,0 +1,85 @@
+"""Order and starvation: what the checker says of those who wait in line.
+
+All of this holds where no fault has struck lately; a fault may cost a wake-up, a room its place, or a key its line.
+
+- Who waits is not passed by one who was published later. The one excuse: the worker of the first had no free slot, for
+  then the room of another worker goes first. In one worker nothing excuses it.
+- Nobody is passed by more than `MOST_PASSES`, whatever the excuse.
+- No key idles for longer than `IDLE` while somebody waits for it whose worker has a free slot.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from chaos.story import Line, Story
+from chaos.waits import Turn, Wait, busy, gaps, is_later, turns, waits, was_full
+from chaos.windows import AT_ONCE, IDLE, MOST_PASSES, NEVER, RECOVERED
+
+WAITED, CHECKED = "messages that waited in line", "of them, undisturbed by a fault"
+PASSES = "times that one passed another whose worker had no free slot"
+#: Keys of these begin so: such a key may be reserved for a message that lies in the broker's queue.
+RESERVED = "job"
+
+
+@dataclass
+class Turns:
+    """What came of those who waited: counts by name, and each broken promise with the lines that show it."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    broken: list[tuple[str, list[Line]]] = field(default_factory=list)
+
+
+def check_turns(story: Story) -> Turns:
+    """Hold a story against what is promised to those who wait."""
+    waited, found = waits(story), Turns()
+    had_turns, in_use = turns(story, waited), busy(story, waited)
+    found.counts[WAITED] = len(waited)
+    for wait in waited:
+        start = calm_from(story, wait)
+        if start is None:
+            continue
+        found.counts[CHECKED] += 1
+        if wait.key.startswith(RESERVED):
+            continue
+        _passed(story, found, wait, start, had_turns.get(wait.key, []))
+        for seconds in _idle(story, wait, start, in_use.get(wait.key, [])):
+            what = f"{wait.key} idled for {seconds:.1f} s while a message waited for it"
+            found.broken.append((what, story.about(wait.task_id)))
+    return found
+
+
+def calm_from(story: Story, wait: Wait) -> float | None:
+    """From when on no fault has disturbed one who waits; None where one has, to the end."""
+    end = min(wait.end, story.end)
+    faults = [fault["until"] + RECOVERED for fault in story.events("fault") if fault["from"] <= end]
+    start = max([wait.start, *faults])
+    return start if start < end else None
+
+
+def _passed(story: Story, found: Turns, wait: Wait, start: float, had_turns: list[Turn]) -> None:
+    passes = 0
+    for turn in had_turns:
+        is_meanwhile = max(start, wait.start + AT_ONCE) <= turn.earliest and turn.latest < wait.end
+        if not is_meanwhile or turn.task_id == wait.task_id or not is_later(story, turn, wait):
+            continue
+        passes += 1
+        if turn.worker == wait.worker or was_full(story, wait, turn.earliest - AT_ONCE, turn.latest + AT_ONCE) is None:
+            lines = [*story.about(wait.task_id), *story.about(turn.task_id)]
+            found.broken.append((f"one who waited for {wait.key} was passed by one published later", lines))
+        else:
+            found.counts[PASSES] += 1
+    if passes > MOST_PASSES:
+        found.broken.append((f"one who waited for {wait.key} was passed by {passes}", story.about(wait.task_id)))
+
+
+def _idle(story: Story, wait: Wait, start: float, spans: list[tuple[float, float]]) -> Iterator[float]:
+    """For how long the key was in nobody's use, each time that it was so for too long."""
+    end = min(wait.end, story.end)
+    for begin, stop in gaps(spans, start, end):
+        full = was_full(story, wait, begin, stop)
+        seconds = stop - max(begin, full or -NEVER)
+        if seconds > IDLE:
+            yield seconds
