@@ -5,6 +5,7 @@ from __future__ import annotations
 from celery_redislock import LockInfo
 from tests.lab.app import make_app
 from tests.lab.servers import wait_until
+from tests.lab.wake_ups import LEASE
 
 
 def test_a_bound_task_sees_its_lock_and_none_of_our_headers(tasks, start_worker):
@@ -12,7 +13,7 @@ def test_a_bound_task_sees_its_lock_and_none_of_our_headers(tasks, start_worker)
     seen = tasks.bound.delay(5, account=7).get(timeout=10)
     assert seen["key"] == tasks.bound.lock_for(9, account=7).name
     assert seen["state"] == "held"
-    assert 25 < seen["remaining"] <= 30
+    assert LEASE * 5 / 6 < seen["remaining"] <= LEASE
     assert "redislock" not in str(seen["headers"])
 
 
@@ -25,7 +26,7 @@ def test_lock_info_names_the_holder(tasks, start_worker, ledger):
     assert isinstance(info, LockInfo)
     assert (info.task_id, info.task, info.hostname) == (result.id, "lab.work", "w0@lab")
     assert info.since.utcoffset().total_seconds() == 0
-    assert 25 < info.ttl <= 30
+    assert LEASE / 2 < info.ttl <= LEASE
 
 
 def test_code_outside_the_task_and_the_task_exclude_each_other(tasks, start_worker, ledger):

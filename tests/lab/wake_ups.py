@@ -12,6 +12,8 @@ import pytest
 DROPS_PUBLISH = os.environ.get("LAB_DROPS_PUBLISH") == "1"
 #: Who waits and hears nothing looks when the holder's lease ends. Where every PUBLISH is dropped, that is soon.
 SETTINGS = {"redislock_lease": 2.0} if DROPS_PUBLISH else {}
+#: The lease of a task that names none, in seconds.
+LEASE = SETTINGS.get("redislock_lease", 30.0)
 #: Why a test is left out, more than once.
 A_MINUTE = "who has seen that the key is reserved for a message looks again in a minute"
 
