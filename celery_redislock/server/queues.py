@@ -80,6 +80,7 @@ class Queues:
                 queue.watching.append(waiter)
                 queue.watched_since = time.monotonic()
             if waiter.deadline != math.inf:
+                heapq.heappush(self._deadlines, (waiter.deadline, number, waiter))
             if waiter.watches or not queue.stands or self.first(waiter.line) is waiter:
                 changed.append(waiter.line)
         if len(self._deadlines) > 2 * len(self._waiters) + 100:  # most of them wait no longer
