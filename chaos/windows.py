@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 
 from celery_redislock.server.listener import SILENCE, TURN
+from celery_redislock.server.looks import CALLED as CALLED_FOR
 from celery_redislock.server.looks import OFFERED
-from celery_redislock.server.room import CALLED as CALLED_FOR
 from chaos.stage import VISIBILITY
 from chaos.tasks import LEASE
 
