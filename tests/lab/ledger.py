@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -102,20 +103,27 @@ class Ledger:
         return [line for line in self.lines() if line["event"] == "lost"]
 
     def conflicts(self) -> list[dict[str, Any]]:
-        """Every conflict that a worker announced: ``holder`` (its task id) and ``policy``."""
+        """Every conflict that a worker announced: the task ids of its ``holder`` and all ``holders``, and ``policy``."""
         return [line for line in self.lines() if line["event"] == "conflict"]
 
     def wait_for_conflict(self, holder: str, seen: int = 0) -> None:
         """In a body or hook: hold on until another message has met this holder's lock."""
         end = time.monotonic() + 5
         while time.monotonic() < end:
-            if sum(line["holder"] == holder for line in self.conflicts()) > seen:
+            if sum(holder in line["holders"] for line in self.conflicts()) > seen:
                 return
             time.sleep(0.005)
 
     def items(self) -> list[str]:
         """What ran, in order."""
         return [run.item for run in self.runs()]
+
+    def most_at_once(self, pids: Collection[int] | None = None) -> int:
+        """How many runs went on at one moment at most: all, or those of some processes."""
+        runs = [run for run in self.runs() if pids is None or run.pid in pids]
+        # An end comes before a start of the same moment.
+        steps = sorted([(run.start, 1) for run in runs] + [(run.end, -1) for run in runs])
+        return max(accumulate(step for _, step in steps), default=0)
 
     def overlaps(self) -> list[tuple[Run, Run]]:
         """Pairs of runs of one key at the same time, the first of which had not been told that its lock is lost."""

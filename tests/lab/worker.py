@@ -24,7 +24,9 @@ reminder.EVERY = config.settings.get("lab_reminder", reminder.EVERY)
 
 @lock_conflict.connect
 def _write_down(holder: LockInfo, policy: str, **_: object) -> None:
-    Ledger(Path(config.ledger)).write({"event": "conflict", "holder": holder.task_id, "policy": policy})
+    holders = [one.task_id for one in holder.holders]
+    line = {"event": "conflict", "holder": holder.task_id, "holders": holders, "policy": policy}
+    Ledger(Path(config.ledger)).write(line)
 
 
 @lock_lost.connect

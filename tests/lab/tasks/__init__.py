@@ -12,6 +12,7 @@ from . import (
     deaths,
     jobs,
     late,
+    limits,
     never_start,
     own_lock,
     policies,
@@ -34,6 +35,7 @@ THEMES = (
     jobs,
     never_start,
     after_the_end,
+    limits,
 )
 
 

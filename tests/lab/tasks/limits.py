@@ -1,0 +1,68 @@
+"""Tasks of which three may run at once under one key, and one that says itself how many."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from celery import Celery
+
+from tests.lab.ledger import Ledger
+
+from .decorator import decorator_of
+
+
+def define(app: Celery, ledger: Ledger) -> None:
+    """Define the tasks of this module."""
+    locked = decorator_of(app)
+
+    @locked("three", lock_args=["key"], lock_limit=3)
+    def three(key: Any, item: Any = "", seconds: float = 0.0) -> Any:
+        """Waits where three run."""
+        with ledger.run(key, item):
+            time.sleep(seconds)
+        return item
+
+    @locked("three_late", lock_args=["key"], lock_limit=3, acks_late=True, reject_on_worker_lost=True, lock_lease=3.0)
+    def three_late(key: Any, item: Any, first: float = 0.0) -> Any:
+        """Acked after it ran; takes its time only in its first run."""
+        return ledger.take(key, item, first)
+
+    for policy in ("skip", "raise", "join"):
+
+        @locked(f"three_{policy}", lock_key="{key}", lock_limit=3, lock_on_conflict=policy, ignore_result=False)
+        def by_policy(key: str, item: str = "", seconds: float = 0.0) -> str:
+            """Meets its policy where three run."""
+            with ledger.run(key, item):
+                time.sleep(seconds)
+            return item
+
+    @locked("three_pages", bind=True, lock_args=["key"], lock_limit=3, lock_on_conflict="skip")
+    def three_pages(self: Any, key: Any, number: int, last: int) -> None:
+        """Sends its own next page, which arrives before it has ended."""
+        with ledger.run(key, number):
+            if number < last:
+                self.delay(key, number + 1, last)
+                ledger.wait_for_conflict(self.request.id)
+
+    @locked("three_again", bind=True, max_retries=10, lock_args=["key"], lock_limit=3, lock_hold_on_retry=True)
+    def three_again(self: Any, key: Any, item: Any, times: int = 0, lingers: float = 0.0) -> Any:
+        """Retries itself `times` times, keeps its slot meanwhile, and sleeps after each publish."""
+        with ledger.run(key, f"{item}{self.request.retries}"):
+            if self.request.retries < times:
+                try:
+                    raise self.retry(countdown=0)
+                finally:
+                    time.sleep(lingers)
+        return item
+
+    @locked("as_many", lock_args=["key"], lock_limit=_as_many_as_asked_for)
+    def as_many(key: Any, limit: Any, item: Any = "", seconds: float = 0.0) -> Any:
+        """The caller says how many may run at once."""
+        return three.run(key, item, seconds)
+
+
+def _as_many_as_asked_for(arguments: Any) -> Any:
+    if arguments["limit"] == "raises":
+        raise RuntimeError("a secret of the user's")
+    return arguments["limit"]
