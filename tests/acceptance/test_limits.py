@@ -12,7 +12,7 @@ from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError, TimeLimit
 from celery_redislock import LockConflict, LockKeyError
 from celery_redislock.testing import busy
 from tests.acceptance.test_redelivery import dropped
-from tests.conftest import on_every_broker
+from tests.conftest import on_every_broker, on_every_queue
 from tests.lab.app import make_app
 from tests.lab.servers import wait_until
 from tests.lab.workers import kept, waiting_in
@@ -49,7 +49,7 @@ def with_limit(config):
 # How many.
 
 
-@on_every_broker
+@on_every_queue
 def test_sixty_messages_run_three_at_once_on_two_workers_about_in_the_order_of_their_places(
     tasks, start_worker, ledger, nothing_is_left
 ):

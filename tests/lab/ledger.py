@@ -103,7 +103,7 @@ class Ledger:
         return [line for line in self.lines() if line["event"] == "lost"]
 
     def conflicts(self) -> list[dict[str, Any]]:
-        """Every conflict that a worker announced: the task id of its ``holder``, those of all ``holders``, ``policy``."""
+        """Every conflict that a worker announced: the task ids of its first and of all holders, and the policy."""
         return [line for line in self.lines() if line["event"] == "conflict"]
 
     def wait_for_conflict(self, holder: str, seen: int = 0) -> None:

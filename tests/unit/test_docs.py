@@ -81,7 +81,7 @@ def test_the_promise_is_in_the_guarantees_and_in_the_readme_word_for_word() -> N
     quoted = re.search(r"## The promise\n\n((?:> .+\n)+)", GUARANTEES.read_text(encoding="utf-8"))
     assert quoted
     promise = " ".join(quoted[1].replace("> ", "").split())
-    assert promise.startswith("At most one holder per key, or with a `lock_limit` of N at most N, while one Redis primary keeps")
+    assert promise.startswith("At most one holder per key, or with a `lock_limit` of N at most N, while one Redis")
     assert promise.endswith("the resource itself must check the fencing number.")
     assert promise in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
 
