@@ -286,6 +286,20 @@ def test_retries_that_hold_their_slots_leave_none_behind(tasks, start_worker, le
     nothing_is_left()
 
 
+def test_a_retry_that_is_revoked_gives_its_slot_back(tasks, start_worker, ledger, running, nothing_is_left):
+    start_worker(3)
+    with taken(tasks.three_again, "k", seats=2):
+        first = tasks.three_again.delay("k", "a", 1, 0.0, 2.0)
+        running("a0")
+        wait_until(
+            lambda: "queued" in {one.state for one in tasks.three_again.lock_info("k").holders}, "its slot is reserved"
+        )
+        first.revoke()
+        assert tasks.three_again.delay("k", "b").get(timeout=10) == "b"
+    assert ledger.items() == ["a0", "b0"]
+    nothing_is_left()
+
+
 # Ways out of the line.
 
 

