@@ -16,6 +16,7 @@ from celery_redislock.app import server_of
 from celery_redislock.errors import LockUnavailable
 from celery_redislock.message.delivery import DELIVERY
 from celery_redislock.message.header import Header
+from celery_redislock.server.names import limit_of, limited
 from celery_redislock.server.tokens import RESERVED, Token, known_by
 from celery_redislock.server.waiter import Waiter
 from celery_redislock.shown import shown
@@ -72,7 +73,8 @@ class WaitingMessage(Waiter):
         can_begin: Callable[[WaitingMessage], bool],
         run: Callable[[WaitingMessage, bool], None],
     ) -> None:
-        self.key = sys.intern(queued.key)  # all that wait for one key share its name
+        # All that wait for one key share its name.
+        self.key = limited(sys.intern(str(queued.key)), limit_of(queued.key))
         self.place = queued.place
         self.request = request
         self.anew = anew
