@@ -14,7 +14,7 @@ from .scenarios import SCENARIOS
 def explorations() -> dict[str, Exploration]:
     """All scenarios, by their names, under the true rules.
 
-    The explorations take 400 MB, and while they live every garbage collection takes a second. So they live no longer
+    The explorations take 500 MB, and while they live every garbage collection takes a second. So they live no longer
     than their module: else each later test in the same process would pay for them. While they are made nothing is
     collected, for they leave no garbage.
     """

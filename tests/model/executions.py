@@ -108,6 +108,10 @@ class Execution(NamedTuple):
     """The claim that the execution has put into the next attempt's message, to hand its key over under it."""
     sent: Command | None = None
     """The release whose reply was lost, which is sent again unchanged."""
+    slot: int = 1
+    """The number of the slot that it was granted."""
+    limit: int = 1
+    """How many may hold the lock at once, as this worker knows it."""
     room: str = ""
     """The room of the worker, where the scenario says how many slots each worker has; empty: a worker of its own."""
     called: bool = False

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from celery_redislock.server.tokens import Attempt
 
-from .commands import Command, Server
-from .executions import IN_BODY, Ending, Message
+from .commands import Command
+from .executions import IN_BODY, Ending, Execution, Message
 from .publishing import Publisher
 from .rooms import Rooms
 from .rules import Excuse, Mistake, Promise
+from .server import Key, Server
 from .steps import Steps
 from .world import Faults, Step, World
 
@@ -34,6 +35,8 @@ class Scenario(NamedTuple):
     """How many executions each worker can run at a time; empty: each message comes to a worker of its own."""
     limit: int | None = None
     """How many messages may wait in a worker; None: any number."""
+    limits: tuple[int, ...] = (1,)
+    """How many may hold the lock at once, as each worker knows it; more than one number during a rolling deploy."""
     has_others: bool = False
     """Whether tasks with other keys take a slot of each worker now and then."""
 
@@ -89,9 +92,9 @@ def explore(
         excuses: The excuses that are accepted.
     """
     found = Exploration(scenario, excuses)
-    rooms = Rooms(scenario.slots, scenario.has_others, scenario.faults, mistakes)
+    rooms = Rooms(scenario.slots, scenario.limits, scenario.has_others, scenario.faults, mistakes)
     steps = Steps(scenario.plays, rooms, scenario.limit, mistakes, excuses)
-    start = World.of(scenario.messages, scenario.faults, scenario.publishers)
+    start = World.of(scenario.messages, scenario.faults, scenario.publishers, max(scenario.limits))
     found.came_from[start] = None
     found.known_as[start.canonical] = start
     waiting = deque([start])
@@ -100,7 +103,7 @@ def explore(
         for step in steps.of(world):
             if step.asked:
                 found.asked.add(step.asked)
-            broken = step.broken or _broken_in(step.world, found.excuses)
+            broken = step.broken or _broken_in(step.world, scenario.limits, found.excuses)
             if broken:
                 found.break_promise(broken, world, step.label)
                 return found
@@ -120,14 +123,16 @@ def _enter(found: Exploration, waiting: deque[World], world: World, step: Step) 
         found.before.setdefault(known, []).append(world)
 
 
-def _broken_in(world: World, excuses: Set[Excuse]) -> Promise | None:
+def _broken_in(world: World, limits: Sequence[int], excuses: Set[Excuse]) -> Promise | None:
     """The promise that a state breaks, whatever step led to it; None where it breaks none."""
     running = [one for one in world.executions if one.phase in IN_BODY and not one.lost]
-    if len(running) > 1:
-        return Promise.ONE_BODY
+    if len(running) > 1 and _are_too_many(running, limits):
+        return Promise.AT_MOST_N
+    if len(world.server.slots) > 1 and (_has_twins(running) or _has_twins(world.server.runs)):
+        return Promise.NO_TWINS
     history = world.history
     given_up = {attempt for attempt, excuse in history.excused if excuse is Excuse.ACKED_EARLY and excuse in excuses}
-    if world.is_stuck and world.server.key and world.server.key.attempt not in given_up:
+    if any(key.attempt not in given_up for key in world.stuck):
         return Promise.NOT_STUCK
     if not world.is_over:
         return None
@@ -135,6 +140,20 @@ def _broken_in(world: World, excuses: Set[Excuse]) -> Promise | None:
         return Promise.ANSWERED
     dropped = history.published - history.finished - history.settled - given_up
     return Promise.NOT_DROPPED if dropped else None
+
+
+def _has_twins(those: Sequence[Execution | Key]) -> bool:
+    return len({one.attempt for one in those}) < len(those)
+
+
+def _are_too_many(running: list[Execution], limits: Sequence[int]) -> bool:
+    """Whether more run than the greatest limit allows, or more with a lower limit than that one allows.
+
+    A message with a claim has its slot from the run before, whose limit may have been greater.
+    """
+    claimless = [one.limit for one in running if not one.message.claim]
+    lower = (sum(own <= limit for own in claimless) > limit for limit in limits)
+    return len(running) > max(limits) or any(lower)
 
 
 def _first_that_never_ends(found: Exploration) -> World | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 
-from .commands import GiveUp, Key, Leave, Release, apply
+from .commands import GiveUp, Leave, Release
+from .effects import apply
 from .executions import CLOSED, IN_BODY, IN_CHILD, Ending, Execution, Phase
 from .rules import Excuse, Mistake
+from .server import Key, limit_of, member_of, room_of
 from .world import Step, World
 
 
@@ -67,10 +69,12 @@ class Fate:
                 lost = lost.excuse(one.attempt, Excuse.DISCONNECTED)
         what = f"the broker loses {', '.join(one.nonce for one in mine)} and gives their messages again"
         yield Step(what, lost)
-        command = Leave(room)
-        server = apply(lost.server, command, self.mistakes).server
-        if server != lost.server:
-            yield Step(f"{what}, {room} leaves the line", lost._replace(server=server), (world.server, command))
+        left = lost
+        for command in [Leave(room, limit) for limit in sorted({one.limit for one in mine})]:
+            asked = (left.server, command)
+            left = left._replace(server=apply(left.server, command, self.mistakes).server)
+        if left.server != lost.server:
+            yield Step(f"{what}, {room} leaves the line", left, asked)
 
     def _time_out(self, world: World, one: Execution) -> Step:
         if one.phase in {Phase.RELEASING, Phase.RELEASED, Phase.RETURNED}:
@@ -87,13 +91,13 @@ class Fate:
         message, and the attempt is a failure.
         """
         note = one.attempt if Mistake.NOTE_OF_A_DEAD_CHILD in self.mistakes else None
-        command = Release(token_of(one, self.mistakes), note, one.overdue)
+        command = Release(token_of(one, self.mistakes), note, one.overdue, self._limit(world))
         effect = apply(world.server, command, self.mistakes)
         server = effect.server
         if one.message.claim:
-            before = server.key is not None and server.key.attempt
-            is_to_come = bool(before) and before.task_id == one.attempt.task_id and before.retries < one.attempt.retries
-            server = apply(server, GiveUp(one.message.claim, is_to_come), self.mistakes).server
+            before = [key.attempt for key in server.keys if key.attempt.task_id == one.attempt.task_id]
+            is_to_come = any(attempt.retries < one.attempt.retries for attempt in before)
+            server = apply(server, GiveUp(one.message.claim, is_to_come, self._limit(world)), self.mistakes).server
         after = world._replace(server=server).without(one)
         label = f"the main process releases for {one.nonce}"
         if one.unacked:
@@ -105,12 +109,18 @@ class Fate:
         else:
             yield Step(label, after, (world.server, command))
 
+    def _limit(self, world: World) -> int:
+        """The limit that the main process names: the greatest there is, for it does not know that of each run."""
+        return 1 if Mistake.MAIN_PROCESS_KNOWS_ONE_SLOT in self.mistakes else len(world.server.slots)
+
     def expire(self, world: World) -> Iterator[Step]:
-        """The lease ends: nobody renews the key, because its holder is gone or paused."""
-        key = world.server.key
-        if key is None:
-            return
-        free = world._replace(server=world.server._replace(key=None))
+        """A lease ends: nobody renews it, because its holder is gone or paused."""
+        for slot, key in enumerate(world.server.slots, 1):
+            if key is not None:
+                yield from self._end(world, slot, key)
+
+    def _end(self, world: World, slot: int, key: Key) -> Iterator[Step]:
+        free = world._replace(server=world.server.put(slot, None))
         if key.room:
             yield from self._lapse(world, free, key)
             return
@@ -130,11 +140,12 @@ class Fate:
 
     def _lapse(self, world: World, free: World, key: Key) -> Iterator[Step]:
         """An offer, or a call, ends. Nobody may answer it, or who would has been too slow."""
-        is_offer = key.nonce[0] == "?"
+        is_offer = key.is_offered
         if is_offer and Mistake.OFFER_NEVER_LAPSES in self.mistakes:
             return
         phase = Phase.WAITING if is_offer else Phase.CALLED
-        if not any(one.home == key.room and one.phase is phase for one in world.executions):
+        limit = limit_of(key.member)
+        if not any(one.home == key.room and one.limit == limit and one.phase is phase for one in world.executions):
             yield Step(f"{key.nonce} lapses, which nobody answers", free)
         elif world.faults.may("lapses"):
             yield Step(f"{key.nonce} lapses", free.spend("lapses"))
@@ -165,8 +176,13 @@ def _is_acked_early(one: Execution) -> bool:
 def _forget(world: World, room: str) -> World:
     """The room is gone for good: the worker that starts in its place has a room of another name."""
     server, name = world.server, f"x{room[1:]}"
-    line = tuple(sorted((place, name if other == room else other) for place, other in server.line))
-    key = server.key
-    if key is not None and key.room == room:
-        key = key._replace(nonce=key.nonce[0] + name)
-    return world._replace(server=server._replace(line=line, key=key), asleep=world.asleep - {room})
+
+    def member(old: str) -> str:
+        return member_of(name, limit_of(old)) if room_of(old) == room else old
+
+    line = tuple(sorted((place, member(old)) for place, old in server.line))
+    slots = tuple(
+        key._replace(nonce=key.nonce[0] + member(key.member)) if key is not None and key.member else key
+        for key in server.slots
+    )
+    return world._replace(server=server._replace(line=line, slots=slots), asleep=world.asleep - {room})

@@ -5,7 +5,7 @@ The rules are the functions of `celery_redislock.task.decisions` and the propert
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Sequence, Set
 from functools import cache
 
 from celery_redislock.info import LockInfo
@@ -13,9 +13,9 @@ from celery_redislock.message.facts import Delivered, Facts
 from celery_redislock.options import LockOptions, resolve_options
 from celery_redislock.task import decisions
 
-from .commands import Key
 from .executions import Execution
 from .rules import Mistake
+from .server import Key
 
 
 @cache
@@ -51,6 +51,23 @@ def holder(key: Key, mistakes: Set[Mistake] = frozenset()) -> LockInfo:
         return LockInfo("key", None, None, "w@host", None, None, state)
     state = "queued" if key.is_reserved else "held"
     return LockInfo("key", key.attempt.task_id, "task", "w@host", None, None, state)
+
+
+def on_conflict(
+    one: Execution,
+    keys: Sequence[Key],
+    mistakes: Set[Mistake],
+    *,
+    is_own_copy: bool,
+    has_ended: Callable[[LockInfo], bool],
+) -> decisions.Decision:
+    """What becomes of an execution that meets those who have the `keys`."""
+    message, holders = facts(one, mistakes), [holder(key, mistakes) for key in keys]
+    return decisions.on_conflict(
+        *(message, holders[0]._replace(others=tuple(holders[1:])), options(one.message.policy)),
+        is_own_copy=is_own_copy,
+        has_ended=has_ended,
+    )
 
 
 def reads_note(one: Execution, mistakes: Set[Mistake]) -> bool:

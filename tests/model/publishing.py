@@ -10,7 +10,8 @@ from celery_redislock.task.publish_decisions import Published, on_publish
 from celery_redislock.task.publish_decisions import Publishing as Decision
 
 from . import known
-from .commands import Acquire, Release, Renew, Reply, apply
+from .commands import Acquire, Release, Renew, Reply
+from .effects import apply
 from .executions import Message
 from .rules import Mistake, Promise
 from .world import Step, World
@@ -76,8 +77,7 @@ class Publishing:
         after, asked = world._replace(server=effect.server), (world.server, command)
         if effect.reply is Reply.GRANTED:
             return Step(f"a publisher takes the key for {one.message}", after.put_publisher(one, Stage.TOOK), asked)
-        key = effect.server.key
-        assert key
+        key = effect.holders[0]  # the limit of a job is 1
         holder = key.attempt
         decision = on_publish(
             Published("task", is_bare=True, causes=frozenset()),
@@ -114,7 +114,7 @@ class Publishing:
         if Mistake.FAILED_PUBLISH_LEAVES_ITS_KEY not in self.mistakes:
             server, asked = apply(world.server, command, self.mistakes).server, (world.server, command)
         failed = world._replace(server=server).remember("failed", one.message.attempt)
-        is_left = server.key is not None and server.key.nonce == one.claim
+        is_left = server.number_of(one.claim)
         yield Step(f"{one.message} cannot be sent", failed, asked, Promise.NOTHING_LEFT if is_left else None)
         out = failed.remember("published", one.message.attempt).enqueue(one.message)
         yield Step(f"{one.message} is out, but seems not to be", out, asked)

@@ -1,37 +1,25 @@
 """The real scripts beside the model's commands: a state of the model is put onto a real server, and read back.
 
-Each pair of a state and a command is run through `LockStore`. The reply, the key, its mark, its lease, the line and the
-notes must be the model's. So the model and the code cannot drift apart.
+Each pair of a state and a command is run through `LockStore`. The reply, the slots, their marks, their leases, the line
+and the notes must be the model's. So the model and the code cannot drift apart.
 """
 
 from __future__ import annotations
+
+import itertools
 
 import redis
 
 from celery_redislock.server import tokens
 from celery_redislock.server.answers import Claim as ClaimOfMessage
-from celery_redislock.server.answers import Conflict, Finished, Note, Taken
-from celery_redislock.server.names import keys_of
+from celery_redislock.server.answers import Conflict, Finished, Granted, Note, Taken
+from celery_redislock.server.names import keys_of, limited
 from celery_redislock.server.store import LockStore
-from celery_redislock.server.tokens import CALLED, RESERVED, RUNS, SEEN, Attempt, Token, known_by
+from celery_redislock.server.tokens import RESERVED, RUNS, SEEN, Attempt, Token, known_by
 
-from .commands import (
-    NOBODY,
-    Acquire,
-    Claim,
-    Command,
-    Effect,
-    GiveUp,
-    HandOver,
-    Key,
-    Leave,
-    Release,
-    Renew,
-    Reply,
-    Server,
-    Stand,
-    apply,
-)
+from .commands import Acquire, Claim, Command, Effect, GiveUp, HandOver, Leave, Release, Renew, Reply, Stand
+from .effects import apply
+from .server import NOBODY, Key, Server, limit_of, member_of, room_of
 
 KEY = "redislock:{shop.bill:7}"
 ORIGIN = tokens.origin("w@host", "shop.bill")
@@ -54,18 +42,52 @@ def small_lines() -> list[tuple[Server, Command]]:
     calls = [Key(f"!{room}", NOBODY, place=place) for room, place in (("r1", 10), ("r1", 20), ("r2", 15))]
     owned = [Key(nonce, Attempt(nonce, 0, 0)) for nonce in ("n1", "n2", "h1")]
     r1_first, r1_last, r2 = (10, "r1"), (20, "r1"), (15, "r2")
+    asked = [("", 1, 0), ("r1", 1, 10)]
     lines = [(), (r1_first,), (r1_last,), (r2,), (r1_first, r2), (r2, r1_last), ((15, "r1"), r2)]
     commands: list[Command] = [
         *(Stand("r1", place, next_place) for place in (10, 15, 20) for next_place in (None, 25)),
         Leave("r1"),
-        *(Acquire("n1", Attempt("n1", 0, 0), reads_note, room) for reads_note in (False, True) for room in ("", "r1")),
-        *(Acquire("n1", copy, reads_note=True, room=room) for room in ("", "r1")),
-        Claim("n1", Attempt("n1", 0, 0), False, "h1", "r1"),
-        *(Release(nonce, None, unseen_copy=False) for nonce in ("n1", "?r1")),
+        *(Acquire("n1", Attempt("n1", 0, 0), reads_note, *call) for reads_note in (False, True) for call in asked),
+        *(Acquire("n1", copy, True, *call) for call in asked),
+        Claim("n1", Attempt("n1", 0, 0), False, "h1", "r1", 1, 10),
+        *(Release("n1", None, unseen_copy=False), Release("!r1", None, False, 1, 10)),
         HandOver("n1", None, False, "h1", Attempt("n1", 1, 0)),
         GiveUp("h1", is_to_come=False),
     ]
-    states = [Server(key, frozenset({copy}), line=line) for key in (None, *offers, *calls, *owned) for line in lines]
+    states = [Server((key,), frozenset({copy}), line=line) for key in (None, *offers, *calls, *owned) for line in lines]
+    return [(server, command) for server in states for command in commands]
+
+
+def small_slots() -> list[tuple[Server, Command]]:
+    """Every command on two slots, in every state of both, on lines of up to two rooms, with the limits 1 and 2."""
+    mine, copy, over = Attempt("n1", 0, 0), Attempt("n1", 0, 0), Attempt("over", 0, 0)
+    values = [
+        None,
+        *(Key(nonce, NOBODY) for nonce in ("?r1 2", "?r2")),
+        *(Key(nonce, NOBODY, place=place) for nonce, place in (("!r1 2", 10), ("!r1 2", 20), ("!r2 2", 15))),
+        *(Key("n1", mine), Key("n2", Attempt("n2", 0, 0)), Key("n8", copy), Key("h8", copy), Key("h1", mine)),
+    ]
+    lines = [(), ((15, "r2"), (20, "r1 2")), ((20, "r1 2"), (25, "r2 2"))]
+    calls = [("", 2, 0), ("r1", 2, 10)]
+    commands: list[Command] = [
+        *(Stand("r1", place, next_place, 2) for place, next_place in ((10, None), (20, None), (20, 30))),
+        *(Stand("r1", 10, None), Leave("r1", 2), Leave("r2")),
+        *(Acquire("n1", mine, reads_note, *call) for reads_note in (False, True) for call in calls),
+        *(Acquire("n1", over, True, *call) for call in calls),
+        *(Claim("n1", mine, False, "h1", *call) for call in calls),
+        *(Acquire("n3", mine, True), Acquire("n3", mine, True, "r2", 1, 15), Claim("n3", mine, False, "h1")),
+        *(Release("n1", mine, False, limit) for limit in (1, 2)),
+        *(Release("!r1 2", None, False, 2, 10), HandOver("n1", None, False, "h2", Attempt("n1", 1, 0), 2)),
+        *(GiveUp("h1", True, limit) for limit in (1, 2)),
+    ]
+    pairs = [slots for slots in itertools.product(values, values) if slots[0] is None or slots[0] != slots[1]]
+    states = [
+        Server(slots, frozenset({over}), line=line)
+        for slots in pairs
+        for line in lines
+        # A room never stands in line while it is offered a slot.
+        if not {f"?{member}" for _, member in line} & {key.nonce for key in slots if key}
+    ]
     return [(server, command) for server in states for command in commands]
 
 
@@ -79,71 +101,94 @@ class Keys:
         self.rooms: dict[str, Token] = {}
 
     def set_up(self, server: Server) -> None:
-        self.client.flushdb()
-        if server.key:
-            self.client.set(KEY, self.value(server.key), px=int(OLD_LEASE * 1000))
+        pipe = self.client.pipeline(transaction=False)
+        pipe.flushdb()
+        for slot, key in enumerate(server.slots, 1):
+            if key:
+                pipe.set(keys_of(KEY).slot(slot), self.value(key), px=int(OLD_LEASE * 1000))
         for attempt in server.notes:
-            self.client.set(note(attempt), "", ex=60)
+            pipe.set(note(attempt), "", ex=60)
         for claim in server.gone:
-            self.client.set(keys_of(KEY).gone(real(claim)), "", ex=60)
+            pipe.set(keys_of(KEY).gone(real(claim)), "", ex=60)
         if server.line:
-            self.client.zadd(LINE, {self.room(room): place for place, room in server.line})
-            self.client.expire(LINE, 60)
+            pipe.zadd(LINE, {self.member(member): place for place, member in server.line})
+            pipe.expire(LINE, 60)
+        pipe.execute()
 
-    def run(self, command: Command) -> Reply:
+    def run(self, command: Command) -> tuple[Reply, object]:
+        """What the store answers: as the model calls it, and as it is."""
+        key = limited(KEY, getattr(command, "limit", 1))
         match command:
             case Acquire(nonce, attempt, reads_note) | Claim(nonce, attempt, reads_note):
                 token, read = self.token(nonce, attempt), note(attempt) if reads_note else None
-                room = self.room(command.room).owner if command.room else None
+                room = self.call(command) if command.room else None
+                answer: object
                 if isinstance(command, Claim):
                     claim = ClaimOfMessage(real(command.claim), NEW_LEASE)
-                    answer = self.store.claim(KEY, token, NEW_LEASE, claim, read, room=room)
+                    answer = self.store.claim(key, token, NEW_LEASE, claim, read, room=room)
                 else:
-                    answer = self.store.acquire(KEY, token, NEW_LEASE, read, room=room)
+                    answer = self.store.acquire(key, token, NEW_LEASE, read, room=room)
                 if isinstance(answer, Conflict):
-                    return Reply.HELD
-                return Reply.FINISHED if isinstance(answer, Finished) else Reply.GRANTED
+                    return Reply.HELD, answer
+                return Reply.FINISHED if isinstance(answer, Finished) else Reply.GRANTED, answer
             case Release(nonce, over, unseen_copy):
                 left = Note(note(over), in_any_case=unseen_copy) if over else None
-                who = self.room(nonce[1:]) if nonce[0] == "?" else owner(nonce)
-                released = self.store.release(KEY, who, left)
-                return Reply.RELEASED if released else Reply.NOT_MINE
+                if nonce[0] == "!":
+                    answer = self.store.release(key, tokens.called(self.member(nonce[1:]), command.place), exactly=True)
+                else:
+                    answer = self.store.release(key, owner(nonce), left)
+                return Reply.RELEASED if answer else Reply.NOT_MINE, answer
             case HandOver(nonce, over, unseen_copy, claim, attempt):
                 left = Note(note(over), in_any_case=unseen_copy) if over else None
-                released = self.store.hand_over(KEY, owner(nonce), self.token(claim, attempt), NEW_LEASE, left)
-                value = self.client.get(KEY) or b""
-                taken = Reply.HANDED_OVER if value.startswith(RESERVED.encode()) else Reply.RELEASED
-                return taken if released else Reply.NOT_MINE
+                next_token = self.token(claim, attempt)
+                answer = self.store.hand_over(key, owner(nonce), next_token, NEW_LEASE, left)
+                names = [keys_of(KEY).slot(slot) for slot in (1, 2)]
+                is_reserved = next_token.value in self.client.mget(names)
+                taken = Reply.HANDED_OVER if is_reserved else Reply.RELEASED
+                return taken if answer else Reply.NOT_MINE, answer
             case GiveUp(claim, is_to_come):
-                given_up = self.store.give_up(KEY, real(claim), is_to_come=is_to_come)
-                return Reply.GIVEN_UP if given_up else Reply.NOT_MINE
-            case Renew(nonce):
-                return Reply.RENEWED if self.store.renew([(KEY, owner(nonce), NEW_LEASE)]) == [True] else Reply.NOT_MINE
-
+                answer = self.store.give_up(key, real(claim), is_to_come=is_to_come)
+                return Reply.GIVEN_UP if answer else Reply.NOT_MINE, answer
+            case Renew(nonce, slot):
+                answer = self.store.renew([(keys_of(KEY).slot(slot), owner(nonce), NEW_LEASE)])
+                return Reply.RENEWED if answer == [True] else Reply.NOT_MINE, answer
             case Stand(room, place, next_place):
-                stood = self.store.stand(KEY, self.room(room), place, next_place)
-                return Reply.TAKEN if isinstance(stood, Taken) else Reply.HELD
+                answer = self.store.stand(key, self.room(room), place, next_place)
+                return Reply.TAKEN if isinstance(answer, Taken) else Reply.HELD, answer
             case Leave(room):
-                return Reply.PASSED_ON if self.store.leave(KEY, self.room(room)) else Reply.LEFT
+                answer = self.store.leave(key, self.room(room))
+                return Reply.PASSED_ON if answer else Reply.LEFT, answer
 
-    def read(self) -> tuple[str | None, set[str], list[tuple[int, str]], float]:
-        """The key's value, the notes, the line, and how long the key lives. All of them must have a time to live."""
-        value = self.client.get(KEY)
-        names = {name.decode() for name in self.client.scan_iter()}
-        left = {name: self.client.pttl(name) for name in names}
+    def read(self, slots: int) -> tuple[list[str | None], set[str], list[tuple[int, str]], list[float]]:
+        """What the slots hold, the notes, the line, and how long the slots live. All must have a time to live."""
+        names = [keys_of(KEY).slot(slot) for slot in range(1, slots + 1)]
+        pipe = self.client.pipeline(transaction=False)
+        values, found, line = pipe.mget(names).keys("*").zrange(LINE, 0, -1, withscores=True).execute()
+        others = [name.decode() for name in found]
+        for name in others:
+            pipe.pttl(name)
+        left = dict(zip(others, pipe.execute(), strict=True))
         assert all(milliseconds > 0 for milliseconds in left.values()), left
-        line = [(int(place), room.decode()) for room, place in self.client.zrange(LINE, 0, -1, withscores=True)]
-        return value and value.decode(), names - {KEY, LINE}, line, left.get(KEY, 0) / 1000
+        members = [(int(place), member.decode()) for member, place in line]
+        decoded = [value and value.decode() for value in values]
+        return decoded, set(others) - {*names, LINE}, members, [left.get(name, 0) / 1000 for name in names]
 
     def value(self, key: Key) -> str:
-        if key.room:
-            room = self.room(key.room)
-            return f"{CALLED}{room[1:]} {key.place}" if key.nonce[0] == "!" else room
+        if key.member:
+            member = self.member(key.member)
+            return tokens.called(member, key.place) if key.nonce[0] == "!" else member
         token = self.token(key.nonce, key.attempt)
         return SEEN + token[1:] if key.marked else token
 
     def room(self, room: str) -> Token:
         return self.rooms.setdefault(room, tokens.offer(real(room), ORIGIN))
+
+    def member(self, member: str) -> Token:
+        return tokens.for_limit(self.room(room_of(member)), limit_of(member))
+
+    def call(self, command: Acquire | Claim) -> bytes:
+        """What a run that was called knows of the slot that is kept for it."""
+        return tokens.called(self.member(member_of(command.room, command.limit)), command.place).value
 
     def token(self, nonce: str, attempt: Attempt) -> Token:
         return self.tokens.setdefault((nonce, attempt), tokens.mint(real(nonce), attempt, ORIGIN, state(nonce)))
@@ -175,45 +220,60 @@ def plain(server: Server, command: Command) -> tuple[Server, Command]:
         kind = "r" if old[0] in "rwx" else old[0]
         return names.setdefault(old, f"{kind}{len(names) + 1}")
 
+    def member(old: str) -> str:
+        return member_of(name(room_of(old)), limit_of(old))
+
+    def owner(old: str) -> str:
+        return old[0] + member(old[1:]) if old[0] in "?!" else name(old)
+
     given = command._asdict()
     given |= {field: name(given[field]) for field in ("claim", "room") if given.get(field)}
-    if nonce := given.get("nonce"):
-        given["nonce"] = f"?{name(nonce[1:])}" if nonce[0] == "?" else name(nonce)
-    key = server.key
-    places = {given.get("place"), given.get("next_place"), key and key.place, *(place for place, _ in server.line)}
-    ranks = {place: rank for rank, place in enumerate(sorted(place for place in places if place is not None), 10)}
-    given |= {field: ranks.get(given[field]) for field in ("place", "next_place") if field in given}
-    if key:
-        nonce = key.nonce[0] + name(key.room) if key.room else name(key.nonce)
-        key = key._replace(nonce=nonce, place=ranks[key.place] if key.nonce[0] == "!" else 0)
+    if given.get("nonce"):
+        given["nonce"] = owner(given["nonce"])
+    places = {given.get("place"), given.get("next_place"), *(place for place, _ in server.line)}
+    places |= {key.place for key in server.keys}
+    ranks = {place: rank for rank, place in enumerate(sorted(place for place in places if place), 10)}
+    given |= {field: ranks[given[field]] for field in ("place", "next_place") if given.get(field)}
+    slots = tuple(
+        key and key._replace(nonce=owner(key.nonce), place=ranks.get(key.place, 0) if key.nonce[0] == "!" else 0)
+        for key in server.slots
+    )
     notes = server.notes & {getattr(command, "attempt", None), getattr(command, "note", None)}
     gone = frozenset(names[claim] for claim in server.gone & set(names))
-    line = tuple(sorted((ranks[place], name(room)) for place, room in server.line))
-    return Server(key, notes, gone, line), type(command)(**given)
+    line = tuple(sorted((ranks.get(place, 0), member(old)) for place, old in server.line))
+    return Server(slots, notes, gone, line), type(command)(**given)
 
 
 def follow(keys: Keys, server: Server, command: Command) -> None:
     effect = apply(server, command)
     keys.set_up(server)
-    reply = keys.run(command)
-    value, notes, line, lease = keys.read()
+    reply, answer = keys.run(command)
+    values, notes, line, leases = keys.read(len(server.slots))
     after = effect.server
     story = f"{command} on {server}"
     assert reply is effect.reply, story
-    assert value == (keys.value(after.key) if after.key else None), story
+    if isinstance(answer, Granted):
+        assert answer.slot == effect.slot, story
+    if isinstance(answer, Conflict):
+        assert [*map(str, answer.holders)] == [keys.value(key) for key in effect.holders], story
+        assert answer.is_twin is effect.is_twin, story
+    assert values == [keys.value(key) if key else None for key in after.slots], story
     claims = {keys_of(KEY).gone(real(claim)) for claim in after.gone}
     assert notes == {note(attempt) for attempt in after.notes} | claims, story
-    assert line == [(place, keys.room(room)) for place, room in after.line], story
-    longest = longest_lease(server, effect)
-    assert longest / 2 < lease <= longest or lease == longest == 0, story
+    assert line == [(place, keys.member(member)) for place, member in after.line], story
+    for slot, lease in enumerate(leases, 1):
+        longest = longest_lease(server, command, effect, slot)
+        assert longest / 2 < lease <= longest or lease == longest == 0, story
 
 
-def longest_lease(server: Server, effect: Effect) -> float:
-    """How long the key may live at most after a command, in seconds."""
-    key = effect.server.key
+def longest_lease(server: Server, command: Command, effect: Effect, slot: int) -> float:
+    """How long a slot may live at most after a command, in seconds."""
+    before, key = server.slots[slot - 1], effect.server.slots[slot - 1]
     if key is None:
         return 0.0
-    is_offered_again = effect.reply in {Reply.FINISHED, Reply.RELEASED} and effect.server.line != server.line
-    if key.room and (key != server.key or effect.reply is Reply.TAKEN or is_offered_again):
-        return CALL if key.nonce[0] == "!" else OFFER
-    return NEW_LEASE if effect.leased else OLD_LEASE
+    is_called = isinstance(command, Stand) and key == Key(f"!{command.member}", NOBODY, place=command.place)
+    stood, stands = ({member for _, member in one.line} for one in (server, effect.server))
+    is_offered_again = key.is_offered and key.member in stood - stands
+    if key.member and (key != before or (is_called and effect.reply is Reply.TAKEN) or is_offered_again):
+        return OFFER if key.is_offered else CALL
+    return NEW_LEASE if slot == effect.slot else OLD_LEASE

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
 
-from .commands import Leave, Reply, Server, Stand, apply
+from .commands import Acquire, Claim, Leave, Reply, Stand
+from .effects import apply
 from .executions import IN_SLOT, Execution, Phase
 from .rules import Mistake, Promise
+from .server import Key, Server, limit_of, member_of
 from .world import Faults, Step, World
 
 
@@ -19,13 +21,17 @@ class Rooms:
 
     Args:
         slots: How many executions each worker can run at a time; empty where each message has a worker of its own.
+        limits: The limits that workers know.
         has_others: Whether tasks with other keys take a slot of each worker now and then.
         faults: How many faults may happen in all: where as many may still happen, none has happened.
         mistakes: The mistakes that rooms make.
     """
 
-    def __init__(self, slots: Sequence[int], has_others: bool, faults: Faults, mistakes: Set[Mistake]) -> None:
+    def __init__(
+        self, slots: Sequence[int], limits: Sequence[int], has_others: bool, faults: Faults, mistakes: Set[Mistake]
+    ) -> None:
         self.slots = {f"w{number}": count for number, count in enumerate(slots, 1)}
+        self.limits = limits
         self.has_others = has_others
         self.faults = faults
         self.mistakes = mistakes
@@ -33,19 +39,23 @@ class Rooms:
     def of(self, world: World) -> Iterator[Step]:
         """What the rooms may do next."""
         for room in sorted({one.home for one in world.executions} | set(self.slots)):
-            waiting = world.waiting_in(room)
-            for one in waiting:
-                key = world.server.key
-                if key and key.nonce == one.message.claim and Mistake.CLAIM_WAITS_IN_LINE not in self.mistakes:
-                    yield self._begin(world, one)
-            if waiting and (self.has_slot(world, room) or Mistake.ROOM_TAKES_WITHOUT_A_SLOT in self.mistakes):
-                yield from self._stand(world, room, waiting)
-            elif self._is_known(world.server, room):
-                command = Leave(room)
-                yield self._heard(world, command, world._replace(server=self._apply(world, command)), "leaves the line")
-
+            for limit in self.limits:
+                yield from self._look(world, room, limit)
         if self.has_others:
             yield from self._work_elsewhere(world)
+
+    def _look(self, world: World, room: str, limit: int) -> Iterator[Step]:
+        """What the room may do for those who wait in it with this limit."""
+        waiting = world.waiting_in(room, limit)
+        for one in waiting:
+            is_reserved = bool(one.message.claim) and world.server.number_of(one.message.claim)
+            if is_reserved and Mistake.CLAIM_WAITS_IN_LINE not in self.mistakes:
+                yield self._begin(world, one)
+        if waiting and (self.has_slot(world, room) or Mistake.ROOM_TAKES_WITHOUT_A_SLOT in self.mistakes):
+            yield from self._stand(world, waiting)
+        elif self._is_known(world.server, member_of(room, limit)):
+            command = Leave(room, limit)
+            yield self._heard(world, command, world._replace(server=self._apply(world, command)), "leaves the line")
 
     def _work_elsewhere(self, world: World) -> Iterator[Step]:
         """A task with another key, which is none of the model's, takes a slot of a worker, or its run ends."""
@@ -67,27 +77,33 @@ class Rooms:
         taken = [one for one in world.executions if one.home == room and one.phase in taking]
         return self.slots[room] - len(taken) - (room in world.busy)
 
-    def _is_known(self, server: Server, room: str) -> bool:
-        key = server.key
-        return any(name == room for _, name in server.line) or (key is not None and key.nonce == f"?{room}")
+    def _is_known(self, server: Server, member: str) -> bool:
+        return any(name == member for _, name in server.line) or bool(server.number_of(f"?{member}"))
 
-    def _stand(self, world: World, room: str, waiting: list[Execution]) -> Iterator[Step]:
+    def _stand(self, world: World, waiting: list[Execution]) -> Iterator[Step]:
+        room, limit = waiting[0].home, waiting[0].limit
         if Mistake.NO_LOOKS in self.mistakes and room in world.asleep:
             return
-        command = Stand(room, waiting[0].message.place, waiting[1].message.place if len(waiting) > 1 else None)
+        command = Stand(room, waiting[0].message.place, waiting[1].message.place if len(waiting) > 1 else None, limit)
         effect = apply(world.server, command, self.mistakes)
         after = world._replace(server=effect.server)
         if effect.reply is Reply.TAKEN:
             called = waiting[0]._replace(phase=Phase.CALLED, called=True)
             step = self._heard(world, command, after.put(called), f"calls {called.nonce}")
-            on_the_way = [one for one in world.executions if one.called and one.phase is Phase.CALLED]
-            is_second = world.faults == self.faults and any(one.home == room for one in on_the_way)
+            is_second = world.faults == self.faults and self._outnumber(after.put(called), command)
             yield step._replace(broken=Promise.ONE_CALL) if is_second else step
             if world.faults.may("lost_replies"):
                 lost = after.spend("lost_replies")
                 yield self._heard(world, command, lost, "takes the key, and the reply is lost")
         elif after.server != world.server or Mistake.NO_LOOKS in self.mistakes:
             yield self._heard(world, command, after, "stands in line")
+
+    @staticmethod
+    def _outnumber(world: World, command: Stand) -> bool:
+        """Whether there are more who were called from a queue than slots that are kept for it."""
+        on_the_way = [one for one in world.called if one.called and one.home == command.room]
+        kept = [key for key in world.server.keys if key.member == command.member]
+        return len([one for one in on_the_way if one.limit == command.limit]) > len(kept)
 
     def _begin(self, world: World, one: Execution) -> Step:
         called = world.put(one._replace(phase=Phase.CALLED))
@@ -96,7 +112,7 @@ class Rooms:
     def _heard(self, world: World, command: Stand | Leave, after: World, what: str) -> Step:
         room = command.room
         if Mistake.NO_LOOKS in self.mistakes:
-            is_left = isinstance(command, Leave) or (after.server.key and after.server.key.nonce == f"!{room}")
+            is_left = isinstance(command, Leave) or after.server.number_of(f"!{command.member}")
             after = after._replace(asleep=after.asleep - {room} if is_left else after.asleep | {room})
         return Step(f"{room} {what}", after, (world.server, command))
 
@@ -108,28 +124,57 @@ class Rooms:
     def broken_by(self, world: World, step: Step) -> Promise | None:
         """The promise of the line that `step` breaks, which leads on from `world`; None where it breaks none."""
         old, new = world.server, step.world.server
-        if old.key is not None and new.key is None and new.line and step.asked:
+        if not step.asked:
+            return Promise.NOT_IDLE if self._idles(step.world) else None
+        keys = enumerate(zip(old.slots, new.slots, strict=True), 1)
+        changed = [(slot, before, after) for slot, (before, after) in keys if before != after]
+        if any(after is None and new.first_for(slot) for slot, _, after in changed):
             return Promise.NOT_IDLE
-        if self._idles(step.world):
+        if self._leaves_one(step) or self._idles(step.world):
             return Promise.NOT_IDLE
-        if old.key and old.key.nonce[0] == "!" and step.asked and (new.key is None or new.key.nonce[0] == "?"):
-            calls = [one for one in step.world.called if one.called and one.home == old.key.room]
-            return Promise.ORDER if calls else None
-        if old.key is None and new.key and new.key.nonce[0] in "!n" and old.line and step.asked:
-            return Promise.ORDER if self._passes_by(old, step) else None
+        for slot, before, after in changed:
+            if before and before.nonce[0] == "!" and (after is None or after.is_offered):
+                if self._were_called(step.world, before):
+                    return Promise.ORDER
+            elif before is None and after and after.nonce[0] in "!n" and self._passes_by(world, step, slot):
+                return Promise.ORDER
         return None
 
-    def _passes_by(self, old: Server, step: Step) -> bool:
-        """Whether a free key went to somebody although a room with an earlier place stood in line."""
-        command = step.asked[1] if step.asked else None
+    @staticmethod
+    def _leaves_one(step: Step) -> bool:
+        """Whether a room that asked for a slot, or has left, leaves one free beside somebody who may have it; or a slot
+        is offered to somebody who may not have it."""
+        server, command = step.world.server, step.asked[1] if step.asked else None
+        if any(key and key.member and limit_of(key.member) < slot for slot, key in enumerate(server.slots, 1)):
+            return True
+        return isinstance(command, Stand | Leave) and any(map(server.first_for, server.free(command.limit)))
+
+    @staticmethod
+    def _were_called(world: World, key: Key) -> bool:
+        """Whether somebody whom `key` has called is still on the way."""
+        on_the_way = [one for one in world.called if one.called and member_of(one.home, one.limit) == key.member]
+        return any(one.message.place == key.place for one in on_the_way)
+
+    @staticmethod
+    def _passes_by(world: World, step: Step, slot: int) -> bool:
+        """Whether a free slot went to somebody although a room with an earlier place, which may have it, waited."""
+        command, server = step.asked[1] if step.asked else None, world.server
         if isinstance(command, Stand):
-            return any(place < command.place and room != command.room for place, room in old.line)
-        return not getattr(command, "room", "")
+            mine = (command.place, command.member)
+            return any(entry < mine and limit_of(entry[1]) >= slot for entry in server.line if entry[1] != mine[1])
+        if not isinstance(command, Acquire | Claim) or command.room:
+            return False
+        # Where a slot is offered to a room, the room is not in line until it answers, but a second one may wait in it.
+        offers = [key for key in server.slots[: command.limit] if key and key.is_offered]
+        waiting = [world.waiting_in(key.room, limit_of(key.member)) for key in offers if limit_of(key.member) >= slot]
+        return bool(server.first_for(slot)) or any(len(those) > 1 for those in waiting)
 
     def _idles(self, world: World) -> bool:
-        """Whether somebody was called who has no slot, while another one waits who has one."""
-        key = world.server.key
-        if not self.slots or key is None or key.nonce[0] != "!" or key.room not in self.slots:
+        """Whether somebody was called who has no slot of its worker, while another one waits who has one."""
+        return bool(self.slots) and any(self._idles_for(world, key) for key in world.server.keys if key.nonce[0] == "!")
+
+    def _idles_for(self, world: World, key: Key) -> bool:
+        if key.room not in self.slots:
             return False
         mine = [one for one in world.called if one.home == key.room]
         has_slot = self.free_slots(world, key.room, IN_SLOT - {Phase.CALLED}) > 0
@@ -138,8 +183,8 @@ class Rooms:
 
 
 def wake(world: World, step: Step) -> Iterator[Step]:
-    """The wake-up of a room to which `step` offers the key: it may arrive, and it may be lost."""
-    key = step.world.server.key
+    """The wake-up of a room to which `step` offers a slot: it may arrive, and it may be lost."""
     yield step
-    if key and key.nonce[0] == "?" and key != world.server.key and key.room in step.world.asleep:
-        yield step._replace(world=step.world._replace(asleep=step.world.asleep - {key.room}))
+    for before, key in zip(world.server.slots, step.world.server.slots, strict=True):
+        if key and key.is_offered and key != before and key.room in step.world.asleep:
+            yield step._replace(world=step.world._replace(asleep=step.world.asleep - {key.room}))

@@ -8,7 +8,10 @@ from enum import Enum
 class Promise(Enum):
     """What must hold in every step, in every state, or at the end."""
 
-    ONE_BODY = "at most one body runs under the key, not counting bodies that know that their lock is lost"
+    AT_MOST_N = (
+        "at most as many bodies run as the lock's limit says, not counting those that know that their lock is lost"
+    )
+    NO_TWINS = "no attempt runs beside a copy of itself, nor has it two slots"
     OWN_KEY = "nobody releases or extends another's key"
     NOTHING_LEFT = "an execution or a publisher that ends alive leaves no key behind"
     NOT_DROPPED = "no attempt is dropped unfinished"
@@ -18,7 +21,10 @@ class Promise(Enum):
     POLICY = "a duplicate that nobody can have begun meets its policy"
     SERVED_ANEW = "a caller who has seen a run end is not answered with that run, nor skipped because of it"
     ENDS = "whatever has happened, everything can still come to its end, and nobody waits for a reservation to lapse"
-    NOT_IDLE = "a key that is given back is offered to who waits, and no room takes one for which it has no slot"
+    NOT_IDLE = (
+        "a key that is given back is offered to who waits and may have it, no room takes one for which it cannot run"
+        " anybody, and none leaves one free beside who waits"
+    )
     ORDER = "who waits in line is called in the order of the places, and nobody takes the key of who was called"
     ONE_CALL = "one offer calls one of those who wait"
 
@@ -77,4 +83,20 @@ class Mistake(Enum):
     FULL_ROOM_CLOSES_THE_WINDOW = "a worker whose room is full receives no message"
     CLAIM_WAITS_IN_LINE = "a message that waits does not see that the key is reserved for it by now"
     OFFER_IS_A_HOLDER = "a duplicate is skipped because the key is offered to somebody who waits"
+    SECOND_SLOT_FOR_A_COPY = "a copy takes a free slot before it has looked for the slot of its own attempt"
+    CALLED_COPY_HAS_ITS_SLOT = (
+        "a copy that was called, or has a claim, has that slot though its attempt runs in another"
+    )
+    EARLY_RETRY_IS_FORGOTTEN = (
+        "a slot is handed over to a retry that has begun in another slot before the run had ended"
+    )
+    SECOND_KEPT_SLOT_IS_FORGOTTEN = (
+        "a retry that was called takes that slot, and leaves the one reserved for it meanwhile"
+    )
+    BLIND_TO_HIGH_SLOTS = "a copy whose limit was lowered does not see that its attempt runs in a slot above the limit"
+    CALL_NAMES_NO_PLACE = "who was called takes all slots to which its room has called somebody for its own"
+    MAIN_PROCESS_KNOWS_ONE_SLOT = "the main process gives up, or releases for a dead child, only the first slot"
+    SLOT_ABOVE_THE_LIMIT = "a slot is offered to a room whose limit is below the number of the slot"
+    STAND_OFFERS_ONE_SLOT = "a room that takes a slot leaves another free slot unoffered"
+    NEWCOMER_PASSES_AN_OFFER = "a newcomer takes a free slot while another one is offered to a room where two wait"
     CLAIMED_MESSAGE_MEETS_THE_POLICY = "a message whose reservation has lapsed is skipped as a duplicate"

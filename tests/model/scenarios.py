@@ -10,7 +10,7 @@ from .publishing import Publisher
 from .world import Faults
 
 A, A_RETRIED, A_REPLACED = Attempt("a", 0, 0), Attempt("a", 1, 0), Attempt("a", 0, 1)
-NEXT, STRANGER = Attempt("b", 0, 0), Attempt("x", 0, 0)
+NEXT, STRANGER, OTHER = Attempt("b", 0, 0), Attempt("x", 0, 0), Attempt("y", 0, 0)
 
 SUCCESS, FAILURE, IGNORED = Ending("SUCCESS"), Ending("FAILURE"), Ending("IGNORED")
 SYSTEM_EXIT = Ending("SystemExit", requeues=True)
@@ -182,6 +182,88 @@ SKIPPED_IN_LINE = Scenario(
     Faults(2, timeouts=1, deaths=1, lapses=1),
 )
 
+# More than one at once: a lock with a limit has slots.
+
+SLOTS = Scenario(
+    "two slots for three messages",
+    (Message(A, place=1), Message(NEXT, place=2, acks_late=False), Message(STRANGER, place=3)),
+    {A: (SUCCESS,), NEXT: (SUCCESS,), STRANGER: (FAILURE,)},
+    Faults(1, timeouts=1, deaths=1, lost_replies=1, lapses=1, pauses=1),
+    limits=(2,),
+)
+COPIES_IN_SLOTS = Scenario(
+    "two slots for two messages and copies of them",
+    (Message(A, place=1), Message(STRANGER, place=2)),
+    {A: (SUCCESS,), STRANGER: (FAILURE,)},
+    Faults(2, timeouts=2, deaths=1),
+    limits=(2,),
+)
+SLOT_HANDED_OVER = Scenario(
+    "a slot handed over to a retry, with copies",
+    (Message(A),),
+    {A: (Ending("RETRY", Message(A_RETRIED), hands_over=True),), A_RETRIED: (SUCCESS,)},
+    Faults(2, timeouts=2, deaths=1, lost_replies=1),
+    limits=(2,),
+)
+SLOT_HANDED_OVER_AMONG_STRANGERS = Scenario(
+    "a slot handed over to a retry, which may be revoked, beside a stranger",
+    (Message(A, place=1), Message(STRANGER, place=2, acks_late=False)),
+    {A: (Ending("RETRY", Message(A_RETRIED, place=3), hands_over=True),), A_RETRIED: (SUCCESS,), STRANGER: (SUCCESS,)},
+    Faults(1, revokes=1, lapses=1),
+    limits=(2,),
+)
+SKIPPED_BESIDE_SLOTS = Scenario(
+    "two slots, a message and its successor, and one of a caller who has seen another end; all skip duplicates",
+    (Message(A, policy="skip"), Message(STRANGER, policy="skip")),
+    {
+        A: (Ending("SUCCESS", Message(NEXT, policy="skip", parent="a")),),
+        STRANGER: (Ending("SUCCESS", caller=Message(OTHER, policy="skip")),),
+        **dict.fromkeys((NEXT, OTHER), (SUCCESS,)),
+    },
+    Faults(1, lost_replies=1),
+    limits=(2,),
+)
+SLOTS_OF_ONE_ROOM = Scenario(
+    "two slots for four messages of one worker, of which one may be put back into the queue",
+    (Message(A, place=1), Message(NEXT, place=2, acks_late=False), Message(STRANGER, place=3), Message(OTHER, place=4)),
+    {A: (SUCCESS, REQUEUED), NEXT: (SUCCESS,), STRANGER: (FAILURE,), OTHER: (SUCCESS,)},
+    Faults(),
+    slots=(3,),
+    limits=(2,),
+)
+SLOTS_OF_TWO_ROOMS = Scenario(
+    "two slots for three messages that wait in the rooms of two workers",
+    (Message(A, place=1), Message(NEXT, place=2, acks_late=False), Message(STRANGER, place=3)),
+    {A: (SUCCESS,), NEXT: (SUCCESS,), STRANGER: (FAILURE,)},
+    Faults(1, lapses=1),
+    slots=(2, 1),
+    limits=(2,),
+    has_others=True,
+)
+DEPLOY = Scenario(
+    "two messages and a copy, while some workers know the limit 1 and some the limit 2",
+    (Message(A, place=1), Message(STRANGER, place=2)),
+    {A: (SUCCESS,), STRANGER: (SUCCESS,)},
+    Faults(1, timeouts=1, deaths=1, lost_replies=1),
+    limits=(1, 2),
+)
+LINE_IN_A_DEPLOY = Scenario(
+    "three messages in the rooms of two workers, of which each knows the limits 1 and 2",
+    (Message(A, place=1), Message(NEXT, place=2), Message(STRANGER, place=3)),
+    dict.fromkeys((A, NEXT, STRANGER), (SUCCESS,)),
+    Faults(),
+    slots=(1, 2),
+    limits=(1, 2),
+)
+TWO_LIMITS_IN_LINE = Scenario(
+    "four messages of one worker, some with the limit 1 and some with the limit 2",
+    (*LINE_IN_A_DEPLOY.messages, Message(OTHER, place=4)),
+    dict.fromkeys((A, NEXT, STRANGER, OTHER), (SUCCESS,)),
+    Faults(),
+    slots=(3,),
+    limits=(1, 2),
+)
+
 SCENARIOS = (
     ONE_MESSAGE,
     GIVEN_BACK,
@@ -207,4 +289,14 @@ SCENARIOS = (
     TWINS_IN_LINE,
     FULL_ROOMS,
     SKIPPED_IN_LINE,
+    SLOTS,
+    COPIES_IN_SLOTS,
+    SLOT_HANDED_OVER,
+    SLOT_HANDED_OVER_AMONG_STRANGERS,
+    SKIPPED_BESIDE_SLOTS,
+    SLOTS_OF_ONE_ROOM,
+    SLOTS_OF_TWO_ROOMS,
+    DEPLOY,
+    LINE_IN_A_DEPLOY,
+    TWO_LIMITS_IN_LINE,
 )

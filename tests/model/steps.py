@@ -6,6 +6,7 @@ An execution of the model does what `celery_redislock.task.worker_execution` doe
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Set
 
@@ -14,12 +15,14 @@ from celery_redislock.task import decisions
 from celery_redislock.task.decisions import ComeBack, Skip
 
 from . import known
-from .commands import Acquire, Claim, Command, Effect, GiveUp, HandOver, Release, Renew, Reply, Server, apply, noted
+from .commands import Acquire, Claim, Command, Effect, GiveUp, HandOver, Release, Renew, Reply
+from .effects import apply, noted
 from .executions import Ending, Execution, Message, Phase
 from .fate import Fate, token_of
 from .publishing import Publisher, Publishing
 from .rooms import Rooms, wake
 from .rules import Excuse, Mistake, Promise
+from .server import Key, Server, member_of
 from .world import Step, World
 
 #: How many executions there may be at a time. How often a message comes back has no bound.
@@ -92,9 +95,9 @@ class Steps:
         yield from self.fate.expire(world)
 
     def _deliver(self, world: World) -> Iterator[Step]:
-        for message in set(world.queue):
+        for message, limit in itertools.product(set(world.queue), self.rooms.limits):
             for room in self._receivers(world):
-                one = Execution(world.fresh("n"), message, room=room)
+                one = Execution(world.fresh("n"), message, room=room, limit=limit)
                 delivered = Step(f"{one.nonce} gets {message}", world.dequeue(message).put(one))
                 ready = world.is_calm and not room
                 yield from self._on(delivered, one, self._ask) if ready else (delivered,)
@@ -112,7 +115,7 @@ class Steps:
     def _revoke(self, world: World) -> Iterator[Step]:
         """A message with a claim is revoked, and the main process gives up its reservation. Others need no command."""
         for message in {message for message in world.queue if message.claim}:
-            command = self._give_up(message)
+            command = self._give_up(message, world)
             after = world._replace(server=self._apply(world, command).server)
             after = after.dequeue(message).spend("revokes").remember("settled", message.attempt)
             yield Step(f"{message} is revoked", after, (world.server, command))
@@ -124,13 +127,14 @@ class Steps:
                 if not one.called:
                     yield Step(label, revoked)
                     continue
-                release = Release(f"?{one.home}", None, unseen_copy=False)
+                call = f"!{member_of(one.home, one.limit)}"
+                release = Release(call, None, False, one.limit, one.message.place)
                 server = self._apply(revoked, release).server
                 yield Step(label, revoked._replace(server=server), (world.server, release))
 
-    @staticmethod
-    def _give_up(message: Message) -> GiveUp:
-        return GiveUp(message.claim, known.may_be_handed_a_key(message.attempt.retries))
+    def _give_up(self, message: Message, world: World) -> GiveUp:
+        limit = 1 if self._makes(Mistake.MAIN_PROCESS_KNOWS_ONE_SLOT) else len(world.server.slots)
+        return GiveUp(message.claim, known.may_be_handed_a_key(message.attempt.retries), limit)
 
     @staticmethod
     def _on(step: Step, one: Execution, go: Callable[[World, Execution], Iterator[Step]]) -> Iterator[Step]:
@@ -159,7 +163,7 @@ class Steps:
         yield self._answer(world, one)
         # Or the second reply is lost as well. The store then sends a release, whose reply it does not need, and to the
         # execution it is an outage.
-        undo = Release(one.nonce, None, unseen_copy=False)
+        undo = Release(one.nonce, None, False, one.limit)
         after = world._replace(server=self._apply(world, undo).server)
         begun = known.comes_back_begun(one, self.mistakes)
         yield self._wait(after, one, begun, "has no answer and undoes it", (world.server, undo))
@@ -170,13 +174,13 @@ class Steps:
         asked = (world.server, command)
         after = world._replace(server=effect.server)
         if effect.reply is Reply.GRANTED:
-            return self._start(after, one, asked)
+            return self._start(after, one._replace(slot=effect.slot), asked)
         if effect.reply is Reply.FINISHED:
             if one.message.claim and not self._makes(Mistake.DROPPED_KEEPS_ITS_CLAIM):
                 # The attempt before this one may have run twice, and have handed its key over to this message again.
-                after = after._replace(server=self._apply(after, self._give_up(one.message)).server)
+                after = after._replace(server=self._apply(after, self._give_up(one.message, world)).server)
             return self._close(after, one, Phase.DROPPED, f"{one.nonce} finds the note and is dropped", asked)
-        return self._conflict(after, one, asked)
+        return self._conflict(after, one, asked, effect)
 
     def _start(self, world: World, one: Execution, asked: tuple[Server, Command]) -> Step:
         again = one.attempt in world.history.finished and not self._is_excused(world, one.attempt)
@@ -185,40 +189,45 @@ class Steps:
         label = f"{one.nonce} is granted the key and starts {one.attempt}"
         return Step(label, world, asked, Promise.NOT_AGAIN if again else None)
 
-    def _conflict(self, world: World, one: Execution, asked: tuple[Server, Command]) -> Step:
-        key = world.server.key
-        assert key
-        holder = key.attempt
-        decision = decisions.on_conflict(
-            *(known.facts(one, self.mistakes), known.holder(key, self.mistakes), known.options(one.message.policy)),
-            is_own_copy=noted(holder, self.mistakes) == noted(one.attempt, self.mistakes),
-            has_ended=lambda _: world.has_ended(holder) and not self._makes(Mistake.ENDED_IS_A_HOLDER),
+    def _conflict(self, world: World, one: Execution, asked: tuple[Server, Command], effect: Effect) -> Step:
+        holders = effect.holders
+        ended = {key.attempt.task_id for key in holders if world.has_ended(key.attempt)}
+        mine = noted(one.attempt, self.mistakes)
+        decision = known.on_conflict(
+            one,
+            holders,
+            self.mistakes,
+            is_own_copy=any(noted(key.attempt, self.mistakes) == mine for key in holders),
+            has_ended=lambda holder: holder.task_id in ended and not self._makes(Mistake.ENDED_IS_A_HOLDER),
         )
         if isinstance(decision, Skip):
-            return self._skip(world, one, holder, asked)
+            return self._skip(world, one, holders, asked)
         begun = isinstance(decision, ComeBack) and decision.is_begun
-        step = self._wait(world, one, begun, f"meets {key.room or holder}", asked)
-        return (
-            step._replace(broken=step.broken or Promise.POLICY) if self._must_be_skipped(world, one, holder) else step
-        )
+        met = ", ".join(key.room or str(key.attempt) for key in holders)
+        if effect.is_twin:  # in line it would be called to any slot that becomes free, and refused, again and again
+            return self._send_back(world, one, begun, f"meets its twin {met} and comes back", asked)
+        step = self._wait(world, one, begun, f"meets {met}", asked)
+        must_be_skipped = self._must_be_skipped(world, one, holders)
+        return step._replace(broken=step.broken or Promise.POLICY) if must_be_skipped else step
 
     def _wait(self, world: World, one: Execution, begun: bool, why: str, asked: tuple[Server, Command]) -> Step:
         """The message enters its worker's room, unacked. If the room is full, it is published again."""
         if self.limit is not None and len(world.waiting_in(one.home)) >= self.limit:
             return self._send_back(world, one, begun, f"{why} and comes back", asked)
         waiting = one._replace(phase=Phase.WAITING, waited=True, called=False, begun=one.begun or begun)
-        is_left = world.server.key is not None and world.server.key.nonce == one.nonce
-        broken = Promise.NOTHING_LEFT if is_left else None
+        broken = Promise.NOTHING_LEFT if world.server.number_of(one.nonce) else None
         return Step(f"{one.nonce} {why} and waits", world.put(waiting), asked, broken)
 
-    def _skip(self, world: World, one: Execution, holder: Attempt, asked: tuple[Server, Command]) -> Step:
+    def _skip(self, world: World, one: Execution, holders: tuple[Key, ...], asked: tuple[Server, Command]) -> Step:
         message = one.message
-        is_in_favour = world.server.key and (not world.server.key.room or self._waits_to_run(world, one))
+        is_in_favour = not any(key.room for key in holders) or self._waits_to_run(world, one)
         is_new = not message.claim and message.attempt not in world.history.started
-        if not self._follows(one, holder) and is_new and is_in_favour:
+        if not self._follows(one, holders) and is_new and is_in_favour:
             world = world.remember("settled", message.attempt)
-        step = self._close(world, one, Phase.DROPPED, f"{one.nonce} is skipped as a duplicate of {holder}", asked)
-        return step._replace(broken=Promise.SERVED_ANEW) if message.after == holder.task_id else step
+        others = ", ".join(str(key.attempt) for key in holders)
+        step = self._close(world, one, Phase.DROPPED, f"{one.nonce} is skipped as a duplicate of {others}", asked)
+        has_seen_one = message.after in {key.attempt.task_id for key in holders}
+        return step._replace(broken=Promise.SERVED_ANEW) if has_seen_one else step
 
     @staticmethod
     def _waits_to_run(world: World, one: Execution) -> bool:
@@ -226,17 +235,17 @@ class Steps:
         waiting = [other for other in world.executions if other.phase in {Phase.WAITING, Phase.CALLED}]
         return any(not world.has_ended(other.attempt) and other.attempt != one.attempt for other in waiting)
 
-    def _must_be_skipped(self, world: World, one: Execution, holder: Attempt) -> bool:
+    def _must_be_skipped(self, world: World, one: Execution, holders: tuple[Key, ...]) -> bool:
         """Whether the promise `POLICY` demands a skip: nobody has begun the work, and no rule excepts it."""
         message, makes = one.message, self._makes(Mistake.CLAIMED_MESSAGE_MEETS_THE_POLICY)
-        excepted = (message.claim and not makes) or message.attempt.retries or self._follows(one, holder)
+        excepted = (message.claim and not makes) or message.attempt.retries or self._follows(one, holders)
         fresh = message.attempt not in world.history.started and not one.header.may_be_known_as_begun
-        is_duplicate = not (world.server.key and world.server.key.room) and not world.has_ended(holder)
+        is_duplicate = not any(key.room or world.has_ended(key.attempt) for key in holders)
         return bool(message.policy == "skip" and fresh and not excepted and is_duplicate)
 
     @staticmethod
-    def _follows(one: Execution, holder: Attempt) -> bool:
-        return holder.task_id in {one.attempt.task_id, one.message.parent}
+    def _follows(one: Execution, holders: tuple[Key, ...]) -> bool:
+        return any(key.attempt.task_id in {one.attempt.task_id, one.message.parent} for key in holders)
 
     def _send_back(self, world: World, one: Execution, begun: bool, why: str, asked: tuple[Server, Command]) -> Step:
         again = one.header._replace(redelivered=False, returned=True, begun=one.header.begun or begun)
@@ -290,7 +299,7 @@ class Steps:
         return Step(f"{one.nonce} publishes {message}", world.put(published))
 
     def _renew(self, world: World, one: Execution) -> Step:
-        command = Renew(self._token(one))
+        command = Renew(self._token(one), one.slot)
         effect = self._apply(world, command)
         after = world if effect.reply is Reply.RENEWED else world.put(one._replace(lost=True))
         return Step(
@@ -322,8 +331,8 @@ class Steps:
         note = one.attempt if known.is_over(ending.state, self.mistakes) else None
         unseen_copy = known.copy_may_wait(one, self.mistakes)
         if one.gives and ending.publishes:
-            return HandOver(self._token(one), note, unseen_copy, one.gives, ending.publishes.attempt)
-        return Release(self._token(one), note, unseen_copy)
+            return HandOver(self._token(one), note, unseen_copy, one.gives, ending.publishes.attempt, one.limit)
+        return Release(self._token(one), note, unseen_copy, one.limit)
 
     def _part_with_message(self, world: World, one: Execution) -> Step:
         verb = "requeues its message" if one.ending is not None else "acks"
@@ -331,8 +340,7 @@ class Steps:
 
     def _close(self, world: World, one: Execution, phase: Phase, label: str, asked: tuple[Server, Command]) -> Step:
         """The execution has done its work. It stays in the world only while it still has to ack its message."""
-        key = world.server.key
-        broken = Promise.NOTHING_LEFT if key is not None and key.nonce == one.nonce else None
+        broken = Promise.NOTHING_LEFT if world.server.number_of(one.nonce) else None
         requeues = one.ending is not None and one.ending.requeues
         if one.unacked:
             done = Execution(one.nonce, one.message, phase, ending=one.ending if requeues else None)
@@ -348,10 +356,10 @@ class Steps:
 
     def _acquire(self, one: Execution) -> Acquire | Claim:
         message, reads_note = one.message, known.reads_note(one, self.mistakes)
-        room = one.home if one.called else ""
+        called = (one.home, one.limit, one.message.place) if one.called else ("", one.limit, 0)
         if message.claim:
-            return Claim(self._token(one), one.attempt, reads_note, message.claim, room)
-        return Acquire(one.nonce, one.attempt, reads_note, room)
+            return Claim(self._token(one), one.attempt, reads_note, message.claim, *called)
+        return Acquire(one.nonce, one.attempt, reads_note, *called)
 
     def _token(self, one: Execution) -> str:
         return token_of(one, self.mistakes)
@@ -368,6 +376,7 @@ class Steps:
     @staticmethod
     def _stolen(before: Server, effect: Effect, nonce: str) -> Promise | None:
         """The promise `OWN_KEY`, if a command freed or extended a key that was not its sender's."""
-        touched = effect.leased or effect.server.key != before.key
-        theirs = before.key is not None and before.key.nonce != nonce
-        return Promise.OWN_KEY if touched and theirs else None
+        for slot, (old, new) in enumerate(zip(before.slots, effect.server.slots, strict=True), 1):
+            if old is not None and old.nonce != nonce and (old != new or slot == effect.slot):
+                return Promise.OWN_KEY
+        return None

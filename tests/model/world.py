@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from celery_redislock.server.tokens import Attempt
 
-from .commands import Command, Server
+from .commands import Command
 from .executions import CLOSED, IN_BODY, Execution, Message, Phase
 from .rules import Excuse, Promise
+from .server import Key, Server, limit_of, member_of, room_of
 
 if TYPE_CHECKING:
     from .publishing import Publisher, Stage
@@ -77,23 +78,27 @@ class World(NamedTuple):
     """The workers of which a task with another key has a slot."""
 
     @classmethod
-    def of(cls, messages: tuple[Message, ...], faults: Faults, publishers: tuple[Publisher, ...] = ()) -> World:
-        """The beginning: messages in the queue, and publishers that will send more."""
+    def of(
+        cls, messages: tuple[Message, ...], faults: Faults, publishers: tuple[Publisher, ...] = (), slots: int = 1
+    ) -> World:
+        """The beginning: messages in the queue, publishers that will send more, and a lock with so many slots."""
         history = History(published=frozenset(message.attempt for message in messages))
-        return cls(Server(), _in_order(messages), (), history, faults, publishers)
+        return cls(Server((None,) * slots), _in_order(messages), (), history, faults, publishers)
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to do, and the key is free."""
-        return not (self.queue or self.executions or self.publishers) and self.server.key is None and not self.busy
+        """Whether nothing is left to do, and the lock is free."""
+        return not (self.queue or self.executions or self.publishers) and self.server.is_free and not self.busy
 
     def has_ended(self, attempt: Attempt) -> bool:
         """Whether the outcome of `attempt` is stored, so that the result backend tells it to everybody."""
         return attempt in self.history.stored
 
-    def waiting_in(self, room: str) -> list[Execution]:
-        """Who waits in `room`, in the order of their places."""
+    def waiting_in(self, room: str, limit: int | None = None) -> list[Execution]:
+        """Who waits in `room`, in the order of their places; those with this limit, or all."""
         waiting = [one for one in self.executions if one.phase is Phase.WAITING and one.home == room]
+        if limit is not None:
+            waiting = [one for one in waiting if one.limit == limit]
         return sorted(waiting, key=lambda one: one.message.place)
 
     @property
@@ -102,13 +107,14 @@ class World(NamedTuple):
         return [one for one in self.executions if one.phase is Phase.CALLED]
 
     @property
-    def is_stuck(self) -> bool:
-        """Whether the key is reserved for a message that is neither queued, nor to be sent, nor with an execution."""
-        key = self.server.key
-        if key is None or key.nonce[0] != "h" or key.attempt in self.history.failed:
-            return False
+    def stuck(self) -> list[Key]:
+        """The slots reserved for messages that are neither queued, nor to be sent, nor with an execution."""
+        reserved = [key for key in self.server.keys if key.is_reserved and key.attempt not in self.history.failed]
+        if not reserved:
+            return []
         claims = {message.claim for message in self.queue} | {publisher.claim for publisher in self.publishers}
-        return key.nonce not in claims | {one.message.claim for one in self.executions}
+        claims |= {one.message.claim for one in self.executions}
+        return [key for key in reserved if key.nonce not in claims]
 
     def enqueue(self, message: Message) -> World:
         return self._replace(queue=_in_order((*self.queue, message)))
@@ -173,25 +179,18 @@ class World(NamedTuple):
         """One form for all states that differ only in the names of their executions."""
         if any(message.claim[:1] == "n" for message in self.queue):  # by a mistake a message carries an execution's
             return self
-        key, names = self.server.key, {}
-        holder = key.nonce if key else ""
+        names = {}
         for number, one in enumerate(sorted(self.executions, key=_shape(self.server)), 1):
             names[one.nonce] = f"n{number}"
-        if all(old == new for old, new in names.items()) and holder in {"", "dead", *names} and not self.server.line:
+        holders = {key.nonce for key in self.server.keys}
+        if all(old == new for old, new in names.items()) and holders <= {"dead", *names} and not self.server.line:
             return self
         executions = []
         for one in self.executions:
             name = names[one.nonce]
             sent = one.sent._replace(nonce=name) if one.sent else None
             executions.append(one._replace(nonce=name, sent=sent))
-        server = self.server
-        rooms = {f"r{old[1:]}": f"r{new[1:]}" for old, new in names.items()}
-        if key is not None and holder[0] == "n":
-            server = server._replace(key=key._replace(nonce=names.get(holder, "dead")))
-        elif key is not None and key.room[:1] == "r":
-            server = server._replace(key=key._replace(nonce=holder[0] + rooms.get(key.room, "rdead")))
-        line = [(place, rooms.get(room, f"rdead{place}") if room[0] == "r" else room) for place, room in server.line]
-        server = server._replace(line=tuple(line))
+        server = _renamed(self.server, names)
         return self._replace(server=server, executions=tuple(sorted(executions, key=_nonce)))
 
     def fresh(self, kind: str) -> str:
@@ -200,11 +199,9 @@ class World(NamedTuple):
         Args:
             kind: ``"n"`` for an execution, ``"h"`` for a claim.
         """
-        used = {self.server.key.nonce} if self.server.key else set()
+        used = {key.nonce for key in self.server.keys} | {f"n{key.room[1:]}" for key in self.server.keys if key.room}
         used |= {message.claim for message in self.queue} | {one.claim for one in self.publishers} | self.server.gone
-        used |= {f"n{room[1:]}" for _, room in self.server.line}
-        if self.server.key and self.server.key.room:
-            used.add(f"n{self.server.key.room[1:]}")
+        used |= {f"n{room_of(member)[1:]}" for _, member in self.server.line}
         for one in self.executions:
             used |= {one.nonce, one.gives, one.message.claim}
         return next(nonce for number in range(1, 100) if (nonce := f"{kind}{number}") not in used)
@@ -233,13 +230,37 @@ def _nonce(one: Execution) -> str:
     return one.nonce
 
 
+def _renamed(server: Server, names: dict[str, str]) -> Server:
+    """`server` with other names for the executions, and for the rooms that are called after them."""
+    rooms = {f"r{old[1:]}": f"r{new[1:]}" for old, new in names.items()}
+
+    def member(old: str, dead: str) -> str:
+        if old[0] != "r":
+            return old
+        return member_of(rooms.get(room_of(old), dead), limit_of(old))
+
+    def renamed(key: Key) -> Key:
+        nonce = key.nonce
+        if nonce[0] in "?!":
+            nonce = nonce[0] + member(key.member, "rdead")
+        elif nonce[0] == "n":
+            nonce = names.get(nonce, "dead")
+        return key if nonce == key.nonce else key._replace(nonce=nonce)
+
+    slots = tuple(key and renamed(key) for key in server.slots)
+    line = tuple((place, member(old, f"rdead{place}")) for place, old in server.line)
+    return server._replace(slots=slots, line=line)
+
+
 def _shape(server: Server) -> Callable[[Execution], tuple[object, ...]]:
     """A sort key of executions: all that tells them apart besides their names."""
-    holder = server.key.nonce if server.key else ""
-    ranks = {room: rank for rank, (_, room) in enumerate(server.line)}
+    held = {key.nonce: slot for slot, key in enumerate(server.slots) if key}
+    kept = {key.room: slot for slot, key in enumerate(server.slots) if key and key.member}
+    ranks = {member: rank for rank, (_, member) in enumerate(server.line)}
 
     def shape(one: Execution) -> tuple[object, ...]:
-        is_known = (one.nonce == holder, one.home == holder[1:], ranks.get(one.home, -1))
-        return (one.phase.name, one.message, *is_known, one.unacked, one.overdue, one.lost, *one[-4:])
+        home = one.home
+        known = (held.get(one.nonce, -1), kept.get(home, -1), ranks.get(member_of(home, one.limit), -1))
+        return (one.phase.name, one.message, *known, one.unacked, one.overdue, one.lost, *one[-6:])
 
     return shape

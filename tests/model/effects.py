@@ -1,0 +1,254 @@
+"""Redis in the model: what each command does. Pure functions of the state of one lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence, Set
+
+from celery_redislock.server.tokens import Attempt
+
+from .commands import (
+    Acquire,
+    Claim,
+    Command,
+    Effect,
+    GiveUp,
+    HandOver,
+    Leave,
+    Release,
+    Renew,
+    Reply,
+    Stand,
+)
+from .rules import Mistake
+from .server import NOBODY, Key, Server, member_of
+
+Mistakes = Set[Mistake]
+
+
+def apply(server: Server, command: Command, mistakes: Mistakes = frozenset()) -> Effect:
+    """What `command` does where Redis is in the state `server`."""
+    run: Callable[[Server, Command, Mistakes], Effect] = _COMMANDS[type(command)]
+    return run(server, command, mistakes)
+
+
+def offer(server: Server, slots: Iterable[int], mistakes: Mistakes) -> Server:
+    """Each of these slots that is free is offered to the first in line that may have it."""
+    for slot in slots:
+        anybody = Mistake.SLOT_ABOVE_THE_LIMIT in mistakes
+        member = server.first_for(1 if anybody else slot)
+        if server.slots[slot - 1] is None and member and Mistake.RELEASE_OFFERS_NOTHING not in mistakes:
+            server = server.put(slot, Key(f"?{member}", NOBODY)).placed(member, None)
+    return server
+
+
+def acquire(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> Effect:
+    mine, kept = server.number_of(command.nonce), _kept(server, command, mistakes)
+    if command.reads_note and noted(command.attempt, mistakes) in server.notes:
+        owned = [mine] if mine and Mistake.FINISHED_LEAVES_ITS_KEY not in mistakes else []
+        # With the limit 1, what is reserved for my message is given up by the command that I send next.
+        given_back = kept if command.limit > 1 else _called(server, command, mistakes)
+        return Effect(Reply.FINISHED, _freed(server, [*given_back, *owned], mistakes))
+    if mine and Mistake.OWN_GRANT_IS_A_CONFLICT not in mistakes:
+        return _granted(server, mine, command, mistakes)
+    copy = 0 if kept and Mistake.CALLED_COPY_HAS_ITS_SLOT in mistakes else _slot_of_copy(server, command, mistakes)
+    if copy and not (kept and _is_reserved(server, copy)):
+        return _meet_copy(server, copy, command, mistakes)
+    slot = kept[0] if kept else _free_slot(server, command, mistakes)
+    if slot:
+        return _granted(server, slot, command, mistakes)
+    return _refused(offer(server, server.free(command.limit), mistakes), command.limit)
+
+
+def _is_reserved(server: Server, slot: int) -> bool:
+    key = server.slots[slot - 1]
+    return key is not None and key.is_reserved
+
+
+def _slot_of_copy(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> int:
+    """The slot that holds the attempt of `command`: if possible one that runs it, not one reserved for it; 0: none.
+
+    Whose message may be a copy, or has a claim, looks at all slots: the limit may have been greater until a moment ago.
+    """
+    if Mistake.SECOND_SLOT_FOR_A_COPY in mistakes:
+        return 0
+    looks_at_all = command.reads_note or (bool(command.claim) and command.limit > 1)
+    is_blind = not looks_at_all or Mistake.BLIND_TO_HIGH_SLOTS in mistakes
+    seen = server.slots[: command.limit] if is_blind else server.slots
+    mine, found = noted(command.attempt, mistakes), 0
+    for slot, key in enumerate(seen, 1):
+        if key is None or key.member or key.nonce == command.claim or noted(key.attempt, mistakes) != mine:
+            continue
+        # Above a limit of 1 only what runs counts.
+        if not key.is_reserved or (not found and (slot == 1 or command.limit > 1)):
+            found = slot
+    return found
+
+
+def _meet_copy(server: Server, slot: int, command: Acquire | Claim, mistakes: Mistakes) -> Effect:
+    """My attempt has a slot, which is marked. Whatever is kept for me is passed on: I must not run beside it."""
+    key = server.slots[slot - 1]
+    assert key
+    copy = key._replace(marked=key.marked or not key.is_reserved)
+    passed_on = _freed(server.put(slot, copy), _kept(server, command, mistakes), mistakes)
+    return Effect(Reply.HELD, passed_on, 0, (copy,), is_twin=command.limit > 1 or slot > 1)
+
+
+def _free_slot(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> int:
+    """The lowest free slot that I may take: nobody waits for it, or I was called and my call has lapsed."""
+    is_awaited = any(key.is_offered for key in server.slots[: command.limit] if key is not None)
+    if Mistake.NEWCOMER_PASSES_AN_OFFER in mistakes:
+        is_awaited = False
+    for slot in server.free(command.limit):
+        if command.room or not (is_awaited or server.first_for(slot)):
+            return slot
+    return 0
+
+
+def _granted(server: Server, slot: int, command: Acquire | Claim, mistakes: Mistakes) -> Effect:
+    """The slot is granted, and what else is kept for me is passed on."""
+    key, gone, is_claimed = server.slots[slot - 1], server.gone, bool(_claimed(server, command))
+    if key is None or key.nonce != command.nonce:
+        keeps_claim = Mistake.CLAIM_IS_KEPT in mistakes and slot in _claimed(server, command)
+        nonce = command.claim if keeps_claim else command.nonce
+        server = server.put(slot, Key(nonce, command.attempt, key is not None and key.marked))
+    if command.claim and command.limit > 1 and not is_claimed and Mistake.EARLY_RETRY_IS_FORGOTTEN not in mistakes:
+        gone |= {command.claim}  # the run before must not hand its slot over to me any more
+    forgets = Mistake.SECOND_KEPT_SLOT_IS_FORGOTTEN in mistakes
+    others = [] if forgets else [one for one in _kept(server, command, mistakes) if one != slot]
+    return Effect(Reply.GRANTED, _freed(server._replace(gone=gone), others, mistakes), slot)
+
+
+def _kept(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> list[int]:
+    """The slots that are kept for whoever sends `command`: called to one, it may have been handed another meanwhile."""
+    return [*_called(server, command, mistakes), *_claimed(server, command)]
+
+
+def _called(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> list[int]:
+    """The slots to which whoever sends `command` was called."""
+    if not command.room:
+        return []
+    call = Key(f"!{member_of(command.room, command.limit)}", NOBODY, place=command.place)
+    if Mistake.CALL_NAMES_NO_PLACE in mistakes:
+        return [slot for slot, key in enumerate(server.slots, 1) if key and key.nonce == call.nonce]
+    return [slot for slot, key in enumerate(server.slots, 1) if key == call]
+
+
+def _claimed(server: Server, command: Acquire | Claim) -> list[int]:
+    """The slot that is reserved for the message of whoever sends `command`. A limit of 1 looks at the first only."""
+    slot = server.number_of(command.claim) if command.claim else 0
+    return [slot] if slot and (command.limit > 1 or slot == 1) else []
+
+
+def _refused(server: Server, limit: int) -> Effect:
+    """The answer to somebody who may not have a slot: who holds the lock, and then for whom it is kept."""
+    holders = [key for key in server.slots[:limit] if key is not None]
+    return Effect(Reply.HELD, server, holders=tuple(sorted(holders, key=lambda key: bool(key.member))))
+
+
+def stand(server: Server, command: Stand, mistakes: Mistakes) -> Effect:
+    member, limit = command.member, command.limit
+    standing = server.placed(member, command.place)
+    called = Key(f"!{member}", NOBODY, place=command.place)
+    slot = _slot_for(standing, called, member, limit, mistakes)
+    if not slot:
+        return _refused(offer(standing, standing.free(limit), mistakes), limit)
+    if Mistake.CALL_IS_AN_OFFER in mistakes:
+        called = Key(f"?{member}", NOBODY)
+    taken = server.placed(member, command.next_place).put(slot, called)
+    others = [] if Mistake.STAND_OFFERS_ONE_SLOT in mistakes else taken.free(limit)
+    return Effect(Reply.TAKEN, offer(taken, others, mistakes))
+
+
+def _slot_for(server: Server, called: Key, member: str, limit: int, mistakes: Mistakes) -> int:
+    """The slot for the first who waits in `member`: called already, or offered, or free and nobody else comes first."""
+    anybody = Mistake.STAND_IGNORES_AN_EARLIER_PLACE in mistakes
+    seen = list(enumerate(server.slots[:limit], 1))
+    already = [slot for slot, key in seen if key == called]
+    offered = [slot for slot, key in seen if key == Key(f"?{member}", NOBODY)]
+    free = [slot for slot in server.free(limit) if anybody or server.first_for(slot) == member]
+    return next(iter([*already, *offered, *free]), 0)
+
+
+def leave(server: Server, command: Leave, mistakes: Mistakes) -> Effect:
+    mine = {f"?{command.member}"} | ({f"!{command.member}"} if Mistake.SECOND_ENDS_THE_CALL in mistakes else set())
+    left = server.placed(command.member, None)
+    offered = [slot for slot, key in enumerate(left.slots[: command.limit], 1) if key is not None and key.nonce in mine]
+    for slot in offered:
+        left = left.put(slot, None)
+    reply = Reply.PASSED_ON if offered else Reply.LEFT
+    return Effect(reply, offer(left, left.free(command.limit), mistakes))
+
+
+def renew(server: Server, command: Renew, mistakes: Mistakes) -> Effect:
+    key = server.slots[command.slot - 1]
+    if key is not None and (key.nonce == command.nonce or Mistake.RENEW_WITHOUT_OWNER_CHECK in mistakes):
+        return Effect(Reply.RENEWED, server, command.slot)
+    return Effect(Reply.NOT_MINE, server)
+
+
+def release(server: Server, command: Release | HandOver, mistakes: Mistakes) -> Effect:
+    slot = _slot_to_release(server, command, mistakes)
+    mine = server.slots[slot - 1] if slot else None
+    notes = server.notes
+    # Where the lock was lost, the mark of a copy may be lost with it, so the note is left in any case.
+    if command.note and (mine is None or command.unseen_copy or mine.marked) and Mistake.NO_NOTE not in mistakes:
+        notes |= {noted(command.note, mistakes)}
+    server = server._replace(notes=notes)
+    if mine is None:
+        return Effect(Reply.NOT_MINE, server)
+    if isinstance(command, HandOver) and command.claim in server.gone:
+        server = server._replace(gone=server.gone - {command.claim})
+        return Effect(Reply.RELEASED, _freed(server, [slot], mistakes))
+    if isinstance(command, HandOver):
+        return Effect(Reply.HANDED_OVER, server.put(slot, Key(command.claim, command.attempt)), slot)
+    return Effect(Reply.RELEASED, _freed(server, [slot], mistakes))
+
+
+def _slot_to_release(server: Server, command: Release | HandOver, mistakes: Mistakes) -> int:
+    """The slot of the owner; 0: none."""
+    if Mistake.RELEASE_WITHOUT_OWNER_CHECK in mistakes and server.slots[0] is not None:
+        return 1
+    for slot, key in enumerate(_in_reach(server, command.limit), 1):
+        if key is not None and key.nonce == command.nonce and key.place == command.place:
+            return slot
+    return 0
+
+
+def _in_reach(server: Server, limit: int) -> tuple[Key | None, ...]:
+    """Where an owner with this limit is looked for: in all slots, for its limit may have been greater; but for 1."""
+    return server.slots[:1] if limit == 1 else server.slots
+
+
+def give_up(server: Server, command: GiveUp, mistakes: Mistakes) -> Effect:
+    slot = server.number_of(command.claim)
+    if 0 < slot <= len(_in_reach(server, command.limit)):
+        return Effect(Reply.GIVEN_UP, _freed(server, [slot], mistakes))
+    if command.is_to_come and Mistake.GIVEN_UP_IS_FORGOTTEN not in mistakes:
+        return Effect(Reply.NOT_MINE, server._replace(gone=server.gone | {command.claim}))
+    return Effect(Reply.NOT_MINE, server)
+
+
+def _freed(server: Server, slots: Sequence[int], mistakes: Mistakes) -> Server:
+    """This state with these slots free, or offered to the first in line."""
+    for slot in slots:
+        server = server.put(slot, None)
+    return offer(server, slots, mistakes)
+
+
+def noted(attempt: Attempt, mistakes: Mistakes) -> Attempt:
+    """What notes and copies of `attempt` are recognised by: the attempt itself, unless a mistake says otherwise."""
+    if Mistake.SAME_ID_IS_A_COPY in mistakes:
+        return Attempt(attempt.task_id, 0, 0)
+    return attempt._replace(publish="") if Mistake.NOTE_NAMES_NO_PUBLISH in mistakes else attempt
+
+
+_COMMANDS: dict[type, Callable[..., Effect]] = {
+    Acquire: acquire,
+    Claim: acquire,
+    Renew: renew,
+    Release: release,
+    HandOver: release,
+    GiveUp: give_up,
+    Stand: stand,
+    Leave: leave,
+}

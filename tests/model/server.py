@@ -1,0 +1,108 @@
+"""Server: the state that Redis is in, as far as it has to do with one lock."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from celery_redislock.server.tokens import Attempt
+
+
+class Key(NamedTuple):
+    """What one slot of the lock holds: a token's nonce and attempt, and whether an acquire of a copy has marked it.
+
+    Only the slot of a running execution can be marked. A lock with the limit 1 has one slot, and that is its key.
+    """
+
+    nonce: str
+    """That of an execution, ``n1``; a claim, ``h1``, under which the slot is reserved for a message; or a member of the
+    line, to which the slot is offered, ``?r1``, or from which somebody is on the way to it, ``!r1``."""
+    attempt: Attempt
+    marked: bool = False
+    place: int = 0
+    """The place of the one who is on the way."""
+
+    @property
+    def is_reserved(self) -> bool:
+        """Whether the slot is reserved for a message, which carries the nonce as its claim."""
+        return self.nonce[0] == "h"
+
+    @property
+    def is_offered(self) -> bool:
+        """Whether the slot is offered to a room that has not answered yet."""
+        return self.nonce[0] == "?"
+
+    @property
+    def member(self) -> str:
+        """The member of the line to which the slot is offered, or from which somebody is called; else empty."""
+        return self.nonce[1:] if self.nonce[0] in "?!" else ""
+
+    @property
+    def room(self) -> str:
+        """The room of that member; empty where there is none."""
+        return room_of(self.member)
+
+
+#: An offer names a room, and no attempt.
+NOBODY = Attempt("", 0, 0)
+
+
+def member_of(room: str, limit: int) -> str:
+    """How `room` stands in line for those who wait in it with `limit`: ``r1``, or ``r1 2``."""
+    return room if limit == 1 else f"{room} {limit}"
+
+
+def room_of(member: str) -> str:
+    return member.partition(" ")[0]
+
+
+def limit_of(member: str) -> int:
+    return int(member.partition(" ")[2] or 1)
+
+
+class Server(NamedTuple):
+    """All that Redis knows."""
+
+    slots: tuple[Key | None, ...] = (None,)
+    """What each slot of the lock holds; None where it is free. The first one is the lock's key."""
+    notes: frozenset[Attempt] = frozenset()
+    """The attempts that have a note: they are over."""
+    gone: frozenset[str] = frozenset()
+    """The claims that were given up before a run handed its slot over under them: no message will come with them."""
+    line: tuple[tuple[int, str], ...] = ()
+    """The rooms that wait for the lock, each with its place: that of the first of those who wait in it. In order."""
+
+    @property
+    def keys(self) -> list[Key]:
+        """What the slots hold that are not free."""
+        return [key for key in self.slots if key is not None]
+
+    @property
+    def runs(self) -> list[Key]:
+        """The slots of executions."""
+        return [key for key in self.slots if key is not None and key.nonce[0] == "n"]
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody has any slot."""
+        return not any(self.slots)
+
+    def number_of(self, nonce: str) -> int:
+        """The number of the slot that holds `nonce`, from 1 on; 0 where none does."""
+        return next((number for number, key in enumerate(self.slots, 1) if key is not None and key.nonce == nonce), 0)
+
+    def free(self, limit: int) -> list[int]:
+        """The numbers of the free slots that somebody with `limit` may have."""
+        return [number for number, key in enumerate(self.slots[:limit], 1) if key is None]
+
+    def first_for(self, slot: int) -> str:
+        """The first in line that may have the slot of this number: its limit is not below it. Empty: nobody."""
+        return next((member for _, member in self.line if limit_of(member) >= slot), "")
+
+    def put(self, slot: int, key: Key | None) -> Server:
+        """This state with `key` in the slot of this number."""
+        return self._replace(slots=(*self.slots[: slot - 1], key, *self.slots[slot:]))
+
+    def placed(self, member: str, place: int | None) -> Server:
+        """This state with `member` at `place` in the line; None: not in the line."""
+        others = [entry for entry in self.line if entry[1] != member]
+        return self._replace(line=tuple(sorted(others if place is None else [*others, (place, member)])))
