@@ -9,7 +9,7 @@
 -- ARGV[4]  the lease in milliseconds; empty: the key never expires
 -- n key    the note of my attempt; given only where my message may be a copy
 -- f key    the last fence of the lock; given only where a fence is asked for
--- r value  the owner in the offers to my room; given only where I was called from there
+-- r value  the token of the key while it is kept for me, whole; given only where I was called from a room
 -- c key    the place of the one message that may wait in the queue; given only where my message carries a claim
 -- c value  the owner in my message's reservation of the key or of the place; it is made of the claim
 -- c value  how long the place is reserved from now on if the key is not granted, in milliseconds

@@ -68,6 +68,7 @@ if copy and (#kept == 0 or is_running(values[copy])) then
   return refused_by_twin(names[copy])
 end
 
+local was_mine = mine
 mine = mine or kept[1]
 local is_awaited = false
 for number = 1, limit do
@@ -102,7 +103,7 @@ end
 if values[mine] and string.sub(values[mine], 1, 1) == SEEN then
   mark(names[mine], token)
 end
-if claim and not is_reserved then
+if claim and not is_reserved and not was_mine then
   -- The run that publishes its next attempt hands its slot over only when it ends, and then finds this note.
   redis.call('SET', gone, '', 'PX', gone_ttl)
 end
