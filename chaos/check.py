@@ -10,6 +10,7 @@ from celery_redislock.server.tokens import Token
 from chaos import excuses, missing
 from chaos.load import LATE
 from chaos.story import Line, Story
+from chaos.tasks import LIMIT
 from chaos.turns import check_turns
 from tests.lab.ledger import Ledger, Run
 
@@ -48,7 +49,7 @@ def check(ledger: Ledger) -> Verdict:
     """Hold a ledger of a chaos run against the promise."""
     story, verdict = Story(ledger), Verdict()
     verdict.faults.update(line["name"] for line in story.events("fault") if line["struck"])
-    for examine in (_messages, _runs, _overlaps, _losses, _turns, _leftovers):
+    for examine in (_messages, _runs, _overlaps, _crowds, _losses, _turns, _leftovers):
         verdict.offences += examine(story, verdict)
     return verdict
 
@@ -91,6 +92,16 @@ def _overlaps(story: Story, verdict: Verdict) -> Iterable[Offence]:
             verdict.overlaps[excuse] += 1
         else:
             yield Offence(f"two runs of {first.key} at the same time", _lines_of(story, first, second))
+
+
+def _crowds(story: Story, verdict: Verdict) -> Iterable[Offence]:
+    for run, others in story.beside.items():
+        found = [excuses.of_overlap(story, other, run) for other in others]
+        if found.count(None) >= LIMIT:
+            lines = [line for other in others for line in _lines_of(story, other, run)]
+            yield Offence(f"more than {LIMIT} runs of {run.key} at the same time", lines)
+        elif len(found) >= LIMIT:
+            verdict.overlaps[next(filter(None, found))] += 1
 
 
 def _lines_of(story: Story, first: Run, second: Run) -> list[Line]:

@@ -19,11 +19,13 @@ MOST = 15
 #: The least and the most seconds between two messages.
 PAUSE = (0.02, 0.3)
 #: The kinds of messages that are acked after they ran, and so must come to their end whatever happens.
-LATE = frozenset({"late", "again", "step", "link", "job", "last"})
+LATE = frozenset({"late", "again", "step", "link", "job", "last", "three"})
 _KINDS = {"late": 8, "again": 3, "step": 3, "link": 2, "once": 3, "early": 2, "limited": 1, "job": 5, "last": 5}
-_KINDS["burst"] = 3
-#: A burst is so many messages of kind `late` for one key, at least and at most: several of them wait at once.
+_KINDS |= {"burst": 3, "three": 3}
+#: A burst is so many messages for one key, of kind `late` or `three`, at least and at most: several of them wait.
 BURST = (3, 6)
+#: The number of keys that more than one may hold at once.
+LIMITED = 2
 #: The number of keys of the jobs in each scope: so few that some of their publishes are duplicates.
 JOBS = 3
 #: Seconds for the messages that are under way when the faults are over. The check finds what has not ended by then.
@@ -89,10 +91,11 @@ class Load(threading.Thread):
                 if sent.duplicate:
                     self._ledger.write({"event": "answered", "task_id": sent.id})
                     return
-            case "burst":
+            case "burst" | "three":
+                name, key = ("late", key) if kind == "burst" else (kind, f"{kind}{self._chance.randrange(LIMITED)}")
                 for number in range(self._chance.randint(*BURST)):
-                    sent = self._task("late").delay(key, f"{item}.{number}", self._seconds())
-                    self._write_down(sent, "late")
+                    sent = self._task(name).delay(key, f"{item}.{number}", self._seconds())
+                    self._write_down(sent, name)
                 return
             case "limited":
                 sent = self._task(kind).apply_async((key, item, 20.0))

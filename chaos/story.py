@@ -9,6 +9,8 @@ from typing import Any
 from tests.lab.ledger import Ledger, Run
 
 Line = dict[str, Any]
+#: Keys of these begin so: more than one may hold them.
+LIMITED = "three"
 
 
 class Story:
@@ -17,8 +19,10 @@ class Story:
     def __init__(self, ledger: Ledger) -> None:
         self.lines = ledger.lines()
         self.runs = ledger.runs()
-        self.overlaps = ledger.overlaps()
-        self.told_overlaps = ledger.excused_overlaps()
+        #: Pairs of runs at the same time that may not be; and for each run of a key that more than one may hold, all
+        #: that went on when it began.
+        self.overlaps, self.beside = _sorted_out(ledger.overlaps())
+        self.told_overlaps, _ = _sorted_out(ledger.excused_overlaps())
         self._events: dict[str, list[Line]] = defaultdict(list)
         for line in self.lines:
             self._events[line["event"]].append(line)
@@ -110,3 +114,15 @@ class Story:
         for line in self.events(event):
             lines[line[field]].append(line)
         return lines
+
+
+def _sorted_out(pairs: list[tuple[Run, Run]]) -> tuple[list[tuple[Run, Run]], dict[Run, list[Run]]]:
+    """Those pairs that may not be, and the others by their second run."""
+    overlaps, beside = [], defaultdict(list)
+    for first, second in pairs:
+        is_twin = (first.task_id, first.item) == (second.task_id, second.item)
+        if first.key.startswith(LIMITED) and not is_twin:
+            beside[second].append(first)
+        else:
+            overlaps.append((first, second))
+    return overlaps, beside

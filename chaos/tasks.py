@@ -16,6 +16,8 @@ from tests.lab.bodies import sleep_on
 from tests.lab.ledger import Ledger
 
 LEASE = 3.0
+#: How many tasks of kind `three` may run at once under one key.
+LIMIT = 3
 #: The hard time limit of the tasks of kind `limited`, in seconds.
 TIME_LIMIT = 1.0
 #: The name of the header by which a publish is known when a worker receives its message.
@@ -68,6 +70,11 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
     def last(self: Any, key: str, item: str, seconds: float, times: int) -> str:
         """One runs, one waits."""
         return again_and_again(self, key, item, seconds, times)
+
+    @define("three", lock_on_conflict="wait", lock_limit=LIMIT, **_LATE)
+    def three(self: Any, key: str, item: str, seconds: float) -> str:
+        """Runs with others, up to a limit; acked after it ran."""
+        return work(self, key, item, seconds)
 
     @define("early", lock_on_conflict="wait")
     def early(self: Any, key: str, item: str, seconds: float) -> str:

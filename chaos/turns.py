@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from chaos.story import Line, Story
+from chaos.story import LIMITED, Line, Story
 from chaos.waits import Turn, Wait, busy, gaps, is_later, turns, waits, was_full
 from chaos.windows import AT_ONCE, IDLE, MOST_PASSES, NEVER, RECOVERED
 
@@ -22,6 +22,8 @@ WAITED, CHECKED = "messages that waited in line", "of them, undisturbed by a fau
 PASSES = "times that one passed another whose worker had no free slot"
 #: Keys of these begin so: such a key may be reserved for a message that lies in the broker's queue.
 RESERVED = "job"
+#: What begins at the same moment in several slots may do so in any order.
+NOT_IN_ORDER = (RESERVED, LIMITED)
 
 
 @dataclass
@@ -42,7 +44,7 @@ def check_turns(story: Story) -> Turns:
         if start is None:
             continue
         found.counts[CHECKED] += 1
-        if wait.key.startswith(RESERVED):
+        if wait.key.startswith(NOT_IN_ORDER):
             continue
         _passed(story, found, wait, start, had_turns.get(wait.key, []))
         for seconds in _idle(story, wait, start, in_use.get(wait.key, [])):

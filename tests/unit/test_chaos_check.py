@@ -107,6 +107,27 @@ class TestOverlaps:
         book.run("a", 1, 9)
         book.run("b", 5, 6, pid=OTHER)
 
+    @pytest.mark.parametrize(("count", "found"), [(3, []), (4, ["more than 3 runs of three0 at the same time"])])
+    def test_of_a_key_that_three_may_hold_the_fourth_breaks_it(self, book, broken, count, found):
+        for number in range(count):
+            book.sent(f"m{number}", "three")
+            book.run(f"m{number}", 1 + number, 9, pid=CHILD + number, key="three0")
+        assert broken() == found
+
+    def test_of_such_a_key_one_that_stood_still_is_excused(self, book, broken):
+        for number in range(4):
+            book.sent(f"m{number}", "three")
+            book.run(f"m{number}", 1 + number, 9, pid=CHILD + number, key="three0")
+        book.fault(STOP_CHILD, 1.5, 4.2, [CHILD])
+        assert broken() == []
+        assert check(book.ledger).overlaps[excuses.STOPPED] == 1
+
+    def test_of_such_a_key_two_deliveries_of_one_message_may_not_run_at_once(self, book, broken):
+        book.sent("a", "three")
+        book.run("a", 1, 9, key="three0")
+        book.run("a", 5, 10, key="three0", pid=OTHER)
+        assert "two runs of three0 at the same time" in broken()
+
     def test_without_a_cause_it_is_broken(self, overlap, broken, book):
         assert broken() == ["two runs of key at the same time"]
         shown = check(book.ledger).offences[0].lines
