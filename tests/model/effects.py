@@ -107,11 +107,13 @@ def _free_slot(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> 
 def _granted(server: Server, slot: int, command: Acquire | Claim, mistakes: Mistakes) -> Effect:
     """The slot is granted, and what else is kept for me is passed on."""
     key, gone, is_claimed = server.slots[slot - 1], server.gone, bool(_claimed(server, command))
-    if key is None or key.nonce != command.nonce:
+    is_new = key is None or key.nonce != command.nonce
+    if is_new:
         keeps_claim = Mistake.CLAIM_IS_KEPT in mistakes and slot in _claimed(server, command)
         nonce = command.claim if keeps_claim else command.nonce
         server = server.put(slot, Key(nonce, command.attempt, key is not None and key.marked))
-    if command.claim and command.limit > 1 and not is_claimed and Mistake.EARLY_RETRY_IS_FORGOTTEN not in mistakes:
+    is_early = bool(command.claim) and command.limit > 1 and is_new and not is_claimed
+    if is_early and Mistake.EARLY_RETRY_IS_FORGOTTEN not in mistakes:
         gone |= {command.claim}  # the run before must not hand its slot over to me any more
     forgets = Mistake.SECOND_KEPT_SLOT_IS_FORGOTTEN in mistakes
     others = [] if forgets else [one for one in _kept(server, command, mistakes) if one != slot]
