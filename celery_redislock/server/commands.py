@@ -100,6 +100,11 @@ def release(
     return Command(RELEASE, keys, (flags, *values))
 
 
+def hand_over(key: str, token: Token, to: Token, ttl: float, note: Note | None = None) -> Command:
+    """Hand `key` over: arguments as `LockStore.hand_over`."""
+    return release(key, token.owner, note, (to, ttl), keys_of(key).gone(to.nonce))
+
+
 def give_up(key: str, claim: str, gone_ttl: float | None) -> Command:
     """Give up the reservations of a message: of `key`, and of the place in its queue.
 
@@ -122,6 +127,11 @@ def renew(locks: Sequence[tuple[str, Token, float]]) -> Command:
     """Renew each of these triples of key, token and lease in seconds."""
     values = (value for _, token, lease in locks for value in (token.owner, _ms(lease)))
     return Command(RENEW, tuple(key for key, _, _ in locks), tuple(values))
+
+
+def lengthen(key: str, token: Token, ttl: float) -> Command:
+    """Let `key`, which `token` owns, live for `ttl` seconds from now."""
+    return renew([(key, token, ttl)])
 
 
 def expect(key: str, token: Token) -> Command:

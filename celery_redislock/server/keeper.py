@@ -25,6 +25,8 @@ TICK = 1 / 10
 #: When no lock is held any more, the thread looks again after so many seconds, and only then sleeps until it is woken:
 #: to wake the thread for every short task would cost more than the task.
 LINGER = 1.0
+#: An answer that nobody has read for so many seconds is read here: the process has nothing else to ask.
+READ_LATE = 0.05
 #: The releases that were put off take no longer than this at a time, in seconds: renewals may be due.
 SHIFT = 0.05
 #: Locks in one renewal command; more would keep the server from other clients for milliseconds.
@@ -40,10 +42,13 @@ class Keeper:
     Args:
         store: A store with a connection that nobody else uses, so that no other command can delay a renewal.
         command_time: The longest that one renewal may take until it fails, in seconds.
+        sends_late: A store of which the keeper reads the late answers that nobody else reads.
     """
 
-    def __init__(self, store: LockStore, command_time: float) -> None:
+    def __init__(self, store: LockStore, command_time: float, sends_late: LockStore | None = None) -> None:
         self._store = store
+        self._sends_late = sends_late
+        self._linger_until = 0.0
         self._command_time = command_time
         self._held: dict[int, HeldLock] = {}
         self._later: dict[Callable[[LockStore], object], None] = {}
@@ -71,6 +76,13 @@ class Keeper:
     def remove(self, lock: HeldLock) -> None:
         """Renew `lock` no more. A renewal may be on its way; it renews the key only while the lock's token owns it."""
         self._held.pop(id(lock), None)
+
+    def expect_answers(self) -> None:
+        """Read the answers of the store that sends late soon, if nobody else does."""
+        self._added = True
+        if self._wake_at > time.monotonic() + READ_LATE:
+            self._start()
+            self._wake.set()
 
     def later(self, release: Callable[[LockStore], object]) -> None:
         """Release a key, or give up a reservation, in the keeper's thread as soon as Redis answers.
@@ -113,8 +125,15 @@ class Keeper:
             self._failures = 0  # without a lock, no renewal will show that Redis answers again
         # After a failed renewal it is too early for the releases that were put off: the next renewals matter more.
         goes_on = bool(self._later) and not self._failures and self._release_later()
+        is_unread = self._sends_late is not None and self._sends_late.read_late(READ_LATE, self._command_time)
         upcoming = (min(lock.renew_at, lock.deadline) for lock in self._held.copy().values())
-        idle = now if goes_on else now + LINGER if self._added or self._later else math.inf
+        if self._added:
+            self._linger_until = now + LINGER
+        idle = now if goes_on else now + LINGER if self._later else math.inf
+        if is_unread or (self._sends_late is not None and now < self._linger_until):
+            idle = min(idle, now + READ_LATE)
+        elif now < self._linger_until:
+            idle = min(idle, self._linger_until)
         self._added = False
         self._wake_at = min((idle, *upcoming))
         return self._wake_at - time.monotonic()

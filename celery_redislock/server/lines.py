@@ -1,17 +1,109 @@
-"""Lines: connections to one server, each used by one command at a time."""
+"""Lines: connections to one server, each used by one command at a time, and answers that are read late."""
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import redis
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-T = TypeVar("T")
+from .scripts import Command
+
+logger = logging.getLogger(__name__)
 
 #: At most so many spare connections are kept out of the pool.
 MAX_SPARE = 8
+
+
+class Late(NamedTuple):
+    """A command whose sender does not wait for its answer. It must be safe to send it once more."""
+
+    command: Command
+    told: Callable[[Any], object]
+    """Is called with what the script has answered."""
+    in_doubt: Callable[[], object]
+    """Is called where the server has refused the command, or the connection was lost before the answer was read: the
+    script has not run, or may not have run."""
+    sent_at: float
+    """When it was sent, by `time.monotonic()`."""
+
+
+class Line:
+    """One connection of the client's pool.
+
+    Args:
+        client: A client that has this one connection.
+
+    Attributes:
+        late: The command that was sent last, if its answer has not been read. It is read together with the answer of
+            the next command, so it costs nobody a round trip.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        self._connection: Any = client.connection
+        self.late: Late | None = None
+
+    def ask(self, command: Command) -> Any:
+        """The answer to `command`, in one round trip; in two where the server does not know the script yet."""
+        self._send("EVALSHA", command.script.sha, command)
+        self.read_late()
+        try:
+            return self._connection.read_response()
+        except NoScriptError:  # a server that is new or has restarted
+            self._send("EVAL", command.script.text, command)
+            return self._connection.read_response()
+
+    def send_late(self, late: Late) -> None:
+        """Send a command, whose answer is read later."""
+        self.read_late()
+        self._send("EVALSHA", late.command.script.sha, late.command)
+        self.late = late
+
+    def read_late(self) -> None:
+        """Read the answer that has not been read, if there is one, and tell who has sent the command."""
+        late = self.late
+        if late is None:
+            return
+        try:
+            answer = self._connection.read_response()
+        except ResponseError:  # the server has refused it: where it has restarted, it does not know the script
+            self.late = None
+            late.in_doubt()
+            return
+        self.late = None
+        try:
+            late.told(answer)
+        except Exception:
+            logger.exception("the answer %r to a command that was sent before could not be dealt with", answer)
+
+    def is_answered(self) -> bool:
+        """Whether an answer can be read without waiting for it."""
+        return bool(self._connection.can_read(timeout=0))
+
+    def drop(self) -> None:
+        """Close the connection: an answer may still be on its way, and would be read as that of the next command."""
+        late, self.late = self.late, None
+        self._connection.disconnect()
+        self._client.close()
+        if late is not None:
+            late.in_doubt()
+
+    def close(self) -> None:
+        """Return the connection to the pool; but close it where an answer has not been read."""
+        if self.late is not None:
+            self.drop()
+        else:
+            self._client.close()
+
+    def _send(self, how: str, script: str, command: Command) -> None:
+        keys, values = command.keys, command.values
+        # A check of the connection's health would take the answer that has not been read for its own.
+        self._connection.send_command(how, script, str(len(keys)), *keys, *values, check_health=self.late is None)
 
 
 class Lines:
@@ -26,40 +118,88 @@ class Lines:
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
-        self._spare: list[redis.Redis] = []
+        self._spare: list[Line] = []
         self._pid = os.getpid()
         # Half of the pool's connections stay there, so that a thread that waits for one gets one.
         self._max_spare = min(MAX_SPARE, client.connection_pool.max_connections // 2)
 
-    def _on_line(self, command: Callable[..., T], *args: Any) -> T:
-        """Return ``command(client, *args)``; no other thread uses that client, which is one connection, meanwhile."""
-        client = self._take_client()
+    def _on_line(self, command: Command) -> Any:
+        """The answer to `command`, on a connection that no other thread uses meanwhile."""
+        line = self._take_line()
         try:
-            reply = command(client, *args)
+            answer = line.ask(command)
         except BaseException:
-            if client.connection is not None:  # a late reply would be read as the next command's
-                client.connection.disconnect()  # type: ignore[no-untyped-call]
-            client.close()
-            self._drop_spares()
+            self._drop(line)
             raise
-        if len(self._spare) < self._max_spare:
-            self._spare.append(client)
-        else:
-            client.close()  # returns the connection to the pool
-        return reply
+        self._put(line)
+        return answer
 
-    def _take_client(self) -> redis.Redis:
+    def _send_late(self, late: Late) -> None:
+        """Send a command, and return without its answer."""
+        line = self._take_line()
+        try:
+            line.send_late(late)
+            if len(self._spare) >= self._max_spare:
+                line.read_late()  # for the line goes back to the pool, where nobody would read the answer
+        except BaseException:
+            self._drop(line)
+            raise
+        self._put(line)
+
+    def read_late(self, seconds: float, longest: float) -> bool:
+        """Read, without waiting, the answers that nobody has read for so many seconds; return whether any is left.
+
+        Args:
+            seconds: How old an answer must be, in seconds. A younger one is read with the next command of its line.
+            longest: How long to hope for an answer, in seconds.
+        """
+        now = time.monotonic()
+        for line in self._spare.copy():
+            late = line.late
+            if late is None or now - late.sent_at < seconds:
+                continue
+            try:
+                self._spare.remove(line)
+            except ValueError:  # another thread has taken it
+                continue
+            try:
+                if line.is_answered():
+                    line.read_late()
+                elif now - late.sent_at > longest:
+                    line.drop()
+                    continue
+            except BaseException as error:
+                self._drop(line)
+                if not isinstance(error, RedisError | OSError):
+                    raise
+                continue
+            self._put(line)
+        return self.has_unread
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether an answer has not been read."""
+        return any(line.late is not None for line in self._spare.copy())
+
+    def _take_line(self) -> Line:
         if self._pid != os.getpid():  # after a fork: the spares are the parent's connections
             self._pid = os.getpid()
             self._spare.clear()
         try:
-            return self._spare.pop()
+            return self._spare.pop()  # the one that was put there last: it may have an answer that is not read yet
         except IndexError:
             client: redis.Redis = self._client.client()  # type: ignore[no-untyped-call]
-            return client
+            return Line(client)
 
-    def _drop_spares(self) -> None:
-        """Return the spares to the pool after an error: the server may have closed them, which only the pool checks."""
+    def _put(self, line: Line) -> None:
+        if len(self._spare) < self._max_spare:
+            self._spare.append(line)
+        else:
+            line.close()  # returns the connection to the pool
+
+    def _drop(self, line: Line) -> None:
+        """Close `line` after an error, and return the spares to the pool: only the pool checks whether they live."""
+        line.drop()
         while True:
             try:
                 self._spare.pop().close()

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import redis
@@ -23,6 +24,7 @@ from .held import HeldLock
 from .keeper import Keeper
 from .outage import Outage
 from .room import Room
+from .scripts import Command
 from .store import LockStore
 from .waiter import Waiter
 
@@ -47,7 +49,7 @@ class LockServer:
         if not isinstance(client, RedisCluster):
             self.command_time = command_time(client)
             servers_of(client.connection_pool)[os.getpid()] = self
-        self.keeper = Keeper(self._store(self.store.outage), self.command_time)
+        self.keeper = Keeper(self._store(self.store.outage), self.command_time, self.store)
 
     @property
     def room(self) -> Room:
@@ -130,6 +132,15 @@ class LockServer:
             conflict = result if isinstance(result, Conflict) else self.store.look(held.key)
             if conflict is not None:
                 return conflict
+
+    def send_late(self, command: Command, told: Callable[[Any], object], in_doubt: Callable[[], object]) -> None:
+        """As `LockStore.send_late`; and where this process has nothing else to ask, the keeper reads the answer.
+
+        Raises:
+            LockUnavailable: As `LockStore.send_late`.
+        """
+        self.store.send_late(command, told, in_doubt)
+        self.keeper.expect_answers()
 
     def give_up(self, key: str, claim: str, *, is_to_come: bool, now: bool = False) -> None:
         """Give up the reservations of a message that will not run.

@@ -7,7 +7,7 @@ from hashlib import sha1
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-import redis
+from redis.cluster import RedisCluster
 from redis.exceptions import NoScriptError
 
 Text = str | bytes
@@ -47,7 +47,7 @@ class Command(NamedTuple):
     values: tuple[Text, ...]
 
 
-def evaluate(client: redis.Redis, command: Command) -> Any:
+def evaluate(client: RedisCluster, command: Command) -> Any:
     """Run a script in one round trip; in two where the server does not know it yet."""
     script, keys, values = command
     execute: Callable[..., Any] = client.execute_command

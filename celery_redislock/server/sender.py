@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from typing import Any
 
 import redis
@@ -14,9 +15,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from celery_redislock.errors import LockUnavailable, describe
 
 from . import commands
-from .lines import Lines
+from .lines import Late, Lines
 from .outage import Outage
-from .scripts import Command, evaluate
+from .scripts import Command, Script
 
 _random = random.SystemRandom()
 #: The longest pause before a command is sent a second time, in seconds. If both fail, the server is in an outage.
@@ -29,11 +30,15 @@ class Sender(Lines):
     Args:
         client: Any redis-py client that does not retry by itself. Replies must be bytes.
         outage: The `Outage` of the server, which all its senders in this process share.
+
+    Attributes:
+        known: The scripts that the server knows, unless it has restarted since.
     """
 
     def __init__(self, client: redis.Redis, outage: Outage | None = None) -> None:
         super().__init__(client)
         self.outage = outage or Outage()
+        self.known: set[Script] = set()
 
     def _ask(self, command: Command) -> tuple[Any, bool]:
         """Send `command`; return the reply, and whether the script may have run before, its reply being lost.
@@ -46,6 +51,30 @@ class Sender(Lines):
         except RedisError as error:
             raise LockUnavailable(command.keys[0], describe(error)) from error
         return reply, resent
+
+    def send_late(self, command: Command, told: Callable[[Any], object], in_doubt: Callable[[], object]) -> None:
+        """Send `command`, which must be safe to send once more, and return without its answer.
+
+        The answer is read together with that of the next command on the same connection, or by the keeper. Only the
+        first command with a script waits for it, for the server may not know the script.
+
+        Args:
+            command: Such as a release.
+            told: Is called with what the script has answered; in the thread that reads the answer, so it must be quick.
+            in_doubt: Is called, in that thread, where the script may not have run.
+
+        Raises:
+            LockUnavailable: Redis did not answer or refused, and `in_doubt` is not called.
+        """
+        if command.script in self.known:
+            try:
+                self._send_late(Late(command, told, in_doubt, time.monotonic()))
+                return
+            except (RedisConnectionError, RedisTimeoutError):
+                pass  # the server may have closed the connection meanwhile: the command is sent once more
+        answer, resent = self._ask(command)
+        self.known.add(command.script)
+        told(resent or answer)
 
     def _look_again(self, key: str) -> None:
         """Return if the server can be reached again; one caller at a time looks, now and then, and the others fail.
@@ -83,7 +112,7 @@ class Sender(Lines):
             raise
 
     def _send(self, command: Command) -> Any:
-        reply = self._on_line(evaluate, command)
+        reply = self._on_line(command)
         if self.outage.since is not None:
             self.outage.end(command.script)
         return reply

@@ -17,7 +17,7 @@ from celery_redislock.info import LockInfo
 
 from . import commands
 from .answers import NOTE_TTL, Claim, Conflict, Finished, Granted, Note, Taken
-from .names import keys_of, limit_of
+from .names import limit_of
 from .scripts import Command
 from .sender import Sender
 from .tokens import Token, cooling
@@ -113,7 +113,7 @@ class LockStore(Sender):
         Raises:
             LockUnavailable: As `release`.
         """
-        return self._release(commands.release(key, token.owner, note, (to, ttl), keys_of(key).gone(to.nonce)))
+        return self._release(commands.hand_over(key, token, to, ttl, note))
 
     def cool_down(self, key: str, token: Token, ttl: float, note: Note | None = None) -> bool:
         """As `release`; but the key cools down for `ttl` seconds, and is free only then.
@@ -122,6 +122,14 @@ class LockStore(Sender):
             LockUnavailable: As `release`.
         """
         return self._release(commands.release(key, token.owner, note, (cooling(token), ttl)))
+
+    def send(self, command: Command) -> bool:
+        """Send a release that `commands.release` has made, as `release` does.
+
+        Raises:
+            LockUnavailable: As `release`.
+        """
+        return self._release(command)
 
     def give_up(self, key: str, claim: str, *, is_to_come: bool) -> bool:
         """Give up the reservations of a message that will not run: of the key, and of the place in the queue.
@@ -158,9 +166,9 @@ class LockStore(Sender):
         """Let `key` live for `ttl` seconds from now, if `token` owns the key.
 
         Raises:
-            RedisError: Redis did not answer or refused.
+            LockUnavailable: Redis did not answer or refused.
         """
-        self._call(commands.renew([(key, token, ttl)]))
+        self._ask(commands.lengthen(key, token, ttl))
 
     def expect_copy(self, key: str, token: Token) -> bool:
         """Mark `key`: a copy of the holder's message is to come, so the key's release must write a note for the copy.

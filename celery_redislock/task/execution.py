@@ -19,7 +19,6 @@ from celery_redislock.server import tokens
 from celery_redislock.server.answers import Claim, Conflict, Finished, Granted, Note
 from celery_redislock.server.held import HeldLock
 from celery_redislock.server.names import keys_of
-from celery_redislock.server.store import LockStore
 from celery_redislock.server.tokens import Token
 from celery_redislock.shown import shown
 
@@ -27,6 +26,7 @@ from . import decisions
 from .abort import Abort
 from .decisions import Decision
 from .held_by_request import EXECUTION
+from .last_word import LastWord
 from .outcome import Outcome, has_ended
 from .reservation import reservation_ttl
 
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from .plan import LockPlan
 
 logger = logging.getLogger(__name__)
+
+#: What is known of a release whose answer is none of its script, or was never read.
+UNREAD = "Redis has refused to release its lock, or has not answered"
 
 
 class Execution:
@@ -176,26 +179,21 @@ class Execution:
 
     def _release(self, lock: HeldLock, state: str | None) -> None:
         self._server.keeper.remove(lock)
-        note = self._note_after(lock, state)
         cooldown = self.plan.options.cooldown if state == states.SUCCESS else 0.0
-        hold = lock.key, lock.token, self._handed_over, cooldown
-        # A time limit may have interrupted this method while it read the answer: the key may be released already, and
-        # that is no loss.
-        sent_before, self._release_was_sent = self._release_was_sent, True
+        note = self._note_after(lock, state)
+        word = LastWord(self.message.name, lock, self._handed_over, cooldown, note, self._release_was_sent)
+        # A time limit may interrupt this method after it has sent the command: that the key is free then is no loss.
+        self._release_was_sent = True
+        lock.on_lost = partial(_announce_loss, self.task)  # the body is over; and nothing keeps its arguments
         try:
-            was_held = _last_word(*hold, note, self._server.store)
+            keeper = self._server.keeper
+            self._server.send_late(word.command, word.told, partial(word.send_again, keeper, UNREAD))
         except LockUnavailable as error:
-            soon = f"the lock is released once Redis answers, or ends in {lock.lease:g} s"
-            logger.warning("%s has ended, but %s; %s", self.message.name, error, soon)
-            # The broker may be away too, with the ack unsent: a copy of the message must find the note in any case.
-            note = note and note._replace(in_any_case=True)
-            self._server.keeper.later(partial(_last_word, *hold, note))
+            word.send_again(self._server.keeper, error)
             self._forget_lock()
             return
         # Only after the release: a time limit may strike before it, and then postrun calls `end` once more.
         self._forget_lock()
-        if not was_held and lock.was_granted and not sent_before:
-            lock.lose("its key was not ours at the release")
         if signals.lock_released.receivers:
             signals.lock_released.send(sender=self.task, lock=lock)
 
@@ -266,7 +264,7 @@ class Execution:
     def _on_lost(self, lock: HeldLock, reason: str) -> None:
         if self.abort is not None:  # before the signal, whose receivers may take their time
             self.abort.strike(lock.key, reason)
-        signals.lock_lost.send(sender=self.task, lock=lock, reason=reason)
+        _announce_loss(self.task, lock, reason)
 
     def _note(self, key: str) -> str:
         return keys_of(key).note(self._attempt)
@@ -275,23 +273,9 @@ class Execution:
         return tokens.mint(self.message.delivery.nonce, self._attempt, self.plan.origin(self.request.hostname))
 
 
-def _last_word(
-    key: str,
-    token: Token,
-    handed_over: tuple[Token, float] | None,
-    cooldown: float,
-    note: Note | None,
-    store: LockStore,
-) -> bool:
-    """The command that ends a run's hold of its key: the key is handed over, cools down, or is released.
-
-    A function of values, so that in an outage the keeper can send the same command later without keeping the run.
-    """
-    if handed_over is not None:
-        return store.hand_over(key, token, *handed_over, note)
-    if cooldown:
-        return store.cool_down(key, token, cooldown, note)
-    return store.release(key, token, note)
+def _announce_loss(task: Task[..., Any], lock: HeldLock, reason: str) -> None:
+    """Send the signal `lock_lost`."""
+    signals.lock_lost.send(sender=task, lock=lock, reason=reason)
 
 
 def execution_of(request: Any) -> Execution | None:

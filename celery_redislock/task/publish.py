@@ -10,14 +10,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from celery import uuid
-from redis.exceptions import RedisError
 
 from celery_redislock import signals
 from celery_redislock.app import server_of
-from celery_redislock.errors import LockUnavailable, describe
+from celery_redislock.errors import LockUnavailable
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.message.publish_time import publish_time
-from celery_redislock.server import tokens
+from celery_redislock.server import commands, tokens
 from celery_redislock.server.answers import Conflict, Finished, Granted
 from celery_redislock.server.event_loop import running_loop
 from celery_redislock.server.names import keys_of
@@ -179,23 +178,27 @@ class Publication:
 
     def _send_reserved(self, claim: str, key: str, place: str) -> LockedResult:
         """Send the message for which `place` is reserved: the key, or the place in the queue."""
-        store, reservation = server_of(self._plan.app).store, tokens.known_by(claim, tokens.RESERVED)
+        server, reservation = server_of(self._plan.app), tokens.known_by(claim, tokens.RESERVED)
         self._header = self._header._replace(claim=claim, key=key)
         ttl = self._reservation_ttl()
         try:
             result = self.send()
         except BaseException:
-            store.undo(place, reservation)
+            server.store.undo(place, reservation)
             raise
         # Until now the reservation lives for one lease only, for the publisher may die before it has sent the message.
         # If the message has started meanwhile, its run holds the key under a nonce of its own, and this does nothing.
         try:
-            store.lengthen(place, reservation, ttl)
-        except RedisError as error:
+            server.send_late(
+                commands.lengthen(place, reservation, ttl),
+                lambda _: None,
+                lambda: server.keeper.later(lambda store: store.lengthen(place, reservation, ttl)),
+            )
+        except LockUnavailable as error:
             task_id, lease = shown(str(self._options["task_id"])), self._plan.options.lease
             logger.warning(
                 "task %s[%s] is sent, but its lock %s is kept for %g s only: %s",
-                *(self._task.name, task_id, key, lease, describe(error)),
+                *(self._task.name, task_id, key, lease, error.reason),
             )
         return result
 

@@ -12,6 +12,7 @@ from celery_redislock.server.names import keys_of
 from celery_redislock.server.scripts import RELEASE
 from tests.lab.app import make_app
 from tests.lab.interruption import raised_at
+from tests.lab.servers import wait_until
 
 # Of redis-py, to Celery's result backend.
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
@@ -86,7 +87,7 @@ class TestJoin:
             assert deliver(app, "lab.on_join", "k", **joining("holder"))[0] == states.FAILURE
         assert release.struck == 1
         note = keys_of("redislock:{k}").note("id/0/0")  # it had come back: there may be two of it
-        assert locks.client.keys() == [note.encode()]
+        wait_until(lambda: locks.client.keys() == [note.encode()], "only the note is left")
 
     def test_every_lock_that_it_takes_is_said_to_be_released(self, deliver, app, tasks):
         from celery_redislock import signals

@@ -1,0 +1,339 @@
+"""Answers that are read late: what becomes of a release whose answer nobody waits for."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from celery.exceptions import SoftTimeLimitExceeded
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from celery_redislock import signals
+from celery_redislock.app import server_of
+from celery_redislock.server import commands
+from celery_redislock.server.answers import Conflict, Granted
+from celery_redislock.server.connect import connect
+from celery_redislock.server.scripts import RELEASE
+from celery_redislock.server.store import LockStore
+from tests.integration.conftest import KEY
+from tests.integration.test_keeper import is_asleep, keepers
+from tests.lab.app import make_app
+from tests.lab.interruption import raised_at
+from tests.lab.servers import wait_until
+
+OTHER = "redislock:{shop.bill:8}"
+
+
+@pytest.fixture(autouse=True)
+def known(store, holder):
+    """The server knows the script: the first release of a process waits for its answer."""
+    Sent(store, holder("nobody"))
+
+
+class Sent:
+    """A release that was sent late, and what came of it."""
+
+    def __init__(self, store, holder, key=KEY):
+        self.answers = []
+        self.doubts = 0
+        store.send_late(commands.release(key, holder.token.owner), self.answers.append, self.doubt)
+
+    def doubt(self):
+        self.doubts += 1
+
+
+def test_a_release_reaches_the_server_before_its_answer_is_read(store, client, holder):
+    mine = holder("a")
+    mine.acquire()
+    sent = Sent(store, mine)
+    wait_until(lambda: not client.exists(KEY), "the key is free")
+    assert sent.answers == []
+
+
+def test_its_answer_is_read_with_the_next_command_of_its_connection_in_one_round_trip(store, holder, locks):
+    mine, next_one = holder("a"), holder("b")
+    mine.acquire()
+    sent = Sent(store, mine)
+    assert isinstance(next_one.acquire(), Granted)
+    assert sent.answers == [1]
+    assert sent.doubts == 0
+
+
+def test_a_release_that_follows_another_reads_the_answer_of_that(store, holder):
+    first, second = holder("a"), holder("b")
+    first.acquire()
+    store.acquire(OTHER, second.token, 10.0)
+    sent = Sent(store, first), Sent(store, second, OTHER)
+    assert [one.answers for one in sent] == [[1], []]
+    assert store.look(KEY) is None
+    assert [one.answers for one in sent] == [[1], [1]]
+
+
+def test_the_answer_to_who_did_not_hold_the_key_any_more_tells_so(store, client, holder):
+    mine = holder("a")
+    mine.acquire()
+    client.delete(KEY)
+    sent = Sent(store, mine)
+    store.look(KEY)
+    assert sent.answers == [0]
+
+
+def test_an_answer_that_nobody_reads_is_read_by_who_looks_for_it_later(store, holder):
+    mine = holder("a")
+    mine.acquire()
+    sent = Sent(store, mine)
+    assert store.read_late(60.0, 60.0)  # it is too young
+    assert sent.answers == []
+    wait_until(lambda: not store.read_late(0.0, 60.0), "it is read")
+    assert sent.answers == [1]
+    assert isinstance(mine.acquire(), Granted)
+
+
+@pytest.fixture
+def behind(lock_proxy, holder):
+    """A store behind the proxy."""
+    client = connect(lock_proxy.url, {"socket_timeout": 0.5, "socket_connect_timeout": 0.5})
+    store = LockStore(client)
+    Sent(store, holder("nobody"))
+    yield store
+    client.close()
+
+
+def test_a_release_that_is_lost_is_in_doubt_and_the_next_command_is_sent_once_more(behind, client, holder, lock_proxy):
+    mine = holder("a")
+    mine.acquire()
+    client.script_load(RELEASE.text)
+    lost = lock_proxy.drop_command(to=b"EVALSHA", where=RELEASE.sha.encode())
+    sent = Sent(behind, mine)
+    lost.wait()
+    assert isinstance(behind.acquire(OTHER, holder("b").token, 10.0), Granted)
+    assert (sent.answers, sent.doubts) == ([], 1)
+    assert client.exists(KEY)
+
+
+@pytest.mark.parametrize("hang", [False, True])
+def test_a_release_whose_answer_is_lost_is_in_doubt(behind, client, holder, lock_proxy, hang):
+    mine = holder("a")
+    mine.acquire()
+    client.script_load(RELEASE.text)
+    lost = lock_proxy.drop_reply(to=b"EVALSHA", where=RELEASE.sha.encode(), hang=hang)
+    sent = Sent(behind, mine)
+    lost.wait()
+    assert behind.look(OTHER) is None
+    assert (sent.answers, sent.doubts) == ([], 1)
+
+
+def test_a_time_limit_that_strikes_while_the_answer_is_read_leaves_both_commands_in_doubt(
+    behind, client, holder, lock_proxy
+):
+    mine = holder("a")
+    mine.acquire()
+    client.script_load(RELEASE.text)
+    lost = lock_proxy.drop_command(to=b"EVALSHA", where=RELEASE.sha.encode())
+    sent = Sent(behind, mine)
+    lost.wait()
+    asks = lock_proxy.drop_command(to=b"EVALSHA", where=OTHER.encode())
+    with pytest.raises(SoftTimeLimitExceeded), raised_at(asks, SoftTimeLimitExceeded()):
+        behind.acquire(OTHER, holder("b").token, 10.0)
+    assert (sent.answers, sent.doubts) == ([], 1)
+
+
+def test_a_server_that_never_answers_keeps_nobody_waiting_who_looks_for_answers(behind, client, holder, lock_proxy):
+    mine = holder("a")
+    mine.acquire()
+    client.script_load(RELEASE.text)
+    lost = lock_proxy.drop_command(to=b"EVALSHA", where=RELEASE.sha.encode())
+    sent = Sent(behind, mine)
+    lost.wait()
+    assert behind.read_late(0.0, 60.0)  # returns at once, and hopes on
+    assert not behind.read_late(0.0, 0.0)
+    assert (sent.answers, sent.doubts) == ([], 1)
+
+
+def test_a_release_that_the_server_does_not_know_or_refuses_is_in_doubt_and_the_connection_lives_on(
+    store, client, holder
+):
+    mine, other = holder("a"), holder("b")
+    mine.acquire()
+    client.script_flush()
+    sent = Sent(store, mine)
+    connected = client.client_list()
+    assert isinstance(store.acquire(OTHER, other.token, 10.0), Granted)
+    assert (sent.answers, sent.doubts) == ([], 1)
+    assert len(client.client_list()) == len(connected)
+
+
+def test_a_command_that_cannot_be_sent_is_an_error_of_the_sender(tmp_path, holder):
+    away = LockStore(connect(f"unix://{tmp_path}/none", {}))
+    with pytest.raises(RedisConnectionError):
+        Sent(away, holder("a"))
+
+
+def test_a_check_of_the_connections_health_does_not_take_the_answer(locks, holder):
+    checked = connect(locks.url(), {"health_check_interval": 0.000001})
+    store = LockStore(checked)
+    mine = holder("a")
+    Sent(store, mine)
+    for _ in range(3):
+        assert isinstance(store.acquire(KEY, mine.token, 10.0), Granted)
+        sent = Sent(store, mine)
+        assert store.look(OTHER) is None
+        assert sent.answers == [1]
+    checked.close()
+
+
+def test_a_child_that_is_forked_reads_no_answer_of_its_parents(store, holder):
+    mine, childs = holder("a"), holder("b")
+    mine.acquire()
+    sent = Sent(store, mine)
+    pid = os.fork()
+    if not pid:
+        os._exit(0 if isinstance(store.acquire(OTHER, childs.token, 10.0), Granted) and not sent.answers else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert isinstance(store.acquire(OTHER, childs.token, 10.0), Granted)
+    assert sent.answers == [1]
+
+
+def test_many_threads_each_have_the_key_alone_and_every_answer_is_read(store, holder):
+    inside, sent, exclusive = [], [], []
+
+    def run(number):
+        mine = holder(f"t{number}")
+        for _ in range(20):
+            while isinstance(mine.acquire(), Conflict):
+                pass
+            inside.append(number)
+            exclusive.append(inside == [number])
+            inside.remove(number)
+            sent.append(Sent(store, mine))
+
+    with ThreadPoolExecutor(20) as threads:
+        list(threads.map(run, range(20)))
+    assert all(exclusive)
+    wait_until(lambda: not store.read_late(0.0, 60.0), "all are read")
+    assert [one.answers for one in sent] == [[1]] * 400
+
+
+def test_no_connection_with_an_unread_answer_goes_back_to_the_pool(locks, holder):
+    small = connect(locks.url(), {"max_connections": 2})  # of which one is kept as a spare
+    store = LockStore(small)
+    Sent(store, holder("nobody"))
+    holders = [holder("a"), holder("b")]
+    both = threading.Barrier(2)
+
+    def run(mine, key):
+        store.acquire(key, mine.token, 10.0)
+        both.wait(5)
+        sent = Sent(store, mine, key)
+        both.wait(5)
+        return sent
+
+    with ThreadPoolExecutor(2) as threads:
+        sent = [*threads.map(run, holders, (KEY, OTHER))]
+    for key in (KEY, OTHER):
+        assert store.look(key) is None
+    wait_until(lambda: not store.read_late(0.0, 60.0), "all are read")
+    assert [one.answers for one in sent] == [[1], [1]]
+    small.close()
+
+
+# The release of a run.
+
+
+@pytest.fixture
+def work(config):
+    return make_app(config).tasks["lab.work"]
+
+
+def key_of(task):
+    return task.lock_for("k").key
+
+
+def test_a_process_that_ends_right_after_a_run_leaves_no_lock(work, locks):
+    for _ in range(20):
+        pid = os.fork()
+        if not pid:
+            work.apply(("k", "item"))
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    wait_until(lambda: locks.client.keys() == [], "the key is free")
+
+
+def test_an_idle_process_reads_the_answer_and_sends_a_lost_release_again(work, locks, lock_proxy):
+    work.apply(("k", "warm-up"))
+    lost = lock_proxy.drop_command(to=b"EVALSHA", where=RELEASE.sha.encode())
+    work.apply(("k", "item"))
+    lost.wait()
+    assert locks.client.exists(key_of(work))
+    wait_until(lambda: not locks.client.exists(key_of(work)), "the keeper has released it", 10)
+
+
+@pytest.fixture
+def while_it_runs():
+    """Does something as soon as the next run has its lock."""
+    receivers = []
+
+    def connect(act):
+        def once(lock, **_):
+            signals.lock_acquired.disconnect(once)
+            act(lock)
+
+        receivers.append(once)
+        signals.lock_acquired.connect(once)
+
+    yield connect
+    for one in receivers:
+        signals.lock_acquired.disconnect(one)
+
+
+def test_a_release_that_the_server_does_not_know_any_more_is_sent_again_by_the_keeper(work, locks, while_it_runs):
+    work.apply(("k", "warm-up"))
+    while_it_runs(lambda _: locks.client.script_flush())
+    work.apply(("k", "item"))
+    wait_until(lambda: not locks.client.exists(key_of(work)), "the keeper has released it", 10)
+
+
+def test_a_release_that_is_refused_is_sent_again_by_the_keeper_until_it_is_not(work, locks, while_it_runs, log):
+    work.apply(("k", "warm-up"))
+    while_it_runs(lambda _: locks.client.execute_command("ACL SETUSER", "default", "-evalsha"))
+    try:
+        work.apply(("k", "item"))
+        wait_until(lambda: "has ended, but Redis has refused to release its lock" in log.text, "it is said", 10)
+        assert locks.client.exists(key_of(work))
+    finally:
+        locks.client.execute_command("ACL SETUSER", "default", "+evalsha")
+    wait_until(lambda: not locks.client.exists(key_of(work)), "the keeper has released it", 10)
+
+
+def test_a_run_that_had_lost_its_lock_is_told_so_soon_after_its_end(work, locks, while_it_runs):
+    told = []
+
+    def lost(lock, reason, **_):
+        told.append(reason)
+
+    signals.lock_lost.connect(lost)
+    work.apply(("k", "warm-up"))
+    while_it_runs(lambda lock: locks.client.delete(lock.key))
+    work.apply(("k", "item"))
+    wait_until(lambda: told, "it is told", 10)
+    assert told == ["its key was not ours at the release"]
+
+
+def test_the_answer_to_the_release_of_a_long_run_is_read_soon_although_the_keeper_sleeps(work, while_it_runs):
+    before = keepers()
+    work.apply(("k", "warm-up"))
+    (keeper,) = keepers() - before
+    while_it_runs(lambda _: wait_until(lambda: is_asleep(keeper), "the keeper sleeps", 10))
+    work.apply(("k", "item"))
+    wait_until(lambda: not server_of(work.app).store.has_unread, "the answer is read", 5)
+
+
+def test_a_publish_that_is_the_last_thing_a_process_does_keeps_the_key_for_its_message(config, locks):
+    job = make_app(config).tasks["lab.job"]
+    for item in ("warm-up", "item"):
+        job.apply_async(("k", item), queue="nobody")
+        wait_until(lambda: locks.client.ttl(job.lock_for("k").key) > 3000, "the key is kept for lock_queue_ttl", 5)
+        wait_until(lambda: not server_of(job.app).store.has_unread, "the answer is read", 5)
+        locks.client.delete(job.lock_for("k").key)
