@@ -71,7 +71,7 @@ class Phase(Enum):
     RUNNING = "in its body"
     PUBLISHED = "in its body, having published"
     ENDED = "before its release"
-    RELEASING = "with its release unanswered"
+    IN_DOUBT = "with its release in doubt"
     RELEASED = "before its ack"
     RETURNED = "sent back, before its ack"
     DROPPED = "dropped, before its ack"
@@ -85,9 +85,9 @@ IN_BODY = frozenset({Phase.RUNNING, Phase.PUBLISHED})
 #: The phases in which the run is over, and only the ack is to come.
 CLOSED = frozenset({Phase.RELEASED, Phase.RETURNED, Phase.DROPPED})
 #: The phases in which a pool child is at work, which can die while the main process lives on.
-IN_CHILD = IN_BODY | {Phase.CALLED, Phase.ASKED, Phase.ENDED, Phase.RELEASING}
+IN_CHILD = IN_BODY | {Phase.CALLED, Phase.ASKED, Phase.ENDED, Phase.IN_DOUBT}
 #: The phases in which an execution takes one of its worker's slots.
-IN_SLOT = IN_CHILD | {Phase.CHILD_DEAD}
+IN_SLOT = (IN_CHILD - {Phase.IN_DOUBT}) | {Phase.CHILD_DEAD}
 
 
 class Execution(NamedTuple):
@@ -103,11 +103,12 @@ class Execution(NamedTuple):
     lost: bool = False
     """The execution knows that its lock is lost."""
     ending: Ending | None = None
-    """How the body ends. In the phases of `CLOSED` it is set only where the message is to be requeued."""
+    """How the body ends. Once the release was sent it is set only where the message is to be requeued."""
     gives: str = ""
     """The claim that the execution has put into the next attempt's message, to hand its key over under it."""
     sent: Command | None = None
-    """The release whose reply was lost, which is sent again unchanged."""
+    """The release that is in doubt, as the keeper sends it again: nobody has read its answer, and its connection is
+    lost. The execution parts with its message meanwhile, and stays in the world for this alone."""
     slot: int = 1
     """The number of the slot that it was granted."""
     limit: int = 1
@@ -125,6 +126,11 @@ class Execution(NamedTuple):
     @property
     def attempt(self) -> Attempt:
         return self.message.attempt
+
+    @property
+    def has_parted(self) -> bool:
+        """Whether the run is over and its message is gone: only its release is in doubt."""
+        return self.phase is Phase.IN_DOUBT and not self.unacked
 
     @property
     def home(self) -> str:

@@ -29,6 +29,9 @@ class Fate:
             yield self._time_out(world.spend("timeouts"), one)
         if faults.may("deaths") and one.phase in IN_CHILD:
             dead = _excuse_death(world.spend("deaths"), one)
+            if one.has_parted:  # the child may have begun another run: then its lease ends the lock
+                yield Step(f"the child of {one.nonce} dies {one.phase.value}", dead.without(one))
+                return
             body = Execution(one.nonce, one.message, Phase.CHILD_DEAD, one.unacked, one.overdue, room=one.room)
             if _is_acked_early(one):
                 body = body._replace(unacked=False)  # the child has told that its key was granted, and so it is acked
@@ -65,7 +68,7 @@ class Fate:
                 lost = lost.without(one)
                 continue
             lost = lost.put(one._replace(unacked=False, overdue=one.overdue or marked))
-            if not (marked or one.waited):
+            if not (marked or one.waited or _will_leave_note(world, one)):
                 lost = lost.excuse(one.attempt, Excuse.DISCONNECTED)
         what = f"the broker loses {', '.join(one.nonce for one in mine)} and gives their messages again"
         yield Step(what, lost)
@@ -77,7 +80,8 @@ class Fate:
             yield Step(f"{what}, {room} leaves the line", left, asked)
 
     def _time_out(self, world: World, one: Execution) -> Step:
-        if one.phase in {Phase.RELEASING, Phase.RELEASED, Phase.RETURNED}:
+        is_released = one.phase is Phase.IN_DOUBT and not _will_leave_note(world, one)
+        if is_released or one.phase in {Phase.RELEASED, Phase.RETURNED}:
             world = world.excuse(one.attempt, Excuse.ACK_TOO_LATE)
         world = world.put(one._replace(unacked=False, overdue=True)).enqueue(one.message.again)
         if one.phase in CLOSED:
@@ -135,7 +139,10 @@ class Fate:
         elif world.faults.may("pauses"):
             free = free.spend("pauses")
             for one in holders:
-                free = free.put(one._replace(lost=True))
+                if one.phase is Phase.IN_DOUBT:  # now neither the key nor a note keeps copies away
+                    free = free.excuse(one.attempt, Excuse.RELEASE_IN_DOUBT)
+                else:
+                    free = free.put(one._replace(lost=True))
             yield Step(f"{key.nonce} is paused past its lease, and will know that its lock is lost", free)
 
     def _lapse(self, world: World, free: World, key: Key) -> Iterator[Step]:
@@ -161,7 +168,14 @@ def _requeue(world: World, one: Execution, label: str) -> Step:
     return Step(label, world.enqueue(one.message.again) if one.unacked else world)
 
 
+def _will_leave_note(world: World, one: Execution) -> bool:
+    """Whether the release is in doubt because it has not run: until it is sent again, the key keeps copies away."""
+    return one.phase is Phase.IN_DOUBT and bool(world.server.number_of(one.nonce))
+
+
 def _excuse_death(world: World, one: Execution) -> World:
+    if _will_leave_note(world, one):
+        world = world.excuse(one.attempt, Excuse.RELEASE_IN_DOUBT)
     done = one.attempt in world.history.finished or one.phase is Phase.RETURNED
     if _is_acked_early(one):
         return world.excuse(one.attempt, Excuse.ACKED_EARLY)

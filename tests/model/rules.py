@@ -39,6 +39,10 @@ class Excuse(Enum):
     PUBLISHED_TWICE = "an attempt ran twice because its first run did not finish, and published its next one twice"
     ACK_TOO_LATE = "the visibility timeout passed between the release and the ack"
     DISCONNECTED = "the connection to the broker was lost before the body began or after it ended, and with it the ack"
+    RELEASE_IN_DOUBT = (
+        "the connection to Redis was lost before the release was answered, and the process died, or its lock was lost,"
+        " before it had sent the release again"
+    )
 
 
 class Mistake(Enum):
@@ -58,6 +62,10 @@ class Mistake(Enum):
     RELEASE_WHILE_THE_CHILD_RUNS = "the main process releases at the hard time limit, before the child is dead"
     SUCCESSOR_MEETS_THE_POLICY = "a message that the holder itself published is skipped as a duplicate"
     BEGUN_WORK_MEETS_THE_POLICY = "a redelivered message is skipped as a duplicate"
+    DOUBT_IS_FORGOTTEN = "a release that is in doubt is not sent again"
+    DOUBT_LEAVES_NO_NOTE = "a release that is sent again leaves no note where no copy was seen"
+    DOUBT_NOTES_UNFINISHED_WORK = "a release that is sent again leaves a note, though its message was requeued"
+    DOUBT_NAMES_THE_NEXT_RUN = "a release that is sent again releases what its process runs by now"
     # This model has found the following mistakes in earlier versions of the code.
     FIRST_DELIVERY_IGNORES_ITS_COPY = "a copy's run leaves no note for the first delivery, which looks for none"
     OUTAGE_FORGETS_BEGUN_WORK = "a redelivered message that meets an outage comes back as if it were new"

@@ -17,7 +17,7 @@ from celery_redislock.task.decisions import ComeBack, Skip
 from . import known
 from .commands import Acquire, Claim, Command, Effect, GiveUp, HandOver, Release, Renew, Reply
 from .effects import apply, noted
-from .executions import Ending, Execution, Message, Phase
+from .executions import IN_BODY, Ending, Execution, Message, Phase
 from .fate import Fate, token_of
 from .publishing import Publisher, Publishing
 from .rooms import Rooms, wake
@@ -76,8 +76,12 @@ class Steps:
                     yield from self._ask_again(world, one)
                 case Phase.RUNNING | Phase.PUBLISHED:
                     yield from self._run(world, one)
-                case Phase.ENDED | Phase.RELEASING:
+                case Phase.ENDED:
                     yield from self._release(world, one)
+                case Phase.IN_DOUBT:
+                    yield self._send_again(world, one)
+                    if not one.has_parted:
+                        yield self._part_with_message(world, one)
                 case Phase.CHILD_DEAD:
                     yield from self.fate.clear_up(world, one)
                 case Phase.RELEASED | Phase.RETURNED | Phase.DROPPED:
@@ -104,7 +108,7 @@ class Steps:
 
     def _receivers(self, world: World) -> list[str]:
         """The rooms of the workers that may receive a message. Those who wait in a room leave the window open."""
-        counts = [one for one in world.executions if one.phase is not Phase.WAITING]
+        counts = [one for one in world.executions if one.phase is not Phase.WAITING and not one.has_parted]
         if self._makes(Mistake.FULL_ROOM_CLOSES_THE_WINDOW):
             counts = list(world.executions)
         if not self.rooms.slots:
@@ -309,21 +313,52 @@ class Steps:
     # -- releasing the key
 
     def _release(self, world: World, one: Execution) -> Iterator[Step]:
-        command = one.sent or self._last_word(one)
+        """The execution sends its release, and does not wait for the answer: it goes on as if the release had run."""
+        command = self._last_word(one)
         effect = self._apply(world, command)
         asked, broken = (world.server, command), self._stolen(world.server, effect, command.nonce)
-        after = world._replace(server=effect.server)
         assert one.ending
         if decisions.leaves_note(one.ending.state):
-            after = after.remember("finished", one.attempt)
+            world = world.remember("finished", one.attempt)
         elif not one.ending.requeues:
-            after = after.remember("settled", one.attempt)
+            world = world.remember("settled", one.attempt)
+        released = world._replace(server=effect.server)
         label = f"{one.nonce} releases: {effect.reply.value}"
-        step = self._close(after, one, Phase.RELEASED, label, asked)
+        step = self._close(released, one, Phase.RELEASED, label, asked)
         yield step._replace(broken=broken or step.broken)
-        if one.sent is None and world.faults.may("lost_replies"):
-            waiting = one._replace(phase=Phase.RELEASING, sent=command)
-            yield Step(label + ", the reply is lost", after.spend("lost_replies").put(waiting), asked, broken)
+        if world.faults.may("lost_replies"):
+            yield self._doubt(released.spend("lost_replies"), one, label + ", the reply is lost")._replace(asked=asked)
+            lost = world.spend("lost_replies")
+            if command.note and not world.server.number_of(command.nonce):  # neither key nor note keeps copies away
+                lost = lost.excuse(one.attempt, Excuse.RELEASE_IN_DOUBT)
+            yield self._doubt(lost, one, f"{one.nonce} sends its release, which is lost")
+
+    def _doubt(self, world: World, one: Execution, label: str) -> Step:
+        """The connection is lost before the answer was read, or the server refuses the command, and the run ends.
+
+        When the release is sent again it leaves the note in any case, for the ack may be lost as well.
+        """
+        if self._makes(Mistake.DOUBT_IS_FORGOTTEN):
+            return self._close(world, one, Phase.RELEASED, label, None)
+        command = self._last_word(one)
+        note = one.attempt if self._makes(Mistake.DOUBT_NOTES_UNFINISHED_WORK) else command.note
+        unseen_copy = command.unseen_copy or not self._makes(Mistake.DOUBT_LEAVES_NO_NOTE)
+        doubtful = one._replace(sent=command._replace(note=note, unseen_copy=unseen_copy))
+        return self._close(world, doubtful, Phase.IN_DOUBT, label, None)
+
+    def _send_again(self, world: World, one: Execution) -> Step:
+        """The keeper sends a release that is in doubt once more, at any later time."""
+        command = one.sent
+        assert isinstance(command, Release | HandOver)
+        if self._makes(Mistake.DOUBT_NAMES_THE_NEXT_RUN):
+            running = [other.nonce for other in world.executions if other.home == one.home and other.phase in IN_BODY]
+            command = command._replace(nonce=next(iter(running), command.nonce))
+        effect = self._apply(world, command)
+        label = f"the keeper sends the release of {one.nonce} again: {effect.reply.value}"
+        answered = one._replace(sent=None)
+        after = world._replace(server=effect.server)
+        step = self._close(after, answered, Phase.RELEASED, label, (world.server, command))
+        return step._replace(broken=self._stolen(world.server, effect, self._token(one)) or step.broken)
 
     def _last_word(self, one: Execution) -> Release | HandOver:
         ending = one.ending
@@ -338,16 +373,20 @@ class Steps:
         verb = "requeues its message" if one.ending is not None else "acks"
         return Step(f"{one.nonce} {verb}", world.part(one))
 
-    def _close(self, world: World, one: Execution, phase: Phase, label: str, asked: tuple[Server, Command]) -> Step:
-        """The execution has done its work. It stays in the world only while it still has to ack its message."""
-        broken = Promise.NOTHING_LEFT if world.server.number_of(one.nonce) else None
+    def _close(
+        self, world: World, one: Execution, phase: Phase, label: str, asked: tuple[Server, Command] | None
+    ) -> Step:
+        """The execution has done its work. It stays only while its ack is to come, or its release is in doubt."""
+        broken = Promise.NOTHING_LEFT if world.server.number_of(one.nonce) and not one.sent else None
         requeues = one.ending is not None and one.ending.requeues
-        if one.unacked:
-            done = Execution(one.nonce, one.message, phase, ending=one.ending if requeues else None)
-            return Step(label, world.put(done), asked, broken)
-        if requeues and not one.message.acks_late:
+        if requeues and not one.unacked and not one.message.acks_late:
             world = world.excuse(one.attempt, Excuse.ACKED_EARLY)
-        return Step(label, world.without(one), asked, broken)
+        if not (one.unacked or one.sent):
+            return Step(label, world.without(one), asked, broken)
+        done = Execution(one.nonce, one.message, phase, one.unacked, ending=one.ending if requeues else None)
+        if one.sent:
+            done = done._replace(gives=one.gives, sent=one.sent, room=one.room)
+        return Step(label, world.put(done), asked, broken)
 
     # -- what an execution knows
 

@@ -62,6 +62,10 @@ from .server import Server, limit_of
 pytestmark = pytest.mark.timeout(900)
 
 FOUND_IN = {
+    Mistake.DOUBT_IS_FORGOTTEN: (ONE_MESSAGE, Promise.NOTHING_LEFT),
+    Mistake.DOUBT_LEAVES_NO_NOTE: (ONE_MESSAGE, Promise.NOT_AGAIN),
+    Mistake.DOUBT_NOTES_UNFINISHED_WORK: (GIVEN_BACK, Promise.NOT_DROPPED),
+    Mistake.DOUBT_NAMES_THE_NEXT_RUN: (BROKEN_LINE, Promise.OWN_KEY),
     Mistake.SAME_ID_IS_A_COPY: (RETRIED, Promise.NOT_DROPPED),
     Mistake.NOTE_ON_SYSTEM_EXIT: (GIVEN_BACK, Promise.NOT_DROPPED),
     Mistake.NOTE_ON_REQUEUE: (GIVEN_BACK, Promise.NOT_DROPPED),
@@ -116,6 +120,7 @@ NEEDED_IN = {
     Excuse.PUBLISHED_TWICE: (RETRIED, Promise.NOT_AGAIN),
     Excuse.ACK_TOO_LATE: (ONE_MESSAGE, Promise.NOT_AGAIN),
     Excuse.DISCONNECTED: (DISCONNECTED, Promise.NOT_AGAIN),
+    Excuse.RELEASE_IN_DOUBT: (ONE_MESSAGE, Promise.NOT_AGAIN),
 }
 
 
@@ -237,7 +242,11 @@ SIGHTS = {
     "a key whose holder is gone",
     "a lost lock",
     "an unanswered acquire",
-    "an unanswered release",
+    "a release in doubt, before the ack",
+    "a release in doubt, after the ack",
+    "a release in doubt that has not run",
+    "a run beside a release in doubt",
+    "a hand-over in doubt",
     "a claim",
     "a key handed over",
     "a claim that was given up",
@@ -258,6 +267,7 @@ SIGHTS = {
 def _sights(world) -> set[str]:
     keys, phases = world.server.keys, {one.phase for one in world.executions}
     holders = {key.nonce for key in keys}
+    doubtful = [one for one in world.executions if one.phase is Phase.IN_DOUBT]
     rooms, nonces = {one.home for one in world.executions}, {one.nonce for one in world.executions}
     seen = {
         "a copy in the queue": any(message.redelivered for message in world.queue),
@@ -268,7 +278,11 @@ def _sights(world) -> set[str]:
         "a key whose holder is gone": any(nonce[0] == "n" for nonce in holders - nonces),
         "a lost lock": any(one.lost for one in world.executions),
         "an unanswered acquire": Phase.ASKED in phases,
-        "an unanswered release": Phase.RELEASING in phases,
+        "a release in doubt, before the ack": any(one.unacked for one in doubtful),
+        "a release in doubt, after the ack": any(not one.unacked for one in doubtful),
+        "a release in doubt that has not run": any(one.nonce in holders for one in doubtful),
+        "a run beside a release in doubt": bool(doubtful) and bool(phases & IN_BODY),
+        "a hand-over in doubt": any(isinstance(one.sent, HandOver) for one in doubtful),
         "a claim": any(message.claim for message in world.queue),
         "a key handed over": any(key.is_reserved for key in keys),
         "a claim that was given up": bool(world.server.gone),

@@ -163,15 +163,18 @@ class World(NamedTuple):
         """This state after all acks that are still to come. Only for a calm state: their order changes nothing."""
         world = self
         for one in self.executions:
-            if one.phase in CLOSED:
+            if one.phase in CLOSED or (one.phase is Phase.IN_DOUBT and one.unacked):
                 world = world.part(one)
             elif one.phase in IN_BODY and one.unacked and not one.message.acks_late:
                 world = world.put(one._replace(unacked=False))
         return world
 
     def part(self, one: Execution) -> World:
-        """The state after `one` has acked its message, or has put it back into the queue."""
-        gone = self.without(one)
+        """The state after `one` has acked its message, or has put it back into the queue.
+
+        Only a release that is in doubt keeps `one` in the world.
+        """
+        gone = self.put(one._replace(unacked=False, ending=None)) if one.sent else self.without(one)
         return gone.enqueue(one.message.again) if one.ending is not None and one.unacked else gone
 
     @property
