@@ -88,10 +88,12 @@ class Line:
     def drop(self) -> None:
         """Close the connection: an answer may still be on its way, and would be read as that of the next command."""
         late, self.late = self.late, None
-        self._connection.disconnect()
-        self._client.close()
-        if late is not None:
-            late.in_doubt()
+        try:
+            self._connection.disconnect()
+            self._client.close()
+        finally:  # a time limit may strike there
+            if late is not None:
+                late.in_doubt()
 
     def close(self) -> None:
         """Return the connection to the pool; but close it where an answer has not been read."""
