@@ -19,7 +19,7 @@ from rich.table import Table
 
 from celery_redislock import LockedTask
 
-from .report import show, versions
+from .findings import Findings
 from .server import valkey
 
 #: The memory of a message that waits for its key, beside that of one that waits for its eta.
@@ -48,12 +48,13 @@ BOUNDS = {
 _late: list[float] = []
 
 
-def main() -> None:
+def main(findings: Findings) -> None:
+    findings.chapter("A crowd: thousands wait in one worker")
     table = Table(
         title=f"crowd: messages that wait in one worker, {CROWD:,} at last",
         title_justify="left",
         caption=f"A stranger: a task that need not wait. Late: 99 of 100 are sooner; the median of {ROUNDS} watches. "
-        f"Too noisy: it is as late beside messages that wait for an eta.\n{versions()}",
+        "Too noisy: it is as late beside messages that wait for an eta.",
         caption_justify="left",
     )
     table.add_column("case")
@@ -63,14 +64,20 @@ def main() -> None:
     for case, beside in for_eta.items():
         value, most = for_key[case], BOUNDS[case]
         cells = (f"{beside:.1f}", f"{value:.1f}", f"{value / beside:.2f}", f"{most:g}")
-        table.add_row(case, *cells, _verdict(beside, value, most))
-    show(table)
+        table.add_row(case, *cells, _judge(findings, case, beside, value))
+    findings.show(table)
+    findings.say(
+        "**How it grows.** A message that waits for its key takes the memory of one that waits for its eta, in the "
+        "main process of its worker, and none of the server's. `redislock_waiting_limit` bounds how many one worker "
+        "keeps."
+    )
 
 
-def _verdict(beside: float, value: float, most: float) -> str:
-    if most != MEMORY and beside > most:
-        return "[yellow]too noisy[/]"
-    return "[green]yes[/]" if value <= (most * beside if most == MEMORY else most) else "[red]NO[/]"
+def _judge(findings: Findings, case: str, beside: float, value: float) -> str:
+    most = BOUNDS[case]
+    if most == MEMORY:
+        return findings.judge(f"crowd: {case}, of one with an eta being 1.00", round(value / beside, 3), most)
+    return findings.judge(f"crowd: {case}", round(value, 1), most, noisy=beside > most)
 
 
 def _crowd(task: str) -> dict[str, float]:

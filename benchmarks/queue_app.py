@@ -1,4 +1,4 @@
-"""An empty task of each base class, and the worker that drains them: ``python -m benchmarks.queue_app URL QUEUE``."""
+"""An empty task of each base class, and the worker that drains it: `python -m benchmarks.queue_app URL QUEUE POOL`."""
 
 from __future__ import annotations
 
@@ -54,4 +54,6 @@ def _empty(number: int) -> None: ...
 
 if __name__ == "__main__":
     quiet = ["--loglevel=ERROR", "--without-gossip", "--without-mingle", "--without-heartbeat"]
-    make_app(sys.argv[1]).worker_main(["worker", "--concurrency=1", f"--queues={sys.argv[2]}", *quiet])
+    make_app(sys.argv[1]).worker_main(
+        ["worker", "--concurrency=1", f"--queues={sys.argv[2]}", f"--pool={sys.argv[3]}", *quiet]
+    )
