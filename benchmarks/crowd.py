@@ -32,7 +32,8 @@ CROWD, FEWER = 10_000, 2_000
 PUBLISHED, PAUSE = 300, 0.01
 #: The event loop is asked so often whether it is late, and is watched for so long, in seconds.
 TICK, WATCHED = 0.01, 3.0
-ROUNDS = 5
+#: Of each watch; fewer in a brief run.
+ROUNDS, BRIEF = 5, 3
 STARTED, RAN, KEY = "started", "ran", "one"
 
 #: What is measured, and its bound.
@@ -50,17 +51,18 @@ _late: list[float] = []
 
 def main(findings: Findings) -> None:
     findings.chapter("A crowd: thousands wait in one worker")
+    rounds = ROUNDS if findings.full else BRIEF
     table = Table(
         title=f"crowd: messages that wait in one worker, {CROWD:,} at last",
         title_justify="left",
-        caption=f"A stranger: a task that need not wait. Late: 99 of 100 are sooner; the median of {ROUNDS} watches. "
+        caption=f"A stranger: a task that need not wait. Late: 99 of 100 are sooner; the median of {rounds} watches. "
         "Too noisy: it is as late beside messages that wait for an eta.",
         caption_justify="left",
     )
     table.add_column("case")
     for column in ("for an eta", "for their key", "ratio", "bound", "met"):
         table.add_column(column, justify="right")
-    for_eta, for_key = _crowd("eta"), _crowd("serial")
+    for_eta, for_key = _crowd("eta", rounds), _crowd("serial", rounds)
     for case, beside in for_eta.items():
         value, most = for_key[case], BOUNDS[case]
         cells = (f"{beside:.1f}", f"{value:.1f}", f"{value / beside:.2f}", f"{most:g}")
@@ -80,7 +82,7 @@ def _judge(findings: Findings, case: str, beside: float, value: float) -> str:
     return findings.judge(f"crowd: {case}", round(value, 1), most, noisy=beside > most)
 
 
-def _crowd(task: str) -> dict[str, float]:
+def _crowd(task: str, rounds: int) -> dict[str, float]:
     """Have a worker keep `CROWD` messages of `task`; return what was measured, by the names in `BOUNDS`."""
     with valkey() as url, _worker(url) as (app, process), redis.Redis.from_url(url) as client:
         _strangers(app, client)
@@ -89,21 +91,23 @@ def _crowd(task: str) -> dict[str, float]:
             _publish(app, task, 1)
             before = _memory(process)
             _publish(app, task, FEWER)
-            strangers = median(_strangers(app, client) for _ in range(ROUNDS))
+            strangers = median(_strangers(app, client) for _ in range(rounds))
             _publish(app, task, CROWD - FEWER)
             memory = (_memory(process) - before) / CROWD
-            idle = _watched(app, lambda: time.sleep(WATCHED))
-            busy = _watched(app, lambda: _strangers(app, client))
-        in_turn = _watched(app, lambda: time.sleep(WATCHED))  # those that wait for the key run one after the other
+            idle = _watched(app, rounds, lambda: time.sleep(WATCHED))
+            busy = _watched(app, rounds, lambda: _strangers(app, client))
+        in_turn = _watched(
+            app, rounds, lambda: time.sleep(WATCHED)
+        )  # those that wait for the key run one after the other
         if task == "serial" and not client.llen(RAN):
             raise RuntimeError("no message that has waited has run")
     return dict(zip(BOUNDS, (memory, *(1000 * late for late in (strangers, idle, busy, in_turn))), strict=True))
 
 
-def _watched(app: Celery, what: Callable[[], object]) -> float:
+def _watched(app: Celery, rounds: int, what: Callable[[], object]) -> float:
     """How late the event loop is during `what`, in seconds."""
     late = []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         _tell(app)
         what()
         late.append(_tell(app)["late"])

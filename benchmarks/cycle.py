@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import redis
-import redis_lock
 from celery import Celery
 from redis.lock import Lock as RedisPyLock
 
@@ -71,6 +70,7 @@ def _cases(url: str, full: bool) -> dict[str, Case]:
 
 
 def _others(client: redis.Redis) -> dict[str, Case]:
+    import redis_lock
     from pottery import Redlock
 
     return {

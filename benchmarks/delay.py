@@ -71,16 +71,18 @@ class Delay:
         data = b""
         with suppress(OSError):
             data = one.recv(1 << 16)
-        self.on_their_way.append((time.monotonic() + self.one_way, self.peers[one], data))
+        to = self.peers[one] if data else self.peers.pop(one)
+        self.on_their_way.append((time.monotonic() + self.one_way, to, data))
         if not data:
-            del self.peers[one]
+            one.close()
 
     def _send(self, to: socket.socket, data: bytes) -> None:
-        with suppress(OSError):  # the other end has gone; its own end is read
-            if data:
-                to.sendall(data)
-            else:
-                to.shutdown(socket.SHUT_WR)
+        if not data:
+            self.peers.pop(to, None)
+            to.close()
+            return
+        with suppress(OSError):  # closed meanwhile
+            to.sendall(data)
 
 
 if __name__ == "__main__":

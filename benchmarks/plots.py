@@ -44,11 +44,18 @@ def bars(path: Path, values: Mapping[str, Sequence[float]], label: str) -> None:
         ]
         axes.barh(names, middle, xerr=spread, color=colours(names), ecolor="#404040", capsize=2, height=0.65)
         for number, (value, end) in enumerate(zip(middle, upper, strict=True)):
-            axes.annotate(f"{value:.3g}", (end, number), (5, 0), textcoords="offset points", va="center")
+            axes.annotate(
+                f"{value:,.0f}" if value >= 100 else f"{value:.3g}",
+                (end, number),
+                (5, 0),
+                textcoords="offset points",
+                va="center",
+            )
         axes.invert_yaxis()
         axes.set_xlabel(label)
         axes.margins(x=0.12)
         axes.set_xlim(left=0)
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
         axes.grid(axis="x", alpha=0.3)
 
 

@@ -6,6 +6,8 @@ import sys
 import time
 from typing import Any
 
+import celery_once.backends.redis
+import celery_singleton.backends
 import redis
 from celery import Celery
 from celery_once import QueueOnce
@@ -28,6 +30,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def make_app(url: str) -> Celery:
     """An app with a task of each base class. Its broker and the locks of all plugins are on the server at `url`."""
+    _forget_other_servers()
     app = Celery("queue", broker=url, set_as_current=False)
     app.conf.update(
         task_ignore_result=True,
@@ -37,16 +40,22 @@ def make_app(url: str) -> Celery:
     )
     app.conf.ONCE = {"backend": "celery_once.backends.Redis", "settings": {"url": url, "default_timeout": 3600}}
     for name, options in KINDS.items():
-        decorate: Any = app.task(name=name, **options)
+        decorate: Any = app.task(name=name, shared=False, **options)
         decorate(_empty)
 
-    @app.task(name=CLOCK)
+    @app.task(name=CLOCK, shared=False)
     def clock() -> None:
         now = time.perf_counter()  # the system's clock, so that two processes' times can be compared
         with redis.Redis.from_url(url) as client:
             client.rpush(CLOCK, now)
 
     return app
+
+
+def _forget_other_servers() -> None:
+    """The other libraries keep the first server that a process has asked, whatever the app says."""
+    celery_once.backends.redis.redis = None
+    celery_singleton.backends._backend = None
 
 
 def _empty(number: int) -> None: ...
