@@ -29,7 +29,9 @@ def main() -> None:
         prog="python -m benchmarks", description="What locks cost, beside what others cost."
     )
     parser.add_argument("names", nargs="*", metavar="name", help=f"one of: {', '.join(BENCHMARKS)}; default: all")
-    parser.add_argument("--full", action="store_true", help="measure everything, and write docs/benchmarks.md")
+    parser.add_argument(
+        "--full", action="store_true", help="measure everything, and write the page of benchmarks in docs/"
+    )
     given = parser.parse_args()
     unknown = [name for name in given.names if name not in BENCHMARKS]
     if unknown:

@@ -41,8 +41,8 @@ BOUNDS = {
     "memory of each, KB": MEMORY,
     f"a stranger while {FEWER:,} wait, ms late": 1000 * STRANGERS,
     f"the event loop while {CROWD:,} wait, ms late": 1000 * LOOP,
-    "the same while strangers are published": 1000 * LOOP,
-    "the same while those have their turn": 1000 * LOOP,
+    "the event loop while strangers are published, ms late": 1000 * LOOP,
+    "the event loop while those that waited run, ms late": 1000 * LOOP,
 }
 
 #: How late the event loop of this worker was, each time that it was asked, in seconds.

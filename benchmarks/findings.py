@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 #: Where `make bench-full` writes; the plots are in a folder beside the page.
-PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
-PLOTS = PAGE.with_suffix("")
+PLOTS = Path(__file__).parents[1] / "docs" / "benchmarks"
+PAGE = PLOTS.with_suffix(".md")
 #: Wide enough for every table when piped, where there is no terminal to ask.
 WIDTH = 110
 YES, NO, TOO_NOISY = "[green]yes[/]", "[red]NO[/]", "[yellow]too noisy[/]"

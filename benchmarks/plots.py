@@ -1,4 +1,4 @@
-"""How the plots of docs/benchmarks.md look. Needs matplotlib: ``pip install -e '.[bench]'``."""
+"""How the plots look. Needs matplotlib: ``pip install -e '.[bench]'``."""
 
 from __future__ import annotations
 
