@@ -254,4 +254,6 @@ SCENARIOS = [
 def test_each_scenario_sends_the_lock_server_what_the_table_says_and_nothing_else(lab):
     for scenario in SCENARIOS:
         scenario(lab)
-    assert lab.seen == BUDGET
+    changed = {name: commands for name, commands in lab.seen.items() if commands != BUDGET.get(name)}
+    assert changed == {name: BUDGET.get(name) for name in changed}
+    assert lab.seen.keys() == BUDGET.keys()

@@ -48,12 +48,6 @@ def define(app: Celery, ledger: Ledger) -> None:
             wait_for_file(file)
         return item
 
-    @locked("three", lock_args=["key"], lock_limit=3)
-    def three(key: Any, item: Any = "") -> Any:
-        """Three run at once."""
-        with ledger.run(key, item):
-            return item
-
     @locked("keyed", lock_key="stock:{sku}", lock_on_conflict="wait")
     def keyed(sku: Any, item: Any = "", seconds: float = 0.0) -> Any:
         """Shares its key with `keyed_too`."""
