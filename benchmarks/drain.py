@@ -177,5 +177,5 @@ def _worker(url: str, pool: str) -> Iterator[Any]:
                 raise RuntimeError("the worker has not started")
         yield app
     finally:
-        process.terminate()
+        process.kill()  # a shutdown waits half a minute for a child whose last result the worker has not read
         process.wait(30)
