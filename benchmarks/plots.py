@@ -108,7 +108,7 @@ def colours(names: Sequence[str]) -> list[str]:
 
 def is_ours(name: str) -> bool:
     """Whether a case is one of this package."""
-    return name.startswith(("Lock", "added"))
+    return name.startswith(("Lock", "added")) or name.endswith("LockedTask")
 
 
 def is_bare(name: str) -> bool:
