@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 OLDEST := .venv-oldest
 
-.PHONY: demo test oldest matrix wheel check chaos format bench clean
+.PHONY: demo test oldest matrix wheel check chaos format bench bench-full clean
 
 # Where a worker's version matters most.
 OLDEST_TOO := promise ways_out redelivery shutdown unique_jobs line
@@ -50,8 +50,12 @@ format: $(STAMP)
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
-bench: $(STAMP)  ## What a cycle, a task, a queue of them and a hand-over cost, side by side with bare calls and others
+bench: $(STAMP)  ## The figures that have a bound, in five minutes, side by side with bare calls and others
 	@$(BIN)/python -m benchmarks
+
+bench-full: $(STAMP)  ## Everything, in less than an hour on an idle machine; writes docs/benchmarks.md and its plots
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
+	@$(BIN)/python -m benchmarks --full
 
 clean:
 	rm -rf $(VENV) $(OLDEST) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis

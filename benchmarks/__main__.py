@@ -1,34 +1,46 @@
-"""Run all benchmarks, or those named: ``python -m benchmarks [cycle] [task] [drain] [handover] [waiting] [limits]``."""
+"""Run all benchmarks, or those named: ``python -m benchmarks [--full] [name ...]``."""
 
 from __future__ import annotations
 
 import argparse
 import signal
 
-from . import cycle, drain, handover, limits, task, waiting
+from . import capacity, crowd, cycle, drain, handover, limits, memory, renewal, task, waiting
+from .findings import Findings
 
 BENCHMARKS = {
-    "cycle": cycle.main,
     "task": task.main,
+    "cycle": cycle.main,
     "drain": drain.main,
     "handover": handover.main,
     "waiting": waiting.main,
+    "crowd": crowd.main,
+    "renewal": renewal.main,
+    "memory": memory.main,
     "limits": limits.main,
+    "capacity": capacity.main,
 }
+#: These have no bound: they are measured in a full run, and where they are named.
+ONLY_IN_FULL = {"limits", "capacity"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description="What a cycle, a task, a queue of them, a hand-over and waiting cost."
+        prog="python -m benchmarks", description="What locks cost, beside what others cost."
     )
     parser.add_argument("names", nargs="*", metavar="name", help=f"one of: {', '.join(BENCHMARKS)}; default: all")
-    names = parser.parse_args().names
-    unknown = [name for name in names if name not in BENCHMARKS]
+    parser.add_argument(
+        "--full", action="store_true", help="measure everything, and write the page of benchmarks in docs/"
+    )
+    given = parser.parse_args()
+    unknown = [name for name in given.names if name not in BENCHMARKS]
     if unknown:
         parser.error(f"no such benchmark: {', '.join(unknown)}; there are: {', '.join(BENCHMARKS)}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the server ends with a run that is stopped
-    for name in names or BENCHMARKS:
-        BENCHMARKS[name]()
+    findings = Findings(full=given.full)
+    for name in given.names or [name for name in BENCHMARKS if given.full or name not in ONLY_IN_FULL]:
+        BENCHMARKS[name](findings)
+    findings.conclude()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from celery_redislock import LockedTask
 
-from .report import show, versions
+from .findings import Findings
 from .server import valkey
 
 #: The memory of a message that waits for its key, beside that of one that waits for its eta.
@@ -32,7 +32,8 @@ CROWD, FEWER = 10_000, 2_000
 PUBLISHED, PAUSE = 300, 0.01
 #: The event loop is asked so often whether it is late, and is watched for so long, in seconds.
 TICK, WATCHED = 0.01, 3.0
-ROUNDS = 5
+#: Of each watch; fewer in a brief run.
+ROUNDS, BRIEF = 5, 3
 STARTED, RAN, KEY = "started", "ran", "one"
 
 #: What is measured, and its bound.
@@ -40,40 +41,48 @@ BOUNDS = {
     "memory of each, KB": MEMORY,
     f"a stranger while {FEWER:,} wait, ms late": 1000 * STRANGERS,
     f"the event loop while {CROWD:,} wait, ms late": 1000 * LOOP,
-    "the same while strangers are published": 1000 * LOOP,
-    "the same while those have their turn": 1000 * LOOP,
+    "the event loop while strangers are published, ms late": 1000 * LOOP,
+    "the event loop while those that waited run, ms late": 1000 * LOOP,
 }
 
 #: How late the event loop of this worker was, each time that it was asked, in seconds.
 _late: list[float] = []
 
 
-def main() -> None:
+def main(findings: Findings) -> None:
+    findings.chapter("A crowd: thousands wait in one worker")
+    rounds = ROUNDS if findings.full else BRIEF
     table = Table(
         title=f"crowd: messages that wait in one worker, {CROWD:,} at last",
         title_justify="left",
-        caption=f"A stranger: a task that need not wait. Late: 99 of 100 are sooner; the median of {ROUNDS} watches. "
-        f"Too noisy: it is as late beside messages that wait for an eta.\n{versions()}",
+        caption=f"A stranger: a task that need not wait. Late: 99 of 100 are sooner; the median of {rounds} watches. "
+        "Too noisy: it is as late beside messages that wait for an eta.",
         caption_justify="left",
     )
     table.add_column("case")
     for column in ("for an eta", "for their key", "ratio", "bound", "met"):
         table.add_column(column, justify="right")
-    for_eta, for_key = _crowd("eta"), _crowd("serial")
+    for_eta, for_key = _crowd("eta", rounds), _crowd("serial", rounds)
     for case, beside in for_eta.items():
         value, most = for_key[case], BOUNDS[case]
         cells = (f"{beside:.1f}", f"{value:.1f}", f"{value / beside:.2f}", f"{most:g}")
-        table.add_row(case, *cells, _verdict(beside, value, most))
-    show(table)
+        table.add_row(case, *cells, _judge(findings, case, beside, value))
+    findings.show(table)
+    findings.say(
+        "**How it grows.** A message that waits for its key takes the memory of one that waits for its eta, in the "
+        "main process of its worker, and none of the server's. `redislock_waiting_limit` bounds how many one worker "
+        "keeps."
+    )
 
 
-def _verdict(beside: float, value: float, most: float) -> str:
-    if most != MEMORY and beside > most:
-        return "[yellow]too noisy[/]"
-    return "[green]yes[/]" if value <= (most * beside if most == MEMORY else most) else "[red]NO[/]"
+def _judge(findings: Findings, case: str, beside: float, value: float) -> str:
+    most = BOUNDS[case]
+    if most == MEMORY:
+        return findings.judge(f"crowd: {case}, of one with an eta being 1.00", round(value / beside, 3), most)
+    return findings.judge(f"crowd: {case}", round(value, 1), most, noisy=beside > most)
 
 
-def _crowd(task: str) -> dict[str, float]:
+def _crowd(task: str, rounds: int) -> dict[str, float]:
     """Have a worker keep `CROWD` messages of `task`; return what was measured, by the names in `BOUNDS`."""
     with valkey() as url, _worker(url) as (app, process), redis.Redis.from_url(url) as client:
         _strangers(app, client)
@@ -82,21 +91,23 @@ def _crowd(task: str) -> dict[str, float]:
             _publish(app, task, 1)
             before = _memory(process)
             _publish(app, task, FEWER)
-            strangers = median(_strangers(app, client) for _ in range(ROUNDS))
+            strangers = median(_strangers(app, client) for _ in range(rounds))
             _publish(app, task, CROWD - FEWER)
             memory = (_memory(process) - before) / CROWD
-            idle = _watched(app, lambda: time.sleep(WATCHED))
-            busy = _watched(app, lambda: _strangers(app, client))
-        in_turn = _watched(app, lambda: time.sleep(WATCHED))  # those that wait for the key run one after the other
+            idle = _watched(app, rounds, lambda: time.sleep(WATCHED))
+            busy = _watched(app, rounds, lambda: _strangers(app, client))
+        in_turn = _watched(
+            app, rounds, lambda: time.sleep(WATCHED)
+        )  # those that wait for the key run one after the other
         if task == "serial" and not client.llen(RAN):
             raise RuntimeError("no message that has waited has run")
     return dict(zip(BOUNDS, (memory, *(1000 * late for late in (strangers, idle, busy, in_turn))), strict=True))
 
 
-def _watched(app: Celery, what: Callable[[], object]) -> float:
+def _watched(app: Celery, rounds: int, what: Callable[[], object]) -> float:
     """How late the event loop is during `what`, in seconds."""
     late = []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         _tell(app)
         what()
         late.append(_tell(app)["late"])

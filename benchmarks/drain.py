@@ -7,69 +7,154 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
+from rich.table import Table
 
+from .delay import delayed
+from .findings import Findings
 from .queue_app import CLOCK, KINDS, make_app
-from .report import Report
+from .report import Report, is_noisy
 from .server import valkey
 from .timing import Rounds
 
+BASELINE, RUN, JOB, QUEUE = "Celery's own base", "LockedTask", 'LockedTask, scope "job"', 'LockedTask, scope "queue"'
 #: What `LockedTask` may cost in all, Celery's own base class being 1.00.
-BOUNDS = {"LockedTask": 1.10, 'LockedTask, scope "job"': 1.15, 'LockedTask, scope "queue"': 1.20}
-ROUNDS, MESSAGES = 30, 200
+BOUNDS = {RUN: 1.10, JOB: 1.15, QUEUE: 1.20}
+#: These are to cost less than the other libraries.
+OTHERS = "celery-once", "celery-singleton"
 #: The queue that the worker consumes until it is told to consume another: an empty one.
 IDLE = "idle"
 
 
-def main() -> None:
+class Setting(NamedTuple):
+    """Where a measurement is taken."""
+
+    pool: str
+    far: float
+    """How much longer a round trip to the server takes, in seconds."""
+    messages: int
+    """In each round, of each kind."""
+    rounds: int
+
+    def __str__(self) -> str:
+        return f"{self.pool}, {1000 * self.far:g} ms"
+
+
+BRIEF = [Setting("prefork", 0.0, 200, 10), Setting("prefork", 0.001, 50, 6)]
+FULL = [
+    *(Setting(pool, 0.0, 200, 30) for pool in ("prefork", "solo")),
+    *(Setting(pool, 0.001, 100, 12) for pool in ("prefork", "solo")),
+    *(Setting(pool, 0.005, 50, 8) for pool in ("prefork", "solo")),
+]
+
+
+def main(findings: Findings) -> None:
+    findings.chapter("A queue: empty tasks from their publish to their end")
+    ratios: dict[str, dict[str, float]] = {}
+    for setting in FULL if findings.full else BRIEF:
+        published, drained = _measure(setting)
+        in_all = {kind: published[kind] + drained[kind] for kind in KINDS}
+        report = Report(findings, f"drain: empty tasks, {setting} added to a round trip", BASELINE)
+        for name, rounds in (("publish", published), ("drain", drained), ("both", in_all)):
+            report.section(f"{name}, {setting}")
+            for kind in KINDS:
+                bound = BOUNDS.get(kind) if name == "both" and not setting.far else None
+                report.add(kind, rounds[kind], rounds[BASELINE], bound)
+        report.show()
+        ratios[str(setting)] = {kind: in_all[kind].ratio(in_all[BASELINE]).median for kind in KINDS}
+        if setting.far <= 0.001:
+            _judge_beside_others(findings, setting, in_all)
+        if setting.pool == "prefork":
+            times = {kind: rounds.microseconds() for kind, rounds in in_all.items()}
+            label = f"µs for publish + drain of a task, {1000 * setting.far:g} ms added to a round trip"
+            findings.bars(
+                f"drain-{1000 * setting.far:g}-ms", f"Publish and drain of an empty task, {setting}", times, label
+            )
+    if findings.full:
+        _tell(findings, ratios)
+
+
+def _judge_beside_others(findings: Findings, setting: Setting, in_all: dict[str, Rounds]) -> None:
+    for kind in (RUN, JOB):
+        for other in OTHERS:
+            ratio = in_all[kind].ratio(in_all[other])
+            what = f"drain: {kind}, {other} being 1.00, {setting}"
+            findings.judge(what, round(ratio.median, 2), 1.0, noisy=is_noisy(ratio))
+
+
+def _tell(findings: Findings, ratios: dict[str, dict[str, float]]) -> None:
+    table = Table(
+        title="drain: publish and drain together, Celery's own base being 1.00", title_justify="left", caption=None
+    )
+    table.add_column("pool, added to a round trip")
+    for kind in KINDS:
+        table.add_column(kind, justify="right")
+    for setting, of_kinds in ratios.items():
+        table.add_row(setting, *(f"{of_kinds[kind]:.2f}" for kind in KINDS))
+    findings.show(table)
+    findings.say(
+        "**How it grows.** Where the server is far away, what counts is how often one waits for it. In scope `run` a "
+        "publish asks it nothing, and a run waits for it once, for its acquire; in the scopes `job` and `queue` a "
+        "publish waits for it once more. What it costs Celery itself to fetch, ack and publish grows in the same "
+        "way, so the ratio changes little, and the difference in time grows with the round trip."
+    )
+
+
+def _measure(setting: Setting) -> tuple[dict[str, Rounds], dict[str, Rounds]]:
+    """Publish and drain messages of each kind in turns; return what each of both took."""
     publishing: dict[str, list[float]] = {kind: [] for kind in KINDS}
     draining: dict[str, list[float]] = {kind: [] for kind in KINDS}
     # Without a time-out of its own: redis-py 8 has one, and a busy machine may need longer.
-    with valkey() as url, _worker(url) as app, redis.Redis.from_url(url, socket_timeout=None) as client:
+    with (
+        valkey() as url,
+        delayed(url, setting.far) as far,
+        _worker(far, setting.pool) as app,
+        redis.Redis.from_url(url, socket_timeout=None) as client,
+    ):
         kinds = list(KINDS)
-        for _ in range(-1, ROUNDS):  # the first round warms up, and does not count
+        for _ in range(-1, setting.rounds):  # the first round warms up, and does not count
             for kind in kinds:
-                publishing[kind].append(_publish(app, kind))
-                draining[kind].append(_drain(app, client, kind))
+                publishing[kind].append(_publish(app, kind, setting.messages))
+                draining[kind].append(_drain(app, client, kind, setting.messages))
             kinds.append(kinds.pop(0))  # so that no kind always follows the same other one
         if client.keys("redislock:*"):
             raise RuntimeError("a lock was left: what was measured is no run of the tasks alone")
-    baseline = "Celery's own base class"
-    report = Report("drain: an empty task from its publish to its end", baseline)
-    published = {kind: Rounds(seconds[1:]) for kind, seconds in publishing.items()}
-    drained = {kind: Rounds(seconds[1:]) for kind, seconds in draining.items()}
-    in_all = {kind: published[kind] + drained[kind] for kind in KINDS}
-    for name, rounds in (("publish", published), ("drain", drained), ("both", in_all)):
-        report.section(name)
-        for kind in KINDS:
-            bound = BOUNDS.get(kind) if name == "both" else None
-            report.add(kind, rounds[kind], next(iter(rounds.values())), bound)
-    report.show()
+    published, drained = (
+        {kind: Rounds(taken[1:]) for kind, taken in all_of.items()} for all_of in (publishing, draining)
+    )
+    return published, drained
 
 
-def _publish(app: Any, kind: str) -> float:
-    """Seconds for each of `MESSAGES` publishes, every one with a key of its own.
+def _publish(app: Any, kind: str, messages: int) -> float:
+    """Seconds for each of so many publishes, every one with a key of its own.
 
     A `CLOCK` task stands before and behind them in the queue.
     """
     app.tasks[CLOCK].apply_async(queue=kind)
     task = app.tasks[kind]
     start = time.perf_counter()
-    for number in range(MESSAGES):
+    for number in range(messages):
         task.apply_async((number,), queue=kind)
     seconds = time.perf_counter() - start
     app.tasks[CLOCK].apply_async(queue=kind)
-    return seconds / MESSAGES
+    return seconds / messages
 
 
-def _drain(app: Any, client: redis.Redis, kind: str) -> float:
+def _drain(app: Any, client: redis.Redis, kind: str, messages: int) -> float:
     """Seconds that the worker takes for each message, between the times that the two `CLOCK` tasks note."""
-    app.control.add_consumer(kind, reply=True)
+    app.control.add_consumer(kind, reply=True, limit=1)
+    _wake(app)
     start, end = (float(_popped(client)) for _ in range(2))
-    app.control.cancel_consumer(kind, reply=True)
-    return (end - start) / MESSAGES
+    app.control.cancel_consumer(kind, reply=True, limit=1)
+    _wake(app)
+    return (end - start) / messages
+
+
+def _wake(app: Any) -> None:
+    """Have the worker look at its queues anew: it waits for a message of those that it knew, for up to a second."""
+    app.tasks[BASELINE].apply_async((0,), queue=IDLE)
 
 
 def _popped(client: redis.Redis) -> bytes:
@@ -81,9 +166,9 @@ def _popped(client: redis.Redis) -> bytes:
 
 
 @contextmanager
-def _worker(url: str) -> Iterator[Any]:
+def _worker(url: str, pool: str) -> Iterator[Any]:
     """Start a worker that consumes only the queue `IDLE`; yields its app."""
-    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.queue_app", url, IDLE]
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.queue_app", url, IDLE, pool]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # the worker prints its banner there
     try:
         app: Any = make_app(url)
@@ -92,5 +177,5 @@ def _worker(url: str) -> Iterator[Any]:
                 raise RuntimeError("the worker has not started")
         yield app
     finally:
-        process.terminate()
+        process.kill()  # a shutdown waits half a minute for a child whose last result the worker has not read
         process.wait(30)

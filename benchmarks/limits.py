@@ -29,7 +29,8 @@ from celery_redislock.server.names import limited
 from celery_redislock.server.store import LockStore
 
 from .cycle import store_cycle
-from .report import Report, show, versions
+from .findings import YES, Findings
+from .report import Report
 from .server import placements, valkey
 from .timing import interleave
 
@@ -40,12 +41,14 @@ LIMIT, WORKERS, CHILDREN, MESSAGES, SECONDS, KILLS = 3, 2, 4, 200, 1.0, 30
 AFTER_KILL, FULL = 0.5, 0.95
 
 
-def main() -> None:
-    _cost()
-    _kills()
+def main(findings: Findings) -> None:
+    findings.chapter("Limits: several runs of one key at once")
+    _cost(findings)
+    if findings.full:
+        _kills(findings)
 
 
-def _cost() -> None:
+def _cost(findings: Findings) -> None:
     """Time acquire and release of the last free slot, where all others are held."""
     with valkey() as url:
         store = LockStore(connect(url, {}))
@@ -58,7 +61,9 @@ def _cost() -> None:
                 store.acquire(key, tokens.mint(tokens.mint_nonce(), others, origin), 3600)
             mine = tokens.mint(tokens.mint_nonce(), tokens.Attempt("mine", 0, 0), origin)
             cases[f"limit {limit}"] = store_cycle(store, key, mine)
-        report = Report("limits: acquire + release of the last free slot, one round trip each", "a limit of 1")
+        report = Report(
+            findings, "limits: acquire + release of the last free slot, one round trip each", "a limit of 1"
+        )
         for placement in placements(url):
             report.section(placement)
             results = interleave(cases)
@@ -116,12 +121,12 @@ def seen(spans: Sequence[Span], kills: Sequence[float], limit: int, messages: in
     return Seen(most, full / counted, left_out / (counted + left_out))
 
 
-def _kills() -> None:
+def _kills(findings: Findings) -> None:
     table = Table(
         title=f"limits: {MESSAGES} messages of {SECONDS:g} s, {LIMIT} at once, {WORKERS * CHILDREN} children in "
         f"{WORKERS} workers, {KILLS} of which are killed",
         title_justify="left",
-        caption=f"Ideal: {MESSAGES * SECONDS / LIMIT:.1f} s and what was lost by kills.\n{versions()}",
+        caption=f"Ideal: {MESSAGES * SECONDS / LIMIT:.1f} s and what was lost by kills.",
         caption_justify="left",
     )
     for column in ("s", "killed", "most at once", f"{LIMIT} at once", "bound", "met", "left out after kills"):
@@ -137,12 +142,13 @@ def _kills() -> None:
             taken = time.monotonic() - start
         spans = _spans(record, kills)
     found = seen(spans, [*kills.values()], LIMIT, MESSAGES)
-    met = found.most <= LIMIT and found.full >= FULL
+    at_once = findings.judge("limits: runs at once while children are killed", found.most, LIMIT)
+    idle = findings.judge(f"limits: share of the time with fewer than {LIMIT}", round(1 - found.full, 3), 1 - FULL)
     table.add_row(
         *(f"{taken:.1f}", str(len(kills)), str(found.most), f"{found.full:.1%}", f"{FULL:.0%}"),
-        *("[green]yes[/]" if met else "[red]NO[/]", f"{found.left_out:.1%}"),
+        *(idle if at_once == YES else at_once, f"{found.left_out:.1%}"),
     )
-    show(table)
+    findings.show(table)
 
 
 def _kill_children(record: Path) -> dict[int, float]:

@@ -1,4 +1,4 @@
-"""An empty task of each base class, and the worker that drains them: ``python -m benchmarks.queue_app URL QUEUE``."""
+"""An empty task of each base class, and the worker that drains it: `python -m benchmarks.queue_app URL QUEUE POOL`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import sys
 import time
 from typing import Any
 
+import celery_once.backends.redis
+import celery_singleton.backends
 import redis
 from celery import Celery
 from celery_once import QueueOnce
@@ -28,6 +30,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def make_app(url: str) -> Celery:
     """An app with a task of each base class. Its broker and the locks of all plugins are on the server at `url`."""
+    _forget_other_servers()
     app = Celery("queue", broker=url, set_as_current=False)
     app.conf.update(
         task_ignore_result=True,
@@ -37,10 +40,10 @@ def make_app(url: str) -> Celery:
     )
     app.conf.ONCE = {"backend": "celery_once.backends.Redis", "settings": {"url": url, "default_timeout": 3600}}
     for name, options in KINDS.items():
-        decorate: Any = app.task(name=name, **options)
+        decorate: Any = app.task(name=name, shared=False, **options)
         decorate(_empty)
 
-    @app.task(name=CLOCK)
+    @app.task(name=CLOCK, shared=False)
     def clock() -> None:
         now = time.perf_counter()  # the system's clock, so that two processes' times can be compared
         with redis.Redis.from_url(url) as client:
@@ -49,9 +52,17 @@ def make_app(url: str) -> Celery:
     return app
 
 
+def _forget_other_servers() -> None:
+    """The other libraries keep the first server that a process has asked, whatever the app says."""
+    celery_once.backends.redis.redis = None
+    celery_singleton.backends._backend = None
+
+
 def _empty(number: int) -> None: ...
 
 
 if __name__ == "__main__":
     quiet = ["--loglevel=ERROR", "--without-gossip", "--without-mingle", "--without-heartbeat"]
-    make_app(sys.argv[1]).worker_main(["worker", "--concurrency=1", f"--queues={sys.argv[2]}", *quiet])
+    make_app(sys.argv[1]).worker_main(
+        ["worker", "--concurrency=1", f"--queues={sys.argv[2]}", f"--pool={sys.argv[3]}", *quiet]
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from celery_redislock import LockLost
@@ -40,3 +41,10 @@ def sleep_on(seconds: float) -> None:
     while time.monotonic() < end:
         with suppress(BaseException):
             time.sleep(end - time.monotonic())
+
+
+def wait_for_file(file: str) -> None:
+    """Wait until `file` is there; half a minute at most."""
+    end = time.monotonic() + 30
+    while not Path(file).exists() and time.monotonic() < end:
+        time.sleep(0.005)

