@@ -68,6 +68,9 @@ class WaitingRoom(bootsteps.StartStopStep):
         """Forget all messages and leave all lines: the broker delivers again what is not acked."""
         self._consumer = None
         EARLY_ACKS.read()
+        for one, is_called in self._calls:
+            if is_called:  # nobody comes to its key: the next in line shall have it at once
+                one.pass_on()
         for room in tuple(self._rooms):
             waited = [one for one in room.leave_all() if isinstance(one, WaitingMessage)]
             self._to_restore += [one.request.message.delivery_tag for one in waited]
@@ -167,6 +170,8 @@ class WaitingRoom(bootsteps.StartStopStep):
         """Have the pool run the message of `waiting`. Called in the room's thread."""
         consumer = self._consumer
         if consumer is None:
+            if called:
+                waiting.pass_on()
             return
         if self._begun_at is not None:
             self._begun_at = state.all_total_count[0]

@@ -131,6 +131,10 @@ class WaitingMessage(Waiter):
             )
         self._run(self, called)
 
+    def pass_on(self) -> None:
+        """Have the room pass the key on: the message was called to it, and does not run in this worker."""
+        self._room.leave(self)
+
     def unavailable(self, error: LockUnavailable) -> None:
         """Have the pool run the message, if `lock_on_outage` says what becomes of it while the lock server is away."""
         if self._runs_in_outage and self.can_begin():

@@ -12,6 +12,7 @@ from celery.worker import WorkController
 from celery_redislock.server.names import NOTE
 from tests.conftest import on_every_broker
 from tests.lab.servers import wait_until
+from tests.lab.workers import kept
 
 #: The lease of these tests' locks is 30 s, if nothing else is said: what is free before that was released.
 SOON = 10.0
@@ -38,7 +39,7 @@ def test_a_warm_shutdown_waits_for_its_run_and_leaves_the_next_one_to_another_wo
     first = tasks.work.delay("k", "first", 1.5)
     child = running("first")
     following = tasks.work.delay("k", "next")
-    wait_until(ledger.conflicts, "the next one has met the first")
+    wait_until(lambda: kept(tasks.work.app) == 1, "the next one waits")
     first_worker.stop(signal.SIGTERM)
     assert no_key_is_left()
     assert first.get(timeout=1) == "first"
