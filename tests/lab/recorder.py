@@ -11,8 +11,8 @@ from tests.lab.servers import Valkey
 
 #: The scripts by the digests under which they are sent.
 NAMES = {script.sha: name.lower() for name, script in vars(scripts).items() if isinstance(script, scripts.Script)}
-#: What the tests themselves ask, what a connection sends once, before its first command, and the subscription of a room,
-#: for that of an earlier test, in the test's own process, may subscribe again at any time.
+#: What the tests themselves ask, what a connection sends once, before its first command, and what a room subscribes to:
+#: the room of an earlier test, in the test's own process, may subscribe again at any time.
 NOT_COUNTED = frozenset({"SCAN", "HELLO", "CLIENT", "SELECT", "SUBSCRIBE"})
 THE_END = "the end of the record"
 
