@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from statistics import mean
 
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError, TimeLimitExceeded
@@ -62,7 +63,8 @@ def test_sixty_messages_run_three_at_once_on_two_workers_about_in_the_order_of_t
     assert ledger.most_at_once() == 3
     served = [int(item) for item in ledger.items()]
     assert sorted(served) == list(range(60))
-    assert max(abs(place - number) for place, number in enumerate(served)) <= 10
+    # A child that is slow to begin moves its own run by many places, each other by one. Without a line the mean is 20.
+    assert mean(abs(place - number) for place, number in enumerate(served)) < 5
     nothing_is_left()
 
 

@@ -16,9 +16,9 @@ from tests.lab.servers import Valkey, free_port, missing, running, wait_until
 
 #: The name of the primary that three Sentinels watch.
 WATCHED = "shop"
-#: When each of the three Sentinels takes a silent server for down, in milliseconds. The times differ: otherwise each
-#: Sentinel would stand for election and vote for itself.
-DOWN_AFTER_MS = (1000, 1100, 2000)
+#: When each of the three Sentinels takes a silent server for down, in milliseconds. Only the first does so soon, and
+#: one is enough to stand for election: two could split the votes, and the next election is minutes away.
+DOWN_AFTER_MS = (1000, 60_000, 60_000)
 #: How often a Sentinel looks, asks and tells. By default its periods are up to twenty times as long.
 QUICK_MS = {"ping-period": 100, "ask-period": 100, "publish-period": 400, "info-period": 250, "tilt-trigger": 20_000}
 
@@ -114,7 +114,10 @@ def pair(folder: Path) -> Iterator[Pair]:
         link = stack.enter_context(Proxy(primary.url()).serve())
         replica.client.replicaof("127.0.0.1", link.port)
         wait_until(lambda: replica.client.info("replication")["master_link_status"] == "up", "it replicates")
-        ports = [stack.enter_context(_watcher(folder / f"sentinel-{ms}", primary, ms)) for ms in DOWN_AFTER_MS]
+        ports = [
+            stack.enter_context(_watcher(folder / f"sentinel-{number}", primary, ms))
+            for number, ms in enumerate(DOWN_AFTER_MS)
+        ]
         pair = Pair(primary, replica, link, ports)
         wait_until(pair.is_ready, "everybody knows of everybody")
         yield pair
@@ -127,7 +130,7 @@ def _watcher(folder: Path, primary: Valkey, down_after_ms: int) -> Iterator[int]
     config = folder / "sentinel.conf"
     # After its failover-timeout a Sentinel would connect the replica to the primary itself, past the proxy.
     config.write_text(
-        f"sentinel monitor {WATCHED} 127.0.0.1 {primary.port} 2\n"
+        f"sentinel monitor {WATCHED} 127.0.0.1 {primary.port} 1\n"
         f"sentinel down-after-milliseconds {WATCHED} {down_after_ms}\n"
         f"sentinel failover-timeout {WATCHED} 60000\n"
         f"sentinel parallel-syncs {WATCHED} 1\n"
