@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from .answers import NOTE_TTL, Claim, Note
 from .names import keys_of, limit_of
-from .scripts import ACQUIRE, ACQUIRE_SLOT, EXPECT, GIVE_UP, INSPECT, LEAVE, RELEASE, RENEW, STAND, Command, Text
+from .scripts import ACQUIRE, ACQUIRE_SLOT, ENTER, EXPECT, GIVE_UP, INSPECT, LEAVE, RELEASE, RENEW, STAND, Command, Text
 from .tokens import RESERVED, Token, for_limit, known_by
 
 
@@ -142,6 +142,15 @@ def expect(key: str, token: Token) -> Command:
 def inspect(key: str) -> Command:
     """Ask what `key` holds, and for how long, and how many rooms stand in line for it."""
     return Command(INSPECT, (key, keys_of(key).line), (str(limit_of(key)),))
+
+
+def enter(key: str, room: Token, place: int) -> Command:
+    """Enter the line of `key`: arguments as `LockStore.enter`.
+
+    Raises:
+        ValueError: The place is no place.
+    """
+    return Command(ENTER, (keys_of(key).line,), (for_limit(room, limit_of(key)).value, _place(place)))
 
 
 def stand(key: str, room: Token, place: int, next_place: int | None) -> Command:

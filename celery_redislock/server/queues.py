@@ -12,22 +12,38 @@ from collections.abc import Sequence
 from .tokens import Token
 from .waiter import Waiter
 
+#: A room that has no slot says again after so many seconds that it stands in line: a line ends by itself.
+REFRESHED = 60.0
+
 
 class Queue:
     """Those who wait in one line, and what their room knows of it.
 
     Attributes:
         heap: The waiters by place, and then in the order in which they came; some of them may wait no longer.
-        stands: Whether the room may stand in line.
+        place: Where the room stands in line, as far as it knows; None where it does not.
+        refreshed: When it last told the server so, by `time.monotonic()`.
+        has_passed: Whether it was offered the key while it had no slot. It stays out of line until it has one.
         watching: Those who may begin before their turn.
         watched_since: When the last of them came, by `time.monotonic()`.
     """
 
     def __init__(self) -> None:
         self.heap: list[tuple[int, int, Waiter]] = []
-        self.stands = False
+        self.place: int | None = None
+        self.refreshed = -math.inf
+        self.has_passed = False
         self.watching: list[Waiter] = []
         self.watched_since = -math.inf
+
+    def stand(self, place: int) -> None:
+        """The room stands at `place` from now on."""
+        self.place, self.refreshed = place, time.monotonic()
+
+    def must_enter(self, place: int) -> bool:
+        """Whether the room, which has no slot, is to enter the line at `place`, so that nobody later passes it."""
+        is_there = self.place is not None and self.place <= place and time.monotonic() < self.refreshed + REFRESHED
+        return not is_there and not self.has_passed
 
 
 class Queues:
@@ -81,7 +97,7 @@ class Queues:
                 queue.watched_since = time.monotonic()
             if waiter.deadline != math.inf:
                 heapq.heappush(self._deadlines, (waiter.deadline, number, waiter))
-            if waiter.watches or not queue.stands or self.first(waiter.line) is waiter:
+            if waiter.watches or queue.place is None or self.first(waiter.line) is waiter:
                 changed.append(waiter.line)
         if len(self._deadlines) > 2 * len(self._waiters) + 100:  # most of them wait no longer
             self._deadlines = [one for one in self._deadlines if self._waits(one[2])]

@@ -168,7 +168,7 @@ class Room:
     def _look(self, line: str, is_offered: bool) -> None:
         """See whether it is the turn of the first who waits in `line`, or leave it.
 
-        Where there is no slot for that one, the room keeps its place in line until the key is offered to it.
+        Where there is no slot for that one, the room has its place in line until the key is offered to it.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
@@ -178,27 +178,37 @@ class Room:
         if first is not None and queue is not None and can_begin(first):
             self._stand(queue, first)
             return
-        if first is not None:
+        if first is not None and queue is not None:
             self._aside[line] = None
             if not is_offered:
+                self._enter(queue, first)
                 return
+            queue.has_passed = True
         else:
             self._queues.by_line.pop(line, None)
-        if queue is None or queue.stands:  # where nobody has waited, a late command has left the room in line
+        # Where nobody has waited, a late command has left the room in line.
+        if queue is None or queue.place is not None:
             self._store.leave(key_of(line), self.token)
         if queue is not None:
-            queue.stands = False
+            queue.place = None
+
+    def _enter(self, queue: Queue, first: Waiter) -> None:
+        """Stand in line without a slot."""
+        if queue.must_enter(first.place):
+            queue.stand(first.place)  # also where no answer comes
+            self._store.enter(first.key, self.token, first.place)
 
     def _stand(self, queue: Queue, first: Waiter) -> None:
         key, line = first.key, first.line
         following = self._queues.second(line)
-        queue.stands = True  # also where no answer comes
+        queue.stand(first.place)  # also where no answer comes
+        queue.has_passed = False
         answer = self._store.stand(key, self.token, first.place, following.place if following else None)
         if isinstance(answer, Conflict):
             self._let_begin(line, answer.holders)
             self._looks.later(line, look_in(answer, queue, first, hears=self._listener.hears))
             return
-        queue.stands = following is not None
+        queue.place = following.place if following else None
         self._looks.later(line, look_in(None, queue, first, hears=self._listener.hears))
         if not self._queues.remove(first) or not begin(first, called=True):  # it has left meanwhile, or fails
             self._passed.append(first)

@@ -33,10 +33,9 @@ class Script:
         self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 
-ACQUIRE, ACQUIRE_SLOT, RELEASE, RENEW, INSPECT, EXPECT, GIVE_UP, STAND, LEAVE = (
-    Script(name)
-    for name in ("acquire", "acquire_slot", "release", "renew", "inspect", "expect", "give_up", "stand", "leave")
-)
+ACQUIRE, ACQUIRE_SLOT = Script("acquire"), Script("acquire_slot")
+RELEASE, RENEW, EXPECT, GIVE_UP = Script("release"), Script("renew"), Script("expect"), Script("give_up")
+ENTER, STAND, LEAVE, INSPECT = Script("enter"), Script("stand"), Script("leave"), Script("inspect")
 
 
 class Command(NamedTuple):

@@ -194,6 +194,20 @@ class LockStore(Sender):
         found = self.look(key)
         return found and found.info(key)
 
+    def enter(self, key: str, room: Token, place: int) -> None:
+        """Let a room stand in line for `key` which has no slot for its first waiter.
+
+        Args:
+            key: The key in Redis.
+            room: The token of the room.
+            place: Of the room's first waiter for this key, in microseconds since the epoch.
+
+        Raises:
+            LockUnavailable: Redis did not answer or refused.
+            ValueError: The place is no place.
+        """
+        self._ask(commands.enter(key, room, place))
+
     def stand(self, key: str, room: Token, place: int, next_place: int | None) -> Taken | Conflict:
         """Let a room stand in line for `key`, and take the key where it is the turn of the room's first waiter.
 

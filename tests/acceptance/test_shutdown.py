@@ -12,7 +12,7 @@ from celery.worker import WorkController
 from celery_redislock.server.names import NOTE
 from tests.conftest import on_every_broker
 from tests.lab.servers import wait_until
-from tests.lab.workers import kept
+from tests.lab.workers import acked, kept
 
 #: The lease of these tests' locks is 30 s, if nothing else is said: what is free before that was released.
 SOON = 10.0
@@ -133,6 +133,7 @@ def test_a_worker_killed_whole_keeps_its_keys_for_a_lease_and_its_unacked_work_r
     given_again = tasks.restarted.delay("k", "given again", 60)
     tasks.work.delay("l", "lost", 60)
     pids = [running("given again"), running("lost")]
+    wait_until(lambda: acked(tasks.work.app, "lab.work") == 1, "the message of the lost one is acked")
     first_worker.process.send_signal(signal.SIGKILL)
     first_worker.process.wait(SOON)
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "its children died with it", SOON)

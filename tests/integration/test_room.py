@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import redis
 
-from celery_redislock.server import tokens
+from celery_redislock.server import queues, tokens
 from celery_redislock.server.answers import Conflict, Granted
 from celery_redislock.server.connect import connect
 from celery_redislock.server.lock_server import LockServer
@@ -178,6 +178,52 @@ def test_who_has_no_slot_lets_the_next_room_go_first_and_is_asked_again(make_roo
     early.has_slot = True
     take_turn(store, holder, other)
     assert early.comes()
+
+
+def test_who_has_no_slot_stands_in_line_before_who_comes_later(make_room, running, client):
+    full, other = make_room(), make_room()
+    early, late = Guest(10), Guest(20)
+    early.has_slot = False
+    full.enter(early)
+    in_line(client, full)
+    enter(other, late)
+    in_line(client, full, other)
+    early.has_slot = True
+    running.release()
+    assert early.comes()
+    assert late.began == []
+
+
+def test_who_comes_first_without_a_slot_takes_the_place_of_the_room(room, running, client):
+    for place in (20, 30, 10):
+        guest = Guest(place)
+        guest.has_slot = False
+        room.enter(guest)
+    wait_until(lambda: client.zscore(LINE, room.token) == 10, "the first counts")
+
+
+def test_a_room_that_has_passed_enters_again_only_with_a_slot(room, running, client):
+    guest = Guest(10)
+    guest.has_slot = False
+    room.enter(guest)
+    in_line(client, room)
+    running.release()
+    wait_until(lambda: client.keys() == [], "it has passed")
+    asked = guest.asked
+    wait_until(lambda: guest.asked > asked + 2, "it is asked again")
+    assert client.keys() == []
+    guest.has_slot = True
+    assert guest.comes()
+
+
+def test_a_room_without_a_slot_says_again_that_it_stands_before_its_line_ends(room, running, client, monkeypatch):
+    monkeypatch.setattr(queues, "REFRESHED", 0.1)
+    guest = Guest(10)
+    guest.has_slot = False
+    room.enter(guest)
+    in_line(client, room)
+    client.delete(LINE)
+    in_line(client, room)
 
 
 def test_who_had_no_slot_is_asked_again_without_being_told(room, running):

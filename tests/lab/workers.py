@@ -115,6 +115,13 @@ def kept(app: Celery, workers: int = 1) -> int:
     return sum(len(told) for reply in replies or () for told in reply.values())
 
 
+def acked(app: Celery, task: str) -> int:
+    """How many runs of the task named so, whose message is acked, go on in the only worker. A child may run before."""
+    replies = app.control.broadcast("active", reply=True, limit=1, timeout=5)
+    runs = [run for reply in replies or () for told in reply.values() for run in told]
+    return sum(run["name"] == task and run["acknowledged"] for run in runs)
+
+
 def is_dead(pid: int) -> bool:
     """Whether the process runs no more. Its parent may not have noticed."""
     try:

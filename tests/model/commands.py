@@ -22,6 +22,7 @@ class Reply(Enum):
     GIVEN_UP = "given up"
     NOT_MINE = "not mine"
     TAKEN = "taken for the first"
+    ENTERED = "entered"
     LEFT = "left"
     PASSED_ON = "left, and passed on"
 
@@ -114,6 +115,18 @@ class GiveUp(NamedTuple):
     limit: int = 1
 
 
+class Enter(NamedTuple):
+    """A room that has no slot takes its place in the line for the first who waits in it."""
+
+    room: str
+    place: int
+    limit: int = 1
+
+    @property
+    def member(self) -> str:
+        return member_of(self.room, self.limit)
+
+
 class Stand(NamedTuple):
     """A room asks for a slot for the first who waits in it, or takes its place in the line."""
 
@@ -140,4 +153,4 @@ class Leave(NamedTuple):
         return member_of(self.room, self.limit)
 
 
-Command = Acquire | Claim | Renew | Release | HandOver | GiveUp | Stand | Leave
+Command = Acquire | Claim | Renew | Release | HandOver | GiveUp | Enter | Stand | Leave

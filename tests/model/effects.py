@@ -11,6 +11,7 @@ from .commands import (
     Claim,
     Command,
     Effect,
+    Enter,
     GiveUp,
     HandOver,
     Leave,
@@ -147,6 +148,10 @@ def _refused(server: Server, limit: int) -> Effect:
     return Effect(Reply.HELD, server, holders=tuple(sorted(holders, key=lambda key: bool(key.member))))
 
 
+def enter(server: Server, command: Enter, mistakes: Mistakes) -> Effect:
+    return Effect(Reply.ENTERED, server.placed(command.member, command.place))
+
+
 def stand(server: Server, command: Stand, mistakes: Mistakes) -> Effect:
     member, limit = command.member, command.limit
     standing = server.placed(member, command.place)
@@ -251,6 +256,7 @@ _COMMANDS: dict[type, Callable[..., Effect]] = {
     Release: release,
     HandOver: release,
     GiveUp: give_up,
+    Enter: enter,
     Stand: stand,
     Leave: leave,
 }

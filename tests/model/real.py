@@ -17,7 +17,7 @@ from celery_redislock.server.names import keys_of, limited
 from celery_redislock.server.store import LockStore
 from celery_redislock.server.tokens import RESERVED, RUNS, SEEN, Attempt, Token, known_by
 
-from .commands import Acquire, Claim, Command, Effect, GiveUp, HandOver, Leave, Release, Renew, Reply, Stand
+from .commands import Acquire, Claim, Command, Effect, Enter, GiveUp, HandOver, Leave, Release, Renew, Reply, Stand
 from .effects import apply
 from .server import NOBODY, Key, Server, limit_of, member_of, room_of
 
@@ -46,6 +46,7 @@ def small_lines() -> list[tuple[Server, Command]]:
     lines = [(), (r1_first,), (r1_last,), (r2,), (r1_first, r2), (r2, r1_last), ((15, "r1"), r2)]
     commands: list[Command] = [
         *(Stand("r1", place, next_place) for place in (10, 15, 20) for next_place in (None, 25)),
+        *(Enter("r1", place) for place in (10, 15, 20)),
         Leave("r1"),
         *(Acquire("n1", Attempt("n1", 0, 0), reads_note, *call) for reads_note in (False, True) for call in asked),
         *(Acquire("n1", copy, True, *call) for call in asked),
@@ -71,7 +72,7 @@ def small_slots() -> list[tuple[Server, Command]]:
     calls = [("", 2, 0), ("r1", 2, 10)]
     commands: list[Command] = [
         *(Stand("r1", place, next_place, 2) for place, next_place in ((10, None), (20, None), (20, 30))),
-        *(Stand("r1", 10, None), Leave("r1", 2), Leave("r2")),
+        *(Stand("r1", 10, None), Leave("r1", 2), Leave("r2"), Enter("r1", 10, 2)),
         *(Acquire("n1", mine, reads_note, *call) for reads_note in (False, True) for call in calls),
         *(Acquire("n1", over, True, *call) for call in calls),
         *(Claim("n1", mine, False, "h1", *call) for call in calls),
@@ -152,6 +153,9 @@ class Keys:
             case Renew(nonce, slot):
                 answer = self.store.renew([(keys_of(KEY).slot(slot), owner(nonce), NEW_LEASE)])
                 return Reply.RENEWED if answer == [True] else Reply.NOT_MINE, answer
+            case Enter(room, place):
+                answer = self.store.enter(key, self.room(room), place)
+                return Reply.ENTERED, answer
             case Stand(room, place, next_place):
                 answer = self.store.stand(key, self.room(room), place, next_place)
                 return Reply.TAKEN if isinstance(answer, Taken) else Reply.HELD, answer

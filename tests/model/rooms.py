@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
 
-from .commands import Acquire, Claim, Leave, Reply, Stand
+from .commands import Acquire, Claim, Enter, Leave, Reply, Stand
 from .effects import apply
 from .executions import IN_SLOT, Execution, Phase
 from .rules import Mistake, Promise
@@ -54,8 +54,9 @@ class Rooms:
         if waiting and (self.has_slot(world, room) or Mistake.ROOM_TAKES_WITHOUT_A_SLOT in self.mistakes):
             yield from self._stand(world, waiting)
         elif self._is_known(world.server, member_of(room, limit)):
-            command = Leave(room, limit)
-            yield self._heard(world, command, world._replace(server=self._apply(world, command)), "leaves the line")
+            yield self._ask(world, Leave(room, limit), "leaves the line")
+        elif waiting:
+            yield self._ask(world, Enter(room, waiting[0].message.place, limit), "enters the line without a slot")
 
     def _work_elsewhere(self, world: World) -> Iterator[Step]:
         """A task with another key, which is none of the model's, takes a slot of a worker, or its run ends."""
@@ -109,15 +110,16 @@ class Rooms:
         called = world.put(one._replace(phase=Phase.CALLED))
         return Step(f"{one.home} sees that the key is reserved for {one.nonce}", called)
 
-    def _heard(self, world: World, command: Stand | Leave, after: World, what: str) -> Step:
+    def _ask(self, world: World, command: Enter | Leave, what: str) -> Step:
+        after = world._replace(server=apply(world.server, command, self.mistakes).server)
+        return self._heard(world, command, after, what)
+
+    def _heard(self, world: World, command: Enter | Stand | Leave, after: World, what: str) -> Step:
         room = command.room
         if Mistake.NO_LOOKS in self.mistakes:
             is_left = isinstance(command, Leave) or after.server.number_of(f"!{command.member}")
             after = after._replace(asleep=after.asleep - {room} if is_left else after.asleep | {room})
         return Step(f"{room} {what}", after, (world.server, command))
-
-    def _apply(self, world: World, command: Stand | Leave) -> Server:
-        return apply(world.server, command, self.mistakes).server
 
     # -- promises
 

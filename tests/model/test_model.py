@@ -13,7 +13,7 @@ import pytest
 from celery_redislock.server.connect import connect
 from tests.lab.servers import Valkey
 
-from .commands import Acquire, Claim, Command, GiveUp, HandOver, Leave, Release, Renew, Reply, Stand
+from .commands import Acquire, Claim, Command, Enter, GiveUp, HandOver, Leave, Release, Renew, Reply, Stand
 from .effects import apply
 from .executions import IN_BODY, Phase
 from .explore import explore
@@ -343,8 +343,11 @@ def test_the_pairs_are_many_and_every_script_and_reply_is_among_them(pairs):
     assert len(pairs) > 400
     commands = Counter(type(command) for _, command in pairs)
     replies = Counter((type(command), apply(server, command).reply) for server, command in pairs)
-    assert all(commands[kind] > 20 for kind in (Acquire, Claim, HandOver, Release, Renew, Stand, Leave)), commands
+    assert all(commands[kind] > 20 for kind in (Acquire, Claim, HandOver, Release, Renew, Enter, Stand, Leave)), (
+        commands
+    )
     assert commands[GiveUp] > 5
+    assert commands[Enter] > 5
     assert set(replies) == {
         (Acquire, Reply.GRANTED),
         (Acquire, Reply.HELD),
@@ -361,6 +364,7 @@ def test_the_pairs_are_many_and_every_script_and_reply_is_among_them(pairs):
         (Release, Reply.NOT_MINE),
         (Renew, Reply.RENEWED),
         (Renew, Reply.NOT_MINE),
+        (Enter, Reply.ENTERED),
         (Stand, Reply.TAKEN),
         (Stand, Reply.HELD),
         (Leave, Reply.LEFT),
