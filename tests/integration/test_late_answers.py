@@ -295,15 +295,24 @@ def test_a_release_that_the_server_does_not_know_any_more_is_sent_again_by_the_k
     wait_until(lambda: not locks.client.exists(key_of(work)), "the keeper has released it", 10)
 
 
-def test_a_release_that_is_refused_is_sent_again_by_the_keeper_until_it_is_not(work, locks, while_it_runs, log):
+@pytest.mark.parametrize(
+    ("refuse", "allow"),
+    [
+        ("ACL SETUSER default -evalsha", "ACL SETUSER default +evalsha"),  # NOPERM
+        ("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"),  # READONLY, as after a failover
+    ],
+)
+def test_a_release_that_is_refused_is_sent_again_by_the_keeper_until_it_is_not(
+    work, locks, while_it_runs, log, refuse, allow
+):
     work.apply(("k", "warm-up"))
-    while_it_runs(lambda _: locks.client.execute_command("ACL SETUSER", "default", "-evalsha"))
+    while_it_runs(lambda _: locks.client.execute_command(*refuse.split()))
     try:
         work.apply(("k", "item"))
         wait_until(lambda: "has ended, but Redis has refused to release its lock" in log.text, "it is said", 10)
         assert locks.client.exists(key_of(work))
     finally:
-        locks.client.execute_command("ACL SETUSER", "default", "+evalsha")
+        locks.client.execute_command(*allow.split())
     wait_until(lambda: not locks.client.exists(key_of(work)), "the keeper has released it", 10)
 
 
@@ -337,3 +346,15 @@ def test_a_publish_that_is_the_last_thing_a_process_does_keeps_the_key_for_its_m
         wait_until(lambda: locks.client.ttl(job.lock_for("k").key) > 3000, "the key is kept for lock_queue_ttl", 5)
         wait_until(lambda: not server_of(job.app).store.has_unread, "the answer is read", 5)
         locks.client.delete(job.lock_for("k").key)
+
+
+def test_a_server_without_memory_still_takes_the_release_of_a_run_whose_key_cools_down(config, locks, while_it_runs):
+    work = make_app(config).tasks["lab.cools_skip"]
+    work.apply(("k", "warm-up"))
+    wait_until(lambda: not locks.client.exists(key_of(work)), "it has cooled down", 10)
+    while_it_runs(lambda _: locks.client.config_set("maxmemory", 1))
+    try:
+        work.apply(("k", "item"))
+        wait_until(lambda: work.lock_info("k").state == "cooling", "it cools down", 10)
+    finally:
+        locks.client.config_set("maxmemory", 0)
