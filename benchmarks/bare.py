@@ -1,4 +1,7 @@
-"""The baseline of all benchmarks: two bare EVALSHA calls, with the scripts and arguments that a lock sends."""
+"""The baseline of all benchmarks: two bare EVALSHA calls, with the scripts and arguments that a lock sends.
+
+And the least that such a pair can cost where nobody waits for the second answer.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import redis
 
 from celery_redislock.server import commands
 from celery_redislock.server.answers import Note
+from celery_redislock.server.lines import Late, Line
 from celery_redislock.server.scripts import Command
 from celery_redislock.server.tokens import Token
 
@@ -33,6 +37,33 @@ def two_calls(client: redis.Redis, key: str, token: Token, lease: float, note: s
             raise RuntimeError(f"{key} was contended: acquire {granted}, release {released}")
 
     return cycle
+
+
+def with_late_answer(client: redis.Redis, key: str, token: Token, lease: float, note: str) -> Case:
+    """As `two_calls`, but the release's answer is read together with that of the next acquire."""
+    acquire = commands.acquire(key, token.owner, token, lease)
+    release = commands.release(key, token.owner, Note(note))
+    for command in (acquire, release):
+        client.script_load(command.script.text)
+    line = Line(client.client())  # type: ignore[no-untyped-call]
+    late = Late(release, _released, _refused, 0.0)
+
+    def cycle() -> None:
+        granted = line.ask(acquire)
+        line.send_late(late)
+        if granted != 1:
+            raise RuntimeError(f"{key} was contended: acquire {granted}")
+
+    return cycle
+
+
+def _released(answer: object) -> None:
+    if answer != 1:
+        raise RuntimeError(f"the key was lost: release {answer}")
+
+
+def _refused() -> None:
+    raise RuntimeError("the server has refused a release")
 
 
 def _arguments(client: redis.Redis, command: Command) -> tuple[Any, ...]:

@@ -18,9 +18,9 @@ from celery_redislock.message.delivery import DELIVERY
 from celery_redislock.server import tokens
 from celery_redislock.server.connect import connect
 from celery_redislock.server.names import keys_of
-from celery_redislock.server.tokens import Attempt
+from celery_redislock.server.tokens import Attempt, Token
 
-from .bare import two_calls
+from .bare import two_calls, with_late_answer
 from .delay import delayed
 from .findings import Findings
 from .report import Report
@@ -72,16 +72,21 @@ def _cases(url: str) -> dict[str, Case]:
     @app.task(base=LockedTask, ignore_result=True, shared=False)
     def locked_two(account_id: int, name: str) -> None: ...
 
-    two_bare_calls = _two_bare_calls(url, locked)
+    two_bare_calls, one_read_late = _two_bare_calls(url, locked), _one_read_late(url, locked)
 
     @app.task(ignore_result=True, shared=False)
     def calling() -> None:
         two_bare_calls()
 
+    @app.task(ignore_result=True, shared=False)
+    def floor() -> None:
+        one_read_late()
+
     return {
         "calls": two_bare_calls,
         "plain": _traced(plain),
         "calling": _traced(calling),
+        "floor": _traced(floor),
         "locked": _traced(locked),
         "plain two": _traced(plain_two, ARGUMENTS),
         "locked two": _traced(locked_two, ARGUMENTS),
@@ -100,14 +105,27 @@ def _add_rows(report: Report, results: Mapping[str, Rounds], bound: float) -> No
     # The two calls cost more inside a task: its code has to be brought back into the CPU's caches each time.
     report.add("the two bare calls in a task's body", in_body, calls)
     report.add("added by LockedTask, these being 1.00", added, in_body)
+    report.add("the same, the second one's answer read late", results["floor"] - plain, calls)
 
 
 def _two_bare_calls(url: str, task: Any) -> Case:
     """A case of the two calls that a run of `task` without arguments sends."""
+    key, token, note = _sent_by(task)
+    return two_calls(connect(url, {}), key, token, task.lock_for().timeout, note=note)
+
+
+def _one_read_late(url: str, task: Any) -> Case:
+    """A case of the same two calls, sent as LockedTask sends them: nobody waits for the second answer."""
+    key, token, note = _sent_by(task)
+    return with_late_answer(connect(url, {}), key, token, task.lock_for().timeout, note=note)
+
+
+def _sent_by(task: Any) -> tuple[str, Token, str]:
+    """The key, the token, and the key of the note, of a run of `task` without arguments."""
     request = _request(task, ())
     key, attempt = task.lock_for().name, Attempt(request["id"], 0, 0)
     token = tokens.mint(request[DELIVERY].nonce, attempt, tokens.origin(HOSTNAME, task.name))
-    return two_calls(connect(url, {}), key, token, task.lock_for().timeout, note=keys_of(key).note(attempt))
+    return key, token, keys_of(key).note(attempt)
 
 
 def _traced(task: Any, args: tuple[Any, ...] = ()) -> Case:
