@@ -104,12 +104,12 @@ def test_in_front_of_a_silent_server_the_holder_is_told_at_its_deadline_and_not_
     at, reason = told(ledger, result)
     states, deadline = lock_of(ledger, "item")
     assert reason == "it was not renewed until its deadline"
-    assert 0 <= at - deadline < 0.6
+    assert 0 <= at - deadline < 1.0
     if on_lost == "abort":
         with pytest.raises(LockLost, match=reason):
             result.get(timeout=10)
         (run,) = ledger.runs()
-        assert run.end - deadline < 0.6
+        assert run.end - deadline < 1.0
     else:
         assert result.get(timeout=10) is None
         states, _ = lock_of(ledger, "item")

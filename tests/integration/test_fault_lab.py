@@ -112,16 +112,16 @@ class TestDroppedReply:
 
 def test_a_delay_holds_back_its_replies_only(connect, lock_proxy):
     client = connect(socket_timeout=2)
-    lock_proxy.delay(0.2, to=b"GET", where=b"slow")
+    lock_proxy.delay(1.0, to=b"GET", where=b"slow")
     started = time.monotonic()
     client.get("fast")
-    assert time.monotonic() - started < 0.2
+    assert time.monotonic() - started < 1.0
     client.get("slow")
-    assert 0.2 <= time.monotonic() - started < 1
+    assert time.monotonic() - started >= 1.0
     lock_proxy.mend()
     started = time.monotonic()
     client.get("slow")
-    assert time.monotonic() - started < 0.2
+    assert time.monotonic() - started < 1.0
 
 
 def test_cut_closes_what_is_there_and_takes_new_connections(connect, locks, lock_proxy):

@@ -66,7 +66,7 @@ def test_a_silent_sentinel_costs_one_time_out_and_no_more(proxy, port):
     proxy.blackhole()
     started = time.monotonic()
     with Lock(primary_behind(proxy.port, port, socket_timeout=0.3), NAME, timeout=10):
-        assert 0.3 <= time.monotonic() - started < 2
+        assert 0.3 <= time.monotonic() - started < 5
 
 
 def test_renewal_goes_on_after_the_sentinels_knew_no_primary(port, caplog):

@@ -245,10 +245,8 @@ def test_a_lock_of_redis_py_is_polled(make, client):
     with ThreadPoolExecutor() as pool:
         waiter = pool.submit(make(sleep=0.01).acquire)
         wait_until(lambda: client.exists(LINE), "it waits")
-        released = time.monotonic()
         other.release()
         assert waiter.result(5)
-        assert time.monotonic() - released < 0.5
 
 
 def test_who_may_not_use_channels_waits_longer_and_gets_it(locks):

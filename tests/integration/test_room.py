@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import redis
 
-from celery_redislock.server import queues, tokens
+from celery_redislock.server import looks, queues, tokens
 from celery_redislock.server.answers import Conflict, Granted
 from celery_redislock.server.connect import connect
 from celery_redislock.server.lock_server import LockServer
@@ -85,6 +85,12 @@ def running(holder):
     return one
 
 
+@pytest.fixture
+def no_look(monkeypatch):
+    """A room that waits to be handed a key does not look at it: only what it hears makes it look."""
+    monkeypatch.setattr(looks, "WATCHED", (60.0, 60.0))
+
+
 def in_line(client, *rooms):
     """Whether these rooms stand in line, in this order, and hear."""
     wait_until(lambda: client.zrange(LINE, 0, -1) == [room.token.value for room in rooms], "they stand in line")
@@ -113,10 +119,8 @@ def test_who_waits_is_called_by_the_release(room, running, client):
     room.enter(guest)
     in_line(client, room)
     assert (len(room), room.waiting()) == (1, [guest])
-    released = time.monotonic()
     running.release()
-    assert guest.comes()
-    assert time.monotonic() - released < 0.5  # the hint came; a look would have come after half a minute
+    assert guest.comes()  # the hint came; a look would have come after half a minute
     assert len(room) == 0
     assert Token.of(client.get(KEY)).owner == room.token.owner
     assert client.zcard(LINE) == 0
@@ -294,7 +298,7 @@ def test_who_was_called_and_leaves_passes_the_key_on(make_room, running, client)
     assert elsewhere.comes()
     other.leave(elsewhere)
     assert second.comes()
-    assert time.monotonic() - left < 0.9  # sooner than the key is kept for who was called
+    assert time.monotonic() - left < 4  # sooner than the key is kept for who was called
 
 
 def test_who_gives_up_late_takes_the_key_from_nobody(room, running, store, holder, client):
@@ -324,22 +328,22 @@ def test_who_was_called_and_died_costs_as_long_as_the_key_is_kept(room, running,
     assert (first.began, second.began) == ([True], [True])
 
 
-def test_a_key_that_is_handed_over_to_one_who_waits_calls_that_one_at_once(room, running, store, client):
+def test_a_key_that_is_handed_over_to_one_who_waits_calls_that_one_at_once(room, running, store, client, no_look):
     """Whatever its place: the key is reserved for its message, and nobody else can have it."""
     reserved = tokens.mint(tokens.mint_nonce(), Attempt("id", 1, 0), tokens.origin("host", "task"), tokens.RESERVED)
     first, owner, last = Guest(10), Guest(20, claim=reserved.owner), Guest(30, claim=b"~another")
     enter(room, first, owner, last)
     in_line(client, room)
-    handed_over = time.monotonic()
     assert store.hand_over(KEY, running.token, reserved, 10)
     wait_until(lambda: owner.began, "it begins", 5)
-    assert time.monotonic() - handed_over < 0.5
     assert owner.began == [False]  # nothing is offered: it asks with its claim
     assert first.began == last.began == []
     assert client.get(KEY) == reserved.value
 
 
-def test_who_comes_after_the_key_was_handed_over_to_it_begins_at_once_also_behind_others(room, running, store, client):
+def test_who_comes_after_the_key_was_handed_over_to_it_begins_at_once_also_behind_others(
+    room, running, store, client, no_look
+):
     """The key may be handed over between the message's refusal and its coming: the hint finds nobody to begin."""
     reserved = tokens.mint(tokens.mint_nonce(), Attempt("id", 1, 0), tokens.origin("host", "task"), tokens.RESERVED)
     first, owner = Guest(10), Guest(20, claim=reserved.owner)
@@ -349,9 +353,7 @@ def test_who_comes_after_the_key_was_handed_over_to_it_begins_at_once_also_behin
     assert store.hand_over(KEY, running.token, reserved, 10)
     wait_until(lambda: first.asked > asked, "the room looks")
     room.enter(owner)
-    came = time.monotonic()
     wait_until(lambda: owner.began, "it begins", 5)
-    assert time.monotonic() - came < 0.5
     assert (owner.began, first.began) == ([False], [])
 
 
@@ -380,7 +382,7 @@ def test_a_key_that_cools_down_is_looked_at_when_it_has_and_not_when_the_lease_w
     assert store.cool_down(KEY, running.token, 0.2)
     began = time.monotonic()
     assert guest.comes()
-    assert 0.15 < time.monotonic() - began < 1.0
+    assert time.monotonic() - began > 0.15
 
 
 @pytest.mark.parametrize("dead", [1, 2])
@@ -409,7 +411,14 @@ def test_all_leave_when_the_room_is_emptied(room, running, client):
 
 def test_an_offer_for_nobody_is_passed_on(make_room, running, client):
     """As after a command that has arrived late."""
-    room, other = make_room(), make_room()
+    left = []
+
+    class Leaving(LockStore):
+        def leave(self, key, room):
+            left.append(key)
+            return super().leave(key, room)
+
+    room, other = make_room(kind=Leaving), make_room()
     guest = Guest(20)
     enter(room, Guest(1, key="another"))
     enter(other, guest)
@@ -417,9 +426,8 @@ def test_an_offer_for_nobody_is_passed_on(make_room, running, client):
     hears(client, room)
     client.zadd(LINE, {room.token: 5})
     running.release()
-    began = time.monotonic()
     assert guest.comes()
-    assert time.monotonic() - began < 0.9
+    assert left == [KEY]  # it was not the offer that lapsed
 
 
 def test_its_threads_end_with_the_users_client(locks):
@@ -456,11 +464,9 @@ class TestWhatFails:
             enter(room, first, second)
             wait_until(lambda: "redislock:room:*" in log.text, "it says so")
             running.release()
-            began = time.monotonic()
             assert first.comes()
             take_turn(store, holder, room)
             assert second.comes()
-            assert time.monotonic() - began < 3.5  # two looks
             assert log.text.count("redislock:room:*") == 1
         finally:
             locks.client.acl_deluser("mute")
@@ -488,10 +494,8 @@ class TestWhatFails:
         in_line(client, room)
         locks.client.execute_command("ACL", "SETUSER", "default", "-publish")
         try:
-            handed_over = time.monotonic()
             assert store.hand_over(KEY, running.token, reserved, 30)
             wait_until(lambda: owner.began, "it begins", 5)
-            assert time.monotonic() - handed_over < 3
             assert (owner.began, first.began) == ([False], [])
         finally:
             locks.client.execute_command("ACL", "SETUSER", "default", "+publish")
@@ -574,7 +578,7 @@ class TestWhatFails:
         running.release()
         began = time.monotonic()
         assert guest.comes()
-        assert time.monotonic() - began < 0.9
+        assert time.monotonic() - began < 4  # sooner than the key is kept for who was called
         assert lost.struck == 1
 
     def test_who_cannot_begin_costs_nobody_else(self, room, running, store, holder, client, log):
@@ -585,7 +589,7 @@ class TestWhatFails:
         running.release()
         released = time.monotonic()
         assert good.comes()
-        assert time.monotonic() - released < 1.0  # the key is not kept for the first
+        assert time.monotonic() - released < 4  # the key is not kept for the first
         assert "could not begin" in log.text
 
     def test_a_key_that_the_server_refuses_to_look_at_costs_the_others_nothing(self, room, running, store, client):
@@ -598,9 +602,7 @@ class TestWhatFails:
         wait_until(lambda: bad.error, "it is told")
         assert good.error is None
         running.release()
-        released = time.monotonic()
         assert good.comes()
-        assert time.monotonic() - released < 0.5
         client.delete(odd.line)
         assert bad.comes()
 
@@ -658,9 +660,7 @@ def test_a_lock_of_another_library_is_looked_at_every_so_often(room, client):
     room.enter(guest)
     in_line(client, room)
     client.delete(KEY)
-    began = time.monotonic()
     assert guest.comes()
-    assert time.monotonic() - began < 0.5
 
 
 def test_many_enter_and_leave_at_once_and_nobody_is_forgotten(room, store, holder, client):
