@@ -96,15 +96,12 @@ def test_who_is_told_at_once_is_told_why_and_the_log_says_it_once(log, lock_prox
 
 
 @pytest.mark.usefixtures("silent")
-def test_who_has_looked_in_vain_spares_it_the_others_for_a_while(
-    ask, look_now, nothing_is_sent, monkeypatch, lock_proxy
-):
+def test_who_has_looked_in_vain_spares_it_the_others_for_a_while(ask, look_now, nothing_is_sent, lock_proxy):
     look_now()
-    monkeypatch.setattr(outage, "SHORTEST_PAUSE", 60.0)
     swallowed = lock_proxy.swallowed
     ask()
     assert lock_proxy.swallowed > swallowed
-    with nothing_is_sent(), ThreadPoolExecutor(8) as threads:
+    with nothing_is_sent(), ThreadPoolExecutor(8) as threads:  # the look took its time: not again so soon
         asked = list(threads.map(ask, range(400)))
     assert all(isinstance(error, LockUnavailable) for error in asked)
 
