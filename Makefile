@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 OLDEST := .venv-oldest
 
-.PHONY: demo test oldest matrix wheel check chaos format bench bench-full clean
+.PHONY: demo test oldest matrix wheel check docs chaos format bench bench-full clean
 
 # Where a worker's version matters most.
 OLDEST_TOO := promise ways_out redelivery shutdown unique_jobs line
@@ -43,6 +43,12 @@ check: $(STAMP)  ## ruff and mypy
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
+docs: $(STAMP)  ## The site of docs/, in docs/_build; a warning is an error
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@$(BIN)/python docs/write_options.py
+	@$(BIN)/python -m sphinx -W --keep-going --quiet -b dirhtml docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
+
 chaos: $(STAMP)  ## Random faults under load, on both brokers, and what came of it
 	@$(BIN)/python -m chaos --seconds $(SECONDS) --broker $(BROKER) $(if $(SEED),--seed $(SEED))
 
@@ -58,4 +64,4 @@ bench-full: $(STAMP)  ## Everything, in less than an hour on an idle machine; wr
 	@$(BIN)/python -m benchmarks --full
 
 clean:
-	rm -rf $(VENV) $(OLDEST) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) dist build docs/_build .mypy_cache .pytest_cache .ruff_cache .hypothesis

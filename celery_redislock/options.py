@@ -139,13 +139,27 @@ class LockOptions:
 
 @dataclass(frozen=True, slots=True)
 class LockSettings:
-    """The settings of one app, checked."""
+    """The settings of one app, checked. The table of docs/options.md is made of these texts."""
 
     url: str | None
+    """Where the locks are: ``redis://``, ``rediss://`` or ``unix://``. By default the broker's URL, if that is Redis,
+    else the result backend's. Only the URL is taken over, of a list the first: what ``broker_use_ssl`` says belongs
+    into `redislock_client_options` too. The server must not evict keys. A worker tries it out at its start, and its
+    log says what is wrong with it."""
+
     client_options: Mapping[str, Any]
+    """For the redis-py client, such as ``socket_timeout`` (2.0), ``socket_connect_timeout`` (1.0), and ``password``, if
+    it is not in the URL. ``celery report``, ``inspect conf`` and Flower show neither this nor `redislock_url`."""
+
     prefix: str
+    """What every key begins with."""
+
     enabled: bool
+    """``False`` makes every lock a no-op, for tests. It may change at any time, and counts for what begins then."""
+
     waiting_limit: int
+    """How many messages one worker keeps waiting. More go back to the broker, and come back after 1 to 30 s with their
+    place."""
 
 
 def resolve_options(

@@ -43,7 +43,7 @@ class LockedTask(LockAttributes, BaseTask):
 
     Use it as ``@app.task(base=LockedTask)``, or for all tasks of an app as its ``task_cls``. The options are class
     attributes, in the decorator, in a subclass or in ``task_annotations``; their app-wide defaults are the settings
-    ``redislock_*``. The README lists them.
+    ``redislock_*``. docs/options.md lists them.
 
     A subclass that overrides ``before_start`` or ``after_return`` must call ``super()``.
     """

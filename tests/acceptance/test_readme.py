@@ -1,4 +1,4 @@
-"""The README's example works as pasted, and its table of options is the code's own."""
+"""The README's example works as pasted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from celery_redislock.options import KEY_OPTIONS, OPTIONS, SETTINGS
 from tests.lab.readme import README, alike, block_with, celerys_own, console, module, try_it
 from tests.lab.workers import ROOT
 
@@ -57,23 +56,3 @@ def test_the_promise_is_there_word_for_word():
     flat = " ".join(README.split())
     assert "At most one holder per key, or with a `lock_limit` of N at most N, while one Redis primary" in flat
     assert "the resource itself must check the fencing number." in flat
-
-
-def _table_rows(prefix):
-    return {
-        name: default
-        for names, default in re.findall(rf"^\| (`{prefix}[^|]*) \| ([^|]+) \|", README, re.MULTILINE)
-        for name, default in zip(re.findall(r"`(\w+)`", names), default.split(", "), strict=False)
-    }
-
-
-@pytest.mark.parametrize("prefix", ["lock_", "redislock_"])
-def test_the_tables_show_the_defaults_of_the_code(prefix):
-    rules = {**KEY_OPTIONS, **OPTIONS} if prefix == "lock_" else SETTINGS
-    rows = _table_rows(prefix)
-    assert len(rows) >= len(SETTINGS)
-    for name, shown in rows.items():
-        default = rules[name.removeprefix(prefix)].default
-        if "`" in shown:
-            shown_default = shown.strip("` ")
-            assert shown_default.replace('"', "'") == repr(default), name

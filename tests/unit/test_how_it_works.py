@@ -147,9 +147,9 @@ def test_the_scopes_are_the_same_in_their_type_and_the_documents() -> None:
     assert quoted(column(first_table(text, "# Jobs: unique from the publish on"))) == list(get_args(Scope))
 
 
-def test_the_options_are_the_same_in_the_code_and_the_readme() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert set(quoted(column(first_table(text, "## Options")))) == ATTRIBUTES
+def test_the_options_are_the_same_in_the_code_and_on_their_page() -> None:
+    text = (DOCS / "options.md").read_text(encoding="utf-8")
+    assert set(quoted(column(first_table(text, "## Options of a task")))) == ATTRIBUTES
 
 
 @pytest.mark.parametrize("what", ["policy", "scope", "option"])

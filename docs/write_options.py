@@ -1,0 +1,77 @@
+"""Writes the tables of docs/options.md from the code: `make docs` runs it, and a test holds that it was run."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from inspect import cleandoc, getsource
+from itertools import pairwise
+from pathlib import Path
+
+from celery_redislock.options import KEY_OPTIONS, OPTIONS, SETTINGS, LockSettings, Rule
+from celery_redislock.task.attributes import LockAttributes
+
+PAGE = Path(__file__).with_name("options.md")
+HEAD = "| {} | default | what it may be | meaning |\n| --- | --- | --- | --- |\n"
+
+
+def descriptions(of: type) -> Iterator[tuple[str, str]]:
+    """The names of a class's attributes, in their order, each with the text that stands below it."""
+    (body,) = (node.body for node in ast.parse(getsource(of)).body if isinstance(node, ast.ClassDef))
+    for declared, text in pairwise(body):
+        if isinstance(declared, ast.AnnAssign) and isinstance(text, ast.Expr):
+            yield ast.unparse(declared.target), cleandoc(ast.literal_eval(text.value))
+
+
+def table(kind: str, of: type, rules: Mapping[str, Rule], prefix: str) -> str:
+    """A table of options.
+
+    Args:
+        kind: The heading of its first column.
+        of: The class whose attributes they are.
+        rules: What each may be, by its name without a prefix.
+        prefix: What precedes the names on the page.
+    """
+    rows = (
+        f"| `{prefix}{name}` | `{shown(rules[name].default)}` | {quoted(rules[name].allowed)} | {markdown(text)} |\n"
+        for name, text in ((name.removeprefix("lock_"), text) for name, text in descriptions(of))
+    )
+    return HEAD.format(kind) + "".join(rows)
+
+
+def shown(value: object) -> str:
+    """A default as a reader writes it."""
+    return repr(value).replace("'", '"')
+
+
+def quoted(allowed: str) -> str:
+    """What is allowed, its values as code."""
+    return re.sub(r"'(\w+)'", r'`"\1"`', as_code(allowed))
+
+
+def as_code(text: str) -> str:
+    """A text with Python's constants as code."""
+    return re.sub(r"(?<!`)\b(None|True|False)\b", r"`\1`", text)
+
+
+def markdown(text: str) -> str:
+    """A docstring as one line of Markdown, in which the name of a page is a link."""
+    line = as_code(text.replace("``", "`").replace("\n", " "))
+    return re.sub(r"docs/([\w-]+)([.]md)", r"[\1](\1\2)", line)
+
+
+def written(page: str) -> str:
+    """The page, with each table as the code has it today."""
+    tables = {
+        "options": table("option", LockAttributes, {**KEY_OPTIONS, **OPTIONS}, "lock_"),
+        "settings": table("setting", LockSettings, SETTINGS, "redislock_"),
+    }
+    for name, text in tables.items():
+        before, mark, after = re.split(rf"(<!-- {name}:.*-->\n)", page)
+        page = before + mark + text + after[after.index("<!-- end -->") :]
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
