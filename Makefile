@@ -46,7 +46,7 @@ check: $(STAMP)  ## ruff and mypy
 docs: $(STAMP)  ## The site of docs/, in docs/_build; a warning is an error
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 	@$(BIN)/python docs/write_options.py
-	@$(BIN)/python -m sphinx -W --keep-going --quiet -b dirhtml docs docs/_build/html
+	@$(BIN)/python -m sphinx -W --keep-going --quiet -b html docs docs/_build/html
 	@echo "open docs/_build/html/index.html"
 
 chaos: $(STAMP)  ## Random faults under load, on both brokers, and what came of it

@@ -16,7 +16,7 @@ SOURCE: str | None = METADATA.get("urls", {}).get("Source")
 OUTWARD = re.compile(r"\[([^\]]+)\]\((\.\./[^)#\s]+)#?([^)\s]*)\)")
 
 project = METADATA["name"]
-author = METADATA["authors"][0]["name"]
+author = project_copyright = METADATA["authors"][0]["name"]
 release = METADATA["version"]
 html_title = f"{project} {release}"
 
