@@ -72,6 +72,8 @@ def only_written(text: str, pages: Path) -> str:
 def _repository() -> str | None:
     if SOURCE is None:
         return None
+    if not (ROOT / ".git").exists():  # an unpacked sdist
+        return f"{SOURCE}/blob/v{release}"
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True)  # noqa: S607
     return f"{SOURCE}/blob/{commit.stdout.strip()}"
 
