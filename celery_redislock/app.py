@@ -56,13 +56,23 @@ def is_enabled(app: Celery) -> bool:
         LockConfigError: The setting is neither True nor False.
     """
     conf: Any = app.conf
-    name = _SETTING + "enabled"
-    prefixed = name if not conf.prefix else conf.prefix + (name.upper() if conf.prefix.isupper() else name)
+    name, prefixed = names_of(conf, "enabled")
     # Every run asks. Mostly nobody has set the setting, and `conf.get` takes far longer to find that out.
     for settings in conf.maps:
         if name in settings or prefixed in settings:
             return _configured(app, name)
     return True
+
+
+def names_of(conf: Any, setting: str) -> tuple[str, str]:
+    """The two names that a setting may have in `app.conf`: the plain one, and the one in the settings' namespace.
+
+    Args:
+        conf: The configuration of the app.
+        setting: The setting, without the prefix ``redislock_``.
+    """
+    name = _SETTING + setting
+    return name, name if not conf.prefix else conf.prefix + (name.upper() if conf.prefix.isupper() else name)
 
 
 def _configured(app: Celery, name: str) -> bool:

