@@ -20,6 +20,11 @@ from celery_redislock.message.header import HEADER, Header
 SOON = 2.0
 
 
+def limits(consumer: Any, name: str) -> bool:
+    """Whether the task `name` has a limit. For any thread."""
+    return _bucket(consumer, name) is not None
+
+
 def called(consumer: Any, name: str) -> int:
     """How many messages of the task `name` that have waited stand in front in its bucket. For any thread."""
     bucket = _bucket(consumer, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -55,6 +56,8 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._begun_at: int | None = None
         #: Delivery tags of messages that waited here when the connection to the broker was lost.
         self._to_restore: list[str] = []
+        #: Where there is no event loop, Celery's timer is a thread, which threads of a pool must not start twice.
+        self._timing = threading.Lock()
         vars(parent.app)[_WAITING_ROOM] = self
         parent.on_connection_error_after_connected = partial(_survive, parent.on_connection_error_after_connected)
 
@@ -204,12 +207,12 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     def give_token_back(self, request: Request) -> None:
         """Give the token of `rate_limit` back that `request` has taken: its body has not run."""
-        consumer = self._consumer
-        if consumer is None:
+        consumer, name = self._consumer, request.task.name
+        if consumer is None or not rate_limit.limits(consumer, name):
             return
-        name = request.task.name
         if consumer.hub is None:  # a greenlet of the pool must not wait for a slot of the pool
-            consumer.timer.call_after(0.0, rate_limit.give_back, (consumer, name))
+            with self._timing:
+                consumer.timer.call_after(0.0, rate_limit.give_back, (consumer, name))
         else:
             consumer.hub.call_soon(rate_limit.give_back, consumer, name)
 
