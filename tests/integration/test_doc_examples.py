@@ -1,4 +1,7 @@
-"""Every Python block of the documentation runs: those of a page in their order, as one program."""
+"""Every Python block of the documentation runs: those of a page in their order, as one program.
+
+A page whose blocks are files has a test of its own.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import sys
 
 import pytest
 
-from tests.lab.pages import PAGES, python_of
+from tests.lab.pages import PAGES, files_of, python_of, write_files
 from tests.lab.servers import Valkey, free_port
 from tests.lab.workers import ROOT
 
@@ -20,7 +23,10 @@ def redis_url(tmp_path):
         yield server.url()
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if python_of(page).strip()], ids=lambda page: page.name)
+PROGRAMS = [page for page in PAGES if python_of(page).strip() and not files_of(page)]
+
+
+@pytest.mark.parametrize("page", PROGRAMS, ids=lambda page: page.name)
 def test_the_examples_of_a_page_run_as_they_are(page, redis_url, tmp_path):
     program = tmp_path / f"{page.stem}.py"  # its line numbers are those of the page
     program.write_text(python_of(page))
@@ -34,3 +40,18 @@ def test_the_examples_of_a_page_run_as_they_are(page, redis_url, tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_tests_of_the_page_on_testing_pass(tmp_path):
+    write_files(ROOT / "docs" / "testing.md", tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-W", "error", "-p", "no:cacheprovider"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "10 passed" in done.stdout
