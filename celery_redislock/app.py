@@ -41,9 +41,10 @@ def settings_of(app: Celery) -> dict[str, Any]:
     Names that the plugin does not know are among them, so that `resolve_settings` can refuse them.
     """
     namespace: str = app.namespace or ""  # type: ignore[attr-defined]
+    conf: Any = app.conf
     names = {
         bare.removeprefix(_SETTING)
-        for key in app.conf.table(with_defaults=False, censored=False)
+        for key in conf.finalize().without_defaults()  # the names alone: other settings may raise when they are read
         if (bare := str(key).lower().removeprefix(namespace.lower() + "_")).startswith(_SETTING)
     }
     return {name: app.conf.get(_SETTING + name) for name in names}

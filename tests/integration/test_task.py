@@ -174,6 +174,25 @@ class TestBinding:
         with task.lock_for() as lock:
             assert lock.state == "held"
 
+    def test_what_else_the_settings_object_has_is_not_read(self, config):
+        """Django's raises ImproperlyConfigured for a SECRET_KEY that is not set, and warns of what is deprecated."""
+
+        class Settings:
+            CELERY_BROKER_URL = config.broker
+            CELERY_REDISLOCK_LEASE = 12
+
+            @property
+            def SECRET_KEY(self):
+                raise ValueError("The SECRET_KEY setting must not be empty.")
+
+        app = Celery("shop", set_as_current=False)
+        app.config_from_object(Settings(), namespace="CELERY")
+
+        @app.task(base=LockedTask, shared=False)
+        def task(): ...
+
+        assert task.lock_for().timeout == 12
+
     def test_an_unknown_setting_in_a_namespace_is_refused(self, config):
         app = Celery("shop", set_as_current=False)
         app.config_from_object(
