@@ -1,0 +1,143 @@
+"""docs/fastapi.md: its endpoints, called in an event loop as a server calls them."""
+
+from __future__ import annotations
+
+PAGE = "fastapi.md"
+
+SETUP = """
+import asyncio
+import threading
+import anyio
+import httpx
+from anyio.to_thread import run_sync
+from api import api, held
+from celery_redislock import Lock, LockConfigError, LockConflict, locked
+from celery_redislock.app import server_of
+from celery_redislock.testing import busy
+from fastapi import Depends
+from redis.exceptions import LockError
+from shop import celery_app, daily_report, reserve
+
+def client():
+    return httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://shop", timeout=30)
+
+async def post(*paths):
+    async with client() as http:
+        answers = await asyncio.gather(*[http.post(path) for path in paths])
+    return [(answer.status_code, answer.json()) for answer in answers]
+"""
+
+
+def test_endpoints_publish_once(project):
+    program = """
+print([body["duplicate"] for _, body in asyncio.run(post("/reports/monday"))])
+print([body["duplicate"] for _, body in asyncio.run(post("/reports/monday", "/async/reports/monday"))])
+"""
+    assert project.run("-c", SETUP + program).splitlines() == ["[False]", "[True, True]"]
+
+
+def test_requests_wait_for_each_other_while_the_event_loop_goes_on(project):
+    program = """
+async def main():
+    ticks = 0
+    async def tick():
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.01)
+            ticks += 1
+    beside = asyncio.create_task(tick())
+    answers = await post(*["/stock/7", "/async/stock/7"] * 4)
+    beside.cancel()
+    return answers == [(200, {"counted": "7"})] * 8, ticks >= 10
+
+print(*asyncio.run(main()), reserve.lock_info("7"))
+"""
+    assert project.run("-c", SETUP + program).split() == ["True", "True", "None"]
+
+
+def test_a_key_that_stays_held_is_a_conflict_to_both(project):
+    program = """
+with busy(reserve.lock_for("7")):
+    for status, body in asyncio.run(post("/stock/7", "/async/stock/7")):
+        print(status, body["held by"].startswith("a lock outside tasks on"))
+"""
+    assert project.run("-c", SETUP + program).splitlines() == ["409 True"] * 2
+
+
+def test_a_request_that_is_cancelled_gives_its_key_back(project):
+    program = """
+async def hold(then):
+    async with held(reserve.lock_for("7")):
+        then()
+        await anyio.sleep(60)
+
+def hold_until(is_held, is_over):
+    with reserve.lock_for("7"):
+        is_held.set()
+        is_over.wait()
+
+async def main():
+    async with anyio.create_task_group() as group:  # cancelled while it holds the key
+        group.start_soon(hold, group.cancel_scope.cancel)
+    print(reserve.lock_info("7"))
+
+    is_held, is_over = threading.Event(), threading.Event()
+    other = threading.Thread(target=hold_until, args=(is_held, is_over))
+    other.start()
+    is_held.wait()
+    async with anyio.create_task_group() as group:  # cancelled while its thread waits for the key
+        group.start_soon(hold, lambda: None)
+        while not (await run_sync(reserve.lock_info, "7")).waiting: pass
+        group.cancel_scope.cancel()
+        is_over.set()
+    print(reserve.lock_info("7"))
+    other.join()
+
+asyncio.run(main())
+"""
+    assert project.run("-c", SETUP + program).splitlines() == ["None", "None"]
+
+
+def test_what_the_page_says_of_locks_across_await(project):
+    """`locked` belongs to its thread, in a dependency too; a lock that the code around holds is a conflict."""
+    program = """
+async def main():
+    block = locked("stock:8", block_for=0)
+    await run_sync(block.__enter__)
+    try:
+        block.__exit__(None, None, None)
+    except LockError:
+        print("LockError")
+    of_no_thread = Lock(server_of(celery_app).client, "report", timeout=30, renew=True, thread_local=False)
+    async with held(of_no_thread):
+        print(of_no_thread.state)
+    async with held(reserve.lock_for("7")):
+        try:
+            with locked("stock:7"): ...
+        except LockConfigError as error:
+            print("LockConfigError", "to wait for it here would stop the asyncio event loop" in str(error))
+        try:
+            with locked("stock:7", block_for=0): ...
+        except LockConflict:
+            print("LockConflict")
+
+asyncio.run(main())
+
+def with_stock(sku: str):
+    with reserve.lock_for(sku) as lock:
+        yield lock
+
+@api.post("/depends/{sku}")
+async def depends(sku: str, lock=Depends(with_stock)):
+    await anyio.sleep(0.01)
+    return {"counted": sku, "state": lock.state}
+
+print(asyncio.run(post(*["/depends/9"] * 6)) == [(200, {"counted": "9", "state": "held"})] * 6, reserve.lock_info("9"))
+"""
+    assert project.run("-c", SETUP + program).splitlines() == [
+        "LockError",
+        "held",
+        "LockConfigError True",
+        "LockConflict",
+        "True None",
+    ]
