@@ -1,4 +1,4 @@
-"""Projects of users: the files of a documentation page, their programs, and their workers."""
+"""Projects of users: their files, which may be those of a documentation page, their programs, and their workers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,19 +16,22 @@ from tests.lab.servers import Valkey, free_port, running, wait_until
 from tests.lab.workers import ROOT
 
 
-class Project:
-    """A folder with the files of a page; its programs find this checkout, and the test's server by `REDIS_URL`."""
+#: A warning of redis-py, to Celery's result backend.
+CELERYS_OWN = "ignore:Call to deprecated setex:DeprecationWarning"
 
-    def __init__(self, page: str, folder: Path, redis_url: str) -> None:
+
+class Project:
+    """A folder of files. Its programs find this checkout, and the test's server by `REDIS_URL`."""
+
+    def __init__(self, folder: Path, redis_url: str) -> None:
         self.folder = folder
         self.env = {**os.environ, "REDIS_URL": redis_url, "PYTHONPATH": str(ROOT)}
         self._workers = ExitStack()
-        write_files(ROOT / "docs" / page, folder)
 
     def run(self, *arguments: str) -> str:
         """What ``python ARGUMENTS`` prints; it must succeed."""
         done = subprocess.run(
-            [sys.executable, "-W", "error", *arguments],
+            [sys.executable, "-W", "error", "-W", CELERYS_OWN, *arguments],
             env=self.env,
             cwd=self.folder,
             capture_output=True,
@@ -38,6 +41,21 @@ class Project:
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
+
+    @contextmanager
+    def program(self, file: str) -> Iterator[Callable[[], str]]:
+        """A program that runs beside the block; what it yields waits for the end, and returns what it has printed."""
+        printed = self.folder / f"{file}.out"
+        with running([sys.executable, file], printed, self.env, cwd=self.folder) as process:
+
+            def end() -> str:
+                assert process.wait(60) == 0, printed.read_text()
+                return printed.read_text()
+
+            yield end
+
+    def wait_for(self, file: str) -> None:
+        wait_until((self.folder / file).exists, f"{file} is there")
 
     def start_worker(self, app: str, *options: str) -> Callable[[], str]:
         """A worker of the project that is ready; returns what shows its log."""
@@ -55,9 +73,13 @@ class Project:
 
 @pytest.fixture
 def project(request: pytest.FixtureRequest, tmp_path: Path, frameworks_server: Valkey) -> Iterator[Project]:
-    """The project of the page that the test's module names as `PAGE`."""
+    """The project of the page that the test's module names as `PAGE`, or of its `SHOP`, the text of one module."""
     frameworks_server.client.flushall()
-    made = Project(request.module.PAGE, tmp_path, frameworks_server.url())
+    made = Project(tmp_path, frameworks_server.url())
+    if hasattr(request.module, "PAGE"):
+        write_files(ROOT / "docs" / request.module.PAGE, tmp_path)
+    else:
+        (tmp_path / "shop.py").write_text(request.module.SHOP)
     yield made
     made.end()
 

@@ -1,0 +1,125 @@
+"""What OpenTelemetry's Celery instrumentation shows of locked tasks, in the publisher and in the worker."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.lab.servers import wait_until
+
+pytest.importorskip("opentelemetry.instrumentation.celery")
+
+SHOP = """
+import json
+import os
+
+from celery import Celery
+from celery.signals import worker_process_init
+from celery_redislock import LockedTask
+from opentelemetry import trace
+from opentelemetry.instrumentation.celery import CeleryInstrumentor
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
+
+REDIS_URL = os.environ["REDIS_URL"]
+app = Celery("shop", broker=REDIS_URL, backend=REDIS_URL)
+
+
+class ToFile(SpanExporter):
+    def export(self, spans):
+        with open("spans", "a") as file:  # a line at a time, so that processes do not mix theirs
+            for span in spans:
+                told = {
+                    "name": span.name,
+                    "trace": span.context.trace_id,
+                    "id": span.context.span_id,
+                    "parent": span.parent and span.parent.span_id,
+                    "task": span.attributes["messaging.message.id"],
+                    "state": span.attributes.get("celery.state"),
+                    "status": span.status.status_code.name,
+                    "errors": [event.attributes["exception.type"] for event in span.events],
+                }
+                file.write(json.dumps(told) + "\\n")
+        return SpanExportResult.SUCCESS
+
+
+@worker_process_init.connect
+def trace_this_process(**_):
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(ToFile()))
+    trace.set_tracer_provider(provider)
+    CeleryInstrumentor().instrument()
+
+
+@app.task(base=LockedTask, lock_key="{key}", lock_on_conflict="skip")
+def skip(key): ...
+
+
+@app.task(base=LockedTask, lock_key="{key}", lock_on_conflict="wait")
+def wait(key): ...
+
+
+@app.task(base=LockedTask, lock_key="{key}", lock_on_conflict="raise")
+def refuse(key): ...
+
+
+@app.task(base=LockedTask, lock_key="{key}", lock_scope="job")
+def job(key): ...
+"""
+
+PROGRAM = """
+import json
+from celery_redislock.testing import busy
+from shop import job, refuse, skip, trace_this_process, wait
+
+trace_this_process()
+results = {"done": skip.delay("free")}
+with busy(skip.lock_for("k")):
+    results |= {"skipped": skip.delay("k"), "waited": wait.delay("k"), "refused": refuse.delay("k")}
+    for name in ("skipped", "refused"):
+        results[name].get(timeout=30, propagate=False)
+    while not (skip.lock_info("k").waiting and results["waited"].state == "RETRY"): pass
+results["keyless"] = skip.delay(1.5)
+results["job"] = job.delay("j")
+assert all(job.delay("j").duplicate for _ in range(3))
+for result in results.values():
+    result.get(timeout=30, propagate=False)
+print(json.dumps({name: result.id for name, result in results.items()}))
+"""
+
+
+@pytest.fixture
+def spans(project):
+    """The spans of each call in the program, in the order in which they ended: those of its publishes and its runs."""
+    log = project.start_worker("shop")
+    ids = json.loads(project.run("-c", PROGRAM))
+    file = project.folder / "spans"
+
+    def look(kind):
+        told = [json.loads(line) for line in file.read_text().splitlines()]
+        told = [span for span in told if span["name"].startswith(kind)]
+        return {name: [span for span in told if span["task"] == task_id] for name, task_id in ids.items()}
+
+    ended = ("SUCCESS", "FAILURE", "IGNORED")
+    wait_until(lambda: all(of and of[-1]["state"] in ended for of in look("run").values()), "all runs have ended")
+    yield look("apply_async"), look("run")
+    for complaint in ("Failed to detach context", "no existing span found"):
+        assert complaint not in log()
+
+
+def test_each_run_has_its_span_below_that_of_its_publish(spans):
+    publishes, runs = spans
+    shown = {name: [(run["state"], run["status"], *run["errors"]) for run in of] for name, of in runs.items()}
+    done = ("SUCCESS", "UNSET")
+    assert shown == {
+        "done": [done],
+        "skipped": [("IGNORED", "UNSET")],
+        "waited": [("IGNORED", "UNSET"), done],
+        "refused": [("FAILURE", "ERROR", "celery_redislock.errors.LockConflict")],
+        "keyless": [("FAILURE", "ERROR", "celery_redislock.errors.LockKeyError")],
+        "job": [done],
+    }
+    for name, of in runs.items():
+        (publish,) = publishes[name]  # what is not sent has no span
+        assert {(run["trace"], run["parent"]) for run in of} == {(publish["trace"], publish["id"])}
