@@ -15,7 +15,6 @@ from tests.lab.pages import write_files
 from tests.lab.servers import Valkey, free_port, running, wait_until
 from tests.lab.workers import ROOT
 
-
 #: A warning of redis-py, to Celery's result backend.
 CELERYS_OWN = "ignore:Call to deprecated setex:DeprecationWarning"
 
