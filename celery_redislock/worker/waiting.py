@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from celery import bootsteps
+from celery.concurrency import solo
 from celery.worker import state
 from celery.worker.request import Request
 
@@ -178,10 +179,13 @@ class WaitingRoom(bootsteps.StartStopStep):
             return
         if self._begun_at is not None:
             self._begun_at = state.all_total_count[0]
-        if consumer.hub is None:
+        if consumer.hub is None and not isinstance(consumer.pool, solo.TaskPool):
             self._run(consumer, waiting, called)
+            return
+        self._calls.append((waiting, called))
+        if consumer.hub is None:  # the pool would run the body in this thread, and nobody else would have a turn
+            consumer.call_soon(self._run_calls)
         else:
-            self._calls.append((waiting, called))
             self._wake_up()
 
     def _wake_up(self) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+pytest.importorskip("fastapi")
+
 PAGE = "fastapi.md"
 
 SETUP = """

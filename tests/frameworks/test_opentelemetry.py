@@ -8,7 +8,7 @@ import pytest
 
 from tests.lab.servers import wait_until
 
-pytest.importorskip("opentelemetry.instrumentation.celery")
+pytest.importorskip("opentelemetry.instrumentation.celery", exc_type=ImportError)
 
 SHOP = """
 import json

@@ -8,11 +8,9 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 from tests.lab.workers import ROOT
 
-PROGRAM = """
+REFUSALS = """
 import os
 import time
 from threading import Barrier
@@ -48,7 +46,7 @@ def counted(timer):
 Timer.is_alive, Timer.start = seen_late, counted
 
 
-@app.task(base=LockedTask, rate_limit=os.environ["RATE_LIMIT"] or None)
+@app.task(base=LockedTask, rate_limit="1000000/s")
 def task(item): ...
 
 
@@ -65,17 +63,64 @@ print({result.state for result in skipped}, len(starts) <= 1)
 """
 
 
-@pytest.mark.parametrize("rate_limit", ["", "1000000/s"])
-def test_threads_that_refuse_runs_at_the_same_time_start_one_timer(locks, tmp_path, rate_limit):
-    """Where Celery has no event loop, its timer is a thread, which the first call to it starts, and no lock guards."""
+IN_TURN = """
+import os
+import threading
+import time
+
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+
+from celery_redislock import LockedTask, locked
+
+app = Celery("shop", broker="memory://", backend="cache+memory://")
+app.conf.redislock_url = os.environ["REDIS_URL"]
+
+
+@app.task
+def name_of_thread():
+    return threading.current_thread().name
+
+
+@app.task(base=LockedTask, lock_key="a")
+def waits():
+    with locked("b", block_for=5):
+        return name_of_thread()
+
+
+@app.task(base=LockedTask, lock_key="b")
+def other(): ...
+
+
+with start_worker(app, pool="solo", perform_ping_check=False):
+    thread = name_of_thread.delay().get(timeout=20)
+    with other.lock_for():
+        with waits.lock_for():
+            result = waits.delay()
+            while not waits.lock_info().waiting: time.sleep(0.01)
+        while not other.lock_info().waiting: time.sleep(0.01)
+    print(result.get(timeout=30) == thread)
+"""
+
+
+def printed_by(program, locks):
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env={**os.environ, "REDIS_URL": locks.url(), "RATE_LIMIT": rate_limit, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
+        [sys.executable, "-c", program],
+        env={**os.environ, "REDIS_URL": locks.url(), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "{'REVOKED'} True\n"
+    return done.stdout
+
+
+def test_threads_that_refuse_runs_at_the_same_time_start_one_timer(locks):
+    """Where Celery has no event loop, its timer is a thread, which the first call to it starts, and no lock guards."""
+    assert printed_by(REFUSALS, locks) == "{'REVOKED'} True\n"
+
+
+def test_what_has_waited_runs_in_the_one_thread_of_a_solo_pool(locks):
+    """In the thread that gives everybody their turn it would wait in vain for another key."""
+    assert printed_by(IN_TURN, locks) == "True\n"
