@@ -16,6 +16,7 @@ from tests.acceptance.test_redelivery import dropped
 from tests.conftest import on_every_broker, on_every_queue
 from tests.lab.app import make_app
 from tests.lab.servers import wait_until
+from tests.lab.wake_ups import counts_on_wake_ups
 from tests.lab.workers import kept, waiting_in
 
 #: With these the Redis broker gives a message again that was not acked for two seconds.
@@ -50,6 +51,7 @@ def with_limit(config):
 # How many.
 
 
+@counts_on_wake_ups("sixty messages have their turn, one every five seconds for each worker")
 @on_every_queue
 def test_sixty_messages_run_three_at_once_on_two_workers_about_in_the_order_of_their_places(
     tasks, start_worker, ledger, nothing_is_left
@@ -151,6 +153,7 @@ def test_join_ends_with_the_outcome_of_one_who_runs_and_only_where_three_do(task
 # Deaths.
 
 
+@counts_on_wake_ups("who waits looks when the lease of the killed one ends")
 @on_every_broker
 def test_the_slot_of_a_killed_child_is_free_at_once_and_its_message_runs_again(tasks, start_worker, ledger, started):
     worker = start_worker(4)
@@ -171,6 +174,7 @@ def test_the_slot_of_a_killed_child_is_free_at_once_and_its_message_runs_again(t
     assert freed < 1.0
 
 
+@counts_on_wake_ups("many messages have their turn, one every five seconds for each worker")
 def test_ten_children_killed_under_load_cost_no_slot_and_leave_nothing(tasks, start_worker, ledger, nothing_is_left):
     workers = [start_worker(4) for _ in range(2)]
     results = [tasks.three_late.delay("k", number, 0.1) for number in range(60)]
@@ -305,6 +309,7 @@ def test_a_retry_that_is_revoked_gives_its_slot_back(tasks, start_worker, ledger
 # Ways out of the line.
 
 
+@counts_on_wake_ups("four messages have their turn, one every five seconds")
 def test_one_that_is_revoked_while_it_waits_does_not_run_and_the_others_do(tasks, start_worker, ledger):
     worker = start_worker(4)
     with taken(tasks.three, "k"):
@@ -338,6 +343,7 @@ def test_a_warm_shutdown_ends_three_and_leaves_those_that_wait_to_another_worker
 # A rolling deploy.
 
 
+@counts_on_wake_ups("many messages have their turn, one every five seconds for each worker")
 @pytest.mark.parametrize(("old", "new"), [(3, 2), (3, 1), (1, 3), (2, 3)])
 def test_in_a_rolling_deploy_no_more_than_the_larger_limit_run_at_once(
     with_limit, start_worker, ledger, started, nothing_is_left, old, new

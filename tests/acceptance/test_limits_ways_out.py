@@ -10,6 +10,7 @@ import pytest
 from tests.acceptance.test_limits import IMPATIENT, taken
 from tests.conftest import on_every_broker, on_every_queue
 from tests.lab.servers import need, wait_until
+from tests.lab.wake_ups import counts_on_wake_ups
 from tests.lab.workers import kept, waiting_in
 
 
@@ -38,6 +39,7 @@ def test_who_joins_ends_with_the_one_that_it_has_joined_though_the_others_run_on
     assert len(ledger.items()) == 3
 
 
+@counts_on_wake_ups("the second and the third have their turn five seconds later each")
 @pytest.mark.parametrize("pool", ["threads", "gevent", "eventlet"])
 def test_in_every_pool_three_run_at_once(pool, tasks, start_worker, ledger, nothing_is_left):
     if pool == "gevent":

@@ -7,11 +7,13 @@ from kombu import Exchange, Queue
 
 from tests.lab.app import make_app
 from tests.lab.servers import wait_until
+from tests.lab.wake_ups import counts_on_wake_ups
 from tests.lab.workers import kept, waiting_in
 
 pytestmark = pytest.mark.parametrize("broker", ["quorum"], indirect=True)
 
 
+@counts_on_wake_ups("many messages have their turn, one every five seconds")
 @pytest.mark.parametrize(
     ("slots", "multiplier", "pool"), [(1, 1, "prefork"), (4, 1, "prefork"), (2, 4, "prefork"), (4, 1, "threads")]
 )

@@ -10,6 +10,7 @@ from celery.exceptions import TaskRevokedError
 
 from tests.lab.app import make_app
 from tests.lab.servers import need, wait_until
+from tests.lab.wake_ups import counts_on_wake_ups
 from tests.lab.workers import kept
 
 
@@ -28,6 +29,7 @@ def limited(config):
         app.close()
 
 
+@counts_on_wake_ups("it counts how many run in a while")
 @pytest.mark.parametrize(("pool", "rate"), [("prefork", 2), ("threads", 4), ("gevent", 4), ("solo", 4)])
 def test_those_who_wait_hold_no_stranger_up_and_run_in_order_as_often_as_the_limit_allows(
     limited, config, start_worker, ledger, pool, rate
@@ -51,6 +53,7 @@ def test_those_who_wait_hold_no_stranger_up_and_run_in_order_as_often_as_the_lim
     assert starts[-1] - starts[1] < 9 / rate + 2  # no token and no turn is wasted
 
 
+@counts_on_wake_ups("it has its turn five seconds later")
 def test_who_has_its_turn_takes_the_next_token_before_those_that_have_not_waited(limited, config, start_worker, ledger):
     config.settings["worker_prefetch_multiplier"] = 8
     work = limited("4/s")
@@ -94,6 +97,7 @@ def test_duplicates_that_are_skipped_use_no_token(limited, start_worker, ledger)
     assert time.monotonic() - begin < 2.5
 
 
+@counts_on_wake_ups("many messages have their turn, one every five seconds")
 def test_a_limit_that_is_changed_holds_for_those_who_wait(limited, start_worker, ledger):
     work = limited("6/m")
     start_worker(1)
