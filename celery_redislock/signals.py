@@ -9,8 +9,9 @@ from celery.utils.dispatch import Signal
 
 __all__ = ["lock_acquired", "lock_conflict", "lock_lost", "lock_released", "lock_unavailable"]
 
-#: A run has taken its key. Arguments: ``lock`` (the held lock).
-lock_acquired = Signal(name="lock_acquired", providing_args=["lock"])
+#: A run has taken its key. Arguments: ``lock`` (the held lock), ``waited`` (seconds since its message first met a
+#: conflict or an outage; 0.0 where it had not to wait).
+lock_acquired = Signal(name="lock_acquired", providing_args=["lock", "waited"])
 
 #: A run, or a publish, has found its key held by another. Arguments: ``key``, ``holder`` (`LockInfo`), ``policy`` (what
 #: happens now: a policy's name, ``"come back"`` for a copy, a successor or work that has begun, ``"return existing"``

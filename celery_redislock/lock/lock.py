@@ -16,7 +16,7 @@ from celery_redislock.errors import LockConfigError, LockConflict, LockUnavailab
 from celery_redislock.options import check_limit
 from celery_redislock.server import tokens
 from celery_redislock.server.answers import Conflict
-from celery_redislock.server.held import KEY_GONE, HeldLock
+from celery_redislock.server.held import KEY_GONE, NOT_OURS, HeldLock
 from celery_redislock.server.lock_server import LockServer
 from celery_redislock.server.names import limit_of, limited
 from celery_redislock.server.tokens import Token
@@ -125,7 +125,7 @@ class Lock(Handle):
         if entry.leave() and entry.is_own:
             entry.end_renewal()
             if not entry.held.store.release(self.key, entry.held.token):
-                entry.held.lose("its key was not ours at the release")
+                entry.held.lose(NOT_OURS)
             if entry.held.was_lost:  # a keeper may have seen the loss where a lost reply hid it from this release
                 entry.held.check()
 

@@ -27,6 +27,7 @@ INTERVAL = 1 / 3
 PAST_DEADLINE = "it was not renewed until its deadline"
 HELD_TOO_LONG = "it was held for longer than lock_max_hold"
 KEY_GONE = "its key was deleted, expired or taken"
+NOT_OURS = "its key was not ours at the release"
 
 #: Held while a loss is noted: the keeper's thread and a thread that releases the lock may see it at the same time.
 _losing = threading.Lock()
@@ -47,6 +48,7 @@ class HeldLock:
     """
 
     __slots__ = (
+        "__weakref__",
         "_lost",
         "deadline",
         "fence",

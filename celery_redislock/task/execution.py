@@ -175,7 +175,7 @@ class Execution:
         self.lock, self._unanswered = lock, None
         self._server.keeper.add(lock)
         if signals.lock_acquired.receivers:
-            signals.lock_acquired.send(sender=self.task, lock=lock)
+            signals.lock_acquired.send(sender=self.task, lock=lock, waited=self.message.waited)
 
     def _release(self, lock: HeldLock, state: str | None) -> None:
         self._server.keeper.remove(lock)

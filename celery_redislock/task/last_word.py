@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from celery_redislock.server import commands
 from celery_redislock.server.answers import Note
-from celery_redislock.server.held import HeldLock
+from celery_redislock.server.held import NOT_OURS, HeldLock
 from celery_redislock.server.keeper import Keeper
 from celery_redislock.server.scripts import Command
 from celery_redislock.server.tokens import Token, cooling
@@ -43,7 +43,7 @@ class LastWord(NamedTuple):
     def told(self, was_held: int) -> None:
         """Deal with the answer: whether the key was still the run's."""
         if not was_held and self.lock.was_granted and not self.was_sent_before:
-            self.lock.lose("its key was not ours at the release")
+            self.lock.lose(NOT_OURS)
 
     def send_again(self, keeper: Keeper, why: object) -> None:
         """Have the keeper send the command until Redis answers.

@@ -20,6 +20,10 @@ from tests.lab.ledger import Ledger
 config = Config.from_env()
 app = make_app(config)
 reminder.EVERY = config.settings.get("lab_reminder", reminder.EVERY)
+if config.settings.get("lab_metrics"):
+    from celery_redislock import metrics
+
+    metrics.connect()
 
 
 @lock_conflict.connect

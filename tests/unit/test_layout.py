@@ -31,7 +31,7 @@ ROOMS = [
     ("app",),
     ("message",),
     ("task",),
-    ("locked", "testing", "fixtures"),
+    ("locked", "testing", "fixtures", "metrics"),
     ("worker",),
     ("__init__",),
 ]

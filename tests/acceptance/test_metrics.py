@@ -1,0 +1,107 @@
+"""What Prometheus sees of real workers, whose children count in files of prometheus_client's multi-process mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery.exceptions import TaskRevokedError
+from prometheus_client import CollectorRegistry
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from tests.lab.servers import wait_until
+
+CHILDREN = 50
+
+
+@pytest.fixture
+def folder(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the workers of the test count."""
+    folder = tmp_path / "metrics"
+    folder.mkdir()
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(folder))
+    config.settings["lab_metrics"] = True
+    return folder
+
+
+@pytest.fixture
+def scrape(folder: Path) -> Callable[..., float]:
+    """What a scrape shows now: ``scrape("acquired_total", task="lab.work")``; 0.0 where there is no such sample."""
+
+    def look(name: str, **labels: str) -> float:
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, str(folder))
+        return registry.get_sample_value(f"celery_redislock_{name}", labels) or 0.0
+
+    return look
+
+
+def seen(scrape: Callable[..., float], expected: Mapping[str, float], **labels: str) -> None:
+    """Wait until a scrape shows what is expected: a child counts its release after its result is stored."""
+
+    def now() -> dict[str, float]:
+        return {name: scrape(name, **labels) for name in expected}
+
+    wait_until(lambda: now() == expected, f"{expected} are counted")
+
+
+def test_totals_are_exact_over_fifty_recycled_children_whose_files_do_not_pile_up(
+    config, tasks, start_worker, ledger, folder, scrape
+):
+    config.settings["worker_max_tasks_per_child"] = 1
+    start_worker(2)
+    results = [tasks.work.delay(number, number) for number in range(CHILDREN)]
+    totals = []
+    while not all(result.ready() for result in results):
+        totals.append(scrape("acquired_total", task="lab.work"))
+    assert totals == sorted(totals), "a counter never falls, whoever ends while it is read"
+    seen(scrape, {"acquired_total": CHILDREN, "hold_seconds_count": CHILDREN}, task="lab.work")
+    assert len({run.pid for run in ledger.runs()}) == CHILDREN
+    kinds = sorted(file.name.split("_")[0] for file in folder.iterdir())
+    assert kinds == ["counter"] * 2 + ["histogram"] * 2, "two for each place in the pool"
+
+
+def test_a_killed_child_leaves_what_it_has_counted_and_its_successor_counts_on(tasks, start_worker, running, scrape):
+    worker = start_worker(1, "--prefetch-multiplier", "1")
+    result = tasks.work.delay("k", "killed", 60)
+    running("killed")
+    worker.kill_child()
+    wait_until(result.ready, "Celery has noticed")
+    assert tasks.work.delay("k", "next").get(timeout=20) == "next"
+    seen(scrape, {"acquired_total": 2, "hold_seconds_count": 1}, task="lab.work")
+
+
+def test_a_conflict_is_counted_by_its_policy_and_a_wait_by_its_length(tasks, start_worker, scrape, running, tmp_path):
+    start_worker(2)
+    tasks.until.delay("a", 1, str(tmp_path / "a"))
+    running("1")
+    with pytest.raises(TaskRevokedError):
+        tasks.until.delay("a", 2, str(tmp_path / "a")).get(timeout=10)
+    (tmp_path / "a").touch()
+    assert scrape("conflicts_total", task="lab.until", policy="skip") == 1
+    assert scrape("wait_seconds_count", task="lab.until") == 0, "who does not wait is not among those who waited"
+    first, second = tasks.work.delay("b", 1, 0.3), tasks.work.delay("b", 2)
+    assert [first.get(timeout=10), second.get(timeout=10)] == [1, 2]
+    seen(scrape, {"conflicts_total": 1}, task="lab.work", policy="wait")
+    seen(scrape, {"wait_seconds_count": 1, "acquired_total": 2}, task="lab.work")
+    assert 0 < scrape("wait_seconds_sum", task="lab.work") < 10
+    assert scrape("hold_seconds_sum", task="lab.work") >= 0.3
+
+
+def test_a_loss_is_counted_under_a_fixed_word(tasks, start_worker, scrape, ledger, locks):
+    start_worker(1)
+    tasks.aborted.delay("k")
+    wait_until(ledger.runs, "it runs")
+    locks.client.delete(tasks.aborted.lock_for("k").name)
+    seen(scrape, {"lost_total": 1}, task="lab.aborted", reason="gone")
+
+
+def test_what_cannot_ask_is_counted(tasks, start_worker, scrape, lock_proxy):
+    start_worker(1)
+    lock_proxy.refuse()
+    result = tasks.work.delay("k", "item")
+    wait_until(lambda: scrape("unavailable_total", task="lab.work") >= 1, "it is counted")
+    lock_proxy.mend()
+    assert result.get(timeout=20) == "item"
