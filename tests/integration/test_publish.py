@@ -485,3 +485,23 @@ def race(times: int) -> list[tuple[str, bool]]:
     _go.wait(60)
     results = [_app.tasks["lab.job"].delay("k") for _ in range(times)]
     return [(result.id, result.duplicate) for result in results]
+
+
+@pytest.mark.parametrize("signal", [signals.lock_conflict, signals.lock_unavailable], ids=lambda signal: signal.name)
+def test_a_receiver_that_fails_never_harms_a_publish(tasks, lock_proxy, signal):
+    told = []
+
+    def fail(sender, signal, **arguments):
+        told.append(arguments.keys())
+        raise RuntimeError("a broken receiver")
+
+    first = tasks.job.delay("k")
+    if signal is signals.lock_unavailable:
+        lock_proxy.refuse()
+    signal.connect(fail)
+    try:
+        second = tasks.job.delay("k")
+    finally:
+        signal.disconnect(fail)
+    assert told == [signal.providing_args]
+    assert (second.id == first.id) == (signal is signals.lock_conflict), "answered, or sent all the same"

@@ -16,10 +16,13 @@ from celery_redislock.signals import lock_conflict, lock_lost
 from celery_redislock.worker import reminder
 from tests.lab.app import Config, make_app
 from tests.lab.ledger import Ledger
+from tests.lab.receivers import break_receivers
 
 config = Config.from_env()
 app = make_app(config)
 reminder.EVERY = config.settings.get("lab_reminder", reminder.EVERY)
+if config.settings.get("lab_broken_receivers"):
+    break_receivers(Ledger(Path(config.ledger)))
 if config.settings.get("lab_metrics"):
     from celery_redislock import metrics
 
