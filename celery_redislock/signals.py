@@ -3,7 +3,7 @@
 The ``sender`` is the task. A lock outside tasks sends no signals. Every receiver must accept ``**kwargs``.
 
 What a receiver raises is logged by Celery, and neither the run nor its lock notices. Receivers are called where it
-happens, one after the other: a slow one delays the run, and a soft time limit that strikes in it ends the receiver only.
+happens, one after the other: a slow one delays the run, and a soft time limit that strikes in one ends only that one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ lock_conflict = Signal(name="lock_conflict", providing_args=["key", "holder", "p
 #: Arguments: ``lock``.
 lock_released = Signal(name="lock_released", providing_args=["lock"])
 
-#: A run has lost its key before it released it. It is sent once for each lock, from a thread of its own, or from the run
+#: A run has lost its key before it released it. Sent once for each lock, from a thread of its own, or from the run
 #: where the run itself notices the loss. Arguments: ``lock``, ``reason`` (text, for people).
 lock_lost = Signal(name="lock_lost", providing_args=["lock", "reason"])
 

@@ -21,6 +21,8 @@ from celery_redislock.server.names import redis_key
 from celery_redislock.server.scripts import Command
 from celery_redislock.server.store import LockStore
 
+from . import advice
+
 if TYPE_CHECKING:
     from celery import Celery
 
@@ -112,9 +114,11 @@ def ask(app: Celery) -> None:
         settings = resolve_settings(settings_of(app))
         client = connect(url_of(app), settings.client_options)
         where = address(client)
+        advice.introduce(app, settings, where)
         try:
             _try_out(_Once(client), redis_key(settings.prefix, f"worker start:{tokens.mint_nonce()}"))
             _warn_of_eviction(client, where)
+            advice.warn_of_server(client, where)
         finally:
             client.connection_pool.disconnect()
     except Exception as error:  # noqa: BLE001 - whatever is wrong with the server, the worker starts

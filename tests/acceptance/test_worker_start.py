@@ -47,6 +47,10 @@ def test_a_worker_that_needs_no_warning_gives_none(config, private_locks, locks,
         config.locks = f"redis://127.0.0.1:{free_port()}/0"
     worker = start_worker(1)
     assert "lock server" not in worker.output()
+    introduction = re.compile(
+        r": INFO/MainProcess\] \d+ tasks lock on (\S+), with the prefix 'redislock' and leases of "
+    )
+    assert introduction.findall(worker.output()) == ([] if settings else [config.locks])
     assert locks.client.keys() == []
     assert locks.client.info("clients")["connected_clients"] == 1  # the test's own
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import http.server
 import logging
+import re
 import socket
 import threading
+import time
 
 import pytest
 
+from celery_redislock import LockedTask
+from celery_redislock.worker.advice import warn_of_early_copies
 from celery_redislock.worker.startup import ask
 from tests.integration.test_refusals import (
     let_in,
@@ -26,12 +30,12 @@ from tests.lab.servers import free_port
 
 @pytest.fixture
 def said(log):
-    """Asks for an app with these settings: the lines that it logs, as level and text."""
+    """Asks for an app with these settings: its warnings and errors, as level and text."""
 
     def ask_and_look(config):
         log.clear()
         ask(make_app(config))
-        return [(record.levelno, record.getMessage()) for record in log.records]
+        return [(record.levelno, record.getMessage()) for record in log.records if record.levelno > logging.INFO]
 
     return ask_and_look
 
@@ -76,7 +80,7 @@ def test_a_server_that_refuses(server, config, said, trouble, cure, level, words
     assert server.keys() == []
 
 
-def test_a_server_that_will_do_is_asked_in_five_round_trips_and_left_as_it_was(config, locks, said):
+def test_a_server_that_will_do_is_asked_in_seven_round_trips_and_left_as_it_was(config, locks, said):
     said(config)
     locks.calls()
     assert said(config) == []
@@ -148,6 +152,60 @@ def test_a_server_that_evicts_keys_is_warned_of(server, config, said):
     assert line.startswith(f"the lock server {config.locks} evicts keys (maxmemory-policy volatile-lru)")
     server.execute_command("ACL", "SETUSER", "default", "-info")
     assert said(config) == []  # it may not be asked for it
+
+
+def test_a_server_that_closes_idle_connections_is_warned_of(server, config, said):
+    server.config_set("timeout", 60)
+    try:
+        ((level, line),) = said(config)
+        assert level == logging.WARNING
+        assert line.startswith(f"the lock server {config.locks} closes connections that are idle for 60 s (timeout)")
+        server.execute_command("ACL", "SETUSER", "default", "-config")
+        assert said(config) == []  # it may not be asked for it
+    finally:
+        server.execute_command("ACL", "SETUSER", "default", "+config")
+        server.config_set("timeout", 0)
+
+
+@pytest.mark.parametrize(("ahead", "words"), [(60, "60 s behind"), (-60, "60 s ahead of"), (1, None)])
+def test_a_clock_that_is_far_off_is_warned_of(config, said, monkeypatch, ahead, words):
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + ahead)  # this host's clock is the one that is wrong
+    warnings = [line for level, line in said(config) if level == logging.WARNING]
+    expected = f"the clock of the lock server {config.locks} is {words} this host's"
+    assert [line.startswith(expected) for line in warnings] == [True] * bool(words)
+
+
+def test_one_line_tells_where_the_tasks_lock_and_shows_no_password(config, log):
+    config.locks = config.locks.replace("unix://", "unix://user:hunter2@")
+    config.settings["redislock_prefix"] = "shop"
+    app = make_app(config)
+    ask(app)
+    locked = [task for task in app.tasks.values() if isinstance(task, LockedTask)]
+    (line,) = (record.getMessage() for record in log.records if record.levelno == logging.INFO)
+    where = config.locks.replace("user:hunter2@", "user@")
+    assert re.fullmatch(
+        re.escape(f"{len(locked)} tasks lock on {where}, with the prefix 'shop' and ") + r"leases of \d\S* to \d+ s",
+        line,
+    )
+
+
+def nothing(): ...
+
+
+@pytest.mark.parametrize(("timeout", "warned"), [(20, True), (3600, False)])
+def test_a_visibility_timeout_shorter_than_a_lease_is_warned_of(config, log, timeout, warned):
+    config.settings["broker_transport_options"] = {"visibility_timeout": timeout}
+    app = make_app(config)
+    app.task(name="lab.a_late", base=LockedTask, shared=False, acks_late=True)(nothing)
+    app.task(name="lab.an_early", base=LockedTask, shared=False)(nothing)
+    warn_of_early_copies(app)
+    lines = [record.getMessage() for record in log.records]
+    assert len(lines) == warned
+    if warned:
+        assert "again that is not acked after 20 s (visibility_timeout), which is less than the lease of" in lines[0]
+        assert "lab.a_late (30 s)" in lines[0]
+        assert "lab.an_early" not in lines[0]
 
 
 def test_no_connection_and_no_thread_is_left(config, locks, said):
