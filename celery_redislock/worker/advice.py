@@ -69,8 +69,8 @@ def warn_of_server(client: redis.Redis, where: str) -> None:
     seconds = _idle_timeout(client)
     if seconds:
         logger.warning(
-            "the lock server %s closes connections that are idle for %d s (timeout): the next run must connect anew, "
-            "and each release that is sent on a closed connection is sent again; set timeout 0",
+            "the lock server %s closes connections that are idle for %d s (timeout): what is sent after that has to "
+            "connect anew, and takes longer; set timeout 0",
             *(where, seconds),
         )
 

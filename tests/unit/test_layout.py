@@ -31,7 +31,7 @@ ROOMS = [
     ("app",),
     ("message",),
     ("task",),
-    ("locked", "testing", "fixtures", "metrics"),
+    ("locked", "testing", "fixtures", "metrics", "tracing"),
     ("worker",),
     ("__init__",),
 ]

@@ -1,0 +1,75 @@
+"""Tracing: what happens to a run's lock becomes events and attributes of its span, by the API of OpenTelemetry.
+
+Nothing else imports this module. It makes no spans: those of Celery's instrumentation, or the app's own, are current.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from .server.held import HeldLock
+from .signals import lock_acquired, lock_conflict, lock_lost, lock_released, lock_unavailable
+
+try:
+    from opentelemetry.trace import Span, get_current_span
+except ImportError as error:
+    raise ImportError(
+        f"celery_redislock.tracing needs OpenTelemetry ({error}): pip install 'celery-redislock[opentelemetry]'"
+    ) from error
+
+if TYPE_CHECKING:
+    from celery_redislock.errors import LockUnavailable
+    from celery_redislock.info import LockInfo
+
+#: The span in which each held lock was taken. A loss is told in a thread, which has no current span.
+_spans: WeakKeyDictionary[HeldLock, Span] = WeakKeyDictionary()
+
+
+def connect() -> None:
+    """Write into spans in this process, and in the children that it forks, from now on. A second call changes nothing.
+
+    Call it in the module of the app, so that workers and publishers do.
+    """
+    lock_acquired.connect(_acquired, weak=False)
+    lock_conflict.connect(_met, weak=False)
+    lock_released.connect(_released, weak=False)
+    lock_lost.connect(_lost, weak=False)
+    lock_unavailable.connect(_unavailable, weak=False)
+
+
+def _acquired(lock: HeldLock, waited: float, **_: Any) -> None:
+    span = get_current_span()
+    if not span.is_recording():
+        return
+    _spans[lock] = span
+    span.set_attributes({"redislock.key": str(lock.key), "redislock.waited": waited})
+    if lock.fence is not None:
+        span.set_attribute("redislock.fence", lock.fence)
+    span.add_event("redislock.acquired", {"redislock.key": str(lock.key)})
+
+
+def _met(key: str, holder: LockInfo, policy: str, **_: Any) -> None:
+    about = {"redislock.key": str(key), "redislock.holder": holder.who, "redislock.policy": policy}
+    get_current_span().add_event("redislock.conflict", about)
+
+
+def _released(lock: HeldLock, **_: Any) -> None:
+    _add_event(lock, "redislock.released")
+
+
+def _lost(lock: HeldLock, reason: str, **_: Any) -> None:
+    _add_event(lock, "redislock.lost", reason)
+
+
+def _unavailable(key: str, error: LockUnavailable, **_: Any) -> None:
+    about = {"redislock.key": str(key), "redislock.reason": error.reason}
+    get_current_span().add_event("redislock.unavailable", about)
+
+
+def _add_event(lock: HeldLock, name: str, reason: str | None = None) -> None:
+    """Add an event to the span in which `lock` was taken, unless that has ended: its run is over."""
+    span = _spans.get(lock)
+    if span is not None and span.is_recording():
+        about = {"redislock.key": str(lock.key)}
+        span.add_event(name, about if reason is None else {**about, "redislock.reason": reason})
