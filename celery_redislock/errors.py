@@ -13,6 +13,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import LockError, LockNotOwnedError
 
 from .info import LockInfo
+from .shown import LONGEST, shown
 
 __all__ = [
     "LockConfigError",
@@ -25,8 +26,8 @@ __all__ = [
 
 
 def describe(error: BaseException) -> str:
-    """An error of redis-py's or the broker's in words: its type and message, without the full stop at the end."""
-    return f"{type(error).__name__}: {error}".rstrip(".")
+    """An error of redis-py's or the broker's in one line: its type and message, without the full stop at the end."""
+    return shown(f"{type(error).__name__}: {error}", LONGEST).rstrip(".")
 
 
 class RedisLockError(Exception):
@@ -58,7 +59,7 @@ class LockConflict(RedisLockError, LockError):
 
     def __str__(self) -> str:
         who = self.holder.who if self.holder else "somebody else"
-        return f"the lock {self.key} is held by {who}"
+        return f"the lock {shown(self.key, LONGEST)} is held by {who}"
 
 
 class LockLost(RedisLockError, LockNotOwnedError):
@@ -76,7 +77,9 @@ class LockLost(RedisLockError, LockNotOwnedError):
         self.args = (self.key, reason)
 
     def __str__(self) -> str:
-        return f"the lock {self.key} is lost: {self.reason}; another run may have started"
+        return (
+            f"the lock {shown(self.key, LONGEST)} is lost: {shown(self.reason, LONGEST)}; another run may have started"
+        )
 
 
 class LockUnavailable(RedisLockError, RedisConnectionError):
@@ -94,7 +97,7 @@ class LockUnavailable(RedisLockError, RedisConnectionError):
         self.args = (self.key, reason)
 
     def __str__(self) -> str:
-        return f"the lock {self.key} cannot be asked for: {self.reason}"
+        return f"the lock {shown(self.key, LONGEST)} cannot be asked for: {shown(self.reason, LONGEST)}"
 
 
 class LockKeyError(RedisLockError, ValueError):

@@ -13,7 +13,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from celery_redislock.errors import LockUnavailable, describe
 from celery_redislock.server import tokens
 from celery_redislock.server.tokens import Attempt
-from celery_redislock.shown import shown
+from celery_redislock.shown import fields, shown
 
 from .broker import Broker
 from .comeback import publish_again
@@ -83,6 +83,10 @@ class Message:
     def name(self) -> str:
         """The message's task and id, for log lines: ``task shop.bill[<id>]``."""
         return f"task {self._task.name}[{shown(str(self._request.id))}]"
+
+    def fields(self, event: str, **about: object) -> dict[str, str]:
+        """The fields of a log line about the message, as `celery_redislock.shown.fields`."""
+        return fields(event, task=self._task.name, task_id=self._request.id, **about)
 
     @property
     def delivered(self) -> Delivered:
@@ -187,6 +191,7 @@ class Message:
         logger.warning(
             "%s cannot be sent again (%s): it goes back to the broker, which delivers it again",
             *(self.name, describe(error)),
+            extra=self.fields("not_sent_back"),
         )
         time.sleep(min(pause, 1.0))  # the broker may deliver the message at once, again and again
         raise Reject(describe(error), requeue=True) from error
@@ -200,6 +205,8 @@ class Message:
                 f"for {self._keep_for} s: this run is lost",
             ) from error
         logger.warning(
-            "%s cannot be sent again (%s): this process keeps its message and tries it", self.name, describe(error)
+            "%s cannot be sent again (%s): this process keeps its message and tries it",
+            *(self.name, describe(error)),
+            extra=self.fields("not_sent_back"),
         )
         time.sleep(pause)

@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 
 from celery_redislock.errors import LockLost, LockUnavailable, describe
 from celery_redislock.options import DEADLINE_MARGIN
+from celery_redislock.shown import fields
 
 from .answers import Granted
 from .names import keys_of
@@ -182,6 +183,11 @@ class HeldLock:
         if self.max_hold is not None:
             self.stop_at = grant.sent_at + self.max_hold
 
+    def fields(self, event: str, **about: object) -> dict[str, str]:
+        """The fields of a log line about this lock, as `celery_redislock.shown.fields`."""
+        attempt = self.token.attempt
+        return fields(event, task=self.token.task, task_id=attempt and attempt.task_id, key=self.key, **about)
+
     @property
     def was_lost(self) -> bool:
         """Whether `lose` has noted that the lock is lost."""
@@ -205,6 +211,7 @@ class HeldLock:
             if self._lost is not None:
                 return
             self._lost = reason
-        logger.warning("%s: %s", self.token.name, LockLost(self.key, reason))
+        about = self.fields("lost", reason=reason)
+        logger.warning("%s: %s", self.token.name, LockLost(self.key, reason), extra=about)
         if self.on_lost:
             self.on_lost(self, reason)

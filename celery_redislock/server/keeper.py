@@ -151,6 +151,7 @@ class Keeper:
                 lock.max_hold,
                 lock.key,
                 lock.remaining,
+                extra=lock.fields("held_too_long"),
             )
         return lock.renew_at <= now + lock.lease * INTERVAL * TICK
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from celery_redislock.errors import LockUnavailable
+from celery_redislock.shown import shown
 
 from . import commands, tokens
 from .answers import Conflict
@@ -162,7 +163,7 @@ class Room:
         except LockUnavailable as error:
             self._refused(line, error)
         except BaseException:  # the others must still have their turn
-            logger.exception("a look at the lock %s failed; it is tried again", key_of(line))
+            logger.exception("a look at the lock %s failed; it is tried again", shown(key_of(line)))
             self._looks.later(line, SHORT_LOOK)
 
     def _look(self, line: str, is_offered: bool) -> None:

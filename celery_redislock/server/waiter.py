@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from celery_redislock.errors import LockUnavailable
+from celery_redislock.shown import shown
 
 from .names import line_of
 from .tokens import Token
@@ -69,7 +70,7 @@ def can_begin(waiter: Waiter) -> bool:
     try:
         return waiter.can_begin()
     except BaseException:
-        logger.exception("who waits for the lock %s cannot tell whether it can begin; it begins", waiter.key)
+        logger.exception("who waits for the lock %s cannot tell whether it can begin; it begins", shown(waiter.key))
         return True
 
 
@@ -78,6 +79,6 @@ def begin(waiter: Waiter, *, called: bool) -> bool:
     try:
         waiter.begin(called=called)
     except BaseException:  # also a sys.exit() in it
-        logger.exception("who waited for the lock %s could not begin", waiter.key)
+        logger.exception("who waited for the lock %s could not begin", shown(waiter.key))
         return False
     return True

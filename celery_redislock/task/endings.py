@@ -62,7 +62,8 @@ def drop(message: Message) -> NoReturn:
     Raises:
         Ignore: Always.
     """
-    logger.info("%s: dropped, it has finished in another delivery of its message", message.name)
+    about = message.fields("dropped")
+    logger.info("%s: dropped, it has finished in another delivery of its message", message.name, extra=about)
     raise Ignore("finished in another delivery of its message")
 
 
@@ -99,7 +100,8 @@ def show_as_retry(task: Task[..., Any], request: Context, message: Message, erro
     except SoftTimeLimitExceeded:
         raise
     except Exception as problem:  # noqa: BLE001 - each backend has its own
-        logger.warning("%s comes back, but cannot be shown as RETRY: %s", message.name, describe(problem))
+        about = message.fields("not_stored", key=error.key)
+        logger.warning("%s comes back, but cannot be shown as RETRY: %s", message.name, describe(problem), extra=about)
 
 
 def show_as_ignored(task: Task[..., Any], request: Context, message: Message) -> None:
@@ -113,5 +115,8 @@ def show_as_ignored(task: Task[..., Any], request: Context, message: Message) ->
     except SoftTimeLimitExceeded:
         raise
     except Exception as error:  # noqa: BLE001 - each backend has its own
-        problem = describe(error)
-        logger.warning("%s cannot be shown as IGNORED, so runs that joined it wait in vain: %s", message.name, problem)
+        logger.warning(
+            "%s cannot be shown as IGNORED, so runs that joined it wait in vain: %s",
+            *(message.name, describe(error)),
+            extra=message.fields("not_stored"),
+        )

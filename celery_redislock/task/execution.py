@@ -227,6 +227,7 @@ class Execution:
             "%s: its publisher took lock %s, but its arguments make lock %s here: the publisher's is given up; do the "
             "publisher and this worker run the same code?",
             *(self.message.name, shown(str(header.key)), self.key),
+            extra=self.message.fields("other_key", key=self.key),
         )
         self._give_up_reservation()
         self.message.header = header._replace(claim=None, key=None)
@@ -259,7 +260,8 @@ class Execution:
             holder: Who holds the key.
             what: The policy and what becomes of the run, such as ``wait: it waits in line``.
         """
-        logger.info("%s: lock %s is held by %s: %s", self.message.name, holder.key, holder.who, what)
+        about = self.message.fields("conflict", key=holder.key, holder=holder.who, holder_id=holder.task_id)
+        logger.info("%s: lock %s is held by %s: %s", self.message.name, holder.key, holder.who, what, extra=about)
 
     def _on_lost(self, lock: HeldLock, reason: str) -> None:
         if self.abort is not None:  # before the signal, whose receivers may take their time

@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from celery_redislock.errors import describe
-from celery_redislock.shown import shown
+from celery_redislock.shown import fields, shown
 
 from .execution import execution_of
 
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from celery.app.task import Context
 
 logger = logging.getLogger(__name__)
-
-#: How many characters of an error are shown.
-_MAX_ERROR = 1000
 
 
 class _TracebackOnce(logging.Filter):
@@ -51,4 +48,5 @@ def report(task: Task[..., Any], request: Context, error: Exception) -> None:
     if request.is_eager or (execution is not None and execution.joined is not None):
         return  # the caller of an eager run gets the error; the error of a joined task came from that task's body
     name = f"task {task.name}[{shown(str(request.id))}]"
-    logger.error("%s: its body is not run: %s", name, shown(describe(error), _MAX_ERROR), exc_info=error)
+    about = fields("failed", task=task.name, task_id=request.id, key=(execution and execution.key) or None)
+    logger.error("%s: its body is not run: %s", name, describe(error), exc_info=error, extra=about)

@@ -113,7 +113,10 @@ class JoiningExecution(WorkerExecution):
     def _end_with(self, outcome: Outcome, joins: str) -> None:
         if outcome.state == states.REVOKED:
             whom = shown(joins)
-            logger.info("%s: joined task %s, which was revoked: its result is REVOKED", self.message.name, whom)
+            about = self.message.fields("joined", key=self.key, holder_id=joins)
+            logger.info(
+                "%s: joined task %s, which was revoked: its result is REVOKED", self.message.name, whom, extra=about
+            )
             revoke(self.task, self.request, f"joined {whom}, which was revoked")
         self.joined = outcome
         if isinstance(outcome.value, BaseException):

@@ -53,7 +53,8 @@ class LastWord(NamedTuple):
             why: What is known of the command that was sent, in words.
         """
         soon = f"the lock is released once Redis answers, or ends in {self.lock.lease:g} s"
-        logger.warning("%s has ended, but %s; %s", self.name, why, soon)
+        about = self.lock.fields("release_delayed")
+        logger.warning("%s has ended, but %s; %s", self.name, why, soon, extra=about)
         # The broker may be away too, with the ack unsent: a copy of the message must find the note in any case.
         note = self.note and self.note._replace(in_any_case=True)
         command = self._replace(note=note).command

@@ -11,7 +11,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_redislock.errors import describe
 from celery_redislock.info import LockInfo
-from celery_redislock.shown import shown
+from celery_redislock.shown import fields, shown
 
 if TYPE_CHECKING:
     from celery import Celery, Task
@@ -59,7 +59,11 @@ def outcome_of(task: Task[..., Any], task_id: str) -> Outcome:
     except Exception as error:
         if not task.backend.exception_safe_to_retry(error):
             raise
-        logger.warning("task %s cannot ask how %s ended: %s; it comes back", task.name, shown(task_id), describe(error))
+        logger.warning(
+            "task %s cannot ask how %s ended: %s; it comes back",
+            *(task.name, shown(task_id), describe(error)),
+            extra=fields("not_read", task=task.name, holder_id=task_id),
+        )
         return Outcome(states.RETRY, None)
     return Outcome(meta["status"], meta["result"])
 

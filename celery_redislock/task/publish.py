@@ -21,7 +21,7 @@ from celery_redislock.server.answers import Conflict, Finished, Granted
 from celery_redislock.server.event_loop import running_loop
 from celery_redislock.server.names import keys_of
 from celery_redislock.server.tokens import Attempt, Token
-from celery_redislock.shown import shown
+from celery_redislock.shown import fields, shown
 
 from .decisions import hands_over
 from .outcome import MOMENT, has_ended
@@ -199,13 +199,17 @@ class Publication:
             logger.warning(
                 "task %s[%s] is sent, but its lock %s is kept for %g s only: %s",
                 *(self._task.name, task_id, key, lease, error.reason),
+                extra=fields("unavailable", task=self._task.name, task_id=task_id, key=key, reason=error.reason),
             )
         return result
 
     def _answer_with(self, holder: LockInfo) -> LockedResult:
         """Send nothing, and return the result of the job that holds the key."""
         task, policy = self._task, "return existing"
-        logger.info("task %s is not sent: lock %s is held by %s: %s", task.name, holder.key, holder.who, policy)
+        about = fields("not_sent", task=task.name, key=holder.key, holder=holder.who, holder_id=holder.task_id)
+        logger.info(
+            "task %s is not sent: lock %s is held by %s: %s", task.name, holder.key, holder.who, policy, extra=about
+        )
         signals.lock_conflict.send(sender=task, key=holder.key, holder=holder, policy=policy)
         result = cast("LockedResult", task.AsyncResult(str(holder.task_id)))
         result.duplicate = True

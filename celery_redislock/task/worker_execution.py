@@ -136,15 +136,16 @@ class WorkerExecution(Execution):
         The run must ask again where the broker is away too, so that only this process has the message.
         """
         signals.lock_unavailable.send(sender=self.task, key=error.key, error=error)
+        about = self.message.fields("unavailable", key=error.key, reason=error.reason)
         decision = decisions.on_outage(self.message.delivered, self.message.waited, self.plan.options)
         match decision:
             case Refuse():
                 raise error
             case RunWithout():
-                logger.warning("%s runs without its lock, by lock_on_outage: %s", self.message.name, error)
+                logger.warning("%s runs without its lock, by lock_on_outage: %s", self.message.name, error, extra=about)
                 return True
         pause = self.message.pause(SHORTEST_PAUSE, LONGEST_PAUSE)
-        logger.info("%s: %s; it comes back in %.2f s", self.message.name, error, pause)
+        logger.info("%s: %s; it comes back in %.2f s", self.message.name, error, pause, extra=about)
         if self.message.send_back(pause, is_begun=decision.is_begun):
             raise CameBackInOutage("Redis could not be asked for the lock; the message comes back")
         return False

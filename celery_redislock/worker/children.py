@@ -15,7 +15,7 @@ from celery_redislock.errors import LockKeyError, LockUnavailable
 from celery_redislock.message.header import Reservation
 from celery_redislock.server.lock_server import LockServer
 from celery_redislock.server.tokens import Token, known_by
-from celery_redislock.shown import shown
+from celery_redislock.shown import fields, shown
 from celery_redislock.task.decisions import may_be_handed_a_key
 from celery_redislock.task.plan import LockPlan
 
@@ -59,6 +59,10 @@ class Run(NamedTuple):
     def name(self) -> str:
         """The task and its id, for log lines: ``task shop.bill[<id>]``."""
         return f"task {self.plan.task}[{shown(self.task_id)}]"
+
+    def fields(self, event: str, key: str | None) -> dict[str, str]:
+        """The fields of a log line about the run, as `celery_redislock.shown.fields`."""
+        return fields(event, task=self.plan.task, task_id=self.task_id, key=key)
 
 
 class Children:
@@ -128,7 +132,12 @@ def _expect_copies(runs: Sequence[Run]) -> None:
             if key is not None:
                 server_of(run.plan.app).store.expect_copy(key, known_by(run.nonce))
         except LockUnavailable as error:
-            logger.warning("%s: %s: its message comes again and may run once more", run.name, error)
+            logger.warning(
+                "%s: %s: its message comes again and may run once more",
+                run.name,
+                error,
+                extra=run.fields("unavailable", key),
+            )
 
 
 def release_of_dead(run: Run) -> None:
@@ -140,13 +149,17 @@ def release_of_dead(run: Run) -> None:
     try:
         # This release leaves no note: the broker may deliver the message again, and then the message must run.
         if server.store.release(key, known_by(run.nonce)):
-            logger.warning("%s: its process died; its lock %s was released", run.name, key)
+            logger.warning(
+                "%s: its process died; its lock %s was released", run.name, key, extra=run.fields("died", key)
+            )
         if run.offer is not None:
             server.store.release(key, Token.of(run.offer), exactly=True)
         if run.reservation is not None:
             server.give_up(*run.reservation, is_to_come=_is_still_to_come(server, run, run.reservation.key), now=True)
     except LockUnavailable as error:
-        logger.warning("%s: its process died; %s: its lock ends in %.0f s", run.name, error, run.plan.options.lease)
+        lease = run.plan.options.lease
+        about = run.fields("died", key)
+        logger.warning("%s: its process died; %s: its lock ends in %.0f s", run.name, error, lease, extra=about)
         if run.reservation is not None:  # it does not end with the lease, but lives for lock_queue_ttl
             server.give_up(*run.reservation, is_to_come=run.is_to_come)
 

@@ -23,6 +23,7 @@ from celery_redislock.message.delivery import DELIVERY, Delivery, hide_headers, 
 from celery_redislock.message.early_acks import EARLY_ACKS
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.server.tokens import Token, mint_nonce
+from celery_redislock.shown import fields, shown
 from celery_redislock.task.endings import CameBack, CameBackAsRetry, CameBackInOutage, Queued, Skipped
 
 from .children import Children, Run
@@ -105,7 +106,11 @@ class LockedRequest(Request):
             # Kombu 5.7 raises it where the message came over a connection to Redis that is lost and that it could not
             # close. The worker would end.
             name = self.task.name
-            logger.warning("task %s[%s]: its connection is lost: its message cannot be acked", name, self.id)
+            logger.warning(
+                "task %s[%s]: its connection is lost: its message cannot be acked",
+                *(name, shown(str(self.id))),
+                extra=fields("not_acked", task=name, task_id=self.id),
+            )
 
     @property
     def run(self) -> Run | None:
@@ -174,7 +179,11 @@ class LockedRequest(Request):
         """Have the broker deliver the message again: its child has died before the run began."""
         task_ready(self)
         name = self.task.name
-        logger.warning("task %s[%s]: its process died before it began: its message is delivered again", name, self.id)
+        logger.warning(
+            "task %s[%s]: its process died before it began: its message is delivered again",
+            *(name, shown(str(self.id))),
+            extra=fields("died", task=name, task_id=self.id),
+        )
         self.reject(requeue=True)
 
     def _give_token_back(self) -> None:

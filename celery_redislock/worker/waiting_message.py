@@ -19,7 +19,7 @@ from celery_redislock.message.header import Header
 from celery_redislock.server.names import limit_of, limited
 from celery_redislock.server.tokens import RESERVED, Token, known_by
 from celery_redislock.server.waiter import Waiter
-from celery_redislock.shown import shown
+from celery_redislock.shown import fields, shown
 from celery_redislock.task.endings import Queued
 from celery_redislock.task.plan import LockPlan
 
@@ -128,6 +128,7 @@ class WaitingMessage(Waiter):
             logger.info(
                 "task %s[%s]: its turn has come after %.3f s; %d messages wait in this worker",
                 *(name, shown(str(self.request.id)), waited, len(self._room)),
+                extra=fields("turn", task=name, task_id=self.request.id, key=self.key),
             )
         self._run(self, called)
 

@@ -1,0 +1,135 @@
+"""The fields of the log's lines, by which a collector of logs finds what concerns one task, one run or one key."""
+
+from __future__ import annotations
+
+import ast
+import logging
+from pathlib import Path
+
+import pytest
+from celery.result import AsyncResult
+
+import celery_redislock
+from celery_redislock import Lock, LockConflict, LockLost, LockUnavailable, signals
+from celery_redislock.errors import describe
+from celery_redislock.testing import busy
+from tests.lab.servers import wait_until
+
+# Of redis-py, to Celery's result backend.
+pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
+
+PACKAGE = Path(celery_redislock.__file__).parent
+FORGED = "a\n[2026-11-21 00:00:00,000: ERROR/MainProcess] forged \x1b[2J"
+
+
+@pytest.fixture
+def fields(log):
+    """The fields of each line that this package has logged."""
+
+    def look():
+        ours = [vars(record) for record in log.records if record.name.startswith("celery_redislock.")]
+        return [
+            {name.removeprefix("redislock_"): value for name, value in one.items() if name.startswith("redislock_")}
+            for one in ours
+        ]
+
+    return look
+
+
+def test_a_conflict_tells_task_id_key_and_holder(app, tasks, deliver, fields):
+    with busy(tasks.once.lock_for("k")) as lock:
+        deliver(app, "lab.once", "k", id="mine")
+        key, who = lock.name, tasks.once.lock_info("k").who
+    assert fields() == [{"event": "conflict", "task": "lab.once", "task_id": "mine", "key": key, "holder": who}]
+
+
+def test_a_holder_that_is_a_task_is_told_by_its_id_too(tasks, fields):
+    first = tasks.job.delay("k")
+    tasks.job.delay("k")
+    (told,) = fields()
+    assert told["event"] == "not_sent"
+    assert told["task"] == "lab.job"
+    assert told["key"] == tasks.job.lock_for("k").name
+    assert told["holder_id"] == first.id
+    assert told["holder"].startswith(f"task {first.id}, queued by ")
+    assert isinstance(first, AsyncResult)
+
+
+def test_a_loss_tells_whose_lock_it_was_and_why(app, tasks, deliver, fields, locks):
+    key = tasks.aborted.lock_for("k").name
+
+    def delete(**_):
+        locks.client.delete(key)
+
+    signals.lock_acquired.connect(delete)
+    deliver(app, "lab.aborted", "k", id="mine")
+    reason = "its key was deleted, expired or taken"
+    (lost,) = (one for one in fields() if one.get("event") == "lost")
+    assert lost == {"event": "lost", "task": "lab.aborted", "task_id": "mine", "key": key, "reason": reason}
+
+
+def test_an_outage_tells_which_run_it_concerns(app, tasks, deliver, fields, lock_proxy):
+    lock_proxy.refuse()
+    deliver(app, "lab.work", "k", id="mine")
+    (told,) = (one for one in fields() if one.get("event") == "unavailable")
+    assert (told["task"], told["task_id"], told["key"]) == ("lab.work", "mine", tasks.work.lock_for("k").name)
+
+
+def test_a_field_breaks_no_line_either(app, tasks, deliver, fields):
+    with busy(tasks.once.lock_for("k")):
+        deliver(app, "lab.once", "k", id=FORGED)
+    (told,) = fields()
+    assert all(value.isprintable() for value in told.values())
+
+
+def test_a_lock_outside_tasks_forges_no_line_by_its_name(client, log):
+    for lose in (lambda lock: client.delete(lock.name), None):
+        with Lock(client, FORGED, timeout=3.0, raise_on_release_error=False) as lock:
+            if lose:
+                lose(lock)
+    wait_until(lambda: "is lost" in log.text, "the loss is told")
+    lines = [record.getMessage() for record in log.records]
+    assert all(line.isprintable() for line in lines)
+
+
+@pytest.mark.parametrize(
+    "error", [LockLost(FORGED), LockConflict(FORGED), LockUnavailable(FORGED), LockUnavailable("key", FORGED)]
+)
+def test_an_error_is_one_line_whatever_the_name_of_the_lock(error):
+    assert str(error).isprintable()
+    assert FORGED in error.args, "what code reads is as it is"
+
+
+def test_an_error_of_another_library_is_one_line():
+    assert describe(RuntimeError("first\nsecond")) == r"RuntimeError: first\nsecond"
+    assert len(describe(RuntimeError("x" * 1_000_000))) < 2000
+
+
+#: Lines that concern no single run and no single key.
+OF_THE_PROCESS = {
+    "advice", "keeper", "lines", "outage", "listener", "waiter", "room", "children", "waiting", "reminder", "leftovers",
+    "startup", "start", "store", "lock", "outcome",
+}  # fmt: skip
+
+
+def calls_of_the_log():
+    """Each call of the log: module, level, the text that it begins with, and whether it gives fields."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="logger"), attr=level)) if level != "addFilter":
+                    text = next((one.value for one in ast.walk(node) if isinstance(one, ast.Constant)), "")
+                    yield path.stem, level, text, any(keyword.arg == "extra" for keyword in node.keywords)
+
+
+def test_every_line_that_names_a_run_gives_its_fields():
+    calls = [*calls_of_the_log()]
+    assert len(calls) > 30
+    without = [call for call in calls if not call[3]]
+    assert [call for call in without if call[0] not in OF_THE_PROCESS] == []
+    assert [call for call in without if call[2].startswith(("%s", "task %s[", "task %s is"))] == []
+
+
+def test_no_field_has_a_name_of_the_logs_own():
+    record = logging.LogRecord("name", logging.INFO, "path", 1, "message", (), None)
+    assert [name for name in vars(record) if name.startswith("redislock_")] == []
