@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from celery_redislock import Lock, LockConflict, LockLost, LockUnavailable, sign
 from celery_redislock.errors import describe
 from celery_redislock.testing import busy
 from tests.lab.servers import wait_until
+from tests.lab.workers import ROOT
 
 # Of redis-py, to Celery's result backend.
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
@@ -128,6 +130,25 @@ def test_every_line_that_names_a_run_gives_its_fields():
     without = [call for call in calls if not call[3]]
     assert [call for call in without if call[0] not in OF_THE_PROCESS] == []
     assert [call for call in without if call[2].startswith(("%s", "task %s[", "task %s is"))] == []
+
+
+def test_the_page_lists_every_event_and_every_field():
+    page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    table = page.split("## The log")[1].split("## Signals")[0]
+    fields_of_the_page = set(re.findall(r"`redislock_(\w+)`", table))
+    code = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    assert fields_of_the_page == {"event", "task", "task_id", "key", "holder", "holder_id", "reason"}
+    (row,) = (line for line in table.splitlines() if line.startswith("| `redislock_event`"))
+    assert set(re.findall(r"`(\w+)`", row.split("|")[2])) == set(re.findall(r"\bfields\(\s*\"(\w+)\"", code))
+
+
+def test_the_page_tells_the_arguments_of_every_signal():
+    page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(lock_\w+)` \|.*\| (.*) \|$", page, re.MULTILINE))
+    assert rows.keys() == set(signals.__all__)
+    for name, told in rows.items():
+        arguments = {re.match(r"`(\w+)`", part)[1] for part in told.split("; ")}
+        assert arguments == getattr(signals, name).providing_args
 
 
 def test_no_field_has_a_name_of_the_logs_own():
