@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from billiard import current_process
-from celery.signals import worker_process_shutdown
+from celery.signals import worker_process_init, worker_process_shutdown
 
 from .server.held import HELD_TOO_LONG, KEY_GONE, NOT_OURS, PAST_DEADLINE, HeldLock
 from .signals import lock_acquired, lock_conflict, lock_lost, lock_released, lock_unavailable
@@ -33,15 +33,26 @@ REASONS = {PAST_DEADLINE: "deadline", HELD_TOO_LONG: "max_hold", KEY_GONE: "gone
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
 
 
+#: The name of a pool child's files, by its pid.
+_names: dict[int, str] = {}
+
+
 def _process() -> str:
-    """Whose file this process counts in, where prometheus_client is in its multi-process mode.
+    """Whose files this process counts in, where prometheus_client is in its multi-process mode."""
+    pid = os.getpid()
+    return _names.get(pid) or str(pid)
+
+
+def _take_place(**_: Any) -> None:
+    """In a new child of the worker's pool: name its files by its place in the pool.
 
     By default each process has files of its own, which stay when it ends, for its counts must stay. With
     `worker_max_tasks_per_child` they would be more with each child. So the child that takes the place of another one in
     the pool goes on with its files: no two children have one place at once.
     """
     place = getattr(current_process(), "index", None)
-    return str(os.getpid()) if place is None else f"{os.getppid()}-{place}"
+    if place is not None:
+        _names[os.getpid()] = f"{os.getppid()}-{place}"
 
 
 _IS_MULTI_PROCESS = "PROMETHEUS_MULTIPROC_DIR" in os.environ
@@ -82,6 +93,7 @@ def connect() -> None:
     lock_lost.connect(_lost, weak=False)
     lock_unavailable.connect(_unavailable, weak=False)
     if _IS_MULTI_PROCESS:
+        worker_process_init.connect(_take_place, weak=False)
         worker_process_shutdown.connect(_forget_gauges, weak=False)
 
 
@@ -112,4 +124,5 @@ def _unavailable(sender: Task[..., Any], **_: Any) -> None:
 
 def _forget_gauges(**_: Any) -> None:
     """Remove the app's own gauges of live processes from the files of this child, which ends."""
-    mark_process_dead(_process())  # type: ignore[no-untyped-call]
+    for name in {_process(), str(os.getpid())}:  # what was set before `_take_place` is under its pid
+        mark_process_dead(name)  # type: ignore[no-untyped-call]

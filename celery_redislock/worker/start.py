@@ -54,5 +54,5 @@ def ask_the_lock_server(instance: Any = None, **_: Any) -> None:
     """Try the lock server, if a task needs it, and log where it is and what is wrong: once, before the pool starts."""
     plans = [task.lock_plan for task in instance.app.tasks.values() if isinstance(task, LockedTask)]
     for app in {plan.app for plan in plans if plan is not None and plan.enabled}:
-        advice.warn_of_early_copies(app)
         startup.ask(app)
+        advice.warn_of_early_copies(app)

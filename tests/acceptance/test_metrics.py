@@ -105,3 +105,24 @@ def test_what_cannot_ask_is_counted(tasks, start_worker, scrape, lock_proxy):
     wait_until(lambda: scrape("unavailable_total", task="lab.work") >= 1, "it is counted")
     lock_proxy.mend()
     assert result.get(timeout=20) == "item"
+
+
+def test_the_apps_own_metrics_and_its_gauges_of_living_children_go_on(
+    config, tasks, start_worker, ledger, folder, scrape
+):
+    config.settings.update({"worker_max_tasks_per_child": 1, "lab_gauge": True})
+    worker = start_worker(1)
+    for number in range(3):
+        assert tasks.work.delay(number, number).get(timeout=20) == number
+    wait_until(lambda: len(ledger.runs()) == 3 and living(folder) == [0.0, 1.0], "one child lives")
+    worker.stop()
+    assert living(folder) == [0.0], "no child lives"
+    assert scrape("acquired_total", task="lab.work") == 3, "what they have counted stays"
+
+
+def living(folder: Path) -> list[float]:
+    """The values of the app's own gauge: the main process has one too, which it has not set."""
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, str(folder))
+    gauges = [metric for metric in registry.collect() if metric.name == "lab_living"]
+    return sorted(sample.value for metric in gauges for sample in metric.samples)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from celery.signals import worker_ready
+from celery.signals import worker_process_init, worker_ready
 from kombu.asynchronous import get_event_loop
 
 from celery_redislock import LockInfo
@@ -27,6 +27,11 @@ if config.settings.get("lab_metrics"):
     from celery_redislock import metrics
 
     metrics.connect()
+if config.settings.get("lab_gauge"):
+    from prometheus_client import Gauge
+
+    living = Gauge("lab_living", "A child that lives.", multiprocess_mode="liveall")
+    worker_process_init.connect(lambda **_: living.set(1), weak=False)
 
 
 @lock_conflict.connect
