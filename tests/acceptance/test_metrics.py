@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +33,19 @@ def scrape(folder: Path) -> Callable[..., float]:
     """What a scrape shows now: ``scrape("acquired_total", task="lab.work")``; 0.0 where there is no such sample."""
 
     def look(name: str, **labels: str) -> float:
-        registry = CollectorRegistry()
-        MultiProcessCollector(registry, str(folder))
-        return registry.get_sample_value(f"celery_redislock_{name}", labels) or 0.0
+        full = f"celery_redislock_{name}"
+        return sum(one.value for one in samples(folder) if (one.name, one.labels) == (full, labels))
 
     return look
+
+
+def samples(folder: Path) -> list[Any]:
+    """What a scrape shows. A file is empty for a moment after it was made, and then prometheus_client cannot read it."""
+    while True:
+        with suppress(struct.error):
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry, str(folder))
+            return [sample for metric in registry.collect() for sample in metric.samples]
 
 
 def seen(scrape: Callable[..., float], expected: Mapping[str, float], **labels: str) -> None:
@@ -122,7 +132,4 @@ def test_the_apps_own_metrics_and_its_gauges_of_living_children_go_on(
 
 def living(folder: Path) -> list[float]:
     """The values of the app's own gauge: the main process has one too, which it has not set."""
-    registry = CollectorRegistry()
-    MultiProcessCollector(registry, str(folder))
-    gauges = [metric for metric in registry.collect() if metric.name == "lab_living"]
-    return sorted(sample.value for metric in gauges for sample in metric.samples)
+    return sorted(sample.value for sample in samples(folder) if sample.name == "lab_living")
