@@ -40,7 +40,7 @@ def scrape(folder: Path) -> Callable[..., float]:
 
 
 def samples(folder: Path) -> list[Any]:
-    """What a scrape shows. A file is empty for a moment after it was made, and then prometheus_client cannot read it."""
+    """What a scrape shows. A file that was just made is empty, and prometheus_client then fails: it is tried again."""
     while True:
         with suppress(struct.error):
             registry = CollectorRegistry()
