@@ -14,7 +14,6 @@ import yaml
 from prometheus_client import REGISTRY
 
 from celery_redislock import metrics
-from tests.lab.servers import missing
 from tests.lab.workers import ROOT
 
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "docs" / "grafana-dashboard.json").read_text())
@@ -95,7 +94,7 @@ def json_labels(labels: dict[str, str]) -> str:
 def test_prometheus_finds_something_for_every_query(tmp_path: Path) -> None:
     tool = shutil.which("promtool")
     if tool is None:
-        missing("promtool, of Debian's package prometheus,")
+        pytest.skip("promtool, of Debian's package prometheus, is missing")  # also in CI: it is large
     exported()
     asked = [query.replace("$__rate_interval", "1m").replace("$task", ".*") for query in [*QUERIES, *ALERTS]]
     found = {"exp_samples": [{"labels": "{}", "value": 1}]}
