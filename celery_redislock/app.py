@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import LockConfigError
 from .options import resolve_settings
-from .server.connect import command_time, connect, lock_url
+from .server.clients import command_time
+from .server.connect import connect, lock_url
 from .server.lock_server import LockServer, servers_of
 
 if TYPE_CHECKING:

@@ -16,7 +16,9 @@ from celery_redislock.app import settings_of, url_of
 from celery_redislock.errors import LockUnavailable, describe
 from celery_redislock.options import resolve_settings
 from celery_redislock.server import tokens
-from celery_redislock.server.connect import address, connect
+from celery_redislock.server.cluster import ClusterStore
+from celery_redislock.server.cluster_client import ClusterClient
+from celery_redislock.server.connect import address, connect, disconnect
 from celery_redislock.server.names import redis_key
 from celery_redislock.server.scripts import Command
 from celery_redislock.server.store import LockStore
@@ -60,7 +62,7 @@ _REMEDIES = (
     Remedy(
         (exceptions.MovedError, exceptions.ClusterError),
         logging.ERROR,
-        "it is a node of a Cluster, which redislock_url cannot be",
+        "it is a node of a Cluster: name it by redis+cluster:// in redislock_url",
     ),
     Remedy(
         (exceptions.InvalidResponse,),
@@ -101,6 +103,10 @@ class _Once(LockStore):
         return self._send(command), sent_at, False
 
 
+class _OnceInACluster(_Once, ClusterStore):
+    """The same in a Cluster."""
+
+
 def ask(app: Celery) -> None:
     """Try the lock server of `app`; log one line if tasks cannot use it.
 
@@ -112,11 +118,12 @@ def ask(app: Celery) -> None:
         settings = resolve_settings(settings_of(app))
         client = connect(url_of(app), settings.client_options)
         where = address(client)
+        store = _OnceInACluster(client) if isinstance(client, ClusterClient) else _Once(client)
         try:
-            _try_out(_Once(client), redis_key(settings.prefix, f"worker start:{tokens.mint_nonce()}"))
+            _try_out(store, redis_key(settings.prefix, f"worker start:{tokens.mint_nonce()}"))
             _warn_of_eviction(client, where)
         finally:
-            client.connection_pool.disconnect()
+            disconnect(client)
     except Exception as error:  # noqa: BLE001 - whatever is wrong with the server, the worker starts
         cause = error.__cause__ or error if isinstance(error, LockUnavailable) else error
         remedy = next((one for one in _REMEDIES if any(isinstance(e, one.errors) for e in _chain(cause))), _OTHER)
@@ -136,13 +143,13 @@ def _try_out(store: LockStore, key: str) -> None:
     store.release(key, mine)
 
 
-def _warn_of_eviction(client: redis.Redis, where: str) -> None:
+def _warn_of_eviction(client: redis.Redis | ClusterClient, where: str) -> None:
     try:
-        memory: Any = client.info("memory")
+        memories = client.info("memory") if isinstance(client, ClusterClient) else [client.info("memory")]
     except exceptions.ResponseError:  # the server's user may lack the right to run INFO
         return
-    policy = memory.get("maxmemory_policy", "noeviction")
-    if memory.get("maxmemory") and policy != "noeviction":
+    policies: set[Any] = {one.get("maxmemory_policy", "noeviction") for one in memories if one.get("maxmemory")}
+    for policy in policies - {"noeviction"}:
         logger.warning(
             "the lock server %s evicts keys (maxmemory-policy %s) when it is full: a lock may vanish under its run; "
             "set noeviction, or give the locks a server of their own by redislock_url",
