@@ -47,14 +47,12 @@ def derive(client: redis.Redis, max_connections: int = 50) -> redis.Redis:
         "retry": Retry(NoBackoff(), 0),
         "max_connections": min(pool.max_connections, max_connections),
     }
-    kind: type[redis.ConnectionPool]
+    options["timeout"] = options["socket_timeout"] + options["socket_connect_timeout"]
+    kind: type[redis.ConnectionPool] = redis.BlockingConnectionPool
     if isinstance(pool, SentinelConnectionPool):
         kind = _SentinelPool
         options |= {name: getattr(pool, name) for name in ("service_name", "is_master")}
         options["sentinel_manager"] = _without_retries(pool.sentinel_manager)
-    else:
-        kind = redis.BlockingConnectionPool
-        options["timeout"] = options["socket_timeout"] + options["socket_connect_timeout"]
     return redis.Redis(connection_pool=_discreet(kind)(connection_class=whole(pool.connection_class), **options))
 
 
@@ -93,8 +91,8 @@ def _discreet(kind: type[Any]) -> type[Any]:
     return type(kind.__name__, (_Discreet, kind), {})
 
 
-class _SentinelPool(SentinelConnectionPool):
-    """A Sentinel's pool that counts its connections right.
+class _SentinelPool(SentinelConnectionPool, redis.BlockingConnectionPool):
+    """A Sentinel's pool that lets its callers wait for a connection, and counts its connections right.
 
     Before redis-py 8.1, each connection to a former primary, and each that failed, took a place of the pool.
     """
@@ -103,6 +101,15 @@ class _SentinelPool(SentinelConnectionPool):
         if not super().owns_connection(connection):  # type: ignore[no-untyped-call]
             connection.disconnect()
         return bool(connection.pid == self.pid)
+
+    def disconnect(self, inuse_connections: bool = True) -> None:
+        """Close the connections; the Sentinels' part of the pool asks for those that nobody uses, when the primary is
+        another. Before redis-py 7, a pool that lets callers wait knows no such choice.
+        """
+        pool: Any = self
+        for connection in [*(pool._connections if inuse_connections else pool.pool.queue)]:
+            if connection is not None:  # a free place
+                connection.disconnect()
 
 
 def _without_retries(sentinels: Sentinel) -> Sentinel:

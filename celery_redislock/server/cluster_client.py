@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from redis import BlockingConnectionPool
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -77,15 +79,15 @@ class ClusterClient:
         return ",".join(f"{host}:{port}" for host, port in self.nodes)
 
     def _make(self) -> RedisCluster:
-        (host, port), *others = self.nodes
+        (host, port), *rest = self.nodes
         url = f"redis://[{host}]:{port}" if ":" in host else f"redis://{host}:{port}"
+        # With a URL, redis-py makes the nodes' pools of the class that is given. Given directly, it would ignore some
+        # options, such as `health_check_interval`.
+        pool = functools.partial(BlockingConnectionPool, **self.options)
+        others = [ClusterNode(*node) for node in rest]  # type: ignore[no-untyped-call]
         try:
-            # With a URL, redis-py makes the nodes' pools of the class that is among the options.
             return RedisCluster(
-                url=url,
-                startup_nodes=[ClusterNode(*node) for node in others],  # type: ignore[no-untyped-call]
-                retry=Retry(NoBackoff(), 0),
-                **self.options,
+                url=url, startup_nodes=others, retry=Retry(NoBackoff(), 0), protocol=2, connection_pool_class=pool
             )
         except RedisClusterException as error:  # redis-py does not derive it from RedisError
             raise RedisConnectionError(str(error)) from error

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import redis
+from kombu.utils.imports import symbol_by_name
 from redis.backoff import NoBackoff
-from redis.cluster import cleanup_kwargs
 from redis.retry import Retry
 from redis.sentinel import (
     Sentinel,
@@ -23,33 +24,12 @@ from .clients import DEFAULTS, FIXED, command_time, derive, whole
 from .cluster_client import ClusterClient
 from .urls import Address, Kind
 
+#: Where Celery has the name of the primary behind Sentinels.
+_OPTIONS_OF = {"broker_url": "broker_transport_options", "result_backend": "result_backend_transport_options"}
 _NOT_FOR_USERS = frozenset({*FIXED, "retry", "single_connection_client", "connection_pool", "connection_pool_class"})
 
 
-def lock_url(configured: str | None, broker: Any, result_backend: Any) -> str:
-    """The URL of the lock server: the configured one, else the broker's, else the result backend's.
-
-    Args:
-        configured: `redislock_url`.
-        broker: In any form that Celery takes: a URL, several with ``;`` between them, a list of them.
-        result_backend: In any of these forms; a value that is no URL counts as no Redis.
-
-    Raises:
-        LockConfigError: None of them is a Redis that this version can use.
-    """
-    if configured is not None:
-        return configured
-    for given in (broker, result_backend):
-        url = ";".join(given) if isinstance(given, list | tuple) else given
-        if urls.is_redis(url):
-            return str(url).split(";")[0] if urls.kind_of(url) == "standalone" else str(url)
-    raise LockConfigError(
-        "neither the broker nor the result backend is a Redis, so there is no server for the locks: set "
-        'redislock_url, for instance "redis://localhost:6379/0"'
-    )
-
-
-def connect(url: str, options: Mapping[str, Any]) -> Any:
+def connect(url: str, options: Mapping[str, Any], setting: str = "redislock_url") -> Any:
     """A client for `url`, which opens its first connection with its first command.
 
     It is redis-py's own, but for a Cluster a `ClusterClient`.
@@ -57,8 +37,9 @@ def connect(url: str, options: Mapping[str, Any]) -> Any:
     Where no connection is free, the client's pool makes a caller wait; redis-py's default pool would raise.
 
     Args:
-        url: From `lock_url`.
-        options: `redislock_client_options`.
+        url: In one of the forms that `urls.read` knows.
+        options: `redislock_client_options`, and others that belong to the URL.
+        setting: Where the URL was set, for error messages.
 
     Raises:
         LockConfigError: redis-py cannot make a client of `url` and `options`, or a time-out is missing.
@@ -67,15 +48,15 @@ def connect(url: str, options: Mapping[str, Any]) -> Any:
     if ours:
         raise LockConfigError(f"redislock_client_options: {', '.join(ours)} cannot be set: celery-redislock sets them")
     try:
-        where = urls.read(url)
+        where = urls.read(url, setting)
         return _MAKERS[where.kind](where, _options(where, options))
     except ValueError:  # its text may show a part of the URL
         raise LockConfigError(
-            "redislock_url or redislock_client_options cannot be parsed (not shown: they may hold a password)"
+            f"{setting} or redislock_client_options cannot be parsed (not shown: they may hold a password)"
         ) from None
     except (TypeError, redis.RedisError) as error:
         raise LockConfigError(
-            f"no Redis client can be made of redislock_url and redislock_client_options: {describe(error)}"
+            f"no Redis client can be made of {setting} and redislock_client_options: {describe(error)}"
         ) from None
 
 
@@ -88,9 +69,29 @@ def _options(where: Address, options: Mapping[str, Any]) -> dict[str, Any]:
     both["connection_class"] = options.get("connection_class", both["connection_class"])
     if both.pop("ssl", False) and both["connection_class"] is redis.Connection:
         both["connection_class"] = redis.SSLConnection
-    if issubclass(both["connection_class"], redis.SSLConnection) and both.get("ssl_cert_reqs", "required") != "none":
-        both.setdefault("ssl_check_hostname", True)  # redis-py before 6 leaves it off
-    return {**both, **FIXED}
+    return {**_with_checks(_with_provider(both)), **FIXED}
+
+
+def _with_checks(options: dict[str, Any]) -> dict[str, Any]:
+    """`options` with ``ssl_cert_reqs`` as redis-py spells it: Celery takes ``ssl.CERT_NONE``, and its name."""
+    if "ssl_cert_reqs" not in options:
+        return options  # redis-py checks the certificate and the name in it
+    given = options["ssl_cert_reqs"]
+    name = given.name if isinstance(given, ssl.VerifyMode) else str(given or "none")
+    return {**options, "ssl_cert_reqs": name.removeprefix("CERT_").lower()}
+
+
+def _with_provider(options: dict[str, Any]) -> dict[str, Any]:
+    """`options` with an instance of the credential provider, of which Celery also takes the name, and no password."""
+    provider = options.get("credential_provider")
+    if provider is None:
+        return options
+    if isinstance(provider, str):
+        try:
+            provider = symbol_by_name(provider)()
+        except (ImportError, AttributeError, ValueError) as error:
+            raise LockConfigError(f"the credential provider of the lock server: {describe(error)}") from None
+    return {**options, "credential_provider": provider, "username": None, "password": None}
 
 
 def _single(_: Address, options: dict[str, Any]) -> redis.Redis:
@@ -107,8 +108,8 @@ def _behind_sentinels(where: Address, options: dict[str, Any]) -> redis.Redis:
     name = options.pop("master_name", None)
     if not name:
         raise LockConfigError(
-            'redislock_url names Sentinels, but not their primary: set master_name, for instance "mymaster", in '
-            "redislock_client_options"
+            f'{where.setting} names Sentinels, but not their primary: set master_name, for instance "mymaster", in '
+            + _OPTIONS_OF.get(where.setting, "redislock_client_options")
         )
     is_tls = issubclass(options.pop("connection_class"), redis.SSLConnection)
     of_sentinels = {each: options[each] for each in ("socket_timeout", "socket_connect_timeout")}
@@ -125,21 +126,11 @@ def _behind_sentinels(where: Address, options: dict[str, Any]) -> redis.Redis:
 
 
 def _of_cluster(where: Address, options: dict[str, Any]) -> ClusterClient:
-    options.pop("retry_on_error")  # redis-py knows neither of the two here, and has other retries
-    options.pop("retry_on_timeout")
-    unknown = sorted(options.keys() - _known_to_a_cluster(options))  # redis-py would ignore them
-    if unknown:
-        raise LockConfigError(f"redislock_client_options: {', '.join(unknown)} cannot be set for a Cluster")
-    options["connection_class"] = whole(options["connection_class"])
-    _show_what_is_refused(redis.ConnectionPool(**options))
+    kind = options["connection_class"] = whole(options["connection_class"])
+    kind(**{name: value for name, value in options.items() if name not in {"connection_class", "max_connections"}})
     client = ClusterClient(where.nodes, options)
     options["timeout"] = command_time(client)
-    options["connection_pool_class"] = redis.BlockingConnectionPool
     return client
-
-
-def _known_to_a_cluster(options: dict[str, Any]) -> set[str]:
-    return {*cleanup_kwargs(**options)}  # type: ignore[no-untyped-call]
 
 
 _MAKERS: Mapping[Kind, Callable[[Address, dict[str, Any]], redis.Redis | ClusterClient]] = {

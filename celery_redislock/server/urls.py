@@ -43,11 +43,13 @@ class Address:
     """Where a lock server is.
 
     Attributes:
+        setting: Where the URL was set, for error messages.
         kind: What answers there.
         nodes: The hosts and ports of the Sentinels, or of some nodes of the Cluster; none for a single server.
         options: What redis-py reads from the URL, such as ``host``, ``path``, ``db`` and ``password``.
     """
 
+    setting: str
     kind: Kind
     nodes: tuple[tuple[str, int], ...]
     options: Mapping[str, Any] = field(repr=False)
@@ -69,9 +71,13 @@ def kind_of(url: str) -> Kind:
     return _FORMS[scheme_of(url)].kind
 
 
-def read(url: str) -> Address:
+def read(url: str, setting: str = "redislock_url") -> Address:
     """The address that `url` names. Several Sentinels or nodes stand in several URLs with ``;`` between them, as kombu
     has it, or are several hosts with ``,`` between them. Credentials, database and options are those of the first URL.
+
+    Args:
+        url: The URL.
+        setting: Where it was set, for error messages.
 
     Raises:
         LockConfigError: The scheme is none that a lock server can have, or a Cluster is to have a database.
@@ -80,20 +86,18 @@ def read(url: str) -> Address:
     scheme = scheme_of(url)
     if scheme not in _FORMS:
         shown = f"the scheme {scheme!r}" if scheme.replace("+", "").isalnum() else "no scheme"
-        raise LockConfigError(f"redislock_url has {shown} and cannot be used; allowed: {_ALLOWED} URLs")
+        raise LockConfigError(f"{setting} has {shown} and cannot be used; allowed: {_ALLOWED} URLs")
     form = _FORMS[scheme]
     if form.kind == "standalone":
-        return Address(form.kind, (), _parsed(_as_redis_py_has_it(url)))
+        return Address(setting, form.kind, (), _parsed(_as_redis_py_has_it(url)))
     parsed = [_parsed(one) for one in _one_host_each(url, form)]
     nodes = tuple((one.pop("host", "localhost"), one.pop("port", form.port)) for one in parsed)
     if form.kind == "cluster" and parsed[0].pop("db", 0):
-        raise LockConfigError("redislock_url names a database, and a Cluster has only database 0: leave it out")
-    return Address(form.kind, nodes, parsed[0])
+        raise LockConfigError(f"{setting} names a database, and a Cluster has only database 0: leave it out")
+    return Address(setting, form.kind, nodes, parsed[0])
 
 
 def _parsed(url: str) -> dict[str, Any]:
-    """The options in a URL of redis-py's, in which Celery's ``CERT_NONE`` is ``none``."""
-    url = re.sub(r"(?<=ssl_cert_reqs=)CERT_\w+", lambda match: match[0].removeprefix("CERT_").lower(), url)
     return dict(parse_url(url))  # type: ignore[no-untyped-call]
 
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import redis
 from redis import exceptions
 
-from celery_redislock.app import settings_of, url_of
+from celery_redislock.app import client_of, settings_of
 from celery_redislock.errors import LockUnavailable, describe
 from celery_redislock.options import resolve_settings
 from celery_redislock.server import tokens
 from celery_redislock.server.cluster import ClusterStore
 from celery_redislock.server.cluster_client import ClusterClient
-from celery_redislock.server.connect import address, connect, disconnect
+from celery_redislock.server.connect import address, disconnect
 from celery_redislock.server.names import redis_key
 from celery_redislock.server.scripts import Command
 from celery_redislock.server.store import LockStore
@@ -116,7 +116,7 @@ def ask(app: Celery) -> None:
     where = "of the app"
     try:
         settings = resolve_settings(settings_of(app))
-        client = connect(url_of(app), settings.client_options)
+        client = client_of(app)
         where = address(client)
         store = _OnceInACluster(client) if isinstance(client, ClusterClient) else _Once(client)
         try:

@@ -16,13 +16,22 @@ from celery import Celery
 from celery_redislock import LockedTask
 from celery_redislock.errors import LockConfigError
 from celery_redislock.server.clients import command_time
-from celery_redislock.server.connect import connect, lock_url
+from celery_redislock.server.connect import connect
+from celery_redislock.source import Source, source_of
 
 from .wire import SECRET
 
 
 def client_of(url: str, **options: Any) -> redis.Redis:
-    return connect(lock_url(url, None, None), options)
+    return connect(url, options)
+
+
+def source(configured: Any = None, broker: Any = None, backend: Any = None, **settings: Any) -> Source:
+    """What an app with these settings takes for its lock server."""
+    conf = {"redislock_url": configured, "broker_url": broker, "result_backend": backend, **settings}
+    with Celery("unit", set_as_current=False) as app:
+        app.conf.update({name: value for name, value in conf.items() if value is not None})
+        return source_of(app.conf)
 
 
 def kwargs_of(client: redis.Redis) -> dict[str, Any]:
@@ -61,7 +70,7 @@ def connection_of(client: redis.Redis) -> Any:
 def test_the_lock_server_is_the_configured_one_or_the_brokers_or_the_backends(
     configured: str | None, broker: Any, backend: str | None, chosen: str
 ) -> None:
-    assert lock_url(configured, broker, backend) == chosen
+    assert source(configured, broker, backend).url == chosen
 
 
 @pytest.mark.parametrize(
@@ -76,7 +85,7 @@ def test_the_lock_server_is_the_configured_one_or_the_brokers_or_the_backends(
 )
 def test_without_a_redis_of_the_apps_the_remedy_is_named(broker: str | None, backend: str | None) -> None:
     with pytest.raises(LockConfigError, match=r'set redislock_url, for instance "redis://localhost:6379/0"'):
-        lock_url(None, broker, backend)
+        source(None, broker, backend)
 
 
 @pytest.mark.parametrize("url", ["amqp://host", "redis+other://host", "http://host", "host", "7:"])
@@ -189,7 +198,7 @@ def test_rediss_verifies_certificate_and_host_by_default() -> None:
 )
 def test_a_brokers_rediss_url_works_as_celery_spells_it(spelled: str, meant: ssl.VerifyMode) -> None:
     """Celery's result backend demands ``ssl_cert_reqs`` in a rediss URL, in its own spelling."""
-    url = lock_url(None, f"rediss://h?ssl_cert_reqs={spelled}", None)
+    url = source(None, f"rediss://h?ssl_cert_reqs={spelled}").url
     assert connection_of(connect(url, {})).cert_reqs == meant
 
 
