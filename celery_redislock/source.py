@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import LockConfigError
+from .server.connect import OPTIONS_SETTINGS
 from .server.urls import is_redis, kind_of
 
 #: What Celery has in the transport options of a broker or a result backend behind Sentinels.
@@ -29,6 +30,11 @@ class Source:
     setting: str
     url: str = field(repr=False)
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def options_setting(self) -> str:
+        """The name of the setting where the server's other options are."""
+        return OPTIONS_SETTINGS[self.setting]
 
 
 def source_of(conf: Any) -> Source:

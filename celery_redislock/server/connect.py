@@ -24,8 +24,12 @@ from .clients import DEFAULTS, FIXED, command_time, derive, whole
 from .cluster_client import ClusterClient
 from .urls import Address, Kind
 
-#: Where Celery has the name of the primary behind Sentinels.
-_OPTIONS_OF = {"broker_url": "broker_transport_options", "result_backend": "result_backend_transport_options"}
+#: The setting with the other options of a server, such as the name of a primary, by the setting that has its URL.
+OPTIONS_SETTINGS = {
+    "redislock_url": "redislock_client_options",
+    "broker_url": "broker_transport_options",
+    "result_backend": "result_backend_transport_options",
+}
 _NOT_FOR_USERS = frozenset({*FIXED, "retry", "single_connection_client", "connection_pool", "connection_pool_class"})
 
 
@@ -109,7 +113,7 @@ def _behind_sentinels(where: Address, options: dict[str, Any]) -> redis.Redis:
     if not name:
         raise LockConfigError(
             f'{where.setting} names Sentinels, but not their primary: set master_name, for instance "mymaster", in '
-            + _OPTIONS_OF.get(where.setting, "redislock_client_options")
+            + OPTIONS_SETTINGS[where.setting]
         )
     is_tls = issubclass(options.pop("connection_class"), redis.SSLConnection)
     of_sentinels = {each: options[each] for each in ("socket_timeout", "socket_connect_timeout")}

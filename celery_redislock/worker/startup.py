@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-import socket
-import ssl
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import redis
 from redis import exceptions
@@ -22,6 +19,9 @@ from celery_redislock.server.connect import address, disconnect
 from celery_redislock.server.names import redis_key
 from celery_redislock.server.scripts import Command
 from celery_redislock.server.store import LockStore
+from celery_redislock.source import source_of
+
+from .remedies import remedy_for
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -30,69 +30,6 @@ logger = logging.getLogger(__name__)
 
 #: The lease of the key that the trial takes, in seconds. A worker that is killed meanwhile leaves it for so long.
 LEASE = 10.0
-
-
-class Remedy(NamedTuple):
-    """What a person can do about an error of the lock server's."""
-
-    errors: tuple[type[BaseException], ...]
-    """The exceptions for which it helps."""
-    level: int
-    """The level of the log line: ERROR where nothing but a person can mend it, WARNING where it may pass by itself."""
-    what: str
-
-
-_REMEDIES = (
-    Remedy(
-        (exceptions.AuthenticationError, exceptions.AuthenticationWrongNumberOfArgsError),
-        logging.ERROR,
-        "check the user and the password in redislock_url or redislock_client_options",
-    ),
-    Remedy(
-        (exceptions.NoPermissionError,),
-        logging.ERROR,
-        "its user lacks rights: it needs the keys that begin with redislock_prefix, and the commands in @scripting, "
-        "@read, @write and @fast",
-    ),
-    Remedy(
-        (exceptions.ReadOnlyError, exceptions.MasterDownError),
-        logging.ERROR,
-        "it is a replica: name its primary in redislock_url",
-    ),
-    Remedy(
-        (exceptions.MovedError, exceptions.ClusterError),
-        logging.ERROR,
-        "it is a node of a Cluster: name it by redis+cluster:// in redislock_url",
-    ),
-    Remedy(
-        (exceptions.InvalidResponse,),
-        logging.ERROR,
-        "what answers there is no Redis: check the host and the port in redislock_url",
-    ),
-    Remedy(
-        (ssl.SSLError,), logging.ERROR, "check whether it speaks TLS (rediss://), and the ssl_ options of redislock_url"
-    ),
-    Remedy(
-        (socket.gaierror,), logging.WARNING, "this host name is not known (yet): check redislock_url, and the network"
-    ),
-    Remedy(
-        (ConnectionRefusedError, FileNotFoundError),
-        logging.WARNING,
-        "nothing listens there (yet): check redislock_url, and whether the server runs",
-    ),
-    Remedy(
-        (exceptions.TimeoutError, TimeoutError),
-        logging.WARNING,
-        "it did not answer in time: check redislock_url (rediss:// only if it speaks TLS), the server and the firewall",
-    ),
-    Remedy((exceptions.OutOfMemoryError,), logging.WARNING, "it is full: give it more memory"),
-    Remedy(
-        (exceptions.ConnectionError,),
-        logging.WARNING,
-        "check redislock_url (rediss:// if it speaks TLS), and the server",
-    ),
-)
-_OTHER = Remedy((), logging.ERROR, "check redislock_url, and the server")
 
 
 class _Once(LockStore):
@@ -113,11 +50,11 @@ def ask(app: Celery) -> None:
     It raises nothing, so that the worker starts in any case. It leaves no connection and no thread, which the pool's
     children would inherit by their fork.
     """
-    where = "of the app"
+    where, names = "of the app", {"url": "redislock_url", "options": "redislock_client_options"}
     try:
         settings = resolve_settings(settings_of(app))
-        client = client_of(app)
-        where = address(client)
+        source, client = source_of(app.conf), client_of(app)
+        where, names = address(client), {"url": source.setting, "options": source.options_setting}
         store = _OnceInACluster(client) if isinstance(client, ClusterClient) else _Once(client)
         try:
             _try_out(store, redis_key(settings.prefix, f"worker start:{tokens.mint_nonce()}"))
@@ -126,11 +63,11 @@ def ask(app: Celery) -> None:
             disconnect(client)
     except Exception as error:  # noqa: BLE001 - whatever is wrong with the server, the worker starts
         cause = error.__cause__ or error if isinstance(error, LockUnavailable) else error
-        remedy = next((one for one in _REMEDIES if any(isinstance(e, one.errors) for e in _chain(cause))), _OTHER)
+        remedy = remedy_for(cause)
         logger.log(
             remedy.level,
             "the lock server %s cannot be used: %s; %s; until then lock_on_outage decides about runs",
-            *(where, describe(cause).rstrip("."), remedy.what),
+            *(where, describe(cause).rstrip("."), remedy.what.format(**names)),
         )
 
 
@@ -155,10 +92,3 @@ def _warn_of_eviction(client: redis.Redis | ClusterClient, where: str) -> None:
             "set noeviction, or give the locks a server of their own by redislock_url",
             *(where, policy),
         )
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those that it was raised from: redis-py wraps the errors of the socket."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
