@@ -30,7 +30,9 @@ def server_of(app: Celery) -> LockServer:
     if server is None:  # two threads may both come here: nothing is open yet, and `setdefault` keeps one server
         inherited = next(iter(servers.values()), None)
         # Where the process was forked, a `Lock` made before finds its server by the same client.
-        server = LockServer(client_of(app)) if inherited is None else LockServer.behind(inherited.client)
+        server = (
+            LockServer(client_of(app), keyprefix_of(app)) if inherited is None else LockServer.behind(inherited.client)
+        )
         server = servers.setdefault(os.getpid(), server)
     return server
 
@@ -90,6 +92,17 @@ def client_of(app: Celery) -> Any:
         LockConfigError: No setting names a server, or the one that they name cannot be used.
     """
     return _client(*_address_of(app))
+
+
+def keyprefix_of(app: Celery) -> str:
+    """What precedes all names on the app's lock server: the `global_keyprefix` of the broker or the result backend.
+
+    Where there is no lock server there is none: the locks may be switched off.
+    """
+    try:
+        return source_of(app.conf).keyprefix
+    except LockConfigError:
+        return ""
 
 
 def _address_of(app: Celery) -> tuple[Source, dict[str, Any]]:

@@ -25,11 +25,13 @@ class Source:
         setting: The name of the setting, for people.
         url: The URL, or several with ``;`` between them.
         options: What other settings of Celery's say of that server, as options of a client.
+        keyprefix: What precedes all names on that server, kombu's `global_keyprefix`.
     """
 
     setting: str
     url: str = field(repr=False)
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    keyprefix: str = ""
 
     @property
     def options_setting(self) -> str:
@@ -58,7 +60,8 @@ def source_of(conf: Any) -> Source:
         if is_redis(url):
             # Only the first of several brokers is taken: locks in two places would exclude nobody.
             url = url.split(";")[0] if kind_of(url) == "standalone" else url
-            return Source(setting, url, options_of(conf, url))
+            transport_options = conf.get(OPTIONS_SETTINGS[setting]) or {}
+            return Source(setting, url, options_of(conf, url), str(transport_options.get("global_keyprefix") or ""))
     raise LockConfigError(
         "neither the broker nor the result backend is a Redis, so there is no server for the locks: set "
         'redislock_url, for instance "redis://localhost:6379/0"'

@@ -41,10 +41,12 @@ class LockServer:
 
     Args:
         client: A client from `connect` or `derive`; or the user's client of a Cluster. All of them share a Cluster's.
+        keyprefix: What precedes the names of channels on that server; the keys' names come with it.
     """
 
-    def __init__(self, client: redis.Redis | RedisCluster | ClusterClient) -> None:
+    def __init__(self, client: redis.Redis | RedisCluster | ClusterClient, keyprefix: str = "") -> None:
         self.client = client
+        self.keyprefix = keyprefix
         self.store = self._store()
         self.command_time = CLUSTER_COMMAND_TIME if isinstance(client, RedisCluster) else command_time(client)
         servers_of(getattr(client, "connection_pool", client)).setdefault(os.getpid(), self)
@@ -56,7 +58,7 @@ class LockServer:
         room: Room | None = vars(self).get("_room")
         if room is None:  # two threads may both come here: nothing is open yet, and `setdefault` keeps one room
             listens = derive(self.client, 1) if isinstance(self.client, redis.Redis) else self.client
-            room = vars(self).setdefault("_room", Room(self._store(self.store.outage), listens))
+            room = vars(self).setdefault("_room", Room(self._store(self.store.outage), listens, self.keyprefix))
         return room
 
     def stop(self) -> None:
@@ -78,7 +80,9 @@ class LockServer:
         servers = servers_of(pool)
         server = servers.get(os.getpid())
         if server is None:
-            server = servers.setdefault(os.getpid(), cls(client if pool is client else derive(client)))
+            keyprefix = next((one.keyprefix for one in servers.values()), "")  # of the server before a fork
+            server = cls(client if pool is client else derive(client), keyprefix)
+            server = servers.setdefault(os.getpid(), server)
             weakref.finalize(pool, server.stop).atexit = False
         return server
 

@@ -57,7 +57,7 @@ def ask(app: Celery) -> None:
         where, names = address(client), {"url": source.setting, "options": source.options_setting}
         store = _OnceInACluster(client) if isinstance(client, ClusterClient) else _Once(client)
         try:
-            _try_out(store, redis_key(settings.prefix, f"worker start:{tokens.mint_nonce()}"))
+            _try_out(store, redis_key(source.keyprefix + settings.prefix, f"worker start:{tokens.mint_nonce()}"))
             _warn_of_eviction(client, where)
         finally:
             disconnect(client)

@@ -12,7 +12,7 @@ import redis
 from celery import Celery
 from redis.sentinel import SentinelConnectionPool, SentinelManagedSSLConnection
 
-from celery_redislock.app import client_of
+from celery_redislock.app import client_of, keyprefix_of
 from celery_redislock.errors import LockConfigError
 from celery_redislock.server.cluster_client import ClusterClient
 from celery_redislock.source import source_of
@@ -97,6 +97,25 @@ def test_the_result_backends_user_and_password_may_stand_beside_its_url(client: 
     made = client(result_backend="redis://h/3", redis_username="shop", redis_password=SECRET)
     kwargs = made.connection_pool.connection_kwargs
     assert (kwargs["username"], kwargs["password"], kwargs["db"]) == ("shop", SECRET, 3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "keyprefix"),
+    [
+        ({"broker_url": "redis://h", "broker_transport_options": {"global_keyprefix": "shop:"}}, "shop:"),
+        ({"result_backend": "redis://h", "result_backend_transport_options": {"global_keyprefix": "shop:"}}, "shop:"),
+        ({"redislock_url": "redis://h", "broker_transport_options": {"global_keyprefix": "shop:"}}, ""),
+        ({"broker_url": "redis://h", "broker_transport_options": {"global_keyprefix": None}}, ""),
+        ({}, ""),
+    ],
+    ids=str,
+)
+def test_all_names_begin_with_the_prefix_that_kombu_has_on_that_server(
+    settings: dict[str, Any], keyprefix: str
+) -> None:
+    with Celery("unit", set_as_current=False) as app:
+        app.conf.update({"broker_url": "memory://", **settings})
+        assert keyprefix_of(app) == keyprefix
 
 
 class TestSentinels:
