@@ -90,5 +90,5 @@ def _sentinels(transport_options: Mapping[str, Any] | None, url: str) -> Mapping
 
 
 def _checks(use_ssl: Any) -> Mapping[str, Any]:
-    """The options of TLS; `use_ssl` is a dict of them, or True, which kombu ignores and says nothing."""
-    return {"ssl": True, **(use_ssl if isinstance(use_ssl, Mapping) else {})} if use_ssl else {}
+    """The options of TLS; `use_ssl` is a dict of them. kombu takes no notice of anything else."""
+    return {"ssl": True, **use_ssl} if isinstance(use_ssl, Mapping) and use_ssl else {}

@@ -68,6 +68,8 @@ class ClusterClient:
         """Close the connections of this process, and forget where the slots are."""
         client = self._clients.pop(os.getpid(), None)
         if client is not None:
+            # redis-py's `close` leaves the connections of pools that it was given.
+            client.disconnect_connection_pools()  # type: ignore[no-untyped-call]
             client.close()
 
     def __repr__(self) -> str:

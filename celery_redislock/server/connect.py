@@ -174,5 +174,8 @@ def disconnect(client: redis.Redis | ClusterClient) -> None:
     """Close the connections of a client from `connect`."""
     if isinstance(client, ClusterClient):
         client.close()
-    else:
-        client.connection_pool.disconnect()
+        return
+    client.connection_pool.disconnect()
+    if isinstance(client.connection_pool, SentinelConnectionPool):
+        for sentinel in client.connection_pool.sentinel_manager.sentinels:
+            sentinel.connection_pool.disconnect()

@@ -9,11 +9,20 @@ import redis
 
 from celery_redislock.worker.startup import ask
 from tests.lab.app import make_app
-from tests.lab.servers import Valkey, free_port
+from tests.lab.proxy import Proxy
+from tests.lab.servers import Valkey, free_port, wait_until
 from tests.lab.topologies import WATCHED, cluster, sentinel
 
 SECRET = "hunter2"  # noqa: S105 - nobody's
 MASTER = {"master_name": WATCHED, "sentinel_kwargs": {"password": SECRET}}
+
+
+SHORT = {"socket_timeout": 0.5, "socket_connect_timeout": 0.5}
+
+
+def users(server):
+    """The connections of clients; replicas and Sentinels have others."""
+    return len(server.client_list(_type="normal"))
 
 
 @pytest.fixture
@@ -23,8 +32,7 @@ def said(config, caplog):
     def ask_and_look(**settings):
         caplog.set_level(logging.WARNING, "celery_redislock")
         config.settings.update({"redislock_url": None, **settings})
-        options = {"socket_timeout": 0.5, "socket_connect_timeout": 0.5}
-        config.settings["redislock_client_options"] = {**options, **settings.get("redislock_client_options", {})}
+        config.settings["redislock_client_options"] = {**SHORT, **settings.get("redislock_client_options", {})}
         ask(make_app(config))
         (record,) = caplog.records
         assert SECRET not in record.getMessage()
@@ -54,6 +62,17 @@ def test_the_setting_that_names_the_server_is_named(said):
 
 
 class TestSentinels:
+    def test_right_ones_are_left_without_a_connection(self, config, watching, caplog):
+        config.locks = f"sentinel://127.0.0.1:{watching}"
+        config.settings["redislock_client_options"] = {"master_name": WATCHED, **SHORT}
+        with redis.Redis(port=watching, protocol=2) as sentinel:
+            primary = sentinel.sentinel_masters()[WATCHED]["port"]
+            with redis.Redis(port=primary) as server:
+                before = users(sentinel), users(server)
+                ask(make_app(config))
+                assert caplog.records == []
+                assert (users(sentinel), users(server)) == before
+
     def test_none_is_there(self, said):
         urls = ";".join(f"sentinel://shop:{SECRET}@127.0.0.1:{free_port()}/0" for _ in range(2))
         level, line = said(broker_url=urls, broker_transport_options=MASTER)
@@ -81,6 +100,15 @@ class TestSentinels:
 
 
 class TestCluster:
+    def test_a_right_one_is_left_without_a_connection(self, config, tmp_path, caplog):
+        with cluster(tmp_path) as port, redis.Redis(port=port) as node:
+            config.locks = f"redis+cluster://127.0.0.1:{port}"
+            config.settings["redislock_client_options"] = SHORT
+            before = users(node)
+            ask(make_app(config))
+            assert caplog.records == []
+            assert users(node) == before
+
     @pytest.mark.parametrize("nodes", [1, 2])
     def test_no_node_is_there(self, said, nodes):
         hosts = ",".join(f"127.0.0.1:{free_port()}" for _ in range(nodes))
@@ -107,3 +135,36 @@ class TestCluster:
             level, line = said(redislock_url=f"redis+cluster://:{SECRET}@127.0.0.1:{port}")
         assert level == logging.ERROR
         assert "; check the user and the password in redislock_url" in line
+
+
+class TestWhatIsSentMeanwhile:
+    """The worker starts all the same, and what is sent runs as soon as the server can be used."""
+
+    def test_runs_once_the_sentinels_know_the_primary(self, config, start_worker, tmp_path, app, tasks):
+        with sentinel(tmp_path, WATCHED) as port, redis.Redis(port=port, protocol=2) as watcher:
+            primary = watcher.sentinel_masters()[WATCHED]["port"]
+            watcher.sentinel_remove(WATCHED)
+            config.locks = f"sentinel://127.0.0.1:{port}"
+            options = {"master_name": WATCHED, "socket_timeout": 0.3, "socket_connect_timeout": 0.3}
+            config.settings["redislock_client_options"] = options
+            app.conf.update(redislock_url=config.locks, redislock_client_options=options)
+            worker = start_worker(1)
+            assert worker.output().count("no Sentinel named a primary: check master_name") == 1
+            result = tasks.work.delay("k", "item")
+            wait_until(lambda: "cannot be asked: MasterNotFoundError" in worker.output(), "it has tried to run")
+            watcher.sentinel_monitor(WATCHED, "127.0.0.1", primary, 1)
+            assert result.get(timeout=30) == "item"
+
+    def test_runs_once_a_node_of_the_cluster_answers(self, config, start_worker, tmp_path, app, tasks):
+        with cluster(tmp_path) as port, Proxy(f"redis://127.0.0.1:{port}").serve() as proxy:
+            proxy.refuse()
+            config.locks = f"redis+cluster://127.0.0.1:{proxy.port}"
+            options = {"socket_timeout": 0.3, "socket_connect_timeout": 0.3}
+            config.settings["redislock_client_options"] = options
+            app.conf.update(redislock_url=config.locks, redislock_client_options=options)
+            worker = start_worker(1)
+            assert worker.output().count("cannot be used: ConnectionError: Redis Cluster cannot be connected") == 1
+            result = tasks.work.delay("k", "item")
+            wait_until(lambda: "the lock server cannot be asked" in worker.output(), "it has tried to run")
+            proxy.mend()
+            assert result.get(timeout=30) == "item"

@@ -12,7 +12,7 @@ import redis
 from celery import Celery
 from redis.sentinel import SentinelConnectionPool, SentinelManagedSSLConnection
 
-from celery_redislock.app import client_of, keyprefix_of
+from celery_redislock.app import client_of, command_time_of, keyprefix_of
 from celery_redislock.errors import LockConfigError
 from celery_redislock.server.cluster_client import ClusterClient
 from celery_redislock.source import source_of
@@ -67,6 +67,12 @@ def test_the_options_of_tls_are_those_of_the_setting_that_names_the_server(
 def test_certificates_are_not_checked_where_the_user_says_so(client: Callable[..., Any], none: Any) -> None:
     connection = connection_of(client(broker_url="rediss://h", broker_use_ssl={"ssl_cert_reqs": none}))
     assert (connection.cert_reqs, connection.check_hostname) == (ssl.CERT_NONE, False)
+
+
+@pytest.mark.parametrize("use_ssl", [True, False, None, {}])
+def test_what_kombu_ignores_is_ignored(client: Callable[..., Any], use_ssl: Any) -> None:
+    made = client(broker_url="redis://h", broker_use_ssl=use_ssl)
+    assert not isinstance(connection_of(made), redis.SSLConnection)
 
 
 def test_the_brokers_tls_is_not_that_of_another_server(client: Callable[..., Any]) -> None:
@@ -138,6 +144,10 @@ class TestSentinels:
         assert (pool.service_name, kwargs["username"], kwargs["password"]) == ("mymaster", "shop", "pw")
         assert (kwargs["db"], kwargs["protocol"], kwargs["retry"]._retries) == (3, 2, 0)
 
+    def test_a_command_may_take_the_time_outs_of_all(self, app: Celery) -> None:
+        app.conf.update(broker_url=self.URL, broker_transport_options=self.OPTIONS)
+        assert command_time_of(app) == 3.0 + 2 * 1.5
+
     def test_tls_to_the_primary(self, client: Callable[..., Any]) -> None:
         use_ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED}
         made = client(broker_url=self.URL, broker_transport_options=self.OPTIONS, broker_use_ssl=use_ssl)
@@ -165,6 +175,10 @@ class TestCluster:
             assert isinstance(made, ClusterClient)
             assert made.nodes == (("one", 7000), ("two", 6379))
             assert (made.options["username"], made.options["password"]) == ("u", "p")
+
+    def test_a_command_may_take_the_time_outs_of_all_nodes_in_the_url(self, app: Celery) -> None:
+        app.conf.update(redislock_url="redis+cluster://one,two", redislock_client_options={"socket_timeout": 0.5})
+        assert command_time_of(app) == 3 * 1.5
 
     def test_tls_to_its_nodes(self, client: Callable[..., Any]) -> None:
         assert issubclass(client(redislock_url="rediss+cluster://h").options["connection_class"], redis.SSLConnection)
