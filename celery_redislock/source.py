@@ -69,17 +69,17 @@ def source_of(conf: Any) -> Source:
 
 
 def _of_broker(conf: Any, url: str) -> Mapping[str, Any]:
-    return {**_sentinels(conf.get("broker_transport_options"), url), **_checks(conf.get("broker_use_ssl"))}
+    return {**_sentinels(conf.get("broker_transport_options"), url), **_of_tls(conf.get("broker_use_ssl"))}
 
 
 def _of_result_backend(conf: Any, url: str) -> Mapping[str, Any]:
-    names = ("username", "password", "host", "port", "db") if kind_of(url) == "standalone" else ("username", "password")
+    names = ("username", "password", "host", "port") if kind_of(url) == "standalone" else ("username", "password")
     login = {name: conf.get(f"redis_{name}") for name in names}
     login["credential_provider"] = conf.get("redis_backend_credential_provider")
     return {
         **{name: value for name, value in login.items() if value is not None},
         **_sentinels(conf.get("result_backend_transport_options"), url),
-        **_checks(conf.get("redis_backend_use_ssl")),
+        **_of_tls(conf.get("redis_backend_use_ssl")),
     }
 
 
@@ -89,6 +89,6 @@ def _sentinels(transport_options: Mapping[str, Any] | None, url: str) -> Mapping
     return {name: value for name, value in (transport_options or {}).items() if name in _OF_SENTINELS}
 
 
-def _checks(use_ssl: Any) -> Mapping[str, Any]:
+def _of_tls(use_ssl: Any) -> Mapping[str, Any]:
     """The options of TLS; `use_ssl` is a dict of them. kombu takes no notice of anything else."""
     return {"ssl": True, **use_ssl} if isinstance(use_ssl, Mapping) and use_ssl else {}

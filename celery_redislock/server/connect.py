@@ -36,9 +36,8 @@ _NOT_FOR_USERS = frozenset({*FIXED, "retry", "single_connection_client", "connec
 def connect(url: str, options: Mapping[str, Any], setting: str = "redislock_url") -> Any:
     """A client for `url`, which opens its first connection with its first command.
 
-    It is redis-py's own, but for a Cluster a `ClusterClient`.
-
-    Where no connection is free, the client's pool makes a caller wait; redis-py's default pool would raise.
+    It is redis-py's own, but for a Cluster a `ClusterClient`. Where no connection is free, the client's pool makes a
+    caller wait; redis-py's default pool would raise.
 
     Args:
         url: In one of the forms that `urls.read` knows.
@@ -132,9 +131,8 @@ def _behind_sentinels(where: Address, options: dict[str, Any]) -> redis.Redis:
 def _of_cluster(where: Address, options: dict[str, Any]) -> ClusterClient:
     kind = options["connection_class"] = whole(options["connection_class"])
     kind(**{name: value for name, value in options.items() if name not in {"connection_class", "max_connections"}})
-    client = ClusterClient(where.nodes, options)
-    options["timeout"] = command_time(client)
-    return client
+    time_for_a_connection = command_time(ClusterClient(where.nodes, options))
+    return ClusterClient(where.nodes, {**options, "timeout": time_for_a_connection})
 
 
 _MAKERS: Mapping[Kind, Callable[[Address, dict[str, Any]], redis.Redis | ClusterClient]] = {

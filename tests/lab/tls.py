@@ -20,17 +20,17 @@ class Certificates:
     folder: Path
 
     @classmethod
-    def for_server(cls, folder: Path, name: str = "localhost") -> Certificates:
-        """Made by a new authority, for a server with this name."""
+    def for_server(cls, folder: Path, *names: str) -> Certificates:
+        """Made by a new authority, for a server with these names; of this machine, where none is given."""
         need("trustme")
         import trustme
 
         folder.mkdir(parents=True)
         authority = trustme.CA()
         authority.cert_pem.write_to_path(str(folder / "ca"))
-        for who in (name, "client"):
-            made = authority.issue_cert(who)
-            made.private_key_and_cert_chain_pem.write_to_path(str(folder / ("client" if who == "client" else "server")))
+        for who, its_names in {"server": names or ("localhost", "127.0.0.1"), "client": ("client.example",)}.items():
+            made = authority.issue_cert(*its_names)
+            made.private_key_and_cert_chain_pem.write_to_path(str(folder / who))
         return cls(folder)
 
     @property
@@ -50,8 +50,28 @@ class Certificates:
 def tls_server(folder: Path, certificates: Certificates, *options: str) -> Iterator[int]:
     """The port of a Redis that speaks nothing but TLS; it asks every client for a certificate."""
     port = free_port()
-    with debian_redis(folder, "--port", "0", "--tls-port", str(port), *certificates.of_server, *options):
+    with debian_redis(folder, *options, "--port", "0", "--tls-port", str(port), *certificates.of_server):
         yield port
+
+
+@contextmanager
+def tls_cluster(folder: Path, certificates: Certificates) -> Iterator[int]:
+    """The port of a Cluster's only node, which speaks nothing but TLS."""
+    options = ["--cluster-enabled", "yes", "--tls-cluster", "yes", "--cluster-port", str(free_port())]
+    with tls_server(folder, certificates, *options) as port, client_of(folder) as node:
+        node.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        wait_until(lambda: "cluster_state:ok" in str(node.execute_command("CLUSTER", "INFO")), "it is up")
+        yield port
+
+
+@contextmanager
+def tls_sentinel(folder: Path, certificates: Certificates, name: str) -> Iterator[int]:
+    """The port of a Sentinel, which watches one primary, called `name`; both speak nothing but TLS."""
+    with tls_server(folder / "primary", certificates) as primary:
+        config = folder / "sentinel.conf"
+        config.write_text(f"sentinel monitor {name} 127.0.0.1 {primary} 1\ntls-replication yes\n")
+        with tls_server(folder, certificates, str(config), "--sentinel") as port:
+            yield port
 
 
 @contextmanager
@@ -61,14 +81,15 @@ def debian_redis(folder: Path, *options: str) -> Iterator[redis.Redis]:
     if server is None:
         missing("redis-server")
     folder.mkdir(parents=True, exist_ok=True)
-    at = folder / "redis.sock"
-    command = [str(server), *options, "--bind", "127.0.0.1", "--unixsocket", str(at), "--save", ""]
-    with (
-        running([*command, "--dir", str(folder)], folder / "redis.log"),
-        redis.Redis(unix_socket_path=str(at)) as client,
-    ):
+    command = [str(server), *options, "--bind", "127.0.0.1", "--unixsocket", str(folder / "redis.sock"), "--save", ""]
+    with running([*command, "--dir", str(folder)], folder / "redis.log"), client_of(folder) as client:
         wait_until(lambda: _answers(client), "Redis answers")
         yield client
+
+
+def client_of(folder: Path) -> redis.Redis:
+    """A client of the server in that folder, on its unix socket."""
+    return redis.Redis(unix_socket_path=str(folder / "redis.sock"))
 
 
 def _answers(client: redis.Redis) -> bool:

@@ -14,7 +14,8 @@ from celery_redislock.server.lock_server import LockServer
 from celery_redislock.worker.startup import ask
 from tests.lab.app import make_app
 from tests.lab.servers import wait_until
-from tests.lab.tls import Certificates, tls_server
+from tests.lab.tls import Certificates, tls_cluster, tls_sentinel, tls_server
+from tests.lab.topologies import WATCHED
 from tests.lab.workers import kept
 
 PASSWORD = "hunter2"  # noqa: S105 - the test server's
@@ -89,6 +90,24 @@ def test_a_worker_says_what_is_wrong_with_the_certificate(config, misnamed, capl
     assert f"the lock server rediss://localhost:{port}/0 cannot be used" in record.getMessage()
     assert "check whether it speaks TLS (rediss://), and the ssl_ options" in record.getMessage()
     assert PASSWORD not in record.getMessage()
+
+
+def test_sentinels_and_their_primary_speak_it_too(tmp_path, certificates):
+    with tls_sentinel(tmp_path, certificates, WATCHED) as port:
+        tls = {"ssl": True, **certificates.of_client}
+        options = {"master_name": WATCHED, "sentinel_kwargs": tls, **tls}
+        assert take_a_lock(connect(f"sentinel://localhost:{port}", options))
+        with Celery(broker=f"sentinel://localhost:{port}", set_as_current=False) as app:
+            app.conf.broker_transport_options = {"master_name": WATCHED, "sentinel_kwargs": tls}
+            app.conf.broker_use_ssl = {"ssl_cert_reqs": "required", **certificates.of_client}
+            assert take_a_lock(client_of(app))
+
+
+def test_the_nodes_of_a_cluster_speak_it_too(tmp_path, certificates):
+    with tls_cluster(tmp_path, certificates) as port:
+        assert take_a_lock(connect(f"rediss+cluster://localhost:{port}", certificates.of_client))
+        with pytest.raises(LockUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+            take_a_lock(connect(f"rediss+cluster://localhost:{port}", {}))
 
 
 @pytest.fixture
