@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import LockConfigError
 from .options import resolve_settings
-from .server.connect import command_time, connect, lock_url
+from .server.clients import command_time
+from .server.connect import connect
 from .server.lock_server import LockServer, servers_of
+from .source import Source, source_of
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -27,10 +29,10 @@ def server_of(app: Celery) -> LockServer:
     server = servers.get(os.getpid())
     if server is None:  # two threads may both come here: nothing is open yet, and `setdefault` keeps one server
         inherited = next(iter(servers.values()), None)
-        if inherited is not None:  # the process was forked: a `Lock` made before finds its server by the same client
-            server = LockServer.behind(inherited.client)
-        else:
-            server = LockServer(connect(url_of(app), resolve_settings(settings_of(app)).client_options))
+        # Where the process was forked, a `Lock` made before finds its server by the same client.
+        server = (
+            LockServer(client_of(app), keyprefix_of(app)) if inherited is None else LockServer.behind(inherited.client)
+        )
         server = servers.setdefault(os.getpid(), server)
     return server
 
@@ -83,14 +85,34 @@ def _configured(app: Celery, name: str) -> bool:
     return bool(enabled)
 
 
-def url_of(app: Celery) -> str:
-    """The URL of the app's lock server: `redislock_url`, else the broker's, else the result backend's.
+def client_of(app: Celery) -> Any:
+    """A new client of the app's lock server, which opens its first connection with its first command.
 
     Raises:
-        LockConfigError: None of them is a Redis that can be used.
+        LockConfigError: No setting names a server, or the one that they name cannot be used.
     """
-    configured = app.conf.get("redislock_url")
-    return lock_url(configured, app.conf.broker_write_url, app.conf.result_backend)
+    return _client(*_address_of(app))
+
+
+def keyprefix_of(app: Celery) -> str:
+    """What precedes all names on the app's lock server: the `global_keyprefix` of the broker or the result backend.
+
+    Where there is no lock server there is none: the locks may be switched off.
+    """
+    try:
+        return source_of(app.conf).keyprefix
+    except LockConfigError:
+        return ""
+
+
+def _address_of(app: Celery) -> tuple[Source, dict[str, Any]]:
+    """The source of the lock server's address, and all options of its client: the user's own win over Celery's."""
+    source = source_of(app.conf)
+    return source, {**source.options, **resolve_settings(settings_of(app)).client_options}
+
+
+def _client(source: Source, options: dict[str, Any]) -> Any:
+    return connect(source.url, options, source.setting)
 
 
 def command_time_of(app: Celery) -> float:
@@ -102,11 +124,11 @@ def command_time_of(app: Celery) -> float:
     Raises:
         LockConfigError: There is no lock server, or redis-py refuses its URL or an option. No connection is opened.
     """
-    url, options = url_of(app), dict(resolve_settings(settings_of(app)).client_options)
+    address = _address_of(app)
     known = vars(app).get(_COMMAND_TIME)
-    if known is None or known[:2] != (url, options):
-        known = vars(app)[_COMMAND_TIME] = (url, options, command_time(connect(url, options)))
-    return float(known[2])
+    if known is None or known[0] != address:
+        known = vars(app)[_COMMAND_TIME] = (address, command_time(_client(*address)))
+    return float(known[1])
 
 
 def check_lease(task: str, name: str, lease: float, command_time: float) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, overload
 
 from celery import _state, current_app
 
-from .app import check_lease, is_enabled, server_of, settings_of
+from .app import check_lease, is_enabled, keyprefix_of, server_of, settings_of
 from .errors import LockConfigError
 from .keys.maker import KeyMaker
 from .keys.template import parse_template
@@ -192,7 +192,7 @@ class _Settings(NamedTuple):
         limit = check_limit(what, options.limit, fence=options.fence)
         if settings.enabled:
             check_lease(what, name_of("lease", own, app_wide, ""), options.lease, server_of(app).command_time)
-        return cls(app, settings.prefix, options, 0.0 if at_once else options.block_for, limit)
+        return cls(app, keyprefix_of(app) + settings.prefix, options, 0.0 if at_once else options.block_for, limit)
 
     def lock(self, name: str) -> Lock:
         return LockInRequests(

@@ -142,17 +142,17 @@ class LockSettings:
     """The settings of one app, checked. The table of docs/options.md is made of these texts."""
 
     url: str | None
-    """Where the locks are: ``redis://``, ``rediss://`` or ``unix://``. By default the broker's URL, if that is Redis,
-    else the result backend's. Only the URL is taken over, of a list the first: what ``broker_use_ssl`` says belongs
-    into `redislock_client_options` too. The server must not evict keys. A worker tries it out at its start, and its
-    log says what is wrong with it."""
+    """Where the locks are: one Redis or Valkey, Sentinels or a Cluster; docs/topologies.md has an example of each. By
+    default the broker, if that is Redis, else the result backend, with what Celery's own settings say of it. The
+    server must not evict keys. A worker tries it out at its start, and its log says what is wrong with it."""
 
     client_options: Mapping[str, Any]
-    """For the redis-py client, such as ``socket_timeout`` (2.0), ``socket_connect_timeout`` (1.0), and ``password``, if
-    it is not in the URL. ``celery report``, ``inspect conf`` and Flower show neither this nor `redislock_url`."""
+    """For the redis-py client, such as ``socket_timeout`` (2.0), ``socket_connect_timeout`` (1.0), ``ssl_ca_certs``,
+    and ``password``, if it is not in the URL; ``master_name`` and ``sentinel_kwargs`` of Sentinels. ``celery report``,
+    ``inspect conf`` and Flower show no password in it, and not `redislock_url`."""
 
     prefix: str
-    """What every key begins with."""
+    """What every key begins with; behind the broker's ``global_keyprefix``, where the locks are there."""
 
     enabled: bool
     """``False`` makes every lock a no-op, for tests. It may change at any time, and counts for what begins then."""

@@ -8,6 +8,7 @@ from typing import Any
 from redis.cluster import RedisCluster
 from redis.exceptions import RedisClusterException, RedisError
 
+from .cluster_client import ClusterClient
 from .lines import Late
 from .outage import Outage
 from .scripts import Command, evaluate
@@ -22,7 +23,7 @@ class ClusterStore(LockStore):
     key when it is sent again, and the lock counts as lost.
     """
 
-    def __init__(self, client: RedisCluster, outage: Outage | None = None) -> None:
+    def __init__(self, client: RedisCluster | ClusterClient, outage: Outage | None = None) -> None:
         self.outage = outage or Outage()
         self.known = set()
         self._cluster = client
@@ -31,7 +32,7 @@ class ClusterStore(LockStore):
         """As `LockStore.renew`, in one round trip for each slot."""
         by_slot: dict[int, list[tuple[str, Token, float]]] = {}
         for lock in locks:
-            by_slot.setdefault(self._cluster.keyslot(lock[0]), []).append(lock)  # type: ignore[no-untyped-call]
+            by_slot.setdefault(self._cluster.keyslot(lock[0]), []).append(lock)
         renewed: dict[tuple[str, Token, float], bool] = {}
         for of_slot in by_slot.values():
             renewed |= zip(of_slot, super().renew(of_slot), strict=True)

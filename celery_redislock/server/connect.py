@@ -2,86 +2,47 @@
 
 from __future__ import annotations
 
-import copy
-import functools
-import re
-from collections.abc import Mapping
+import ssl
+from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
 
 import redis
+from kombu.utils.imports import symbol_by_name
 from redis.backoff import NoBackoff
-from redis.connection import parse_url
 from redis.retry import Retry
-from redis.sentinel import Sentinel, SentinelConnectionPool
+from redis.sentinel import (
+    Sentinel,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
 
 from celery_redislock.errors import LockConfigError, describe
 
-#: redis-py's own defaults differ by constructor, up to 58 s for one command to a silent server.
-DEFAULTS: Mapping[str, Any] = {"socket_timeout": 2.0, "socket_connect_timeout": 1.0, "max_connections": 50}
-#: Options that users cannot set. The store resends by itself, so that it knows when an answer is ambiguous, and it
-#: reads bytes. With RESP2, redis-py keeps a reply whole where an exception interrupts its reading. Publishers and
-#: workers must encode a key alike.
-_FIXED: Mapping[str, Any] = {
-    "decode_responses": False,
-    "encoding": "utf-8",
-    "protocol": 2,
-    "retry_on_error": (),
-    "retry_on_timeout": False,
+from . import urls
+from .clients import DEFAULTS, FIXED, command_time, derive, whole
+from .cluster_client import ClusterClient
+from .urls import Address, Kind
+
+#: The setting with the other options of a server, such as the name of a primary, by the setting that has its URL.
+OPTIONS_SETTINGS = {
+    "redislock_url": "redislock_client_options",
+    "broker_url": "broker_transport_options",
+    "result_backend": "result_backend_transport_options",
 }
-_NOT_FOR_USERS = frozenset({*_FIXED, "retry", "single_connection_client", "connection_pool"})
-_SCHEMES = frozenset({"redis", "rediss", "unix", "redis+socket"})
+_NOT_FOR_USERS = frozenset({*FIXED, "retry", "single_connection_client", "connection_pool", "connection_pool_class"})
 
 
-def lock_url(configured: str | None, broker: Any, result_backend: Any) -> str:
-    """The URL of the lock server: the configured one, else the broker's, else the result backend's.
-
-    Args:
-        configured: `redislock_url`.
-        broker: In any form that Celery takes: a URL, several with ``;`` between them, a list of them.
-        result_backend: In any of these forms; a value that is no URL counts as no Redis.
-
-    Raises:
-        LockConfigError: None of them is a Redis that this version can use.
-    """
-    if configured is not None:
-        return _redis_py_url(configured)
-    for urls in (broker, result_backend):
-        one = urls[0] if isinstance(urls, list | tuple) and urls else urls
-        first = one.split(";")[0] if isinstance(one, str) else ""
-        if first.split(":", 1)[0] in _SCHEMES:
-            return _redis_py_url(first)
-    raise LockConfigError(
-        "neither the broker nor the result backend is a Redis, so there is no server for the locks: set "
-        'redislock_url, for instance "redis://localhost:6379/0"'
-    )
-
-
-def _redis_py_url(url: str) -> str:
-    """`url` as redis-py spells it: kombu's ``redis+socket://`` is its ``unix://``, ``CERT_NONE`` its ``none``."""
-    scheme, separator, _ = url.partition("://")
-    if not separator or scheme not in _SCHEMES:
-        shown = f"the scheme {scheme!r}" if separator and scheme.replace("+", "").isalnum() else "no scheme"
-        raise LockConfigError(
-            f"redislock_url has {shown} and cannot be used; allowed: redis://, rediss://, unix:// and redis+socket:// "
-            "URLs"
-        )
-    if scheme != "redis+socket":
-        return re.sub(r"(?<=ssl_cert_reqs=)CERT_\w+", lambda m: m[0].removeprefix("CERT_").lower(), url)
-    parts = urlsplit(url)
-    database = parse_qs(parts.query).get("virtual_host", ["0"])[0].strip("/")
-    credentials, _, _ = parts.netloc.rpartition("@")
-    return f"unix://{credentials + '@' if credentials else ''}{unquote(parts.path)}?db={database}"
-
-
-def connect(url: str, options: Mapping[str, Any]) -> redis.Redis:
+def connect(url: str, options: Mapping[str, Any], setting: str = "redislock_url") -> Any:
     """A client for `url`, which opens its first connection with its first command.
 
-    Where no connection is free, the client's pool makes a caller wait; redis-py's default pool would raise.
+    It is redis-py's own, but for a Cluster a `ClusterClient`. Where no connection is free, the client's pool makes a
+    caller wait; redis-py's default pool would raise.
 
     Args:
-        url: From `lock_url`.
-        options: `redislock_client_options`.
+        url: In one of the forms that `urls.read` knows.
+        options: `redislock_client_options`, and others that belong to the URL.
+        setting: Where the URL was set, for error messages.
 
     Raises:
         LockConfigError: redis-py cannot make a client of `url` and `options`, or a time-out is missing.
@@ -90,149 +51,129 @@ def connect(url: str, options: Mapping[str, Any]) -> redis.Redis:
     if ours:
         raise LockConfigError(f"redislock_client_options: {', '.join(ours)} cannot be set: celery-redislock sets them")
     try:
-        pool = redis.BlockingConnectionPool(**_pool_options(url, options))  # type: ignore[no-untyped-call]
-        pool.connection_class(**pool.connection_kwargs)  # only shows what redis-py refuses
+        where = urls.read(url, setting)
+        return _MAKERS[where.kind](where, _options(where, options))
     except ValueError:  # its text may show a part of the URL
         raise LockConfigError(
-            "redislock_url or redislock_client_options cannot be parsed (not shown: they may hold a password)"
+            f"{setting} or redislock_client_options cannot be parsed (not shown: they may hold a password)"
         ) from None
     except (TypeError, redis.RedisError) as error:
         raise LockConfigError(
-            f"no Redis client can be made of redislock_url and redislock_client_options: {describe(error)}"
+            f"no Redis client can be made of {setting} and redislock_client_options: {describe(error)}"
         ) from None
+
+
+def _options(where: Address, options: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of a connection: those in the URL win over those of the user, as in redis-py's `from_url`.
+
+    All must be there when the pool is made: redis-py 8 prepares a pool for RESP3 or for RESP2 only then.
+    """
+    both = {"connection_class": redis.Connection, **DEFAULTS, **options, **where.options}
+    both["connection_class"] = options.get("connection_class", both["connection_class"])
+    if both.pop("ssl", False) and both["connection_class"] is redis.Connection:
+        both["connection_class"] = redis.SSLConnection
+    return {**_with_checks(_with_provider(both)), **FIXED}
+
+
+def _with_checks(options: dict[str, Any]) -> dict[str, Any]:
+    """`options` with ``ssl_cert_reqs`` as redis-py spells it: Celery takes ``ssl.CERT_NONE``, and its name."""
+    if "ssl_cert_reqs" not in options:
+        return options  # redis-py checks the certificate and the name in it
+    given = options["ssl_cert_reqs"]
+    name = given.name if isinstance(given, ssl.VerifyMode) else str(given or "none")
+    return {**options, "ssl_cert_reqs": name.removeprefix("CERT_").lower()}
+
+
+def _with_provider(options: dict[str, Any]) -> dict[str, Any]:
+    """`options` with an instance of the credential provider, of which Celery also takes the name, and no password."""
+    provider = options.get("credential_provider")
+    if provider is None:
+        return options
+    if isinstance(provider, str):
+        try:
+            provider = symbol_by_name(provider)()
+        except (ImportError, AttributeError, ValueError) as error:
+            raise LockConfigError(f"the credential provider of the lock server: {describe(error)}") from None
+    return {**options, "credential_provider": provider, "username": None, "password": None}
+
+
+def _single(_: Address, options: dict[str, Any]) -> redis.Redis:
+    kind = whole(options.pop("connection_class"))
+    retry = Retry(NoBackoff(), 0)
+    pool = redis.BlockingConnectionPool(**options, connection_class=kind, retry=retry)  # type: ignore[no-untyped-call]
+    _show_what_is_refused(pool)
     client = redis.Redis(connection_pool=pool)
     pool.timeout = command_time(client)
     return client
 
 
-def _pool_options(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with which redis-py's `from_url` makes a pool, but `_FIXED` wins over options in the URL.
-
-    All options must be there when the pool is made: redis-py 8 prepares a pool for RESP3 or for RESP2 only then.
-    """
-    from_url = parse_url(url)  # type: ignore[no-untyped-call]
-    both = {"connection_class": redis.Connection, **DEFAULTS, **options, **from_url}
-    if url.startswith("rediss:") and both.get("ssl_cert_reqs", "required") != "none":
-        both.setdefault("ssl_check_hostname", True)  # redis-py before 6 leaves it off
-    kind = options.get("connection_class", both["connection_class"])
-    return {**both, **_FIXED, "connection_class": _whole(kind), "retry": Retry(NoBackoff(), 0)}
-
-
-def derive(client: redis.Redis, max_connections: int = 50) -> redis.Redis:
-    """A new client for the server of `client`, whatever the retries, encoding and protocol of `client`.
-
-    Args:
-        client: Any redis-py client with a connection pool; also that of a Sentinel.
-        max_connections: The most connections of the new client; the maximum of `client` counts too.
-    """
-    pool = client.connection_pool
-    options = {name: value for name, value in pool.connection_kwargs.items() if not _OF_POOL(name)}
-    for name in ("socket_timeout", "socket_connect_timeout"):  # without them a silent server would hang the caller
-        options[name] = options.get(name) or DEFAULTS[name]
-    options |= {
-        **_FIXED,
-        "retry": Retry(NoBackoff(), 0),
-        "max_connections": min(pool.max_connections, max_connections),
-    }
-    kind: type[redis.ConnectionPool]
-    if isinstance(pool, SentinelConnectionPool):
-        kind = _SentinelPool
-        options |= {name: getattr(pool, name) for name in ("service_name", "is_master")}
-        options["sentinel_manager"] = _without_retries(pool.sentinel_manager)
-    else:
-        kind = redis.BlockingConnectionPool
-        options["timeout"] = options["socket_timeout"] + options["socket_connect_timeout"]
-    return redis.Redis(connection_pool=_discreet(kind)(connection_class=_whole(pool.connection_class), **options))
+def _behind_sentinels(where: Address, options: dict[str, Any]) -> redis.Redis:
+    name = options.pop("master_name", None)
+    if not name:
+        raise LockConfigError(
+            f'{where.setting} names Sentinels, but not their primary: set master_name, for instance "mymaster", in '
+            + OPTIONS_SETTINGS[where.setting]
+        )
+    is_tls = issubclass(options.pop("connection_class"), redis.SSLConnection)
+    of_sentinels = {each: options[each] for each in ("socket_timeout", "socket_connect_timeout")}
+    sentinels = Sentinel(
+        where.nodes,
+        options.pop("min_other_sentinels", 0),
+        {**of_sentinels, **options.pop("sentinel_kwargs", {})},
+    )  # type: ignore[no-untyped-call]
+    kind = SentinelManagedSSLConnection if is_tls else SentinelManagedConnection
+    client = sentinels.master_for(name, connection_class=kind, **options)  # type: ignore[no-untyped-call]
+    _show_what_is_refused(client.connection_pool)
+    command_time(client)
+    return derive(client, options["max_connections"])
 
 
-def address(client: redis.Redis) -> str:
+def _of_cluster(where: Address, options: dict[str, Any]) -> ClusterClient:
+    kind = options["connection_class"] = whole(options["connection_class"])
+    kind(**{name: value for name, value in options.items() if name not in {"connection_class", "max_connections"}})
+    time_for_a_connection = command_time(ClusterClient(where.nodes, options))
+    return ClusterClient(where.nodes, {**options, "timeout": time_for_a_connection})
+
+
+_MAKERS: Mapping[Kind, Callable[[Address, dict[str, Any]], redis.Redis | ClusterClient]] = {
+    "standalone": _single,
+    "sentinel": _behind_sentinels,
+    "cluster": _of_cluster,
+}
+
+
+def _show_what_is_refused(pool: redis.ConnectionPool) -> None:
+    """Make a connection, which is not opened; redis-py refuses an option that it does not know only then."""
+    pool.connection_class(**pool.connection_kwargs)
+
+
+def address(client: redis.Redis | ClusterClient) -> str:
     """The address of the server of a client from `connect`, as a URL without password, for people.
 
     It is made of what redis-py has parsed: in a URL that is slightly wrong, any part may be the password.
     """
-    pool = client.connection_pool
-    options = pool.connection_kwargs
+    options = client.options if isinstance(client, ClusterClient) else client.connection_pool.connection_kwargs
     user, db = f"{options['username']}@" if options.get("username") else "", options.get("db") or 0
+    if isinstance(client, ClusterClient):
+        is_tls = issubclass(client.options["connection_class"], redis.SSLConnection)
+        return f"{'rediss' if is_tls else 'redis'}+cluster://{user}{client.shown}"
+    pool = client.connection_pool
+    if isinstance(pool, SentinelConnectionPool):
+        asked = [one.connection_pool.connection_kwargs for one in pool.sentinel_manager.sentinels]
+        hosts = ",".join(f"{one['host']}:{one['port']}" for one in asked)
+        return f"sentinel://{user}{hosts}/{db}?master_name={pool.service_name}"
     if options.get("path"):
         return f"unix://{user}{options['path']}?db={db}"
     scheme = "rediss" if issubclass(pool.connection_class, redis.SSLConnection) else "redis"
     return f"{scheme}://{user}{options.get('host') or 'localhost'}:{options.get('port') or 6379}/{db}"
 
 
-class _Whole:
-    """Mixed into a connection class: closes a connection whose opening a time limit or a shutdown interrupts.
-
-    redis-py returns a half opened connection to its pool, perhaps not logged in, or still in database 0.
-    """
-
-    def connect(self) -> None:
-        connection: Any = super()
-        try:
-            connection.connect()
-        except BaseException:
-            connection.disconnect()
-            raise
-
-
-@functools.cache
-def _whole(kind: type[Any]) -> type[Any]:
-    return kind if issubclass(kind, _Whole) else type(kind.__name__, (_Whole, kind), {})
-
-
-class _Discreet:
-    """Mixed into a pool class: hides the password that redis-py 6.4 and 7.0 show when a Sentinel knows no master."""
-
-    def __repr__(self) -> str:
-        pool: Any = self
-        options = pool.connection_kwargs
-        return f"<{type(self).__name__} {options.get('path') or options.get('host')}:{options.get('port')}>"
-
-
-@functools.cache
-def _discreet(kind: type[Any]) -> type[Any]:
-    return type(kind.__name__, (_Discreet, kind), {})
-
-
-class _SentinelPool(SentinelConnectionPool):
-    """A Sentinel's pool that counts its connections right.
-
-    Before redis-py 8.1, each connection to a former primary, and each that failed, took a place of the pool.
-    """
-
-    def owns_connection(self, connection: Any) -> bool:
-        if not super().owns_connection(connection):  # type: ignore[no-untyped-call]
-            connection.disconnect()
-        return bool(connection.pid == self.pid)
-
-
-def _without_retries(sentinels: Sentinel) -> Sentinel:
-    """A copy of `sentinels` that asks each Sentinel once. redis-py 8 asks a silent one eleven times before the next."""
-    ours = copy.copy(sentinels)
-    ours.sentinels = [derive(sentinel) for sentinel in sentinels.sentinels]
-    return ours
-
-
-#: Matches the options that a redis-py pool puts among those of its connections for its own use.
-_OF_POOL = re.compile("maint_|oss_|orig_|himport_|cache|event_dispatcher$|connection_pool$").match
-
-
-def command_time(client: redis.Redis) -> float:
-    """The longest that one command of `client` may take until it fails, in seconds: connecting and reading.
-
-    Before it connects, a Sentinel's client asks one Sentinel after the other.
-
-    Raises:
-        LockConfigError: A time-out is not a number of seconds.
-    """
-    total = 0.0
-    for name in ("socket_connect_timeout", "socket_timeout"):
-        value = client.connection_pool.connection_kwargs[name]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise LockConfigError(
-                f"redislock_client_options: {name} = {value!r} is not allowed; allowed: seconds greater than 0: "
-                "without a time-out a silent server would hang every task"
-            )
-        total += value
+def disconnect(client: redis.Redis | ClusterClient) -> None:
+    """Close the connections of a client from `connect`."""
+    if isinstance(client, ClusterClient):
+        client.close()
+        return
+    client.connection_pool.disconnect()
     if isinstance(client.connection_pool, SentinelConnectionPool):
-        total += sum(command_time(sentinel) for sentinel in client.connection_pool.sentinel_manager.sentinels)
-    return total
+        for sentinel in client.connection_pool.sentinel_manager.sentinels:
+            sentinel.connection_pool.disconnect()

@@ -107,7 +107,6 @@ class Listener:
             self._said = True
             logger.warning(
                 "the lock server does not let this process subscribe to %s: %s; whoever waits for a lock here looks "
-                "every second: give the user of the server the right to the channels redislock:room:*",
-                self._channel,
-                describe(error),
+                "every second: give the user of the server the right to the channels %s:*",
+                *(self._channel, describe(error), self._channel.rpartition(":")[0]),
             )

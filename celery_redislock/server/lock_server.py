@@ -17,8 +17,9 @@ from celery_redislock.errors import LockConfigError, LockUnavailable
 from celery_redislock.info import LockInfo
 
 from .answers import Conflict, Granted
+from .clients import command_time, derive
 from .cluster import ClusterStore
-from .connect import command_time, derive
+from .cluster_client import ClusterClient
 from .event_loop import running_loop
 from .held import HeldLock
 from .keeper import Keeper
@@ -39,16 +40,16 @@ class LockServer:
     """A store for the threads of this process, a keeper and a room, each with its own connections.
 
     Args:
-        client: A client from `connect` or `derive`; or the user's client of a Cluster, which all of them share.
+        client: A client from `connect` or `derive`; or the user's client of a Cluster. All of them share a Cluster's.
+        keyprefix: What precedes the names of channels on that server; the keys' names come with it.
     """
 
-    def __init__(self, client: redis.Redis | RedisCluster) -> None:
+    def __init__(self, client: redis.Redis | RedisCluster | ClusterClient, keyprefix: str = "") -> None:
         self.client = client
+        self.keyprefix = keyprefix
         self.store = self._store()
-        self.command_time = CLUSTER_COMMAND_TIME
-        if not isinstance(client, RedisCluster):
-            self.command_time = command_time(client)
-            servers_of(client.connection_pool)[os.getpid()] = self
+        self.command_time = CLUSTER_COMMAND_TIME if isinstance(client, RedisCluster) else command_time(client)
+        servers_of(getattr(client, "connection_pool", client)).setdefault(os.getpid(), self)
         self.keeper = Keeper(self._store(self.store.outage), self.command_time, self.store)
 
     @property
@@ -56,8 +57,8 @@ class LockServer:
         """Where those of this process wait for a key of this server."""
         room: Room | None = vars(self).get("_room")
         if room is None:  # two threads may both come here: nothing is open yet, and `setdefault` keeps one room
-            listens = self.client if isinstance(self.client, RedisCluster) else derive(self.client, 1)
-            room = vars(self).setdefault("_room", Room(self._store(self.store.outage), listens))
+            listens = derive(self.client, 1) if isinstance(self.client, redis.Redis) else self.client
+            room = vars(self).setdefault("_room", Room(self._store(self.store.outage), listens, self.keyprefix))
         return room
 
     def stop(self) -> None:
@@ -68,9 +69,9 @@ class LockServer:
 
     def _store(self, outage: Outage | None = None) -> LockStore:
         """A store; where it shares the `Outage` of another, it has one connection, which nobody else uses."""
-        if isinstance(self.client, RedisCluster):
-            return ClusterStore(self.client, outage)
-        return LockStore(self.client if outage is None else derive(self.client, 1), outage)
+        if isinstance(self.client, redis.Redis):
+            return LockStore(self.client if outage is None else derive(self.client, 1), outage)
+        return ClusterStore(self.client, outage)
 
     @classmethod
     def behind(cls, client: Any) -> LockServer:
@@ -79,7 +80,9 @@ class LockServer:
         servers = servers_of(pool)
         server = servers.get(os.getpid())
         if server is None:
-            server = servers.setdefault(os.getpid(), cls(client if pool is client else derive(client)))
+            keyprefix = next((one.keyprefix for one in servers.values()), "")  # of the server before a fork
+            server = cls(client if pool is client else derive(client), keyprefix)
+            server = servers.setdefault(os.getpid(), server)
             weakref.finalize(pool, server.stop).atexit = False
         return server
 

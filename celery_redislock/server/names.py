@@ -100,10 +100,12 @@ def redis_key(prefix: str, name: str) -> str:
     return f"{prefix}:{{{name}}}"
 
 
-def channel_of(room: str) -> str:
-    """The channel of a room; `room` is the nonce of its token.
+def channel_of(room: str, keyprefix: str = "") -> str:
+    """The channel of a room; `room` is the nonce of its token, and `keyprefix` precedes all names on its server.
+
+    lua/prelude.lua makes the same.
 
     A message is ``offer <line>``, where the key is offered to the room for who waits in that line, which `line_of` has
     named; ``soon <line>``, where it is offered to the room before; or ``look <line>``, where it holds another token.
     """
-    return f"redislock:room:{room}"
+    return f"{keyprefix}redislock:room:{room}"

@@ -44,15 +44,16 @@ class Room:
     Args:
         store: A store with a connection that nobody else uses.
         client: The client on a connection of which the room listens.
+        keyprefix: What precedes the name of the room's channel.
 
     Attributes:
         token: What a key holds while it is kept for the room.
     """
 
-    def __init__(self, store: LockStore, client: Any) -> None:
-        self.token = tokens.offer(tokens.mint_nonce(), tokens.origin(socket.gethostname(), None))
+    def __init__(self, store: LockStore, client: Any, keyprefix: str = "") -> None:
+        self.token = tokens.offer(tokens.mint_nonce(), tokens.origin_of_room(socket.gethostname(), keyprefix))
         self._store = store
-        self._listener = Listener(client, channel_of(self.token.nonce), self._heard)
+        self._listener = Listener(client, channel_of(self.token.nonce, keyprefix), self._heard)
         self._queues = Queues()
         self._looks = Looks()
         #: Those who were called and do not ask for their key.

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from redis.cluster import RedisCluster
 from redis.exceptions import NoScriptError
 
+from .cluster_client import ClusterClient
+
 Text = str | bytes
 
 
@@ -46,7 +48,7 @@ class Command(NamedTuple):
     values: tuple[Text, ...]
 
 
-def evaluate(client: RedisCluster, command: Command) -> Any:
+def evaluate(client: RedisCluster | ClusterClient, command: Command) -> Any:
     """Run a script in one round trip; in two where the server does not know it yet."""
     script, keys, values = command
     execute: Callable[..., Any] = client.execute_command

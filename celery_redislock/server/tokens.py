@@ -165,7 +165,7 @@ def offer(nonce: str, origin: str) -> Token:
 
     Args:
         nonce: From `mint_nonce`.
-        origin: The room's host, from `origin`.
+        origin: The room's host and what precedes the name of its channel, from `origin_of_room`.
     """
     return mint(nonce, None, origin, OFFERED)
 
@@ -236,6 +236,11 @@ def origin(hostname: str | None, task: str | None) -> str:
     return f"{NOTHING if hostname is None else escape(hostname)} {escape(task) if task else NOTHING}"
 
 
+def origin_of_room(hostname: str, keyprefix: str) -> str:
+    """The last two fields of a room's token: its host and, behind a `NOTHING`, what precedes its channel's name."""
+    return f"{escape(hostname)} {NOTHING}{escape(keyprefix)}"
+
+
 def _parse(token: Token) -> _Fields:
     """The fields after the nonce; all None where the text was not minted here."""
     head, *fields = token.split(" ")[:_FIELDS]
@@ -247,7 +252,7 @@ def _parse(token: Token) -> _Fields:
             None if attempt == NOTHING else _parse_attempt(attempt),
             datetime.fromtimestamp(int(since) / 1000, UTC),
             None if hostname == NOTHING else _unescape(hostname),
-            None if task == NOTHING else _unescape(task),
+            None if task.startswith(NOTHING) else _unescape(task),
         )
     except (ValueError, TypeError, OverflowError, OSError):
         return _Fields()

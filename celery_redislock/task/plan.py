@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from celery_redislock.app import check_lease, command_time_of, is_enabled, settings_of
+from celery_redislock.app import check_lease, command_time_of, is_enabled, keyprefix_of, settings_of
 from celery_redislock.errors import LockKeyError
 from celery_redislock.keys.maker import KeyMaker, place_of
 from celery_redislock.message.broker import Broker
@@ -54,7 +54,7 @@ class LockPlan:
         self.acts_at_publish = options.scope != "run" or options.hold_on_retry
         self._keys = KeyMaker(task, _signature(body, is_method), options.args, options.key)
         self.waiting_limit = settings.waiting_limit
-        self._prefix = settings.prefix
+        self._prefix = keyprefix_of(app) + settings.prefix
         self._origins: dict[str | None, str] = {}
         self._name_of_lease = name_of("lease", own, app_wide)
         self._server_is_checked = False

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from redis import exceptions
 
+from celery_redislock.app import is_enabled
 from celery_redislock.message.broker import Broker
-from celery_redislock.options import LockSettings
 from celery_redislock.task.locked_task import LockedTask
 
 if TYPE_CHECKING:
@@ -23,12 +23,12 @@ logger = logging.getLogger(__name__)
 FAR_OFF = 5.0
 
 
-def introduce(app: Celery, settings: LockSettings, where: str) -> None:
+def introduce(app: Celery, prefix: str, where: str) -> None:
     """Log one line: which server the tasks of `app` lock on, with which prefix, and for how long.
 
     Args:
         app: The worker's app.
-        settings: The settings of `app`.
+        prefix: With which its keys begin.
         where: The address of the lock server, without a password.
     """
     locked = _locked(app)
@@ -36,7 +36,7 @@ def introduce(app: Celery, settings: LockSettings, where: str) -> None:
         return
     leases = sorted({lease for _, lease in locked})
     spread = f"a lease of {leases[0]:g} s" if len(leases) == 1 else f"leases of {leases[0]:g} to {leases[-1]:g} s"
-    logger.info("%d tasks lock on %s, with the prefix %r and %s", *(len(locked), where, settings.prefix, spread))
+    logger.info("%d tasks lock on %s, with the prefix %r and %s", *(len(locked), where, prefix, spread))
 
 
 def warn_of_early_copies(app: Celery) -> None:
@@ -79,7 +79,7 @@ def _locked(app: Celery) -> Sequence[tuple[LockedTask, float]]:
     """The tasks of `app` that have a lock, and their leases in seconds."""
     tasks = [task for _, task in sorted(app.tasks.items()) if isinstance(task, LockedTask)]
     plans = [(task, task.lock_plan) for task in tasks]
-    return [(task, plan.options.lease) for task, plan in plans if plan is not None and plan.enabled]
+    return [(task, plan.options.lease) for task, plan in plans if plan is not None] if is_enabled(app) else []
 
 
 def _listed(late: Sequence[tuple[str, float]]) -> str:

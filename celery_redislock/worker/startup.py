@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import logging
-import socket
-import ssl
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import redis
 from redis import exceptions
 
-from celery_redislock.app import settings_of, url_of
+from celery_redislock.app import client_of, settings_of
 from celery_redislock.errors import LockUnavailable, describe
 from celery_redislock.options import resolve_settings
 from celery_redislock.server import tokens
-from celery_redislock.server.connect import address, connect
+from celery_redislock.server.cluster import ClusterStore
+from celery_redislock.server.cluster_client import ClusterClient
+from celery_redislock.server.connect import address, disconnect
 from celery_redislock.server.names import redis_key
 from celery_redislock.server.scripts import Command
 from celery_redislock.server.store import LockStore
+from celery_redislock.source import source_of
 
 from . import advice
+from .remedies import remedy_for
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -32,69 +33,6 @@ logger = logging.getLogger(__name__)
 LEASE = 10.0
 
 
-class Remedy(NamedTuple):
-    """What a person can do about an error of the lock server's."""
-
-    errors: tuple[type[BaseException], ...]
-    """The exceptions for which it helps."""
-    level: int
-    """The level of the log line: ERROR where nothing but a person can mend it, WARNING where it may pass by itself."""
-    what: str
-
-
-_REMEDIES = (
-    Remedy(
-        (exceptions.AuthenticationError, exceptions.AuthenticationWrongNumberOfArgsError),
-        logging.ERROR,
-        "check the user and the password in redislock_url or redislock_client_options",
-    ),
-    Remedy(
-        (exceptions.NoPermissionError,),
-        logging.ERROR,
-        "its user lacks rights: it needs the keys that begin with redislock_prefix, and the commands in @scripting, "
-        "@read, @write and @fast",
-    ),
-    Remedy(
-        (exceptions.ReadOnlyError, exceptions.MasterDownError),
-        logging.ERROR,
-        "it is a replica: name its primary in redislock_url",
-    ),
-    Remedy(
-        (exceptions.MovedError, exceptions.ClusterError),
-        logging.ERROR,
-        "it is a node of a Cluster, which redislock_url cannot be",
-    ),
-    Remedy(
-        (exceptions.InvalidResponse,),
-        logging.ERROR,
-        "what answers there is no Redis: check the host and the port in redislock_url",
-    ),
-    Remedy(
-        (ssl.SSLError,), logging.ERROR, "check whether it speaks TLS (rediss://), and the ssl_ options of redislock_url"
-    ),
-    Remedy(
-        (socket.gaierror,), logging.WARNING, "this host name is not known (yet): check redislock_url, and the network"
-    ),
-    Remedy(
-        (ConnectionRefusedError, FileNotFoundError),
-        logging.WARNING,
-        "nothing listens there (yet): check redislock_url, and whether the server runs",
-    ),
-    Remedy(
-        (exceptions.TimeoutError, TimeoutError),
-        logging.WARNING,
-        "it did not answer in time: check redislock_url (rediss:// only if it speaks TLS), the server and the firewall",
-    ),
-    Remedy((exceptions.OutOfMemoryError,), logging.WARNING, "it is full: give it more memory"),
-    Remedy(
-        (exceptions.ConnectionError,),
-        logging.WARNING,
-        "check redislock_url (rediss:// if it speaks TLS), and the server",
-    ),
-)
-_OTHER = Remedy((), logging.ERROR, "check redislock_url, and the server")
-
-
 class _Once(LockStore):
     """A store that sends each command only once and logs no outage: `ask` logs what went wrong, in one line."""
 
@@ -103,31 +41,38 @@ class _Once(LockStore):
         return self._send(command), sent_at, False
 
 
+class _OnceInACluster(_Once, ClusterStore):
+    """The same in a Cluster."""
+
+
 def ask(app: Celery) -> None:
     """Try the lock server of `app`; log one line if tasks cannot use it.
 
     It raises nothing, so that the worker starts in any case. It leaves no connection and no thread, which the pool's
     children would inherit by their fork.
     """
-    where = "of the app"
+    where, names = "of the app", {"url": "redislock_url", "options": "redislock_client_options"}
     try:
         settings = resolve_settings(settings_of(app))
-        client = connect(url_of(app), settings.client_options)
-        where = address(client)
-        advice.introduce(app, settings, where)
+        source, client = source_of(app.conf), client_of(app)
+        where, names = address(client), {"url": source.setting, "options": source.options_setting}
+        prefix = source.keyprefix + settings.prefix
+        advice.introduce(app, prefix, where)
+        store = _OnceInACluster(client) if isinstance(client, ClusterClient) else _Once(client)
         try:
-            _try_out(_Once(client), redis_key(settings.prefix, f"worker start:{tokens.mint_nonce()}"))
+            _try_out(store, redis_key(prefix, f"worker start:{tokens.mint_nonce()}"))
             _warn_of_eviction(client, where)
-            advice.warn_of_server(client, where)
+            if isinstance(client, redis.Redis):  # each node of a Cluster has its own clock and its own time-out
+                advice.warn_of_server(client, where)
         finally:
-            client.connection_pool.disconnect()
+            disconnect(client)
     except Exception as error:  # noqa: BLE001 - whatever is wrong with the server, the worker starts
         cause = error.__cause__ or error if isinstance(error, LockUnavailable) else error
-        remedy = next((one for one in _REMEDIES if any(isinstance(e, one.errors) for e in _chain(cause))), _OTHER)
+        remedy = remedy_for(cause)
         logger.log(
             remedy.level,
             "the lock server %s cannot be used: %s; %s; until then lock_on_outage decides about runs",
-            *(where, describe(cause).rstrip("."), remedy.what),
+            *(where, describe(cause).rstrip("."), remedy.what.format(**names)),
         )
 
 
@@ -140,22 +85,15 @@ def _try_out(store: LockStore, key: str) -> None:
     store.release(key, mine)
 
 
-def _warn_of_eviction(client: redis.Redis, where: str) -> None:
+def _warn_of_eviction(client: redis.Redis | ClusterClient, where: str) -> None:
     try:
-        memory: Any = client.info("memory")
+        memories = client.info("memory") if isinstance(client, ClusterClient) else [client.info("memory")]
     except exceptions.ResponseError:  # the server's user may lack the right to run INFO
         return
-    policy = memory.get("maxmemory_policy", "noeviction")
-    if memory.get("maxmemory") and policy != "noeviction":
+    policies: set[Any] = {one.get("maxmemory_policy", "noeviction") for one in memories if one.get("maxmemory")}
+    for policy in policies - {"noeviction"}:
         logger.warning(
             "the lock server %s evicts keys (maxmemory-policy %s) when it is full: a lock may vanish under its run; "
             "set noeviction, or give the locks a server of their own by redislock_url",
             *(where, policy),
         )
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those that it was raised from: redis-py wraps the errors of the socket."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__

@@ -22,7 +22,7 @@ from kombu.exceptions import SerializerNotInstalled
 
 from celery_redislock import LockUnavailable
 from celery_redislock.options import KEY_OPTIONS, OPTIONS, SETTINGS
-from celery_redislock.server.connect import lock_url
+from celery_redislock.server.connect import connect
 from celery_redislock.server.names import NOTE
 from tests.lab.moving import PAGE, Alarm, make_moving_app, make_step_app
 from tests.lab.servers import free_port, wait_until
@@ -310,7 +310,7 @@ def test_once_in_apply_async_does_nothing_here(moving, start, alarm):
 
 def test_the_url_of_a_socket_is_spelled_otherwise():
     assert parse_url("redis+socket:///path?db=1") == {"unix_socket_path": "/path", "db": 1}
-    ours = redis.Redis.from_url(lock_url("unix:///path?db=1", None, None)).connection_pool.connection_kwargs
+    ours = connect("unix:///path?db=1", {}).connection_pool.connection_kwargs
     assert (ours["path"], ours["db"]) == ("/path", 1)
 
 

@@ -63,6 +63,14 @@ def test_the_users_own_code_reads_what_it_has_set(config):
     assert make_app(config).conf.redislock_url == config.locks
 
 
+def test_the_sentinels_own_password_is_hidden_too():
+    app = Celery(set_as_current=False)
+    options = {"master_name": "mymaster", "sentinel_kwargs": {"password": SECRET}}
+    app.conf.update(redislock_client_options=options, redislock_url=f"sentinel://:{SECRET}@one;sentinel://two")
+    assert "mymaster" in app.conf.humanize()
+    assert SECRET not in app.conf.humanize()
+
+
 def test_in_a_namespace_it_is_hidden_too(config):
     app = Celery(set_as_current=False)
     app.config_from_object({"CELERY_REDISLOCK_URL": config.locks, "CELERY_REDISLOCK_PREFIX": "p"}, namespace="CELERY")

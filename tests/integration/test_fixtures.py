@@ -12,8 +12,9 @@ import redis
 from celery import Celery
 
 from celery_redislock import LockConflict, LockedTask, locked
-from celery_redislock.app import server_of, url_of
+from celery_redislock.app import server_of
 from celery_redislock.fixtures import _redislock_url, redislock_server  # noqa: F401
+from celery_redislock.source import source_of
 from celery_redislock.testing import busy
 from tests.lab.servers import wait_until
 from tests.lab.workers import ROOT
@@ -58,7 +59,7 @@ def test_afterwards_the_apps_own_settings_count_again(shop, request):
     assert shop.conf.redislock_client_options == {}
     _finish(request, "redislock_server")
     assert (shop.conf.redislock_url, shop.conf.redislock_client_options) == before
-    assert url_of(shop) == Settings.CELERY_REDISLOCK_URL
+    assert source_of(shop.conf).url == Settings.CELERY_REDISLOCK_URL
     assert server_of(shop) is own
 
 

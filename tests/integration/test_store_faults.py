@@ -13,7 +13,8 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery_redislock import Lock, LockUnavailable
 from celery_redislock.server import tokens
 from celery_redislock.server.answers import Conflict, Finished, Granted
-from celery_redislock.server.connect import connect, derive
+from celery_redislock.server.clients import derive
+from celery_redislock.server.connect import connect
 from celery_redislock.server.names import keys_of
 from celery_redislock.server.scripts import ACQUIRE, INSPECT, RELEASE, RENEW
 from celery_redislock.server.store import LockStore

@@ -47,11 +47,11 @@ def cluster(folder: Path) -> Iterator[int]:
 
 
 @contextmanager
-def sentinel(folder: Path, name: str) -> Iterator[int]:
-    """The port of a Sentinel that watches one primary, called `name`."""
+def sentinel(folder: Path, name: str, *lines: str) -> Iterator[int]:
+    """The port of a Sentinel that watches one primary, called `name`; with more lines in its configuration."""
     config = folder / "sentinel.conf"
     with _server(folder) as primary:
-        config.write_text(f"sentinel monitor {name} 127.0.0.1 {primary} 1\n")
+        config.write_text("\n".join([f"sentinel monitor {name} 127.0.0.1 {primary} 1", *lines, ""]))
         with _server(folder, str(config), "--sentinel") as port:
             yield port
 
@@ -154,5 +154,7 @@ def _is_down(state: dict[str, object]) -> bool:
 def _answers(client: redis.Redis) -> bool:
     try:
         return bool(client.ping())
+    except redis.AuthenticationError:  # it answers, and wants a password
+        return True
     except redis.ConnectionError:
         return False

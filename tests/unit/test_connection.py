@@ -15,13 +15,23 @@ from celery import Celery
 
 from celery_redislock import LockedTask
 from celery_redislock.errors import LockConfigError
-from celery_redislock.server.connect import command_time, connect, lock_url
+from celery_redislock.server.clients import command_time
+from celery_redislock.server.connect import connect
+from celery_redislock.source import Source, source_of
 
 from .wire import SECRET
 
 
 def client_of(url: str, **options: Any) -> redis.Redis:
-    return connect(lock_url(url, None, None), options)
+    return connect(url, options)
+
+
+def source(configured: Any = None, broker: Any = None, backend: Any = None, **settings: Any) -> Source:
+    """What an app with these settings takes for its lock server."""
+    conf = {"redislock_url": configured, "broker_url": broker, "result_backend": backend, **settings}
+    with Celery("unit", set_as_current=False) as app:
+        app.conf.update({name: value for name, value in conf.items() if value is not None})
+        return source_of(app.conf)
 
 
 def kwargs_of(client: redis.Redis) -> dict[str, Any]:
@@ -49,17 +59,18 @@ def connection_of(client: redis.Redis) -> Any:
         (None, ["redis://one/0", "redis://two/0"], None, "redis://one/0"),
         (None, ["amqp://one//", "redis://two/0"], "redis://backend/0", "redis://backend/0"),
         (None, None, "redis://backend/0", "redis://backend/0"),
-        (None, "redis+socket:///run/r.sock", None, "unix:///run/r.sock?db=0"),
-        (None, "redis+socket:///run/r.sock?virtual_host=3", None, "unix:///run/r.sock?db=3"),
-        (None, "redis+socket:///run/r.sock?virtual_host=/3", None, "unix:///run/r.sock?db=3"),
-        (None, "redis+socket://u:p@/run/r.sock?virtual_host=3", None, "unix://u:p@/run/r.sock?db=3"),
+        (None, "redis+socket:///run/r.sock?virtual_host=3", None, "redis+socket:///run/r.sock?virtual_host=3"),
+        (None, "valkey://broker/3", None, "valkey://broker/3"),
+        (None, "sentinel://one/0;sentinel://two/0", None, "sentinel://one/0;sentinel://two/0"),
+        (None, ["sentinel://one/0", "sentinel://two/0"], None, "sentinel://one/0;sentinel://two/0"),
+        (None, "amqp://broker//", "redis+cluster://one,two", "redis+cluster://one,two"),
     ],
     ids=str,
 )
 def test_the_lock_server_is_the_configured_one_or_the_brokers_or_the_backends(
     configured: str | None, broker: Any, backend: str | None, chosen: str
 ) -> None:
-    assert lock_url(configured, broker, backend) == chosen
+    assert source(configured, broker, backend).url == chosen
 
 
 @pytest.mark.parametrize(
@@ -69,19 +80,18 @@ def test_the_lock_server_is_the_configured_one_or_the_brokers_or_the_backends(
         ("", ""),
         ("amqp://broker//", "rpc://"),
         ("memory://", "db+sqlite:///results"),
-        ("sentinel://one;sentinel://two", None),
-        ("redis+cluster://one", None),
+        ("redis+other://one", None),
     ],
 )
 def test_without_a_redis_of_the_apps_the_remedy_is_named(broker: str | None, backend: str | None) -> None:
     with pytest.raises(LockConfigError, match=r'set redislock_url, for instance "redis://localhost:6379/0"'):
-        lock_url(None, broker, backend)
+        source(None, broker, backend)
 
 
-@pytest.mark.parametrize("url", ["amqp://host", "sentinel://host", "redis+cluster://host", "http://host", "host", "7:"])
+@pytest.mark.parametrize("url", ["amqp://host", "redis+other://host", "http://host", "host", "7:"])
 def test_a_configured_url_of_no_known_scheme_is_refused_with_the_schemes_there_are(url: str) -> None:
-    with pytest.raises(LockConfigError, match=r"allowed: redis://, rediss://, unix:// and redis\+socket:// URLs"):
-        lock_url(url, "redis://broker", None)
+    with pytest.raises(LockConfigError, match=r"allowed: redis://, .*sentinel://, redis\+cluster://, .* URLs"):
+        client_of(url)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +103,9 @@ def test_a_configured_url_of_no_known_scheme_is_refused_with_the_schemes_there_a
         ("rediss://shop:pw@h:6380", {"username": "shop", "password": "pw", "port": 6380}),
         ("unix://shop:pw@/run/r.sock?db=3", {"username": "shop", "password": "pw", "path": "/run/r.sock", "db": 3}),
         ("redis+socket://shop:pw@/run/r.sock?virtual_host=3", {"username": "shop", "password": "pw", "db": 3}),
+        ("redis+socket:///run/r.sock?virtual_host=/3", {"path": "/run/r.sock", "db": 3}),
+        ("redis+socket:///run/r.sock", {"path": "/run/r.sock", "db": 0}),
+        ("valkey://shop:pw@h:6380/3", {"username": "shop", "password": "pw", "host": "h", "port": 6380, "db": 3}),
     ],
 )
 def test_user_password_host_and_database_of_the_url_are_kept(url: str, expected: dict[str, Any]) -> None:
@@ -133,7 +146,8 @@ def test_the_url_cannot_change_what_the_store_relies_on(query: str) -> None:
 WITHOUT_HIREDIS = """
 import sys
 sys.modules["hiredis"] = None  # as where it is not installed
-from celery_redislock.server.connect import connect, derive
+from celery_redislock.server.clients import derive
+from celery_redislock.server.connect import connect
 client = connect(sys.argv[1], {})
 for ours in (client, derive(client)):
     pool = ours.connection_pool
@@ -184,7 +198,7 @@ def test_rediss_verifies_certificate_and_host_by_default() -> None:
 )
 def test_a_brokers_rediss_url_works_as_celery_spells_it(spelled: str, meant: ssl.VerifyMode) -> None:
     """Celery's result backend demands ``ssl_cert_reqs`` in a rediss URL, in its own spelling."""
-    url = lock_url(None, f"rediss://h?ssl_cert_reqs={spelled}", None)
+    url = source(None, f"rediss://h?ssl_cert_reqs={spelled}").url
     assert connection_of(connect(url, {})).cert_reqs == meant
 
 

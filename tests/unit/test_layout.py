@@ -28,6 +28,7 @@ ROOMS = [
     ("keys",),
     ("server",),
     ("lock",),
+    ("source",),
     ("app",),
     ("message",),
     ("task",),

@@ -49,11 +49,18 @@ local function limit_of(room)
   return tonumber(string.match(room, ' (%d+)$') or 1)
 end
 
+-- The channel on which a room hears hints. The last field of its token is "*" and what precedes its channel's name.
+local function channel_of(room)
+  local prefix = string.match(room, '^%S+ %S+ %S+ %S+ %*(%S*)') or ''
+  prefix = string.gsub(prefix, '%%(%x%x)', function(hex) return string.char(tonumber(hex, 16)) end)
+  return prefix .. 'redislock:room:' .. string.sub(room, 2, OWNER_LENGTH)
+end
+
 -- Send a hint about the key `lock` to a room. Returns how many hear it, or an error where the user of the server has no
 -- right to the channel. No script fails for that, and all is right without hints, only later.
 local function hint(room, what, lock)
   local message = what .. ' ' .. limit_of(room) .. ' ' .. lock
-  return redis.pcall('PUBLISH', 'redislock:room:' .. string.sub(room, 2, OWNER_LENGTH), message)
+  return redis.pcall('PUBLISH', channel_of(room), message)
 end
 
 -- A lock with a limit has that many slots, and each holder has one. The first slot is the lock's own key; the names of

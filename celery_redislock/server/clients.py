@@ -1,0 +1,153 @@
+"""What all redis-py clients of ours have: no retries, time-outs, and connections that are whole."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from redis.sentinel import Sentinel, SentinelConnectionPool
+
+from celery_redislock.errors import LockConfigError
+
+from .cluster_client import ClusterClient
+
+#: redis-py's own defaults differ by constructor, up to 58 s for one command to a silent server.
+DEFAULTS: Mapping[str, Any] = {"socket_timeout": 2.0, "socket_connect_timeout": 1.0, "max_connections": 50}
+#: Options that users cannot set. The store resends by itself, so that it knows when an answer is ambiguous, and it
+#: reads bytes. With RESP2, redis-py keeps a reply whole where an exception interrupts its reading. Publishers and
+#: workers must encode a key alike.
+FIXED: Mapping[str, Any] = {
+    "decode_responses": False,
+    "encoding": "utf-8",
+    "protocol": 2,
+    "retry_on_error": (),
+    "retry_on_timeout": False,
+}
+
+
+def derive(client: redis.Redis, max_connections: int = 50) -> redis.Redis:
+    """A new client for the server of `client`, whatever the retries, encoding and protocol of `client`.
+
+    Args:
+        client: Any redis-py client with a connection pool; also that of a Sentinel.
+        max_connections: The most connections of the new client; the maximum of `client` counts too.
+    """
+    pool = client.connection_pool
+    options = {name: value for name, value in pool.connection_kwargs.items() if not _OF_POOL(name)}
+    for name in ("socket_timeout", "socket_connect_timeout"):  # without them a silent server would hang the caller
+        options[name] = options.get(name) or DEFAULTS[name]
+    options |= {
+        **FIXED,
+        "retry": Retry(NoBackoff(), 0),
+        "max_connections": min(pool.max_connections, max_connections),
+    }
+    options["timeout"] = options["socket_timeout"] + options["socket_connect_timeout"]
+    kind: type[redis.ConnectionPool] = redis.BlockingConnectionPool
+    if isinstance(pool, SentinelConnectionPool):
+        kind = _SentinelPool
+        options |= {name: getattr(pool, name) for name in ("service_name", "is_master")}
+        options["sentinel_manager"] = _without_retries(pool.sentinel_manager)
+    return redis.Redis(connection_pool=_discreet(kind)(connection_class=whole(pool.connection_class), **options))
+
+
+class _Whole:
+    """Mixed into a connection class: closes a connection whose opening a time limit or a shutdown interrupts.
+
+    redis-py returns a half opened connection to its pool, perhaps not logged in, or still in database 0.
+    """
+
+    def connect(self) -> None:
+        connection: Any = super()
+        try:
+            connection.connect()
+        except BaseException:
+            connection.disconnect()
+            raise
+
+
+@functools.cache
+def whole(kind: type[Any]) -> type[Any]:
+    """A connection class like `kind`, whose connections are open or closed, and never half open."""
+    return kind if issubclass(kind, _Whole) else type(kind.__name__, (_Whole, kind), {})
+
+
+class _Discreet:
+    """Mixed into a pool class: hides the password that redis-py 6.4 and 7.0 show when a Sentinel knows no master."""
+
+    def __repr__(self) -> str:
+        pool: Any = self
+        options = pool.connection_kwargs
+        return f"<{type(self).__name__} {options.get('path') or options.get('host')}:{options.get('port')}>"
+
+
+@functools.cache
+def _discreet(kind: type[Any]) -> type[Any]:
+    return type(kind.__name__, (_Discreet, kind), {})
+
+
+class _SentinelPool(SentinelConnectionPool, redis.BlockingConnectionPool):
+    """A Sentinel's pool that lets its callers wait for a connection, and counts its connections right.
+
+    Before redis-py 8.1, each connection to a former primary, and each that failed, took a place of the pool.
+    """
+
+    def owns_connection(self, connection: Any) -> bool:
+        if not super().owns_connection(connection):  # type: ignore[no-untyped-call]
+            connection.disconnect()
+        return bool(connection.pid == self.pid)
+
+    def disconnect(self, inuse_connections: bool = True) -> None:
+        """Close the connections; the Sentinels' part of the pool asks for those that nobody uses, when the primary is
+        another. Before redis-py 7, a pool that lets callers wait knows no such choice.
+        """
+        pool: Any = self
+        for connection in [*(pool._connections if inuse_connections else pool.pool.queue)]:
+            if connection is not None:  # a free place
+                connection.disconnect()
+
+
+def _without_retries(sentinels: Sentinel) -> Sentinel:
+    """A copy of `sentinels` that asks each Sentinel once. redis-py 8 asks a silent one eleven times before the next."""
+    ours = copy.copy(sentinels)
+    ours.sentinels = [derive(sentinel) for sentinel in sentinels.sentinels]
+    return ours
+
+
+#: Matches the options that a redis-py pool puts among those of its connections for its own use.
+_OF_POOL = re.compile("maint_|oss_|orig_|himport_|cache|event_dispatcher$|connection_pool$").match
+
+
+def command_time(client: redis.Redis | ClusterClient) -> float:
+    """The longest that one command of `client` may take until it fails, in seconds: connecting and reading.
+
+    Before it connects, a Sentinel's client asks one Sentinel after the other. A Cluster's client asks one node after
+    the other where the slots are when a command has failed.
+
+    Raises:
+        LockConfigError: A time-out is not a number of seconds.
+    """
+    if isinstance(client, ClusterClient):
+        return _time_outs(client.options) * (1 + len(client.nodes))
+    total = _time_outs(client.connection_pool.connection_kwargs)
+    if isinstance(client.connection_pool, SentinelConnectionPool):
+        total += sum(command_time(sentinel) for sentinel in client.connection_pool.sentinel_manager.sentinels)
+    return total
+
+
+def _time_outs(options: Mapping[str, Any]) -> float:
+    total = 0.0
+    for name in ("socket_connect_timeout", "socket_timeout"):
+        value = options[name]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            raise LockConfigError(
+                f"redislock_client_options: {name} = {value!r} is not allowed; allowed: seconds greater than 0: "
+                "without a time-out a silent server would hang every task"
+            )
+        total += value
+    return total

@@ -1,0 +1,199 @@
+"""The smallest Redis user: docs/security.md names its rights. They are enough, and none of them is idle."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import count
+
+import pytest
+import redis
+from celery.exceptions import TaskRevokedError
+
+from celery_redislock import Lock, RedisLockError
+from celery_redislock.app import server_of
+from celery_redislock.server import tokens
+from celery_redislock.server.answers import Claim, Note
+from celery_redislock.server.connect import connect, disconnect
+from celery_redislock.server.lock_server import LockServer
+from celery_redislock.server.names import keys_of, limited
+from celery_redislock.server.store import LockStore
+from celery_redislock.server.tokens import Attempt
+from celery_redislock.worker.startup import ask
+from tests.lab.app import make_app
+from tests.lab.servers import wait_until
+from tests.lab.topologies import cluster
+from tests.lab.workers import ROOT, kept
+
+PAGE = (ROOT / "docs" / "security.md").read_text()
+PASSWORD = "a-long-password"  # noqa: S105 - the page's
+#: What a worker asks at its start, to warn of evicted keys and of connections that are closed.
+FOR_WARNINGS = {"config|get", "info"}
+#: As the page has it, after the name of the user.
+RULES = re.search(r"ACL SETUSER locks (.*?)```", PAGE, re.DOTALL)[1].split()
+RIGHTS = [rule for rule in RULES if rule[0] in "+~&"]
+COMMANDS = {right[1:] for right in RIGHTS if right[0] == "+"}
+
+
+@pytest.fixture
+def server(private_locks):
+    """The test's own connection; the page's user is there."""
+    private_locks.client.execute_command("ACL", "SETUSER", "locks", *RULES)
+    return private_locks.client
+
+
+@pytest.fixture
+def config(config, private_locks, server):
+    config.locks = f"unix://locks:{PASSWORD}@{private_locks.socket}?db=0"
+    return config
+
+
+def refused(server):
+    """What the page's user was refused since the last look, but for redis-py's introduction of itself."""
+    entries = [{text(name): text(value) for name, value in entry.items()} for entry in server.acl_log()]
+    server.acl_log_reset()
+    return [entry["object"] for entry in entries if entry["object"] != "client|setinfo"]
+
+
+def text(word):
+    return word.decode() if isinstance(word, bytes) else word
+
+
+def test_its_rights_are_enough_for_workers_and_none_of_them_is_idle(
+    config, server, app, tasks, start_worker, running, ledger, nothing_is_left
+):
+    worker = start_worker(3)
+    assert "lock server" not in worker.output()
+
+    results = [tasks.work.delay("line", number, 0.3) for number in range(3)]
+    running(0)
+    assert tasks.once.delay("skip", "run", 0.5).get(timeout=20) == "run"
+    wait_until(lambda: kept(app) == 0, "nobody waits any more")
+    assert [result.get(timeout=20) for result in results] == [0, 1, 2]
+
+    tasks.once.delay("skip", "first", 0.5)
+    running("first")
+    with pytest.raises(TaskRevokedError, match="duplicate of"):
+        tasks.once.delay("skip", "second").get(timeout=20)
+
+    first = tasks.on_join.delay("join", "joined", "meets another")
+    running("joined")
+    assert tasks.on_join.delay("join", "joins").get(timeout=20) == "joined" == first.get(timeout=20)
+
+    job = tasks.job.delay("job", "job", 0.3)
+    assert tasks.job.delay("job", "not sent").id == job.id
+    assert job.get(timeout=20) == "job"
+    assert tasks.job_again.delay("again", "again", 1).get(timeout=20) == "again"
+    queued = [tasks.queued.delay("queue", "queue", 0.3) for _ in range(3)]
+    assert {result.get(timeout=20) for result in queued} == {"queue"}
+
+    limited = [tasks.three.delay("limit", f"three{number}", 0.3) for number in range(4)]
+    assert len({result.get(timeout=20) for result in limited}) == 4
+
+    for _ in range(2):  # both are one message
+        app.send_task("lab.work", ("copy", "once only", 0.5), task_id="same")
+    wait_until(lambda: "[same]: dropped" in worker.output(), "the copy is dropped")
+
+    with Lock(server_of(app).client, "redislock:{own}", timeout=10, fence=True) as lock:
+        assert lock.owned()
+    server.delete(keys_of("redislock:{own}").fence)  # which stays for a day
+
+    tasks.work.delay("dies", "dies", 60)
+    worker.kill_child(running("dies"))
+    assert tasks.work.delay("dies", "next").get(timeout=20) == "next"
+    nothing_is_left()
+
+    assert set(refused(server)) == FOR_WARNINGS
+    stats = server.info("commandstats")
+    called = {name.removeprefix("cmdstat_") for name in stats}
+    assert COMMANDS - called == set()
+    assert PASSWORD not in worker.output()
+
+
+NUMBERS = count()
+
+
+def use_every_right(store, client):
+    """Takes and gives back locks in all the ways there are; it stops where something is refused."""
+    key = f"redislock:{{{next(NUMBERS)}}}"
+    attempt = Attempt("id", 0, 0)
+    note = keys_of(key).note(attempt)
+    mine, copy = (tokens.mint(tokens.mint_nonce(), attempt, tokens.origin("host", "task")) for _ in range(2))
+    store.acquire(key, mine, 10.0, note, fence=True)
+    store.acquire(key, copy, 10.0, note)
+    store.renew([(key, mine, 10.0)])
+    store.release(key, mine, Note(note, in_any_case=True))
+    store.acquire(key, copy, 10.0, note)
+    store.give_up(key, mine.nonce, is_to_come=True)
+    three = limited(f"{key}3", 3)
+    store.claim(three, mine, 10.0, Claim(copy.nonce, 10.0))
+    store.release(three, mine)
+    held = Lock(client, f"{key}lock", timeout=10)
+    held.acquire()
+    with ThreadPoolExecutor(1) as threads:
+        waits = Lock(client, f"{key}lock", timeout=10, thread_local=False)
+        waiting = threads.submit(waits.acquire, blocking_timeout=1.5)
+        line = keys_of(f"{key}lock").line
+        wait_until(lambda: store.look(f"{key}lock").waiting or waiting.done(), f"it waits in {line}", 10)
+        held.release()
+        waiting.result()
+
+
+@pytest.fixture
+def client(config):
+    client = connect(config.locks, {"socket_timeout": 0.5, "socket_connect_timeout": 0.5})
+    yield client
+    LockServer.behind(client).stop()
+    disconnect(client)
+
+
+def test_all_rights_together_are_refused_nothing(server, client):
+    use_every_right(LockStore(client), client)
+    assert refused(server) == []
+
+
+@pytest.mark.parametrize("right", RIGHTS)
+def test_without_one_of_its_rights_something_is_refused(server, client, right):
+    without = [rule for rule in RULES if rule != right]
+    server.execute_command("ACL", "SETUSER", "locks", "reset", *without)
+    with suppress(RedisLockError, redis.RedisError):
+        use_every_right(LockStore(client), client)
+    what = {"+": right[1:].lower()}.get(right[0], "redislock:")
+    wait_until(lambda: any(one.startswith(what) for one in refused(server)), f"{right} is missed", 5)
+
+
+@pytest.mark.parametrize(("url", "right"), [("?db=1", "+select"), ("?db=0&health_check_interval=1", "+ping")])
+def test_what_a_database_and_health_checks_need_besides(server, config, right, url):
+    config.locks = config.locks.replace("?db=0", url)
+    server.execute_command("ACL", "SETUSER", "locks", right)
+    ask(make_app(config))
+    assert set(refused(server)) <= FOR_WARNINGS
+
+
+class TestCluster:
+    @pytest.fixture
+    def port(self, tmp_path):
+        with cluster(tmp_path) as port:
+            yield port
+
+    def test_what_it_needs_besides(self, port):
+        more = re.findall(r"\+[\w|]+", re.search(r"\| a Cluster \| (.*)\|", PAGE)[1].replace("\\|", "|"))
+        assert more == ["+cluster|slots", "+asking", "+command"]
+        with redis.Redis(port=port) as server:
+            server.execute_command("ACL", "SETUSER", "locks", *RULES, *more)
+            assert self.works(port)
+            assert refused(server) == []
+            server.execute_command("ACL", "SETUSER", "locks", more[0].replace("+", "-"))
+            assert not self.works(port)
+
+    def works(self, port):
+        client = connect(f"redis+cluster://locks:{PASSWORD}@127.0.0.1:{port}", {})
+        try:
+            with Lock(client, "redislock:{stock}", timeout=10) as lock:
+                return lock.owned()
+        except RedisLockError:
+            return False
+        finally:
+            LockServer.behind(client).stop()
+            client.close()

@@ -1,0 +1,87 @@
+"""The app's lock server is a Cluster, named by its URL; the three nodes of a real one are in other modules here."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from celery_redislock import Lock, LockUnavailable
+from celery_redislock.server.connect import address, connect
+from celery_redislock.server.lock_server import LockServer
+from tests.lab.proxy import Proxy
+from tests.lab.servers import free_port, wait_until
+from tests.lab.topologies import cluster
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory):
+    with cluster(tmp_path_factory.mktemp("cluster")) as port:
+        yield port
+
+
+@pytest.fixture
+def client(port):
+    client = connect(f"redis+cluster://127.0.0.1:{port}", {})
+    yield client
+    client.execute_command("FLUSHALL")
+    LockServer.behind(client).stop()
+    client.close()
+
+
+def test_a_lock_works_over_its_url(client):
+    with Lock(client, "stock", timeout=0.6, renew=True) as held:
+        assert held.owned()
+        assert not Lock(client, "stock").acquire(blocking_timeout=1)
+        held.check()
+    assert Lock(client, "stock", timeout=10).acquire(blocking_timeout=10)
+
+
+def test_the_client_connects_with_its_first_command_and_again_where_that_has_failed(port):
+    with Proxy(f"redis://127.0.0.1:{port}").serve() as proxy:
+        proxy.refuse()
+        client = connect(f"redis+cluster://127.0.0.1:{proxy.port}", {"socket_timeout": 0.5})
+        lock = Lock(client, "stock", timeout=10)
+        with pytest.raises(LockUnavailable, match="cannot be connected"):
+            lock.acquire()
+        proxy.mend()
+        wait_until(lambda: acquired(lock), "the Cluster answers")
+        lock.release()
+        client.close()
+
+
+def acquired(lock):
+    try:
+        return lock.acquire()
+    except LockUnavailable:
+        return False
+
+
+def test_some_of_the_nodes_in_the_url_may_be_away(port):
+    client = connect(f"redis+cluster://127.0.0.1:{free_port()},127.0.0.1:{port}", {})
+    with Lock(client, "stock", timeout=10) as lock:
+        assert lock.owned()
+    client.close()
+
+
+def test_it_is_shown_without_its_password(port):
+    client = connect(f"redis+cluster://user:hunter2@127.0.0.1:{port},other:7001", {})
+    assert address(client) == f"redis+cluster://user@127.0.0.1:{port},other:7001"
+    assert "hunter2" not in repr(client)
+
+
+@pytest.fixture
+def config(config, port):
+    config.locks = f"redis+cluster://127.0.0.1:{port}"
+    # A command that fails may take the time-outs of the node, and those of each node that is asked for the slots.
+    config.settings["redislock_client_options"] = {"socket_timeout": 0.3, "socket_connect_timeout": 0.3}
+    yield config
+    with redis.Redis(port=port) as client:
+        client.flushall()
+
+
+def test_tasks_run_one_after_the_other_and_wait_in_line(config, tasks, start_worker, ledger):
+    worker = start_worker(2)
+    assert "lock server" not in worker.output()
+    results = [tasks.work.delay("k", number, 0.1) for number in range(3)]
+    assert [result.get(timeout=20) for result in results] == [0, 1, 2]
+    assert ledger.most_at_once() == 1

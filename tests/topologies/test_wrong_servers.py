@@ -1,0 +1,170 @@
+"""A lock server that is wrong from the start: one line for each way, with the setting, the remedy and no password."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import redis
+
+from celery_redislock.worker.startup import ask
+from tests.lab.app import make_app
+from tests.lab.proxy import Proxy
+from tests.lab.servers import Valkey, free_port, wait_until
+from tests.lab.topologies import WATCHED, cluster, sentinel
+
+SECRET = "hunter2"  # noqa: S105 - nobody's
+MASTER = {"master_name": WATCHED, "sentinel_kwargs": {"password": SECRET}}
+
+
+#: The leases of the lab's tasks must outlast one command, which may ask several Sentinels or nodes.
+SHORT = {"socket_timeout": 0.2, "socket_connect_timeout": 0.2}
+
+
+def users(server):
+    """The connections of clients; replicas and Sentinels have others."""
+    return len(server.client_list(_type="normal"))
+
+
+@pytest.fixture
+def said(config, caplog):
+    """Asks for an app with these settings, and returns the level and the text of the one line that it logs."""
+
+    def ask_and_look(**settings):
+        caplog.set_level(logging.WARNING, "celery_redislock")
+        config.settings.update({"redislock_url": None, **settings})
+        config.settings["redislock_client_options"] = {**SHORT, **settings.get("redislock_client_options", {})}
+        ask(make_app(config))
+        (record,) = caplog.records
+        assert SECRET not in record.getMessage()
+        assert "\n" not in record.getMessage()
+        return record.levelno, record.getMessage()
+
+    return ask_and_look
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """The port of a single server."""
+    with Valkey(tmp_path_factory.mktemp("plain"), free_port()).serve() as server:
+        yield server.port
+
+
+@pytest.fixture(scope="module")
+def watching(tmp_path_factory):
+    """The port of a Sentinel."""
+    with sentinel(tmp_path_factory.mktemp("sentinel"), WATCHED) as port:
+        yield port
+
+
+def test_the_setting_that_names_the_server_is_named(said):
+    level, line = said(broker_url=f"redis://:{SECRET}@127.0.0.1:{free_port()}/0")
+    assert (level, line.count("check broker_url")) == (logging.WARNING, 1)
+
+
+class TestSentinels:
+    def test_right_ones_are_left_without_a_connection(self, config, watching, caplog):
+        config.locks = f"sentinel://127.0.0.1:{watching}"
+        config.settings["redislock_client_options"] = {"master_name": WATCHED, **SHORT}
+        with redis.Redis(port=watching, protocol=2) as sentinel:
+            primary = sentinel.sentinel_masters()[WATCHED]["port"]
+            with redis.Redis(port=primary) as server:
+                before = users(sentinel), users(server)
+                ask(make_app(config))
+                assert caplog.records == []
+                assert (users(sentinel), users(server)) == before
+
+    def test_none_is_there(self, said):
+        urls = ";".join(f"sentinel://shop:{SECRET}@127.0.0.1:{free_port()}/0" for _ in range(2))
+        level, line = said(broker_url=urls, broker_transport_options=MASTER)
+        assert level == logging.ERROR
+        assert f"?master_name={WATCHED} cannot be used: MasterNotFoundError: No master found" in line
+        assert "check master_name and the Sentinels' own sentinel_kwargs in broker_transport_options" in line
+
+    def test_they_do_not_know_the_primary(self, said, watching):
+        options = {"master_name": "nobody"}
+        level, line = said(redislock_url=f"sentinel://127.0.0.1:{watching}", redislock_client_options=options)
+        assert level == logging.ERROR
+        assert "No master found for 'nobody'; no Sentinel named a primary: check master_name and" in line
+        assert "in redislock_client_options" in line
+
+    def test_what_answers_is_no_sentinel(self, said, plain):
+        level, line = said(redislock_url=f"sentinel://127.0.0.1:{plain}", redislock_client_options=MASTER)
+        assert level == logging.ERROR
+        assert "check " in line
+        assert "redislock_url" in line
+
+    def test_what_answers_is_a_sentinel_and_not_a_server(self, said, watching):
+        level, line = said(redislock_url=f"redis://127.0.0.1:{watching}")
+        assert level == logging.ERROR
+        assert "check redislock_url: its scheme says what answers there" in line
+
+
+class TestCluster:
+    def test_a_right_one_is_left_without_a_connection(self, config, tmp_path, caplog):
+        with cluster(tmp_path) as port, redis.Redis(port=port) as node:
+            config.locks = f"redis+cluster://127.0.0.1:{port}"
+            config.settings["redislock_client_options"] = SHORT
+            before = users(node)
+            ask(make_app(config))
+            assert caplog.records == []
+            assert users(node) == before
+
+    @pytest.mark.parametrize("nodes", [1, 2])
+    def test_no_node_is_there(self, said, nodes):
+        hosts = ",".join(f"127.0.0.1:{free_port()}" for _ in range(nodes))
+        level, line = said(redislock_url=f"redis+cluster://shop:{SECRET}@{hosts}")
+        assert level == logging.WARNING
+        assert f"the lock server redis+cluster://shop@{hosts} cannot be used" in line
+        assert "; nothing listens there (yet): check redislock_url" in line
+
+    def test_what_answers_is_no_cluster(self, said, plain):
+        level, line = said(redislock_url=f"redis+cluster://127.0.0.1:{plain}")
+        assert level == logging.ERROR
+        assert "Cluster mode is not enabled on this node; check that redislock_url names nodes of a Cluster" in line
+
+    def test_some_of_its_slots_are_served_by_nobody(self, said, tmp_path):
+        with cluster(tmp_path) as port, redis.Redis(port=port) as node:
+            node.execute_command("CLUSTER", "DELSLOTSRANGE", 0, 8191)
+            _, line = said(redislock_url=f"redis+cluster://127.0.0.1:{port}")
+        assert "CLUSTER INFO" in line
+
+    def test_a_wrong_password(self, said, tmp_path):
+        with cluster(tmp_path) as port, redis.Redis(port=port) as node:
+            node.config_set("requirepass", "right")
+            level, line = said(redislock_url=f"redis+cluster://:{SECRET}@127.0.0.1:{port}")
+        assert level == logging.ERROR
+        assert "; check the user and the password in redislock_url" in line
+
+
+class TestWhatIsSentMeanwhile:
+    """The worker starts all the same, and what is sent runs as soon as the server can be used."""
+
+    def test_runs_once_the_sentinels_know_the_primary(self, config, start_worker, tmp_path, app, tasks):
+        with sentinel(tmp_path, WATCHED) as port, redis.Redis(port=port, protocol=2) as watcher:
+            primary = watcher.sentinel_masters()[WATCHED]["port"]
+            watcher.sentinel_remove(WATCHED)
+            config.locks = f"sentinel://127.0.0.1:{port}"
+            options = {"master_name": WATCHED, "socket_timeout": 0.3, "socket_connect_timeout": 0.3}
+            config.settings["redislock_client_options"] = options
+            app.conf.update(redislock_url=config.locks, redislock_client_options=options)
+            worker = start_worker(1)
+            assert worker.output().count("no Sentinel named a primary: check master_name") == 1
+            result = tasks.work.delay("k", "item")
+            wait_until(lambda: "cannot be asked: MasterNotFoundError" in worker.output(), "it has tried to run")
+            watcher.sentinel_monitor(WATCHED, "127.0.0.1", primary, 1)
+            assert result.get(timeout=30) == "item"
+
+    def test_runs_once_a_node_of_the_cluster_answers(self, config, start_worker, tmp_path, app, tasks):
+        with cluster(tmp_path) as port, Proxy(f"redis://127.0.0.1:{port}").serve() as proxy:
+            proxy.refuse()
+            config.locks = f"redis+cluster://127.0.0.1:{proxy.port}"
+            options = {"socket_timeout": 0.3, "socket_connect_timeout": 0.3}
+            config.settings["redislock_client_options"] = options
+            app.conf.update(redislock_url=config.locks, redislock_client_options=options)
+            worker = start_worker(1)
+            assert worker.output().count("cannot be used: ConnectionError: Redis Cluster cannot be connected") == 1
+            result = tasks.work.delay("k", "item")
+            wait_until(lambda: "the lock server cannot be asked" in worker.output(), "it has tried to run")
+            proxy.mend()
+            assert result.get(timeout=30) == "item"
