@@ -1,14 +1,10 @@
-# Each target sets up .venv by itself; it needs Python 3.11 or newer and make.
+# Each target sets up .venv by itself; it needs Python 3.11 or newer and make, `oldest` Python 3.11, `versions` each Python of noxfile.py.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
-OLDEST := .venv-oldest
 
-.PHONY: demo test oldest matrix wheel check docs chaos format bench bench-full clean
-
-# Where a worker's version matters most.
-OLDEST_TOO := promise ways_out redelivery shutdown unique_jobs line
+.PHONY: demo test oldest versions matrix wheel check docs chaos format bench bench-full clean
 
 # Of make chaos, in all; SEED=7 repeats the faults of a run, BROKER is redis, rabbitmq or both.
 SECONDS ?= 60
@@ -26,11 +22,11 @@ demo: $(STAMP)  ## Run the example app on a server of its own
 test: $(STAMP)  ## Run all tests on real servers and workers
 	@$(BIN)/python -m pytest -n 3 --dist loadfile  # they mostly wait for servers and workers
 
-oldest: $(STAMP)  ## The tests of make test but the slow ones, with the oldest supported Celery, kombu and redis-py
-	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
-	@echo "installing into $(OLDEST) ..."
-	@$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' $$($(BIN)/python -m tests.packaging.oldest)
-	@$(OLDEST)/bin/python -m pytest -n 4 --dist loadfile tests/unit tests/integration $(OLDEST_TOO:%=tests/acceptance/test_%.py)
+oldest: $(STAMP)  ## The tests of make test but the slow ones, with the oldest supported Python, Celery, kombu and redis-py
+	@$(BIN)/python -m nox --reuse-venv yes --session 'tests(oldest-3.11)'
+
+versions: $(STAMP)  ## The same with each Python and with what lies between oldest and newest; it needs each of the Pythons
+	@$(BIN)/python -m nox
 
 matrix: $(STAMP)  ## The acceptance tests with a lock server that drops every PUBLISH, so that nobody is woken up: half an hour
 	@LAB_DROPS_PUBLISH=1 $(BIN)/python -m pytest -n 3 --dist loadfile tests/acceptance
@@ -64,4 +60,4 @@ bench-full: $(STAMP)  ## Everything, in less than an hour on an idle machine; wr
 	@$(BIN)/python -m benchmarks --full
 
 clean:
-	rm -rf $(VENV) $(OLDEST) dist build docs/_build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .nox dist build docs/_build .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -18,7 +18,7 @@ from redis.sentinel import Sentinel
 from celery_redislock import Lock, LockConfigError
 from celery_redislock.server.names import keys_of
 from celery_redislock.server.scripts import ACQUIRE, EXPECT, GIVE_UP, INSPECT, LEAVE, RELEASE, RENEW, STAND
-from tests.lab.servers import wait_until
+from tests.lab.servers import Valkey, free_port, wait_until
 from tests.lab.topologies import cluster, sentinel
 from tests.lab.workers import ROOT
 
@@ -36,6 +36,12 @@ def cluster_port(tmp_path_factory):
 def sentinel_port(tmp_path_factory):
     with sentinel(tmp_path_factory.mktemp("sentinel"), "primary") as port:
         yield port
+
+
+@pytest.fixture(scope="module")
+def tcp_port(tmp_path_factory):
+    with Valkey(tmp_path_factory.mktemp("tcp"), free_port()).serve() as server:
+        yield server.port
 
 
 KINDS = [
@@ -63,7 +69,8 @@ def client(request, locks, tmp_path):
         case "decoding":
             client = on_socket(decode_responses=True, encoding="latin-1")
         case "RESP3":
-            client = on_socket(protocol=3)
+            # redis-py 7 sends no command over a unix socket with RESP3: it looks for the host of the socket.
+            client = redis.Redis(port=request.getfixturevalue("tcp_port"), protocol=3)
         case "retrying":
             client = on_socket(retry=Retry(ConstantBackoff(0.1), 5))
         case "without time-outs":

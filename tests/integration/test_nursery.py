@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -51,3 +52,14 @@ def test_who_waits_too_short_is_told_and_a_signal_ends_it(start):
     process.send_signal(signal.SIGKILL)
     assert process.wait(10) == -signal.SIGKILL
     process.send_signal(signal.SIGKILL)  # as with Popen: nothing happens
+
+
+def test_a_child_that_the_tests_fork_leaves_the_nursery_where_it_is(start):
+    """From Python 3.13 on such a child drops what `atexit` has registered, and so what only that refers to."""
+    first, _ = start("--version")
+    assert first.wait(20) == 0
+    child = multiprocessing.get_context("fork").Process(target=int)
+    child.start()
+    child.join(20)
+    second, _ = start("--version")
+    assert second.wait(20) == 0

@@ -15,6 +15,7 @@ import json
 import os
 import runpy
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -89,14 +90,14 @@ def start(arguments: list[str], log: Path, env: dict[str, str]) -> Nursling:
 @functools.cache
 def _nursery() -> str:
     """The socket of this process's own nursery, which ends with this process."""
-    folder = tempfile.TemporaryDirectory(prefix="nursery-")
-    door = str(Path(folder.name, "door"))
+    folder = tempfile.mkdtemp(prefix="nursery-")  # a TemporaryDirectory would end with any forked child, too
+    door = str(Path(folder, "door"))
     command = [sys.executable, "-m", "tests.lab.nursery", door]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
 
     def close() -> None:
         process.communicate()
-        folder.cleanup()
+        shutil.rmtree(folder)
 
     atexit.register(close)
     assert process.stdout

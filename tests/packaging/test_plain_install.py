@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+from noxfile import oldest
 from tests.lab.readme import celerys_own, console, try_it
 from tests.lab.servers import Valkey, free_port
 from tests.lab.workers import ROOT
 
 from .conftest import run
-from .oldest import oldest
 
 pytestmark = pytest.mark.network
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import assert_type
+from collections.abc import Mapping
+from typing import Any, assert_type
 
 from celery import Celery
 from celery.exceptions import Retry
 
-from celery_redislock import Lock, LockedResult, LockedTask, LockInfo, locked
+from celery_redislock import Lock, LockedResult, LockedTask, LockInfo, LockUnavailable, locked, signals
 from celery_redislock.lock.no_lock import NoLock
+from celery_redislock.signals import lock_conflict
 from celery_redislock.testing import busy
 
 app = Celery("shop", task_cls="celery_redislock:LockedTask")
@@ -33,6 +35,31 @@ def rebuild(self: LockedTask, index: str) -> None:
     self.lock.chek()  # type: ignore[union-attr]
 
 
+def exports_of(call: Mapping[str, Any]) -> int:
+    return 10 if call["customer"] == 7 else 1
+
+
+@app.task(base=LockedTask, lock_args=["customer"], lock_limit=exports_of)
+def export(customer: int, report: str) -> str:
+    return f"{report} of {customer}"
+
+
+@app.task(base=LockedTask, lock_on_conflict="join")
+def exchange_rate(currency: str) -> float:
+    return 1.0
+
+
+class GeoApi(LockedTask):
+    abstract = True
+    lock_key = "geo-api"
+    lock_limit = 5
+
+
+@app.task(base=GeoApi)
+def locate(address: str) -> str:
+    return f"where {address} is"
+
+
 def ask_for_report(day: str) -> tuple[str, bool]:
     result = daily_report.delay(day)
     assert_type(result, LockedResult)
@@ -44,6 +71,11 @@ def ask_for_report(day: str) -> tuple[str, bool]:
 
 def look() -> None:
     assert_type(bill, LockedTask)
+    assert_type(locate, GeoApi)
+    assert_type(exchange_rate.delay("EUR"), LockedResult)
+    info = export.lock_info(7)
+    assert info is not None
+    assert_type(info.holders, tuple[LockInfo, ...])
     assert_type(rebuild.lock_info("products"), LockInfo | None)
     with rebuild.lock_for("products") as lock:
         assert_type(lock, Lock | NoLock)
@@ -72,3 +104,23 @@ def count() -> None:
         assert_type(lock, Lock | NoLock)
     with locked("stock:{sku}", values={"sku": 7}, lease="30"):  # type: ignore[call-overload]
         pass
+
+
+@lock_conflict.connect
+def count_conflict(sender: LockedTask, key: str, holder: LockInfo, policy: str, **_: Any) -> None:
+    print(sender.name, key, holder.task_id, policy)
+
+
+@signals.lock_acquired.connect(sender=bill)
+def acquired(sender: LockedTask, lock: Any, **_: Any) -> None: ...
+
+
+@signals.lock_lost.connect
+def lost(sender: LockedTask, lock: Any, reason: str, **_: Any) -> None: ...
+
+
+@signals.lock_unavailable.connect
+def away(sender: LockedTask, key: str, error: LockUnavailable, **_: Any) -> None: ...
+
+
+signals.lock_released.connect(acquired, sender=bill, weak=False)
