@@ -11,7 +11,7 @@ from celery_redislock.message.early_acks import EARLY_ACKS
 from celery_redislock.options import ATTRIBUTES
 from celery_redislock.task.locked_task import LockedTask
 
-from . import inspect, startup
+from . import cut_short, inspect, startup
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +21,7 @@ def connect() -> None:
     worker_init.connect(warn_of_unlocked_tasks, weak=False)
     worker_init.connect(watch_for_lost_connections, weak=False)
     worker_init.connect(keep_messages_that_wait, weak=False)
+    worker_init.connect(cut_short.connect, weak=False)
     worker_shutting_down.connect(ack_what_has_begun, weak=False)
     inspect.connect()
     celeryd_after_setup.connect(ask_the_lock_server, weak=False)
