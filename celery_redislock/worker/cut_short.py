@@ -14,7 +14,7 @@ def connect(**_: Any) -> None:
     task_postrun.connect(forget, weak=False)
 
 
-def forget(task_id: str | None = None, **_: Any) -> None:
+def forget(task_id: str = "", **_: Any) -> None:
     """Have Celery forget the request of a run that has ended by SystemExit, or by another error that is no Exception.
 
     In the pools `threads`, `gevent` and `eventlet` Celery 5.7 fails amid its own handling of such a run: the request

@@ -11,7 +11,7 @@ from celery_redislock.message.early_acks import EARLY_ACKS
 from celery_redislock.options import ATTRIBUTES
 from celery_redislock.task.locked_task import LockedTask
 
-from . import cut_short, inspect, startup
+from . import broker, cut_short, inspect, startup
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,11 @@ def ack_what_has_begun(**_: Any) -> None:
 
 
 def ask_the_lock_server(instance: Any = None, **_: Any) -> None:
-    """Try the lock server, if a task needs it, and log what is wrong: once, before the pool starts its children."""
+    """Try the lock server, if a task needs it, and log what is wrong: once, before the pool starts its children.
+
+    What the broker cannot do for a locked task is logged too.
+    """
     plans = [task.lock_plan for task in instance.app.tasks.values() if isinstance(task, LockedTask)]
     for app in {plan.app for plan in plans if plan is not None and plan.enabled}:
         startup.ask(app)
+        broker.warn(app)
