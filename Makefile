@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 OLDEST := .venv-oldest
 
-.PHONY: demo test oldest matrix wheel check docs chaos format bench bench-full clean
+.PHONY: demo test compat oldest matrix wheel check docs chaos format bench bench-full clean
 
 # Where a worker's version matters most.
 OLDEST_TOO := promise ways_out redelivery shutdown unique_jobs line
@@ -26,13 +26,17 @@ demo: $(STAMP)  ## Run the example app on a server of its own
 test: $(STAMP)  ## Run all tests on real servers and workers
 	@$(BIN)/python -m pytest -n 3 --dist loadfile  # they mostly wait for servers and workers
 
+compat: $(STAMP)  ## About ten tests for each pool, and for each small broker: docs/compatibility.md
+	@$(BIN)/python -m pytest -n 3 tests/compatibility
+
 oldest: $(STAMP)  ## The tests of make test but the slow ones, with the oldest supported Celery, kombu and redis-py
 	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	@echo "installing into $(OLDEST) ..."
 	@$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' $$($(BIN)/python -m tests.packaging.oldest)
 	@$(OLDEST)/bin/python -m pytest -n 4 --dist loadfile tests/unit tests/integration $(OLDEST_TOO:%=tests/acceptance/test_%.py)
 
-matrix: $(STAMP)  ## The acceptance tests with a lock server that drops every PUBLISH, so that nobody is woken up: half an hour
+matrix: $(STAMP)  ## Every pool on every broker; and the acceptance tests where every PUBLISH is dropped: in all 40 minutes
+	@LAB_EVERY_BROKER=1 $(BIN)/python -m pytest -n 3 tests/compatibility
 	@LAB_DROPS_PUBLISH=1 $(BIN)/python -m pytest -n 3 --dist loadfile tests/acceptance
 
 wheel: $(STAMP)  ## Install the wheel alone, as a user does, with the oldest and the newest versions, and try it

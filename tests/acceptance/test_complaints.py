@@ -338,10 +338,8 @@ def test_complaint_16_a_fast_task_never_meets_its_own_lock_nor_waits_for_it(task
     assert calls == {"set": 20, "get": 20, "del": 20, "exists": 40}
 
 
-@pytest.mark.parametrize("pool", ["prefork", "gevent"])
-def test_complaint_17_renewal_survives_lost_connections_in_prefork_and_under_gevent(
-    lock_proxy, config, tasks, start_worker, ledger, pool
-):
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet"])
+def test_complaint_17_renewal_survives_lost_connections(lock_proxy, config, tasks, start_worker, ledger, pool):
     """Its first two renewals lose their connections, later every connection is cut; the run takes three leases."""
     need_pool(pool)
     config.settings["redislock_lease"] = 1.5

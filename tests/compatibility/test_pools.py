@@ -251,3 +251,16 @@ def test_a_thousand_held_locks_in_one_process_are_renewed_in_batches(tasks, star
     assert renewals >= 3000
     assert calls["evalsha"] <= renewals / 20
     assert "is lost" not in worker.output()
+
+
+def test_a_holder_whose_lock_is_lost_is_told(config, tasks, start, ledger, locks):
+    config.settings["redislock_lease"] = 1.5
+    worker = start(2)
+    result = tasks.watches.delay("k", "item", 30)
+    wait_until(ledger.runs, "it runs")
+    locks.client.delete(tasks.watches.lock_for("k", "any").name)
+    assert result.get(timeout=10) is None
+    looks = [(line["state"], line["check"]) for line in ledger.lines() if line["event"] == "lock"]
+    assert looks == [("held", None), ("lost", "LockLost")]
+    assert [loss["task_id"] for loss in ledger.losses()] == [result.id]
+    assert f"task lab.watches[{result.id}]: the lock" in worker.output()
