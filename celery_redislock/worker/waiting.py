@@ -61,6 +61,8 @@ class WaitingRoom(bootsteps.StartStopStep):
     def start(self, parent: Any) -> None:
         """Begin to keep messages."""
         open_windows(parent)
+        if parent.hub is None:  # runs in several threads use the timer: the first two would both start its thread
+            parent.timer.call_after(0.0, int)
         self._consumer = parent
         self._restore(parent)
 
