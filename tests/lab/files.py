@@ -10,17 +10,20 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from kombu.transport.filesystem import Channel
+from kombu.transport.filesystem import Channel, Transport
 from kombu.utils.json import dumps
 
 
+class WholeFiles(Channel):
+    """A message gets its name when its file is whole."""
+
+    def _put(self, queue: str, payload: Any, **_: Any) -> None:
+        name = f"{round(time.monotonic() * 1000)}_{uuid4()}.{queue}.msg"
+        unfinished = Path(self.data_folder_out, f".{name}")
+        unfinished.write_text(dumps(payload))
+        unfinished.rename(unfinished.with_name(name))
+
+
 def write_whole() -> None:
-    """From now on, in this process, a message gets its name when its file is whole."""
-    Channel._put = _put
-
-
-def _put(self: Channel, queue: str, payload: Any, **_: Any) -> None:
-    name = f"{round(time.monotonic() * 1000)}_{uuid4()}.{queue}.msg"
-    unfinished = Path(self.data_folder_out, f".{name}")
-    unfinished.write_text(dumps(payload))
-    unfinished.rename(unfinished.with_name(name))
+    """From now on, in this process, messages in files are written so."""
+    Transport.Channel = WholeFiles
