@@ -172,3 +172,10 @@ def test_what_waits_in_a_killed_worker_is_lost_as_the_worker_has_said(config, ta
     assert tasks.late.delay("k", "next").get(timeout=20) == "next"  # no place in the line of a dead room is in its way
     assert ledger.items() == ["next"]
     assert lost.state == states.RETRY
+
+
+def test_more_messages_than_a_worker_fetches_at_once_run_and_are_acked(tasks, start):
+    """A message that is acked early and never acked takes one of those that the worker may fetch."""
+    start()
+    results = [tasks.work.delay(number, number) for number in range(20)]
+    assert [result.get(timeout=8) for result in results] == list(range(20))
