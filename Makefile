@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: demo test oldest versions matrix wheel check docs chaos format bench bench-full clean
+.PHONY: demo test compat oldest versions matrix wheel check docs chaos format bench bench-full clean
 
 # Of make chaos, in all; SEED=7 repeats the faults of a run, BROKER is redis, rabbitmq or both.
 SECONDS ?= 60
@@ -22,13 +22,17 @@ demo: $(STAMP)  ## Run the example app on a server of its own
 test: $(STAMP)  ## Run all tests on real servers and workers
 	@$(BIN)/python -m pytest -n 3 --dist loadfile  # they mostly wait for servers and workers
 
+compat: $(STAMP)  ## About ten tests for each pool, and for each small broker: docs/compatibility.md
+	@$(BIN)/python -m pytest -n 3 tests/compatibility
+
 oldest: $(STAMP)  ## The tests of make test but the slow ones, with the oldest supported Python, Celery, kombu and redis-py
 	@$(BIN)/python -m nox --reuse-venv yes --session 'tests(oldest-3.11)'
 
 versions: $(STAMP)  ## The same with each Python and with what lies between oldest and newest; it needs each of the Pythons
 	@$(BIN)/python -m nox
 
-matrix: $(STAMP)  ## The acceptance tests with a lock server that drops every PUBLISH, so that nobody is woken up: half an hour
+matrix: $(STAMP)  ## Every pool on every broker; and the acceptance tests where every PUBLISH is dropped: in all 40 minutes
+	@LAB_EVERY_BROKER=1 $(BIN)/python -m pytest -n 3 tests/compatibility
 	@LAB_DROPS_PUBLISH=1 $(BIN)/python -m pytest -n 3 --dist loadfile tests/acceptance
 
 wheel: $(STAMP)  ## Install the wheel alone, as a user does, with the oldest and the newest versions, and try it

@@ -9,6 +9,7 @@ from celery_redislock.server.answers import NOTE_TTL
 
 if TYPE_CHECKING:
     from celery import Celery
+    from celery.app.task import Context
 
 #: The visibility timeout where `broker_transport_options` has none, in seconds. No broker has a shorter default: kombu
 #: has an hour for Redis and half an hour for SQS, and RabbitMQ's `consumer_timeout` is half an hour.
@@ -73,3 +74,22 @@ class Broker:
                 note may be short. Every run that waited for its key leaves such a note, so there are many.
         """
         return (SHORT_NOTE_TTL if is_sent_back_only else NOTE_TTL) + 2 * self.visibility_timeout
+
+
+def was_delivered_before(request: Context) -> bool:
+    """Whether the broker says that it has delivered the message of `request` before.
+
+    AMQP and kombu's Redis transport mark such a message as redelivered. SQS counts how often a message was received,
+    and kombu asks it for that number.
+
+    Source: `kombu.transport.SQS`, `Channel.get_message_attributes`.
+    """
+    if (request.delivery_info or {}).get("redelivered"):
+        return True
+    info = (request.properties or {}).get("delivery_info")
+    if not isinstance(info, dict) or "sqs_message" not in info:
+        return False
+    try:
+        return int(info["sqs_message"]["Attributes"]["ApproximateReceiveCount"]) > 1
+    except (KeyError, TypeError, ValueError):
+        return False

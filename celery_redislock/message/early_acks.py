@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import threading
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -40,6 +41,7 @@ class EarlyAcks:
         # result may be read before that, and then nobody else keeps the message.
         self._accepted: dict[str, Acknowledgeable] = {}
         self._rest = b""
+        self._reading = threading.RLock()
 
     def open(self) -> None:
         """Make the pipe. The worker's main process calls it once, before it forks its children."""
@@ -74,8 +76,12 @@ class EarlyAcks:
         """Call the acks of the runs that have begun. Called in the main process, whenever `reader` can be read."""
         if self.reader is None:
             return
+        with self._reading:  # a worker without an event loop reads in several threads
+            self._read(self.reader)
+
+    def _read(self, reader: int) -> None:
         # Not by os.read(): eventlet's waits for what never comes, where the runs are in this very process.
-        with io.FileIO(self.reader, closefd=False) as pipe:
+        with io.FileIO(reader, closefd=False) as pipe:
             while chunk := pipe.read(64 * 1024):
                 self._rest += chunk
         whole = len(self._rest) - len(self._rest) % _LENGTH

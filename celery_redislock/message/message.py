@@ -15,7 +15,7 @@ from celery_redislock.server import tokens
 from celery_redislock.server.tokens import Attempt
 from celery_redislock.shown import fields, shown
 
-from .broker import Broker
+from .broker import Broker, was_delivered_before
 from .comeback import publish_again
 from .delivery import DELIVERY, Delivery
 from .facts import Delivered, Facts
@@ -67,7 +67,7 @@ class Message:
         self._request = request
         self._keep_for = keep_for
         self._acks_late = bool(task.acks_late)
-        self._is_redelivered = bool((request.delivery_info or {}).get("redelivered"))
+        self._is_redelivered = was_delivered_before(request)
         self.was_sent_back = False
         header = getattr(request, HEADER, None)
         self.header = _NO_HEADER if header is None else Header.read(header)

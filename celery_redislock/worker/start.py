@@ -11,7 +11,7 @@ from celery_redislock.message.early_acks import EARLY_ACKS
 from celery_redislock.options import ATTRIBUTES
 from celery_redislock.task.locked_task import LockedTask
 
-from . import advice, inspect, startup
+from . import advice, broker, cut_short, inspect, startup
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +21,7 @@ def connect() -> None:
     worker_init.connect(warn_of_unlocked_tasks, weak=False)
     worker_init.connect(watch_for_lost_connections, weak=False)
     worker_init.connect(keep_messages_that_wait, weak=False)
+    worker_init.connect(cut_short.connect, weak=False)
     worker_shutting_down.connect(ack_what_has_begun, weak=False)
     inspect.connect()
     celeryd_after_setup.connect(ask_the_lock_server, weak=False)
@@ -51,8 +52,12 @@ def ack_what_has_begun(**_: Any) -> None:
 
 
 def ask_the_lock_server(instance: Any = None, **_: Any) -> None:
-    """Try the lock server, if a task needs it, and log where it is and what is wrong: once, before the pool starts."""
+    """Try the lock server, if a task needs it, and log where it is and what is wrong: once, before the pool starts.
+
+    What the broker cannot do for a locked task is logged too.
+    """
     plans = [task.lock_plan for task in instance.app.tasks.values() if isinstance(task, LockedTask)]
     for app in {plan.app for plan in plans if plan is not None and plan.enabled}:
         startup.ask(app)
         advice.warn_of_early_copies(app)
+        broker.warn(app)

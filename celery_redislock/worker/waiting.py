@@ -34,6 +34,9 @@ _WAITING_ROOM = "_redislock_waiting_room"
 #: twenty times. It counts each time that a worker ends or loses its connection while the message waits there.
 GIVEN_BACK_OFTEN = 10
 
+#: Where a worker has no event loop, seconds between two looks which runs have begun.
+READ_EVERY = 0.1
+
 
 class WaitingRoom(bootsteps.StartStopStep):
     """A step of the worker's consumer: keeps the messages that wait in line, and has the pool run them at their turn.
@@ -47,6 +50,7 @@ class WaitingRoom(bootsteps.StartStopStep):
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
         self._consumer: Any = None
+        self._reading: Any = None
         self._rooms: set[Room] = set()
         #: Messages that are on their way to the pool, for the worker's event loop; and the pipe that wakes it up.
         self._calls: deque[tuple[WaitingMessage, bool]] = deque()
@@ -65,12 +69,19 @@ class WaitingRoom(bootsteps.StartStopStep):
     def start(self, parent: Any) -> None:
         """Begin to keep messages."""
         open_windows(parent)
+        if parent.hub is None and self._consumer is None:
+            # Without an event loop nobody else reads the pipe. It also starts the timer's thread, which two runs that
+            # end at once would both start.
+            self._reading = parent.timer.call_repeatedly(READ_EVERY, EARLY_ACKS.read)
         self._consumer = parent
         self._restore(parent)
 
     def stop(self, parent: Any) -> None:
         """Forget all messages and leave all lines: the broker delivers again what is not acked."""
         self._consumer = None
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
         EARLY_ACKS.read()
         for one, is_called in self._calls:
             if is_called:  # nobody comes to its key: the next in line shall have it at once

@@ -17,7 +17,7 @@ from redis.exceptions import LockError
 
 from celery_redislock import LockConflict, LockUnavailable
 from tests.lab.app import make_app
-from tests.lab.servers import free_port, need, wait_until
+from tests.lab.servers import free_port, need_pool, wait_until
 
 RICH = {
     "uuid": UUID(int=7),
@@ -338,13 +338,10 @@ def test_complaint_16_a_fast_task_never_meets_its_own_lock_nor_waits_for_it(task
     assert calls == {"set": 20, "get": 20, "del": 20, "exists": 40}
 
 
-@pytest.mark.parametrize("pool", ["prefork", "gevent"])
-def test_complaint_17_renewal_survives_lost_connections_in_prefork_and_under_gevent(
-    lock_proxy, config, tasks, start_worker, ledger, pool
-):
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet"])
+def test_complaint_17_renewal_survives_lost_connections(lock_proxy, config, tasks, start_worker, ledger, pool):
     """Its first two renewals lose their connections, later every connection is cut; the run takes three leases."""
-    if pool == "gevent":
-        need("gevent")
+    need_pool(pool)
     config.settings["redislock_lease"] = 1.5
     start_worker(4, "-P", pool)
     key = tasks.watches.lock_for("k", "any").name.encode()

@@ -13,7 +13,7 @@ from celery_redislock import LockKeyError, LockUnavailable
 from celery_redislock.server.names import GONE
 from celery_redislock.server.scripts import ACQUIRE, RELEASE, RENEW
 from tests.conftest import on_every_broker
-from tests.lab.servers import wait_until
+from tests.lab.servers import need_pool, wait_until
 
 
 class TestMessagesThatNeverStart:
@@ -170,10 +170,11 @@ class TestFaults:
         lock_proxy.mend()
         wait_until(lambda: locks.client.keys("*}") == [], "no lock is left, but notes", 10)
 
-    @pytest.mark.parametrize("pool", ["threads", "solo", "gevent"])
+    @pytest.mark.parametrize("pool", ["threads", "solo", "gevent", "eventlet"])
     def test_in_every_pool_a_job_is_unique_and_what_does_not_start_is_given_up(
         self, tasks, app, start_worker, ledger, nothing_is_left, pool
     ):
+        need_pool(pool)
         worker = start_worker(2, "-P", pool)
         first = tasks.job_again.delay("k", "a", 2, 0.2)
         assert first.get(timeout=20) == "a"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.acceptance.test_limits import IMPATIENT, taken
 from tests.conftest import on_every_broker, on_every_queue
-from tests.lab.servers import need, wait_until
+from tests.lab.servers import need_pool, wait_until
 from tests.lab.wake_ups import counts_on_wake_ups
 from tests.lab.workers import kept, waiting_in
 
@@ -40,17 +40,15 @@ def test_who_joins_ends_with_the_one_that_it_has_joined_though_the_others_run_on
 
 
 @counts_on_wake_ups("the second and the third have their turn five seconds later each")
-@pytest.mark.parametrize("pool", ["threads", "gevent", "eventlet"])
+@pytest.mark.parametrize("pool", ["threads", "solo", "gevent", "eventlet"])
 def test_in_every_pool_three_run_at_once(pool, tasks, start_worker, ledger, nothing_is_left):
-    if pool == "gevent":
-        need(pool)
-    if pool == "eventlet":  # which is no longer developed
-        pytest.importorskip(pool)
-    for _ in range(2):
+    need_pool(pool)
+    workers = 4 if pool == "solo" else 2  # each of which runs one at a time
+    for _ in range(workers):
         start_worker(6, "-P", pool)
     with taken(tasks.three, "k"):
         results = [tasks.three.delay("k", number, 0.1) for number in range(30)]
-        wait_until(lambda: kept(tasks.three.app, 2) == 30, "all wait")
+        wait_until(lambda: kept(tasks.three.app, workers) == 30, "all wait")
     assert [result.get(timeout=30) for result in results] == list(range(30))
     assert len(ledger.items()) == 30
     assert ledger.most_at_once() == 3

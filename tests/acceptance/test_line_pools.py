@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.lab.servers import need, wait_until
+from tests.lab.servers import need, need_pool, wait_until
 from tests.lab.wake_ups import few
 from tests.lab.workers import kept, waiting_in
 
 
 @pytest.mark.parametrize("pool", ["threads", "gevent", "eventlet", "solo"])
 def test_in_every_pool_those_who_wait_run_in_order_acked_early_and_late(tasks, start_worker, ledger, locks, pool):
-    if pool == "gevent":
-        need(pool)
-    if pool == "eventlet":  # which is no longer developed
-        pytest.importorskip(pool)
+    need_pool(pool)
     worker = start_worker(4, "-P", pool)
     with tasks.work.lock_for("early"), tasks.late.lock_for("late"):
         early = [tasks.work.delay("early", f"e{number}", 0.05) for number in range(few(10))]

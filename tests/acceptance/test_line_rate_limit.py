@@ -9,7 +9,7 @@ import pytest
 from celery.exceptions import TaskRevokedError
 
 from tests.lab.app import make_app
-from tests.lab.servers import need, wait_until
+from tests.lab.servers import need_pool, wait_until
 from tests.lab.wake_ups import counts_on_wake_ups
 from tests.lab.workers import kept
 
@@ -30,13 +30,14 @@ def limited(config):
 
 
 @counts_on_wake_ups("it counts how many run in a while")
-@pytest.mark.parametrize(("pool", "rate"), [("prefork", 2), ("threads", 4), ("gevent", 4), ("solo", 4)])
+@pytest.mark.parametrize(
+    ("pool", "rate"), [("prefork", 2), ("threads", 4), ("gevent", 4), ("eventlet", 4), ("solo", 4)]
+)
 def test_those_who_wait_hold_no_stranger_up_and_run_in_order_as_often_as_the_limit_allows(
     limited, config, start_worker, ledger, pool, rate
 ):
+    need_pool(pool)
     config.settings["worker_prefetch_multiplier"] = 8
-    if pool == "gevent":
-        need(pool)
     work = limited(f"{rate}/s")
     start_worker(2, "-P", pool)
     with work.lock_for("k"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_redislock import LockLost
-from tests.lab.servers import need, wait_until
+from tests.lab.servers import need_pool, wait_until
 
 
 @pytest.mark.parametrize("pool", ["prefork", "solo", "threads"])
@@ -135,10 +135,13 @@ def test_a_server_that_restarts_empty_is_noticed_at_the_next_renewal(
     assert locks.client.keys("*}") == []
 
 
-def test_under_gevent_nothing_is_raised_in_the_body_and_check_tells(config, tasks, start_worker, ledger, locks):
-    need("gevent")
+@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
+def test_in_a_pool_of_greenlets_nothing_is_raised_in_the_body_and_check_tells(
+    config, tasks, start_worker, ledger, locks, pool
+):
+    need_pool(pool)
     config.settings.update(redislock_lease=1.5, redislock_on_lost="abort")
-    start_worker(2, "-P", "gevent")
+    start_worker(2, "-P", pool)
     result = tasks.watches.delay("k", "item", 30)
     wait_until(ledger.runs, "it runs")
     locks.client.delete(tasks.watches.lock_for("k", "any").name)

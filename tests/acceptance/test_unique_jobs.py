@@ -7,7 +7,7 @@ import time
 import pytest
 from celery.exceptions import TaskRevokedError
 
-from tests.conftest import on_every_broker
+from tests.conftest import on_every_broker, on_every_queue
 from tests.lab.servers import wait_until
 from tests.lab.wake_ups import A_MINUTE, counts_on_wake_ups
 
@@ -161,7 +161,7 @@ class TestScopeJob:
 
 
 class TestScopeQueue:
-    @on_every_broker
+    @on_every_queue
     def test_one_runs_one_waits_and_the_rest_are_duplicates_of_that_one(
         self, tasks, start_worker, ledger, running, nothing_is_left
     ):

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.lab.servers import free_port, wait_until
+from tests.lab.servers import free_port, need_pool, wait_until
 
 READY = "w0@lab ready."
 
@@ -16,8 +16,9 @@ def lines_of(worker, level: str) -> list[str]:
     return re.findall(rf"^\[.*: {level}/MainProcess\] (.*lock server.*)$", worker.output(), re.MULTILINE)
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent", "eventlet"])
 def test_a_wrong_password_is_an_error_before_the_worker_is_ready(config, private_locks, start_worker, pool):
+    need_pool(pool)
     private_locks.client.config_set("requirepass", "right")
     config.locks = config.locks.replace("unix://", "unix://:hunter2@")
     worker = start_worker(2, "-P", pool)

@@ -10,6 +10,7 @@ from typing import Any
 
 from celery import Celery
 
+from tests.lab.files import write_whole
 from tests.lab.ledger import Ledger
 from tests.lab.tasks import define_tasks
 from tests.lab.wake_ups import SETTINGS
@@ -46,6 +47,8 @@ class Config:
 
 def make_app(config: Config) -> Celery:
     """A fresh app; its tasks write into the config's ledger."""
+    if config.broker == "filesystem://":
+        write_whole()
     app = Celery("lab", broker=config.broker, backend=config.backend, set_as_current=False)
     app.conf.update(
         redislock_url=config.locks,

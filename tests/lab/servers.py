@@ -35,6 +35,12 @@ def need(module: str) -> None:
         missing(module)
 
 
+def need_pool(pool: str) -> None:
+    """The same for the package that a worker of this pool uses, if it uses one."""
+    if pool in {"gevent", "eventlet"}:
+        need(pool)
+
+
 def wait_until(condition: Callable[[], object], what: str, timeout: float = 30.0) -> None:
     """Look until `condition` holds; fail, naming `what`, if it never does."""
     end = time.monotonic() + timeout

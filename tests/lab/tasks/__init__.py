@@ -16,6 +16,7 @@ from . import (
     never_start,
     own_lock,
     policies,
+    pools,
     successors,
     turns,
     unlocked,
@@ -36,6 +37,7 @@ THEMES = (
     never_start,
     after_the_end,
     limits,
+    pools,
 )
 
 

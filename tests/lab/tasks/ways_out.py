@@ -26,7 +26,7 @@ def define(app: Celery, ledger: Ledger) -> None:
                 case "failure":
                     raise ValueError(how)
                 case "retry" if not self.request.retries:
-                    raise self.retry(countdown=0.1)
+                    raise self.retry(countdown=1.0 if self.app.conf.task_default_queue_type == "quorum" else 0.1)
                 case "ignore":
                     raise Ignore(how)
                 case "reject":
