@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: demo test compat oldest versions matrix wheel check docs chaos format bench bench-full clean
+.PHONY: demo test compat topologies oldest versions matrix wheel check docs chaos format bench bench-full clean
 
-# Of make chaos, in all; SEED=7 repeats the faults of a run, BROKER is redis, rabbitmq or both.
+# Of make chaos, in all; SEED=7 repeats the faults of a run, BROKER is redis, rabbitmq or both, LOCKS one or cluster.
 SECONDS ?= 60
 BROKER ?= both
+LOCKS ?= one
 
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -19,11 +20,14 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)  ## Run the example app on a server of its own
 	@$(BIN)/python -m example_worker
 
-test: $(STAMP)  ## Run all tests on real servers and workers
+test: $(STAMP)  ## The tests on real servers and workers, but for those of make compat and make topologies
 	@$(BIN)/python -m pytest -n 3 --dist loadfile  # they mostly wait for servers and workers
 
-compat: $(STAMP)  ## About ten tests for each pool, and for each small broker: docs/compatibility.md
-	@$(BIN)/python -m pytest -n 3 tests/compatibility
+topologies: $(STAMP)  ## What is different where the lock server is a Cluster, or is behind Sentinels
+	@$(BIN)/python -m pytest -n 3 --dist loadfile tests/topologies
+
+compat: $(STAMP)  ## About ten tests for each pool, and for each small broker: docs/compatibility.md; and with frameworks
+	@$(BIN)/python -m pytest -n 3 tests/compatibility tests/frameworks
 
 oldest: $(STAMP)  ## The tests of make test but the slow ones, with the oldest supported Python, Celery, kombu and redis-py
 	@$(BIN)/python -m nox --reuse-venv yes --session 'tests(oldest-3.11)'
@@ -31,9 +35,10 @@ oldest: $(STAMP)  ## The tests of make test but the slow ones, with the oldest s
 versions: $(STAMP)  ## The same with each Python and with what lies between oldest and newest; it needs each of the Pythons
 	@$(BIN)/python -m nox
 
-matrix: $(STAMP)  ## Every pool on every broker; and the acceptance tests where every PUBLISH is dropped: in all 40 minutes
+matrix: $(STAMP)  ## Every pool on every broker; the acceptance tests without wake-ups, and on a Cluster: more than an hour
 	@LAB_EVERY_BROKER=1 $(BIN)/python -m pytest -n 3 tests/compatibility
 	@LAB_DROPS_PUBLISH=1 $(BIN)/python -m pytest -n 3 --dist loadfile tests/acceptance
+	@LAB_LOCKS=cluster $(BIN)/python -m pytest -n 3 --dist loadfile tests/acceptance
 
 wheel: $(STAMP)  ## Install the wheel alone, as a user does, with the oldest and the newest versions, and try it
 	@$(BIN)/python -m pytest -n 2 -m network tests/packaging
@@ -50,7 +55,7 @@ docs: $(STAMP)  ## The site of docs/, in docs/_build; a warning is an error
 	@echo "open docs/_build/html/index.html"
 
 chaos: $(STAMP)  ## Random faults under load, on both brokers, and what came of it
-	@$(BIN)/python -m chaos --seconds $(SECONDS) --broker $(BROKER) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m chaos --seconds $(SECONDS) --broker $(BROKER) --locks $(LOCKS) $(if $(SEED),--seed $(SEED))
 
 format: $(STAMP)
 	@$(BIN)/ruff check --fix-only .

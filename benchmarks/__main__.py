@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 
-from . import capacity, crowd, cycle, drain, handover, limits, memory, renewal, task, waiting
+from . import capacity, cluster, crowd, cycle, drain, handover, limits, memory, renewal, task, waiting
 from .findings import Findings
 
 BENCHMARKS = {
@@ -19,9 +19,10 @@ BENCHMARKS = {
     "memory": memory.main,
     "limits": limits.main,
     "capacity": capacity.main,
+    "cluster": cluster.main,
 }
-#: These have no bound: they are measured in a full run, and where they are named.
-ONLY_IN_FULL = {"limits", "capacity"}
+#: These have no bound, or take long: they are measured in a full run, and where they are named.
+ONLY_IN_FULL = {"limits", "capacity", "cluster"}
 
 
 def main() -> None:

@@ -44,7 +44,8 @@ def main() -> int:
     broken = 0
     try:
         for broker in brokers:
-            verdict = run(broker, folder / broker, options.seed, options.seconds / len(brokers))
+            seconds = options.seconds / len(brokers)
+            verdict = run(broker, folder / broker, options.seed, seconds, on_a_cluster=options.locks == "cluster")
             broken += _report(f"{broker}, seed {options.seed}", verdict)
     except BaseException as error:
         print(f"ended by {error!r}; what there is so far is in {folder}", flush=True)
@@ -64,11 +65,11 @@ def _report(title: str, verdict: Verdict) -> int:
     return int(bool(verdict.offences))
 
 
-def run(broker: str, folder: Path, seed: int, seconds: float) -> Verdict:
+def run(broker: str, folder: Path, seed: int, seconds: float, *, on_a_cluster: bool) -> Verdict:
     """One run on one broker."""
     folder.mkdir()
     print(f"\n{broker}: starting servers and workers in {folder}", flush=True)
-    with open_stage(broker, folder) as stage:
+    with open_stage(broker, folder, on_a_cluster=on_a_cluster) as stage:
         _strike(stage, seed, seconds)
         _look_for_keys(stage)
     for log in folder.glob("slot*/*.log"):
@@ -131,6 +132,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=60, help="of faults, in all (default: 60)")
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000), help="default: a random one")
     parser.add_argument("--broker", choices=[*BROKERS, "both"], default="both")
+    parser.add_argument("--locks", choices=["one", "cluster"], default="one", help="on one server, or on three nodes")
     parser.add_argument("--recheck", type=Path, metavar="LEDGER", help="run nothing; check the ledger of a failed run")
     return parser.parse_args()
 

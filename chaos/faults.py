@@ -22,6 +22,7 @@ from chaos.slots import Place, Slot
 from chaos.stage import Stage
 from chaos.tasks import LEASE
 from chaos.windows import RECOVERED
+from tests.lab.cluster_locks import ClusterLocks
 
 KILL_CHILD = "child killed"
 KILL_WORKER = "worker killed whole"
@@ -137,7 +138,10 @@ def _shut_down(stage: Stage, slot: Slot, name: str, chance: random.Random) -> No
 
 def _restart_locks(stage: Stage, place: Place, name: str, chance: random.Random) -> None:
     with written_down(stage, name):
-        stage.locks.restart()
+        if isinstance(stage.locks, ClusterLocks):
+            stage.locks.restart_one(chance.randrange(3))
+        else:
+            stage.locks.restart()
 
 
 def _cut_locks(stage: Stage, place: Place, name: str, chance: random.Random) -> None:

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from chaos.slots import Place, Slot
 from tests.lab.app import Config
+from tests.lab.cluster_locks import TIME_OUTS, ClusterLocks, Proxies, cluster_locks
 from tests.lab.ledger import Ledger
 from tests.lab.proxy import Proxy
 from tests.lab.servers import Valkey, rabbitmq
@@ -33,22 +35,30 @@ TRANSPORT = {
 class Stage:
     """What the faults strike. `open_stage` makes it."""
 
-    def __init__(self, kind: str, folder: Path, stack: ExitStack) -> None:
+    locks: Valkey | ClusterLocks
+    lock_proxy: Proxy | Proxies
+
+    def __init__(self, kind: str, folder: Path, stack: ExitStack, *, on_a_cluster: bool) -> None:
         self.kind = kind
         self.ledger = Ledger(folder / "ledger")
         self.ledger.write({"event": "broker", "kind": kind})
         self.broker_server = _valkey(folder, "broker", stack)
-        self.locks = _valkey(folder, "locks", stack)
         broker = self.broker_server.celery_url(0)
         if kind == "rabbitmq":
             (folder / "rabbitmq").mkdir()
             broker = stack.enter_context(rabbitmq(folder / "rabbitmq"))
         self.broker_proxy = stack.enter_context(Proxy(broker).serve())
-        self.lock_proxy = stack.enter_context(Proxy(self.locks.url()).serve())
-        settings = {
+        settings: dict[str, Any] = {
             "broker_transport_options": TRANSPORT[kind],
             "task_publish_retry": True,
         }
+        if on_a_cluster:
+            self.locks = stack.enter_context(cluster_locks(folder / "locks"))
+            self.lock_proxy = stack.enter_context(self.locks.behind_proxies())
+            settings["redislock_client_options"] = TIME_OUTS
+        else:
+            self.locks = _valkey(folder, "locks", stack)
+            self.lock_proxy = stack.enter_context(Proxy(self.locks.url()).serve())
         backend = self.broker_server.celery_url(1)
         self.config = Config(
             self.broker_proxy.url, backend, self.lock_proxy.url, str(self.ledger.path), "chaos", settings
@@ -79,12 +89,18 @@ class Stage:
 
 
 @contextmanager
-def open_stage(kind: str, folder: Path) -> Iterator[Stage]:
-    """Servers, proxies and workers that run until the end of the block."""
+def open_stage(kind: str, folder: Path, *, on_a_cluster: bool = False) -> Iterator[Stage]:
+    """Servers, proxies and workers that run until the end of the block.
+
+    Args:
+        kind: The broker.
+        folder: For the ledger, the logs and the servers.
+        on_a_cluster: Whether the locks are on a Cluster of three nodes.
+    """
     with ExitStack() as stack:
         # While the places are closed, which takes seconds, a second Ctrl+C must not leave processes behind.
         stack.callback(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT))
-        opened = Stage(kind, folder, stack)
+        opened = Stage(kind, folder, stack, on_a_cluster=on_a_cluster)
         stack.callback(signal.signal, signal.SIGINT, signal.SIG_IGN)
         yield opened
 

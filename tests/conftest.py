@@ -16,6 +16,7 @@ from celery import Celery
 from kombu import pools
 
 from tests.lab.app import QUORUM, Config, make_app
+from tests.lab.cluster_locks import ON_A_CLUSTER, ClusterLocks, cluster_locks
 from tests.lab.ledger import Ledger
 from tests.lab.proxy import Proxy
 from tests.lab.servers import Valkey, rabbitmq
@@ -40,9 +41,18 @@ def _valkey(parent: Path, name: str, *, drops_publish: bool = False) -> Iterator
         yield server
 
 
+def _locks(parent: Path) -> Iterator[Any]:
+    """A lock server, or a Cluster in its place."""
+    if ON_A_CLUSTER:
+        with cluster_locks(parent / "locks") as locks:
+            yield locks
+    else:
+        yield from _valkey(parent, "locks", drops_publish=DROPS_PUBLISH)
+
+
 @pytest.fixture(scope="session")
 def lock_server(session_folder: Path) -> Iterator[Valkey]:
-    yield from _valkey(session_folder, "locks", drops_publish=DROPS_PUBLISH)
+    yield from _locks(session_folder)
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +71,7 @@ def rabbitmq_url(session_folder: Path) -> Iterator[str]:
 @pytest.fixture
 def private_locks(tmp_path: Path) -> Iterator[Valkey]:
     """A lock server of the test's own, in place of the shared one: it may kill, pause and restart it."""
-    yield from _valkey(tmp_path, "locks", drops_publish=DROPS_PUBLISH)
+    yield from _locks(tmp_path)
 
 
 @pytest.fixture
@@ -76,7 +86,8 @@ def locks(request: pytest.FixtureRequest) -> Valkey:
 @pytest.fixture
 def lock_proxy(locks: Valkey) -> Iterator[Proxy]:
     """A proxy between the app and its lock server; `locks` still reaches the server itself."""
-    with Proxy(locks.url()).serve() as proxy:
+    behind: Any = locks.behind_proxies() if isinstance(locks, ClusterLocks) else Proxy(locks.url()).serve()
+    with behind as proxy:
         yield proxy
 
 

@@ -126,14 +126,14 @@ _OF_POOL = re.compile("maint_|oss_|orig_|himport_|cache|event_dispatcher$|connec
 def command_time(client: redis.Redis | ClusterClient) -> float:
     """The longest that one command of `client` may take until it fails, in seconds: connecting and reading.
 
-    Before it connects, a Sentinel's client asks one Sentinel after the other. A Cluster's client asks one node after
-    the other where the slots are when a command has failed.
+    Before it connects, a Sentinel's client asks one Sentinel after the other. When a node of a Cluster has not
+    answered, another one is asked where the slots are now.
 
     Raises:
         LockConfigError: A time-out is not a number of seconds.
     """
     if isinstance(client, ClusterClient):
-        return _time_outs(client.options) * (1 + len(client.nodes))
+        return 2 * _time_outs(client.options)
     total = _time_outs(client.connection_pool.connection_kwargs)
     if isinstance(client.connection_pool, SentinelConnectionPool):
         total += sum(command_time(sentinel) for sentinel in client.connection_pool.sentinel_manager.sentinels)

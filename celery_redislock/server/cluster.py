@@ -1,53 +1,156 @@
-"""The store of a Cluster: its client finds the node of a key, and a renewal stays in one slot."""
+"""The store of a Cluster: it sends each command to the node that has the key's slot, wherever the slot moves."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from redis.cluster import RedisCluster
-from redis.exceptions import RedisClusterException, RedisError
+from redis.crc import key_slot
+from redis.exceptions import AskError, ClusterDownError, MovedError, RedisError, ResponseError, TryAgainError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from .cluster_client import ClusterClient
-from .lines import Late
+from . import commands
+from .clients import derive
+from .cluster_client import Address, ClusterClient
+from .lines import Lines
 from .outage import Outage
-from .scripts import Command, evaluate
-from .store import LockStore
-from .tokens import Token
+from .scripts import Command
+from .store import Lease, LockStore
+
+#: While a slot moves, some of a lock's keys may be at one node and some at another, and both refuse its commands. That
+#: takes milliseconds; such a command is sent again for so many seconds, with such a pause.
+OPEN_SLOT, PAUSE = 1.0, 0.02
+#: How often a command follows a slot that moves on meanwhile.
+REDIRECTIONS = 16
+
+
+def of_cluster(client: RedisCluster | ClusterClient) -> ClusterClient:
+    """A client of ours for the Cluster of `client`, with the time-outs and credentials of `client`."""
+    if isinstance(client, ClusterClient):
+        return client.copy()
+    manager: Any = client.nodes_manager
+    nodes = [*manager.nodes_cache.values()]
+    like = derive(nodes[0].redis_connection).connection_pool
+    options = {name: value for name, value in like.connection_kwargs.items() if name not in {"host", "port"}}
+    options["redis_connect_func"] = client.user_on_connect_func  # redis-py's own would keep its client alive
+    options["connection_class"] = like.connection_class
+    return ClusterClient([(node.host, node.port) for node in nodes], options, manager.address_remap)
 
 
 class ClusterStore(LockStore):
-    """The locks of a Cluster, over the user's own client, which knows the nodes and follows a key that has moved.
+    """The locks of a Cluster. Each node has its own connections and its own outage.
 
-    That client resends a command by itself and does not say so. A release whose first reply was lost therefore finds no
-    key when it is sent again, and the lock counts as lost.
+    Args:
+        cluster: Shared by all stores of this process.
+        max_connections: To each node.
     """
 
-    def __init__(self, client: RedisCluster | ClusterClient, outage: Outage | None = None) -> None:
-        self.outage = outage or Outage()
-        self.known = set()
-        self._cluster = client
+    def __init__(self, cluster: ClusterClient, max_connections: int = 50) -> None:
+        self._cluster = cluster
+        self._max_connections = max_connections
+        self._lines: dict[Address, Lines] = {}
 
-    def renew(self, locks: Sequence[tuple[str, Token, float]]) -> list[bool]:
-        """As `LockStore.renew`, in one round trip for each slot."""
-        by_slot: dict[int, list[tuple[str, Token, float]]] = {}
-        for lock in locks:
-            by_slot.setdefault(self._cluster.keyslot(lock[0]), []).append(lock)
-        renewed: dict[tuple[str, Token, float], bool] = {}
-        for of_slot in by_slot.values():
-            renewed |= zip(of_slot, super().renew(of_slot), strict=True)
-        return [renewed[lock] for lock in locks]
+    def outage_of(self, key: str) -> Outage:
+        """As `Sender.outage_of`: that of the node which has the slot of `key`."""
+        return self._cluster.outage_of(_slot(key))
 
-    def _on_line(self, command: Command) -> Any:
-        try:
-            return evaluate(self._cluster, command)
-        except RedisClusterException as error:  # redis-py does not derive it from RedisError
-            raise RedisError(str(error)) from error
-
-    def _send_late(self, late: Late) -> None:
-        """Read the answer at once: the client of a Cluster follows a key that has moved, and must see the answer."""
-        late.told(self._on_line(late.command))
+    def send_late(self, command: Command, told: Callable[[Any], object], in_doubt: Callable[[], object]) -> None:
+        """As `Sender.send_late`, but the answer is waited for: it may be that the slot has moved."""
+        answer, resent = self._ask(command)
+        told(resent or answer)
 
     def read_late(self, seconds: float, longest: float) -> bool:
         """There is nothing to read."""
         return False
+
+    def renew(self, locks: Sequence[Lease]) -> list[bool | RedisError]:
+        """As `LockStore.renew`, in one round trip for each slot; first at the nodes that answer, as far as is known.
+
+        A node that does not answer is asked once, and not about its other slots.
+        """
+        answers: dict[Lease, bool | RedisError] = {}
+        silent: dict[Address, RedisError] = {}
+        for at, of_slot in self._by_slot(locks):
+            try:
+                if at in silent:
+                    raise silent[at]
+                answers |= zip(of_slot, self._renew_slot(of_slot), strict=True)
+            except RedisError as error:
+                if isinstance(error, RedisConnectionError | RedisTimeoutError):
+                    silent[at] = error
+                answers |= dict.fromkeys(of_slot, error)
+        found = [answers[lock] for lock in locks]
+        if found and all(isinstance(answer, RedisError) for answer in found):
+            raise next(answer for answer in found if isinstance(answer, RedisError))
+        return found
+
+    def _by_slot(self, locks: Sequence[Lease]) -> list[tuple[Address, list[Lease]]]:
+        by_slot: dict[int, list[Lease]] = {}
+        for lock in locks:
+            by_slot.setdefault(_slot(lock[0]), []).append(lock)
+        placed = [(self._cluster.owner(slot), of_slot) for slot, of_slot in by_slot.items()]
+        return sorted(placed, key=lambda one: self._cluster.outage(one[0]).unreachable is not None)
+
+    def _renew_slot(self, locks: Sequence[Lease]) -> list[bool | RedisError]:
+        try:
+            return self._renew(locks)
+        except TryAgainError:  # some of the keys have moved already; a command with one key is never refused so
+            return [answer for lock in locks for answer in self._renew([lock])]
+
+    def _renew(self, locks: Sequence[Lease]) -> list[bool | RedisError]:
+        command = commands.renew(locks)
+        renewed = self._follow(command, 0.0)
+        self._answered(command)
+        return [bool(one) for one in renewed]
+
+    def _on_line(self, command: Command) -> Any:
+        return self._follow(command, OPEN_SLOT)
+
+    def _follow(self, command: Command, patience: float) -> Any:
+        """The answer to `command`, from the node that has the slot.
+
+        Args:
+            command: All its keys are in one slot.
+            patience: How long to send it again while the slot is neither here nor there, in seconds.
+        """
+        slot, until = _slot(command.keys[0]), time.monotonic() + patience
+        at, asking, redirections = self._cluster.owner(slot), False, 0
+        while True:
+            try:
+                return self._lines_of(at).ask(command, asking=asking)
+            except AskError as error:  # also MovedError
+                redirections += 1
+                if redirections > REDIRECTIONS:
+                    raise
+                at, asking = self._cluster.address(error, at), not isinstance(error, MovedError)
+                if not asking:
+                    self._cluster.moved(slot, at)
+            except (RedisConnectionError, RedisTimeoutError, ClusterDownError):
+                self._cluster.doubt(at)
+                raise
+            except ResponseError as error:
+                if not _is_between_nodes(error) or time.monotonic() > until:
+                    raise
+                time.sleep(PAUSE)
+                at, asking, redirections = self._cluster.owner(slot), False, 0
+
+    def _lines_of(self, address: Address) -> Lines:
+        lines = self._lines.get(address)
+        if lines is None:
+            for gone in [one for one in self._lines if not self._cluster.is_known(one)]:
+                self._lines.pop(gone, None)
+            client = self._cluster.connect(address, self._max_connections)
+            lines = self._lines.setdefault(address, Lines(client))
+        return lines
+
+
+def _slot(key: str) -> int:
+    return int(key_slot(key.encode()))
+
+
+def _is_between_nodes(error: ResponseError) -> bool:
+    """Whether the keys of a command, or the slots of a limit that its script looks at, are at two nodes."""
+    return isinstance(error, TryAgainError) or "non local key" in str(error)

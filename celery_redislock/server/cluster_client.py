@@ -1,95 +1,203 @@
-"""ClusterClient: the client of a Cluster that a URL names, which connects with its first command."""
+"""ClusterClient: the nodes of a Cluster, and which of them has which slot, as far as this process knows."""
 
 from __future__ import annotations
 
-import functools
-import os
-from collections.abc import Mapping, Sequence
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from redis import BlockingConnectionPool
+import redis
 from redis.backoff import NoBackoff
-from redis.cluster import ClusterNode, RedisCluster
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    ClusterDownError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisClusterException
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
+
+from .outage import Outage
+
+Address = tuple[str, int]
+
+#: How many slots a Cluster has.
+SLOTS = 16384
+#: The nodes are not asked again where the slots are until so many seconds have passed since they were asked last.
+LOOK_EVERY = 0.1
+_random = random.SystemRandom()
 
 
 class ClusterClient:
-    """What a lock server needs of redis-py's client for a Cluster.
+    """Knows where the slots of a Cluster are, and makes clients of its nodes; it asks with the first command.
 
-    redis-py's own asks the nodes for their slots when it is made; an app is made where its servers may be away. It also
-    has locks that must not be inherited by a fork. So this one makes one of redis-py's for each process, when it is
-    first asked for, and again where that has failed.
+    redis-py's own client for a Cluster is not used: one silent node delays with it the commands to all others, it sends
+    a command again without saying so, and it follows no slot to a node that is new to it. What threads share here is
+    replaced as a whole, and guarded by no lock: a time limit may strike anywhere.
 
     Args:
-        nodes: Hosts and ports of some nodes of the Cluster.
+        nodes: Hosts and ports of some nodes.
         options: Of the connections to the nodes.
+        remap: From the address by which the nodes know a node, to that by which it is reached from here; None where
+            that is the same.
 
     Attributes:
-        nodes, options: As given.
+        nodes, options, remap: As given.
     """
 
-    def __init__(self, nodes: Sequence[tuple[str, int]], options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[Address],
+        options: Mapping[str, Any],
+        remap: Callable[[Address], Address] | None = None,
+    ) -> None:
         self.nodes = tuple(nodes)
         self.options = options
-        self._clients: dict[int, RedisCluster] = {}
-
-    @property
-    def client(self) -> RedisCluster:
-        """redis-py's client in this process, without retries of its own.
-
-        Raises:
-            RedisConnectionError: No node answers, or those that answer do not know where all slots are.
-        """
-        client = self._clients.get(os.getpid())
-        if client is None:  # two threads may both come here: either client will do, and `setdefault` keeps one
-            client = self._clients.setdefault(os.getpid(), self._make())
-        return client
-
-    def execute_command(self, *words: Any, **options: Any) -> Any:
-        """As redis-py's."""
-        return self.client.execute_command(*words, **options)  # type: ignore[no-untyped-call]
-
-    def keyslot(self, key: str) -> int:
-        """As redis-py's."""
-        return int(self.client.keyslot(key))  # type: ignore[no-untyped-call]
-
-    def pubsub(self) -> Any:
-        """As redis-py's."""
-        return self.client.pubsub()  # type: ignore[no-untyped-call]
-
-    def info(self, section: str) -> list[dict[str, Any]]:
-        """What each primary answers to INFO."""
-        of_nodes: dict[str, Any] = self.client.execute_command("INFO", section, target_nodes=RedisCluster.PRIMARIES)  # type: ignore[no-untyped-call]
-        return [of_nodes] if "maxmemory" in of_nodes else [*of_nodes.values()]
-
-    def close(self) -> None:
-        """Close the connections of this process, and forget where the slots are."""
-        client = self._clients.pop(os.getpid(), None)
-        if client is not None:
-            # redis-py's `close` leaves the connections of pools that it was given.
-            client.disconnect_connection_pools()  # type: ignore[no-untyped-call]
-            client.close()
+        self.remap = remap
+        self._owners: list[Address | None] = [None] * SLOTS
+        self._primaries: tuple[Address, ...] = ()
+        self._asks: dict[Address, redis.Redis] = {}
+        self._outages: dict[Address, Outage] = {}
+        self._of_all = Outage()
+        self._looked_at = -LOOK_EVERY
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.shown}>"
 
     @property
     def shown(self) -> str:
-        """The nodes of the URL, for people."""
+        """The nodes that were given, for people."""
         return ",".join(f"{host}:{port}" for host, port in self.nodes)
 
-    def _make(self) -> RedisCluster:
-        (host, port), *rest = self.nodes
-        url = f"redis://[{host}]:{port}" if ":" in host else f"redis://{host}:{port}"
-        # With a URL, redis-py makes the nodes' pools of the class that is given. Given directly, it would ignore some
-        # options, such as `health_check_interval`.
-        pool = functools.partial(BlockingConnectionPool, **self.options)
-        others = [ClusterNode(*node) for node in rest]  # type: ignore[no-untyped-call]
-        try:
-            return RedisCluster(
-                url=url, startup_nodes=others, retry=Retry(NoBackoff(), 0), protocol=2, connection_pool_class=pool
-            )
-        except RedisClusterException as error:  # redis-py does not derive it from RedisError
-            raise RedisConnectionError(str(error)) from error
+    def copy(self) -> ClusterClient:
+        """One with connections of its own, as for a process that was forked, which knows where the slots are."""
+        new = ClusterClient(self.nodes, self.options, self.remap)
+        new._owners, new._primaries = [*self._owners], self._primaries
+        return new
+
+    def connect(self, address: Address, max_connections: int) -> redis.Redis:
+        """A client of one node, which connects with its first command. It makes a caller wait for a free connection."""
+        host, port = address
+        options = {**self.options, "host": host, "port": port, "max_connections": max_connections}
+        options["retry"] = Retry(NoBackoff(), 0)
+        options.setdefault("timeout", options["socket_timeout"] + options["socket_connect_timeout"])
+        return redis.Redis(connection_pool=redis.BlockingConnectionPool(**options))  # type: ignore[no-untyped-call]
+
+    def pubsub(self) -> Any:
+        """A subscription on any node that answers, as far as is known: each of them hears what another publishes."""
+        if not self._primaries:
+            self.look()
+        reached = [one for one in self._primaries if self.outage(one).unreachable is None] or self._primaries
+        return self.connect(_random.choice(reached), 1).pubsub()  # type: ignore[no-untyped-call]
+
+    def info(self, section: str) -> list[dict[str, Any]]:
+        """What each primary answers to INFO."""
+        self.look()
+        return [self._client(address).info(section) for address in self._primaries]
+
+    def close(self) -> None:
+        """Close the connections over which the nodes were asked where the slots are."""
+        for client in self._asks.values():
+            client.connection_pool.disconnect()
+
+    def owner(self, slot: int) -> Address:
+        """The node that has `slot`, as far as is known.
+
+        Raises:
+            RedisError: No node answers, or none has the slot.
+        """
+        address = self._owners[slot]
+        if address is None:
+            self.look()
+            address = self._owners[slot]
+        if address is None:
+            raise ClusterDownError(f"CLUSTERDOWN no node of the Cluster {self.shown} has the slot {slot}")
+        return address
+
+    def is_known(self, address: Address) -> bool:
+        """Whether a node has slots, as far as is known."""
+        return address in self._primaries
+
+    def outage(self, address: Address) -> Outage:
+        """The `Outage` of one node."""
+        return self._outages.setdefault(address, Outage(f"node {address[0]}:{address[1]}"))
+
+    def outage_of(self, slot: int) -> Outage:
+        """The `Outage` of the node that has `slot`; that of the whole Cluster while no node has told."""
+        address = self._owners[slot]
+        return self._of_all if address is None else self.outage(address)
+
+    def address(self, redirection: AskError, told_by: Address) -> Address:
+        """Where a node sends us with ASK or MOVED."""
+        return self._reached(redirection.host, redirection.port, told_by)
+
+    def moved(self, slot: int, to: Address) -> None:
+        """Note that `slot` is at another node now."""
+        self._owners[slot] = to
+
+    def doubt(self, address: Address) -> None:
+        """Ask the other nodes, for as long as one command may take, whether another has the slots of this one now."""
+        if time.monotonic() - self._looked_at >= LOOK_EVERY:
+            with suppress(RedisError):
+                self.look(last=address)
+
+    def look(self, last: Address | None = None) -> None:
+        """Ask where the slots are: first the nodes that answer, as far as is known.
+
+        Args:
+            last: A node that has not answered, and is asked after all others. The caller has waited for it, and then
+                waits for no more than one other silent node.
+
+        Raises:
+            RedisError: No node answers, or one that does is none of a Cluster.
+        """
+        self._looked_at = time.monotonic()
+        error: Exception | None = None
+        for address in sorted(dict.fromkeys([*self._primaries, *self.nodes]), key=lambda one: self._order(one, last)):
+            try:
+                found = self._client(address).execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call]
+            except AuthenticationError:
+                raise
+            except (RedisConnectionError, RedisTimeoutError) as failed:
+                error = failed
+                if last is not None and isinstance(failed, RedisTimeoutError):
+                    break
+                continue
+            except ResponseError as failed:
+                if "cluster support" not in str(failed):
+                    raise
+                text = "Cluster mode is not enabled on this node"
+                raise RedisConnectionError(text) from RedisClusterException(text)
+            self._learn(found, address)
+            return
+        raise RedisConnectionError(f"no node of the Cluster {self.shown} answers") from error
+
+    def _order(self, address: Address, last: Address | None) -> tuple[bool, bool, float]:
+        outage = self._outages.get(address)
+        is_out = outage is not None and outage.unreachable is not None
+        return address == last, is_out, _random.random()  # not always the same node is asked
+
+    def _learn(self, found: Any, told_by: Address) -> None:
+        owners: list[Address | None] = [None] * SLOTS
+        for first, last, (host, port, *_), *_ in found:
+            address = self._reached(host, port, told_by)
+            owners[first : last + 1] = [address] * (last + 1 - first)
+        primaries = tuple({address: None for address in owners if address is not None})
+        for gone in self._outages.keys() - {*primaries}:
+            self._outages.pop(gone).over(has_gone=True)
+        self._of_all.over()
+        self._owners, self._primaries = owners, primaries
+
+    def _reached(self, host: str | bytes | None, port: int, told_by: Address) -> Address:
+        name = host.decode() if isinstance(host, bytes) else host
+        if not name or name == "?":  # a node that does not know its own address
+            return told_by[0], int(port)
+        return self.remap((name, int(port))) if self.remap else (name, int(port))
+
+    def _client(self, address: Address) -> redis.Redis:
+        return self._asks.setdefault(address, self.connect(address, 2))

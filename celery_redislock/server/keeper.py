@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from redis.exceptions import RedisError
@@ -161,14 +161,20 @@ class Keeper:
             with self._watching():
                 answers = self._store.renew([(lock.slot, lock.token, lock.lease) for lock in due])
         except RedisError as error:
-            self._try_again(due, error)
+            self._try_again(dict.fromkeys(due, error))
             return
-        self._failures = 0
+        unanswered: dict[HeldLock, RedisError] = {}
         for lock, still_held in zip(due, answers, strict=True):
-            if still_held and lock.remaining > 0:
+            if isinstance(still_held, RedisError):  # a node of a Cluster
+                unanswered[lock] = still_held
+            elif still_held and lock.remaining > 0:
                 lock.renewed(sent_at)
             else:  # where the key is still held, the answer is too late: the holder may have been told of the loss
                 self._lose(lock, PAST_DEADLINE if still_held else KEY_GONE)
+        if unanswered:
+            self._try_again(unanswered)
+        else:
+            self._failures = 0
 
     def _release_later(self) -> bool:
         """Send releases that were put off, for `SHIFT` seconds; return whether to go on after the next renewals."""
@@ -206,11 +212,11 @@ class Keeper:
                 return
             self._lose(lock, PAST_DEADLINE)
 
-    def _try_again(self, due: Sequence[HeldLock], error: RedisError) -> None:
-        if self._failures:  # the first failure may be of a connection that a restarted server has closed
-            self._store.outage.begin(RENEW, error)
+    def _try_again(self, unanswered: Mapping[HeldLock, RedisError]) -> None:
         now = time.monotonic()
-        for lock in due:
+        for lock, error in unanswered.items():
+            if self._failures:  # the first failure may be of a connection that a restarted server has closed
+                self._store.outage_of(lock.key).begin(RENEW, error)
             lock.renew_at = now + min(0.05 * 2**self._failures, lock.lease * INTERVAL * TICK)
         self._failures = min(self._failures + 1, 10)
 

@@ -48,15 +48,20 @@ class Line:
         self._connection: Any = client.connection
         self.late: Late | None = None
 
-    def ask(self, command: Command) -> Any:
-        """The answer to `command`, in one round trip; in two where the server does not know the script yet."""
-        self._send("EVALSHA", command.script.sha, command)
+    def ask(self, command: Command, *, asking: bool = False) -> Any:
+        """The answer to `command`, in one round trip; in two where the server does not know the script yet.
+
+        Args:
+            command: What is sent.
+            asking: Whether the server is a Cluster's node to which another has sent us with ASK.
+        """
+        self._send("EVALSHA", command.script.sha, command, asking)
         self.read_late()
         try:
-            return self._connection.read_response()
+            return self._answer(asking)
         except NoScriptError:  # a server that is new or has restarted
-            self._send("EVAL", command.script.text, command)
-            return self._connection.read_response()
+            self._send("EVAL", command.script.text, command, asking)
+            return self._answer(asking)
 
     def send_late(self, late: Late) -> None:
         """Send a command, whose answer is read later."""
@@ -102,8 +107,15 @@ class Line:
         else:
             self._client.close()
 
-    def _send(self, how: str, script: str, command: Command) -> None:
+    def _answer(self, asking: bool) -> Any:
+        if asking:
+            self._connection.read_response()
+        return self._connection.read_response()
+
+    def _send(self, how: str, script: str, command: Command, asking: bool = False) -> None:
         keys, values = command.keys, command.values
+        if asking:
+            self._connection.send_command("ASKING", check_health=self.late is None)
         # A check of the connection's health would take the answer that has not been read for its own.
         self._connection.send_command(how, script, str(len(keys)), *keys, *values, check_health=self.late is None)
 
@@ -125,11 +137,11 @@ class Lines:
         # Half of the pool's connections stay there, so that a thread that waits for one gets one.
         self._max_spare = min(MAX_SPARE, client.connection_pool.max_connections // 2)
 
-    def _on_line(self, command: Command) -> Any:
-        """The answer to `command`, on a connection that no other thread uses meanwhile."""
+    def ask(self, command: Command, *, asking: bool = False) -> Any:
+        """The answer to `command`, on a connection that no other thread uses meanwhile; as `Line.ask`."""
         line = self._take_line()
         try:
-            answer = line.ask(command)
+            answer = line.ask(command, asking=asking)
         except BaseException:
             self._drop(line)
             raise

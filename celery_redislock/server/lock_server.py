@@ -18,12 +18,11 @@ from celery_redislock.info import LockInfo
 
 from .answers import Conflict, Granted
 from .clients import command_time, derive
-from .cluster import ClusterStore
+from .cluster import ClusterStore, of_cluster
 from .cluster_client import ClusterClient
 from .event_loop import running_loop
 from .held import HeldLock
 from .keeper import Keeper
-from .outage import Outage
 from .room import Room
 from .scripts import Command
 from .store import LockStore
@@ -32,33 +31,31 @@ from .waiter import Waiter
 _SERVERS = "_redislock_servers"
 #: Seconds between two looks at a key whose release wakes nobody.
 POLL = 0.1
-#: The client of a Cluster resends a command by itself, for about so many seconds.
-CLUSTER_COMMAND_TIME = 60.0
 
 
 class LockServer:
     """A store for the threads of this process, a keeper and a room, each with its own connections.
 
     Args:
-        client: A client from `connect` or `derive`; or the user's client of a Cluster. All of them share a Cluster's.
+        client: A client from `connect` or `derive`.
         keyprefix: What precedes the names of channels on that server; the keys' names come with it.
     """
 
-    def __init__(self, client: redis.Redis | RedisCluster | ClusterClient, keyprefix: str = "") -> None:
+    def __init__(self, client: redis.Redis | ClusterClient, keyprefix: str = "") -> None:
         self.client = client
         self.keyprefix = keyprefix
-        self.store = self._store()
-        self.command_time = CLUSTER_COMMAND_TIME if isinstance(client, RedisCluster) else command_time(client)
+        self.store = ClusterStore(client) if isinstance(client, ClusterClient) else LockStore(client)
+        self.command_time = command_time(client)
         servers_of(getattr(client, "connection_pool", client)).setdefault(os.getpid(), self)
-        self.keeper = Keeper(self._store(self.store.outage), self.command_time, self.store)
+        self.keeper = Keeper(self._store(), self.command_time, self.store)
 
     @property
     def room(self) -> Room:
         """Where those of this process wait for a key of this server."""
         room: Room | None = vars(self).get("_room")
         if room is None:  # two threads may both come here: nothing is open yet, and `setdefault` keeps one room
-            listens = derive(self.client, 1) if isinstance(self.client, redis.Redis) else self.client
-            room = vars(self).setdefault("_room", Room(self._store(self.store.outage), listens, self.keyprefix))
+            listens = self.client if isinstance(self.client, ClusterClient) else derive(self.client, 1)
+            room = vars(self).setdefault("_room", Room(self._store(), listens, self.keyprefix))
         return room
 
     def stop(self) -> None:
@@ -67,11 +64,11 @@ class LockServer:
         if "_room" in vars(self):
             self.room.stop()
 
-    def _store(self, outage: Outage | None = None) -> LockStore:
-        """A store; where it shares the `Outage` of another, it has one connection, which nobody else uses."""
-        if isinstance(self.client, redis.Redis):
-            return LockStore(self.client if outage is None else derive(self.client, 1), outage)
-        return ClusterStore(self.client, outage)
+    def _store(self) -> LockStore:
+        """A store that has one connection, to each node of a Cluster, which nobody else uses."""
+        if isinstance(self.client, ClusterClient):
+            return ClusterStore(self.client, 1)
+        return LockStore(derive(self.client, 1), self.store.outage)
 
     @classmethod
     def behind(cls, client: Any) -> LockServer:
@@ -81,8 +78,8 @@ class LockServer:
         server = servers.get(os.getpid())
         if server is None:
             keyprefix = next((one.keyprefix for one in servers.values()), "")  # of the server before a fork
-            server = cls(client if pool is client else derive(client), keyprefix)
-            server = servers.setdefault(os.getpid(), server)
+            ours = of_cluster(client) if isinstance(client, RedisCluster | ClusterClient) else derive(client)
+            server = servers.setdefault(os.getpid(), cls(ours, keyprefix))
             weakref.finalize(pool, server.stop).atexit = False
         return server
 

@@ -27,6 +27,9 @@ LONGEST_PAUSE = 5.0
 class Outage:
     """Says once when a server cannot be asked any more, and once when it can again.
 
+    Args:
+        where: Is logged behind "the lock server": which node of a Cluster it is.
+
     Attributes:
         since: When the outage began, by `time.monotonic()`; None while there is none.
         unreachable: Why the server cannot be reached, for people. None while it can be reached, also if it refuses
@@ -34,7 +37,8 @@ class Outage:
         look_at: When the next caller may look whether the server can be reached again, by `time.monotonic()`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, where: str = "") -> None:
+        self._where = f" {where}" if where else ""
         self.since: float | None = None
         self.unreachable: str | None = None
         self.look_at = 0.0
@@ -47,9 +51,9 @@ class Outage:
             if self.since is None:
                 self.since, self._failing = time.monotonic(), script
                 logger.warning(
-                    "the lock server cannot be asked: %s; until it can, lock_on_outage decides about runs, and "
+                    "the lock server%s cannot be asked: %s; until it can, lock_on_outage decides about runs, and "
                     "held locks last until their deadline",
-                    describe(error),
+                    *(self._where, describe(error)),
                 )
             if self.unreachable is None:
                 self.look_at = time.monotonic() + SHORTEST_PAUSE
@@ -84,9 +88,25 @@ class Outage:
         """
         with self._changing:
             self.unreachable = None
-            if self.since is not None and script in {self._failing, ACQUIRE}:
-                logger.warning("the lock server answers again, after %.1f s", time.monotonic() - self.since)
+            is_over = script in {self._failing, ACQUIRE}
+        if is_over:
+            self.over()
+
+    def over(self, *, has_gone: bool = False) -> None:
+        """Note that the outage is over, if there is one.
+
+        Args:
+            has_gone: Whether other nodes of the Cluster have the keys of this one now.
+        """
+        with self._changing:
+            self.unreachable = None
+            if self.since is not None:
+                seconds = time.monotonic() - self.since
                 self.since = None
+                if has_gone:
+                    logger.warning("the lock server%s has been replaced, after %.1f s", self._where, seconds)
+                else:
+                    logger.warning("the lock server%s answers again, after %.1f s", self._where, seconds)
 
 
 def _why_unreachable(error: RedisError) -> str | None:

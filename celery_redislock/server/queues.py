@@ -134,12 +134,6 @@ class Queues:
         heapq.heappush(self.by_line[line].heap, first)
         return second
 
-    def drop_empty(self) -> None:
-        """Forget the lines in which nobody waits."""
-        for line in [*self.by_line]:
-            if self.first(line) is None:
-                del self.by_line[line]
-
     def take_out(self, line: str, holders: Sequence[Token]) -> list[Waiter]:
         """Take out those who wait in `line` and need not wait for their turn; as for `Waiter.need_not_wait`."""
         queue = self.by_line[line]

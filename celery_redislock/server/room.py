@@ -22,6 +22,7 @@ from .answers import Conflict
 from .listener import Listener
 from .looks import SHORT_LOOK, Looks, look_in
 from .names import channel_of, key_of, limit_of
+from .outage import Outage
 from .queues import Queue, Queues
 from .store import LockStore
 from .tokens import Token
@@ -65,9 +66,8 @@ class Room:
         self._starting = threading.Lock()
         # What only the room's thread uses. The lines whose first waiter has no slot are set aside.
         self._aside: dict[str, None] = {}
-        self._silent_until = -math.inf
-        #: The lines about which the server did not answer last time.
-        self._unanswered: set[str] = set()
+        #: Until when nobody asks the server, or a node of a Cluster, which did not answer; by its `Outage`.
+        self._silent: dict[Outage, float] = {}
 
     def __len__(self) -> int:
         return len(self._queues)
@@ -146,21 +146,26 @@ class Room:
         for waiter in self._queues.end(time.monotonic()):
             self._looks.soon(waiter.line)
             begin(waiter, called=False)
-        if time.monotonic() >= self._silent_until:
-            try:
-                self._pass_on()
-                due = dict.fromkeys(self._aside, False) | self._looks.due(self._queues.by_line)
-                for line in sorted(due, key=lambda line: (line in self._unanswered, self._queues.place(line))):
-                    self._try_to_look(line, is_offered=due[line])
-            except LockUnavailable as error:
-                self._silent(error)
+        self._silent = {outage: until for outage, until in self._silent.items() if until > time.monotonic()}
+        self._pass_on()
+        due = dict.fromkeys(self._aside, False) | self._looks.due(self._queues.by_line)
+        for line in sorted(due, key=lambda line: (self._is_out(line), self._queues.place(line))):
+            self._try_to_look(line, is_offered=due[line])
         left.set()
         return self._pause()
 
+    def _is_out(self, line: str) -> bool:
+        """Whether the server of `line` did not answer last time: in a Cluster the other nodes come first."""
+        return self._store.outage_of(key_of(line)).unreachable is not None
+
     def _try_to_look(self, line: str, *, is_offered: bool) -> None:
+        silent_until = self._silent.get(self._store.outage_of(key_of(line)))
+        if silent_until is not None:
+            if line in self._queues.by_line:
+                self._looks.later(line, silent_until - time.monotonic())
+            return
         try:
             self._look(line, is_offered)
-            self._unanswered.discard(line)
         except LockUnavailable as error:
             self._refused(line, error)
         except BaseException:  # the others must still have their turn
@@ -225,13 +230,11 @@ class Room:
             begin(waiter, called=False)
 
     def _pass_on(self) -> None:
-        """Pass on the keys for which somebody was called who does not ask for them.
-
-        Raises:
-            LockUnavailable: Redis did not answer or refused.
-        """
-        while self._passed:
-            waiter = self._passed.popleft()
+        """Pass on the keys for which somebody was called who does not ask for them."""
+        for waiter in [self._passed.popleft() for _ in range(len(self._passed))]:
+            if self._store.outage_of(waiter.key) in self._silent:
+                self._passed.append(waiter)
+                continue
             try:
                 self._store.release(waiter.key, self.call_of(waiter), exactly=True)
             except LockUnavailable as error:
@@ -241,31 +244,26 @@ class Room:
                 self._looks.soon(waiter.line)
 
     def _refused(self, line: str, error: LockUnavailable) -> None:
-        """The server refuses a command about the key of `line`: the other keys must still have their turn.
+        """The server refuses a command about the key of `line`, or does not answer: look again in a while.
 
-        Raises:
-            LockUnavailable: The server did not answer, and need not be asked about other keys for a while. Next time
-                this key comes last: in a Cluster another node may answer for the others.
+        A server that does not answer is not asked about any other key meanwhile; but the other nodes of a Cluster are.
+        What cannot be left or passed on now ends by itself.
         """
-        if self._store.outage.unreachable is not None:
-            self._unanswered.add(line)
-            raise error
-        self._looks.later(line, SHORT_LOOK)
+        outage = self._store.outage_of(key_of(line))
+        lines = {line}
+        if outage.unreachable is not None:
+            self._silent[outage] = time.monotonic() + SHORT_LOOK
+            lines |= {one for one in self._queues.by_line if self._store.outage_of(key_of(one)) is outage}
+        for one in lines:
+            if self._queues.first(one) is None:
+                self._queues.by_line.pop(one, None)
+            else:
+                self._looks.later(one, SHORT_LOOK)
         for waiter in self.waiting():
-            if waiter.line == line:
+            if waiter.line in lines:
                 waiter.unavailable(error)
-
-    def _silent(self, error: LockUnavailable) -> None:
-        """The server does not answer: look again in a while. What cannot be left or passed on now ends by itself."""
-        self._silent_until = time.monotonic() + SHORT_LOOK
-        self._passed.clear()
-        self._queues.drop_empty()
-        self._unanswered &= self._queues.by_line.keys()
-        self._looks.soon(None)
-        for waiter in self.waiting():
-            waiter.unavailable(error)
 
     def _pause(self) -> float:
         now = time.monotonic()
-        at = min(self._looks.next, now + RETRY if self._aside else math.inf)
-        return min(max(at, self._silent_until), self._queues.next_deadline) - now
+        at = min(self._looks.next, now + RETRY if self._aside else math.inf, *self._silent.values())
+        return min(at, self._queues.next_deadline) - now

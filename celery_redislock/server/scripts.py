@@ -1,16 +1,10 @@
-"""The Lua scripts of the folder lua/, in which the protocol is written, and how one is run."""
+"""The Lua scripts of the folder lua/, in which the protocol is written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from hashlib import sha1
 from importlib.resources import files
-from typing import Any, NamedTuple
-
-from redis.cluster import RedisCluster
-from redis.exceptions import NoScriptError
-
-from .cluster_client import ClusterClient
+from typing import NamedTuple
 
 Text = str | bytes
 
@@ -46,13 +40,3 @@ class Command(NamedTuple):
     script: Script
     keys: tuple[str, ...]
     values: tuple[Text, ...]
-
-
-def evaluate(client: RedisCluster | ClusterClient, command: Command) -> Any:
-    """Run a script in one round trip; in two where the server does not know it yet."""
-    script, keys, values = command
-    execute: Callable[..., Any] = client.execute_command
-    try:
-        return execute("EVALSHA", script.sha, str(len(keys)), *keys, *values)
-    except NoScriptError:  # a server that is new or has restarted
-        return execute("EVAL", script.text, str(len(keys)), *keys, *values)

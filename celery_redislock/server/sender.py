@@ -40,6 +40,10 @@ class Sender(Lines):
         self.outage = outage or Outage()
         self.known: set[Script] = set()
 
+    def outage_of(self, key: str) -> Outage:
+        """The `Outage` of the server that has `key`."""
+        return self.outage
+
     def _ask(self, command: Command) -> tuple[Any, bool]:
         """Send `command`; return the reply, and whether the script may have run before, its reply being lost.
 
@@ -84,13 +88,14 @@ class Sender(Lines):
         Raises:
             LockUnavailable: The server cannot be reached, as far as is known.
         """
-        if self.outage.let_look():
+        outage = self.outage_of(key)
+        if outage.let_look():
             began = time.monotonic()
             try:
                 self._send(commands.inspect(key))
             except RedisError as error:
-                self.outage.looked(error, time.monotonic() - began)
-        reason = self.outage.unreachable
+                outage.looked(error, time.monotonic() - began)
+        reason = self.outage_of(key).unreachable
         if reason is not None:
             raise LockUnavailable(key, reason)
 
@@ -102,17 +107,24 @@ class Sender(Lines):
         except (RedisConnectionError, RedisTimeoutError):
             time.sleep(_random.uniform(0, MAX_PAUSE))
         except RedisError as error:
-            self.outage.begin(command.script, error)
+            self.outage_of(command.keys[0]).begin(command.script, error)
             raise
         sent_at = time.monotonic()
         try:
             return self._send(command), sent_at, True
         except RedisError as error:
-            self.outage.begin(command.script, error)
+            self.outage_of(command.keys[0]).begin(command.script, error)
             raise
 
     def _send(self, command: Command) -> Any:
         reply = self._on_line(command)
-        if self.outage.since is not None:
-            self.outage.end(command.script)
+        self._answered(command)
         return reply
+
+    def _answered(self, command: Command) -> None:
+        outage = self.outage_of(command.keys[0])
+        if outage.since is not None:
+            outage.end(command.script)
+
+    def _on_line(self, command: Command) -> Any:
+        return self.ask(command)

@@ -24,6 +24,9 @@ from .tokens import Token, cooling
 
 logger = logging.getLogger(__name__)
 
+#: A held lock as it is renewed: its key, its token, and its lease in seconds.
+Lease = tuple[str, Token, float]
+
 
 class LockStore(Sender):
     """The locks of one server; each method sends one command."""
@@ -148,14 +151,15 @@ class LockStore(Sender):
         """
         return bool(self._ask(commands.give_up(key, claim, NOTE_TTL if is_to_come else None))[0])
 
-    def renew(self, locks: Sequence[tuple[str, Token, float]]) -> list[bool]:
+    def renew(self, locks: Sequence[Lease]) -> list[bool | RedisError]:
         """Renew each key that its token still owns. After a lost connection this command is not sent once more.
 
         Args:
             locks: Triples of key, token and lease in seconds.
 
         Returns:
-            For each lock, whether its token still owns the key.
+            For each lock, whether its token still owns the key; in a Cluster, the error of a node that did not answer
+            or refused, where others answered.
 
         Raises:
             RedisError: Redis did not answer or refused.
@@ -257,7 +261,7 @@ class LockStore(Sender):
 
     def _take(self, command: Command, token: Token) -> Granted | Conflict | Finished:
         key = command.keys[0]
-        if self.outage.unreachable is not None:
+        if self.outage_of(key).unreachable is not None:
             self._look_again(key)
         try:
             reply, sent_at, _ = self._call(command)

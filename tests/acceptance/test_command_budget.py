@@ -22,6 +22,7 @@ from celery_redislock.message.header import HEADER, Header
 from celery_redislock.server import tokens
 from celery_redislock.server.held import HeldLock
 from celery_redislock.server.tokens import mint_publish
+from tests.lab.cluster_locks import needs_one_server
 from tests.lab.recorder import load_scripts, recording
 from tests.lab.servers import wait_until
 from tests.lab.wake_ups import counts_on_wake_ups
@@ -250,6 +251,7 @@ SCENARIOS = [
 ]
 
 
+@needs_one_server("its time-outs and what one connection sends are the table's")
 @counts_on_wake_ups("the commands of those who are woken up are counted")
 def test_each_scenario_sends_the_lock_server_what_the_table_says_and_nothing_else(lab):
     for scenario in SCENARIOS:

@@ -6,7 +6,7 @@ import pytest
 from celery.exceptions import TaskRevokedError
 
 from celery_redislock import LockConflict
-from celery_redislock.server.store import LockStore
+from celery_redislock.server.lock_server import LockServer
 from tests.lab.servers import wait_until
 from tests.lab.wake_ups import A_MINUTE, counts_on_wake_ups
 
@@ -101,7 +101,7 @@ class TestCooldown:
         config.settings["task_annotations"] = {"lab.cools_skip": {"lock_cooldown": 60.0}}
         worker = start_worker(1)
         assert tasks.cools_skip.delay("k", "first").get(timeout=10) == "first"
-        store, key = LockStore(locks.client), tasks.cools_skip.lock_for("k").name
+        store, key = LockServer.behind(locks.client).store, tasks.cools_skip.lock_for("k").name
         wait_until(lambda: store.inspect(key).state == "cooling", "it cools down")  # the result was stored before
         (child,) = worker.children()
         worker.kill_child(child.pid)

@@ -16,6 +16,7 @@ from celery_redislock.server.names import keys_of
 from tests.acceptance.test_outages import CANNOT, consumes_again
 from tests.conftest import on_every_broker, on_every_queue
 from tests.lab.app import make_app
+from tests.lab.cluster_locks import needs_one_server
 from tests.lab.servers import Valkey, wait_until, wait_until_stopped
 from tests.lab.wake_ups import A_MINUTE, counts_on_wake_ups, few
 from tests.lab.workers import kept, waiting_in
@@ -296,6 +297,7 @@ def test_in_an_outage_those_who_wait_do_what_lock_on_outage_says_and_leave_room_
     app.close()
 
 
+@needs_one_server("its user is made at one node")
 @pytest.mark.usefixtures("private_locks")
 def test_a_worker_whose_user_has_no_right_to_channels_runs_all_in_order(config, start_worker, each_runs_once, locks):
     locks.client.acl_setuser(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from celery_redislock import LockInfo
 from tests.lab.app import make_app
+from tests.lab.cluster_locks import needs_one_server
 from tests.lab.servers import wait_until
 from tests.lab.wake_ups import LEASE
 
@@ -46,6 +47,7 @@ def test_a_direct_call_takes_no_lock(tasks, locks):
     assert locks.calls() == {}
 
 
+@needs_one_server("one warm-up reaches one node")
 def test_an_uncontended_run_costs_one_round_trip_to_acquire_and_one_to_release(tasks, start_worker, locks):
     start_worker(1)
     tasks.work.delay("warm-up").get(timeout=10)  # connects, and loads the scripts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_redislock import LockLost
+from tests.lab.cluster_locks import needs_one_server
 from tests.lab.servers import need_pool, wait_until
 
 
@@ -90,6 +91,7 @@ def test_a_process_that_stood_still_past_its_lease_knows_that_the_key_is_lost_an
     assert "lost" not in dict(lock_of(ledger, "new")[0])
 
 
+@needs_one_server("a command may take twice the time-outs, and so the lease of this test is too short")
 @pytest.mark.parametrize("on_lost", ["warn", "abort"])
 def test_in_front_of_a_silent_server_the_holder_is_told_at_its_deadline_and_not_a_time_out_later(
     lock_proxy, config, tasks, start_worker, ledger, on_lost

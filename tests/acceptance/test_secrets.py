@@ -11,6 +11,7 @@ import pytest
 from celery import Celery
 
 from tests.lab.app import make_app
+from tests.lab.cluster_locks import needs_one_server
 from tests.lab.servers import wait_until
 from tests.lab.workers import ROOT
 
@@ -41,6 +42,7 @@ def test_celery_report_shows_none(config):
     assert "redislock_client_options" in report.stdout
 
 
+@needs_one_server("its URL is another")
 def test_what_a_worker_tells_of_itself_shows_none_and_its_locks_work(app, config, tasks, start_worker):
     worker = start_worker(1)
     # Redis forgets a command that is sent before the worker has subscribed, which it does a moment after it is ready.

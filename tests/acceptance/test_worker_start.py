@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tests.lab.cluster_locks import needs_one_server
 from tests.lab.servers import free_port, need_pool, wait_until
 
 READY = "w0@lab ready."
@@ -16,6 +17,7 @@ def lines_of(worker, level: str) -> list[str]:
     return re.findall(rf"^\[.*: {level}/MainProcess\] (.*lock server.*)$", worker.output(), re.MULTILINE)
 
 
+@needs_one_server("its URL is another")
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent", "eventlet"])
 def test_a_wrong_password_is_an_error_before_the_worker_is_ready(config, private_locks, start_worker, pool):
     need_pool(pool)
@@ -41,6 +43,7 @@ def test_nobody_listens_there_is_a_warning_and_what_is_sent_runs_later(config, s
     assert "; nothing listens there" in line
 
 
+@needs_one_server("its clients are counted")
 @pytest.mark.parametrize("settings", [{}, {"redislock_enabled": False}], ids=["right", "switched off"])
 def test_a_worker_that_needs_no_warning_gives_none(config, private_locks, locks, start_worker, settings):
     config.settings = settings

@@ -137,6 +137,19 @@ def test_what_it_made_for_a_client_ends_with_it(locks):
     wait_until(lambda: not keeper.is_alive(), "its keeper has ended")
 
 
+def test_what_it_made_for_a_clusters_client_ends_with_it(cluster_port):
+    client = RedisCluster(host="127.0.0.1", port=cluster_port)
+    kept = weakref.ref(client)
+    before = set(threading.enumerate())
+    with Lock(client, NAME, timeout=30, renew=True) as lock:
+        (keeper,) = set(threading.enumerate()) - before
+    client.close()
+    del client, lock
+    gc.collect()
+    assert kept() is None
+    wait_until(lambda: not keeper.is_alive(), "its keeper has ended")
+
+
 def test_a_redis_user_needs_only_the_keys_and_commands_that_the_page_names(locks):
     commands = set(re.findall(r"\b[A-Z]{3,}\b", PAGE.rsplit("A Redis user needs", 1)[1]))
     called = {

@@ -17,6 +17,7 @@ from celery_redislock.server.answers import Conflict, Granted
 from celery_redislock.server.connect import connect
 from celery_redislock.server.lock_server import LockServer
 from celery_redislock.server.names import channel_of, keys_of
+from celery_redislock.server.outage import Outage
 from celery_redislock.server.room import Room
 from celery_redislock.server.store import LockStore
 from celery_redislock.server.tokens import Attempt, Token
@@ -610,10 +611,13 @@ class TestWhatFails:
         """As in a Cluster, where another node may answer for the other keys."""
 
         class TwoNodes(LockStore):
+            def outage_of(self, key):
+                return vars(self).setdefault("_away", Outage()) if key == "bad" else self.outage
+
             def stand(self, key, *args):
                 if key == "bad":
                     away = connect("redis://127.0.0.1:1", {"socket_connect_timeout": 0.5})
-                    return LockStore(away, self.outage).stand(key, *args)
+                    return LockStore(away, self.outage_of(key)).stand(key, *args)
                 return super().stand(key, *args)
 
         room = make_room(kind=TwoNodes)

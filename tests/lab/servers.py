@@ -9,7 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -90,13 +90,17 @@ class Valkey:
         folder: Where its socket and its log are.
         port: The loopback port; None for the unix socket alone.
         drops_publish: Whether its user may not PUBLISH.
+        options: More options of its command line.
     """
 
-    def __init__(self, folder: Path, port: int | None = None, *, drops_publish: bool = False) -> None:
+    def __init__(
+        self, folder: Path, port: int | None = None, *, drops_publish: bool = False, options: Sequence[str] = ()
+    ) -> None:
         self.socket = folder / "valkey.sock"
         self.port = port
         self.folder = folder
         self.drops_publish = drops_publish
+        self.options = options
         self.client = self.connect()
         self._process: subprocess.Popen[bytes]
         self._end = ExitStack()
@@ -155,7 +159,7 @@ class Valkey:
         listen = ["--bind", "127.0.0.1", "--port", str(self.port or 0), "--unixsocket", str(self.socket)]
         options = ["--save", "", "--dir", str(self.folder), "--enable-debug-command", "yes"]
         user = MAY_NOT_PUBLISH if self.drops_publish else []
-        command = [str(get_binary_path()), *listen, *options, *user]
+        command = [str(get_binary_path()), *listen, *options, *self.options, *user]
         self._process = self._end.enter_context(running(command, self.folder / "valkey.log"))
         wait_until(self._answers, "Valkey answers")
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import redis
 
 from celery_redislock import Lock, LockUnavailable
 from celery_redislock.server.connect import address, connect
 from celery_redislock.server.lock_server import LockServer
+from celery_redislock.worker.startup import ask
 from tests.lab.proxy import Proxy
 from tests.lab.servers import free_port, wait_until
 from tests.lab.topologies import cluster
@@ -23,7 +26,8 @@ def port(tmp_path_factory):
 def client(port):
     client = connect(f"redis+cluster://127.0.0.1:{port}", {})
     yield client
-    client.execute_command("FLUSHALL")
+    with redis.Redis(port=port) as node:
+        node.flushall()
     LockServer.behind(client).stop()
     client.close()
 
@@ -41,7 +45,7 @@ def test_the_client_connects_with_its_first_command_and_again_where_that_has_fai
         proxy.refuse()
         client = connect(f"redis+cluster://127.0.0.1:{proxy.port}", {"socket_timeout": 0.5})
         lock = Lock(client, "stock", timeout=10)
-        with pytest.raises(LockUnavailable, match="cannot be connected"):
+        with pytest.raises(LockUnavailable, match=r"no node of the Cluster .* answers"):
             lock.acquire()
         proxy.mend()
         wait_until(lambda: acquired(lock), "the Cluster answers")
@@ -77,6 +81,21 @@ def config(config, port):
     yield config
     with redis.Redis(port=port) as client:
         client.flushall()
+
+
+def test_a_worker_that_starts_leaves_no_connection(config, app, port):
+    with redis.Redis(port=port) as node:
+
+        def connections():
+            return {one["id"] for one in node.client_list()}
+
+        before = connections()
+        gc.disable()
+        try:
+            ask(app)
+            assert connections() <= before
+        finally:
+            gc.enable()
 
 
 def test_tasks_run_one_after_the_other_and_wait_in_line(config, tasks, start_worker, ledger):

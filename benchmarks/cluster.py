@@ -1,0 +1,137 @@
+"""What a Cluster of three nodes costs and how it spreads, beside one server, while more and more locks are held."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import quantiles
+from typing import Any, NamedTuple
+
+import redis
+from redis.crc import key_slot
+from rich.table import Table
+
+from celery_redislock.server import commands, tokens
+from celery_redislock.server.cluster import ClusterStore
+from celery_redislock.server.connect import connect
+from celery_redislock.server.store import LockStore
+from tests.lab.nodes import three_nodes, url_of
+
+from .findings import Findings
+from .server import valkey
+
+#: What one of three nodes may get of all commands, at least and at most.
+SHARE = 0.30, 0.37
+#: How many locks are held while others are acquired; and how many of the others.
+HELD, ACQUIRES = (1_000, 10_000, 100_000), 5_000
+#: The 99th percentile of an acquire may grow by so much from the fewest held locks to the most.
+FLAT = 1.5
+LEASE = 600.0
+
+
+class Cost(NamedTuple):
+    """Of cycles of acquire and release, while so many locks are held."""
+
+    held: int
+    shares: list[float]
+    """Of each node in all commands."""
+    cpu: float
+    """Microseconds of CPU time that all nodes together took for one cycle."""
+    median: float
+    highest: float
+    """The median and the 99th percentile of an acquire, in microseconds."""
+
+
+def main(findings: Findings) -> None:
+    findings.chapter("A Cluster")
+    table = Table(
+        title=f"cluster: {ACQUIRES:,} cycles of acquire + release while others are held, one after the other",
+        title_justify="left",
+        caption="CPU: of all nodes together, with what an idle one takes. All share the machine.",
+        caption_justify="left",
+    )
+    for column in ("locks on", "held", "share of the nodes", "servers' µs a cycle", "acquire, median µs", "p99 µs"):
+        table.add_column(column, justify="right")
+    with valkey() as url, redis.Redis.from_url(url) as node:
+        alone = _measure([node], LockStore(connect(url, {})), lambda key: node)
+    with tempfile.TemporaryDirectory() as folder, three_nodes(Path(folder, "nodes")) as nodes:
+        client = connect(url_of(nodes), {})
+        at = {node.port: node.client for node in nodes.primaries}
+        spread = _measure([*at.values()], ClusterStore(client), lambda key: at[client.owner(key_slot(key.encode()))[1]])
+    for name, costs in {"one server": alone, "three nodes": spread}.items():
+        for cost in costs:
+            shares = ", ".join(f"{share:.1%}" for share in cost.shares)
+            figures = (f"{cost.cpu:.1f}", f"{cost.median:.0f}", f"{cost.highest:.0f}")
+            table.add_row(name, f"{cost.held:,}", shares, *figures)
+    findings.show(table)
+    _judge(findings, alone, spread)
+
+
+def _judge(findings: Findings, alone: Sequence[Cost], spread: Sequence[Cost]) -> None:
+    most = max(share for cost in spread for share in cost.shares)
+    least = min(share for cost in spread for share in cost.shares)
+    findings.judge("cluster: the greatest share of one of three nodes", most, SHARE[1])
+    findings.judge("cluster: what is missing of a third at the node with the least", 1 / 3 - least, 1 / 3 - SHARE[0])
+    growth = spread[-1].highest / spread[0].highest
+    findings.judge(f"cluster: p99 of an acquire with {HELD[-1]:,} held, {HELD[0]:,} being 1", growth, FLAT)
+    findings.say(
+        f"**How it spreads.** A cycle takes {spread[0].cpu:.1f} µs of CPU time of the three nodes together, and "
+        f"{alone[0].cpu:.1f} µs of one server. A node had {least:.1%} to {most:.1%} of the commands: the slot of a key "
+        "is as good as random, and no list of nodes is kept but the Cluster's own. Neither the time of an acquire nor "
+        "the nodes' CPU time grows with the number of locks that are held."
+    )
+
+
+def _measure(nodes: Sequence[redis.Redis], store: LockStore, node_of: Callable[[str], redis.Redis]) -> list[Cost]:
+    costs = []
+    for already, held in itertools.pairwise((0, *HELD)):
+        _hold(range(already, held), node_of)
+        costs.append(_cost(nodes, store, held))
+    return costs
+
+
+def _hold(numbers: Iterable[int], node_of: Callable[[str], redis.Redis]) -> None:
+    """Take so many locks, without waiting for each answer."""
+    token = tokens.mint(tokens.mint_nonce(), tokens.Attempt("held", 0, 0), tokens.origin("worker@host", "shop.export"))
+    pipelines: dict[redis.Redis, Any] = {}
+    for number in numbers:
+        command = commands.acquire(_key("held", number), token.owner, token, LEASE)
+        node = node_of(command.keys[0])
+        if node not in pipelines:
+            node.script_load(command.script.text)
+            pipelines[node] = node.pipeline(transaction=False)
+        pipelines[node].evalsha(command.script.sha, len(command.keys), *command.keys, *command.values)
+    for pipeline in pipelines.values():
+        pipeline.execute()
+
+
+def _cost(nodes: Sequence[redis.Redis], store: LockStore, held: int) -> Cost:
+    token = tokens.mint(tokens.mint_nonce(), tokens.Attempt("mine", 0, 0), tokens.origin("worker@host", "shop.export"))
+    before = [_spent(node) for node in nodes]
+    seconds = []
+    for one in range(ACQUIRES):
+        key = _key(f"free {held}", one)
+        began = time.perf_counter()
+        store.acquire(key, token, LEASE)
+        seconds.append(time.perf_counter() - began)
+        store.send(commands.release(key, token.owner))
+    after = [_spent(node) for node in nodes]
+    calls = [last - first for (last, _), (first, _) in zip(after, before, strict=True)]
+    cpu = sum(last - first for (_, last), (_, first) in zip(after, before, strict=True))
+    of_hundred = [1e6 * each for each in quantiles(seconds, n=100)]
+    shares = [each / sum(calls) for each in calls]
+    return Cost(held, shares, 1e6 * cpu / ACQUIRES, of_hundred[49], of_hundred[98])
+
+
+def _spent(node: redis.Redis) -> tuple[int, float]:
+    """The scripts that a node has run, and its CPU seconds."""
+    cpu = node.info("cpu")
+    calls = node.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0)
+    return calls, cpu["used_cpu_user"] + cpu["used_cpu_sys"]
+
+
+def _key(stem: str, number: int) -> str:
+    return f"redislock:{{shop.export:{stem}:{number}}}"

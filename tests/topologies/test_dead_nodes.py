@@ -1,0 +1,125 @@
+"""A node of a Cluster dies, or another takes its place, while locks are held, renewed and waited for."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from celery_redislock import Lock, LockUnavailable
+from celery_redislock.server.names import keys_of
+from tests.lab.servers import wait_until
+
+
+@pytest.fixture
+def keys(nodes):
+    """A key on each primary."""
+    return [nodes.key_of(node) for node in nodes.primaries]
+
+
+def test_the_locks_of_the_other_nodes_are_renewed_and_granted_while_a_node_is_dead(nodes, client, keys):
+    locks = [Lock(client, key, timeout=2.0, renew=True) for key in keys]
+    for lock in locks:
+        lock.acquire()
+    dead = nodes.primaries[0]
+    dead.kill()
+    try:
+        wait_until(lambda: locks[0].state == "lost", "the dead node's lock is lost")
+        time.sleep(2.5)
+        assert [lock.state for lock in locks] == ["lost", "held", "held"]
+        for node in nodes.primaries[1:]:
+            for number in range(20):
+                key = nodes.key_of(node, f"other-{number}")
+                began = time.monotonic()
+                with Lock(client, key, timeout=10):
+                    pass
+                assert time.monotonic() - began < 0.5
+        with pytest.raises(LockUnavailable):
+            Lock(client, keys[0], timeout=10).acquire(blocking=False)
+        for node in nodes.primaries[1:]:
+            with Lock(client, nodes.key_of(node, "again"), timeout=10):
+                pass
+    finally:
+        dead.restart()
+        wait_until(nodes.is_up, "it is back")
+    wait_until(lambda: _can_take(client, keys[0]), "the node is asked again")
+
+
+def _can_take(client, key):
+    try:
+        return Lock(client, key, timeout=10).acquire(blocking=False)
+    except LockUnavailable:
+        return False
+
+
+def test_a_silent_node_delays_no_lock_of_the_others(nodes, client, keys):
+    locks = [Lock(client, key, timeout=3.0, renew=True) for key in keys]
+    for lock in locks:
+        lock.acquire()
+    silent, other = nodes.primaries[0], nodes.key_of(nodes.primaries[1], "other")
+    silent.pause()
+    try:
+        end = time.monotonic() + 5
+        slowest = 0.0
+        while time.monotonic() < end:
+            assert "lost" not in [lock.state for lock in locks[1:]]
+            began = time.monotonic()
+            with Lock(client, other, timeout=10):
+                pass
+            slowest = max(slowest, time.monotonic() - began)
+            time.sleep(0.05)
+        print("slowest", slowest)
+        assert slowest < 1.0
+    finally:
+        silent.resume()
+        wait_until(nodes.is_up, "it is back")
+
+
+def test_a_lock_stays_held_and_waited_for_over_a_failover_by_hand(replicated):
+    client = replicated.client(socket_timeout=0.5, socket_connect_timeout=0.5)
+    primary = replicated.primaries[0]
+    key = replicated.key_of(primary)
+    holder = Lock(client, key, timeout=1.5, renew=True)
+    holder.acquire()
+    with client, ThreadPoolExecutor() as threads:
+        waiting = threads.submit(Lock(client, key, timeout=10, thread_local=False).acquire, blocking_timeout=20)
+        wait_until(lambda: primary.client.exists(keys_of(key).line), "it waits")
+        replicated.fail_over(primary)
+        left = replicated.replicas[0].client.pttl(key)
+        wait_until(lambda: replicated.replicas[0].client.pttl(key) > left, "it is renewed")
+        holder.check()
+        holder.release()
+        began = time.monotonic()
+        assert waiting.result(10)
+        assert time.monotonic() - began < 0.5
+
+
+def test_a_lock_stays_held_and_waited_for_over_the_death_of_its_node_where_a_replica_takes_over(replicated):
+    client = replicated.client(socket_timeout=0.5, socket_connect_timeout=0.5)
+    primary, replica = replicated.primaries[0], replicated.replicas[0]
+    key = replicated.key_of(primary)
+    holder = Lock(client, key, timeout=15, renew=True)
+    holder.acquire()
+    with client, ThreadPoolExecutor() as threads:
+        waiting = threads.submit(_acquire_at_last, client, key)
+        wait_until(lambda: replica.client.dbsize() == 2, "it waits, and the replica knows it")
+        primary.kill()
+        replicated.wait_for_promotion(replica)
+        left = replica.client.pttl(key)
+        wait_until(lambda: replica.client.pttl(key) > left, "it is renewed")
+        holder.check()
+        wait_until(lambda: replica.client.exists(keys_of(key).line), "it waits")
+        holder.release()
+        assert waiting.result(5)
+
+
+def _acquire_at_last(client, key):
+    """Acquire the key over an outage, of which who blocks is told, if it looks for the key meanwhile."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        try:
+            return Lock(client, key, timeout=10).acquire(blocking_timeout=30)
+        except LockUnavailable:
+            time.sleep(0.1)
+    return False

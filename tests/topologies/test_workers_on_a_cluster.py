@@ -1,0 +1,91 @@
+"""Real workers whose locks are on a Cluster of three nodes: what waits there has its turn in order and at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.lab.cluster_locks import TIME_OUTS
+from tests.lab.nodes import url_of
+from tests.lab.servers import wait_until
+from tests.lab.workers import kept
+
+
+def on(nodes, config):
+    config.locks = url_of(nodes)
+    config.settings["redislock_client_options"] = TIME_OUTS
+    return config
+
+
+@pytest.fixture
+def config(config, nodes):
+    return on(nodes, config)
+
+
+def keys_on(nodes, task, node, many=1):
+    """Arguments of `task` whose locks are on `node`."""
+    found = (n for n in range(1000) if nodes.owner(task.lock_for(n).name) is node)
+    return [next(found) for _ in range(many)]
+
+
+def test_messages_for_keys_on_each_node_run_in_order_and_at_once(nodes, tasks, start_worker, ledger):
+    keys = [keys_on(nodes, tasks.work, node)[0] for node in nodes.primaries]
+    for _ in range(2):
+        start_worker(4)
+    holders = [tasks.work.lock_for(key) for key in keys]
+    for holder in holders:
+        holder.acquire()
+    results = [tasks.work.delay(key, f"{key}.{number}", 0.02) for number in range(10) for key in keys]
+    wait_until(lambda: kept(tasks.work.app, 2) == 30, "all wait")
+    for holder in holders:
+        holder.release()
+    for result in results:
+        result.get(timeout=20)
+    assert ledger.overlaps() == []
+    for key in keys:
+        of_key = [item for item in ledger.items() if item.startswith(f"{key}.")]
+        assert of_key == [f"{key}.{number}" for number in range(10)]
+    assert [node.held() for node in nodes.primaries] == [[], [], []]
+
+
+def test_no_more_than_three_run_at_once_on_each_node(nodes, tasks, start_worker, ledger):
+    keys = [keys_on(nodes, tasks.three, node)[0] for node in nodes.primaries]
+    for _ in range(2):
+        start_worker(6)
+    results = [tasks.three.delay(key, f"{key}.{number}", 0.5) for number in range(6) for key in keys]
+    for result in results:
+        result.get(timeout=20)
+    for key in keys:
+        runs = [run for run in ledger.runs() if run.key == str(key)]
+        assert max(sum(one.start <= run.start < one.end for one in runs) for run in runs) == 3
+
+
+def test_a_run_is_renewed_and_what_waits_for_it_begins_although_their_slot_moves(nodes, tasks, start_worker, ledger):
+    (key,) = keys_on(nodes, tasks.work, nodes.primaries[0])
+    start_worker(2)
+    name, new = tasks.work.lock_for(key).name, nodes.primaries[1]
+    first = tasks.work.delay(key, "first", 3.0)
+    wait_until(lambda: ledger.items() == ["first"], "it runs")
+    second = tasks.work.delay(key, "second")
+    wait_until(lambda: kept(tasks.work.app) == 1, "the second waits")
+    nodes.move(name, new)
+    assert first.get(timeout=20) == "first"
+    assert second.get(timeout=5) == "second"
+    assert ledger.overlaps() == []
+    nodes.move(name, nodes.primaries[0])
+
+
+def test_what_is_on_the_other_nodes_runs_and_what_waits_for_a_dead_one_runs_when_a_replica_has_taken_over(
+    replicated, config, tasks, start_worker, ledger
+):
+    on(replicated, config)
+    tasks.work.app.conf.redislock_url = config.locks
+    start_worker(3)
+    dead, other = replicated.primaries[:2]
+    (of_dead,) = keys_on(replicated, tasks.work, dead)
+    of_others = keys_on(replicated, tasks.work, other, 10)
+    dead.kill()
+    there = tasks.work.delay(of_dead, "there")
+    for key in of_others:
+        assert tasks.work.delay(key, key).get(timeout=2) == key
+    assert there.get(timeout=20) == "there"
+    assert ledger.overlaps() == []
