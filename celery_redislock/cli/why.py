@@ -178,7 +178,8 @@ class Why:
                 yield f"{_TELLS[row.info.state]} {held(row, self._now)}."
 
     def _unknown(self) -> Iterator[str]:
-        yield f"It holds no lock and waits in no worker. Asked: {self._answered} workers, the lock server, the result backend. {self._no_results}".rstrip()
+        yield "It holds no lock, waits in no worker, and has no result."
+        yield f"Asked: {self._answered} workers, the lock server, the result backend. {self._no_results}".rstrip()
         yield "It may be in the broker's queue, have ended without a stored result, or never have been sent."
         yield "Look for its id in the log of the workers, and at the length of its queue."
 

@@ -17,6 +17,8 @@ import pytest
 from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
 
+from celery_redislock import Lock
+from celery_redislock.app import server_of
 from celery_redislock.cli.commands import locks as group
 from tests.lab.servers import wait_until
 from tests.lab.workers import ROOT, acked, kept
@@ -162,9 +164,6 @@ def test_the_list_can_be_narrowed_and_is_in_the_order_of_age(tasks, locks, cli):
 def test_a_lock_of_any_name_and_one_of_another_library_are_found_by_a_pattern_and_shown_for_what_they_are(
     app, locks, cli
 ):
-    from celery_redislock import Lock
-    from celery_redislock.app import server_of
-
     with Lock(server_of(app).client, "report", timeout=30):
         (one,) = told(cli("list", "--match", "rep*", "--json"))
         assert (one["key"], one["task"], one["state"]) == ("report", None, "held")
@@ -227,7 +226,7 @@ def test_a_task_that_was_skipped_is_told_whose_duplicate_it_was(tasks, cli, star
     running("first")
     second = tasks.until.delay("k", "second", str(tmp_path / "go"))
     wait_until(lambda: second.state == "REVOKED", "it is skipped")
-    assert f"WAS SKIPPED" in (why := cli("why", second.id).stdout)
+    assert "WAS SKIPPED" in (why := cli("why", second.id).stdout)
     assert f"duplicate of {first.id}" in why
     (tmp_path / "go").touch()
     first.get(timeout=20)
@@ -277,7 +276,7 @@ def test_a_key_that_is_released_is_the_next_ones_and_its_holder_is_told_of_the_l
     assert "Its worker w0@lab answers: the task RUNS there now." in released.stdout
     assert "released: 1" in released.stdout
     assert second.get(timeout=20) == "second"
-    wait_until(lambda: [loss.task_id for loss in ledger.losses()] == [first.id], "the first is told", 10)
+    wait_until(lambda: [loss["task_id"] for loss in ledger.losses()] == [first.id], "the first is told", 10)
 
 
 def test_a_release_asks_at_a_terminal_and_a_no_leaves_the_key(tasks, cli, monkeypatch):
@@ -306,17 +305,23 @@ def test_a_key_whose_holder_changes_while_somebody_thinks_is_not_released(tasks,
     second.release()
 
 
-def test_each_kind_of_holder_can_be_released_alone(tasks, cli, locks):
-    """A slot, a job whose message has not come, and the place in a queue."""
+def test_each_kind_of_holder_can_be_released_alone(app, tasks, cli, locks):
+    """A job whose message has not come, the place in a queue, and two slots."""
     tasks.job.delay("k")
-    slots = [tasks.three.lock_for("k") for _ in range(2)]
+    tasks.queued.delay("k")
+    slots = [Lock(server_of(app).client, "redislock:{seats}", timeout=30, limit=3) for _ in range(2)]
     assert all(slot.acquire(blocking=False) for slot in slots)
     keys = [one["key"] for one in told(cli("list", "--json"))]
-    assert len(keys) == 3
-    assert [row["key"] for row in told(cli("show", slots[0].name, "--json"))] == [key for key in keys if "three" in key]
-    for left, key in enumerate(reversed(keys)):
+    assert [key.rpartition("}")[2] for key in keys] == ["", ":queued", "", ":slot:2"]
+    assert [one["key"] for one in told(cli("show", "redislock:{seats}", "--json"))] == keys[2:]
+    for key in (keys[2], keys[1], keys[0]):
         assert cli("release", key, "--yes").exit_code == 0
-        assert len(locks.held()) == 2 - left
+        assert cli("release", key, "--yes").exit_code == 1
+        assert key.encode() not in locks.held()
+    assert [slot.owned() for slot in slots] == [False, True]
+    assert f"held are {keys[3]}: name one of them" in cli("release", "redislock:{seats}", "--yes").stderr
+    assert cli("release", keys[3], "--yes").exit_code == 0
+    assert locks.held() == []
 
 
 # To watch.
