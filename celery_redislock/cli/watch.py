@@ -64,8 +64,9 @@ def watch(
             began = time.monotonic()
             rows = list(known.all(match, task))
             told = rate.told()
-            _draw(list(screen(rows, told, time.monotonic() - began)))
-            time.sleep(max(0.0, interval - (time.monotonic() - began)))
+            took = time.monotonic() - began
+            _draw(list(screen(rows, told, took)))
+            time.sleep(max(interval - took, took))  # the lock server has other work too
     except KeyboardInterrupt:
         return
 
