@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import click
-from celery.bin.base import CeleryCommand
+from celery.bin.base import CeleryCommand, handle_preload_options
 
+from celery_redislock.errors import LockKeyError
 from celery_redislock.shown import shown
 
 from .console import MATCH, TASK, TIMEOUT, Nothing, app_of, reports_errors, task_of
@@ -25,7 +27,9 @@ JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object a l
 
 
 @click.group(name="locks")
-def locks() -> None:
+@click.pass_context
+@handle_preload_options
+def locks(context: click.Context, **_: Any) -> None:
     """Who holds which lock, who waits, and why a task has not run."""
 
 
@@ -36,7 +40,7 @@ def locks() -> None:
 @JSON
 @click.pass_context
 @reports_errors
-def list_(context: click.Context, task: str | None, match: str | None, waiting: bool, as_json: bool, **_: Any) -> None:
+def list_(context: click.Context, task: str | None, match: str | None, waiting: bool, as_json: bool) -> None:
     """List who holds locks: who has done so for longest comes first."""
     known = Locks(app_of(context))
     rows = sorted((row for row in known.all(match, task) if row.waiting or not waiting), key=oldest_first)
@@ -62,15 +66,12 @@ def show(
     kwargs: str,
     as_json: bool,
     timeout: float,
-    **_: Any,
 ) -> None:
     """Show who holds the lock KEY, or that of a call of a task, and who waits for it."""
     app = app_of(context)
     if (key is None) is (task is None):
         raise click.UsageError("name either a KEY or a --task")
-    name = key or str(
-        task_of(app, str(task)).lock_for(*_read(args, list, "--args"), **_read(kwargs, dict, "--kwargs")).name
-    )
+    name = key or _key_of(task_of(app, str(task)), _read(args, list, "--args"), _read(kwargs, dict, "--kwargs"))
     known = Locks(app)
     rows = known.of(name)
     if as_json:
@@ -79,11 +80,22 @@ def show(
         now = datetime.now(UTC)
         for row in rows:
             scope = known.scope_of(row)
-            click.echo(f"{held(row, now)}; {row.info.state}{f', scope {scope}' if scope else ''}.")
+            click.echo(f"{held(row, now)}{f'; scope {scope}' if scope else ''}.")
         for line in _line(Workers(app, timeout), name, rows):
             click.echo(line)
     if not rows:
         raise Nothing(f"{shown(name)} is free")
+
+
+def _key_of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """The key of the lock of a call of `task`. The error of a call that does not fit shows no argument."""
+    try:
+        name: str | None = task.lock_for(*args, **kwargs).name
+    except (TypeError, LockKeyError) as error:
+        raise click.UsageError(str(error)) from None
+    if name is None:
+        raise click.UsageError("redislock_enabled is False: this app's tasks have no locks")
+    return name
 
 
 def _read(text: str, kind: type, option: str) -> Any:
@@ -117,7 +129,7 @@ def _line(workers: Workers, key: str, rows: list[Row]) -> list[str]:
 @TIMEOUT
 @click.pass_context
 @reports_errors
-def why(context: click.Context, task_id: str, timeout: float, **_: Any) -> None:
+def why(context: click.Context, task_id: str, timeout: float) -> None:
     """Say why the task TASK_ID has not run: for whom it waits, or whose duplicate it was."""
     app = app_of(context)
     reason = Why(app, Locks(app), Workers(app, timeout), task_id)
@@ -132,7 +144,7 @@ def why(context: click.Context, task_id: str, timeout: float, **_: Any) -> None:
 @MATCH
 @click.pass_context
 @reports_errors
-def export(context: click.Context, task: str | None, match: str | None, **_: Any) -> None:
+def export(context: click.Context, task: str | None, match: str | None) -> None:
     """Print how many locks are held and waited for, as Prometheus takes it."""
     for line in prometheus(totals(Locks(app_of(context)).all(match, task))):
         click.echo(line)

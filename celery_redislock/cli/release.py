@@ -89,11 +89,11 @@ def _answers(row: Row, workers: Workers) -> str:
         return "Its holder is no task, so no worker can be asked about it."
     if "@" not in host:  # the name of a publisher's host
         return f"It was taken by a publish on {shown(host)}, so no worker can be asked about it."
-    answers = workers.ask("redislock_task", {"task_id": attempt.task_id}, to=[host])
-    if host not in answers:
+    (answer,) = workers.ask("redislock_task", {"task_id": attempt.task_id}, to=[host]).values() or (None,)
+    if answer is None:
         why = f" ({workers.problem})" if workers.problem else ""
         return f"Its worker {shown(host)} does NOT ANSWER{why}: it may be too busy, cut off, or dead."
-    if any(one["is"] == "running" for one in answers[host]):
+    if any(one["is"] == "running" for one in answer):
         return f"Its worker {shown(host)} answers: the task RUNS there now."
     return f"Its worker {shown(host)} answers: the task does not run there."
 

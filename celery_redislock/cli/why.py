@@ -61,10 +61,12 @@ class Why:
         for one in seen:
             yield from self._in_worker(one)
         meta = self._meta()
-        if not seen or meta["status"] in states.READY_STATES:
-            told = [*self._result(meta, is_seen=bool(seen)), *([] if seen else self._in_redis())]
-            yield from told
-            self.is_known = bool(told or seen)
+        has_ended = meta["status"] in states.READY_STATES
+        told = [*self._result(meta)] if has_ended or not seen else []
+        if not has_ended and not seen:
+            told += self._in_redis()
+        yield from told
+        self.is_known = bool(told or seen)
         if not self.is_known:
             yield from self._unknown()
         if self._workers.problem is not None:
@@ -74,7 +76,7 @@ class Why:
 
     def _seen(self) -> list[Seen]:
         answers = self._workers.ask("redislock_task", {"task_id": self._id})
-        self._answered = len(answers)
+        self._answered = list(answers)
         return [Seen(worker, what) for worker, found in sorted(answers.items()) for what in found]
 
     def _in_worker(self, seen: Seen) -> Iterator[str]:
@@ -92,7 +94,7 @@ class Why:
                 yield f"{name} has NOT STARTED: worker {worker} has its message, and no free process for it yet."
                 yield "It has not asked for its lock. `celery inspect active` shows what keeps the processes busy."
             case "scheduled":
-                yield f"{name} is NOT DUE: worker {worker} keeps its message until its eta, {what['eta']}."
+                yield f"{name} is NOT DUE: worker {worker} keeps its message until its eta, {shown(str(what['eta']))}."
             case _:
                 yield f"{name} has NOT STARTED: worker {worker} keeps its message back, by the task's rate_limit."
 
@@ -104,7 +106,7 @@ class Why:
             yield "Nobody holds it now: its turn should come within seconds. If not, look into its worker's log."
 
     def _before(self, lock: str, place: int) -> str:
-        answers = self._workers.ask("redislock_waiting", {"key": lock})
+        answers = self._workers.ask("redislock_waiting", {"key": lock}, to=self._answered)
         waiting = [one for found in answers.values() for one in found]
         before = sum(one["place"] < place for one in waiting)
         return f"Before it: {before}; in all {len(waiting)} wait for this lock, in {len(answers)} workers that answer."
@@ -140,13 +142,9 @@ class Why:
             return unknown
         return meta
 
-    def _result(self, meta: Mapping[str, Any], *, is_seen: bool) -> Iterator[str]:
+    def _result(self, meta: Mapping[str, Any]) -> Iterator[str]:
         """What the result says. A result's value, and the text of an error of the task's own, are not shown."""
-        state, result, name = (
-            str(meta["status"]),
-            meta.get("result"),
-            f"Task {shown(str(meta.get('name') or ''))}".strip(),
-        )
+        state, result, name = str(meta["status"]), meta.get("result"), f"Task {shown(self._id)}"
         done = f" at {meta['date_done']}" if meta.get("date_done") else ""
         match state:
             case states.SUCCESS:
@@ -175,26 +173,28 @@ class Why:
     def _in_redis(self) -> Iterator[str]:
         for row in self._locks.all():
             if self._is_mine(row):
-                yield f"{_TELLS[row.info.state]} {held(row, self._now)}."
+                yield _TELLS[row.info.state]
+                yield f"{held(row, self._now)}."
 
     def _unknown(self) -> Iterator[str]:
         yield "It holds no lock, waits in no worker, and has no result."
-        yield f"Asked: {self._answered} workers, the lock server, the result backend. {self._no_results}".rstrip()
+        yield f"Asked: {len(self._answered)} workers, the lock server, the result backend. {self._no_results}".rstrip()
         yield "It may be in the broker's queue, have ended without a stored result, or never have been sent."
         yield "Look for its id in the log of the workers, and at the length of its queue."
 
 
 _TELLS = {
-    "held": "It HOLDS a lock, and no worker that answers runs it: its worker is too busy to answer, or dead.",
-    "queued": "It has NOT STARTED: its message is in the broker's queue, on its way, or lost; its key is kept for it.",
-    "cooling": "It HAS RUN with success.",
-    "offered": "",
+    "held": "The task HOLDS a lock, and no worker that answers runs it: its worker is too busy to answer, or dead.",
+    "queued": "The task has NOT STARTED: its message is in the broker's queue, on its way, or lost.",
+    "cooling": "The task HAS RUN with success.",
 }
 
 
 def held(row: Row, now: datetime) -> str:
     """Who holds a key, since when and until when, in words."""
     key, info = shown(row.place.key), row.info
+    if info.state != "held":
+        return f"{key} is kept for {info.who}, since {moment(info.since, now)}, for {duration(row.ttl or 0.0)} yet"
     ends = "it never ends by itself" if row.ttl is None else f"it ends in {duration(row.ttl)} unless it is renewed"
     if info.since is None:
         return f"{key} is held by a lock of another library, or of a `Lock` with a token of its own; {ends}"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from celery_redislock.errors import describe
+from celery_redislock.shown import shown
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -44,7 +45,7 @@ class Workers:
         except Exception as error:  # noqa: BLE001 - each broker has its own
             self.problem = describe(error)
             return {}
-        answers = {name: answer for reply in replies or () for name, answer in reply.items()}
+        answers = {shown(str(name)): answer for reply in replies or () for name, answer in reply.items()}
         return {name: answer for name, answer in answers.items() if not _is_error(answer)}
 
 

@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 from celery_redislock import Lock
 from celery_redislock.app import server_of
 from celery_redislock.cli.commands import locks as group
-from tests.lab.servers import wait_until
+from tests.lab.servers import need, wait_until
 from tests.lab.workers import ROOT, acked, kept
 
 FIELDS = ["key", "task", "task_id", "hostname", "since", "ttl", "state", "scope", "waiting"]
@@ -72,6 +72,12 @@ def process(config, folder: Path) -> dict[str, Any]:
     return {"env": env, "text": True, "stdin": subprocess.DEVNULL, "capture_output": True, "timeout": 60}
 
 
+def asked(app, command: str) -> list[Any]:
+    """What the only worker answers."""
+    replies = app.control.broadcast(command, reply=True, limit=1, timeout=5)
+    return [answer for reply in replies for answer in reply.values()]
+
+
 # Its two ways in.
 
 
@@ -108,13 +114,16 @@ def test_a_lock_server_that_is_away_is_named_in_one_line(app, cli, program, conf
 # What it shows.
 
 
-def test_the_list_tells_of_a_run_what_its_worker_tells_of_it_too(tasks, app, cli, start_worker, running):
-    start_worker(1)
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_the_list_tells_of_a_run_what_its_worker_tells_of_it_too(tasks, app, cli, start_worker, running, pool):
+    if pool == "gevent":
+        need(pool)
+    start_worker(1, "-P", pool)
     run = tasks.work.delay("k", "secret", 30)
     running("secret")
     wait_until(lambda: acked(app, "lab.work") == 1, "the worker knows that it runs")
     (listed,) = told(cli("list", "--json"))
-    ((inspected,),) = (reply.values() for reply in app.control.broadcast("locks", reply=True, limit=1))
+    (inspected,) = asked(app, "locks")
     assert [list(one) for one in (listed, *inspected)] == [FIELDS, FIELDS]
     same = [{name: one[name] for name in FIELDS if name != "ttl"} for one in (listed, *inspected)]
     assert same[0] == same[1]
@@ -128,13 +137,26 @@ def test_the_list_tells_of_a_run_what_its_worker_tells_of_it_too(tasks, app, cli
     assert table[1].endswith(listed["key"])
 
 
-def test_a_worker_tells_what_waits_in_it_in_the_same_words(tasks, app, cli, start_worker):
+def test_a_worker_answers_at_once_though_the_lock_server_is_silent_and_says_that_it_does_not_know(
+    lock_proxy, tasks, app, start_worker, running
+):
+    start_worker(1)
+    run = tasks.work.delay("k", "first", 30)
+    running("first")
+    wait_until(lambda: acked(app, "lab.work") == 1, "the worker knows that it runs")
+    lock_proxy.blackhole()
+    (inspected,) = asked(app, "locks")
+    assert [(one["task_id"], one["state"], one["ttl"]) for one in inspected] == [(run.id, "unknown", None)]
+
+
+def test_a_worker_tells_what_waits_in_it_in_the_same_words(tasks, app, cli, program, start_worker):
     start_worker(1)
     with tasks.work.lock_for("k") as lock:
         waiting = tasks.work.delay("k", "secret")
         wait_until(lambda: kept(app) == 1, "it waits")
-        ((inspected,),) = (reply.values() for reply in app.control.broadcast("locks", reply=True, limit=1))
-        (one,) = inspected
+        inspect = ("celery", "-A", "tests.lab.worker", "inspect", "locks", "--json", "--timeout", "5")
+        answers = json.loads(program(*inspect, "--destination", "w0@lab").stdout)
+        (one,) = answers["w0@lab"]
         assert list(one) == FIELDS
         assert (one["key"], one["task_id"], one["state"], one["hostname"]) == (
             lock.name,
@@ -220,12 +242,13 @@ def test_a_task_that_waits_is_told_for_whom_since_when_and_how_many_are_before_i
     assert "It holds redislock:{lab.work:" in runs
 
 
-def test_a_task_that_was_skipped_is_told_whose_duplicate_it_was(tasks, cli, start_worker, running, tmp_path):
+def test_a_task_that_was_skipped_is_told_whose_duplicate_it_was(tasks, app, cli, start_worker, running, tmp_path):
     start_worker(2)
     first = tasks.until.delay("k", "first", str(tmp_path / "go"))
     running("first")
     second = tasks.until.delay("k", "second", str(tmp_path / "go"))
     wait_until(lambda: second.state == "REVOKED", "it is skipped")
+    wait_until(lambda: asked(app, "redislock_conflicts") == [1], "its worker has counted it")
     assert "WAS SKIPPED" in (why := cli("why", second.id).stdout)
     assert f"duplicate of {first.id}" in why
     (tmp_path / "go").touch()
