@@ -121,7 +121,10 @@ def _line(workers: Workers, key: str, rows: list[Row]) -> list[str]:
     more = [f"  and {len(waiting) - 10} more"] if len(waiting) > 10 else []
     problem = f" The workers could not be asked: {workers.problem}." if workers.problem else ""
     head = f"In line: {rooms} workers or processes; {len(waiting)} messages in the {len(answers)} workers that answer."
-    return [head + problem, *told, *more]
+    hosts = dict.fromkeys(shown(row.token.hostname or "") for row in rows if row.token.attempt is not None)
+    silent = [host for host in hosts if "@" in host and host not in answers]
+    dead = [f"Silent: {', '.join(silent)}: too busy, cut off, or dead."] if silent and not workers.problem else []
+    return [*dead, head + problem, *told, *more]
 
 
 @locks.command(cls=CeleryCommand)

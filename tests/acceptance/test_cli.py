@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,7 +19,7 @@ import pytest
 from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
 
-from celery_redislock import Lock
+from celery_redislock import Lock, LockLost
 from celery_redislock.app import server_of
 from celery_redislock.cli.commands import locks as group
 from tests.lab.servers import need, wait_until
@@ -281,6 +283,18 @@ def test_a_task_that_nobody_knows_is_told_where_to_look(cli):
     assert "Look for its id in the log" in why.stdout
 
 
+def test_a_holder_whose_worker_is_dead_is_shown_as_one_that_does_not_answer(tasks, cli, start_worker, running):
+    worker = start_worker(1)
+    run = tasks.work.delay("k", "first", 30)
+    running("first")
+    (held,) = told(cli("list", "--json"))
+    assert "Silent" not in cli("show", held["key"], "--timeout", "3").stdout
+    worker.kill()
+    assert "Silent: w0@lab: too busy, cut off, or dead." in cli("show", held["key"]).stdout
+    assert "no worker that answers runs it" in cli("why", run.id).stdout
+    assert "Its worker w0@lab does NOT ANSWER" in cli("release", held["key"]).stdout
+
+
 # To release a key.
 
 
@@ -302,14 +316,36 @@ def test_a_key_that_is_released_is_the_next_ones_and_its_holder_is_told_of_the_l
     wait_until(lambda: [loss["task_id"] for loss in ledger.losses()] == [first.id], "the first is told", 10)
 
 
-def test_a_release_asks_at_a_terminal_and_a_no_leaves_the_key(tasks, cli, monkeypatch):
+def test_a_dry_run_and_a_release_that_nobody_can_be_asked_about_leave_the_key(tasks, cli):
     with tasks.keyed.lock_for("A1") as lock:
         assert cli("release", lock.name).exit_code == 3
-        assert lock.owned()
         dry = cli("release", "--match", "redislock:*", "--dry-run")
         assert (dry.exit_code, "1 would be released; nothing was" in dry.stdout) == (0, True)
         assert lock.owned()
     assert cli("release", lock.name, "--yes").exit_code == 1
+    assert cli("release", "--match", "redislock:*", "--yes").exit_code == 1
+
+
+@pytest.mark.parametrize(("answer", "code"), [("n", 3), ("y", 0)])
+def test_at_a_terminal_a_release_asks_and_does_what_it_is_told(tasks, config, tmp_path, answer, code):
+    command = [sys.executable, "-m", "celery_redislock", "-A", "tests.lab.worker", "release", "--timeout", "0.1"]
+    ours, terminal = pty.openpty()
+    told_of_the_loss = pytest.raises(LockLost) if answer == "y" else nullcontext()
+    with told_of_the_loss, tasks.keyed.lock_for("A1") as lock:
+        env = process(config, tmp_path)["env"]
+        with subprocess.Popen(
+            [*command, lock.name], env=env, stdin=terminal, stdout=terminal, stderr=terminal
+        ) as asking:
+            os.close(terminal)
+            shown = b""
+            while b"[y/N]" not in shown:
+                shown += os.read(ours, 1000)
+            os.write(ours, f"{answer}\n".encode())
+            assert asking.wait(30) == code
+        os.close(ours)
+        assert lock.owned() is (answer == "n")
+        if answer == "y":
+            assert tasks.keyed.lock_info("A1") is None
 
 
 def test_a_key_whose_holder_changes_while_somebody_thinks_is_not_released(tasks, cli, monkeypatch):
