@@ -74,6 +74,28 @@ def process(config, folder: Path) -> dict[str, Any]:
     return {"env": env, "text": True, "stdin": subprocess.DEVNULL, "capture_output": True, "timeout": 60}
 
 
+@pytest.fixture
+def at_a_terminal(config, tmp_path) -> Callable[..., int]:
+    """Runs the command line at a terminal, and gives an answer to its question; returns its exit code."""
+
+    def run(answer: str, *arguments: str, meanwhile: Callable[[], None] = lambda: None) -> int:
+        command = [sys.executable, "-m", "celery_redislock", "-A", "tests.lab.worker", *arguments, "--timeout", "0.1"]
+        env = process(config, tmp_path)["env"]
+        ours, terminal = pty.openpty()
+        with subprocess.Popen(command, env=env, stdin=terminal, stdout=terminal, stderr=terminal) as asking:
+            os.close(terminal)
+            shown = b""
+            while b"[y/N]" not in shown:
+                shown += os.read(ours, 1000)
+            meanwhile()
+            os.write(ours, f"{answer}\n".encode())
+            code = asking.wait(30)
+        os.close(ours)
+        return code
+
+    return run
+
+
 def asked(app, command: str) -> list[Any]:
     """What the only worker answers."""
     replies = app.control.broadcast(command, reply=True, limit=1, timeout=5)
@@ -258,6 +280,20 @@ def test_a_task_that_was_skipped_is_told_whose_duplicate_it_was(tasks, app, cli,
     assert "HAS RUN: its result is SUCCESS" in cli("why", first.id).stdout
 
 
+def test_a_task_that_has_failed_is_told_by_what_and_the_text_of_its_own_error_is_not_shown(tasks, cli, start_worker):
+    start_worker(1)
+    with tasks.on_raise.lock_for("k"):
+        refused = tasks.on_raise.delay("k", "secret")
+        wait_until(lambda: refused.state == "FAILURE", "it fails")
+    assert "FAILED at" in (why := cli("why", refused.id).stdout)
+    assert "the lock redislock:{k} is held by a lock outside tasks on" in why
+    broken = tasks.once.delay("k", "secret", fails=True)
+    wait_until(lambda: broken.state == "FAILURE", "it fails")
+    assert "HAS RUN: its result is FAILURE" in (why := cli("why", broken.id).stdout)
+    assert "by ValueError; the body's own error" in why
+    assert "secret" not in why
+
+
 def test_a_task_that_is_not_due_or_has_no_free_process_is_told_so(tasks, app, cli, start_worker, running):
     start_worker(1, "--prefetch-multiplier", "4")
     tasks.work.delay("k", "first", 30)
@@ -284,14 +320,19 @@ def test_a_task_that_nobody_knows_is_told_where_to_look(cli):
 
 
 def test_a_holder_whose_worker_is_dead_is_shown_as_one_that_does_not_answer(tasks, cli, start_worker, running):
-    worker = start_worker(1)
+    worker = start_worker(2)
     run = tasks.work.delay("k", "first", 30)
     running("first")
+    waiting = tasks.work.delay("k", "second")
+    wait_until(lambda: waiting.state == "RETRY", "the second waits")
     (held,) = told(cli("list", "--json"))
     assert "Silent" not in cli("show", held["key"], "--timeout", "3").stdout
     worker.kill()
     assert "Silent: w0@lab: too busy, cut off, or dead." in cli("show", held["key"]).stdout
     assert "no worker that answers runs it" in cli("why", run.id).stdout
+    why = cli("why", waiting.id).stdout
+    assert "No worker that answers keeps it" in why
+    assert f"is held by task {run.id}" in why
     assert "Its worker w0@lab does NOT ANSWER" in cli("release", held["key"]).stdout
 
 
@@ -327,39 +368,23 @@ def test_a_dry_run_and_a_release_that_nobody_can_be_asked_about_leave_the_key(ta
 
 
 @pytest.mark.parametrize(("answer", "code"), [("n", 3), ("y", 0)])
-def test_at_a_terminal_a_release_asks_and_does_what_it_is_told(tasks, config, tmp_path, answer, code):
-    command = [sys.executable, "-m", "celery_redislock", "-A", "tests.lab.worker", "release", "--timeout", "0.1"]
-    ours, terminal = pty.openpty()
+def test_at_a_terminal_a_release_asks_and_does_what_it_is_told(tasks, at_a_terminal, answer, code):
     told_of_the_loss = pytest.raises(LockLost) if answer == "y" else nullcontext()
     with told_of_the_loss, tasks.keyed.lock_for("A1") as lock:
-        env = process(config, tmp_path)["env"]
-        with subprocess.Popen(
-            [*command, lock.name], env=env, stdin=terminal, stdout=terminal, stderr=terminal
-        ) as asking:
-            os.close(terminal)
-            shown = b""
-            while b"[y/N]" not in shown:
-                shown += os.read(ours, 1000)
-            os.write(ours, f"{answer}\n".encode())
-            assert asking.wait(30) == code
-        os.close(ours)
+        assert at_a_terminal(answer, "release", lock.name) == code
         assert lock.owned() is (answer == "n")
-        if answer == "y":
-            assert tasks.keyed.lock_info("A1") is None
+        assert (tasks.keyed.lock_info("A1") is None) is (answer == "y")
 
 
-def test_a_key_whose_holder_changes_while_somebody_thinks_is_not_released(tasks, cli, monkeypatch):
+def test_a_key_whose_holder_changes_while_somebody_thinks_is_not_released(tasks, at_a_terminal):
     first, second = (tasks.keyed.lock_for("A1") for _ in range(2))
     assert first.acquire(blocking=False)
 
-    def another_comes(*_: Any) -> None:
+    def another_comes() -> None:
         first.release()
         assert second.acquire(blocking=False)
 
-    monkeypatch.setattr("celery_redislock.cli.release._ask", another_comes)
-    released = cli("release", first.name)
-    assert released.exit_code == 3
-    assert "is not held by this holder any more" in released.stderr
+    assert at_a_terminal("y", "release", first.name, meanwhile=another_comes) == 3
     assert second.owned()
     second.release()
 
