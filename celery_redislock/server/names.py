@@ -96,11 +96,6 @@ class LockKeys:
 keys_of = functools.lru_cache(1024)(LockKeys)
 
 
-def redis_key(prefix: str, name: str) -> str:
-    """The Redis key of the lock `name`, which a `KeyMaker` has made. The name, between the braces, is its hash tag."""
-    return f"{prefix}:{{{name}}}"
-
-
 class Place(NamedTuple):
     """What a key in Redis is to a lock: a place that somebody may hold."""
 
@@ -126,6 +121,11 @@ class Place(NamedTuple):
 
 
 _PART = re.compile(rf"(?P<stem>.*\}})(?P<part>:queued|:line|:fence|:slot:\d+|{NOTE}.*|{GONE}.*)", re.DOTALL).fullmatch
+
+
+def redis_key(prefix: str, name: str) -> str:
+    """The Redis key of the lock `name`, which a `KeyMaker` has made. The name, between the braces, is its hash tag."""
+    return f"{prefix}:{{{name}}}"
 
 
 def channel_of(room: str) -> str:
