@@ -67,7 +67,7 @@ def scan(node: redis.Redis, pattern: str, prefix: str, look: Look) -> Iterator[R
     """
     for places in _pages(node, pattern):
         replies = _ask(node, places)
-        rows = [row for place, *reply in zip(places, *replies, strict=True) if (row := _row(place, reply, look))]
+        rows = [row for place, *reply in zip(places, *replies, strict=True) if (row := _row(node, place, reply, look))]
         yield from _with_oldest(node, [row for row in rows if row.place.key.startswith(prefix) or row.token.since])
 
 
@@ -95,11 +95,15 @@ def _ask(node: redis.Redis, places: Sequence[Place]) -> tuple[Sequence[Any], Seq
     return replies[0::3], replies[1::3], replies[2::3]
 
 
-def _row(place: Place, reply: Sequence[Any], look: Look) -> Row | None:
+def _row(node: redis.Redis, place: Place, reply: Sequence[Any], look: Look) -> Row | None:
+    if _has_moved(reply):  # to this node, which has not all of its slot yet
+        reply = _ask_importing(node, place)
+    if _has_moved(reply):  # to another node, since its key was read here
+        return look(place)
     value, left, waiting = reply
-    for one in reply:
-        if isinstance(one, AskError):  # or its subclass MovedError
-            return look(place)
+    if isinstance(waiting, AskError):  # there is no line, or it is at another node for a moment
+        waiting = 0
+    for one in (value, left, waiting):
         if isinstance(one, ResponseError) and str(one).startswith("WRONGTYPE"):
             return None
         if isinstance(one, Exception):
@@ -107,6 +111,22 @@ def _row(place: Place, reply: Sequence[Any], look: Look) -> Row | None:
     if value is None:  # it was released meanwhile
         return None
     return Row(place, Token.of(value), left / 1000 if left >= 0 else None, waiting)
+
+
+def _has_moved(reply: Sequence[Any]) -> bool:
+    """Whether the key of a lock is at another node of the Cluster: ASK, or MOVED, which redis-py derives from it."""
+    return any(isinstance(one, AskError) for one in reply[:2])
+
+
+def _ask_importing(node: redis.Redis, place: Place) -> Sequence[Any]:
+    """As `_ask`, for one place, of a node to which its slot is moved now: by single keys, for it may lack the line."""
+    pipeline: Any = node.pipeline(transaction=False)
+    key = _bytes(place.key)
+    for question in (("GET", key), ("PTTL", key), ("ZCARD", _bytes(keys_of(place.lock).line))):
+        pipeline.execute_command("ASKING")
+        pipeline.execute_command(*question)
+    replies: list[Any] = pipeline.execute(raise_on_error=False)
+    return replies[1::2]
 
 
 def _with_oldest(node: redis.Redis, rows: Sequence[Row]) -> Iterator[Row]:
