@@ -40,10 +40,10 @@ def totals(rows: Iterable[Row]) -> dict[str, Total]:
 
 
 METRICS = {
-    "held": ("redislock_held", "Locks and slots that are held now."),
-    "kept": ("redislock_kept", "Keys that are kept and have no holder: queued, cooling or offered."),
-    "waiting": ("redislock_waiting", "Workers and processes that stand in line for a lock."),
-    "oldest": ("redislock_oldest_wait_seconds", "How long ago the first who waits for a lock was published."),
+    "held": ("celery_redislock_held", "Locks and slots that are held now."),
+    "kept": ("celery_redislock_kept", "Keys that are kept and have no holder: queued, cooling or offered."),
+    "waiting": ("celery_redislock_waiting", "Workers and processes that stand in line for a lock."),
+    "oldest": ("celery_redislock_oldest_wait_seconds", "How long ago the first who waits for a lock was published."),
 }
 
 

@@ -416,10 +416,10 @@ def test_the_totals_are_exported_as_prometheus_takes_them(tasks, app, cli, start
     with tasks.work.lock_for("k"):
         waiting = tasks.work.delay("k")
         wait_until(lambda: kept(app) == 1, "it waits")
-        wait_until(lambda: 'redislock_waiting{task=""} 1' in cli("export").stdout, "its room stands in line")
+        wait_until(lambda: 'celery_redislock_waiting{task=""} 1' in cli("export").stdout, "its room stands in line")
         lines = cli("export").stdout.splitlines()
-        assert 'redislock_held{task=""} 1' in lines
-        (oldest,) = [line for line in lines if line.startswith('redislock_oldest_wait_seconds{task=""}')]
+        assert 'celery_redislock_held{task=""} 1' in lines
+        (oldest,) = [line for line in lines if line.startswith('celery_redislock_oldest_wait_seconds{task=""}')]
         assert 0 < float(oldest.split()[1]) < 60
     waiting.get(timeout=20)
 

@@ -68,14 +68,14 @@ def test_totals_count_a_line_once_however_many_slots_its_lock_has():
 def test_prometheus_gets_a_gauge_for_each_total_with_the_task_as_its_label():
     lines = [*prometheus({'a"\n': Total(1, 2, 3, 4.5)})]
     assert [line for line in lines if not line.startswith("#")] == [
-        'redislock_held{task="a\\"\\n"} 1',
-        'redislock_kept{task="a\\"\\n"} 2',
-        'redislock_waiting{task="a\\"\\n"} 3',
-        'redislock_oldest_wait_seconds{task="a\\"\\n"} 4.5',
+        'celery_redislock_held{task="a\\"\\n"} 1',
+        'celery_redislock_kept{task="a\\"\\n"} 2',
+        'celery_redislock_waiting{task="a\\"\\n"} 3',
+        'celery_redislock_oldest_wait_seconds{task="a\\"\\n"} 4.5',
     ]
     assert [line.split()[:3] for line in lines[:2]] == [
-        ["#", "HELP", "redislock_held"],
-        ["#", "TYPE", "redislock_held"],
+        ["#", "HELP", "celery_redislock_held"],
+        ["#", "TYPE", "celery_redislock_held"],
     ]
 
 
