@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery import states
 
-from celery_redislock.errors import LockConflict, describe
+from celery_redislock.errors import LockConflict, RedisLockError, describe
 from celery_redislock.server.tokens import known_as
 from celery_redislock.shown import shown
 from celery_redislock.task.outcome import PRIVATE_BACKENDS, backend_scheme
@@ -150,8 +150,8 @@ class Why:
             case states.SUCCESS:
                 yield f"{name} HAS RUN: its result is SUCCESS{done}."
             case states.REVOKED:
-                yield f"{name} WAS SKIPPED{done}: {_reason(result)}."
-            case states.FAILURE if isinstance(result, LockConflict):
+                yield f"{name} WAS {_revoked(result, done)}."
+            case states.FAILURE if isinstance(result, RedisLockError):
                 yield f"{name} FAILED{done}: {shown(str(result))}."
             case states.FAILURE:
                 yield f"{name} HAS RUN: its result is FAILURE{done}, by {type(result).__name__}; the body's own error."
@@ -201,9 +201,9 @@ def held(row: Row, now: datetime) -> str:
     return f"{key} is held by {info.who}, since {moment(info.since, now)}; {ends}"
 
 
-def _reason(result: Any) -> str:
-    """Why a task was revoked: by a policy of its lock, or by somebody who has revoked it."""
+def _revoked(result: Any, done: str) -> str:
+    """Why a task was revoked: by a policy of its lock; or it has expired, or somebody has revoked it."""
     reason = shown(str(result.args[0])) if isinstance(result, Exception) and result.args else ""
     if reason.startswith(("duplicate of", "cooling down after")):
-        return f"{reason} (lock_on_conflict is skip)"
-    return reason or "revoked"
+        return f"SKIPPED{done}: {reason} (lock_on_conflict is skip)"
+    return f"REVOKED{done}: {reason or 'nobody has said why'}"

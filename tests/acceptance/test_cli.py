@@ -313,6 +313,12 @@ def test_a_job_whose_message_no_worker_has_yet_is_told_that_its_key_is_kept(task
     assert told(cli("list", "--json"))[0]["scope"] == "job"
 
 
+def test_a_task_that_somebody_has_revoked_was_not_skipped(app, cli):
+    app.backend.mark_as_revoked("an-id", "terminated")
+    assert "Task an-id WAS REVOKED at" in (why := cli("why", "an-id", "--timeout", "0.2").stdout)
+    assert ": terminated." in why
+
+
 def test_a_task_that_nobody_knows_is_told_where_to_look(cli):
     why = cli("why", str(uuid4()), "--timeout", "0.2")
     assert why.exit_code == 1
