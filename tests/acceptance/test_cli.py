@@ -313,10 +313,12 @@ def test_a_job_whose_message_no_worker_has_yet_is_told_that_its_key_is_kept(task
     assert told(cli("list", "--json"))[0]["scope"] == "job"
 
 
-def test_a_task_that_somebody_has_revoked_was_not_skipped(app, cli):
-    app.backend.mark_as_revoked("an-id", "terminated")
-    assert "Task an-id WAS REVOKED at" in (why := cli("why", "an-id", "--timeout", "0.2").stdout)
-    assert ": terminated." in why
+def test_a_task_that_has_expired_was_not_skipped(tasks, cli, start_worker):
+    expired = tasks.work.apply_async(("k",), expires=0.001)
+    start_worker(1)
+    wait_until(lambda: expired.state == "REVOKED", "its worker meets it")
+    assert "WAS REVOKED at" in (why := cli("why", expired.id).stdout)
+    assert ": expired." in why
 
 
 def test_a_task_that_nobody_knows_is_told_where_to_look(cli):
