@@ -49,6 +49,24 @@ class LockInfo(NamedTuple):
         since = self.since and self.since.isoformat()
         return (*self[:4], since, self.ttl, self.state, self.waiting, tuple(other.plain for other in self.others))
 
+    def told(self, scope: str | None) -> dict[str, Any]:
+        """What the command line and ``celery inspect locks`` tell of it, in types that JSON has.
+
+        Args:
+            scope: The `lock_scope` of the task; None where that is not known, or the holder is no task.
+        """
+        return {
+            "key": self.key,
+            "task": self.task,
+            "task_id": self.task_id,
+            "hostname": self.hostname,
+            "since": self.since and self.since.isoformat(),
+            "ttl": self.ttl,
+            "state": self.state,
+            "scope": scope,
+            "waiting": self.waiting,
+        }
+
     @property
     def holders(self) -> tuple[LockInfo, ...]:
         """All who hold the lock: one, unless it has a limit."""

@@ -97,8 +97,16 @@ class ClusterClient:
 
     def info(self, section: str) -> list[dict[str, Any]]:
         """What each primary answers to INFO."""
+        return [node.info(section) for node in self.primaries()]
+
+    def primaries(self) -> list[redis.Redis]:
+        """Clients of all nodes that have slots, as the nodes tell now.
+
+        Raises:
+            RedisError: No node answers.
+        """
         self.look()
-        return [self._client(address).info(section) for address in self._primaries]
+        return [self._client(address) for address in self._primaries]
 
     def close(self) -> None:
         """Close the connections over which the nodes were asked where the slots are."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Self
+import re
+from typing import NamedTuple, Self
 
 #: NOTE stands between the lock's key and an attempt, GONE between the lock's key and a claim.
 NOTE, GONE = ":note:", ":gone:"
@@ -93,6 +94,33 @@ class LockKeys:
 
 #: The `LockKeys` of a lock; kept for those asked for last, because one run asks for those of its lock several times.
 keys_of = functools.lru_cache(1024)(LockKeys)
+
+
+class Place(NamedTuple):
+    """What a key in Redis is to a lock: a place that somebody may hold."""
+
+    key: str
+    """The key in Redis."""
+    lock: str
+    """The key of the lock; the same as `key`, unless that is one of its slots, or the place in its queue."""
+    part: str = "lock"
+    """``"lock"``, ``"slot"`` or ``"queued"``."""
+
+    @classmethod
+    def of(cls, key: str) -> Self | None:
+        """What `key` is to which lock; None where it holds no token: a line, a fencing number, a note."""
+        found = _PART(key)
+        if found is None:
+            return cls(key, key)
+        stem, part = found["stem"], found["part"].split(":")[1]
+        if part not in {"slot", "queued"}:
+            return None
+        # Where the whole of it is a hash tag, it was made of a lock's name without one.
+        whole_is_tag = stem.startswith("{") and stem.find("}") == len(stem) - 1
+        return cls(key, stem[1:-1] if whole_is_tag else stem, part)
+
+
+_PART = re.compile(rf"(?P<stem>.*\}})(?P<part>:queued|:line|:fence|:slot:\d+|{NOTE}.*|{GONE}.*)", re.DOTALL).fullmatch
 
 
 def redis_key(prefix: str, name: str) -> str:

@@ -1,24 +1,138 @@
-"""Inspect: the command ``celery inspect redislock_waiting``: which messages wait in line in each worker."""
+"""Inspect: what a worker answers on the locks of its tasks, by Celery's remote control.
+
+The worker's event loop answers, so nothing here waits for the lock server for long.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from celery.worker import state as worker
 from celery.worker.control import inspect_command
+from celery.worker.request import Request
 
+from celery_redislock.app import server_of
+from celery_redislock.errors import RedisLockError
+from celery_redislock.info import LockInfo
+
+from .children import Run
+from .conflicts import CONFLICTS
 from .waiting import waiting_room_of
+from .waiting_message import WaitingMessage
+
+#: How long a worker waits for the lock server before it answers without it, in seconds.
+PATIENCE = 0.5
 
 
 def connect() -> None:
-    """Add the command to those of Celery's workers and of its command line."""
-    inspect_command()(redislock_waiting)
+    """Add the commands to those of Celery's workers and of its command line."""
+    inspect_command()(locks)
+    inspect_command(args=[("key", str)], signature="[key]")(redislock_waiting)
+    inspect_command(args=[("task_id", str)], signature="<task id>")(redislock_task)
+    inspect_command()(redislock_conflicts)
 
 
-def redislock_waiting(state: Any, **_: Any) -> list[dict[str, Any]]:
-    """The messages that wait in line in a worker, in the order of their places.
+def locks(state: Any, **_: Any) -> list[dict[str, Any]]:
+    """The locks that the runs of a worker hold, and the messages that wait in it for locks.
+
+    What a run holds is asked of the lock server: a pool child takes and loses its lock by itself, and this process
+    knows only the nonce of the run's token.
 
     Returns:
-        For each: ``id``, ``name`` of the task, ``lock``, and the seconds that it has ``waited``.
+        As `LockInfo.told`; a run of which the lock server could not be asked has the state ``unknown``, and a message
+        that waits ``waiting``.
     """
     room = waiting_room_of(state.app)
-    return [] if room is None else [one.told for one in room.waiting]
+    waiting = [] if room is None else [_waits(one, state.hostname) for one in room.waiting]
+    return [*_held(state.hostname), *waiting]
+
+
+def redislock_waiting(state: Any, key: str | None = None, **_: Any) -> list[dict[str, Any]]:
+    """The messages that wait in line in a worker, in the order of their places.
+
+    Args:
+        state: Celery's state of the worker.
+        key: The key of the lock for which they wait; None for any.
+
+    Returns:
+        For each: ``id``, ``name`` of the task, ``lock``, the seconds that it has ``waited``, and its ``place``: when it
+        was published, in microseconds since the epoch.
+    """
+    room = waiting_room_of(state.app)
+    return [] if room is None else [one.told for one in room.waiting if key in {None, str(one.key)}]
+
+
+def redislock_task(state: Any, task_id: str, **_: Any) -> list[dict[str, Any]]:
+    """What a worker does with the messages of a task.
+
+    Returns:
+        For each: ``is``, which is ``waiting`` in line, ``running``, ``reserved`` for the pool, ``scheduled`` by its eta
+        or ``limited`` by its rate; the ``name`` of the task, its ``lock`` where it has one, the ``eta``, and the
+        ``place`` in line. One that is on its way to its lock's turn may be in none of these for a moment.
+    """
+    room = waiting_room_of(state.app)
+    waiting = [] if room is None else [one for one in room.waiting if str(one.request.id) == task_id]
+    found = [{"is": "waiting", "eta": None, **one.told} for one in waiting]
+    for what, request in _requests(state.consumer):
+        if str(request.id) == task_id:
+            run = getattr(request, "run", None)
+            lock = str(run.key) if isinstance(run, Run) and run.key else None
+            eta = request.eta.isoformat() if request.eta else None
+            found.append({"is": what, "name": request.task.name, "lock": lock, "eta": eta, "place": None})
+    return found
+
+
+def redislock_conflicts(state: Any, **_: Any) -> int:
+    """How many runs of this worker have found their key held, since it started."""
+    return CONFLICTS.count
+
+
+def _requests(consumer: Any) -> Iterator[tuple[str, Request]]:
+    """The messages that this worker has and that wait for no lock, with what it does with them."""
+    active = set(worker.active_requests)
+    yield from (("running", request) for request in active)
+    yield from (("reserved", request) for request in set(worker.reserved_requests) - active)
+    for entry in list(consumer.timer.schedule.queue):
+        request = next(iter(getattr(entry.entry, "args", None) or ()), None)
+        if isinstance(request, Request):
+            yield "scheduled", request
+    for bucket in list(consumer.task_buckets.values()):
+        yield from (("limited", request) for request, _ in (list(bucket.contents) if bucket else ()))
+
+
+def _waits(one: WaitingMessage, hostname: str) -> dict[str, Any]:
+    task: Any = one.request.task
+    info = LockInfo(str(one.key), str(one.request.id), task.name, hostname, one.began_at, None, "waiting")
+    return info.told(task.lock_plan.options.scope)
+
+
+def _held(hostname: str) -> Iterator[dict[str, Any]]:
+    """What the runs hold that the pool has accepted: the lock server says whether the key holds their token."""
+    given = (getattr(request, "run", None) for request in set(worker.active_requests))
+    runs = [run for run in given if isinstance(run, Run) and run.key is not None]
+    answers: dict[str, LockInfo | None] = {}
+    asks = threading.Thread(target=_ask, args=(runs, answers), name="redislock-inspect", daemon=True)
+    asks.start()
+    asks.join(PATIENCE)
+    for run, answer in [(run, answers.get(run.nonce, _unknown(run, hostname))) for run in runs]:
+        if answer is not None:
+            yield answer.told(run.plan.options.scope)
+
+
+def _ask(runs: Sequence[Run], answers: dict[str, LockInfo | None]) -> None:
+    """Ask for the keys of `runs`, and put by the nonce of each what it holds: None where that is nothing."""
+    for run in runs:
+        key = str(run.key)
+        try:
+            found = server_of(run.plan.app).store.look(run.plan.for_any(key))
+        except RedisLockError:
+            return
+        mine = [one for one in (found.holders if found else ()) if one.nonce == run.nonce and one.state == "held"]
+        held = mine and found and mine[0].info(key, found.ttl)._replace(waiting=found.waiting)
+        answers[run.nonce] = held or None
+
+
+def _unknown(run: Run, hostname: str) -> LockInfo:
+    return LockInfo(str(run.key), run.task_id, run.plan.task, hostname, None, None, "unknown")

@@ -27,6 +27,7 @@ from celery_redislock.shown import fields, shown
 from celery_redislock.task.endings import CameBack, CameBackAsRetry, CameBackInOutage, Queued, Skipped
 
 from .children import Children, Run
+from .conflicts import CONFLICTS
 from .reminder import Reminder
 from .waiting import waiting_room_of
 
@@ -153,6 +154,7 @@ class LockedRequest(Request):
             error = error.exc
         EARLY_ACKS.read()  # the run may have begun and ended meanwhile
         EARLY_ACKS.forget(self.delivery.nonce)
+        CONFLICTS.ended_by(error)
         if isinstance(error, CameBack | Skipped):
             self._give_token_back()
         if isinstance(error, Queued) and self._wait(error):

@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from celery.utils.time import maybe_make_aware
@@ -96,8 +96,18 @@ class WaitingMessage(Waiter):
     @property
     def told(self) -> dict[str, Any]:
         """What ``celery inspect redislock_waiting`` tells of it; its arguments stay out."""
-        waited = round(time.monotonic() - self._since, 3)
-        return {"id": str(self.request.id), "name": self.request.task.name, "lock": self.key, "waited": waited}
+        return {
+            "id": str(self.request.id),
+            "name": self.request.task.name,
+            "lock": str(self.key),
+            "waited": round(time.monotonic() - self._since, 3),
+            "place": self.place,
+        }
+
+    @property
+    def began_at(self) -> datetime:
+        """When it began to wait in this worker."""
+        return datetime.now(UTC) - timedelta(seconds=time.monotonic() - self._since)
 
     def can_begin(self) -> bool:
         """Whether the worker would run it soon: it has a slot, and a token if the task has a `rate_limit`."""

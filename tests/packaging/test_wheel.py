@@ -68,8 +68,11 @@ def test_the_wheel_holds_the_package_and_its_metadata_alone(wheel: Path) -> None
     assert [name for name in names if name.endswith("/licenses/LICENSE")]
 
 
-def test_to_install_it_changes_nothing_for_pytest_or_celery(wheel: Path) -> None:
-    assert [name for name in ZipFile(wheel).namelist() if name.endswith("entry_points.txt")] == []
+def test_to_install_it_changes_nothing_for_pytest_and_adds_one_command_to_celery(wheel: Path) -> None:
+    with ZipFile(wheel) as files:
+        (name,) = (name for name in files.namelist() if name.endswith("entry_points.txt"))
+        lines = files.read(name).decode().split()
+    assert lines == ["[celery.commands]", "locks", "=", "celery_redislock.cli.commands:locks"]
 
 
 def test_the_wheels_own_copy_is_imported(installed: tuple[Path, dict[str, Any]]) -> None:

@@ -35,6 +35,8 @@ ROOMS = [
     ("locked", "testing", "fixtures", "metrics", "tracing"),
     ("worker",),
     ("__init__",),
+    ("cli",),
+    ("__main__",),
 ]
 #: These serve any code, with or without Celery.
 WITHOUT_CELERY = ("keys", "server", "lock")

@@ -1,0 +1,1 @@
+"""The command line: who holds what, since when, who waits, and why a task has not run. Nobody imports it."""

@@ -1,0 +1,73 @@
+"""Console: what the commands share: their options, their exit codes, and their errors as one line for people."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+from celery.platforms import EX_UNAVAILABLE
+from redis.exceptions import RedisError
+
+from celery_redislock.errors import LockConfigError, LockUnavailable, describe
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+TASK = click.option("--task", metavar="NAME", help="Only locks that are held by this task.")
+MATCH = click.option("--match", metavar="GLOB", help="Only keys that match this pattern, as Redis' SCAN takes it.")
+TIMEOUT = click.option("--timeout", type=float, default=1.0, show_default=True, help="Seconds to wait for the workers.")
+
+
+class Nothing(click.ClickException):
+    """Nothing was found: no lock, no holder, no trace of the task."""
+
+    exit_code = 1
+
+
+class Refused(click.ClickException):
+    """A release was refused: by who was asked, because nobody could be asked, or because the holder has changed."""
+
+    exit_code = 3
+
+
+class Unavailable(click.ClickException):
+    """The lock server cannot be asked. Celery's own commands end so where the broker cannot be reached."""
+
+    exit_code = EX_UNAVAILABLE
+
+
+def app_of(context: click.Context) -> Celery:
+    """The app of the command line, with its tasks."""
+    app: Celery = context.obj.app
+    app.loader.import_default_modules()
+    return app
+
+
+def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """Have a command say in one line that the lock server cannot be asked."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except (LockConfigError, LockUnavailable) as error:
+            raise Unavailable(str(error)) from None
+        except RedisError as error:
+            raise Unavailable(f"the lock server cannot be asked: {describe(error)}") from None
+
+    return run
+
+
+def task_of(app: Celery, name: str) -> Any:
+    """The locked task of that name.
+
+    Raises:
+        BadParameter: The app has none.
+    """
+    task = app.tasks.get(name)
+    if getattr(task, "lock_plan", None) is None:
+        known = "is no LockedTask" if task is not None else "is no task of this app"
+        raise click.BadParameter(f"{name} {known}", param_hint="--task")
+    return task

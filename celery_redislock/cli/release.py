@@ -1,0 +1,119 @@
+"""Release: to take a key from its holder, after a look at who that is, and only from that one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+from celery.bin.base import CeleryCommand
+
+from celery_redislock.server.names import Place
+from celery_redislock.shown import shown
+
+from .console import TIMEOUT, Nothing, Refused, app_of, reports_errors
+from .locks import Locks, oldest_first
+from .scan import Row
+from .table import table
+from .why import held
+from .workers import Workers
+
+_HARM = {
+    "held": "Its run is not stopped. It goes on without its lock, is told so at its next renewal, and another may run.",
+    "queued": "Its message is not lost: it runs when it comes; but an equal one may be sent before.",
+    "cooling": "The next run may begin before the cooldown is over.",
+    "offered": "The key goes to the next in line.",
+}
+
+
+@click.command(cls=CeleryCommand)
+@click.argument("key", required=False)
+@click.option("--match", metavar="GLOB", help="All keys that match this pattern, in place of a KEY.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be released.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@TIMEOUT
+@click.pass_context
+@reports_errors
+def release(
+    context: click.Context, key: str | None, match: str | None, dry_run: bool, yes: bool, timeout: float, **_: Any
+) -> None:
+    """Release the lock KEY, whoever holds it, after showing the holder and asking."""
+    if (key is None) is (match is None):
+        raise click.UsageError("name either a KEY or a --match")
+    app = app_of(context)
+    known = Locks(app)
+    rows = sorted(known.all(match), key=oldest_first) if key is None else _held_at(known, key)
+    _show(rows, Workers(app, timeout))
+    if dry_run:
+        click.echo(f"{len(rows)} would be released; nothing was.")
+        return
+    if not yes:
+        _ask(len(rows))
+    _release(known, rows)
+
+
+def _held_at(known: Locks, key: str) -> list[Row]:
+    """Who holds this very key.
+
+    Raises:
+        Nothing: Nobody does.
+    """
+    place = Place.of(key)
+    row = None if place is None else known.look(place)
+    if row is not None:
+        return [row]
+    others = [shown(other.place.key) for other in known.of(key)]
+    hint = f"; held are {', '.join(others)}: name one of them" if others else ""
+    raise Nothing(f"nobody holds {shown(key)}{hint}")
+
+
+def _show(rows: Sequence[Row], workers: Workers) -> None:
+    if not rows:
+        raise Nothing("no key matches")
+    now = datetime.now(UTC)
+    if len(rows) > 1:
+        for line in table(rows, now):
+            click.echo(line)
+        return
+    click.echo(f"{held(rows[0], now)}.")
+    click.echo(_answers(rows[0], workers))
+    click.echo(_HARM[rows[0].info.state])
+
+
+def _answers(row: Row, workers: Workers) -> str:
+    """Whether the holder's worker answers, and what it says of the run."""
+    host, attempt = row.token.hostname, row.token.attempt
+    if attempt is None or host is None:
+        return "Its holder is no task, so no worker can be asked about it."
+    if "@" not in host:  # the name of a publisher's host
+        return f"It was taken by a publish on {shown(host)}, so no worker can be asked about it."
+    (answer,) = workers.ask("redislock_task", {"task_id": attempt.task_id}, to=[host]).values() or (None,)
+    if answer is None:
+        why = f" ({workers.problem})" if workers.problem else ""
+        return f"Its worker {shown(host)} does NOT ANSWER{why}: it may be too busy, cut off, or dead."
+    if any(one["is"] == "running" for one in answer):
+        return f"Its worker {shown(host)} answers: the task RUNS there now."
+    return f"Its worker {shown(host)} answers: the task does not run there."
+
+
+def _ask(count: int) -> None:
+    """Ask whoever sits at the terminal.
+
+    Raises:
+        Refused: The answer is no, or there is no terminal.
+    """
+    if not sys.stdin.isatty():
+        raise Refused("nothing was released: there is no terminal to ask at; with --yes nobody is asked")
+    if not click.confirm(f"Release {'it' if count == 1 else f'all {count}'}?"):
+        raise Refused("nothing was released")
+
+
+def _release(known: Locks, rows: Sequence[Row]) -> None:
+    refused = [row for row in rows if not known.release(row)]
+    for row in refused:
+        click.echo(f"{shown(row.place.key)} was not released: it is not held by this holder any more.", err=True)
+    click.echo(f"released: {len(rows) - len(refused)}")
+    if refused:
+        raise Refused(f"not released, because their holders had changed: {len(refused)}")

@@ -1,0 +1,450 @@
+"""The command line: who holds what, who waits, why a task has not run; with real workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery.bin.base import CLIContext
+from click.testing import CliRunner, Result
+
+from celery_redislock import Lock, LockLost
+from celery_redislock.app import server_of
+from celery_redislock.cli.commands import locks as group
+from tests.lab.servers import need, wait_until
+from tests.lab.workers import ROOT, acked, kept
+
+FIELDS = ["key", "task", "task_id", "hostname", "since", "ttl", "state", "scope", "waiting"]
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def cli(app) -> Cli:
+    """Runs a command in this process: ``cli("list", "--json")``; there is no terminal."""
+
+    def run(*arguments: str, **options: Any) -> Result:
+        return CliRunner().invoke(group, arguments, obj=CLIContext(app, no_color=True, workdir=None), **options)
+
+    return run
+
+
+def told(result: Result) -> list[dict[str, Any]]:
+    """What a command has printed as JSON."""
+    assert result.exception is None, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@pytest.fixture
+def program(config, tmp_path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs the command line as a process of its own."""
+
+    def run(*command: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        run = subprocess.run([sys.executable, "-m", *command], **process(config, tmp_path), check=False, **options)
+        assert "Traceback" not in run.stderr, run.stderr
+        return run
+
+    return run
+
+
+def process(config, folder: Path) -> dict[str, Any]:
+    """How the command line is started, with the entry points that pyproject.toml tells of, installed or not."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    info = folder / "as_installed-1.dist-info"
+    info.mkdir(exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: as-installed\nVersion: 1\n")
+    entries = [
+        f"[{name}]\n{key} = {value}\n"
+        for name, group in project["entry-points"].items()
+        for key, value in group.items()
+    ]
+    (info / "entry_points.txt").write_text("".join(entries))
+    env = {**os.environ, "LAB_CONFIG": config.dump(), "PYTHONPATH": f"{folder}:{ROOT}"}
+    return {"env": env, "text": True, "stdin": subprocess.DEVNULL, "capture_output": True, "timeout": 60}
+
+
+@pytest.fixture
+def at_a_terminal(config, tmp_path) -> Callable[..., int]:
+    """Runs the command line at a terminal, and gives an answer to its question; returns its exit code."""
+
+    def run(answer: str, *arguments: str, meanwhile: Callable[[], None] = lambda: None) -> int:
+        command = [sys.executable, "-m", "celery_redislock", "-A", "tests.lab.worker", *arguments, "--timeout", "0.1"]
+        env = process(config, tmp_path)["env"]
+        ours, terminal = pty.openpty()
+        with subprocess.Popen(command, env=env, stdin=terminal, stdout=terminal, stderr=terminal) as asking:
+            os.close(terminal)
+            shown = b""
+            while b"[y/N]" not in shown:
+                shown += os.read(ours, 1000)
+            meanwhile()
+            os.write(ours, f"{answer}\n".encode())
+            code = asking.wait(30)
+        os.close(ours)
+        return code
+
+    return run
+
+
+def asked(app, command: str) -> list[Any]:
+    """What the only worker answers."""
+    replies = app.control.broadcast(command, reply=True, limit=1, timeout=5)
+    return [answer for reply in replies for answer in reply.values()]
+
+
+# Its two ways in.
+
+
+@pytest.mark.parametrize(
+    "way_in",
+    [("celery", "-A", "tests.lab.worker", "locks"), ("celery_redislock", "-A", "tests.lab.worker")],
+    ids=["celery", "python -m"],
+)
+def test_both_ways_in_list_the_same_and_end_with_the_same_codes(program, tasks, way_in):
+    with tasks.keyed.lock_for("A1") as lock:
+        listed = program(*way_in, "list", "--json")
+        assert listed.returncode == 0, listed.stderr
+        (one,) = map(json.loads, listed.stdout.splitlines())
+        assert list(one) == FIELDS
+        assert one["key"] == lock.name
+        refused = program(*way_in, "release", lock.name)
+        assert refused.returncode == 3
+        assert "no terminal to ask at" in refused.stderr
+        assert lock.owned()
+    assert program(*way_in, "list").returncode == 1
+    assert program(*way_in, "show").returncode == 2
+    assert "release" in program(*way_in, "--help").stdout
+
+
+def test_a_lock_server_that_is_away_is_named_in_one_line(app, cli, program, config):
+    app.conf.redislock_url = config.locks = "redis://127.0.0.1:1/0"
+    for arguments in (["list"], ["show", "k"], ["why", "x", "--timeout", "0.1"], ["export"], ["release", "k", "--yes"]):
+        result = cli(*arguments)
+        assert (result.exit_code, len(result.stderr.splitlines())) == (69, 1), result.stderr
+        assert "onnection" in result.stderr
+    assert program("celery_redislock", "-A", "tests.lab.worker", "list").returncode == 69
+
+
+# What it shows.
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_the_list_tells_of_a_run_what_its_worker_tells_of_it_too(tasks, app, cli, start_worker, running, pool):
+    if pool == "gevent":
+        need(pool)
+    start_worker(1, "-P", pool)
+    run = tasks.work.delay("k", "secret", 30)
+    running("secret")
+    wait_until(lambda: acked(app, "lab.work") == 1, "the worker knows that it runs")
+    (listed,) = told(cli("list", "--json"))
+    (inspected,) = asked(app, "locks")
+    assert [list(one) for one in (listed, *inspected)] == [FIELDS, FIELDS]
+    same = [{name: one[name] for name in FIELDS if name != "ttl"} for one in (listed, *inspected)]
+    assert same[0] == same[1]
+    assert same[0]["task"] == "lab.work"
+    assert same[0]["task_id"] == run.id
+    assert same[0]["hostname"] == "w0@lab"
+    assert (same[0]["state"], same[0]["scope"], same[0]["waiting"]) == ("held", "run", 0)
+    assert "secret" not in str((listed, inspected))
+    table = cli("list").stdout.splitlines()
+    assert table[0].split()[:2] == ["STATE", "HELD"]
+    assert table[1].endswith(listed["key"])
+
+
+def test_a_worker_answers_at_once_though_the_lock_server_is_silent_and_says_that_it_does_not_know(
+    lock_proxy, tasks, app, start_worker, running
+):
+    start_worker(1)
+    run = tasks.work.delay("k", "first", 30)
+    running("first")
+    wait_until(lambda: acked(app, "lab.work") == 1, "the worker knows that it runs")
+    lock_proxy.blackhole()
+    (inspected,) = asked(app, "locks")
+    assert [(one["task_id"], one["state"], one["ttl"]) for one in inspected] == [(run.id, "unknown", None)]
+
+
+def test_a_worker_tells_what_waits_in_it_in_the_same_words(tasks, app, cli, program, start_worker):
+    start_worker(1)
+    with tasks.work.lock_for("k") as lock:
+        waiting = tasks.work.delay("k", "secret")
+        wait_until(lambda: kept(app) == 1, "it waits")
+        inspect = ("celery", "-A", "tests.lab.worker", "inspect", "locks", "--json", "--timeout", "5")
+        answers = json.loads(program(*inspect, "--destination", "w0@lab").stdout)
+        (one,) = answers["w0@lab"]
+        assert list(one) == FIELDS
+        assert (one["key"], one["task_id"], one["state"], one["hostname"]) == (
+            lock.name,
+            waiting.id,
+            "waiting",
+            "w0@lab",
+        )
+        assert told(cli("list", "--waiting", "--json"))[0]["waiting"] == 1
+        shown = cli("show", lock.name).stdout
+        assert "1 messages in the 1 workers that answer" in shown
+        assert f"1. task {waiting.id}" in shown
+        assert "secret" not in shown
+    waiting.get(timeout=20)
+
+
+def test_the_list_can_be_narrowed_and_is_in_the_order_of_age(tasks, locks, cli):
+    with tasks.keyed.lock_for("A1") as old, tasks.keyed.lock_for("B1") as new:
+        locks.client.set("redislock:{not ours}:fence", 7)
+        locks.client.set("something else", "a value")
+        assert [one["key"] for one in told(cli("list", "--json"))] == [old.name, new.name]
+        assert [one["key"] for one in told(cli("list", "--match", "*B1*", "--json"))] == [new.name]
+        assert [one["key"] for one in told(cli("list", "--match", "*", "--json"))] == [old.name, new.name]
+        assert cli("list", "--task", "lab.work").exit_code == 1
+        assert cli("list", "--waiting").exit_code == 1
+
+
+def test_a_lock_of_any_name_and_one_of_another_library_are_found_by_a_pattern_and_shown_for_what_they_are(
+    app, locks, cli
+):
+    with Lock(server_of(app).client, "report", timeout=30):
+        (one,) = told(cli("list", "--match", "rep*", "--json"))
+        assert (one["key"], one["task"], one["state"]) == ("report", None, "held")
+    locks.client.set("redislock:{theirs}", "0c1d2e", px=30_000)
+    (one,) = told(cli("list", "--json"))
+    assert (one["key"], one["hostname"], one["since"]) == ("redislock:{theirs}", None, None)
+    assert "held by a lock of another library" in cli("show", "redislock:{theirs}").stdout
+
+
+def test_a_call_of_a_task_is_shown_by_its_arguments(tasks, cli):
+    with tasks.keyed.lock_for("A1") as lock:
+        assert lock.name in cli("show", "--task", "lab.keyed", "--args", '["A1"]').stdout
+        assert lock.name in cli("show", "--task", "lab.keyed", "--kwargs", '{"sku": "A1"}').stdout
+    free = cli("show", "--task", "lab.keyed", "--args", '["A1"]')
+    assert (free.exit_code, "is free" in free.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--task", "lab.nothing"], "is no task of this app"),
+        (["--task", "lab.plain"], "is no LockedTask"),
+        (["--task", "lab.keyed", "--args", "secret"], "is no JSON array"),
+        (["--task", "lab.keyed", "--args", '{"secret": 1}'], "is no JSON array"),
+        ([], "name either a KEY or a --task"),
+    ],
+)
+def test_what_cannot_be_shown_is_an_error_of_use_that_shows_no_argument(cli, arguments, message):
+    result = cli("show", *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "secret" not in result.output
+
+
+# Why a task has not run.
+
+
+def test_a_task_that_waits_is_told_for_whom_since_when_and_how_many_are_before_it(
+    tasks, app, cli, start_worker, running
+):
+    for _ in range(2):
+        start_worker(2)
+    first = tasks.work.delay("k", "first", 30)
+    running("first")
+    waiting = []
+    for number in range(3):
+        waiting.append(tasks.work.delay("k", number))
+        wait_until(lambda: kept(app, 2) == len(waiting), "it waits")
+    why = cli("why", waiting[2].id, "--timeout", "3").stdout
+    assert "lab.work WAITS in line for redislock:{lab.work:" in why
+    assert f"is held by task {first.id} on w" in why
+    assert "Before it: 2; in all 3 wait for this lock, in 2 workers that answer." in why
+    assert "RUNS in worker" in (runs := cli("why", first.id).stdout)
+    assert "It holds redislock:{lab.work:" in runs
+
+
+def test_a_task_that_was_skipped_is_told_whose_duplicate_it_was(tasks, app, cli, start_worker, running, tmp_path):
+    start_worker(2)
+    first = tasks.until.delay("k", "first", str(tmp_path / "go"))
+    running("first")
+    second = tasks.until.delay("k", "second", str(tmp_path / "go"))
+    wait_until(lambda: second.state == "REVOKED", "it is skipped")
+    wait_until(lambda: asked(app, "redislock_conflicts") == [1], "its worker has counted it")
+    assert "WAS SKIPPED" in (why := cli("why", second.id).stdout)
+    assert f"duplicate of {first.id}" in why
+    (tmp_path / "go").touch()
+    first.get(timeout=20)
+    assert "HAS RUN: its result is SUCCESS" in cli("why", first.id).stdout
+
+
+def test_a_task_that_has_failed_is_told_by_what_and_the_text_of_its_own_error_is_not_shown(tasks, cli, start_worker):
+    start_worker(1)
+    with tasks.on_raise.lock_for("k"):
+        refused = tasks.on_raise.delay("k", "secret")
+        wait_until(lambda: refused.state == "FAILURE", "it fails")
+    assert "FAILED at" in (why := cli("why", refused.id).stdout)
+    assert "the lock redislock:{k} is held by a lock outside tasks on" in why
+    broken = tasks.once.delay("k", "secret", fails=True)
+    wait_until(lambda: broken.state == "FAILURE", "it fails")
+    assert "HAS RUN: its result is FAILURE" in (why := cli("why", broken.id).stdout)
+    assert "by ValueError; the body's own error" in why
+    assert "secret" not in why
+
+
+def test_a_task_that_is_not_due_or_has_no_free_process_is_told_so(tasks, app, cli, start_worker, running):
+    start_worker(1, "--prefetch-multiplier", "4")
+    tasks.work.delay("k", "first", 30)
+    running("first")
+    later = tasks.work.apply_async(("other",), countdown=600)
+    reserved = tasks.work.delay("another")
+    wait_until(lambda: "NOT DUE" in cli("why", later.id).stdout, "the worker has the one with a countdown")
+    wait_until(lambda: "no free process for it" in cli("why", reserved.id).stdout, "the worker has the other")
+
+
+def test_a_job_whose_message_no_worker_has_yet_is_told_that_its_key_is_kept(tasks, cli):
+    result = tasks.job.delay("k")
+    why = cli("why", result.id, "--timeout", "0.2")
+    assert why.exit_code == 0
+    assert "NOT STARTED: its message is in the broker's queue" in why.stdout
+    assert told(cli("list", "--json"))[0]["state"] == "queued"
+    assert told(cli("list", "--json"))[0]["scope"] == "job"
+
+
+def test_a_task_that_has_expired_was_not_skipped(tasks, cli, start_worker):
+    expired = tasks.work.apply_async(("k",), expires=0.001)
+    start_worker(1)
+    wait_until(lambda: expired.state == "REVOKED", "its worker meets it")
+    assert "WAS REVOKED at" in (why := cli("why", expired.id).stdout)
+    assert ": expired." in why
+
+
+def test_a_task_that_nobody_knows_is_told_where_to_look(cli):
+    why = cli("why", str(uuid4()), "--timeout", "0.2")
+    assert why.exit_code == 1
+    assert "Look for its id in the log" in why.stdout
+
+
+def test_a_holder_whose_worker_is_dead_is_shown_as_one_that_does_not_answer(tasks, cli, start_worker, running):
+    worker = start_worker(2)
+    run = tasks.work.delay("k", "first", 30)
+    running("first")
+    waiting = tasks.work.delay("k", "second")
+    wait_until(lambda: waiting.state == "RETRY", "the second waits")
+    (held,) = told(cli("list", "--json"))
+    assert "Silent" not in cli("show", held["key"], "--timeout", "3").stdout
+    worker.kill()
+    assert "Silent: w0@lab: too busy, cut off, or dead." in cli("show", held["key"]).stdout
+    assert "no worker that answers runs it" in cli("why", run.id).stdout
+    why = cli("why", waiting.id).stdout
+    assert "No worker that answers keeps it" in why
+    assert f"is held by task {run.id}" in why
+    assert "Its worker w0@lab does NOT ANSWER" in cli("release", held["key"]).stdout
+
+
+# To release a key.
+
+
+def test_a_key_that_is_released_is_the_next_ones_and_its_holder_is_told_of_the_loss(
+    tasks, config, cli, start_worker, running, ledger
+):
+    config.settings["redislock_lease"] = 6.0
+    start_worker(2)
+    first = tasks.work.delay("k", "first", 10)
+    running("first")
+    second = tasks.work.delay("k", "second")
+    (held,) = told(cli("list", "--json"))
+    released = cli("release", held["key"], "--yes")
+    assert released.exit_code == 0, released.output
+    assert f"held by task {first.id} on w0@lab" in released.stdout
+    assert "Its worker w0@lab answers: the task RUNS there now." in released.stdout
+    assert "released: 1" in released.stdout
+    assert second.get(timeout=20) == "second"
+    wait_until(lambda: [loss["task_id"] for loss in ledger.losses()] == [first.id], "the first is told", 10)
+
+
+def test_a_dry_run_and_a_release_that_nobody_can_be_asked_about_leave_the_key(tasks, cli):
+    with tasks.keyed.lock_for("A1") as lock:
+        assert cli("release", lock.name).exit_code == 3
+        dry = cli("release", "--match", "redislock:*", "--dry-run")
+        assert (dry.exit_code, "1 would be released; nothing was" in dry.stdout) == (0, True)
+        assert lock.owned()
+    assert cli("release", lock.name, "--yes").exit_code == 1
+    assert cli("release", "--match", "redislock:*", "--yes").exit_code == 1
+
+
+@pytest.mark.parametrize(("answer", "code"), [("n", 3), ("y", 0)])
+def test_at_a_terminal_a_release_asks_and_does_what_it_is_told(tasks, at_a_terminal, answer, code):
+    told_of_the_loss = pytest.raises(LockLost) if answer == "y" else nullcontext()
+    with told_of_the_loss, tasks.keyed.lock_for("A1") as lock:
+        assert at_a_terminal(answer, "release", lock.name) == code
+        assert lock.owned() is (answer == "n")
+        assert (tasks.keyed.lock_info("A1") is None) is (answer == "y")
+
+
+def test_a_key_whose_holder_changes_while_somebody_thinks_is_not_released(tasks, at_a_terminal):
+    first, second = (tasks.keyed.lock_for("A1") for _ in range(2))
+    assert first.acquire(blocking=False)
+
+    def another_comes() -> None:
+        first.release()
+        assert second.acquire(blocking=False)
+
+    assert at_a_terminal("y", "release", first.name, meanwhile=another_comes) == 3
+    assert second.owned()
+    second.release()
+
+
+def test_each_kind_of_holder_can_be_released_alone(app, tasks, cli, locks):
+    """A job whose message has not come, the place in a queue, and two slots."""
+    tasks.job.delay("k")
+    tasks.queued.delay("k")
+    slots = [Lock(server_of(app).client, "redislock:{seats}", timeout=30, limit=3) for _ in range(2)]
+    assert all(slot.acquire(blocking=False) for slot in slots)
+    keys = [one["key"] for one in told(cli("list", "--json"))]
+    assert [key.rpartition("}")[2] for key in keys] == ["", ":queued", "", ":slot:2"]
+    assert [one["key"] for one in told(cli("show", "redislock:{seats}", "--json"))] == keys[2:]
+    for key in (keys[2], keys[1], keys[0]):
+        assert cli("release", key, "--yes").exit_code == 0
+        assert cli("release", key, "--yes").exit_code == 1
+        assert key.encode() not in locks.held()
+    assert [slot.owned() for slot in slots] == [False, True]
+    assert f"held are {keys[3]}: name one of them" in cli("release", "redislock:{seats}", "--yes").stderr
+    assert cli("release", keys[3], "--yes").exit_code == 0
+    assert locks.held() == []
+
+
+# To watch.
+
+
+def test_the_totals_are_exported_as_prometheus_takes_them(tasks, app, cli, start_worker):
+    start_worker(1)
+    with tasks.work.lock_for("k"):
+        waiting = tasks.work.delay("k")
+        wait_until(lambda: kept(app) == 1, "it waits")
+        wait_until(lambda: 'celery_redislock_waiting{task=""} 1' in cli("export").stdout, "its room stands in line")
+        lines = cli("export").stdout.splitlines()
+        assert 'celery_redislock_held{task=""} 1' in lines
+        (oldest,) = [line for line in lines if line.startswith('celery_redislock_oldest_wait_seconds{task=""}')]
+        assert 0 < float(oldest.split()[1]) < 60
+    waiting.get(timeout=20)
+
+
+def test_watch_shows_what_is_held_until_it_is_interrupted(tasks, config, tmp_path):
+    how = process(config, tmp_path)
+    command = [sys.executable, "-m", "celery_redislock", "-A", "tests.lab.worker", "watch", "--timeout", "0.1"]
+    with tasks.keyed.lock_for("A1") as lock:
+        options = {"env": how["env"], "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen([*command, "--interval", "0.2"], **options) as watching:
+            try:
+                head, names, row = (watching.stdout.readline() for _ in range(3))
+                watching.send_signal(signal.SIGINT)
+                _, errors = watching.communicate(timeout=20)
+            finally:
+                watching.kill()
+    assert "1 held, 0 kept, 0 in line, conflicts/s not known" in head
+    assert names.startswith("STATE")
+    assert row.rstrip().endswith(lock.name)
+    assert (watching.returncode, errors) == (0, "")

@@ -1,0 +1,69 @@
+"""How the command line looks at all locks of a server: page by page, on one server and in a Cluster."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from celery_redislock.cli.locks import Locks
+from celery_redislock.cli.scan import PAGE, scan
+from celery_redislock.server import tokens
+from celery_redislock.server.names import keys_of
+from celery_redislock.server.store import LockStore
+from celery_redislock.server.tokens import Attempt
+
+from .conftest import KEY
+
+
+def test_all_of_many_locks_are_found_once_among_as_many_notes_and_no_command_asks_for_all_keys(app, locks):
+    keys = {f"redislock:{{lab.work:{number}}}" for number in range(3 * PAGE)}
+    with locks.client.pipeline(transaction=False) as pipeline:
+        for key in keys:
+            pipeline.set(key, a_token().value, px=60_000)
+            pipeline.set(keys_of(key).note("an-id/0/0"), "", px=60_000)
+        pipeline.execute()
+    locks.client.config_resetstat()
+    found = [row.place.key for row in Locks(app).all()]
+    assert len(found) == len(keys)
+    assert set(found) == keys
+    calls = {name.removeprefix("cmdstat_"): stats["calls"] for name, stats in locks.client.info("commandstats").items()}
+    assert {"scan", "get", "pttl", "zcard"} <= calls.keys()
+    assert "keys" not in calls
+    assert calls["scan"] < 6 * len(keys) / PAGE
+    assert calls["get"] == len(keys)  # not for the notes
+
+
+def test_a_key_that_is_no_string_any_more_or_not_there_is_left_out_and_a_strange_name_is_shown(locks):
+    locks.client.set(b"redislock:{\xff}", a_token().value)
+    locks.client.rpush("redislock:{a list}", "x")
+    (row,) = scan(locks.client, "redislock:{*", "redislock:{", never)
+    assert row.place.key == "redislock:{\udcff}"
+
+
+def test_the_first_who_waits_tells_since_when(store: LockStore, holder, locks):
+    first = holder("a")
+    first.acquire()
+    now = locks.client.time()[0]
+    room = tokens.offer(tokens.mint_nonce(), tokens.origin("host", None))
+    store.stand(KEY, room, (now - 100) * 1_000_000, None)
+    (row,) = scan(locks.client, "redislock:{*", "redislock:{", never)
+    assert (row.place.key, row.waiting) == (KEY, 1)
+    assert row.oldest == pytest.approx(100, abs=5)
+
+
+def test_a_server_that_refuses_is_an_error_and_no_empty_list(locks):
+    locks.client.acl_setuser("reader", enabled=True, nopass=True, keys=["*"], commands=["+scan", "+get", "+ping"])
+    locks.client.set(KEY, a_token().value)
+    reader = redis.Redis.from_url(locks.url(), username="reader", password="any")  # noqa: S106
+    with pytest.raises(redis.ResponseError, match="pttl"):
+        list(scan(reader, "redislock:{*", "redislock:{", never))
+    reader.close()
+    locks.client.acl_deluser("reader")
+
+
+def a_token():
+    return tokens.mint(tokens.mint_nonce(), Attempt("an-id", 0, 0), tokens.origin("w@host", "lab.work"))
+
+
+def never(place):
+    raise AssertionError(f"{place} has not moved")
