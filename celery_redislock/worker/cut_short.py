@@ -9,7 +9,7 @@ from celery.signals import task_postrun
 from celery.worker import state
 
 
-def connect(**_: Any) -> None:
+def connect() -> None:
     """Have Celery call `forget` whenever a task has run in this process, which is a worker's."""
     task_postrun.connect(forget, weak=False)
 

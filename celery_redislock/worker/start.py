@@ -19,9 +19,7 @@ logger = logging.getLogger(__name__)
 def connect() -> None:
     """Have Celery call the functions of this module when a worker starts in this process."""
     worker_init.connect(warn_of_unlocked_tasks, weak=False)
-    worker_init.connect(watch_for_lost_connections, weak=False)
-    worker_init.connect(keep_messages_that_wait, weak=False)
-    worker_init.connect(cut_short.connect, weak=False)
+    worker_init.connect(prepare, weak=False)
     worker_shutting_down.connect(ack_what_has_begun, weak=False)
     inspect.connect()
     celeryd_after_setup.connect(ask_the_lock_server, weak=False)
@@ -35,15 +33,18 @@ def warn_of_unlocked_tasks(sender: Any = None, **_: Any) -> None:
             logger.warning("task %s has %s but no lock: add base=LockedTask", name, ", ".join(options))
 
 
-def watch_for_lost_connections(sender: Any = None, **_: Any) -> None:
-    """Have the worker's consumer expect copies of messages whenever it loses the connection to the broker."""
-    sender.app.steps["consumer"].add("celery_redislock.worker.redelivery:ExpectCopies")
+def prepare(sender: Any = None, **_: Any) -> None:
+    """Have the worker's consumer keep messages that wait, and expect copies when it loses its connection to the broker.
 
-
-def keep_messages_that_wait(sender: Any = None, **_: Any) -> None:
-    """Have the worker's consumer keep messages that wait in line; before the pool forks its children."""
-    sender.app.steps["consumer"].add("celery_redislock.worker.waiting:WaitingRoom")
+    It is done before the pool forks its children; and only where there is a locked task, for the command ``celery
+    locks`` makes every worker of an environment load this package.
+    """
+    if not any(isinstance(task, LockedTask) for task in sender.app.tasks.values()):
+        return
+    steps = sender.app.steps["consumer"]
+    steps.update({"celery_redislock.worker.redelivery:ExpectCopies", "celery_redislock.worker.waiting:WaitingRoom"})
     EARLY_ACKS.open()
+    cut_short.connect()
 
 
 def ack_what_has_begun(**_: Any) -> None:
