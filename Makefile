@@ -6,6 +6,9 @@ STAMP := $(VENV)/.ready
 
 .PHONY: demo test compat topologies oldest versions matrix wheel check docs chaos format bench bench-full clean
 
+# These run in every pool too, and are part of make compat.
+IN_POOLS := $(patsubst %,tests/acceptance/test_%.py,line_pools line_rate_limit line_quorum)
+
 # Of make chaos, in all; SEED=7 repeats the faults of a run, BROKER is redis, rabbitmq or both, LOCKS one or cluster.
 SECONDS ?= 60
 BROKER ?= both
@@ -21,13 +24,13 @@ demo: $(STAMP)  ## Run the example app on a server of its own
 	@$(BIN)/python -m example_worker
 
 test: $(STAMP)  ## The tests on real servers and workers, but for those of make compat and make topologies
-	@$(BIN)/python -m pytest -n 3 --dist loadfile  # they mostly wait for servers and workers
+	@$(BIN)/python -m pytest -n 3 --dist loadfile $(IN_POOLS:%=--ignore=%)  # they mostly wait for servers and workers
 
 topologies: $(STAMP)  ## What is different where the lock server is a Cluster, or is behind Sentinels
 	@$(BIN)/python -m pytest -n 3 --dist loadfile tests/topologies
 
 compat: $(STAMP)  ## About ten tests for each pool, and for each small broker: docs/compatibility.md; and with frameworks
-	@$(BIN)/python -m pytest -n 3 tests/compatibility tests/frameworks
+	@$(BIN)/python -m pytest -n 3 tests/compatibility tests/frameworks $(IN_POOLS)
 
 oldest: $(STAMP)  ## The tests of make test but the slow ones, with the oldest supported Python, Celery, kombu and redis-py
 	@$(BIN)/python -m nox --reuse-venv yes --session 'tests(oldest-3.11)'

@@ -25,7 +25,7 @@ def warn(app: Celery) -> None:
         transport = str(connection.transport_cls)
         options = connection.transport_options or {}
     for line in lines(transport, options):
-        logger.warning("%s", line)
+        logger.warning(line)
 
 
 def lines(transport: str, options: Mapping[str, Any]) -> list[str]:

@@ -110,7 +110,7 @@ def test_an_error_of_another_library_is_one_line():
 #: Lines that concern no single run and no single key.
 OF_THE_PROCESS = {
     "advice", "keeper", "lines", "outage", "listener", "waiter", "room", "children", "waiting", "reminder", "leftovers",
-    "startup", "start", "store", "lock", "outcome",
+    "startup", "start", "store", "lock", "outcome", "broker",
 }  # fmt: skip
 
 
