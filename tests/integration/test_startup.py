@@ -234,7 +234,12 @@ from celery import Celery
 import celery_redislock.worker.start
 
 app = Celery("plain", broker="amqp://")
-app.task(name="plain")(lambda: None)
+
+
+@app.task
+def plain(): ...
+
+
 before = {*app.steps["consumer"]}
 celery_redislock.worker.start.prepare(sender=SimpleNamespace(app=app))
 assert {*app.steps["consumer"]} == before
