@@ -39,9 +39,13 @@ def main() -> None:
         parser.error(f"no such benchmark: {', '.join(unknown)}; there are: {', '.join(BENCHMARKS)}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the server ends with a run that is stopped
     findings = Findings(full=given.full)
-    for name in given.names or [name for name in BENCHMARKS if given.full or name not in ONLY_IN_FULL]:
-        BENCHMARKS[name](findings)
-    findings.conclude()
+    left = given.names or [name for name in BENCHMARKS if given.full or name not in ONLY_IN_FULL]
+    try:
+        while left:
+            BENCHMARKS[left[0]](findings)
+            left = left[1:]
+    finally:  # also what was measured before a run failed, or was stopped
+        findings.conclude(left)
 
 
 if __name__ == "__main__":

@@ -99,8 +99,12 @@ class Findings:
             plots.lines(PLOTS / f"{name}.svg", xs, values, **look)
             self._page.append(f"![{alt}]({PLOTS.name}/{name}.svg)")
 
-    def conclude(self) -> None:
-        """Print which bounds are met; in a full run, write the page."""
+    def conclude(self, left: Sequence[str] = ()) -> None:
+        """Print which bounds are met; in a full run, write the page.
+
+        Args:
+            left: The names of the benchmarks that were to run, and have not run to their end.
+        """
         table = Table(title="all figures that have a bound", title_justify="left")
         table.add_column("figure")
         for column in ("at most", "measured", "met"):
@@ -110,9 +114,9 @@ class Findings:
         _print(table)
         Console(width=WIDTH).print(taken_on(), markup=False)
         if self.full:
-            PAGE.write_text("\n\n".join([*self._head(), _markdown(table), *self._page]) + "\n", encoding="utf-8")
+            PAGE.write_text("\n\n".join([*self._head(left), _markdown(table), *self._page]) + "\n", encoding="utf-8")
 
-    def _head(self) -> list[str]:
+    def _head(self, left: Sequence[str]) -> list[str]:
         minutes = (time.monotonic() - self._began) / 60
         written = (
             f"Written by `make bench-full` in {minutes:.0f} minutes, on {time.strftime('%Y-%m-%d', time.gmtime())}; "
@@ -122,7 +126,8 @@ class Findings:
             "What is compared was measured in one run, in turns of milliseconds or seconds, so that what disturbs "
             "one disturbs all. Compare the ratios; the times are those of one machine."
         )
-        return ["# Benchmarks", written, compared, taken_on(), "## Bounds"]
+        missing = [f"This run was stopped before it had measured: {', '.join(left)}."] if left else []
+        return ["# Benchmarks", written, compared, taken_on(), *missing, "## Bounds"]
 
 
 def taken_on() -> str:
