@@ -4,12 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: demo test compat topologies oldest versions matrix wheel check docs chaos format bench bench-full clean
+.PHONY: demo test proof compat topologies coverage oldest versions matrix twins wheel check docs chaos mutants format bench bench-full clean
 
 # These run in every pool too, and are part of make compat.
 IN_POOLS := $(patsubst %,tests/acceptance/test_%.py,line_pools line_rate_limit line_quorum)
 
-# Of make chaos, in all; SEED=7 repeats the faults of a run, BROKER is redis, rabbitmq or both, LOCKS one or cluster.
+# What make coverage runs: the model is no part of the package, and takes minutes where each line is noted.
+MEASURED := $(addprefix tests/,unit integration acceptance packaging compatibility frameworks topologies)
+
+# Of make chaos and make twins, in all; SEED=7 repeats a run, BROKER is redis, rabbitmq or both, LOCKS one or cluster.
 SECONDS ?= 60
 BROKER ?= both
 LOCKS ?= one
@@ -23,8 +26,11 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)  ## Run the example app on a server of its own
 	@$(BIN)/python -m example_worker
 
-test: $(STAMP)  ## The tests on real servers and workers, but for those of make compat and make topologies
-	@$(BIN)/python -m pytest -n 3 --dist loadfile $(IN_POOLS:%=--ignore=%)  # they mostly wait for servers and workers
+test: $(STAMP)  ## The tests on real servers and workers, but for those of make compat, topologies and twins
+	@$(BIN)/python -m pytest -n 4 --dist loadfile $(IN_POOLS:%=--ignore=%)  # they mostly wait for servers and workers
+
+proof: $(STAMP)  ## The properties of tests/properties with ten times as many steps, other ones each time; SEED=7 repeats them
+	@PROPERTIES=proof SEED=$(or $(SEED),$(shell date +%s)) $(BIN)/python -m pytest -n 3 --dist worksteal tests/properties
 
 topologies: $(STAMP)  ## What is different where the lock server is a Cluster, or is behind Sentinels
 	@$(BIN)/python -m pytest -n 3 --dist loadfile tests/topologies
@@ -32,16 +38,32 @@ topologies: $(STAMP)  ## What is different where the lock server is a Cluster, o
 compat: $(STAMP)  ## About ten tests for each pool, and for each small broker: docs/compatibility.md; and with frameworks
 	@$(BIN)/python -m pytest -n 3 tests/compatibility tests/frameworks $(IN_POOLS)
 
+coverage: $(STAMP)  ## Branch coverage of all these tests, in workers' processes too, and what they miss: an hour and more
+	@rm -f .coverage .coverage.*
+	-@$(BIN)/python -m coverage run -m pytest -n 3 --dist loadfile $(MEASURED)  # a failure spoils no report
+	@$(BIN)/python -m coverage combine --quiet
+	@$(BIN)/python -m coverage report
+
 oldest: $(STAMP)  ## The tests of make test but the slow ones, with the oldest supported Python, Celery, kombu and redis-py
 	@$(BIN)/python -m nox --reuse-venv yes --session 'tests(oldest-3.11)'
 
 versions: $(STAMP)  ## The same with each Python and with what lies between oldest and newest; it needs each of the Pythons
 	@$(BIN)/python -m nox
 
-matrix: $(STAMP)  ## Every pool on every broker; the acceptance tests without wake-ups, and on a Cluster: more than an hour
+matrix: $(STAMP)  ## Every pool on every broker; the acceptance tests without wake-ups, and with each lock server: hours
 	@LAB_EVERY_BROKER=1 $(BIN)/python -m pytest -n 3 tests/compatibility
 	@LAB_DROPS_PUBLISH=1 $(BIN)/python -m pytest -n 3 --dist loadfile tests/acceptance
 	@LAB_LOCKS=cluster $(BIN)/python -m pytest -n 3 --dist loadfile tests/acceptance
+	@LAB_LOCKS=sentinel $(BIN)/python -m pytest -n 3 --dist loadfile tests/acceptance
+	@LAB_LOCKS=acl $(BIN)/python -m pytest -n 3 --dist loadfile tests/acceptance
+	@LAB_LOCKS=tls $(BIN)/python -m pytest -n 3 --dist loadfile tests/acceptance
+
+twins: $(STAMP)  ## Twenty random workflows beside plain twins; with SECONDS=3600 others for so long, from SEED=7 on, also with BROKER=rabbitmq
+ifeq ($(origin SECONDS),command line)
+	@$(BIN)/python -m tests.twins --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) --broker $(BROKER:both=redis)
+else
+	@$(BIN)/python -m pytest tests/twins
+endif
 
 wheel: $(STAMP)  ## Install the wheel alone, as a user does, with the oldest and the newest versions, and try it
 	@$(BIN)/python -m pytest -n 2 -m network tests/packaging
@@ -60,6 +82,10 @@ docs: $(STAMP)  ## The site of docs/, in docs/_build; a warning is an error
 chaos: $(STAMP)  ## Random faults under load, on both brokers, and what came of it
 	@$(BIN)/python -m chaos --seconds $(SECONDS) --broker $(BROKER) --locks $(LOCKS) $(if $(SEED),--seed $(SEED))
 
+mutants: $(STAMP)  ## Each mistake of mutants/ in a copy of the code: the test that is named for it must fail
+	@$(BIN)/python -m mutants --table
+	@$(BIN)/python -m mutants
+
 format: $(STAMP)
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
@@ -72,4 +98,4 @@ bench-full: $(STAMP)  ## Everything, in less than an hour on an idle machine; wr
 	@$(BIN)/python -m benchmarks --full
 
 clean:
-	rm -rf $(VENV) .nox dist build docs/_build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .coverage .coverage.* .nox dist build docs/_build .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 
-from . import capacity, cluster, crowd, cycle, drain, handover, limits, memory, renewal, task, waiting
+from . import capacity, cli, cluster, crowd, cycle, drain, handover, limits, memory, renewal, task, waiting
 from .findings import Findings
 
 BENCHMARKS = {
@@ -20,9 +20,10 @@ BENCHMARKS = {
     "limits": limits.main,
     "capacity": capacity.main,
     "cluster": cluster.main,
+    "cli": cli.main,
 }
 #: These have no bound, or take long: they are measured in a full run, and where they are named.
-ONLY_IN_FULL = {"limits", "capacity", "cluster"}
+ONLY_IN_FULL = {"limits", "capacity", "cluster", "cli"}
 
 
 def main() -> None:

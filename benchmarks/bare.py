@@ -11,7 +11,7 @@ import redis
 
 from celery_redislock.server import commands
 from celery_redislock.server.answers import Note
-from celery_redislock.server.lines import Late, Line
+from celery_redislock.server.connections import Connection, Late
 from celery_redislock.server.scripts import Command
 from celery_redislock.server.tokens import Token
 
@@ -45,12 +45,12 @@ def with_late_answer(client: redis.Redis, key: str, token: Token, lease: float, 
     release = commands.release(key, token.owner, Note(note))
     for command in (acquire, release):
         client.script_load(command.script.text)
-    line = Line(client.client())  # type: ignore[no-untyped-call]
+    connection = Connection(client.client())  # type: ignore[no-untyped-call]
     late = Late(release, _released, _refused, 0.0)
 
     def cycle() -> None:
-        granted = line.ask(acquire)
-        line.send_late(late)
+        granted = connection.ask(acquire)
+        connection.send_late(late)
         if granted != 1:
             raise RuntimeError(f"{key} was contended: acquire {granted}")
 

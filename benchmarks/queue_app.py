@@ -15,6 +15,8 @@ from celery_singleton import Singleton
 
 from celery_redislock import LockedTask
 
+from .floor import BareJob, BareRun
+
 #: The task, and the list in Redis, by which the worker notes when it begins and ends to drain a queue.
 CLOCK = "clock"
 #: The base classes to compare, with what their decorators need.
@@ -23,6 +25,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "LockedTask": {"base": LockedTask},
     'LockedTask, scope "job"': {"base": LockedTask, "lock_scope": "job"},
     'LockedTask, scope "queue"': {"base": LockedTask, "lock_scope": "queue", "lock_on_conflict": "wait"},
+    "the commands of a run alone": {"base": BareRun},
+    "the commands of a job alone": {"base": BareJob},
     "celery-once": {"base": QueueOnce},
     "celery-singleton": {"base": Singleton},
 }
@@ -35,6 +39,7 @@ def make_app(url: str) -> Celery:
     app.conf.update(
         task_ignore_result=True,
         singleton_backend_url=url,
+        redislock_url=url,
         broker_connection_retry_on_startup=True,
         worker_hijack_root_logger=False,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from .options import resolve_settings
 from .server.clients import command_time
 from .server.connect import connect
 from .server.lock_server import LockServer, servers_of
-from .source import Source, source_of
+from .source import source_of
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -59,7 +60,7 @@ def is_enabled(app: Celery) -> bool:
         LockConfigError: The setting is neither True nor False.
     """
     conf: Any = app.conf
-    name, prefixed = names_of(conf, "enabled")
+    name, prefixed = names_of(conf.prefix, "enabled")
     # Every run asks. Mostly nobody has set the setting, and `conf.get` takes far longer to find that out.
     for settings in conf.maps:
         if name in settings or prefixed in settings:
@@ -67,15 +68,11 @@ def is_enabled(app: Celery) -> bool:
     return True
 
 
-def names_of(conf: Any, setting: str) -> tuple[str, str]:
-    """The two names that a setting may have in `app.conf`: the plain one, and the one in the settings' namespace.
-
-    Args:
-        conf: The configuration of the app.
-        setting: The setting, without the prefix ``redislock_``.
-    """
+@functools.cache
+def names_of(prefix: str | None, setting: str) -> tuple[str, str]:
+    """The names that a setting of ours may have: the plain one, and that of the namespace with this prefix, if any."""
     name = _SETTING + setting
-    return name, name if not conf.prefix else conf.prefix + (name.upper() if conf.prefix.isupper() else name)
+    return name, name if not prefix else prefix + (name.upper() if prefix.isupper() else name)
 
 
 def _configured(app: Celery, name: str) -> bool:
@@ -91,7 +88,7 @@ def client_of(app: Celery) -> Any:
     Raises:
         LockConfigError: No setting names a server, or the one that they name cannot be used.
     """
-    return _client(*_address_of(app))
+    return connect(*_address_of(app))
 
 
 def keyprefix_of(app: Celery) -> str:
@@ -105,14 +102,10 @@ def keyprefix_of(app: Celery) -> str:
         return ""
 
 
-def _address_of(app: Celery) -> tuple[Source, dict[str, Any]]:
-    """The source of the lock server's address, and all options of its client: the user's own win over Celery's."""
+def _address_of(app: Celery) -> tuple[str, dict[str, Any], str]:
+    """What `connect` makes a client of: the URL, all options, of which the user's own win, and the URL's setting."""
     source = source_of(app.conf)
-    return source, {**source.options, **resolve_settings(settings_of(app)).client_options}
-
-
-def _client(source: Source, options: dict[str, Any]) -> Any:
-    return connect(source.url, options, source.setting)
+    return source.url, {**source.options, **resolve_settings(settings_of(app)).client_options}, source.setting
 
 
 def command_time_of(app: Celery) -> float:
@@ -127,7 +120,7 @@ def command_time_of(app: Celery) -> float:
     address = _address_of(app)
     known = vars(app).get(_COMMAND_TIME)
     if known is None or known[0] != address:
-        known = vars(app)[_COMMAND_TIME] = (address, command_time(_client(*address)))
+        known = vars(app)[_COMMAND_TIME] = (address, command_time(connect(*address)))
     return float(known[1])
 
 

@@ -15,15 +15,6 @@ from redis.exceptions import LockError, LockNotOwnedError
 from .info import LockInfo
 from .shown import LONGEST, shown
 
-__all__ = [
-    "LockConfigError",
-    "LockConflict",
-    "LockKeyError",
-    "LockLost",
-    "LockUnavailable",
-    "RedisLockError",
-]
-
 
 def describe(error: BaseException) -> str:
     """An error of redis-py's or the broker's in one line: its type and message, without the full stop at the end."""

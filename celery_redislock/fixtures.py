@@ -67,7 +67,8 @@ def _moved(app: Celery, url: str) -> Iterator[None]:
     values = {"url": url, "client_options": {}}  # no password of the app's own server
     servers = servers_of(app)
     before = servers.copy()
-    with patch.dict(conf.changes, {name: values[setting] for setting in values for name in names_of(conf, setting)}):
+    changes = {name: values[setting] for setting in values for name in names_of(conf.prefix, setting)}
+    with patch.dict(conf.changes, changes):
         servers.clear()
         try:
             yield

@@ -75,9 +75,9 @@ class LockInfo(NamedTuple):
     @property
     def who(self) -> str:
         """The holders in words, for messages: their task ids and hosts."""
-        more = len(self.others) - 2
-        named = [self._name, *(other._name for other in self.others[: 2 if more > 0 else None])]
-        return ", ".join([*named, f"and {more} more"] if more > 0 else named)
+        named = [holder._name for holder in self.holders[:3]]
+        more = len(self.holders) - 3
+        return ", ".join(named if more <= 0 else [*named, f"and {more} more"])
 
     @property
     def _name(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, overload
 
@@ -18,7 +19,7 @@ from .lock.lock import Lock
 from .lock.no_lock import NoLock
 from .options import LockOptions, check_limit, name_of, resolve_options, resolve_settings
 from .server.lock_server import LockServer
-from .server.names import redis_key
+from .server.names import limited, redis_key
 from .task.body import refuse_what_outlives_its_call
 from .task.held_by_request import LockInRequests
 
@@ -176,14 +177,13 @@ class _Settings(NamedTuple):
     app: Celery
     prefix: str
     options: LockOptions
-    block_for: float
     limit: int
 
     @classmethod
     def of(cls, app: Celery, what: str, given: Mapping[str, Any]) -> _Settings:
         own = dict(given)
         at_once = not isinstance(own.get("block_for"), bool) and own.get("block_for") == 0
-        if at_once:
+        if at_once:  # `resolve_options` would refuse 0, which no task may have
             del own["block_for"]
         app_wide = settings_of(app)
         settings = resolve_settings(app_wide)
@@ -192,19 +192,12 @@ class _Settings(NamedTuple):
         limit = check_limit(what, options.limit, fence=options.fence)
         if settings.enabled:
             check_lease(what, name_of("lease", own, app_wide, ""), options.lease, server_of(app).command_time)
-        return cls(app, keyprefix_of(app) + settings.prefix, options, 0.0 if at_once else options.block_for, limit)
+        options = replace(options, block_for=0.0) if at_once else options
+        return cls(app, keyprefix_of(app) + settings.prefix, options, limit)
 
     def lock(self, name: str) -> Lock:
-        return LockInRequests(
-            server_of(self.app).client,
-            redis_key(self.prefix, name),
-            self.options.lease,
-            blocking_timeout=self.block_for,
-            renew=True,
-            reentrant=True,
-            fence=self.options.fence,
-            limit=self.limit,
-        )
+        key = limited(redis_key(self.prefix, name), self.limit)
+        return LockInRequests(server_of(self.app).client, key, self.options, thread_local=True)
 
 
 def _refuse_what_has_no_call(function: Any) -> None:

@@ -32,7 +32,6 @@ REASONS = {PAST_DEADLINE: "deadline", HELD_TOO_LONG: "max_hold", KEY_GONE: "gone
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
 
-
 #: The name of a pool child's files, by its pid.
 _names: dict[int, str] = {}
 

@@ -16,9 +16,6 @@ from .errors import LockConfigError
 
 #: How many may hold one lock at once at most, as in lua/prelude.lua.
 MAX_LIMIT = 50
-#: How long before the key's end in Redis the holder's own deadline comes, as a share of the lease: the holder's clock
-#: and the server's may not run at the same speed.
-DEADLINE_MARGIN = 0.01
 
 #: The values of the options that are choices. The first is the default, but for `lock_on_conflict`: see
 #: `resolve_options`.
@@ -27,8 +24,6 @@ ConflictPolicy = Literal["skip", "wait", "raise", "join"]
 OnLost = Literal["warn", "abort"]
 OnOutage = Literal["retry", "raise", "run"]
 CONFLICT_POLICIES: tuple[str, ...] = get_args(ConflictPolicy)
-#: The policies that scope ``queue`` allows. Under the others the one message that waits in the queue might not run.
-QUEUE_POLICIES = ("wait",)
 
 
 class Rule(NamedTuple):
@@ -182,14 +177,14 @@ def resolve_options(
     for name, rule in rules.items():
         _check(f"{task}: {prefix}{name}", values[name], rule)
     if values["on_conflict"] is None:  # a duplicate of the same work may be skipped; other work must have its turn
-        is_same_work = (values["args"], values["key"], values["limit"]) == (None, None, 1)
-        is_same_work = is_same_work and values["scope"] != "queue"
+        what_counts = (values["args"], values["key"], values["limit"])
+        is_same_work = what_counts == (None, None, 1) and values["scope"] != "queue"
         values["on_conflict"] = "skip" if is_same_work else "wait"
-    if values["scope"] == "queue" and values["on_conflict"] not in QUEUE_POLICIES:
+    if values["scope"] == "queue" and values["on_conflict"] != "wait":
         scope, policy = name_of("scope", own, app_wide), name_of("on_conflict", own, app_wide)
         raise LockConfigError(
             f"{task}: {scope} = 'queue' with {policy} = {values['on_conflict']!r} is not allowed: the one "
-            f"that waits must run; allowed: {' or '.join(map(repr, QUEUE_POLICIES))}"
+            "that waits must run; allowed: 'wait'"
         )
     if values["limit"] != 1:
         _refuse_with_limit(task, values, lambda option: name_of(option, own, app_wide, prefix))
@@ -214,11 +209,6 @@ def _refuse_with_limit(task: str, values: Mapping[str, Any], name: Callable[[str
 def check_limit(what: str, limit: Any, *, fence: bool) -> int:
     """`limit`, unless it is no limit of a `Lock`.
 
-    Args:
-        what: For the error's message.
-        limit: How many may hold the key at once.
-        fence: Whether a fencing number is asked for.
-
     Raises:
         LockConfigError: `limit` is no whole number from 1 to 50, or is more than one although `fence` is set.
     """
@@ -229,14 +219,7 @@ def check_limit(what: str, limit: Any, *, fence: bool) -> int:
 
 
 def name_of(option: str, own: Mapping[str, Any], app_wide: Mapping[str, Any], prefix: str = "lock_") -> str:
-    """What an option is called where its value was set, for error messages.
-
-    Args:
-        option: Its name without a prefix.
-        own: As for `resolve_options`.
-        app_wide: As for `resolve_options`.
-        prefix: As for `resolve_options`.
-    """
+    """What an option is called where its value was set, for error messages; arguments as `resolve_options`."""
     if option in own:
         return f"{prefix}{option}"
     return f"redislock_{option}" if option in app_wide else f"the default {prefix}{option}"

@@ -11,14 +11,15 @@ LONGEST = 1000
 def shown(name: str, longest: int = MAX_SHOWN) -> str:
     """`name`, cut and with unprintable characters escaped, so that it can neither break, forge nor fill a log line.
 
-    It is cut first, so that a name of a megabyte costs no time.
-
-    Args:
-        name: Any text.
-        longest: Characters that are left at most, before some are escaped.
+    It is cut first, to `longest` characters, so that a name of a megabyte costs no time.
     """
     start = name if len(name) <= longest else f"{name[: longest - 1]}…"
     return start if start.isprintable() else start.encode("unicode_escape").decode()
+
+
+def run_named(task: str, task_id: object) -> str:
+    """A run, a message or a job in log lines: ``task shop.bill[<id>]``."""
+    return f"task {task}[{shown(str(task_id))}]"
 
 
 def fields(event: str, **about: object) -> dict[str, str]:

@@ -42,9 +42,6 @@ class Source:
 def source_of(conf: Any) -> Source:
     """The source of the lock server: `redislock_url`, else the broker if it is a Redis, else the result backend.
 
-    Args:
-        conf: The settings of a Celery app.
-
     Raises:
         LockConfigError: None of them is a Redis.
     """

@@ -17,6 +17,7 @@ from tests.lab.ledger import Ledger, Run
 FINISHED, SKIPPED, LIMITED = "finished", "skipped as duplicates", "ended by their hard time limit"
 ANSWERED = "publishes answered with an existing job"
 HUNG = "workers that hung in Celery's own code, killed"
+CRASHED = "workers that ended by an error in Kombu's own code"
 #: For how many seconds before and after an overlap the report shows the faults. This excuses nothing.
 SHOWN = 4.0
 #: What a message may end as, by its kind (empty for any) and its state.
@@ -131,6 +132,7 @@ def _turns(story: Story, verdict: Verdict) -> Iterable[Offence]:
 
 def _leftovers(story: Story, verdict: Verdict) -> Iterable[Offence]:
     verdict.outcomes[HUNG] = len(story.hung)
+    verdict.outcomes[CRASHED] = len(story.events("crash"))
     for key in story.events("key"):
         holder = Token.of(key["holder"])
         task_id = holder.attempt.task_id if holder.attempt else ""

@@ -9,6 +9,15 @@ from pathlib import Path
 _TRACEBACK = re.compile(
     r"^[^\n]*\nTraceback \(most recent call last\):\n(?:[ \t][^\n]*\n|\n(?=[ \t]))*[^\n]*", re.MULTILINE
 )
+#: How a traceback ends that Celery logs where the broker is away while `Task.retry` publishes the next attempt.
+_BROKER_AWAY = ("kombu.exceptions.OperationalError: ", "celery.exceptions.Reject: (OperationalError(")
+
+
+def error_that_ended(log: Path) -> str:
+    """The traceback by which a worker ended that nobody told to; empty where it wrote none."""
+    _, _, last = log.read_text(errors="replace").rpartition("Unrecoverable error: ")
+    found = _TRACEBACK.search(last)
+    return found.group() if found else ""
 
 
 def complaints_in(log: Path) -> Iterator[str]:
@@ -18,5 +27,6 @@ def complaints_in(log: Path) -> Iterator[str]:
         yield f"the keeper failed: {log}"
     for match in _TRACEBACK.finditer(text):
         traceback = match.group()
-        if "/celery_redislock/" in traceback:
+        is_of_celery = traceback.rpartition("\n")[2].startswith(_BROKER_AWAY)
+        if "/celery_redislock/" in traceback and not is_of_celery:
             yield f"a traceback from celery_redislock in {log}:\n{traceback}"

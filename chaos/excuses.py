@@ -20,7 +20,7 @@ from chaos.faults import (
 )
 from chaos.story import Line, Story
 from chaos.tasks import LEASE
-from chaos.windows import ACK, AT_ONCE, LAPSE, MADE_UP_FOR, NEVER, RENEWAL, RESTORED
+from chaos.windows import ACK, AT_ONCE, CUT_TOLD, LAPSE, MADE_UP_FOR, NEVER, RENEWAL, RESTORED
 from tests.lab.ledger import Run
 
 STOPS, OUTAGES, DEATHS = (STOP_CHILD, STOP_WORKER), (REFUSE, BLACKHOLE), (KILL_CHILD, KILL_WORKER, COLD, WARM)
@@ -95,12 +95,14 @@ def of_another_run(story: Story, earlier: list[Run], run: Run) -> str | None:
         stop["until"] + AT_ONCE >= run.start for stop in story.strikes(STOPS, run.start - AT_ONCE, run.start, run.pid)
     ):
         return "its process stood still between its grant and its body"
+    if _stood_still_as_it_received(story, run):
+        return "its worker stood still with it until the visibility timeout had passed"
     received, died = _first_receipt(story, run.task_id, first.start), story.deaths.get(first.pid, NEVER)
     if died <= first.end + ACK:
         return "its process died between its end and its ack"
     if story.strikes((WARM, COLD), first.start, first.end + ACK, first.pid):
         return "its worker was shutting down as it ended, and gave its message back unacked"
-    if _cut(story, received, first.start + AT_ONCE) or _cut(story, first.end - AT_ONCE, first.end + ACK):
+    if _cut(story, received, first.start + AT_ONCE) or _cut(story, first.end - CUT_TOLD, first.end + ACK):
         return "its connection was lost before it began or as it ended, and with it the ack"
     if story.strikes((RESTART,), first.start, run.start):
         return "the lock server lost the note that it had finished"
@@ -119,6 +121,25 @@ def of_another_run(story: Story, earlier: list[Run], run: Run) -> str | None:
     if any(died <= outage["until"] + MADE_UP_FOR + AT_ONCE for outage in outages):
         return "its process died before the lock server could be told that it had finished"
     return None
+
+
+def _stood_still_as_it_received(story: Story, run: Run) -> bool:
+    """Whether the worker of `run` had taken its message from the broker, and only then, and after a stop, noted that.
+
+    Until the stop ended the message was delivered again elsewhere, and that delivery could not know of this one.
+    """
+    receipts = [line for line in story.received[run.task_id] if line["at"] <= run.start]
+    if not receipts:
+        return False
+    receipt = receipts[-1]
+    sent = max(line["at"] for line in story.published[run.task_id] if line["publish"] == receipt["publish"])
+    stops = story.strikes((STOP_WORKER,), sent, receipt["at"])
+    return any(
+        stop["worker"] == receipt["worker"]
+        and receipt["at"] <= stop["until"] + AT_ONCE
+        and stop["until"] - sent >= RESTORED
+        for stop in stops
+    )
 
 
 def _lost_its_lock(story: Story, first: Run, second: Run) -> bool:

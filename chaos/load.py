@@ -28,6 +28,8 @@ BURST = (3, 6)
 LIMITED = 2
 #: The number of keys of the jobs in each scope: so few that some of their publishes are duplicates.
 JOBS = 3
+#: What has not ended after so many seconds may be lost, and makes room for others. The check finds it in the end.
+LONG_GONE = 60.0
 #: Seconds for the messages that are under way when the faults are over. The check finds what has not ended by then.
 END = 90.0
 #: Nothing moves any more when the ledger has not grown for so long. What waits in line writes when it has its turn, at
@@ -48,17 +50,18 @@ class Load(threading.Thread):
         self.kinds: dict[str, str] = {}
         self._app, self._ledger, self._chance = app, ledger, random.Random(seed)
         self._states: dict[str, str] = {}
+        self._sent_at: dict[str, float] = {}
         self._sent = 0
 
     def run(self) -> None:
         """Send messages until `enough` is set."""
         while not self.enough.wait(self._chance.uniform(*PAUSE)):
-            if len(self.unfinished()) < MOST:
+            if len(self.unfinished(time.monotonic() - LONG_GONE)) < MOST:
                 self._send()
 
-    def unfinished(self) -> list[str]:
-        """The late messages that have not succeeded so far."""
-        late = [task_id for task_id, kind in self.kinds.items() if kind in LATE]
+    def unfinished(self, since: float = 0.0) -> list[str]:
+        """The late messages that were sent `since` then, by `time.monotonic()`, and have not succeeded so far."""
+        late = [task_id for task_id, kind in self.kinds.items() if kind in LATE and self._sent_at[task_id] >= since]
         return [task_id for task_id in late if self.state(task_id) != states.SUCCESS]
 
     def state(self, task_id: str) -> str:
@@ -113,7 +116,7 @@ class Load(threading.Thread):
 
     def _write_down(self, sent: Any, kind: str) -> None:
         while sent is not None:
-            self.kinds[sent.id] = kind
+            self.kinds[sent.id], self._sent_at[sent.id] = kind, time.monotonic()
             before = sent.parent.id if sent.parent else ""
             self._ledger.write({"event": "sent", "task_id": sent.id, "kind": kind, "after": before})
             sent = sent.parent

@@ -42,9 +42,11 @@ def _may_have_been_taken(story: Story, published: Line) -> bool:
 
 def of_lost_early(story: Story, task_id: str) -> str | None:
     """Why a message that is acked early has not come to its end."""
-    for receipt in story.received[task_id]:
-        if _ended_in(story, receipt):
-            return "acked early, and its process died"
+    runs = [run for run in story.runs_of(task_id) if not story.is_done(run)]  # it may have waited in line before
+    if any(story.strikes(DEATHS, run.start, run.end + AT_ONCE, run.pid) for run in runs):
+        return "acked early, and its process died"
+    if any(_ended_in(story, receipt) for receipt in story.received[task_id]):
+        return "acked early, and its process died"
     return of_missing(story, task_id)
 
 

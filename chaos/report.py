@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from chaos.check import ANSWERED, FINISHED, HUNG, LIMITED, SKIPPED, Verdict
+from chaos.check import ANSWERED, CRASHED, FINISHED, HUNG, LIMITED, SKIPPED, Verdict
 from chaos.faults import FAULTS
 from chaos.turns import CHECKED, PASSES, WAITED
 
@@ -29,7 +29,7 @@ def table(title: str, verdict: Verdict) -> str:
     lines += _block("overlaps, excused", overlaps, verdict.overlaps)
     lines += _block("losses told to their holders", losses, verdict.losses)
     lines += [_line(name, verdict.turns[name]) for name in (WAITED, CHECKED, PASSES)]
-    lines += [_line(HUNG, outcomes[HUNG])]
+    lines += [_line(name, outcomes[name]) for name in (HUNG, CRASHED)]
     lines += [_line("keys left one lease after the end", outcomes["keys left"])]
     lines += [_line("broken promises", len(verdict.offences)), "=" * WIDTH]
     return "\n".join(lines)

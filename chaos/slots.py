@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from chaos.complaints import error_that_ended
 from tests.lab.app import Config
 from tests.lab.workers import Worker, worker
 
@@ -69,9 +70,13 @@ class Slot(Place):
         super().do(act)
 
     def replace_dead(self) -> None:
-        """A worker that ended although nobody told it to is a complaint; it gets a successor."""
+        """Start a successor to a worker that ended although nobody told it to: a complaint, if no error is known."""
         if self._started and self.worker.process.poll() is not None:
-            self._complain("a worker ended by itself", self.worker)
+            error = error_that_ended(self.worker.log)
+            if not error or "/celery_redislock/" in error:
+                self._complain("a worker ended by itself", self.worker)
+            crash = {"event": "crash", "worker": self.worker.process.pid, "log": str(self.worker.log), "error": error}
+            self.worker.ledger.write(crash)
             self.start()
 
     def start(self) -> None:

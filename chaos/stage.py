@@ -11,7 +11,8 @@ from typing import Any
 
 from chaos.slots import Place, Slot
 from tests.lab.app import Config
-from tests.lab.cluster_locks import TIME_OUTS, ClusterLocks, Proxies, cluster_locks
+from tests.lab.cluster_locks import ClusterLocks, Proxies, cluster_locks
+from tests.lab.kinds import TIME_OUTS
 from tests.lab.ledger import Ledger
 from tests.lab.proxy import Proxy
 from tests.lab.servers import Valkey, rabbitmq
@@ -54,7 +55,7 @@ class Stage:
         }
         if on_a_cluster:
             self.locks = stack.enter_context(cluster_locks(folder / "locks"))
-            self.lock_proxy = stack.enter_context(self.locks.behind_proxies())
+            self.lock_proxy = stack.enter_context(self.locks.behind_proxy())
             settings["redislock_client_options"] = TIME_OUTS
         else:
             self.locks = _valkey(folder, "locks", stack)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.faults import KILL_WORKER
+from chaos.faults import COLD, KILL_WORKER, WARM
 from chaos.story import Line, Story
 from chaos.windows import AT_ONCE, CALLED, NEVER, TOLD_AGAIN
 
@@ -52,8 +52,9 @@ def waits(story: Story) -> list[Wait]:
     gone: dict[int, list[float]] = defaultdict(list)
     for line in story.events("leaves"):
         gone[line["worker"]].append(line["at"])
-    for kill in story.faults(KILL_WORKER):
-        gone[kill["worker"]].append(kill["from"])
+    for end in story.faults(KILL_WORKER, COLD, WARM):
+        if end["name"] == KILL_WORKER or end["worker"] in story.hung:  # a hung one calls nobody, and has its messages
+            gone[end["worker"]].append(end["from"])
     return [_wait(line, ends[line["worker"], line["waiter"]], gone[line["worker"]]) for line in story.events("waits")]
 
 

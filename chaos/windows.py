@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 
-from celery_redislock.server.listener import SILENCE, TURN
-from celery_redislock.server.looks import CALLED as CALLED_FOR
-from celery_redislock.server.looks import OFFERED
+from celery_redislock.server.listener import LOOK_EVERY, SILENCE
+from celery_redislock.server.looks import CALLED_FOR, OFFERED_FOR
 from chaos.stage import VISIBILITY
 from chaos.tasks import LEASE
 
@@ -20,6 +19,9 @@ AT_ONCE = 0.2
 #: From the end of a body to the ack of its message: where the lock server is silent, the child's release is sent twice,
 #: with a time limit of 0.5 s each and a pause of up to 0.1 s between them.
 ACK = 2 * 0.5 + 0.1 + AT_ONCE
+#: From a cut of the broker's connections to the mark on the key that copies come: a worker notices the cut, and a
+#: thread of it asks the lock server. Beside other tests that took 0.3 s.
+CUT_TOLD = 0.5
 #: Every holder asks the lock server again after a third of its lease.
 RENEWAL = LEASE / 3
 #: A lock that could be renewed lives for at least so long after its process has come to a standstill.
@@ -36,15 +38,15 @@ RESTORED = VISIBILITY - AT_ONCE
 DEATH_NOTED = 0.03
 #: A wake-up takes milliseconds. Where it is lost, the key is kept for a second for a room that does not come, and the
 #: others look later still: a key that idles for longer than this has waited for a look.
-IDLE = OFFERED + AT_ONCE
+IDLE = OFFERED_FOR + AT_ONCE
 #: A key is kept for so long for one who was called, and who may wait for a child of its worker meanwhile.
 CALLED = CALLED_FOR + AT_ONCE
 #: By so many at most is one passed who waits, though its worker has no free slot: as soon as a run begins there, one
-#: that waits may join it.
-MOST_PASSES = 5
+#: that waits may join it. Until then its bodies may take eight seconds, in which others run three a second.
+MOST_PASSES = 24
 #: A room may have lost wake-ups for so long after a fault: until it knows that its connection is dead. Rooms that died
 #: have left the lines by then, leases have ended, and what had no worker has one.
-RECOVERED = 2 * (SILENCE + TURN)
+RECOVERED = 2 * (SILENCE + LOOK_EVERY)
 #: A worker without a free slot writes that down no more often, in seconds.
 TOLD_AGAIN = 0.2
 #: The time of death of a process that has not died.

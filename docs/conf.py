@@ -23,6 +23,8 @@ html_title = f"{project} {release}"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["screens.css"]
 # What stands in single backticks in a docstring is a name.
 default_role = "py:obj"
 autodoc_member_order = "bysource"

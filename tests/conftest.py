@@ -16,11 +16,11 @@ from celery import Celery
 from kombu import pools
 
 from tests.lab.app import QUORUM, Config, make_app
-from tests.lab.cluster_locks import ON_A_CLUSTER, ClusterLocks, cluster_locks
+from tests.lab.gate import Gate
 from tests.lab.ledger import Ledger
+from tests.lab.lock_servers import behind_proxy, lock_server_in
 from tests.lab.proxy import Proxy
-from tests.lab.servers import Valkey, rabbitmq
-from tests.lab.wake_ups import DROPS_PUBLISH
+from tests.lab.servers import Valkey, rabbitmq, wait_until
 from tests.lab.workers import Worker, beat, worker
 
 
@@ -34,30 +34,18 @@ def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("servers")
 
 
-def _valkey(parent: Path, name: str, *, drops_publish: bool = False) -> Iterator[Valkey]:
-    folder = parent / name
-    folder.mkdir()
-    with Valkey(folder, drops_publish=drops_publish).serve() as server:
-        yield server
-
-
-def _locks(parent: Path) -> Iterator[Any]:
-    """A lock server, or a Cluster in its place."""
-    if ON_A_CLUSTER:
-        with cluster_locks(parent / "locks") as locks:
-            yield locks
-    else:
-        yield from _valkey(parent, "locks", drops_publish=DROPS_PUBLISH)
-
-
 @pytest.fixture(scope="session")
 def lock_server(session_folder: Path) -> Iterator[Valkey]:
-    yield from _locks(session_folder)
+    with lock_server_in(session_folder / "locks") as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
 def broker_server(session_folder: Path) -> Iterator[Valkey]:
-    yield from _valkey(session_folder, "broker")
+    folder = session_folder / "broker"
+    folder.mkdir()
+    with Valkey(folder).serve() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -71,7 +59,8 @@ def rabbitmq_url(session_folder: Path) -> Iterator[str]:
 @pytest.fixture
 def private_locks(tmp_path: Path) -> Iterator[Valkey]:
     """A lock server of the test's own, in place of the shared one: it may kill, pause and restart it."""
-    yield from _locks(tmp_path)
+    with lock_server_in(tmp_path / "locks") as server:
+        yield server
 
 
 @pytest.fixture
@@ -86,8 +75,7 @@ def locks(request: pytest.FixtureRequest) -> Valkey:
 @pytest.fixture
 def lock_proxy(locks: Valkey) -> Iterator[Proxy]:
     """A proxy between the app and its lock server; `locks` still reaches the server itself."""
-    behind: Any = locks.behind_proxies() if isinstance(locks, ClusterLocks) else Proxy(locks.url()).serve()
-    with behind as proxy:
+    with behind_proxy(locks) as proxy:
         yield proxy
 
 
@@ -178,3 +166,26 @@ def tasks(app: Celery) -> Any:
 on_every_broker = pytest.mark.parametrize("broker", ["redis", "rabbitmq"], indirect=True)
 #: On RabbitMQ's quorum queues too, where the prefetch count of a consumer cannot grow.
 on_every_queue = pytest.mark.parametrize("broker", ["redis", "rabbitmq", "quorum"], indirect=True)
+
+
+@pytest.fixture
+def running(ledger: Ledger) -> Callable[..., int]:
+    """Waits until a run of this item has begun; returns the child's pid."""
+
+    def wait(item: object = "") -> int:
+        wait_until(lambda: str(item) in ledger.items(), f"{item} runs")
+        return [run.pid for run in ledger.runs() if run.item == str(item)][-1]
+
+    return wait
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    """Given to a task as its `seconds`, it keeps the body running until ``gate.open()``."""
+    return Gate(tmp_path / "gate")
+
+
+@pytest.fixture
+def nothing_is_left(locks: Valkey) -> Callable[[], None]:
+    """Waits until Redis is empty. A lease is 30 s if nothing else is said, and a message keeps its key for an hour."""
+    return lambda: wait_until(lambda: locks.held() == [], "nothing is left", 15)

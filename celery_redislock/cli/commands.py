@@ -14,13 +14,14 @@ from celery_redislock.errors import LockKeyError
 from celery_redislock.shown import shown
 
 from .console import MATCH, TASK, TIMEOUT, Nothing, app_of, reports_errors, task_of
+from .holders import held, silent
 from .locks import Locks, oldest_first
 from .release import release
 from .scan import Row
 from .summary import prometheus, totals
-from .table import duration, table
+from .table import duration, in_line, table
 from .watch import watch
-from .why import Why, held
+from .why import Why
 from .workers import Workers
 
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
@@ -41,12 +42,13 @@ def locks(context: click.Context, **_: Any) -> None:
 @click.pass_context
 @reports_errors
 def list_(context: click.Context, task: str | None, match: str | None, waiting: bool, as_json: bool) -> None:
-    """List who holds locks: who has done so for longest comes first."""
+    """List who holds locks; the oldest comes first."""
     known = Locks(app_of(context))
     rows = sorted((row for row in known.all(match, task) if row.waiting or not waiting), key=oldest_first)
     _print(known, rows, as_json=as_json)
     if not rows:
-        raise Nothing("no lock is held" + (" for which somebody waits" if waiting else ""))
+        which = " for which somebody waits" if waiting else ""
+        raise Nothing(f"No lock is held{which} on {known.where}.")
 
 
 @locks.command(cls=CeleryCommand)
@@ -67,7 +69,7 @@ def show(
     as_json: bool,
     timeout: float,
 ) -> None:
-    """Show who holds the lock KEY, or that of a call of a task, and who waits for it."""
+    """Show who holds a lock, and who waits for it."""
     app = app_of(context)
     if (key is None) is (task is None):
         raise click.UsageError("name either a KEY or a --task")
@@ -84,16 +86,16 @@ def show(
         for line in _line(Workers(app, timeout), name, rows):
             click.echo(line)
     if not rows:
-        raise Nothing(f"{shown(name)} is free")
+        raise Nothing(f"{shown(name)} is free.")
 
 
 def _key_of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """The key of the lock of a call of `task`. The error of a call that does not fit shows no argument."""
     try:
-        name: str | None = task.lock_for(*args, **kwargs).name
+        name: str = task.lock_for(*args, **kwargs).name
     except (TypeError, LockKeyError) as error:
         raise click.UsageError(str(error)) from None
-    if name is None:
+    if not name:
         raise click.UsageError("redislock_enabled is False: this app's tasks have no locks")
     return name
 
@@ -119,27 +121,33 @@ def _line(workers: Workers, key: str, rows: list[Row]) -> list[str]:
         for number, (_, worker, one) in enumerate(waiting[:10], 1)
     ]
     more = [f"  and {len(waiting) - 10} more"] if len(waiting) > 10 else []
-    problem = f" The workers could not be asked: {workers.problem}." if workers.problem else ""
-    head = f"In line: {rooms} workers or processes; {len(waiting)} messages in the {len(answers)} workers that answer."
-    hosts = dict.fromkeys(shown(row.token.hostname or "") for row in rows if row.token.attempt is not None)
-    silent = [host for host in hosts if "@" in host and host not in answers]
-    dead = [f"Silent: {', '.join(silent)}: too busy, cut off, or dead."] if silent and not workers.problem else []
-    return [*dead, head + problem, *told, *more]
+    if workers.problem is not None:
+        return [f"In line: {rooms}. The workers could not be asked: {workers.problem}."]
+    if not rows and not waiting:
+        return []
+    rooms_in_line = f"{rooms} {'worker or process' if rooms == 1 else 'workers or processes'}"
+    waits = f"In line: {rooms_in_line}; {in_line(len(waiting), len(answers))}."
+    head = waits if rooms or waiting else "Nobody waits for it."
+    return [*silent(rows, answers), head, *told, *more]
 
 
 @locks.command(cls=CeleryCommand)
 @click.argument("task_id")
+@JSON
 @TIMEOUT
 @click.pass_context
 @reports_errors
-def why(context: click.Context, task_id: str, timeout: float) -> None:
-    """Say why the task TASK_ID has not run: for whom it waits, or whose duplicate it was."""
+def why(context: click.Context, task_id: str, as_json: bool, timeout: float) -> None:
+    """Say why the task TASK_ID has not run."""
     app = app_of(context)
     reason = Why(app, Locks(app), Workers(app, timeout), task_id)
-    for line in reason.lines():
-        click.echo(line)
+    for one in reason.said():
+        if not as_json:
+            click.echo(one.text)
+        elif one.told is not None:
+            click.echo(json.dumps({**one.told, "reason": one.text}))
     if not reason.is_known:
-        raise Nothing(f"nobody who was asked knows the task {shown(task_id)}")
+        raise Nothing(f"Nobody who was asked knows the task {shown(task_id)}.")
 
 
 @locks.command(cls=CeleryCommand)
@@ -148,7 +156,7 @@ def why(context: click.Context, task_id: str, timeout: float) -> None:
 @click.pass_context
 @reports_errors
 def export(context: click.Context, task: str | None, match: str | None) -> None:
-    """Print how many locks are held and waited for, as Prometheus takes it."""
+    """Print totals, as Prometheus takes them."""
     for line in prometheus(totals(Locks(app_of(context)).all(match, task))):
         click.echo(line)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 from celery.platforms import EX_UNAVAILABLE
@@ -21,12 +22,16 @@ TIMEOUT = click.option("--timeout", type=float, default=1.0, show_default=True, 
 
 
 class Nothing(click.ClickException):
-    """Nothing was found: no lock, no holder, no trace of the task."""
+    """Nothing was found: no lock, no holder, no trace of the task. That is an answer, and no error."""
 
     exit_code = 1
 
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print it without click's ``Error:`` before it."""
+        click.echo(self.message, file=file, err=True)
 
-class Refused(click.ClickException):
+
+class Refused(Nothing):
     """A release was refused: by who was asked, because nobody could be asked, or because the holder has changed."""
 
     exit_code = 3
@@ -40,6 +45,8 @@ class Unavailable(click.ClickException):
 
 def app_of(context: click.Context) -> Celery:
     """The app of the command line, with its tasks."""
+    # An error is told once, in one line: where no handler is set up, Python prints the warnings of the log as well.
+    logging.getLogger("celery_redislock").addHandler(logging.NullHandler())
     app: Celery = context.obj.app
     app.loader.import_default_modules()
     return app

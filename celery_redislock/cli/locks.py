@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from celery_redislock.app import keyprefix_of, server_of, settings_of
 from celery_redislock.options import MAX_LIMIT, resolve_settings
+from celery_redislock.server.connect import address
 from celery_redislock.server.names import Place, keys_of, limited
 from celery_redislock.server.tokens import known_as
+from celery_redislock.shown import shown
 
 from .scan import Row, nodes_of, scan
 
@@ -33,6 +35,11 @@ class Locks:
         self._app = app
         self._server = server_of(app)
         self._prefix = f"{keyprefix_of(app)}{resolve_settings(settings_of(app)).prefix}:{{"
+
+    @property
+    def where(self) -> str:
+        """Which server it asks, without a password, and what the keys begin with."""
+        return f"{address(self._server.client)}, with the prefix {shown(self._prefix.removesuffix(':{'))!r}"
 
     def all(self, match: str | None = None, task: str | None = None) -> Iterator[Row]:
         """Who holds locks, in no order.

@@ -14,10 +14,10 @@ from celery_redislock.server.names import Place
 from celery_redislock.shown import shown
 
 from .console import TIMEOUT, Nothing, Refused, app_of, reports_errors
+from .holders import SILENT, held
 from .locks import Locks, oldest_first
 from .scan import Row
 from .table import table
-from .why import held
 from .workers import Workers
 
 _HARM = {
@@ -39,7 +39,7 @@ _HARM = {
 def release(
     context: click.Context, key: str | None, match: str | None, dry_run: bool, yes: bool, timeout: float, **_: Any
 ) -> None:
-    """Release the lock KEY, whoever holds it, after showing the holder and asking."""
+    """Take a lock from its holder, after asking."""
     if (key is None) is (match is None):
         raise click.UsageError("name either a KEY or a --match")
     app = app_of(context)
@@ -66,12 +66,12 @@ def _held_at(known: Locks, key: str) -> list[Row]:
         return [row]
     others = [shown(other.place.key) for other in known.of(key)]
     hint = f"; held are {', '.join(others)}: name one of them" if others else ""
-    raise Nothing(f"nobody holds {shown(key)}{hint}")
+    raise Nothing(f"Nobody holds {shown(key)}{hint}.")
 
 
 def _show(rows: Sequence[Row], workers: Workers) -> None:
     if not rows:
-        raise Nothing("no key matches")
+        raise Nothing("No key matches.")
     now = datetime.now(UTC)
     if len(rows) > 1:
         for line in table(rows, now):
@@ -92,7 +92,7 @@ def _answers(row: Row, workers: Workers) -> str:
     (answer,) = workers.ask("redislock_task", {"task_id": attempt.task_id}, to=[host]).values() or (None,)
     if answer is None:
         why = f" ({workers.problem})" if workers.problem else ""
-        return f"Its worker {shown(host)} does NOT ANSWER{why}: it may be too busy, cut off, or dead."
+        return f"Its worker {shown(host)} {SILENT}{why}."
     if any(one["is"] == "running" for one in answer):
         return f"Its worker {shown(host)} answers: the task RUNS there now."
     return f"Its worker {shown(host)} answers: the task does not run there."
@@ -105,9 +105,9 @@ def _ask(count: int) -> None:
         Refused: The answer is no, or there is no terminal.
     """
     if not sys.stdin.isatty():
-        raise Refused("nothing was released: there is no terminal to ask at; with --yes nobody is asked")
+        raise Refused("Nothing was released: there is no terminal to ask at. With --yes nobody is asked.")
     if not click.confirm(f"Release {'it' if count == 1 else f'all {count}'}?"):
-        raise Refused("nothing was released")
+        raise Refused("Nothing was released.")
 
 
 def _release(known: Locks, rows: Sequence[Row]) -> None:
@@ -116,4 +116,4 @@ def _release(known: Locks, rows: Sequence[Row]) -> None:
         click.echo(f"{shown(row.place.key)} was not released: it is not held by this holder any more.", err=True)
     click.echo(f"released: {len(rows) - len(refused)}")
     if refused:
-        raise Refused(f"not released, because their holders had changed: {len(refused)}")
+        raise Refused(f"Not released, because their holders had changed: {len(refused)}.")

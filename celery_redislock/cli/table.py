@@ -41,6 +41,16 @@ def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things in words: ``1 worker``, ``2 workers``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def in_line(messages: int, workers: int) -> str:
+    """How many messages wait for a lock, as the workers tell."""
+    return f"{counted(messages, 'message')} in {counted(workers, 'worker')} that answered"
+
+
 def age(since: datetime | None, now: datetime) -> str:
     """How long ago `since` was. Where the clock of its host is ahead of ours: no time at all."""
     return NOTHING if since is None else duration(max(0.0, (now - since).total_seconds()))

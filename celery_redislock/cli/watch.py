@@ -16,11 +16,13 @@ from .console import MATCH, TASK, TIMEOUT, app_of, reports_errors
 from .locks import Locks, oldest_first
 from .scan import Row
 from .summary import Total, totals
-from .table import duration, table
+from .table import counted, duration, table
 from .workers import Workers
 
 #: Moves the cursor home; and clears what is right of it, and what is below it. So nothing flickers.
 HOME, CLEAR_RIGHT, CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+#: The most rows of the table: more than a terminal shows.
+SHOWN = 200
 
 
 class Rate:
@@ -41,7 +43,11 @@ class Rate:
         now = time.monotonic()
         both = counts.keys() & self._counts.keys()
         new = sum(max(0, counts[worker] - self._counts[worker]) for worker in both)
-        text = f"{new / (now - self._at):.1f} conflicts/s in {len(both)} workers" if both else "conflicts/s not known"
+        text = (
+            f"{new / (now - self._at):.1f} conflicts/s in {counted(len(both), 'worker')}"
+            if both
+            else "conflicts/s not known"
+        )
         self._counts, self._at = counts, now
         return text
 
@@ -56,7 +62,7 @@ class Rate:
 def watch(
     context: click.Context, task: str | None, match: str | None, interval: float, timeout: float, **_: Any
 ) -> None:
-    """Show again and again what is held and waited for, until Ctrl-C."""
+    """Show the list again and again, until Ctrl-C."""
     app = app_of(context)
     known, rate = Locks(app), Rate(Workers(app, timeout))
     try:
@@ -82,10 +88,6 @@ def screen(rows: Sequence[Row], conflicts: str, took: float) -> Iterator[str]:
     )
     if rows:
         yield from table(sorted(rows, key=lambda row: (-row.waiting, *oldest_first(row)))[:SHOWN], now)
-
-
-#: More than a terminal shows.
-SHOWN = 200
 
 
 def _draw(lines: Sequence[str]) -> None:

@@ -1,25 +1,40 @@
-"""Why: the reason that a task has not run, in words: from what its workers, its result and the lock server tell."""
+"""Why: the reason that a task has not run: from what its workers, its result and the lock server tell."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from celery import states
-
-from celery_redislock.errors import LockConflict, RedisLockError, describe
+from celery_redislock.info import LockInfo
 from celery_redislock.server.tokens import known_as
 from celery_redislock.shown import shown
-from celery_redislock.task.outcome import PRIVATE_BACKENDS, backend_scheme
 
-from .locks import Locks
+from .holders import held, silent
+from .locks import Locks, scope_of
+from .results import Result, result_of
 from .scan import Row
-from .table import duration, moment
+from .table import counted, duration, in_line, moment
 from .workers import Workers
 
 if TYPE_CHECKING:
     from celery import Celery
+
+#: What a key that holds the task's token tells of the task, by the state of that key.
+_TELLS = {
+    "held": "The task HOLDS a lock, and no worker that answers runs it: its worker is too busy to answer, or dead.",
+    "queued": "The task has NOT STARTED: its message is in the broker's queue, on its way, or lost.",
+    "cooling": "The task HAS RUN with success.",
+}
+
+
+class Said(NamedTuple):
+    """A part of the answer."""
+
+    text: str
+    """For people."""
+    told: Mapping[str, Any] | None = None
+    """For programs: of the task, or of who holds its key, as `LockInfo.told`; None where there is nothing to add."""
 
 
 class Seen(NamedTuple):
@@ -51,8 +66,8 @@ class Why:
         self._now = datetime.now(UTC)
         self.is_known = True
 
-    def lines(self) -> Iterator[str]:
-        """The answer.
+    def said(self) -> Iterator[Said]:
+        """The answer, part by part; what is said of the task itself comes first.
 
         Raises:
             RedisError: The lock server did not answer or refused.
@@ -60,17 +75,21 @@ class Why:
         seen = self._seen()
         for one in seen:
             yield from self._in_worker(one)
-        meta = self._meta()
-        has_ended = meta["status"] in states.READY_STATES
-        told = [*self._result(meta)] if has_ended or not seen else []
-        if not has_ended and not seen:
+        result = result_of(self._app, self._id)
+        told = [*self._in_result(result)] if result.has_ended or not seen else []
+        if not result.has_ended and not seen:
             told += self._in_redis()
         yield from told
         self.is_known = bool(told or seen)
         if not self.is_known:
-            yield from self._unknown()
+            yield self._unknown(result)
         if self._workers.problem is not None:
-            yield f"The workers could not be asked: {self._workers.problem}."
+            yield Said(f"The workers could not be asked: {self._workers.problem}.")
+
+    def _about(self, state: str, *, scope: str | None = None, **known: Any) -> dict[str, Any]:
+        """What programs are told of the task, as they are told who holds a lock."""
+        nothing = dict.fromkeys(("key", "task", "hostname", "since", "ttl"))
+        return LockInfo(**{**nothing, **known}, task_id=self._id, state=state).told(scope)
 
     # What the workers know.
 
@@ -79,48 +98,62 @@ class Why:
         self._answered = list(answers)
         return [Seen(worker, what) for worker, found in sorted(answers.items()) for what in found]
 
-    def _in_worker(self, seen: Seen) -> Iterator[str]:
+    def _in_worker(self, seen: Seen) -> Iterator[Said]:
         worker, what = seen
-        name, lock = f"Task {shown(str(what['name']))}", what["lock"]
+        task, lock = str(what["name"]), what["lock"]
+        told = {"key": lock, "task": task, "hostname": worker, "scope": scope_of(self._app, task)}
+        name, waited = f"Task {shown(task)}", what.get("waited", 0.0)
         match what["is"]:
             case "waiting":
-                yield f"{name} WAITS in line for {shown(lock)}, in worker {worker}, for {duration(what['waited'])} now."
+                text = f"{name} WAITS in line for {shown(lock)}, in worker {worker}, for {duration(waited)} now."
+                yield Said(text, self._about("waiting", **told, since=self._now - timedelta(seconds=waited)))
                 yield from self._holders(lock)
-                yield self._before(lock, what["place"])
+                yield Said(self._before(lock, what["place"]))
             case "running":
-                yield f"{name} RUNS in worker {worker}."
-                yield from self._own(lock)
+                yield from self._running(f"{name} RUNS in worker {worker}.", lock, told)
+            case "dead":
+                died = f"{name} RAN in worker {worker}, and its process HAS DIED: its result will be WorkerLostError."
+                yield Said(died, self._about("died", **told))
+                yield Said("Its worker releases its lock. Unless it is delivered again (acks_late), send it again.")
             case "reserved":
-                yield f"{name} has NOT STARTED: worker {worker} has its message, and no free process for it yet."
-                yield "It has not asked for its lock. `celery inspect active` shows what keeps the processes busy."
+                text = f"{name} has NOT STARTED: worker {worker} has its message, and no free process for it yet."
+                yield Said(text, self._about("reserved", **told))
+                yield Said(
+                    "It has not asked for its lock. `celery inspect active` shows what keeps the processes busy."
+                )
             case "scheduled":
-                yield f"{name} is NOT DUE: worker {worker} keeps its message until its eta, {shown(str(what['eta']))}."
+                text = f"{name} is NOT DUE: worker {worker} keeps its message until its eta, {shown(str(what['eta']))}."
+                yield Said(text, self._about("scheduled", **told))
             case _:
-                yield f"{name} has NOT STARTED: worker {worker} keeps its message back, by the task's rate_limit."
+                text = f"{name} has NOT STARTED: worker {worker} keeps its message back, by the task's rate_limit."
+                yield Said(text, self._about("limited", **told))
 
-    def _holders(self, lock: str) -> Iterator[str]:
+    def _holders(self, lock: str) -> Iterator[Said]:
         rows = [row for row in self._locks.of(lock) if row.place.part != "queued"]
         for row in rows:
-            yield f"{held(row, self._now)}."
+            yield Said(f"{held(row, self._now)}.", self._locks.told(row))
         if not rows:
-            yield "Nobody holds it now: its turn should come within seconds. If not, look into its worker's log."
+            yield Said("Nobody holds it now: its turn should come within seconds. If not, look into its worker's log.")
+        if self._workers.problem is None:
+            yield from map(Said, silent(rows, self._answered))
 
     def _before(self, lock: str, place: int) -> str:
         answers = self._workers.ask("redislock_waiting", {"key": lock}, to=self._answered)
         waiting = [one for found in answers.values() for one in found]
         before = sum(one["place"] < place for one in waiting)
-        return f"Before it: {before}; in all {len(waiting)} wait for this lock, in {len(answers)} workers that answer."
+        return f"Before it: {before}. In line: {in_line(len(waiting), len(answers))}."
 
-    def _own(self, lock: str | None) -> Iterator[str]:
-        """What is to be said of the lock of a task that runs."""
+    def _running(self, text: str, lock: str | None, told: Mapping[str, Any]) -> Iterator[Said]:
+        """What is to be said of a task that runs, and of its lock."""
+        mine = [row for row in self._locks.of(lock) if self._is_mine(row)] if lock is not None else []
+        yield Said(text, self._locks.told(mine[0]) if mine else self._about("running", **told))
         if lock is None:
-            yield "It needs no lock."
-            return
-        mine = [row for row in self._locks.of(lock) if self._is_mine(row)]
-        if not mine:
-            yield f"It does not hold {shown(lock)}: it begins or ends just now, lost its lock, or runs without it."
+            yield Said("It needs no lock.")
+        elif not mine:
+            why = "it begins or ends just now, lost its lock, or runs without it"
+            yield Said(f"It does not hold {shown(lock)}: {why}.")
         for row in mine:
-            yield f"It holds {shown(row.place.key)} since {moment(row.token.since, self._now)}."
+            yield Said(f"It holds {shown(row.place.key)} since {moment(row.token.since, self._now)}.")
 
     def _is_mine(self, row: Row) -> bool:
         attempt = row.token.attempt
@@ -128,82 +161,29 @@ class Why:
 
     # What the result backend knows.
 
-    def _meta(self) -> Mapping[str, Any]:
-        unknown = {"status": states.PENDING, "result": None}
-        scheme = backend_scheme(self._app)
-        if scheme in PRIVATE_BACKENDS:
-            self._no_results = f"The app has no result backend that could be asked ({scheme})."
-            return unknown
-        self._no_results = ""
-        try:
-            meta: Mapping[str, Any] = self._app.backend.get_task_meta(self._id, cache=False)
-        except Exception as error:  # noqa: BLE001 - each backend has its own
-            self._no_results = f"The result backend could not be asked: {describe(error)}."
-            return unknown
-        return meta
-
-    def _result(self, meta: Mapping[str, Any]) -> Iterator[str]:
-        """What the result says. A result's value, and the text of an error of the task's own, are not shown."""
-        state, result, name = str(meta["status"]), meta.get("result"), f"Task {shown(self._id)}"
-        done = f" at {meta['date_done']}" if meta.get("date_done") else ""
-        match state:
-            case states.SUCCESS:
-                yield f"{name} HAS RUN: its result is SUCCESS{done}."
-            case states.REVOKED:
-                yield f"{name} WAS {_revoked(result, done)}."
-            case states.FAILURE if isinstance(result, RedisLockError):
-                yield f"{name} FAILED{done}: {shown(str(result))}."
-            case states.FAILURE:
-                yield f"{name} HAS RUN: its result is FAILURE{done}, by {type(result).__name__}; the body's own error."
-            case states.RETRY if isinstance(result, LockConflict):
-                yield f"{name} WAITS: {shown(str(result))}. That was so when it met its key."
-                yield "No worker that answers keeps it: it comes from the broker within 30 s, or its worker is silent."
-                yield from self._holders(result.key)
-            case states.RETRY:
-                yield f"{name} HAS RUN, and is to run again: `self.retry()`, by {type(result).__name__}."
-            case states.STARTED:
-                yield f"{name} STARTED, and no worker that answers runs it: its worker is too busy to answer, or dead."
-            case states.PENDING:
-                return
-            case _:
-                yield f"{name} has the state {shown(state)}{done}."
+    def _in_result(self, result: Result) -> Iterator[Said]:
+        told = result.told(self._now)
+        if told is None:
+            return
+        state, text = told
+        yield Said(f"Task {shown(self._id)} {text}", self._about(state, key=result.key, since=result.since))
+        if state == "waiting" and result.key is not None:
+            yield from self._holders(result.key)
 
     # What the lock server knows.
 
-    def _in_redis(self) -> Iterator[str]:
+    def _in_redis(self) -> Iterator[Said]:
         for row in self._locks.all():
             if self._is_mine(row):
-                yield _TELLS[row.info.state]
-                yield f"{held(row, self._now)}."
+                yield Said(_TELLS[row.info.state], self._locks.told(row))
+                yield Said(f"{held(row, self._now)}.")
 
-    def _unknown(self) -> Iterator[str]:
-        yield "It holds no lock, waits in no worker, and has no result."
-        yield f"Asked: {len(self._answered)} workers, the lock server, the result backend. {self._no_results}".rstrip()
-        yield "It may be in the broker's queue, have ended without a stored result, or never have been sent."
-        yield "Look for its id in the log of the workers, and at the length of its queue."
-
-
-_TELLS = {
-    "held": "The task HOLDS a lock, and no worker that answers runs it: its worker is too busy to answer, or dead.",
-    "queued": "The task has NOT STARTED: its message is in the broker's queue, on its way, or lost.",
-    "cooling": "The task HAS RUN with success.",
-}
-
-
-def held(row: Row, now: datetime) -> str:
-    """Who holds a key, since when and until when, in words."""
-    key, info = shown(row.place.key), row.info
-    if info.state != "held":
-        return f"{key} is kept for {info.who}, since {moment(info.since, now)}, for {duration(row.ttl or 0.0)} yet"
-    ends = "it never ends by itself" if row.ttl is None else f"it ends in {duration(row.ttl)} unless it is renewed"
-    if info.since is None:
-        return f"{key} is held by a lock of another library, or of a `Lock` with a token of its own; {ends}"
-    return f"{key} is held by {info.who}, since {moment(info.since, now)}; {ends}"
-
-
-def _revoked(result: Any, done: str) -> str:
-    """Why a task was revoked: by a policy of its lock; or it has expired, or somebody has revoked it."""
-    reason = shown(str(result.args[0])) if isinstance(result, Exception) and result.args else ""
-    if reason.startswith(("duplicate of", "cooling down after")):
-        return f"SKIPPED{done}: {reason} (lock_on_conflict is skip)"
-    return f"REVOKED{done}: {reason or 'nobody has said why'}"
+    def _unknown(self, result: Result) -> Said:
+        workers = counted(len(self._answered), "worker")
+        return Said(
+            "It holds no lock, waits in no worker, and has no result.\n"
+            f"Asked: {workers}, the lock server {self._locks.where}, the result backend. {result.unasked}".rstrip()
+            + "\nIt may be in the broker's queue, have ended without a stored result, have died with its worker, or"
+            " never have been sent.\nLook for its id in the log of the workers, and at the length of its queue.",
+            self._about("unknown"),
+        )

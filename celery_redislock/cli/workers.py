@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from celery_redislock.errors import describe
 from celery_redislock.shown import shown
 
+from .deadline import patiently
+
 if TYPE_CHECKING:
     from celery import Celery
 
@@ -39,8 +41,11 @@ class Workers:
             to: The names of the workers that are asked; None for all. If all of these answer, it takes no longer.
         """
         try:
-            replies = self._app.control.broadcast(
-                command, arguments=arguments or {}, destination=to, reply=True, timeout=self._timeout
+            replies = patiently(
+                lambda: self._app.control.broadcast(
+                    command, arguments=arguments or {}, destination=to, reply=True, timeout=self._timeout
+                ),
+                waits=self._timeout,
             )
         except Exception as error:  # noqa: BLE001 - each broker has its own
             self.problem = describe(error)

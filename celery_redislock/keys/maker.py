@@ -14,7 +14,7 @@ from typing import Any
 
 from celery_redislock.errors import LockConfigError, LockKeyError
 
-from .printable import BRACE, printable
+from .printable import UNSAFE, printable
 from .template import Arguments, Namer, check_parameters, parse_template, template_namer
 from .wire import digest, encode, wire
 
@@ -68,11 +68,7 @@ class KeyMaker:
             self._needed = frozenset(field for _, field in parse_template(task, lock_key) if field)
 
     def completed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """The arguments of a complete call with the same name: what is missing in this one is set to None.
-
-        Args:
-            args: The positional arguments of a call. Those that do not make the name may be missing.
-            kwargs: Its keyword arguments. Those that do not make the name may be missing.
+        """The arguments of a complete call with the same name: what is missing, and does not make the name, is None.
 
         Raises:
             TypeError: An argument that makes the name is missing, or the arguments do not fit the signature.
@@ -152,14 +148,7 @@ def binder(signature: inspect.Signature) -> Binder:
 
 
 def _digest_namer(task: str, parameters: Sequence[str], chosen: Sequence[str], remedy: str) -> Namer:
-    """A function that makes a name of the task's name and a digest: nobody can read the arguments in Redis.
-
-    Args:
-        task: The task's name.
-        parameters: All parameters of the task.
-        chosen: The parameters whose arguments are digested.
-        remedy: As for `KeyMaker`.
-    """
+    """Makes a name of the task's name and a digest of the chosen arguments: nobody can read them in Redis."""
     check_parameters(task, "lock_args", chosen, parameters)
     if not chosen:
         only = f"{task}:{digest(encode({}))}"
@@ -192,7 +181,7 @@ def _callable_namer(task: str, lock_key: Callable[[Arguments], str]) -> Namer:
             raise LockKeyError(f"{task}: lock_key raised {what}; mend the callable") from error
         if not isinstance(made, str) or not made:
             raise LockKeyError(f"{task}: lock_key must return a non-empty str, not {type(made).__name__}")
-        return printable(str.__str__(made), BRACE)
+        return printable(str.__str__(made), UNSAFE)
 
     return name
 

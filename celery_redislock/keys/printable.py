@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 #: Braces are escaped in a name: in Redis the whole name stands between two braces. They make it the hash tag, by which
-#: a Cluster chooses the slot of the key.
-BRACE = re.compile("[{}]")
+#: a Cluster chooses the slot of the key. What looks like an escape is escaped too, or else it would be taken for one.
+UNSAFE = re.compile("[{}]|%(?=[0-9A-F]{2})")
 
 
 def printable(text: str, unsafe: re.Pattern[str]) -> str:

@@ -48,9 +48,7 @@ def _separator(literal: str) -> str | None:
 def parse_template(task: str, template: str) -> list[tuple[str, str]]:
     """The parts of a template: pairs of a literal text and the field that follows it, ``""`` after the last text.
 
-    Args:
-        task: The task's name, for the error's message.
-        template: Such as ``"stock:{sku}"``, which gives ``[("stock:", "sku"), ("", "")]``.
+    ``"stock:{sku}"`` gives ``[("stock:", "sku"), ("", "")]``.
 
     Raises:
         LockConfigError: There is something else than plain parameter names between braces, or no text that separates
@@ -97,12 +95,6 @@ def _template_value(task: str, parameter: str, value: Any) -> str:
 
 def check_parameters(task: str, option: str, wanted: Iterable[str], parameters: Sequence[str]) -> None:
     """Refuse an option that names what is no parameter of the task.
-
-    Args:
-        task: The task's name, for the error's message.
-        option: The option, for the error's message.
-        wanted: The names that the option holds.
-        parameters: The parameters of the task.
 
     Raises:
         LockConfigError: One of the names is no parameter.

@@ -34,13 +34,7 @@ class _ThreadSlot(threading.local, _Slot):
 class Handle:
     """The part of `Lock` that does not ask Redis.
 
-    Args:
-        client: The redis-py client of the lock's server.
-        key: The key in Redis.
-        timeout: How long the key outlives a dead holder, in seconds; None for ever.
-        thread_local: Whether only the thread that has acquired the lock by this object holds it.
-        by_context: Whether, in addition, only the context that has acquired the lock holds it.
-        fence: Whether the lock asks for a fencing number.
+    With `by_context` and `thread_local` only the context that has acquired the lock holds it; the rest is as in `Lock`.
     """
 
     def __init__(
@@ -157,7 +151,7 @@ class Handle:
         if limit_of(self.key) > 1:
             raise LockConfigError(f"lock {self.key}: a lock with a limit cannot take over the token of another object")
         held = HeldLock(LockServer.behind(self.redis).store, self.key, Token.of(token), self.timeout or math.inf)
-        held.renewed(time.monotonic())
+        held.begin(time.monotonic())
         return Entry(held, None)
 
     def _limited(self, verb: str) -> HeldLock:

@@ -147,15 +147,11 @@ class Lock(Handle):
         held = self._limited("extend")
         if additional_time is not None and not replace_ttl:
             additional_time += self._time_left(held)
-        held.extend(additional_time)  # counted from now, so that a command sent twice adds nothing
-        if self.renew:
-            LockServer.behind(self.redis).keeper.add(held)  # the next renewal may be due earlier now
-        return True
+        return self._extend(held, additional_time)  # counted from now, so that a command sent twice adds nothing
 
     def reacquire(self) -> Literal[True]:
         """Renew the key for its whole timeout; Returns and Raises as `extend`."""
-        self._limited("reacquire").extend()
-        return True
+        return self._extend(self._limited("reacquire"), None)
 
     def locked(self) -> bool:
         """Whether nobody else could have the key now: anybody holds it, or as many as may hold it at once.
@@ -242,6 +238,14 @@ class Lock(Handle):
         if self.reentrant:
             entry.own_by_context()
         return entry
+
+    def _extend(self, held: HeldLock, ttl: float | None) -> Literal[True]:
+        try:
+            held.extend(ttl)
+        finally:
+            if self.renew:  # the next renewal may be due earlier now, also if the answer was lost
+                LockServer.behind(self.redis).keeper.look_at(held)
+        return True
 
     def _time_left(self, held: HeldLock) -> float:
         """Seconds until the key ends, as the server counts them."""

@@ -20,7 +20,7 @@ class NoLock:
         self.key = self.name = key
 
     def __repr__(self) -> str:
-        return " ".join(["<NoLock", *filter(None, [self.key])]) + ">"
+        return f"<NoLock {self.key}>" if self.key else "<NoLock>"
 
     def acquire(self, *args: Any, **kwargs: Any) -> Literal[True]:
         """Do nothing; return True."""

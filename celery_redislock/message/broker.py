@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from celery.utils.quorum_queues import detect_quorum_queues
+
 from celery_redislock.server.answers import NOTE_TTL
 
 if TYPE_CHECKING:
@@ -23,11 +25,7 @@ SHORT_NOTE_TTL = 3600.0
 
 
 class Broker:
-    """The broker of one app. Its settings are read once.
-
-    Args:
-        app: The app, with the broker's settings.
-    """
+    """The broker of one app. Its settings are read once."""
 
     def __init__(self, app: Celery) -> None:
         self._app = app
@@ -49,10 +47,6 @@ class Broker:
 
         On any other broker the worker keeps a message until its countdown is over.
         """
-        try:
-            from celery.utils.quorum_queues import detect_quorum_queues
-        except ImportError:
-            return False
         with self._app.connection_for_write() as connection:
             return bool(detect_quorum_queues(self._app, connection.transport.driver_type)[0])
 

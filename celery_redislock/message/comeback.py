@@ -1,7 +1,7 @@
 """Coming back: a message that could not run now is published again, as the same attempt, to be tried later.
 
-Copies, successors, work that has begun, runs in an outage and the policies ``retry``, ``wait`` and ``join`` all come
-back in this way. ``request.retries`` stays as it is, for the task's body has not run.
+So come back the runs that meet an outage, and those that would wait in line, but cannot do so in their worker.
+``request.retries`` stays as it is, for the task's body has not run.
 """
 
 from __future__ import annotations
@@ -58,14 +58,10 @@ def publish_again(
     Raises:
         Exception: Any error of the broker's; the message was not sent.
     """
-    own = request.__dict__
     own_headers = custom_headers(request.headers if headers is None else headers)
-    options: dict[str, Any] = {
+    options = {
+        **_left_out(request),
         "serializer": serializer,
-        "compression": own.get("compression"),
-        "delivery_mode": (request.properties or {}).get("delivery_mode"),
-        "argsrepr": own.get("argsrepr"),  # the caller may have made it to hide the arguments
-        "kwargsrepr": own.get("kwargsrepr"),
         "queue": queue_of(task.app, request) if natively else None,
     }
     signature = task.signature_from_request(
@@ -81,6 +77,17 @@ def publish_again(
     # Celery's own `apply_async`, not that of the task's class: the message was published before, so what the class does
     # at a publish (take the key, write a transaction's outbox) must not be done a second time.
     Task.apply_async(task, tuple(signature.args), signature.kwargs, **signature.options, add_to_parent=False)
+
+
+def _left_out(request: Context) -> dict[str, Any]:
+    """What the message of `request` had and Celery's `signature_from_request` leaves out; None where it had none."""
+    own = request.__dict__
+    return {
+        "compression": own.get("compression"),
+        "delivery_mode": (request.properties or {}).get("delivery_mode"),
+        "argsrepr": own.get("argsrepr"),  # the caller may have made it to hide the arguments
+        "kwargsrepr": own.get("kwargsrepr"),
+    }
 
 
 def queue_of(app: Celery, request: Context) -> Queue | None:

@@ -30,8 +30,8 @@ class Delivery(NamedTuple):
     of that header. None where `request.headers` shows all headers."""
     may_wait: bool = False
     """The message may wait in the room of its worker's main process."""
-    offer: bytes | None = None
-    """What the key holds until the execution acquires it, where the message has its turn in line."""
+    call: bytes | None = None
+    """What the key holds until the execution acquires it, where the message was called: it has its turn in line."""
     acks_at_begin: bool = False
     """The message is acked early, and `message.early_acks` has to hear when its run begins."""
 

@@ -10,11 +10,14 @@ from __future__ import annotations
 import io
 import os
 import threading
+from collections.abc import Callable
 from typing import Protocol
 from weakref import WeakValueDictionary
 
 #: The length of a nonce, in bytes. So few bytes are written to a pipe at once or not at all.
 _LENGTH = 22
+#: How many bytes are read at once: those of a hundred runs.
+_CHUNK = 100 * _LENGTH
 
 
 class Acknowledgeable(Protocol):
@@ -33,6 +36,7 @@ class EarlyAcks:
 
     def __init__(self) -> None:
         self.reader: int | None = None
+        self._pipe: io.FileIO | None = None
         self._writer = -1
         self._main = 0
         # Weak: many a message ends before its run begins, or in another way than by a run.
@@ -40,6 +44,8 @@ class EarlyAcks:
         # Those that a child has accepted, until it has said that their runs begin, or their runs have failed: a run's
         # result may be read before that, and then nobody else keeps the message.
         self._accepted: dict[str, Acknowledgeable] = {}
+        #: Called when a child has accepted a message: what it says is to be read soon.
+        self.on_accepted: Callable[[], None] | None = None
         self._rest = b""
         self._reading = threading.RLock()
 
@@ -48,6 +54,8 @@ class EarlyAcks:
         if self._main != os.getpid():
             self.reader, self._writer = os.pipe()
             os.set_blocking(self.reader, False)
+            # Not by os.read(): eventlet's waits for what never comes, where the runs are in this very process.
+            self._pipe = io.FileIO(self.reader, closefd=False)
             self._main = os.getpid()
 
     def expect(self, nonce: str, message: Acknowledgeable) -> None:
@@ -55,10 +63,27 @@ class EarlyAcks:
         self._messages[nonce] = message
 
     def accepted(self, nonce: str) -> None:
-        """A child has accepted the message of the delivery `nonce`."""
+        """A child has accepted the message of the delivery `nonce`.
+
+        The messages of the runs before it are acked now. So it is no begin of a run that wakes the main process, and
+        while that waits for the broker, the child asks for its key.
+        """
+        if self._accepted:
+            self.read()
         message = self._messages.get(nonce)
         if message is not None:  # else its run has begun already
             self._accepted[nonce] = message
+            if self.on_accepted is not None:
+                self.on_accepted()
+
+    def has_more_to_come(self) -> bool:
+        """Whether a child is to accept one more message, at which what children have said is read."""
+        return len(self._messages) > len(self._accepted)
+
+    @property
+    def has_accepted(self) -> bool:
+        """Whether a child has accepted a message and has not said yet that its run begins."""
+        return bool(self._accepted)
 
     def forget(self, nonce: str) -> None:
         """The run of the delivery `nonce` has not ended by success, and what it has said is read."""
@@ -73,17 +98,17 @@ class EarlyAcks:
             os.write(self._writer, nonce.encode())
 
     def read(self) -> None:
-        """Call the acks of the runs that have begun. Called in the main process, whenever `reader` can be read."""
-        if self.reader is None:
+        """Call the acks of the runs that have begun. Called in the main process, at any time."""
+        if self._pipe is None:
             return
         with self._reading:  # a worker without an event loop reads in several threads
-            self._read(self.reader)
+            self._read(self._pipe)
 
-    def _read(self, reader: int) -> None:
-        # Not by os.read(): eventlet's waits for what never comes, where the runs are in this very process.
-        with io.FileIO(reader, closefd=False) as pipe:
-            while chunk := pipe.read(64 * 1024):
-                self._rest += chunk
+    def _read(self, pipe: io.FileIO) -> None:
+        while chunk := pipe.read(_CHUNK):
+            self._rest += chunk
+            if len(chunk) < _CHUNK:
+                break
         whole = len(self._rest) - len(self._rest) % _LENGTH
         nonces, self._rest = self._rest[:whole], self._rest[whole:]
         for start in range(0, whole, _LENGTH):

@@ -19,7 +19,7 @@ class Delivered(NamedTuple):
     is_marked_begun: bool
     """The message's header says that a process may have begun to run it."""
     has_come_back: bool
-    """The message has been sent back at least once."""
+    """The message has waited at least once, in line or in the broker's queue."""
 
     @property
     def is_delivered_again(self) -> bool:
@@ -39,9 +39,9 @@ class Delivered(NamedTuple):
     def has_begun(self) -> bool:
         """Whether a process may have died in the midst of running the message, so that no policy may drop it.
 
-        A redelivered message that is acked late may have begun: nobody can know. A message that is acked early has not
-        begun: its ack is sent before its body begins, and after the ack the broker does not deliver it again. A message
-        that is only overdue has not begun either.
+        A redelivered message that is acked late may have begun: nobody can know. A message that is acked early counts
+        as not begun: it is acked in the moment in which its body begins, and after the ack the broker does not deliver
+        it again. A message that is only overdue has not begun either.
         """
         return self.is_marked_begun or (self.acks_late and self.is_redelivered)
 
@@ -60,4 +60,4 @@ class Facts(NamedTuple):
     has_expired: bool = False
     """The message's `expires` is over: Celery would not begin it any more."""
     waited: float = 0.0
-    """Seconds since the message was sent back for the first time; 0 before that."""
+    """Seconds since the message first had to wait; 0 before that."""

@@ -69,8 +69,8 @@ class Header(NamedTuple):
 
     @property
     def wire(self) -> dict[str, Any]:
-        """What is sent under `HEADER`: the fields that differ from their defaults."""
-        return {name: value for name, value in self._asdict().items() if value != self._field_defaults[name]}
+        """What is sent under `HEADER`: the fields that differ from their defaults, all of which are empty or zero."""
+        return {name: value for name, value in zip(self._fields, self, strict=True) if value}
 
     def next(self, *, begun: bool, joins: str | None = None, place: int = 0) -> Self:
         """The header with which the message waits once more.
@@ -88,28 +88,29 @@ class Header(NamedTuple):
     def place_at(self, now: int) -> int:
         """The message's place in the line for its key: who was published first, goes first. It is set once.
 
-        Clocks of hosts differ, so the time of the publish is kept within the hour before the lock server's time.
-
-        Args:
-            now: The lock server's time, in microseconds since the epoch.
-
-        Returns:
-            Microseconds since the epoch.
+        Clocks of hosts differ, so the time of the publish is kept within the hour before `now`, the lock server's time.
+        All are microseconds since the epoch.
         """
         if self.place:
             return min(self.place, now)
         return min(max(self.published, now - LONGEST_AHEAD), now) if self.published else now
 
     def delay(self, shortest: float, longest: float) -> float:
-        """Seconds until the message is tried again: doubling each time, with jitter.
-
-        Args:
-            shortest: Seconds at least.
-            longest: Seconds at most.
-        """
+        """Seconds from `shortest` to `longest` until the message is tried again: doubling each time, with jitter."""
         doubled = shortest * 2 ** min(self.times + 1, _MAX_DOUBLINGS)
         # The jitter is drawn below the longest delay too: messages that have waited for long would else come together.
         return _random.uniform(shortest, max(shortest, min(doubled, longest)))
+
+
+#: The header of a message that carries none, such as `send_task` sends. It is immutable, so all such messages share it.
+NO_HEADER = Header()
+
+
+def reservation_in(header: Any) -> Reservation | None:
+    """The key that was reserved for the message in which `header` arrived under `HEADER`; None where none was."""
+    if not isinstance(header, Mapping) or "claim" not in header:  # so it is of most messages
+        return None
+    return Header.read(header).reservation
 
 
 def _is_time(value: Any) -> bool:

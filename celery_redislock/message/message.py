@@ -13,13 +13,13 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from celery_redislock.errors import LockUnavailable, describe
 from celery_redislock.server import tokens
 from celery_redislock.server.tokens import Attempt
-from celery_redislock.shown import fields, shown
+from celery_redislock.shown import fields, run_named
 
 from .broker import Broker, was_delivered_before
 from .comeback import publish_again
 from .delivery import DELIVERY, Delivery
 from .facts import Delivered, Facts
-from .header import HEADER, Header
+from .header import HEADER, NO_HEADER, Header
 
 if TYPE_CHECKING:
     from celery import Task
@@ -27,18 +27,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The header of a message that carries none, such as `send_task` sends. It is immutable, so all such messages share it.
-_NO_HEADER = Header()
-
 
 class Message:
     """The delivered message of one request.
 
-    Args:
-        task: The task of the message.
-        broker: The broker of the task's app.
-        request: Celery's request for the message.
-        keep_for: Seconds that this process keeps a message that was acked and cannot be sent back; None for ever.
+    A message that was acked and cannot be sent back is kept by this process for `keep_for` seconds; None for ever.
 
     Attributes:
         attempt: The attempt that the message stands for.
@@ -70,7 +63,7 @@ class Message:
         self._is_redelivered = was_delivered_before(request)
         self.was_sent_back = False
         header = getattr(request, HEADER, None)
-        self.header = _NO_HEADER if header is None else Header.read(header)
+        self.header = NO_HEADER if header is None else Header.read(header)
         self.attempt = Attempt(
             str(request.id), request.retries or 0, request.replaced_task_nesting or 0, self.header.publish
         )
@@ -82,7 +75,7 @@ class Message:
     @property
     def name(self) -> str:
         """The message's task and id, for log lines: ``task shop.bill[<id>]``."""
-        return f"task {self._task.name}[{shown(str(self._request.id))}]"
+        return run_named(self._task.name, self._request.id)
 
     def fields(self, event: str, **about: object) -> dict[str, str]:
         """The fields of a log line about the message, as `celery_redislock.shown.fields`."""
@@ -122,15 +115,9 @@ class Message:
         expires = maybe_iso8601(text)
         return expires is not None and datetime.now(UTC) >= maybe_make_aware(expires, UTC)
 
-    def pause(self, shortest: float, longest: float, *, at_least: float = 0.0) -> float:
-        """Seconds until the message is tried again, within what the broker can do: longer each time, with jitter.
-
-        Args:
-            shortest: Seconds at least, before jitter and doubling.
-            longest: Seconds at most.
-            at_least: Seconds at least, whatever the others say.
-        """
-        return self._broker.countdown(max(at_least, self.header.delay(shortest, longest)))
+    def pause(self, shortest: float, longest: float) -> float:
+        """Seconds until the message is tried again, as `Header.delay`, within what the broker can do."""
+        return self._broker.countdown(self.header.delay(shortest, longest))
 
     def wait(self, place: int, *, is_begun: bool = False, joins: str | None = None) -> Header | None:
         """Have the message wait in the room of this worker's main process, still unacked.
@@ -150,11 +137,14 @@ class Message:
         self.was_sent_back = True
         return self.header
 
-    def send_back(self, delay: float, *, is_begun: bool = False, joins: str | None = None, place: int = 0) -> bool:
+    def send_back(
+        self, delay: float, key: str, *, is_begun: bool = False, joins: str | None = None, place: int = 0
+    ) -> bool:
         """Publish the message again, to be tried after about `delay` seconds.
 
         Args:
             delay: Seconds, from `pause`.
+            key: The key in Redis, for the error.
             is_begun: Whether its work may have begun, so that no policy may drop the message when it comes back.
             joins: The id of the task whose outcome the message waits for.
             place: The message's place in the line for its key; 0 where it has none.
@@ -180,7 +170,7 @@ class Message:
         except Exception as error:  # noqa: BLE001 - each broker has its own
             if self._acks_late or self.delivery.acks_at_begin:
                 self._requeue(error, delay)
-            self._keep_here(error, delay)
+            self._keep_here(error, delay, key)
             return False
         self.was_sent_back = True
         return True
@@ -196,13 +186,13 @@ class Message:
         time.sleep(min(pause, 1.0))  # the broker may deliver the message at once, again and again
         raise Reject(describe(error), requeue=True) from error
 
-    def _keep_here(self, error: Exception, pause: float) -> None:
+    def _keep_here(self, error: Exception, pause: float, key: str) -> None:
         """Sleep for `pause` seconds with a message that was acked and cannot be sent: only this process has it."""
         if self._keep_for is not None and self.waited >= self._keep_for:
             raise LockUnavailable(
-                self._task.name,
-                f"its lock was not free and its message, already acked, could not be sent again ({describe(error)}) "
-                f"for {self._keep_for} s: this run is lost",
+                key,
+                f"it could not be taken, and the run's message, already acked, could not be sent again for "
+                f"{self._keep_for} s ({describe(error)}): this run is lost",
             ) from error
         logger.warning(
             "%s cannot be sent again (%s): this process keeps its message and tries it",

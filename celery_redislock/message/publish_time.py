@@ -13,13 +13,10 @@ _last = 0
 
 
 def publish_time(options: Mapping[str, Any]) -> int:
-    """When a message that is published now is due. Of two publishes in one process, the later has the greater number.
+    """When a message that is published now is due, in microseconds since the epoch, by this host's clock.
 
-    Args:
-        options: The options of the publish. Those that Celery will refuse count as not given.
-
-    Returns:
-        Microseconds since the epoch, by this host's clock.
+    Of two publishes in one process, the later has the greater number. Options that Celery will refuse count as not
+    given.
     """
     global _last
     now = time.time_ns() // 1000

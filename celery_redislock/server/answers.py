@@ -35,8 +35,9 @@ class Conflict(NamedTuple):
     """How many rooms stand in line for the key; 0 where that was not asked for."""
     others: tuple[Token, ...] = ()
     """Who else holds the key, where more than one may."""
-    is_twin: bool = False
-    """Whether the holder is another delivery of the caller's message, in a slot for which the caller cannot wait."""
+    cannot_wait: bool = False
+    """Whether the holder is another delivery of the caller's message, in a slot of a lock with a limit. In line the
+    caller would be called to each other slot that becomes free, and be refused."""
 
     @property
     def holders(self) -> tuple[Token, ...]:

@@ -14,15 +14,17 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from . import commands
 from .clients import derive
-from .cluster_client import Address, ClusterClient
-from .lines import Lines
+from .cluster_client import ClusterClient, Node
+from .connections import Connections
 from .outage import Outage
 from .scripts import Command
 from .store import Lease, LockStore
 
 #: While a slot moves, some of a lock's keys may be at one node and some at another, and both refuse its commands. That
-#: takes milliseconds; such a command is sent again for so many seconds, with such a pause.
-OPEN_SLOT, PAUSE = 1.0, 0.02
+#: takes milliseconds. For so many seconds such a command is sent again,
+OPEN_SLOT = 1.0
+#: after a pause of so many seconds each time.
+PAUSE = 0.02
 #: How often a command follows a slot that moves on meanwhile.
 REDIRECTIONS = 16
 
@@ -51,7 +53,7 @@ class ClusterStore(LockStore):
     def __init__(self, cluster: ClusterClient, max_connections: int = 50) -> None:
         self._cluster = cluster
         self._max_connections = max_connections
-        self._lines: dict[Address, Lines] = {}
+        self._of_nodes: dict[Node, Connections] = {}
 
     def outage_of(self, key: str) -> Outage:
         """As `Sender.outage_of`: that of the node which has the slot of `key`."""
@@ -66,13 +68,19 @@ class ClusterStore(LockStore):
         """There is nothing to read."""
         return False
 
+    def close(self) -> None:
+        """As `Sender.close`, and with them the connections over which the nodes were asked where the slots are."""
+        for connections in [*self._of_nodes.values()]:
+            connections.close()
+        self._cluster.close()
+
     def renew(self, locks: Sequence[Lease]) -> list[bool | RedisError]:
         """As `LockStore.renew`, in one round trip for each slot; first at the nodes that answer, as far as is known.
 
         A node that does not answer is asked once, and not about its other slots.
         """
         answers: dict[Lease, bool | RedisError] = {}
-        silent: dict[Address, RedisError] = {}
+        silent: dict[Node, RedisError] = {}
         for at, of_slot in self._by_slot(locks):
             try:
                 if at in silent:
@@ -87,7 +95,7 @@ class ClusterStore(LockStore):
             raise next(answer for answer in found if isinstance(answer, RedisError))
         return found
 
-    def _by_slot(self, locks: Sequence[Lease]) -> list[tuple[Address, list[Lease]]]:
+    def _by_slot(self, locks: Sequence[Lease]) -> list[tuple[Node, list[Lease]]]:
         by_slot: dict[int, list[Lease]] = {}
         for lock in locks:
             by_slot.setdefault(_slot(lock[0]), []).append(lock)
@@ -106,21 +114,20 @@ class ClusterStore(LockStore):
         self._answered(command)
         return [bool(one) for one in renewed]
 
-    def _on_line(self, command: Command) -> Any:
+    def ask(self, command: Command) -> Any:
+        """As `Sender.ask`; the node is looked for."""
         return self._follow(command, OPEN_SLOT)
 
     def _follow(self, command: Command, patience: float) -> Any:
-        """The answer to `command`, from the node that has the slot.
+        """The answer to `command`, whose keys are all in one slot, from the node that has that slot.
 
-        Args:
-            command: All its keys are in one slot.
-            patience: How long to send it again while the slot is neither here nor there, in seconds.
+        While the slot is neither here nor there, the command is sent again for `patience` seconds.
         """
         slot, until = _slot(command.keys[0]), time.monotonic() + patience
         at, asking, redirections = self._cluster.owner(slot), False, 0
         while True:
             try:
-                return self._lines_of(at).ask(command, asking=asking)
+                return self._connections_of(at).ask(command, asking=asking)
             except AskError as error:  # also MovedError
                 redirections += 1
                 if redirections > REDIRECTIONS:
@@ -137,14 +144,14 @@ class ClusterStore(LockStore):
                 time.sleep(PAUSE)
                 at, asking, redirections = self._cluster.owner(slot), False, 0
 
-    def _lines_of(self, address: Address) -> Lines:
-        lines = self._lines.get(address)
-        if lines is None:
-            for gone in [one for one in self._lines if not self._cluster.is_known(one)]:
-                self._lines.pop(gone, None)
+    def _connections_of(self, address: Node) -> Connections:
+        connections = self._of_nodes.get(address)
+        if connections is None:
+            for gone in [one for one in self._of_nodes if not self._cluster.is_known(one)]:
+                self._of_nodes.pop(gone, None)
             client = self._cluster.connect(address, self._max_connections)
-            lines = self._lines.setdefault(address, Lines(client))
-        return lines
+            connections = self._of_nodes.setdefault(address, Connections(client))
+        return connections
 
 
 def _slot(key: str) -> int:

@@ -24,8 +24,8 @@ from redis.retry import Retry
 
 from .outage import Outage
 
-Address = tuple[str, int]
-
+#: The host and the port of a node.
+Node = tuple[str, int]
 #: How many slots a Cluster has.
 SLOTS = 16384
 #: The nodes are not asked again where the slots are until so many seconds have passed since they were asked last.
@@ -45,24 +45,21 @@ class ClusterClient:
         options: Of the connections to the nodes.
         remap: From the address by which the nodes know a node, to that by which it is reached from here; None where
             that is the same.
-
-    Attributes:
-        nodes, options, remap: As given.
     """
 
     def __init__(
         self,
-        nodes: Sequence[Address],
+        nodes: Sequence[Node],
         options: Mapping[str, Any],
-        remap: Callable[[Address], Address] | None = None,
+        remap: Callable[[Node], Node] | None = None,
     ) -> None:
         self.nodes = tuple(nodes)
         self.options = options
         self.remap = remap
-        self._owners: list[Address | None] = [None] * SLOTS
-        self._primaries: tuple[Address, ...] = ()
-        self._asks: dict[Address, redis.Redis] = {}
-        self._outages: dict[Address, Outage] = {}
+        self._owners: list[Node | None] = [None] * SLOTS
+        self._primaries: tuple[Node, ...] = ()
+        self._asks: dict[Node, redis.Redis] = {}
+        self._outages: dict[Node, Outage] = {}
         self._of_all = Outage()
         self._looked_at = -LOOK_EVERY
 
@@ -80,7 +77,7 @@ class ClusterClient:
         new._owners, new._primaries = [*self._owners], self._primaries
         return new
 
-    def connect(self, address: Address, max_connections: int) -> redis.Redis:
+    def connect(self, address: Node, max_connections: int) -> redis.Redis:
         """A client of one node, which connects with its first command. It makes a caller wait for a free connection."""
         host, port = address
         options = {**self.options, "host": host, "port": port, "max_connections": max_connections}
@@ -110,10 +107,10 @@ class ClusterClient:
 
     def close(self) -> None:
         """Close the connections over which the nodes were asked where the slots are."""
-        for client in self._asks.values():
+        for client in [*self._asks.values()]:
             client.connection_pool.disconnect()
 
-    def owner(self, slot: int) -> Address:
+    def owner(self, slot: int) -> Node:
         """The node that has `slot`, as far as is known.
 
         Raises:
@@ -127,11 +124,11 @@ class ClusterClient:
             raise ClusterDownError(f"CLUSTERDOWN no node of the Cluster {self.shown} has the slot {slot}")
         return address
 
-    def is_known(self, address: Address) -> bool:
+    def is_known(self, address: Node) -> bool:
         """Whether a node has slots, as far as is known."""
         return address in self._primaries
 
-    def outage(self, address: Address) -> Outage:
+    def outage(self, address: Node) -> Outage:
         """The `Outage` of one node."""
         return self._outages.setdefault(address, Outage(f"node {address[0]}:{address[1]}"))
 
@@ -140,21 +137,21 @@ class ClusterClient:
         address = self._owners[slot]
         return self._of_all if address is None else self.outage(address)
 
-    def address(self, redirection: AskError, told_by: Address) -> Address:
+    def address(self, redirection: AskError, told_by: Node) -> Node:
         """Where a node sends us with ASK or MOVED."""
         return self._reached(redirection.host, redirection.port, told_by)
 
-    def moved(self, slot: int, to: Address) -> None:
+    def moved(self, slot: int, to: Node) -> None:
         """Note that `slot` is at another node now."""
         self._owners[slot] = to
 
-    def doubt(self, address: Address) -> None:
+    def doubt(self, address: Node) -> None:
         """Ask the other nodes, for as long as one command may take, whether another has the slots of this one now."""
         if time.monotonic() - self._looked_at >= LOOK_EVERY:
             with suppress(RedisError):
                 self.look(last=address)
 
-    def look(self, last: Address | None = None) -> None:
+    def look(self, last: Node | None = None) -> None:
         """Ask where the slots are: first the nodes that answer, as far as is known.
 
         Args:
@@ -185,27 +182,27 @@ class ClusterClient:
             return
         raise RedisConnectionError(f"no node of the Cluster {self.shown} answers") from error
 
-    def _order(self, address: Address, last: Address | None) -> tuple[bool, bool, float]:
+    def _order(self, address: Node, last: Node | None) -> tuple[bool, bool, float]:
         outage = self._outages.get(address)
         is_out = outage is not None and outage.unreachable is not None
         return address == last, is_out, _random.random()  # not always the same node is asked
 
-    def _learn(self, found: Any, told_by: Address) -> None:
-        owners: list[Address | None] = [None] * SLOTS
+    def _learn(self, found: Any, told_by: Node) -> None:
+        owners: list[Node | None] = [None] * SLOTS
         for first, last, (host, port, *_), *_ in found:
             address = self._reached(host, port, told_by)
             owners[first : last + 1] = [address] * (last + 1 - first)
         primaries = tuple({address: None for address in owners if address is not None})
         for gone in self._outages.keys() - {*primaries}:
-            self._outages.pop(gone).over(has_gone=True)
-        self._of_all.over()
+            self._outages.pop(gone).end(has_gone=True)
+        self._of_all.end()
         self._owners, self._primaries = owners, primaries
 
-    def _reached(self, host: str | bytes | None, port: int, told_by: Address) -> Address:
+    def _reached(self, host: str | bytes | None, port: int, told_by: Node) -> Node:
         name = host.decode() if isinstance(host, bytes) else host
         if not name or name == "?":  # a node that does not know its own address
             return told_by[0], int(port)
         return self.remap((name, int(port))) if self.remap else (name, int(port))
 
-    def _client(self, address: Address) -> redis.Redis:
+    def _client(self, address: Node) -> redis.Redis:
         return self._asks.setdefault(address, self.connect(address, 2))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from .answers import NOTE_TTL, Claim, Note
 from .names import keys_of, limit_of
 from .scripts import ACQUIRE, ACQUIRE_SLOT, ENTER, EXPECT, GIVE_UP, INSPECT, LEAVE, RELEASE, RENEW, STAND, Command, Text
-from .tokens import RESERVED, Token, for_limit, known_by
+from .tokens import RESERVED, Token, cooling, for_limit, known_by
 
 
 def acquire(
@@ -24,52 +24,30 @@ def acquire(
     *,
     note: str | None = None,
     fence: bool = False,
-    room: bytes | None = None,
+    call: bytes | None = None,
     claim: Claim | None = None,
 ) -> Command:
     """Acquire `key`: arguments as `LockStore.acquire`.
 
     `owner` is who asks for the key, and `token` is what the key is to hold. The two differ in `LockStore.rename`, where
-    the owner of the minted token replaces that token by another.
+    the owner of the minted token replaces that token by another. A lock with a limit has no `fence`.
     """
     names, flags, limit = keys_of(key), "", limit_of(key)
-    if limit > 1:
-        return _acquire_slot(key, owner, token, lease, limit, note, room, claim)
     keys: tuple[str, ...] = (key, names.line)
     values: tuple[Text, ...] = (owner, token.value, "" if lease == math.inf else _ms(lease))
+    if limit > 1:
+        values = (*values, str(limit))
     if note is not None:
         flags, keys = "n", (*keys, note)
     if fence:
         flags, keys = f"{flags}f", (*keys, names.fence)
-    if room is not None:
-        flags, values = f"{flags}r", (*values, room)
-    if claim is not None:
-        flags, keys = f"{flags}c", (*keys, names.queued)
-        values = (*values, known_by(claim.nonce, RESERVED).owner, _ms(claim.ttl))
-    return Command(ACQUIRE, keys, (flags, *values))
-
-
-def _acquire_slot(
-    key: str,
-    owner: bytes,
-    token: Token,
-    lease: float,
-    limit: int,
-    note: str | None,
-    room: bytes | None,
-    claim: Claim | None,
-) -> Command:
-    names, flags = keys_of(key), ""
-    keys: tuple[str, ...] = (key, names.line)
-    values: tuple[Text, ...] = (owner, token.value, "" if lease == math.inf else _ms(lease), str(limit))
-    if note is not None:
-        flags, keys = "n", (*keys, note)
-    if room is not None:
-        flags, values = f"{flags}r", (*values, room)
-    if claim is not None:
-        flags, keys = f"{flags}c", (*keys, names.gone(claim.nonce))
-        values = (*values, known_by(claim.nonce, RESERVED).owner, _ms(NOTE_TTL))
-    return Command(ACQUIRE_SLOT, keys, (flags, *values))
+    if call is not None:
+        flags, values = f"{flags}w", (*values, call)
+    if claim is not None:  # a limit leaves no place in a queue; but a message may come before its slot is handed over
+        about, ttl = (names.queued, claim.ttl) if limit == 1 else (names.gone(claim.nonce), NOTE_TTL)
+        flags, keys = f"{flags}c", (*keys, about)
+        values = (*values, known_by(claim.nonce, RESERVED).owner, _ms(ttl))
+    return Command(ACQUIRE if limit == 1 else ACQUIRE_SLOT, keys, (flags, *values))
 
 
 def release(
@@ -101,17 +79,22 @@ def release(
 
 
 def hand_over(key: str, token: Token, to: Token, ttl: float, note: Note | None = None) -> Command:
-    """Hand `key` over: arguments as `LockStore.hand_over`."""
+    """Hand `key`, which `token` owns, over to a message, unless its reservation has been given up already.
+
+    Until the message comes, and for `ttl` seconds at most, the key holds `to`, whose nonce the message carries.
+    """
     return release(key, token.owner, note, (to, ttl), keys_of(key).gone(to.nonce))
 
 
-def give_up(key: str, claim: str, gone_ttl: float | None) -> Command:
-    """Give up the reservations of a message: of `key`, and of the place in its queue.
+def cool_down(key: str, token: Token, ttl: float, note: Note | None = None) -> Command:
+    """Let `key`, which `token` owns, cool down for `ttl` seconds: it is free only then."""
+    return release(key, token.owner, note, (cooling(token), ttl))
 
-    Args:
-        key: The key in Redis.
-        claim: What the message carries.
-        gone_ttl: Seconds that the note lives which says that nobody comes with this claim; None for no note.
+
+def give_up(key: str, claim: str, gone_ttl: float | None) -> Command:
+    """Give up the reservations of the message that carries `claim`: of `key`, and of the place in its queue.
+
+    A note that nobody comes with this claim lives for `gone_ttl` seconds; None for no note.
     """
     names, flags = keys_of(key), ""
     keys: tuple[str, ...] = (key, names.line, names.queued)
@@ -131,7 +114,7 @@ def renew(locks: Sequence[tuple[str, Token, float]]) -> Command:
 
 def lengthen(key: str, token: Token, ttl: float) -> Command:
     """Let `key`, which `token` owns, live for `ttl` seconds from now."""
-    return renew([(key, token, ttl)])
+    return Command(RENEW, (key,), (token.owner, _ms(ttl)))
 
 
 def expect(key: str, token: Token) -> Command:

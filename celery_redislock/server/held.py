@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable
 from typing import Any, Literal
@@ -12,52 +11,43 @@ from typing import Any, Literal
 from redis.exceptions import RedisError
 
 from celery_redislock.errors import LockLost, LockUnavailable, describe
-from celery_redislock.options import DEADLINE_MARGIN
 from celery_redislock.shown import fields
 
 from .answers import Granted
 from .names import keys_of
 from .store import LockStore
+from .term import Term
 from .tokens import Token
 
 logger = logging.getLogger(__name__)
-
-#: Renewal is due after this share of the lease.
-INTERVAL = 1 / 3
 
 PAST_DEADLINE = "it was not renewed until its deadline"
 HELD_TOO_LONG = "it was held for longer than lock_max_hold"
 KEY_GONE = "its key was deleted, expired or taken"
 NOT_OURS = "its key was not ours at the release"
 
-#: Held while a loss is noted: the keeper's thread and a thread that releases the lock may see it at the same time.
-_losing = threading.Lock()
-
 State = Literal["held", "at_risk", "lost"]
 LostHandler = Callable[["HeldLock", str], Any]
 
 
-class HeldLock:
+class HeldLock(Term):
     """A lock that is held, from its grant to its release.
 
     Attributes:
-        key: The key in Redis.
-        token: What the key holds while the lock is held.
-        slot: The key that holds the token: `key`, or where more than one may hold the lock, that of the slot.
-        lease: How long the key outlives a dead holder, in seconds.
-        fence: The fencing number of this hold, where it was asked for.
+        key (str): The key in Redis.
+        token (Token): What the key holds while the lock is held.
+        slot (str): The key that holds the token: `key`, or where more than one may hold the lock, that of the slot.
+        lease (float): How long the key outlives a dead holder, in seconds.
+        fence (int | None): The fencing number of this hold, where it was asked for.
     """
 
     __slots__ = (
         "__weakref__",
         "_lost",
-        "deadline",
         "fence",
         "key",
-        "lease",
         "max_hold",
         "on_lost",
-        "renew_at",
         "slot",
         "stop_at",
         "store",
@@ -76,12 +66,11 @@ class HeldLock:
         self.store = store
         self.key = self.slot = key
         self.token = token
-        self.lease = lease
+        super().__init__(lease)
         self.fence: int | None = None
         self.on_lost = on_lost
         self.max_hold = max_hold
         self.stop_at = math.inf
-        self.deadline = self.renew_at = -math.inf  # until it is granted
         self._lost: str | None = None
 
     def __repr__(self) -> str:
@@ -120,25 +109,24 @@ class HeldLock:
             LockUnavailable: Redis did not answer or refused; the lock is still held until its deadline.
         """
         self.check()
-        sent_at = time.monotonic()
+        renewal = self.extending(ttl)
         try:
-            (still_held,) = self.store.renew([(self.slot, self.token, self.lease if ttl is None else ttl)])
-        except RedisError as error:
-            raise LockUnavailable(self.key, describe(error)) from error
+            (still_held,) = self.store.renew([(self.slot, self.token, renewal.ttl)])
+        except BaseException as error:
+            self.unanswered(renewal)
+            if isinstance(error, RedisError):
+                raise LockUnavailable(self.key, describe(error)) from error
+            raise
         if not still_held:
             self.lose(KEY_GONE)
         self.check()
-        self.renewed(sent_at, ttl)
+        self.answered(renewal)
 
     def rename(self, token: Token, *, fence: bool) -> bool:
         """Let the key hold `token`, which the caller of a `Lock` has chosen, in place of the minted token.
 
         The key is acquired with a minted token first: another caller may choose an equal token, so after a lost reply
         only a minted one shows that the key was granted to this lock.
-
-        Args:
-            token: The token to store, as it is.
-            fence: Whether a fencing number was asked for.
 
         Returns:
             Whether the lock is still held.
@@ -152,7 +140,7 @@ class HeldLock:
             if isinstance(result, Granted):
                 self.granted(result)
             elif self._has_stored(token):
-                self.renewed(sent_at)
+                self.begin(sent_at)
             else:
                 return False
         except BaseException:
@@ -179,7 +167,7 @@ class HeldLock:
         self.fence = grant.fence
         if grant.slot > 1:
             self.slot = keys_of(self.key).slot(grant.slot)
-        self.renewed(grant.sent_at)
+        self.begin(grant.sent_at)
         if self.max_hold is not None:
             self.stop_at = grant.sent_at + self.max_hold
 
@@ -193,21 +181,9 @@ class HeldLock:
         """Whether `lose` has noted that the lock is lost."""
         return self._lost is not None
 
-    @property
-    def was_granted(self) -> bool:
-        """Whether an answer of the server has ever granted the key to this lock."""
-        return self.deadline > -math.inf
-
-    def renewed(self, sent_at: float, ttl: float | None = None) -> None:
-        """Note that the server has renewed the key for a lease, or for `ttl` seconds, no earlier than at `sent_at`."""
-        self.deadline = sent_at + (self.lease if ttl is None else ttl) * (1 - DEADLINE_MARGIN)
-        self.renew_at = sent_at + self.lease * INTERVAL
-        if ttl is not None:  # where `ttl` is longer than the lease, a renewal must not shorten it
-            self.renew_at += ttl - self.lease
-
     def lose(self, reason: str) -> None:
         """Note for good that the lock is lost; log that and call `on_lost`, once."""
-        with _losing:
+        with self._guard:  # the keeper's thread and one that releases the lock may see the loss at the same time
             if self._lost is not None:
                 return
             self._lost = reason

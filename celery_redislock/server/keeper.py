@@ -13,9 +13,10 @@ from redis.exceptions import RedisError
 
 from celery_redislock.errors import LockUnavailable
 
-from .held import HELD_TOO_LONG, INTERVAL, KEY_GONE, PAST_DEADLINE, HeldLock
+from .held import HELD_TOO_LONG, KEY_GONE, PAST_DEADLINE, HeldLock
 from .scripts import RENEW
 from .store import LockStore
+from .term import INTERVAL, Renewal
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,9 @@ class Keeper:
         store: A store with a connection that nobody else uses, so that no other command can delay a renewal.
         command_time: The longest that one renewal may take until it fails, in seconds.
         sends_late: A store of which the keeper reads the late answers that nobody else reads.
+
+    Attributes:
+        wake_at (float): When its thread looks again what is due, by `time.monotonic()`; infinite until it is woken.
     """
 
     def __init__(self, store: LockStore, command_time: float, sends_late: LockStore | None = None) -> None:
@@ -53,7 +57,7 @@ class Keeper:
         self._held: dict[int, HeldLock] = {}
         self._later: dict[Callable[[LockStore], object], None] = {}
         self._wake = threading.Event()
-        self._wake_at = math.inf
+        self.wake_at = math.inf
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._failures = 0
@@ -61,7 +65,7 @@ class Keeper:
         self._stopped = False
 
     def stop(self) -> None:
-        """End the thread: nobody in this process can reach the keeper's server any more."""
+        """End the thread, which closes the store: nobody in this process can reach the keeper's server any more."""
         self._stopped = True
         self._wake.set()
 
@@ -69,7 +73,11 @@ class Keeper:
         """Renew `lock` from now on."""
         self._held[id(lock)] = lock
         self._added = True
-        if lock.renew_at < self._wake_at:
+        self.look_at(lock)
+
+    def look_at(self, lock: HeldLock) -> None:
+        """Note that `lock` may be due sooner than before. Where it was removed meanwhile, it is not renewed again."""
+        if lock.renew_at < self.wake_at:
             self._start()
             self._wake.set()
 
@@ -80,7 +88,7 @@ class Keeper:
     def expect_answers(self) -> None:
         """Read the answers of the store that sends late soon, if nobody else does."""
         self._added = True
-        if self._wake_at > time.monotonic() + READ_LATE:
+        if self.wake_at > time.monotonic() + READ_LATE:
             self._start()
             self._wake.set()
 
@@ -106,16 +114,17 @@ class Keeper:
     def _run(self) -> None:
         while not self._stopped:
             try:
-                pause = self._turn()
+                pause = self._round()
             except BaseException:  # even a sys.exit(), as in a log handler: the locks must still be renewed
                 logger.exception("the keeper failed; it goes on in a second")
                 pause = 1.0
             self._wake.wait(None if pause == math.inf else max(0.0, pause))
+        self._store.close()
 
-    def _turn(self) -> float:
+    def _round(self) -> float:
         """Renew what is due; return the seconds until something is due again."""
         # From here on every `add` wakes the thread: the lock that it adds may be missing in the copy of `_held` below.
-        self._wake_at = math.inf
+        self.wake_at = math.inf
         self._wake.clear()
         now = time.monotonic()
         due = [lock for lock in self._held.copy().values() if self._is_due(lock, now)]
@@ -126,17 +135,28 @@ class Keeper:
         # After a failed renewal it is too early for the releases that were put off: the next renewals matter more.
         goes_on = bool(self._later) and not self._failures and self._release_later()
         is_unread = self._sends_late is not None and self._sends_late.read_late(READ_LATE, self._command_time)
-        upcoming = (min(lock.renew_at, lock.deadline) for lock in self._held.copy().values())
         if self._added:
-            self._linger_until = now + LINGER
-        idle = now if goes_on else now + LINGER if self._later else math.inf
-        if is_unread or (self._sends_late is not None and now < self._linger_until):
-            idle = min(idle, now + READ_LATE)
-        elif now < self._linger_until:
-            idle = min(idle, self._linger_until)
-        self._added = False
-        self._wake_at = min((idle, *upcoming))
-        return self._wake_at - time.monotonic()
+            self._added, self._linger_until = False, now + LINGER
+        renewals = (min(lock.renew_at, lock.deadline) for lock in self._held.copy().values())
+        self.wake_at = min((self._other_work_at(now, goes_on, is_unread), *renewals))
+        return self.wake_at - time.monotonic()
+
+    def _other_work_at(self, now: float, goes_on: bool, is_unread: bool) -> float:
+        """When there may be something to do besides renewals, by `time.monotonic()`.
+
+        Args:
+            now: When this round began.
+            goes_on: Whether there was no time for all releases that were put off, although Redis answers.
+            is_unread: Whether an answer has not been read.
+        """
+        lingers = now < self._linger_until
+        if goes_on:
+            return now
+        if is_unread or (lingers and self._sends_late is not None):
+            return now + READ_LATE
+        if lingers:
+            return self._linger_until
+        return now + LINGER if self._later else math.inf
 
     def _is_due(self, lock: HeldLock, now: float) -> bool:
         if lock.deadline <= now:
@@ -156,19 +176,27 @@ class Keeper:
         return lock.renew_at <= now + lock.lease * INTERVAL * TICK
 
     def _renew(self, due: Sequence[HeldLock]) -> None:
-        sent_at = time.monotonic()
+        sent = {lock: lock.renewing() for lock in due}
         try:
             with self._watching():
-                answers = self._store.renew([(lock.slot, lock.token, lock.lease) for lock in due])
-        except RedisError as error:
+                answers = self._store.renew([(lock.slot, lock.token, one.ttl) for lock, one in sent.items()])
+        except BaseException as error:
+            for lock, one in sent.items():
+                lock.unanswered(one)
+            if not isinstance(error, RedisError):
+                raise
             self._try_again(dict.fromkeys(due, error))
             return
+        self._note(sent, answers)
+
+    def _note(self, sent: Mapping[HeldLock, Renewal], answers: Sequence[bool | RedisError]) -> None:
         unanswered: dict[HeldLock, RedisError] = {}
-        for lock, still_held in zip(due, answers, strict=True):
+        for (lock, renewal), still_held in zip(sent.items(), answers, strict=True):
             if isinstance(still_held, RedisError):  # a node of a Cluster
+                lock.unanswered(renewal)
                 unanswered[lock] = still_held
             elif still_held and lock.remaining > 0:
-                lock.renewed(sent_at)
+                lock.answered(renewal)
             else:  # where the key is still held, the answer is too late: the holder may have been told of the loss
                 self._lose(lock, PAST_DEADLINE if still_held else KEY_GONE)
         if unanswered:
@@ -216,7 +244,7 @@ class Keeper:
         now = time.monotonic()
         for lock, error in unanswered.items():
             if self._failures:  # the first failure may be of a connection that a restarted server has closed
-                self._store.outage_of(lock.key).begin(RENEW, error)
+                self._store.outage_of(lock.key).failed(RENEW, error)
             lock.renew_at = now + min(0.05 * 2**self._failures, lock.lease * INTERVAL * TICK)
         self._failures = min(self._failures + 1, 10)
 

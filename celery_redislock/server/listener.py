@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 _random = random.SystemRandom()
 
 #: The thread looks so often whether it is to end, in seconds.
-TURN = 1.0
+LOOK_EVERY = 1.0
 #: After so many seconds of silence the server is asked for a sign of life: a connection may be dead unseen.
 SILENCE = 5.0
 #: The pause before the first and before a later try to subscribe again, in seconds.
@@ -67,7 +67,7 @@ class Listener:
                 pause = PAUSE_OF_THE_DEAF
             except RedisError as error:  # the store says it where the server cannot be asked
                 logger.debug("no subscription to %s: %s", self._channel, describe(error))
-            except BaseException:  # whoever waits must hear again
+            except BaseException:  # pragma: no cover - a mistake of ours: whoever waits must hear again
                 logger.exception("the subscription to %s failed; it is tried again", self._channel)
             if self.hears:
                 self.hears, pause = False, SHORTEST_PAUSE
@@ -79,7 +79,7 @@ class Listener:
             subscription.subscribe(self._channel)
             heard_at, asked = time.monotonic(), False
             while not self._stopped.is_set():
-                message = subscription.get_message(timeout=TURN)
+                message = subscription.get_message(timeout=LOOK_EVERY)
                 now = time.monotonic()
                 if message is not None:
                     heard_at, asked = now, False

@@ -46,6 +46,7 @@ class LockServer:
         self.keyprefix = keyprefix
         self.store = ClusterStore(client) if isinstance(client, ClusterClient) else LockStore(client)
         self.command_time = command_time(client)
+        # So `behind` finds this very server, where a `Lock` is made with its client.
         servers_of(getattr(client, "connection_pool", client)).setdefault(os.getpid(), self)
         self.keeper = Keeper(self._store(), self.command_time, self.store)
 
@@ -59,10 +60,11 @@ class LockServer:
         return room
 
     def stop(self) -> None:
-        """End the threads: nobody in this process can reach the server any more."""
+        """End the threads and the connections: nobody in this process can reach the server any more."""
         self.keeper.stop()
         if "_room" in vars(self):
             self.room.stop()
+        self.store.close()
 
     def _store(self) -> LockStore:
         """A store that has one connection, to each node of a Cluster, which nobody else uses."""
@@ -109,22 +111,22 @@ class LockServer:
         end = math.inf if timeout is None else time.monotonic() + timeout
         place = conflict.now or time.time_ns() // 1000
         while conflict is not None:
-            turn = Turn(held.key, place, poll)
-            self.room.enter(turn)
+            caller = BlockedCaller(held.key, place, poll)
+            self.room.enter(caller)
             try:
-                if not turn.comes_before(end):
-                    self.room.leave(turn)
+                if not caller.is_called_before(end):
+                    self.room.leave(caller)
                     return conflict
-                conflict = self._acquire(held, fence, self.room.call_of(turn).value)
+                conflict = self._acquire(held, fence, self.room.call_of(caller))
             except BaseException:
-                self.room.leave(turn)
+                self.room.leave(caller)
                 raise
         return None
 
-    def _acquire(self, held: HeldLock, fence: bool, room: bytes | None = None) -> Conflict | None:
+    def _acquire(self, held: HeldLock, fence: bool, call: bytes | None = None) -> Conflict | None:
         """Ask for the key of `held`; return who holds it, or None where it was granted."""
         while True:
-            result = self.store.acquire(held.key, held.token, held.lease, fence=fence, room=room)
+            result = self.store.acquire(held.key, held.token, held.lease, fence=fence, call=call)
             if isinstance(result, Granted):
                 held.granted(result)
                 return None
@@ -142,23 +144,16 @@ class LockServer:
         self.store.send_late(command, told, in_doubt)
         self.keeper.expect_answers()
 
-    def give_up(self, key: str, claim: str, *, is_to_come: bool, now: bool = False) -> None:
-        """Give up the reservations of a message that will not run.
+    def give_up(self, key: str, claim: str, *, is_to_come: bool) -> None:
+        """Have the keeper give up the reservations of a message that will not run, as `LockStore.give_up`."""
+        self.keeper.later(lambda store: store.give_up(key, claim, is_to_come=is_to_come))
 
-        Args:
-            key, claim, is_to_come: As `LockStore.give_up`.
-            now: Whether the caller sends the command; else the keeper does, soon.
-
-        Raises:
-            LockUnavailable: Redis did not answer or refused; only where `now`.
-        """
-        if now:
-            self.store.give_up(key, claim, is_to_come=is_to_come)
-        else:
-            self.keeper.later(lambda store: store.give_up(key, claim, is_to_come=is_to_come))
+    def pass_on(self, key: str, call: bytes) -> None:
+        """Have the keeper pass `key` on, as `LockStore.pass_on`: the waiter that was called does not ask for it."""
+        self.keeper.later(lambda store: store.pass_on(key, call))
 
 
-class Turn(Waiter):
+class BlockedCaller(Waiter):
     """The caller of `LockServer.take`, which blocks its own thread."""
 
     def __init__(self, key: str, place: int, poll: float) -> None:
@@ -179,8 +174,8 @@ class Turn(Waiter):
         self._error = error
         self._ended.set()
 
-    def comes_before(self, end: float) -> bool:
-        """Block until it is the turn of this waiter, or until `end`, by `time.monotonic()`; return which.
+    def is_called_before(self, end: float) -> bool:
+        """Block until this waiter is called to its key, or until `end`, by `time.monotonic()`; return whether it is.
 
         Raises:
             LockUnavailable: The server did not answer.

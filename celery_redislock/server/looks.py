@@ -15,15 +15,16 @@ from .waiter import Waiter
 
 _random = random.SystemRandom()
 #: A key is kept for so many seconds for a room to which it is offered, by lua/prelude.lua.
-OFFERED = 1.0
-#: A room looks again so much later than what it waits for ends, in seconds at least and at most: so that it has ended,
+OFFERED_FOR = 1.0
+#: How many seconds after the end of what it waits for a room looks again, at least and at most: that has ended by then,
 #: and not all rooms look at the same moment.
 MARGIN = 0.005, 0.03
-#: A room looks again at a key for which it stands after so many seconds at the latest; and while it cannot hear that a
-#: key is offered to it, or the server does not answer, after so many.
-LONGEST_LOOK, SHORT_LOOK = 60.0, 1.0
+#: Seconds until a room looks again at a key for which it stands in line, at the latest.
+LONGEST_LOOK = 60.0
+#: The same while the room cannot hear that a key is offered to it, or while the server does not answer.
+SHORT_LOOK = 1.0
 #: A key is kept for so many seconds for a waiter that was called, by lua/prelude.lua.
-CALLED = 5.0
+CALLED_FOR = 5.0
 #: The shortest and the longest time until the next look at a key that somebody watches, in seconds.
 WATCHED = 1.0, 10.0
 
@@ -46,11 +47,9 @@ class Looks:
         self._asked.append(line)
 
     def hear(self, hint: str | None) -> None:
-        """Look when a hint says so: ``offer <line>``, the key is offered to this room; ``soon <line>``, once an offer
-        to the room before has ended; or ``look <line>``.
+        """Look when a hint says so, of those that `names.channel_of` lists.
 
-        Args:
-            hint: What the listener has heard; None where it may have missed hints: look at all lines.
+        None says that hints may have been missed: look at all lines.
         """
         if hint is None:
             self.soon(None)
@@ -63,18 +62,14 @@ class Looks:
         heapq.heappush(self._to_come, (at, line))
 
     def due(self, lines: Collection[str]) -> dict[str, bool]:
-        """The lines at which to look now, and whether the key of each is offered to this room, as a hint has told.
-
-        Args:
-            lines: All lines in which somebody waits in the room.
-        """
+        """Those of the room's lines at which to look now, and whether a hint says that its key is offered here."""
         due: dict[str, bool] = {}
         while self._hints:
             what, _, line = self._hints.popleft().partition(" ")
             if what != "soon":
                 due[line] = due.get(line, False) or what == "offer"
-            elif line in lines and self._at.get(line, math.inf) > time.monotonic() + OFFERED + MARGIN[1]:
-                self.later(line, OFFERED + margin())
+            elif line in lines and self._at.get(line, math.inf) > time.monotonic() + OFFERED_FOR + MARGIN[1]:
+                self.later(line, OFFERED_FOR + margin())
         while self._asked:
             asked = self._asked.popleft()
             for line in lines if asked is None else (asked,):
@@ -106,15 +101,12 @@ def look_in(conflict: Conflict | None, queue: Queue, first: Waiter, *, hears: bo
     A key that is watched is looked at after as long as it was watched: what its watchers wait for is told by a hint
     alone, and if that is lost, they wait for at most twice as long.
 
-    Args:
-        conflict: Who holds the key; None where it is kept for one who was called.
-        queue: Those who wait for it in the room.
-        first: The first of them.
-        hears: Whether the room hears hints.
+    `conflict` tells who holds the key; None where it is kept for one who was called. `hears` tells whether the room
+    hears hints.
     """
     longest = LONGEST_LOOK if hears else SHORT_LOOK
     if conflict is None:
-        return min(longest, CALLED + margin())
+        return min(longest, CALLED_FOR + margin())
     if first.look_every is not None and any(one.since is None for one in conflict.holders):
         longest = min(longest, first.look_every)
     if queue.watching:

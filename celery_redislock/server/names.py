@@ -74,7 +74,8 @@ class LockKeys:
 
     def __init__(self, lock: str) -> None:
         start = lock.find("{")
-        tagged = "}" in lock if start < 0 else lock.find("}", start) != start + 1 and "}" in lock[start:]
+        end = lock.find("}", start + 1)
+        tagged = end >= 0 if start < 0 else end > start + 1  # an empty tag is none
         self.lock = str(lock)
         self._stem = stem = lock if tagged else f"{{{lock}}}"
         self.queued, self.fence, self.line = f"{stem}:queued", f"{stem}:fence", f"{stem}:line"

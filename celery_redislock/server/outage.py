@@ -45,8 +45,8 @@ class Outage:
         self._failing: Script | None = None
         self._changing = threading.Lock()
 
-    def begin(self, script: Script, error: RedisError) -> None:
-        """Note that a command failed: the server refused it, or it was sent twice without an answer."""
+    def failed(self, script: Script, error: RedisError) -> None:
+        """Note that a command failed: the server refused it, or it was sent twice without an answer: an outage."""
         with self._changing:
             if self.since is None:
                 self.since, self._failing = time.monotonic(), script
@@ -62,8 +62,8 @@ class Outage:
     def let_look(self) -> bool:
         """Whether the caller is the one who looks now whether the server can be reached again.
 
-        No other caller looks until this one has called `looked` or `end`. If it is interrupted before that, no other
-        caller looks until `LONGEST_PAUSE` is over.
+        Nobody else looks until this caller has called `look_failed` or `answered`. If it is interrupted before that, no
+        other caller looks until `LONGEST_PAUSE` is over.
         """
         with self._changing:
             now = time.monotonic()
@@ -72,7 +72,7 @@ class Outage:
             self.look_at = now + LONGEST_PAUSE
             return True
 
-    def looked(self, error: RedisError, seconds: float) -> None:
+    def look_failed(self, error: RedisError, seconds: float) -> None:
         """Note that a look has failed, after so many seconds."""
         with self._changing:
             if self.unreachable is not None:  # else another command was answered during the look
@@ -80,7 +80,7 @@ class Outage:
             pause = min(PAUSE_PER_LOOK * seconds, LONGEST_PAUSE)
             self.look_at = time.monotonic() + max(pause, SHORTEST_PAUSE)
 
-    def end(self, script: Script) -> None:
+    def answered(self, script: Script) -> None:
         """Note that a command was answered.
 
         The outage ends with an answer to an acquire, or to the script whose failure began it: a server that refuses to
@@ -90,14 +90,10 @@ class Outage:
             self.unreachable = None
             is_over = script in {self._failing, ACQUIRE}
         if is_over:
-            self.over()
+            self.end()
 
-    def over(self, *, has_gone: bool = False) -> None:
-        """Note that the outage is over, if there is one.
-
-        Args:
-            has_gone: Whether other nodes of the Cluster have the keys of this one now.
-        """
+    def end(self, *, has_gone: bool = False) -> None:
+        """End the outage, if there is one; with `has_gone`, since other nodes of the Cluster have the keys now."""
         with self._changing:
             self.unreachable = None
             if self.since is not None:

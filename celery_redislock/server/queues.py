@@ -23,7 +23,7 @@ class Queue:
         heap: The waiters by place, and then in the order in which they came; some of them may wait no longer.
         place: Where the room stands in line, as far as it knows; None where it does not.
         refreshed: When it last told the server so, by `time.monotonic()`.
-        has_passed: Whether it was offered the key while it had no slot. It stays out of line until it has one.
+        has_declined: Whether it was offered the key while it had no slot. It stays out of line until it has one.
         watching: Those who may begin before their turn.
         watched_since: When the last of them came, by `time.monotonic()`.
     """
@@ -32,7 +32,7 @@ class Queue:
         self.heap: list[tuple[int, int, Waiter]] = []
         self.place: int | None = None
         self.refreshed = -math.inf
-        self.has_passed = False
+        self.has_declined = False
         self.watching: list[Waiter] = []
         self.watched_since = -math.inf
 
@@ -43,7 +43,7 @@ class Queue:
     def must_enter(self, place: int) -> bool:
         """Whether the room, which has no slot, is to enter the line at `place`, so that nobody later passes it."""
         is_there = self.place is not None and self.place <= place and time.monotonic() < self.refreshed + REFRESHED
-        return not is_there and not self.has_passed
+        return not is_there and not self.has_declined
 
 
 class Queues:

@@ -30,8 +30,8 @@ from .waiter import Waiter, begin, can_begin
 
 logger = logging.getLogger(__name__)
 
-#: A room asks a waiter for whom there was no slot again after so many seconds.
-RETRY = 0.05
+#: A waiter for whom there was no slot is asked again after so many seconds whether there is one.
+ASK_AGAIN = 0.05
 #: The longest that `Room.leave_all` may take, in seconds.
 LEAVING = 2.0
 
@@ -52,13 +52,13 @@ class Room:
     """
 
     def __init__(self, store: LockStore, client: Any, keyprefix: str = "") -> None:
-        self.token = tokens.offer(tokens.mint_nonce(), tokens.origin_of_room(socket.gethostname(), keyprefix))
+        self.token = tokens.of_room(tokens.mint_nonce(), socket.gethostname(), keyprefix)
         self._store = store
         self._listener = Listener(client, channel_of(self.token.nonce, keyprefix), self._heard)
         self._queues = Queues()
         self._looks = Looks()
         #: Those who were called and do not ask for their key.
-        self._passed: deque[Waiter] = deque()
+        self._called_and_gone: deque[Waiter] = deque()
         self._left = threading.Event()
         self._wake = threading.Event()
         self._stopped = False
@@ -87,14 +87,14 @@ class Room:
         self._queues.add(waiter)
         self._wake.set()
 
-    def call_of(self, waiter: Waiter) -> Token:
+    def call_of(self, waiter: Waiter) -> bytes:
         """What the key of `waiter` holds from its call until it has acquired the key."""
-        return tokens.called(tokens.for_limit(self.token, limit_of(waiter.key)), waiter.place)
+        return tokens.call(tokens.for_limit(self.token, limit_of(waiter.key)), waiter.place).value
 
     def leave(self, waiter: Waiter) -> None:
         """Let `waiter` wait no longer. If it was called already, it does not ask for the key: the key is passed on."""
         if not self._queues.remove(waiter):
-            self._passed.append(waiter)
+            self._called_and_gone.append(waiter)
         self._looks.soon(waiter.line)
         self._wake.set()
 
@@ -108,7 +108,7 @@ class Room:
         return gone
 
     def stop(self) -> None:
-        """End the threads: nobody in this process can reach the room's server any more."""
+        """End the threads, which close their connections: nobody in this process can reach the server any more."""
         self._stopped = True
         self._listener.stop()
         self._wake.set()
@@ -130,14 +130,15 @@ class Room:
         """Be the room's thread: this and all that follows runs in it."""
         while not self._stopped:
             try:
-                pause = self._turn()
-            except BaseException:  # also a sys.exit() in a waiter: the others must still have their turn
+                pause = self._round()
+            except BaseException:  # pragma: no cover - a mistake of ours: `Waiter` guards what waiters do
                 logger.exception("a room of waiters failed; it goes on in a second")
                 pause = SHORT_LOOK
                 self._looks.soon(None)
             self._wake.wait(None if pause == math.inf else max(0.0, pause))
+        self._store.close()
 
-    def _turn(self) -> float:
+    def _round(self) -> float:
         """Look at the keys that are due; return the seconds until something is due again."""
         self._wake.clear()
         left = self._left
@@ -182,18 +183,21 @@ class Room:
         """
         first, queue = self._queues.first(line), self._queues.by_line.get(line)
         self._aside.pop(line, None)
-        if first is not None and queue is not None and can_begin(first):
-            self._stand(queue, first)
-            return
-        if first is not None and queue is not None:
-            self._aside[line] = None
-            if not is_offered:
-                self._enter(queue, first)
-                return
-            queue.has_passed = True
-        else:
+        if first is None or queue is None:
             self._queues.by_line.pop(line, None)
-        # Where nobody has waited, a late command has left the room in line.
+            self._leave(line, queue)
+        elif can_begin(first):
+            self._stand(queue, first)
+        elif is_offered:
+            self._aside[line] = None
+            queue.has_declined = True
+            self._leave(line, queue)
+        else:
+            self._aside[line] = None
+            self._enter(queue, first)
+
+    def _leave(self, line: str, queue: Queue | None) -> None:
+        """Leave `line`, if the room may stand in it: even without a queue, for a command may have come late."""
         if queue is None or queue.place is not None:
             self._store.leave(key_of(line), self.token)
         if queue is not None:
@@ -209,7 +213,7 @@ class Room:
         key, line = first.key, first.line
         following = self._queues.second(line)
         queue.stand(first.place)  # also where no answer comes
-        queue.has_passed = False
+        queue.has_declined = False
         answer = self._store.stand(key, self.token, first.place, following.place if following else None)
         if isinstance(answer, Conflict):
             self._let_begin(line, answer.holders)
@@ -218,7 +222,7 @@ class Room:
         queue.place = following.place if following else None
         self._looks.later(line, look_in(None, queue, first, hears=self._listener.hears))
         if not self._queues.remove(first) or not begin(first, called=True):  # it has left meanwhile, or fails
-            self._passed.append(first)
+            self._called_and_gone.append(first)
             self._wake.set()
         if queue.watching:
             others = self._store.look(key) if limit_of(key) > 1 else None
@@ -231,12 +235,12 @@ class Room:
 
     def _pass_on(self) -> None:
         """Pass on the keys for which somebody was called who does not ask for them."""
-        for waiter in [self._passed.popleft() for _ in range(len(self._passed))]:
+        for waiter in [self._called_and_gone.popleft() for _ in range(len(self._called_and_gone))]:
             if self._store.outage_of(waiter.key) in self._silent:
-                self._passed.append(waiter)
+                self._called_and_gone.append(waiter)
                 continue
             try:
-                self._store.release(waiter.key, self.call_of(waiter), exactly=True)
+                self._store.pass_on(waiter.key, self.call_of(waiter))
             except LockUnavailable as error:
                 self._refused(waiter.line, error)
                 continue
@@ -265,5 +269,5 @@ class Room:
 
     def _pause(self) -> float:
         now = time.monotonic()
-        at = min(self._looks.next, now + RETRY if self._aside else math.inf, *self._silent.values())
+        at = min(self._looks.next, now + ASK_AGAIN if self._aside else math.inf, *self._silent.values())
         return min(at, self._queues.next_deadline) - now

@@ -15,7 +15,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from celery_redislock.errors import LockUnavailable, describe
 
 from . import commands
-from .lines import Late, Lines
+from .connections import Connections, Late
 from .outage import Outage
 from .scripts import Command, Script
 
@@ -24,7 +24,7 @@ _random = random.SystemRandom()
 MAX_PAUSE = 0.1
 
 
-class Sender(Lines):
+class Sender:
     """Sends commands to one server.
 
     Args:
@@ -36,7 +36,7 @@ class Sender(Lines):
     """
 
     def __init__(self, client: redis.Redis, outage: Outage | None = None) -> None:
-        super().__init__(client)
+        self._connections = Connections(client)
         self.outage = outage or Outage()
         self.known: set[Script] = set()
 
@@ -72,13 +72,21 @@ class Sender(Lines):
         """
         if command.script in self.known:
             try:
-                self._send_late(Late(command, told, in_doubt, time.monotonic()))
+                self._connections.send_late(Late(command, told, in_doubt, time.monotonic()))
                 return
             except (RedisConnectionError, RedisTimeoutError):
                 pass  # the server may have closed the connection meanwhile: the command is sent once more
         answer, resent = self._ask(command)
         self.known.add(command.script)
         told(resent or answer)
+
+    def read_late(self, seconds: float, longest: float) -> bool:
+        """As `Connections.read_late`."""
+        return self._connections.read_late(seconds, longest)
+
+    def close(self) -> None:
+        """As `Connections.close`."""
+        self._connections.close()
 
     def _look_again(self, key: str) -> None:
         """Return if the server can be reached again; one caller at a time looks, now and then, and the others fail.
@@ -94,7 +102,7 @@ class Sender(Lines):
             try:
                 self._send(commands.inspect(key))
             except RedisError as error:
-                outage.looked(error, time.monotonic() - began)
+                outage.look_failed(error, time.monotonic() - began)
         reason = self.outage_of(key).unreachable
         if reason is not None:
             raise LockUnavailable(key, reason)
@@ -107,24 +115,26 @@ class Sender(Lines):
         except (RedisConnectionError, RedisTimeoutError):
             time.sleep(_random.uniform(0, MAX_PAUSE))
         except RedisError as error:
-            self.outage_of(command.keys[0]).begin(command.script, error)
+            self.outage_of(command.keys[0]).failed(command.script, error)
             raise
         sent_at = time.monotonic()
         try:
             return self._send(command), sent_at, True
         except RedisError as error:
-            self.outage_of(command.keys[0]).begin(command.script, error)
+            self.outage_of(command.keys[0]).failed(command.script, error)
             raise
 
     def _send(self, command: Command) -> Any:
-        reply = self._on_line(command)
+        """The reply to `command`, which is sent once."""
+        reply = self.ask(command)
         self._answered(command)
         return reply
 
     def _answered(self, command: Command) -> None:
         outage = self.outage_of(command.keys[0])
         if outage.since is not None:
-            outage.end(command.script)
+            outage.answered(command.script)
 
-    def _on_line(self, command: Command) -> Any:
-        return self.ask(command)
+    def ask(self, command: Command) -> Any:
+        """The reply to `command` of the server that has its keys. A Cluster has many."""
+        return self._connections.ask(command)

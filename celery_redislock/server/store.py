@@ -20,7 +20,7 @@ from .answers import NOTE_TTL, Claim, Conflict, Finished, Granted, Note, Taken
 from .names import limit_of
 from .scripts import Command
 from .sender import Sender
-from .tokens import Token, cooling
+from .tokens import Token
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,8 @@ class LockStore(Sender):
         note: str | None = None,
         *,
         fence: bool = False,
-        room: bytes | None = None,
+        call: bytes | None = None,
+        claim: Claim | None = None,
     ) -> Granted | Conflict | Finished:
         """Acquire `key` for `lease` seconds.
 
@@ -49,35 +50,15 @@ class LockStore(Sender):
             lease: Seconds; infinite for a key without expiry.
             note: The key of the attempt's note, where this message may be a copy.
             fence: Ask for a fencing number.
-            room: The owner of the token of the room from which the caller was called; None where it has not waited.
+            call: What the key holds since the caller was called to it, from `Room.call_of`; None where it was not.
+            claim: What the message carries for which the key, or the place in its queue, is reserved; a key that is
+                reserved for this claim is granted.
 
         Raises:
             LockUnavailable: Redis did not answer or refused. In case the key was granted, the store has tried to
                 release it. While Redis is known to be out of reach, the error comes at once and nothing is sent.
         """
-        return self._take(commands.acquire(key, token.owner, token, lease, note=note, fence=fence, room=room), token)
-
-    def claim(
-        self,
-        key: str,
-        token: Token,
-        lease: float,
-        claim: Claim,
-        note: str | None = None,
-        *,
-        fence: bool = False,
-        room: bytes | None = None,
-    ) -> Granted | Conflict | Finished:
-        """As `acquire`, for a message for which the key, or the place in its queue, is reserved.
-
-        Args:
-            key, token, lease, note, fence, room: As `acquire`.
-            claim: What the message carries; a key that is reserved for this claim is granted.
-
-        Raises:
-            LockUnavailable: As `acquire`.
-        """
-        how = commands.acquire(key, token.owner, token, lease, note=note, fence=fence, room=room, claim=claim)
+        how = commands.acquire(key, token.owner, token, lease, note=note, fence=fence, call=call, claim=claim)
         return self._take(how, token)
 
     def rename(self, key: str, token: Token, new: Token, lease: float, *, fence: bool) -> Granted | Conflict | Finished:
@@ -103,36 +84,16 @@ class LockStore(Sender):
         Raises:
             LockUnavailable: Redis did not answer or refused; the key ends with its lease.
         """
-        return self._release(commands.release(key, token.value if exactly else token.owner, note))
-
-    def hand_over(self, key: str, token: Token, to: Token, ttl: float, note: Note | None = None) -> bool:
-        """As `release`; but the key is handed over to a message, unless its reservation has been given up already.
-
-        Args:
-            key, token, note: As `release`.
-            to: The token that the key holds until the message comes. The message carries its nonce as the claim.
-            ttl: Seconds that the key is reserved.
-
-        Raises:
-            LockUnavailable: As `release`.
-        """
-        return self._release(commands.hand_over(key, token, to, ttl, note))
-
-    def cool_down(self, key: str, token: Token, ttl: float, note: Note | None = None) -> bool:
-        """As `release`; but the key cools down for `ttl` seconds, and is free only then.
-
-        Raises:
-            LockUnavailable: As `release`.
-        """
-        return self._release(commands.release(key, token.owner, note, (cooling(token), ttl)))
+        return self.send(commands.release(key, token.value if exactly else token.owner, note))
 
     def send(self, command: Command) -> bool:
-        """Send a release that `commands.release` has made, as `release` does.
+        """Send a command that releases a key, hands it over or lets it cool down, as `release` does.
 
         Raises:
             LockUnavailable: As `release`.
         """
-        return self._release(command)
+        reply, resent = self._ask(command)
+        return resent or bool(reply)
 
     def give_up(self, key: str, claim: str, *, is_to_come: bool) -> bool:
         """Give up the reservations of a message that will not run: of the key, and of the place in the queue.
@@ -150,6 +111,21 @@ class LockStore(Sender):
             LockUnavailable: Redis did not answer or refused.
         """
         return bool(self._ask(commands.give_up(key, claim, NOTE_TTL if is_to_come else None))[0])
+
+    def pass_on(self, key: str, call: bytes) -> bool:
+        """Release a key that is kept for a waiter which was called and does not ask for it: the next one gets its turn.
+
+        Args:
+            key: The key in Redis.
+            call: What the key holds for that waiter, from `Room.call_of`.
+
+        Returns:
+            Whether the key was still kept for that waiter.
+
+        Raises:
+            LockUnavailable: Redis did not answer or refused; the key is free in a few seconds.
+        """
+        return self.send(commands.release(key, call))
 
     def renew(self, locks: Sequence[Lease]) -> list[bool | RedisError]:
         """Renew each key that its token still owns. After a lost connection this command is not sent once more.
@@ -273,10 +249,6 @@ class LockStore(Sender):
         if isinstance(reply, int):
             return _granted(key, sent_at, reply) if reply else Finished()
         return _conflict(reply)
-
-    def _release(self, command: Command) -> bool:
-        reply, resent = self._ask(command)
-        return resent or bool(reply)
 
 
 def _granted(key: str, sent_at: float, reply: int) -> Granted:

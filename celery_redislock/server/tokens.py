@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 from urllib.parse import quote, unquote
 
 from celery_redislock.info import LockInfo
-from celery_redislock.shown import shown
+from celery_redislock.shown import run_named, shown
 
 #: The states of a key: the first character of its token. The values of other libraries begin with none of these: they
 #: are hexadecimal, as redis-py's, a UUID, a number, or base64, and begin with a letter, a digit, "+" or "/".
@@ -127,7 +127,7 @@ class Token(str):
         """The owner, for log lines: ``task shop.bill[<id>]``."""
         if self.attempt is None:
             return "a lock outside tasks"
-        return f"task {shown(str(self.task))}[{shown(self.attempt.task_id)}]"
+        return run_named(shown(str(self.task)), self.attempt.task_id)
 
     def info(self, key: str, ttl: float | None) -> LockInfo:
         """The holder of `key`, where the key holds this token and ends in `ttl` seconds unless it is renewed."""
@@ -160,27 +160,27 @@ def known_by(nonce: str, state: str = RUNS) -> Token:
     return Token.of(state + nonce)
 
 
-def offer(nonce: str, origin: str) -> Token:
+def of_room(nonce: str, hostname: str, keyprefix: str = "") -> Token:
     """The token of a room, which a key holds while it is offered to that room.
 
-    Args:
-        nonce: From `mint_nonce`.
-        origin: The room's host and what precedes the name of its channel, from `origin_of_room`.
+    In place of a task it has, behind a `NOTHING`, what precedes the name of the room's channel.
     """
-    return mint(nonce, None, origin, OFFERED)
+    return mint(nonce, None, f"{escape(hostname)} {NOTHING}{escape(keyprefix)}", OFFERED)
 
 
-def for_limit(offer: Token, limit: int) -> Token:
+def for_limit(room: Token, limit: int) -> Token:
     """The token of a room, for its waiters that may be among so many holders of the key: a member of the line."""
-    return offer if limit == 1 else Token.of(f"{offer} {limit}")
+    return room if limit == 1 else Token.of(f"{room} {limit}")
 
 
-def called(offer: Token, place: int) -> Token:
-    """The token that a key holds while the waiter with this place, whom the room of `offer` has called, is on its way.
+def call(room: Token, place: int) -> Token:
+    """The call of the waiter with this place: what the key holds from then on until that waiter has acquired the key.
+
+    `room` is the token of the room that has called it, from `for_limit`.
 
     lua/stand.lua makes the same.
     """
-    return Token.of(f"{CALLED}{offer[1:]} {place}")
+    return Token.of(f"{CALLED}{room[1:]} {place}")
 
 
 def cooling(token: Token) -> Token:
@@ -234,11 +234,6 @@ def is_whole(name: str) -> bool:
 def origin(hostname: str | None, task: str | None) -> str:
     """The last two fields of a token: the host and the task's name."""
     return f"{NOTHING if hostname is None else escape(hostname)} {escape(task) if task else NOTHING}"
-
-
-def origin_of_room(hostname: str, keyprefix: str) -> str:
-    """The last two fields of a room's token: its host and, behind a `NOTHING`, what precedes its channel's name."""
-    return f"{escape(hostname)} {NOTHING}{escape(keyprefix)}"
 
 
 def _parse(token: Token) -> _Fields:

@@ -75,10 +75,6 @@ def read(url: str, setting: str = "redislock_url") -> Address:
     """The address that `url` names. Several Sentinels or nodes stand in several URLs with ``;`` between them, as kombu
     has it, or are several hosts with ``,`` between them. Credentials, database and options are those of the first URL.
 
-    Args:
-        url: The URL.
-        setting: Where it was set, for error messages.
-
     Raises:
         LockConfigError: The scheme is none that a lock server can have, or a Cluster is to have a database.
         ValueError: Something else in it cannot be read.

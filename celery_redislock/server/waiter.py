@@ -79,6 +79,10 @@ def begin(waiter: Waiter, *, called: bool) -> bool:
     try:
         waiter.begin(called=called)
     except BaseException:  # also a sys.exit() in it
-        logger.exception("who waited for the lock %s could not begin", shown(waiter.key))
+        logger.exception(
+            "who waited for the lock %s could not begin, and the next in line has its turn; a message is delivered "
+            "again when its worker ends",
+            shown(waiter.key),
+        )
         return False
     return True

@@ -38,10 +38,6 @@ class Abort:
         """Raise LockLost in the body. A body that has not begun yet gets the error when it begins.
 
         Only the first call does anything.
-
-        Args:
-            key: The key in Redis.
-            reason: How the loss was noticed, in words.
         """
         with self._changing:
             if self._error is not None:

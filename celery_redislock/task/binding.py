@@ -15,7 +15,7 @@ from celery_redislock.options import ATTRIBUTES, name_of
 
 from .body import guard, refuse_what_outlives_its_call
 from .join import check_backend
-from .leftovers import warn_of_leftovers
+from .leftovers import is_of_another_plugin, warn_of_leftovers
 from .plan import LockPlan
 
 if TYPE_CHECKING:
@@ -40,15 +40,8 @@ def body_of(cls: TaskClass) -> Body:
     return Body(static if is_method else static.__func__, is_method)
 
 
-def checked_plan(app: Celery, cls: TaskClass, ours: TaskClass, name: str, body: Body) -> LockPlan:
+def checked_plan(app: Celery, cls: TaskClass, name: str, body: Body) -> LockPlan:
     """The plan of a task class whose body, options, request class and result backend are fit for a lock.
-
-    Args:
-        app: The task's app.
-        cls: The task's class.
-        ours: `LockedTask`.
-        name: The task's name, for error messages.
-        body: The body, from `body_of`.
 
     Raises:
         LockConfigError: One of them is not fit.
@@ -57,10 +50,10 @@ def checked_plan(app: Celery, cls: TaskClass, ours: TaskClass, name: str, body: 
     if isinstance(request, type):  # where it is the class's dotted name, the worker resolves it
         request_class(name, request)
     refuse_what_outlives_its_call(f"{name}: its body", body.function, "let a plain body run it: asyncio.run()")
-    own = own_options(cls, ours)
+    own = own_options(cls)
     plan = LockPlan(app, name, body.function, body.is_method, own)
     has_own_key = plan.options.args is not None or plan.options.key is not None
-    warn_of_leftovers(cls, ours, name, "" if has_own_key else " Its key is made of all its arguments.")
+    warn_of_leftovers(cls, name, "" if has_own_key else " Its key is made of all its arguments.")
     if plan.enabled and plan.options.on_conflict == "join":
         check_backend(app, name, name_of("on_conflict", own, settings_of(app)), bool(cls.ignore_result))
     if plan.options.on_conflict == "raise":
@@ -69,15 +62,7 @@ def checked_plan(app: Celery, cls: TaskClass, ours: TaskClass, name: str, body: 
 
 
 def guard_body(app: Celery, cls: TaskClass, name: str, body: Body, is_locked: Callable[[], bool]) -> None:
-    """Wrap the body of a task class by `guard`, unless that has been done.
-
-    Args:
-        app: The task's app.
-        cls: The task's class.
-        name: The task's name, for error messages.
-        body: The body, from `body_of`.
-        is_locked: Tells whether the task's lock is switched on at this moment.
-    """
+    """Wrap the body of a task class by `guard`, with the same arguments, unless that has been done."""
     if not hasattr(body.function, "__redislock__"):
         guarded = guard(cls, name, body.function, is_locked)
         setattr(cls, "run", guarded if body.is_method else staticmethod(guarded))  # noqa: B010 - mypy
@@ -87,21 +72,16 @@ def guard_body(app: Celery, cls: TaskClass, name: str, body: Body, is_locked: Ca
         task._orig_run = guard(cls, name, original, is_locked)
 
 
-def own_options(cls: TaskClass, ours: TaskClass) -> dict[str, Any]:
+def own_options(cls: TaskClass) -> dict[str, Any]:
     """The ``lock_*`` attributes of a task class and its bases, by their names without the prefix.
 
     Names that the plugin does not know are among them, so that they can be refused, but for two kinds that are not
     meant for it: attributes of other plugins' task classes, such as celery-singleton's `lock_expiry`, and methods and
     properties of a class. What stands in a decorator is never a method, so a callable there counts.
-
-    Args:
-        cls: The task's class.
-        ours: `LockedTask`.
     """
     own: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
-        is_foreign = issubclass(base, Task) and not issubclass(base, ours)
-        is_decorator = "_decorated" in vars(base)
+        is_foreign, is_decorator = is_of_another_plugin(base), "_decorated" in vars(base)
         own |= {
             name: value
             for name, value in vars(base).items()
@@ -111,7 +91,7 @@ def own_options(cls: TaskClass, ours: TaskClass) -> dict[str, Any]:
     return {
         name.removeprefix("lock_"): value.__func__ if isinstance(value, staticmethod) else value
         for name, value in own.items()
-        if name not in vars(ours)
+        if name != "lock_plan"  # of a base class that was bound before
     }
 
 
@@ -127,10 +107,6 @@ def expect_conflicts(cls: TaskClass) -> None:
 
 def request_class(name: str, request: Any) -> type[Request]:
     """The class of a task's requests in the worker's main process: the user's class, with `LockedRequest` in front.
-
-    Args:
-        name: The task's name, for the error's message.
-        request: The task's attribute ``Request``: a class or its dotted name.
 
     Raises:
         LockConfigError: `request` is no request class.

@@ -23,12 +23,6 @@ def guard(
     The wrapper raises LockConfigError where a worker has run no `before_start` of `LockedTask`. It returns the outcome
     of another task, instead of running the body, where the run has joined one. With `lock_on_lost="abort"` it lets
     LockLost end the body. In a direct call, which runs none of Celery's hooks, it only calls the body.
-
-    Args:
-        cls: The task's class.
-        name: The task's name, for the error's message.
-        body: The task's function.
-        is_locked: Tells whether the task's lock is switched on at this moment.
     """
 
     @functools.wraps(body)
@@ -62,13 +56,8 @@ def refuse_what_outlives_its_call(what: str, function: Any, remedy: str) -> None
 
     A call of an async function or of a generator only makes an object, which runs later.
 
-    Args:
-        what: The function's name, for the error's message.
-        function: Anything that can be called.
-        remedy: What to do instead, for the error's message.
-
     Raises:
-        LockConfigError: `function` is async or a generator.
+        LockConfigError: `function` is async or a generator. The message names it by `what`, and the `remedy`.
     """
     call = function if inspect.isroutine(function) else getattr(function, "__call__", None)  # noqa: B004
     kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)

@@ -75,12 +75,8 @@ def on_conflict(
     message whose sender may have seen the holder's run end, or that finds the key offered to the first in line, who has
     not begun and may never begin. For all others the task's policy decides.
 
-    Args:
-        message: What is known of the run's message.
-        holder: Who holds the key.
-        options: The task's options.
-        is_own_copy: Whether the holder runs the same attempt, which then is another delivery of this message.
-        has_ended: Called only where the policy would drop the run, for it may ask the result backend.
+    Where `is_own_copy`, the holder runs the same attempt, which then is another delivery of this message. `has_ended`
+    is called only where the policy would drop the run, for it may ask the result backend.
     """
     is_begun = is_own_copy or message.delivered.has_begun
     is_successor = any(follows(message.causes, one) for one in holder.holders)
@@ -103,10 +99,7 @@ def policy_for(holder: LockInfo, options: LockOptions) -> str:
 def follows(causes: frozenset[str], holder: LockInfo) -> bool:
     """Whether a message is a successor of `holder`: the holder itself caused it, so it is no duplicate.
 
-    Args:
-        causes: The ids of the tasks that caused the message. Its root is among them, for the first step of a chain may
-            run once more when the last step arrives.
-        holder: Who holds the key.
+    The message's root is among its causes, for the first step of a chain may run once more when the last step arrives.
     """
     return holder.task_id is not None and holder.task_id in causes
 
@@ -174,13 +167,7 @@ class RunWithout(NamedTuple):
 
 
 def on_outage(message: Delivered, waited: float, options: LockOptions) -> Refuse | RunWithout | ComeBack:
-    """What becomes of a run whose lock server cannot be asked, by `lock_on_outage` and `lock_wait_for`.
-
-    Args:
-        message: How the run's message has come to its worker.
-        waited: Seconds since the message first had to wait.
-        options: The task's options.
-    """
+    """What becomes of a run whose lock server cannot be asked; its message first had to wait `waited` seconds ago."""
     if options.on_outage == "retry" and options.wait_for is not None and waited >= options.wait_for:
         return Refuse()
     match options.on_outage:
@@ -198,19 +185,13 @@ def on_outage(message: Delivered, waited: float, options: LockOptions) -> Refuse
 def leaves_note(state: str | None) -> bool:
     """Whether an attempt that ended with `state` is over, so that its release leaves a note for copies of its message.
 
-    Args:
-        state: Celery's state; None where nobody knows how the run ended, because it was cut short.
+    The state is None where nobody knows how the run ended, because it was cut short.
     """
     return state in OVER
 
 
 def may_be_handed_a_key(retries: int | None, options: LockOptions) -> bool:
-    """Whether the attempt before this one hands its key over to it, at its end, or has done so.
-
-    Args:
-        retries: The `retries` of this attempt's request.
-        options: The task's options.
-    """
+    """Whether the attempt before this one hands its key over to it, at its end, or has done so."""
     return bool(retries) and hands_over(options)
 
 

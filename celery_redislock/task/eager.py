@@ -23,18 +23,12 @@ class EagerExecution(Execution):
     A run inside another run, or inside a block, that holds the key shares that lock and does not release it.
     """
 
-    __slots__ = ("_shares_lock",)
-
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._shares_lock = False
 
     def end(self, state: str | None) -> None:
-        """Release the key, unless the run or the block around this one holds it.
-
-        Args:
-            state: As for `Execution.end`.
-        """
+        """Release the key, unless the run or the block around this one holds it."""
         if self._shares_lock:
             self.lock = None
         super().end(state)

@@ -14,6 +14,8 @@ from celery.exceptions import Ignore, SoftTimeLimitExceeded, TaskRevokedError
 from celery_redislock.errors import LockConflict, describe
 from celery_redislock.message.comeback import ignores_result
 
+from .outcome import PRIVATE_BACKENDS, backend_scheme
+
 if TYPE_CHECKING:
     from celery import Task
     from celery.app.task import Context
@@ -32,7 +34,7 @@ class CameBack(Ignore):
     """The message was sent back, or waits. A key that was reserved for it is still needed."""
 
 
-class Queued(CameBack):
+class WaitsInLine(CameBack):
     """The message waits in line, in the room of the worker's main process.
 
     Args:
@@ -68,14 +70,9 @@ def drop(message: Message) -> NoReturn:
 
 
 def revoke(task: Task[..., Any], request: Context, reason: str) -> NoReturn:
-    """End the run as REVOKED.
+    """End the run as REVOKED: `get()` raises TaskRevokedError with `reason`.
 
     An `Ignore` alone would leave callers waiting. Celery's `mark_as_revoked` would leave the rest of a chain waiting.
-
-    Args:
-        task: The task.
-        request: Celery's request for the run.
-        reason: Why, in words; `get()` raises TaskRevokedError with it.
 
     Raises:
         Skipped: Always.
@@ -105,10 +102,12 @@ def show_as_retry(task: Task[..., Any], request: Context, message: Message, erro
 
 
 def show_as_ignored(task: Task[..., Any], request: Context, message: Message) -> None:
-    """Store the state IGNORED in place of RETRY, which an earlier attempt has stored.
+    """Store the state IGNORED in place of RETRY, which an earlier attempt has stored, or this one when it had to wait.
 
     Celery stores nothing for an `Ignore`, so a run that has joined this task would go on waiting for its next attempt.
     """
+    if ignores_result(task, request) or backend_scheme(task.app) in PRIVATE_BACKENDS:
+        return  # nobody can have joined it
     try:
         if task.backend.get_task_meta(str(request.id), cache=False)["status"] == states.RETRY:
             task.backend.store_result(str(request.id), None, states.IGNORED, request=request)

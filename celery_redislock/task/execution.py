@@ -28,7 +28,7 @@ from .decisions import Decision
 from .held_by_request import EXECUTION
 from .last_word import LastWord
 from .outcome import Outcome, has_ended
-from .reservation import reservation_ttl
+from .reservation import give_up_reservation, reservation_ttl
 
 if TYPE_CHECKING:
     from celery import Task
@@ -59,24 +59,6 @@ class Execution:
             none.
     """
 
-    __slots__ = (
-        "_attempt",
-        "_claim",
-        "_handed_over",
-        "_offer",
-        "_release_was_sent",
-        "_server",
-        "_unanswered",
-        "abort",
-        "joined",
-        "key",
-        "lock",
-        "message",
-        "plan",
-        "request",
-        "task",
-    )
-
     def __init__(self, task: Task[..., Any], plan: LockPlan, request: Context) -> None:
         self.task = task
         self.plan = plan
@@ -100,8 +82,8 @@ class Execution:
         #: What the key holds after the release, and for how many seconds, where the next attempt is to take it over.
         self._handed_over: tuple[Token, float] | None = None
         self._release_was_sent = False
-        #: What the key holds until this run acquires it, where the message has its turn in line.
-        self._offer = self.message.delivery.offer
+        #: What the key holds until this run acquires it, where the message was called: it has its turn in line.
+        self._call = self.message.delivery.call
 
     def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take the key of this call, or end the run as its options say.
@@ -142,6 +124,9 @@ class Execution:
         if not self.message.was_sent_back:
             self._give_up_reservation()
 
+    def leave_no_retry(self) -> None:
+        """Have nobody wait for the task's next attempt: this run leaves no outcome. An eager run shows no state."""
+
     def _take(self, lock: HeldLock) -> None:
         """Take the key, or end the run, as `begin` says.
 
@@ -161,13 +146,13 @@ class Execution:
         # A time limit may strike while the answer is read: `end` must then release a key that was granted.
         self._unanswered = lock
         note = self._note(lock.key) if self.message.delivered.may_be_a_copy else None
-        fence = self.plan.options.fence
-        offer = self._offer
-        if self._claim is None:
-            answer = lock.store.acquire(lock.key, lock.token, lock.lease, note, fence=fence, room=offer)
-        else:
-            answer = lock.store.claim(lock.key, lock.token, lock.lease, self._claim, note, fence=fence, room=offer)
-        self._offer = None  # the offer is used, or the script has passed it on, or somebody else has the key
+        answer = lock.store.acquire(
+            *(lock.key, lock.token, lock.lease, note),
+            fence=self.plan.options.fence,
+            call=self._call,
+            claim=self._claim,
+        )
+        self._call = None  # the key is this run's now, or the script has passed it on, or somebody else has it
         return answer
 
     def _taken(self, lock: HeldLock) -> None:
@@ -181,7 +166,7 @@ class Execution:
         self._server.keeper.remove(lock)
         cooldown = self.plan.options.cooldown if state == states.SUCCESS else 0.0
         note = self._note_after(lock, state)
-        word = LastWord(self.message.name, lock, self._handed_over, cooldown, note, self._release_was_sent)
+        word = LastWord(lock, self._handed_over, cooldown, note, self._release_was_sent)
         # A time limit may interrupt this method after it has sent the command: that the key is free then is no loss.
         self._release_was_sent = True
         lock.on_lost = partial(_announce_loss, self.task)  # the body is over; and nothing keeps its arguments
@@ -198,11 +183,10 @@ class Execution:
             signals.lock_released.send(sender=self.task, lock=lock)
 
     def _pass_on(self) -> None:
-        """Offer the key to the next in line, where it was offered to this run's message and the run has not used it."""
-        offer, self._offer = self._offer, None
-        if offer is not None and self.key:
-            key, token = self.key, Token.of(offer)
-            self._server.keeper.later(lambda store: store.release(key, token, exactly=True))
+        """Pass the key on to the next in line, where the message was called to it, and no answer has used that."""
+        call, self._call = self._call, None
+        if call is not None and self.key:
+            self._server.pass_on(self.key, call)
 
     def _forget_lock(self) -> None:
         self.lock = self._unanswered = None
@@ -238,15 +222,14 @@ class Execution:
             return
         reservation = self.message.header.reservation
         if reservation is not None:
-            is_to_come = decisions.may_be_handed_a_key(self.message.attempt.retries, self.plan.options)
-            self._server.give_up(self.plan.for_any(reservation.key), reservation.claim, is_to_come=is_to_come)
+            give_up_reservation(self.plan, reservation, self.message.attempt.retries)
         self._claim = None
 
     def _decide(self, message: Facts, conflict: Conflict, holder: LockInfo) -> Decision:
         return decisions.on_conflict(
             *(message, holder, self.plan.options),
             is_own_copy=any(str(one.attempt) == self._attempt for one in conflict.holders),
-            has_ended=partial(has_ended, self.task),
+            has_ended=partial(has_ended, self.task, cools_down=self.plan.options.cooldown > 0),
         )
 
     def _announce(self, holder: LockInfo, policy: str) -> None:

@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from celery_redislock.errors import describe
-from celery_redislock.shown import fields, shown
+from celery_redislock.shown import fields, run_named
 
 from .execution import execution_of
 
@@ -36,17 +36,12 @@ def report(task: Task[..., Any], request: Context, error: Exception) -> None:
     """Log what keeps a body from running, unless the task `throws` that error or somebody else sees it.
 
     Celery logs the error as well, right after this line.
-
-    Args:
-        task: The task.
-        request: Celery's request for the run.
-        error: What was raised before the body could run.
     """
     if task.throws and isinstance(error, task.throws):
         return
     execution = execution_of(request)
     if request.is_eager or (execution is not None and execution.joined is not None):
         return  # the caller of an eager run gets the error; the error of a joined task came from that task's body
-    name = f"task {task.name}[{shown(str(request.id))}]"
     about = fields("failed", task=task.name, task_id=request.id, key=(execution and execution.key) or None)
+    name = run_named(task.name, request.id)
     logger.error("%s: its body is not run: %s", name, describe(error), exc_info=error, extra=about)

@@ -7,7 +7,9 @@ from typing import Any
 from celery._state import _task_stack  # type: ignore[attr-defined]
 
 from celery_redislock.lock.lock import Lock
+from celery_redislock.options import LockOptions
 from celery_redislock.server.held import HeldLock
+from celery_redislock.server.names import limit_of
 from celery_redislock.server.store import LockStore
 
 #: The request attribute that holds the `Execution`.
@@ -29,10 +31,6 @@ def held_by_request(store: LockStore, key: str) -> HeldLock | None:
     """The lock on `key` that a request of this thread or greenlet holds and has not lost; None where there is none.
 
     The thread may have several requests: a task that is applied eagerly runs inside another.
-
-    Args:
-        store: The store of the lock server on which the key is.
-        key: The key in Redis.
     """
     if not _any_run:
         return None
@@ -46,7 +44,18 @@ def held_by_request(store: LockStore, key: str) -> HeldLock | None:
 
 
 class LockInRequests(Lock):
-    """A `Lock` which code inside a task's run holds already, if that run holds the same key."""
+    """The lock of a task's key or of `locked`: code inside a run or a block that holds the key holds it already."""
+
+    def __init__(self, client: Any, key: str, options: LockOptions, *, thread_local: bool) -> None:
+        super().__init__(
+            *(client, key, options.lease),
+            blocking_timeout=options.block_for,
+            thread_local=thread_local,
+            renew=True,
+            reentrant=True,
+            fence=options.fence,
+            limit=limit_of(key),
+        )
 
     def _held_around(self, store: LockStore) -> HeldLock | None:
         return held_by_request(store, self.key)

@@ -16,7 +16,7 @@ from celery_redislock.server.held import HeldLock
 from celery_redislock.shown import shown
 
 from .decisions import Decision, Fail, Skip, Wait, take_turn
-from .endings import CameBackAsRetry, drop, revoke, show_as_ignored, show_as_retry
+from .endings import CameBackAsRetry, drop, revoke, show_as_retry
 from .join_decisions import Joining, on_joining
 from .outcome import PRIVATE_BACKENDS, Outcome, backend_scheme, outcome_of
 from .worker_execution import LONGEST_PAUSE, WorkerExecution
@@ -36,16 +36,6 @@ class JoiningExecution(WorkerExecution):
     A task in state RETRY counts as dead if it has not run again within `lock_queue_ttl`.
     """
 
-    def end(self, state: str | None) -> None:
-        """Release the key. Where the task ends without an outcome, the runs that have joined it hear of it.
-
-        Args:
-            state: As for `Execution.end`.
-        """
-        if state == states.IGNORED and self.lock is not None and self.message.attempt.retries:
-            show_as_ignored(self.task, self.request, self.message)
-        super().end(state)
-
     def _take(self, lock: HeldLock) -> None:
         """Join the task that the message names, or take the key.
 
@@ -59,10 +49,13 @@ class JoiningExecution(WorkerExecution):
             super()._take(lock)
             return
         # Another delivery of this message may have joined. It took no key, so no release could leave a note.
-        if self.message.delivered.is_delivered_again and outcome_of(self.task, self.message.attempt.task_id).is_ready:
+        if (
+            self.message.delivered.is_delivered_again
+            and outcome_of(self.task, self.message.attempt.task_id, self.message).is_ready
+        ):
             drop(self.message)
         while True:
-            outcome = outcome_of(self.task, joins)
+            outcome = outcome_of(self.task, joins, self.message)
             match self._decide_with(outcome):
                 case Joining.END:
                     self._end_with(outcome, joins)
@@ -107,7 +100,7 @@ class JoiningExecution(WorkerExecution):
         show_as_retry(self.task, self.request, self.message, error)
         pause = self.message.pause(SHORTEST_LOOK, LONGEST_PAUSE)
         self._tell(holder, f"join: it comes back in {pause:.2f} s")
-        if self.message.send_back(pause, joins=joins):
+        if self.message.send_back(pause, self.key, joins=joins):
             raise CameBackAsRetry(str(error))
 
     def _end_with(self, outcome: Outcome, joins: str) -> None:
@@ -135,12 +128,6 @@ class JoiningExecution(WorkerExecution):
 
 def check_backend(app: Celery, task: str, option: str, ignores_result: bool) -> None:
     """Refuse the policy ``join`` where other processes cannot read the task's outcome.
-
-    Args:
-        app: The task's app.
-        task: The task's name, for the error's message.
-        option: What `lock_on_conflict` is called where it was set, for the error's message.
-        ignores_result: Whether the task's results are not stored.
 
     Raises:
         LockConfigError: The task's results are not stored, or only one process can read them.

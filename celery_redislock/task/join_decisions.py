@@ -27,7 +27,7 @@ def on_joining(*, is_ready: bool, will_run_again: bool, has_key: bool, waited: f
         is_ready: Whether the other task has an outcome.
         will_run_again: Whether the other task's state is RETRY.
         has_key: Whether this run holds the key, so that the other task does not run.
-        waited: Seconds since this run's message came back for the first time.
+        waited: Seconds since this run's message first had to wait.
         options: The task's options. A task in state RETRY that has not run for `lock_queue_ttl` counts as dead.
     """
     if is_ready:

@@ -10,7 +10,7 @@ from celery_redislock.server.answers import Note
 from celery_redislock.server.held import NOT_OURS, HeldLock
 from celery_redislock.server.keeper import Keeper
 from celery_redislock.server.scripts import Command
-from celery_redislock.server.tokens import Token, cooling
+from celery_redislock.server.tokens import Token
 
 logger = logging.getLogger(__name__)
 
@@ -18,8 +18,6 @@ logger = logging.getLogger(__name__)
 class LastWord(NamedTuple):
     """How a run leaves its key. It keeps nothing of the run: neither its request nor its arguments."""
 
-    name: str
-    """The run, for log lines: ``task shop.bill[<id>]``."""
     lock: HeldLock
     handed_over: tuple[Token, float] | None
     """What the key holds next, and for how many seconds, where the next attempt takes it over."""
@@ -37,7 +35,7 @@ class LastWord(NamedTuple):
         if self.handed_over is not None:
             return commands.hand_over(key, token, *self.handed_over, self.note)
         if self.cooldown:
-            return commands.release(key, token.owner, self.note, (cooling(token), self.cooldown))
+            return commands.cool_down(key, token, self.cooldown, self.note)
         return commands.release(key, token.owner, self.note)
 
     def told(self, was_held: int) -> None:
@@ -54,7 +52,7 @@ class LastWord(NamedTuple):
         """
         soon = f"the lock is released once Redis answers, or ends in {self.lock.lease:g} s"
         about = self.lock.fields("release_delayed")
-        logger.warning("%s has ended, but %s; %s", self.name, why, soon, extra=about)
+        logger.warning("%s has ended, but %s; %s", self.lock.token.name, why, soon, extra=about)
         # The broker may be away too, with the ack unsent: a copy of the message must find the note in any case.
         note = self.note and self.note._replace(in_any_case=True)
         command = self._replace(note=note).command

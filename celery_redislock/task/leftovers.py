@@ -11,6 +11,8 @@ from typing import Any
 
 from celery import Task
 
+from .attributes import LockAttributes
+
 logger = logging.getLogger(__name__)
 
 #: The options by which the other plugins lock, and whose they are.
@@ -19,16 +21,12 @@ _PLUGINS = {"once": "celery-once", "unique_on": "celery-singleton", "raise_on_du
 _said: set[tuple[str, str]] = set()
 
 
-def warn_of_leftovers(cls: type[Task[..., Any]], ours: type[Task[..., Any]], task: str, key: str) -> None:
+def warn_of_leftovers(cls: type[Task[..., Any]], task: str, key: str) -> None:
     """Warn, once in a process, of each option of another plugin that a task has, and say what to write instead.
 
-    Args:
-        cls: The task's class.
-        ours: `LockedTask`.
-        task: The task's name.
-        key: A sentence about the task's key that ends the warning; may be empty.
+    `key` is a sentence about the task's key that ends the warning; it may be empty.
     """
-    for name, value in _leftovers_of(cls, ours):
+    for name, value in _leftovers_of(cls):
         if (task, name) not in _said:
             _said.add((task, name))
             logger.warning(
@@ -37,9 +35,13 @@ def warn_of_leftovers(cls: type[Task[..., Any]], ours: type[Task[..., Any]], tas
             )
 
 
-def _leftovers_of(cls: type[Task[..., Any]], ours: type[Task[..., Any]]) -> Iterator[tuple[str, Any]]:
-    # A base class that is no `LockedTask` and has the option is the other plugin's: there the option still works.
-    others = [base for base in cls.__mro__ if issubclass(base, Task) and not issubclass(base, ours)]
+def is_of_another_plugin(base: type) -> bool:
+    """Whether a base of a locked task's class is Celery's or another plugin's: its options work there."""
+    return issubclass(base, Task) and not issubclass(base, LockAttributes)
+
+
+def _leftovers_of(cls: type[Task[..., Any]]) -> Iterator[tuple[str, Any]]:
+    others = [base for base in cls.__mro__ if is_of_another_plugin(base)]
     for name in _PLUGINS:
         value = getattr(cls, name, None)
         if value is not None and not callable(value) and not any(name in vars(base) for base in others):

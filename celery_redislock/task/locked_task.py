@@ -17,7 +17,6 @@ from celery_redislock.lock.no_lock import NoLock
 from celery_redislock.message.comeback import ignores_result
 from celery_redislock.message.delivery import hide_headers
 from celery_redislock.server.held import HeldLock
-from celery_redislock.server.names import limit_of
 
 from .attributes import LockAttributes
 from .begin import begin
@@ -82,7 +81,7 @@ class LockedTask(LockAttributes, BaseTask):
     @classmethod
     def _prepare_lock(cls, app: Celery, name: str) -> None:
         body = body_of(cls)
-        plan = checked_plan(app, cls, LockedTask, name, body)
+        plan = checked_plan(app, cls, name, body)
         is_first_bind = "lock_plan" not in vars(cls)
         cls.lock_plan = plan
         if is_first_bind and "track_started" in vars(cls):  # else a base class, bound before, has done so
@@ -174,6 +173,13 @@ class LockedTask(LockAttributes, BaseTask):
             execution.end(status)
         super().after_return(status, retval, task_id, args, kwargs, einfo)
 
+    def on_replace(self, sig: Any) -> Any:
+        """Send the replacement, as Celery does. From now on it alone stores a state, under the same task id."""
+        execution = execution_of(self.request_stack.top)
+        if execution is not None:
+            execution.leave_no_retry()
+        return super().on_replace(sig)
+
     @property
     def lock(self) -> HeldLock | NoLock:
         """The lock that the current run holds: key, token, fence, `remaining`, `state`, `check()`, `extend()`.
@@ -203,19 +209,8 @@ class LockedTask(LockAttributes, BaseTask):
         plan = self._plan()
         if not plan.enabled:
             return NoLock()
-        options = plan.options
-        key = self._key_of(plan, *plan.completed(args, kwargs))
-        return LockInRequests(
-            server_of(plan.app).client,
-            key,
-            options.lease,
-            blocking_timeout=options.block_for,
-            thread_local=False,
-            renew=True,
-            reentrant=True,
-            fence=options.fence,
-            limit=limit_of(key),
-        )
+        key = self._key_of(plan, *plan.keys.completed(args, kwargs))
+        return LockInRequests(server_of(plan.app).client, key, plan.options, thread_local=False)
 
     def lock_info(self, *args: Any, **kwargs: Any) -> LockInfo | None:
         """Who holds the lock of the call ``task(*args, **kwargs)``; None where it is free.
@@ -231,7 +226,7 @@ class LockedTask(LockAttributes, BaseTask):
         plan = self._plan()
         if not plan.enabled:
             return None
-        return server_of(plan.app).store.inspect(self._key_of(plan, *plan.completed(args, kwargs)))
+        return server_of(plan.app).store.inspect(self._key_of(plan, *plan.keys.completed(args, kwargs)))
 
     def _store_started(self, task_id: str, request: Context) -> None:
         if not request.is_eager and not ignores_result(self, request):

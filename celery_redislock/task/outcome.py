@@ -11,10 +11,12 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_redislock.errors import describe
 from celery_redislock.info import LockInfo
-from celery_redislock.shown import fields, shown
+from celery_redislock.shown import shown
 
 if TYPE_CHECKING:
     from celery import Celery, Task
+
+    from celery_redislock.message.message import Message
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +49,10 @@ def backend_scheme(app: Celery) -> str:
     return str(app.conf.result_backend or "disabled").split("://")[0]
 
 
-def outcome_of(task: Task[..., Any], task_id: str) -> Outcome:
-    """The outcome of `task_id` so far. A result backend that cannot be reached counts as RETRY: ask again later.
+def outcome_of(task: Task[..., Any], task_id: str, message: Message) -> Outcome:
+    """The outcome of `task_id` so far, by the result backend of `task`. One that is away counts as RETRY: ask later.
 
-    Args:
-        task: Any task of the same app.
-        task_id: The id of the task whose outcome is wanted.
+    `message` is that of the run which asks, for the log.
     """
     try:
         meta = task.backend.get_task_meta(task_id, cache=False)
@@ -60,25 +60,24 @@ def outcome_of(task: Task[..., Any], task_id: str) -> Outcome:
         if not task.backend.exception_safe_to_retry(error):
             raise
         logger.warning(
-            "task %s cannot ask how %s ended: %s; it comes back",
-            *(task.name, shown(task_id), describe(error)),
-            extra=fields("not_read", task=task.name, holder_id=task_id),
+            "%s cannot ask how task %s ended: %s; it comes back",
+            *(message.name, shown(task_id), describe(error)),
+            extra=message.fields("not_read", holder_id=task_id),
         )
         return Outcome(states.RETRY, None)
     return Outcome(meta["status"], meta["result"])
 
 
-def has_ended(task: Task[..., Any], holder: LockInfo) -> bool:
-    """Whether a caller may have seen the holder's run end, although its key is not free yet.
+def has_ended(task: Task[..., Any], holder: LockInfo, *, cools_down: bool) -> bool:
+    """Whether a caller may have seen the holder end, and is served as soon as its key is free.
 
-    Celery stores a result before `on_success` and `after_return` run, and so before the key is released. Where the
-    result backend cannot tell, the run counts as not ended.
-
-    Args:
-        task: Any task of the holder's app.
-        holder: Who holds the key.
+    Celery stores a result before `on_success` and `after_return` run, and so before the key is released; and that of a
+    message which fails or is revoked without a run, before what is reserved for it is given up. Where the result
+    backend cannot tell, the holder counts as not ended. So does one that has succeeded, where the keys of `task` cool
+    down (`cools_down`) and it is a run of that: who comes meets its policy, as he will while the key cools down, and
+    does not wait in line until that is over.
     """
-    if holder.state != "held" or holder.task_id is None or backend_scheme(task.app) in PRIVATE_BACKENDS:
+    if holder.state not in {"held", "queued"} or holder.task_id is None or backend_scheme(task.app) in PRIVATE_BACKENDS:
         return False
     try:
         meta = task.backend.get_task_meta(holder.task_id, cache=False)
@@ -89,13 +88,16 @@ def has_ended(task: Task[..., Any], holder: LockInfo) -> bool:
         return False
     if meta["status"] not in states.READY_STATES:
         return False
-    done = _moment(meta.get("date_done"))
+    if cools_down and meta["status"] == states.SUCCESS and (holder.state, holder.task) == ("held", task.name):
+        return False
+    done = moment_of(meta.get("date_done"))
     # A result that is older than the lock is that of an earlier run under the same id. Both times are by the clock of
-    # the holder's host, so they can be compared.
+    # the holder's host, so they can be compared; or by the publisher's and the worker's, where the key is reserved.
     return done is None or holder.since is None or done >= holder.since
 
 
-def _moment(value: Any) -> datetime | None:
+def moment_of(value: Any) -> datetime | None:
+    """When a task has ended, by the date in its result; None where that is none."""
     try:
         moment = value if isinstance(value, datetime) else datetime.fromisoformat(value)
     except (TypeError, ValueError):

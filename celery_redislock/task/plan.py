@@ -23,16 +23,11 @@ if TYPE_CHECKING:
 class LockPlan:
     """The lock of one task: its options, its keys, and what its broker does with messages.
 
-    Args:
-        app: The app that the task is bound to.
-        task: The task's name.
-        body: The task's function.
-        is_method: Whether the body's first parameter is the task.
-        own: The task's ``lock_*`` attributes, by their names without the prefix.
+    It is made of the task's name and body, whose first parameter is the task where it `is_method`, and of `own`, the
+    task's ``lock_*`` attributes by their names without the prefix.
 
     Attributes:
-        app: As given.
-        task: As given.
+        keys: Makes the names of the locks.
         broker: The app's broker.
         options: The task's options, with the app's settings and the defaults for what the task leaves out.
         acts_at_publish: Whether a publish may need the key: in the scopes ``job`` and ``queue`` it takes the key or the
@@ -52,7 +47,7 @@ class LockPlan:
         self.broker = Broker(app)
         self.options = options = resolve_options(task, own, app_wide)
         self.acts_at_publish = options.scope != "run" or options.hold_on_retry
-        self._keys = KeyMaker(task, _signature(body, is_method), options.args, options.key)
+        self.keys = KeyMaker(task, _signature(body, is_method), options.args, options.key)
         self.waiting_limit = settings.waiting_limit
         self._prefix = keyprefix_of(app) + settings.prefix
         self._origins: dict[str | None, str] = {}
@@ -78,14 +73,6 @@ class LockPlan:
         check_lease(self.task, self._name_of_lease, self.options.lease, command_time_of(self.app))
         self._server_is_checked = True
 
-    def completed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """The arguments of a complete call with the same key; see `KeyMaker.completed`.
-
-        Raises:
-            TypeError: An argument that makes the key is missing, or the arguments do not fit the signature.
-        """
-        return self._keys.completed(args, kwargs)
-
     def redis_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """The key in Redis for a call with these arguments; a `LimitedKey` where more than one may hold it at once.
 
@@ -94,19 +81,19 @@ class LockPlan:
             LockKeyError: No key, or no limit, can be made of the arguments.
         """
         if self.options.limit == 1:
-            return redis_key(self._prefix, self._keys.name(args, kwargs))
-        arguments = self._keys.bind(args, kwargs)
-        return limited(redis_key(self._prefix, self._keys.name_of(arguments)), self._limit(arguments))
+            return redis_key(self._prefix, self.keys.name(args, kwargs))
+        arguments = self.keys.bind(args, kwargs)
+        return limited(redis_key(self._prefix, self.keys.name_of(arguments)), self._limit(arguments))
 
-    def key_of_any(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """As `redis_key`, for who looks for one of the holders and need not know how many there may be.
+    def key_in_any_slot(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """As `redis_key`, for who looks for one holder: in all slots that a lock can have, whatever its limit is now.
 
         The user's own `lock_limit` is not called, for it may take its time, and may answer otherwise by now.
         """
-        return self.for_any(redis_key(self._prefix, self._keys.name(args, kwargs)))
+        return self.in_any_slot(redis_key(self._prefix, self.keys.name(args, kwargs)))
 
-    def for_any(self, key: str) -> str:
-        """`key`, which a message carries, as `key_of_any` gives it."""
+    def in_any_slot(self, key: str) -> str:
+        """`key`, which a message carries, as `key_in_any_slot` gives it: for who looks for one holder in all slots."""
         return key if self.options.limit == 1 else limited(key, MAX_LIMIT)
 
     def _limit(self, arguments: Mapping[str, Any]) -> int:

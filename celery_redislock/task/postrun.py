@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery.signals import task_postrun
 
-from celery_redislock.app import server_of
 from celery_redislock.message.delivery import is_requeued
-from celery_redislock.message.header import HEADER, Header
+from celery_redislock.message.header import HEADER, reservation_in
 
-from .decisions import may_be_handed_a_key
 from .execution import execution_of
 from .held_by_request import EXECUTION
 from .locked_task import LockedTask
-
-if TYPE_CHECKING:
-    from celery.app.task import Context
+from .reservation import give_up_reservation
 
 
 def connect() -> None:
@@ -46,11 +42,7 @@ def release(sender: Any = None, state: str | None = None, retval: Any = None, **
         # The execution and the request refer to each other: together they would keep the arguments in memory.
         delattr(execution.request, EXECUTION)
     elif not is_requeued(sender, retval):
-        _give_up_reservation(sender, request)
-
-
-def _give_up_reservation(task: LockedTask, request: Context) -> None:
-    """Give up the key that was reserved for a message whose run has ended before it asked for that key."""
-    plan, reservation = task.lock_plan, Header.read(getattr(request, HEADER, None)).reservation
-    if reservation is not None and plan is not None and plan.enabled:
-        server_of(plan.app).give_up(*reservation, is_to_come=may_be_handed_a_key(request.retries, plan.options))
+        # The run has ended before it asked for the key.
+        plan, reservation = sender.lock_plan, reservation_in(getattr(request, HEADER, None))
+        if reservation is not None and plan is not None and plan.enabled:
+            give_up_reservation(plan, reservation, request.retries)

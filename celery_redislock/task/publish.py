@@ -21,7 +21,7 @@ from celery_redislock.server.answers import Conflict, Finished, Granted
 from celery_redislock.server.event_loop import running_loop
 from celery_redislock.server.names import keys_of
 from celery_redislock.server.tokens import Attempt, Token
-from celery_redislock.shown import fields, shown
+from celery_redislock.shown import fields, run_named
 
 from .decisions import hands_over
 from .outcome import MOMENT, has_ended
@@ -54,18 +54,11 @@ def is_bare(options: Options) -> bool:
     A message that is not bare may be published by Celery itself, at the end of another task. That task must not fail
     because of this one.
     """
-    return not any(options.get(name) for name in CONTINUATIONS)
+    return not any(map(options.get, CONTINUATIONS))
 
 
 class Publication:
-    """One call of `Task.apply_async`, carried out as the task's scope says.
-
-    Args:
-        task: The task.
-        plan: The lock of the task.
-        options: The options of the call.
-        send: Sends the message with the options that it is given.
-    """
+    """One call of `Task.apply_async`, carried out as the task's scope says; `send` sends a message with its options."""
 
     __slots__ = ("_header", "_is_bare", "_options", "_plan", "_send", "_task")
 
@@ -155,7 +148,8 @@ class Publication:
         if not isinstance(answer, Conflict):
             return Publishing.SEND
         message = Published(self._task.name, self._is_bare, self._causes)
-        return on_publish(message, answer.info(key), partial(has_ended, self._task))
+        cools_down = self._plan.options.cooldown > 0
+        return on_publish(message, answer.info(key), partial(has_ended, self._task, cools_down=cools_down))
 
     @property
     def _causes(self) -> frozenset[str]:
@@ -195,11 +189,11 @@ class Publication:
                 lambda: server.keeper.later(lambda store: store.lengthen(place, reservation, ttl)),
             )
         except LockUnavailable as error:
-            task_id, lease = shown(str(self._options["task_id"])), self._plan.options.lease
+            task, task_id, lease = self._task.name, self._options["task_id"], self._plan.options.lease
             logger.warning(
-                "task %s[%s] is sent, but its lock %s is kept for %g s only: %s",
-                *(self._task.name, task_id, key, lease, error.reason),
-                extra=fields("unavailable", task=self._task.name, task_id=task_id, key=key, reason=error.reason),
+                "%s is sent, but its lock %s is kept for %g s only: %s",
+                *(run_named(task, task_id), key, lease, error.reason),
+                extra=fields("unavailable", task=task, task_id=task_id, key=key, reason=error.reason),
             )
         return result
 

@@ -40,10 +40,7 @@ class Publishing(Enum):
 def on_publish(message: Published, holder: LockInfo, has_ended: HasEnded) -> Publishing:
     """What becomes of a publish in the scopes ``job`` and ``queue`` whose key, or whose place in the queue, is held.
 
-    Args:
-        message: What is known of the message.
-        holder: Who holds the key, or the place in the queue.
-        has_ended: Called only where the caller would be given the holder's result.
+    `has_ended` is called only where the caller would be given the holder's result.
     """
     # An eager run, of `apply()`, has no result that others can read. Its host is not named as a worker is, with an "@".
     has_a_result = holder.state == "queued" or "@" in (holder.hostname or "")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import time
 
+from celery import states
+
 from celery_redislock import signals
 from celery_redislock.errors import LockConflict, LockUnavailable
 from celery_redislock.info import LockInfo
@@ -13,7 +15,16 @@ from celery_redislock.server.held import HeldLock
 
 from . import decisions
 from .decisions import ComeBack, Decision, Fail, Refuse, RunWithout, Skip, Wait
-from .endings import CameBack, CameBackAsRetry, CameBackInOutage, Queued, drop, revoke, show_as_retry
+from .endings import (
+    CameBack,
+    CameBackAsRetry,
+    CameBackInOutage,
+    WaitsInLine,
+    drop,
+    revoke,
+    show_as_ignored,
+    show_as_retry,
+)
 from .execution import Execution
 
 logger = logging.getLogger(__name__)
@@ -24,6 +35,22 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 
 class WorkerExecution(Execution):
     """Carries out what `celery_redislock.task.decisions` says of a conflict or an outage."""
+
+    _may_leave_retry = True
+
+    def end(self, state: str | None) -> None:
+        """Release the key. Where the task ends without an outcome, the runs that have joined it hear of it."""
+        try:
+            if state == states.IGNORED and self.lock is not None:
+                self.leave_no_retry()
+        finally:  # a time limit may strike while the result backend is asked, and the keeper would go on for ever
+            super().end(state)
+
+    def leave_no_retry(self) -> None:
+        """Show the task as IGNORED where it is shown as RETRY, by the attempt before or by this one while it waited."""
+        if self._may_leave_retry and (self.message.attempt.retries or self.message.header.times):
+            self._may_leave_retry = False  # from now on RETRY is what its replacement stores
+            show_as_ignored(self.task, self.request, self.message)
 
     def _take(self, lock: HeldLock) -> None:
         while self.lock is None:
@@ -75,20 +102,18 @@ class WorkerExecution(Execution):
                 # RETRY is stored before the message waits. Stored after it, as Celery does for its own Retry, it could
                 # overwrite the outcome of the message's next run.
                 show_as_retry(self.task, self.request, self.message, LockConflict(holder.key, holder))
-                self._wait(holder, conflict, self._turn, is_shown=True, joins=decision.joins)
+                self._wait(holder, conflict, self._waiting_policy, is_shown=True, joins=decision.joins)
             case ComeBack():
                 self._wait(holder, conflict, "come back", is_shown=False, is_begun=decision.is_begun)
 
     def _skip(self, decision: Skip, holder: LockInfo) -> None:
-        expired = decision.reason == decisions.EXPIRED
-        self._tell(
-            holder, f"{self._turn}: it has expired: its result is REVOKED" if expired else "skip: its result is REVOKED"
-        )
+        expired = f"{self._waiting_policy}: it has expired: its result is REVOKED"
+        self._tell(holder, expired if decision.reason == decisions.EXPIRED else "skip: its result is REVOKED")
         revoke(self.task, self.request, decision.reason)
 
     def _fail(self, decision: Fail, holder: LockInfo) -> None:
         waited = self.plan.options.wait_for or 0.0
-        late = f"{self._turn}: after lock_wait_for ({waited:g} s) it fails with LockConflict"
+        late = f"{self._waiting_policy}: after lock_wait_for ({waited:g} s) it fails with LockConflict"
         self._tell(holder, late if decision.is_late else "raise: it fails with LockConflict")
         raise LockConflict(holder.key, holder)
 
@@ -113,18 +138,19 @@ class WorkerExecution(Execution):
             joins: As for `Message.wait`.
         """
         place = self.message.header.place_at(conflict.now or time.time_ns() // 1000)
-        header = None if conflict.is_twin else self.message.wait(place, is_begun=is_begun, joins=joins)
+        header = None if conflict.cannot_wait else self.message.wait(place, is_begun=is_begun, joins=joins)
         if header is not None:
             self._tell(holder, f"{what}: it waits in line")
-            raise Queued(f"{LockConflict(holder.key, holder)}; it waits in line", self.key, place, header, is_shown)
+            reason = f"{LockConflict(holder.key, holder)}; it waits in line"
+            raise WaitsInLine(reason, self.key, place, header, is_shown)
         pause = self.message.pause(SHORTEST_PAUSE, LONGEST_PAUSE)
         self._tell(holder, f"{what}: it comes back in {pause:.2f} s")
-        if self.message.send_back(pause, is_begun=is_begun, joins=joins, place=place):
+        if self.message.send_back(pause, self.key, is_begun=is_begun, joins=joins, place=place):
             ending = CameBackAsRetry if is_shown else CameBack
             raise ending(f"{LockConflict(holder.key, holder)}; it comes back")
 
     @property
-    def _turn(self) -> str:
+    def _waiting_policy(self) -> str:
         """The policy that log lines name for a run that waits for its turn."""
         return "join" if self.plan.options.on_conflict == "join" else "wait"
 
@@ -146,6 +172,6 @@ class WorkerExecution(Execution):
                 return True
         pause = self.message.pause(SHORTEST_PAUSE, LONGEST_PAUSE)
         logger.info("%s: %s; it comes back in %.2f s", self.message.name, error, pause, extra=about)
-        if self.message.send_back(pause, is_begun=decision.is_begun):
+        if self.message.send_back(pause, self.key, is_begun=decision.is_begun):
             raise CameBackInOutage("Redis could not be asked for the lock; the message comes back")
         return False

@@ -14,10 +14,11 @@ from celery_redislock.app import server_of
 from celery_redislock.errors import LockKeyError, LockUnavailable
 from celery_redislock.message.header import Reservation
 from celery_redislock.server.lock_server import LockServer
-from celery_redislock.server.tokens import Token, known_by
-from celery_redislock.shown import fields, shown
+from celery_redislock.server.tokens import known_by
+from celery_redislock.shown import fields, run_named
 from celery_redislock.task.decisions import may_be_handed_a_key
 from celery_redislock.task.plan import LockPlan
+from celery_redislock.task.reservation import give_up_reservation
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +40,8 @@ class Run(NamedTuple):
     """The key that was reserved for the message: the child may die before it takes it. None where there is none, and
     once the message was sent back, for the reservation then waits for it."""
     retries: int
-    offer: bytes | None = None
-    """What its key holds until the child acquires it, where the message has its turn in line."""
+    call: bytes | None = None
+    """What its key holds until the child acquires it, where the message was called: it has its turn in line."""
 
     @property
     def is_to_come(self) -> bool:
@@ -51,14 +52,14 @@ class Run(NamedTuple):
     def key(self) -> str | None:
         """The key in Redis; None where these arguments make none, so that the child holds nothing."""
         try:
-            return self.plan.key_of_any(self.args, self.kwargs)
+            return self.plan.key_in_any_slot(self.args, self.kwargs)
         except (TypeError, LockKeyError):
             return None
 
     @property
     def name(self) -> str:
         """The task and its id, for log lines: ``task shop.bill[<id>]``."""
-        return f"task {self.plan.task}[{shown(self.task_id)}]"
+        return run_named(self.plan.task, self.task_id)
 
     def fields(self, event: str, key: str | None) -> dict[str, str]:
         """The fields of a log line about the run, as `celery_redislock.shown.fields`."""
@@ -74,25 +75,37 @@ class Children:
 
     def __init__(self) -> None:
         self._runs: dict[int, Run] = {}
+        #: The pids of those whose run has ended for Celery, which kills them next.
+        self._condemned: set[int] = set()
         self._thread: threading.Thread | None = None
         self._releasing = threading.Lock()
 
     def accepted(self, pid: int, run: Run) -> None:
         """Note that the child `pid` begins `run`, so that the run before it has ended. Called in the main thread."""
         self._runs[pid] = run
+        self._condemned.discard(pid)
         if self._thread is None:
             atexit.register(self.release_dead)  # in a cold shutdown the pool kills the children just before the exit
             self._thread = threading.Thread(target=self._watch, name="redislock-children", daemon=True)
             self._thread.start()
 
+    def condemned(self, pid: Any) -> None:
+        """Note that Celery is about to kill the child `pid`, and that its run counts as ended before that."""
+        self._condemned.add(pid)
+
+    def living(self, pool: Any) -> int:
+        """How many children of `pool` live, and are not condemned. It may take Celery five seconds to make another.
+
+        For any thread.
+        """
+        pids = [child.pid for child in tuple(pool._pool._pool) if child.pid is not None]  # it has none before its start
+        return sum(pid not in self._condemned and not is_dead(pid) for pid in pids)
+
     def keep_reservation(self, pid: Any, nonce: str) -> None:
         """Note that the message of the run `nonce` was sent back, so that the key reserved for it is still needed.
 
-        Without this note the reservation would be given up when the child ends: recycled, or in a shutdown.
-
-        Args:
-            pid: The child that ran it.
-            nonce: The nonce of the run. The child may have begun another run since.
+        Without this note the reservation would be given up when the child ends: recycled, or in a shutdown. The child
+        `pid`, which ran it, may have begun another run since.
         """
         run = self._runs.get(pid)
         if run is not None and run.nonce == nonce:
@@ -101,7 +114,8 @@ class Children:
     def release_dead(self) -> None:
         """Release the locks of all children that are dead now."""
         with self._releasing:  # at the exit of the process: waits for a release that the thread has begun
-            for pid in [pid for pid in self._runs.copy() if _is_dead(pid)]:
+            for pid in [pid for pid in self._runs.copy() if is_dead(pid)]:
+                self._condemned.discard(pid)
                 release_of_dead(self._runs.pop(pid))
 
     def _watch(self) -> None:
@@ -109,7 +123,7 @@ class Children:
             time.sleep(LOOK_EVERY)
             try:
                 self.release_dead()
-            except Exception:
+            except Exception:  # pragma: no cover - a mistake of ours: the next death must be seen all the same
                 logger.exception("the locks of dead children could not be released; they end with their leases")
 
 
@@ -118,9 +132,6 @@ def expect_copies(runs: Sequence[Run]) -> None:
 
     A copy may wait in the queue until the run has released the key: then the run has never seen it, and only a note
     keeps the copy from running. A thread tells Redis so, for the worker's event loop must not wait for Redis.
-
-    Args:
-        runs: Runs whose messages are not acked, while the connection to the broker is lost.
     """
     threading.Thread(target=_expect_copies, args=(runs,), name="redislock-copies", daemon=True).start()
 
@@ -152,16 +163,17 @@ def release_of_dead(run: Run) -> None:
             logger.warning(
                 "%s: its process died; its lock %s was released", run.name, key, extra=run.fields("died", key)
             )
-        if run.offer is not None:
-            server.store.release(key, Token.of(run.offer), exactly=True)
+        if run.call is not None:
+            server.store.pass_on(key, run.call)
         if run.reservation is not None:
-            server.give_up(*run.reservation, is_to_come=_is_still_to_come(server, run, run.reservation.key), now=True)
+            is_to_come = _is_still_to_come(server, run, run.reservation.key)
+            server.store.give_up(*run.reservation, is_to_come=is_to_come)
     except LockUnavailable as error:
         lease = run.plan.options.lease
         about = run.fields("died", key)
         logger.warning("%s: its process died; %s: its lock ends in %.0f s", run.name, error, lease, extra=about)
         if run.reservation is not None:  # it does not end with the lease, but lives for lock_queue_ttl
-            server.give_up(*run.reservation, is_to_come=run.is_to_come)
+            give_up_reservation(run.plan, run.reservation, run.retries)
 
 
 def _is_still_to_come(server: LockServer, run: Run, key: str) -> bool:
@@ -176,7 +188,7 @@ def _is_still_to_come(server: LockServer, run: Run, key: str) -> bool:
     return any(one is not None and one.task_id == run.task_id and one.retries < run.retries for one in attempts)
 
 
-def _is_dead(pid: int) -> bool:
+def is_dead(pid: int) -> bool:
     """Whether the process `pid` has ended, even if the pool has not noticed yet.
 
     Where the system has given `pid` to a new process, the child counts as alive, and its lock ends with the lease.
@@ -184,6 +196,8 @@ def _is_dead(pid: int) -> bool:
     try:
         if hasattr(os, "waitid") and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             return True
+    except OverflowError:
+        return False  # the id of a greenlet, in a pool without children
     except ChildProcessError:
         pass  # the pool has already waited for it, or its parent is not this process but a fork server
     try:
@@ -193,3 +207,7 @@ def _is_dead(pid: int) -> bool:
     except PermissionError:
         return False  # it runs, as another user
     return False
+
+
+#: Those of this process.
+CHILDREN = Children()

@@ -20,9 +20,6 @@ def forget(task_id: str = "", **_: Any) -> None:
     In the pools `threads`, `gevent` and `eventlet` Celery 5.7 fails amid its own handling of such a run: the request
     counts as running as long as the worker lives. Those who wait in line in this worker wait for a free slot, and that
     run would keep its slot for ever. In a child of `prefork` there is nothing to forget.
-
-    Args:
-        task_id: The id of the task that has run.
     """
     error = sys.exception()
     if error is None or isinstance(error, Exception):

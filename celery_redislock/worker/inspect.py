@@ -17,7 +17,7 @@ from celery_redislock.app import server_of
 from celery_redislock.errors import RedisLockError
 from celery_redislock.info import LockInfo
 
-from .children import Run
+from .children import Run, is_dead
 from .conflicts import CONFLICTS
 from .waiting import waiting_room_of
 from .waiting_message import WaitingMessage
@@ -68,9 +68,10 @@ def redislock_task(state: Any, task_id: str, **_: Any) -> list[dict[str, Any]]:
     """What a worker does with the messages of a task.
 
     Returns:
-        For each: ``is``, which is ``waiting`` in line, ``running``, ``reserved`` for the pool, ``scheduled`` by its eta
-        or ``limited`` by its rate; the ``name`` of the task, its ``lock`` where it has one, the ``eta``, and the
-        ``place`` in line. One that is on its way to its lock's turn may be in none of these for a moment.
+        For each: ``is``, which is ``waiting`` in line, ``running``, ``dead`` with its process, ``reserved`` for the
+        pool, ``scheduled`` by its eta or ``limited`` by its rate; the ``name`` of the task, its ``lock`` where it has
+        one, the ``eta``, and the ``place`` in line. One that is on its way to its lock's turn may be in none of these
+        for a moment.
     """
     room = waiting_room_of(state.app)
     waiting = [] if room is None else [one for one in room.waiting if str(one.request.id) == task_id]
@@ -92,7 +93,8 @@ def redislock_conflicts(state: Any, **_: Any) -> int:
 def _requests(consumer: Any) -> Iterator[tuple[str, Request]]:
     """The messages that this worker has and that wait for no lock, with what it does with them."""
     active = set(worker.active_requests)
-    yield from (("running", request) for request in active)
+    for request in active:  # Celery itself may notice only ten seconds later that a child has died
+        yield "dead" if request.worker_pid and is_dead(request.worker_pid) else "running", request
     yield from (("reserved", request) for request in set(worker.reserved_requests) - active)
     for entry in list(consumer.timer.schedule.queue):
         request = next(iter(getattr(entry.entry, "args", None) or ()), None)
@@ -126,7 +128,7 @@ def _ask(runs: Sequence[Run], answers: dict[str, LockInfo | None]) -> None:
     for run in runs:
         key = str(run.key)
         try:
-            found = server_of(run.plan.app).store.look(run.plan.for_any(key))
+            found = server_of(run.plan.app).store.look(run.plan.in_any_slot(key))
         except RedisLockError:
             return
         mine = [one for one in (found.holders if found else ()) if one.nonce == run.nonce and one.state == "held"]

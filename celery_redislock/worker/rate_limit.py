@@ -32,13 +32,7 @@ def called(consumer: Any, name: str) -> int:
 
 
 def has_token(consumer: Any, name: str, before: int) -> bool:
-    """Whether a message of the task `name` would soon have a token if its turn came now. For any thread.
-
-    Args:
-        consumer: Celery's consumer.
-        name: The task's name.
-        before: How many messages take a token before it.
-    """
+    """Whether a message of the task `name` would soon have a token, after `before` others. For any thread."""
     bucket = _bucket(consumer, name)
     if bucket is None:
         return True

@@ -10,8 +10,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two reminders at least.
 EVERY = 60.0
-#: A run that is sent back this many times `EVERY` seconds after the last one, or later, belongs to another outage.
-FORGOTTEN_AFTER = 10
+#: A run that is sent back so many seconds after the last one, or later, belongs to another outage.
+OTHER_OUTAGE_AFTER = 600.0
 
 
 class Reminder:
@@ -29,7 +29,7 @@ class Reminder:
         """Count a run that was sent back because the lock server could not be asked."""
         now = time.monotonic()
         with self._counting:
-            if not self._count or now - self._last > FORGOTTEN_AFTER * EVERY:
+            if not self._count or now - self._last > OTHER_OUTAGE_AFTER:
                 self._count, self._since = 0, now
             self._count, self._last = self._count + 1, now
             count, seconds = self._count, now - self._since

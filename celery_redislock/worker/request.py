@@ -21,19 +21,20 @@ from celery_redislock.errors import LockConfigError
 from celery_redislock.message.comeback import custom_headers
 from celery_redislock.message.delivery import DELIVERY, Delivery, hide_headers, is_requeued
 from celery_redislock.message.early_acks import EARLY_ACKS
-from celery_redislock.message.header import HEADER, Header
-from celery_redislock.server.tokens import Token, mint_nonce
-from celery_redislock.shown import fields, shown
-from celery_redislock.task.endings import CameBack, CameBackAsRetry, CameBackInOutage, Queued, Skipped
+from celery_redislock.message.header import HEADER, reservation_in
+from celery_redislock.server.tokens import mint_nonce
+from celery_redislock.shown import fields, run_named
+from celery_redislock.task.endings import CameBack, CameBackAsRetry, CameBackInOutage, Skipped, WaitsInLine
+from celery_redislock.task.plan import LockPlan
+from celery_redislock.task.reservation import give_up_reservation
 
-from .children import Children, Run
+from .children import CHILDREN, Run
 from .conflicts import CONFLICTS
 from .reminder import Reminder
-from .waiting import waiting_room_of
+from .waiting import WaitingRoom, waiting_room_of
 
 logger = logging.getLogger(__name__)
 
-_children = Children()
 _reminder = Reminder()
 
 
@@ -52,8 +53,10 @@ class LockedRequest(Request):
         serializer = registry.type_to_name.get(self.content_type)
         sent = self.message.headers or {}
         hidden = custom_headers(sent) if "headers" in sent else None
-        self.request_dict[DELIVERY] = Delivery("", time.monotonic(), serializer, hidden)
-        self.delivered_anew(None)
+        #: When the worker received the message, by `time.monotonic()`.
+        self.received_at = time.monotonic()
+        self._arrival = self.received_at, serializer, hidden
+        self.prepare_run(None)
 
     @property
     def delivery(self) -> Delivery:
@@ -61,21 +64,25 @@ class LockedRequest(Request):
         delivery: Delivery = self.request_dict[DELIVERY]
         return delivery
 
-    def delivered_anew(self, offer: bytes | None) -> None:
+    @property
+    def _lock_plan(self) -> LockPlan | None:
+        """The lock of the task; None where locks are switched off."""
+        task: Any = self.task
+        plan: LockPlan | None = task.lock_plan
+        return plan if plan is not None and plan.enabled else None
+
+    def prepare_run(self, call: bytes | None) -> None:
         """Prepare an execution of the message, with a nonce of its own: its first, or one at the message's turn.
 
-        Args:
-            offer: What the key holds until the child acquires it, where the message has its turn.
+        `call` is what the key holds until the child acquires it; None where the message was not called to its key.
         """
-        task: Any = self.task
-        plan = task.lock_plan
-        is_locked = plan is not None and plan.enabled
-        waiting_room = waiting_room_of(plan.app) if is_locked else None
-        delivery = self.delivery._replace(
-            nonce=mint_nonce(),
-            may_wait=waiting_room is not None and waiting_room.may_keep(self, plan),
-            offer=offer,
-            acks_at_begin=is_locked and not task.acks_late and EARLY_ACKS.reader is not None,
+        plan, room = self._lock_plan, waiting_room_of(self.app)
+        delivery = Delivery(
+            mint_nonce(),
+            *self._arrival,
+            may_wait=plan is not None and room is not None and room.may_keep(self, plan),
+            call=call,
+            acks_at_begin=plan is not None and not self.task.acks_late and EARLY_ACKS.reader is not None,
         )
         self.request_dict[DELIVERY] = delivery
         if delivery.acks_at_begin:
@@ -87,11 +94,11 @@ class LockedRequest(Request):
         A pool of threads runs the message in this very process, and a pool of greenlets gives the id of the current
         thread or greenlet for `pid`: neither has a child that could die.
         """
-        run = self.run
-        if run is not None and pid not in {os.getpid(), threading.get_ident()}:
-            _children.accepted(pid, run)
+        run = None if pid in {os.getpid(), threading.get_ident()} else self.run
+        if run is not None:
+            CHILDREN.accepted(pid, run)
+            EARLY_ACKS.accepted(run.nonce)  # it may ack this very message
         self._is_held_back = self.delivery.acks_at_begin
-        EARLY_ACKS.accepted(self.delivery.nonce)
         try:
             super().on_accepted(pid, time_accepted)
         finally:
@@ -101,31 +108,31 @@ class LockedRequest(Request):
         """Acknowledge the message; but where it is acked early, and is accepted, that is done when its run begins."""
         if self._is_held_back:
             return
-        try:
-            super().acknowledge()
-        except AttributeError:
-            # Kombu 5.7 raises it where the message came over a connection to Redis that is lost and that it could not
-            # close. The worker would end.
+        if getattr(self.message.channel, "connection", self) is None:
+            # Kombu has closed the connection over which the message came, and has given the message back. Kombu 5.7 may
+            # raise AttributeError at an ack there, in the event loop, where it ends the worker.
             name = self.task.name
+            about = fields("not_acked", task=name, task_id=self.id)
             logger.warning(
-                "task %s[%s]: its connection is lost: its message cannot be acked",
-                *(name, shown(str(self.id))),
-                extra=fields("not_acked", task=name, task_id=self.id),
+                "%s: the connection to the broker is lost: its message cannot be acked, and is delivered again",
+                run_named(name, self.id),
+                extra=about,
             )
+            return
+        super().acknowledge()
 
     @property
     def run(self) -> Run | None:
         """What a child is given to run for this request; None where locks are switched off."""
-        task: Any = self.task
-        plan = task.lock_plan
-        if plan is None or not plan.enabled:
+        plan = self._lock_plan
+        if plan is None:
             return None
-        reservation = Header.read(self.request_dict.get(HEADER)).reservation
+        reservation = reservation_in(self.request_dict.get(HEADER))
         if reservation is not None:
-            reservation = reservation._replace(key=plan.for_any(reservation.key))
+            reservation = reservation._replace(key=plan.in_any_slot(reservation.key))
         retries = self.request_dict.get("retries") or 0
         delivery = self.delivery
-        return Run(str(self.id), plan, self.args, self.kwargs, delivery.nonce, reservation, retries, delivery.offer)
+        return Run(str(self.id), plan, self.args, self.kwargs, delivery.nonce, reservation, retries, delivery.call)
 
     def revoked(self) -> bool:
         """Whether the message was revoked or has expired. Then the key that was reserved for it is given up."""
@@ -134,20 +141,22 @@ class LockedRequest(Request):
         if not super().revoked():
             return False
         run = self.run
-        if run is not None and self.delivery.offer is not None and run.key is not None:
-            key, offer = run.key, Token.of(self.delivery.offer)
-            server_of(run.plan.app).keeper.later(lambda store: store.release(key, offer, exactly=True))
+        if run is not None and run.call is not None and run.key is not None:
+            server_of(run.plan.app).pass_on(run.key, run.call)
         if run is not None and run.reservation is not None:
-            server_of(run.plan.app).give_up(*run.reservation, is_to_come=run.is_to_come)
+            give_up_reservation(run.plan, run.reservation, run.retries)
         return True
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        """Note at a hard time limit that the child is killed next: its slot is not free."""
+        if not soft:
+            CHILDREN.condemned(self.worker_pid)
+        super().on_timeout(soft, timeout)
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """Send the event of a run that a policy has ended with `Ignore`, for which Celery sends none.
 
-        Args:
-            exc_info: What the child reports: the exception that ended the run, `Ignore` and `Reject` included.
-            send_failed_event: As in Celery.
-            return_ok: As in Celery.
+        Celery calls this with whatever exception ended the run, `Ignore` and `Reject` included.
         """
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
@@ -155,16 +164,19 @@ class LockedRequest(Request):
         EARLY_ACKS.read()  # the run may have begun and ended meanwhile
         EARLY_ACKS.forget(self.delivery.nonce)
         CONFLICTS.ended_by(error)
-        if isinstance(error, CameBack | Skipped):
-            self._give_token_back()
-        if isinstance(error, Queued) and self._wait(error):
-            return None
-        if isinstance(error, WorkerLostError) and self.delivery.acks_at_begin and not self.acknowledged:
+        room = waiting_room_of(self.app)
+        if room is not None and isinstance(error, CameBack | Skipped):
+            room.give_token_back(self)
+        if room is not None and isinstance(error, WaitsInLine):
+            return self._wait(room, error)
+        # With `return_ok` the run itself has raised the error: that of a task that it has joined.
+        is_lost = isinstance(error, WorkerLostError) and not return_ok
+        if is_lost and self.delivery.acks_at_begin and not self.acknowledged:
             return self._give_back()
         if not return_ok:  # on a lost worker Celery may publish a new attempt, with the headers of this one
             hide_headers(self._context)  # type: ignore[attr-defined]
         if isinstance(error, CameBack) or is_requeued(self.task, error):
-            _children.keep_reservation(self.worker_pid, self.delivery.nonce)
+            CHILDREN.keep_reservation(self.worker_pid, self.delivery.nonce)
         if isinstance(error, CameBackInOutage):
             _reminder.count()
         result = super().on_failure(exc_info, send_failed_event, return_ok)
@@ -181,40 +193,24 @@ class LockedRequest(Request):
         """Have the broker deliver the message again: its child has died before the run began."""
         task_ready(self)
         name = self.task.name
-        logger.warning(
-            "task %s[%s]: its process died before it began: its message is delivered again",
-            *(name, shown(str(self.id))),
-            extra=fields("died", task=name, task_id=self.id),
-        )
+        about = fields("died", task=name, task_id=self.id)
+        which = run_named(name, self.id)
+        logger.warning("%s: its process died before it began: its message is delivered again", which, extra=about)
         self.reject(requeue=True)
 
-    def _give_token_back(self) -> None:
+    def _wait(self, room: WaitingRoom, ending: WaitsInLine) -> None:
+        """Have the message wait in line."""
         task: Any = self.task
-        room = waiting_room_of(task.lock_plan.app)
-        if room is not None:
-            room.give_token_back(self)
-
-    def _wait(self, queued: Queued) -> bool:
-        """Have the message wait in line; False where this worker keeps none."""
-        task: Any = self.task
-        room = waiting_room_of(task.lock_plan.app)
-        if room is None:
-            return False
-        _children.keep_reservation(self.worker_pid, self.delivery.nonce)
+        CHILDREN.keep_reservation(self.worker_pid, self.delivery.nonce)
         self._apply_result = None  # nothing of its last run: thousands of messages may wait for long
-        self.request_dict[HEADER] = queued.header.wire
-        if queued.is_shown:
-            self.send_event("task-retried", exception=str(queued.args[0]), traceback="")
-        room.keep(self, queued, task.lock_plan, self.delivered_anew)
-        return True
+        self.request_dict[HEADER] = ending.header.wire
+        if ending.is_shown:
+            self.send_event("task-retried", exception=str(ending.args[0]), traceback="")
+        room.keep(self, ending, task.lock_plan, self.prepare_run)
 
 
 def locked_request(task: str, request: Any) -> type[LockedRequest]:
     """The class of a task's requests: `LockedRequest`, in front of the user's own class where there is one.
-
-    Args:
-        task: The task's name, for the error's message.
-        request: The class that the task's attribute ``Request`` names.
 
     Raises:
         LockConfigError: `request` is no subclass of Celery's `Request`.

@@ -11,9 +11,12 @@ from celery_redislock.message.early_acks import EARLY_ACKS
 from celery_redislock.options import ATTRIBUTES
 from celery_redislock.task.locked_task import LockedTask
 
-from . import advice, broker, cut_short, inspect, startup
+from . import broker_advice, cut_short, inspect
+from .trial import try_lock_server
 
 logger = logging.getLogger(__name__)
+
+CONSUMER_STEPS = "acking:AckWhatHasBegun", "redelivery:ExpectCopies", "waiting:WaitingRoom"
 
 
 def connect() -> None:
@@ -22,7 +25,7 @@ def connect() -> None:
     worker_init.connect(prepare, weak=False)
     worker_shutting_down.connect(ack_what_has_begun, weak=False)
     inspect.connect()
-    celeryd_after_setup.connect(ask_the_lock_server, weak=False)
+    celeryd_after_setup.connect(try_servers, weak=False)
 
 
 def warn_of_unlocked_tasks(sender: Any = None, **_: Any) -> None:
@@ -34,7 +37,7 @@ def warn_of_unlocked_tasks(sender: Any = None, **_: Any) -> None:
 
 
 def prepare(sender: Any = None, **_: Any) -> None:
-    """Have the worker's consumer keep messages that wait, and expect copies when it loses its connection to the broker.
+    """Have the worker's consumer ack what has begun, keep what waits, and expect copies when it loses its connection.
 
     It is done before the pool forks its children; and only where there is a locked task, for the command ``celery
     locks`` makes every worker of an environment load this package.
@@ -42,7 +45,7 @@ def prepare(sender: Any = None, **_: Any) -> None:
     if not any(isinstance(task, LockedTask) for task in sender.app.tasks.values()):
         return
     steps = sender.app.steps["consumer"]
-    steps.update({"celery_redislock.worker.redelivery:ExpectCopies", "celery_redislock.worker.waiting:WaitingRoom"})
+    steps.update({f"{__package__}.{step}" for step in CONSUMER_STEPS})
     EARLY_ACKS.open()
     cut_short.connect()
 
@@ -52,13 +55,12 @@ def ack_what_has_begun(**_: Any) -> None:
     EARLY_ACKS.read()
 
 
-def ask_the_lock_server(instance: Any = None, **_: Any) -> None:
+def try_servers(instance: Any = None, **_: Any) -> None:
     """Try the lock server, if a task needs it, and log where it is and what is wrong: once, before the pool starts.
 
     What the broker cannot do for a locked task is logged too.
     """
     plans = [task.lock_plan for task in instance.app.tasks.values() if isinstance(task, LockedTask)]
     for app in {plan.app for plan in plans if plan is not None and plan.enabled}:
-        startup.ask(app)
-        advice.warn_of_early_copies(app)
-        broker.warn(app)
+        try_lock_server(app)
+        broker_advice.warn(app)

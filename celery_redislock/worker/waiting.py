@@ -18,13 +18,13 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from celery_redislock.app import server_of
-from celery_redislock.message.early_acks import EARLY_ACKS
 from celery_redislock.server.room import Room
-from celery_redislock.task.endings import Queued
+from celery_redislock.task.endings import WaitsInLine
 from celery_redislock.task.plan import LockPlan
 
 from . import rate_limit
-from .waiting_message import Anew, WaitingMessage, must_leave_at
+from .children import CHILDREN
+from .waiting_message import Prepare, WaitingMessage, must_leave_at
 from .windows import Windows, open_windows, slots_of
 
 logger = logging.getLogger(__name__)
@@ -33,9 +33,6 @@ _WAITING_ROOM = "_redislock_waiting_room"
 #: A message that a quorum queue has given back so often waits no more, but is published anew. RabbitMQ 4 drops it after
 #: twenty times. It counts each time that a worker ends or loses its connection while the message waits there.
 GIVEN_BACK_OFTEN = 10
-
-#: Where a worker has no event loop, seconds between two looks which runs have begun.
-READ_EVERY = 0.1
 
 
 class WaitingRoom(bootsteps.StartStopStep):
@@ -50,7 +47,6 @@ class WaitingRoom(bootsteps.StartStopStep):
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
         self._consumer: Any = None
-        self._reading: Any = None
         self._rooms: set[Room] = set()
         #: Messages that are on their way to the pool, for the worker's event loop; and the pipe that wakes it up.
         self._calls: deque[tuple[WaitingMessage, bool]] = deque()
@@ -69,20 +65,12 @@ class WaitingRoom(bootsteps.StartStopStep):
     def start(self, parent: Any) -> None:
         """Begin to keep messages."""
         open_windows(parent)
-        if parent.hub is None and self._consumer is None:
-            # Without an event loop nobody else reads the pipe. It also starts the timer's thread, which two runs that
-            # end at once would both start.
-            self._reading = parent.timer.call_repeatedly(READ_EVERY, EARLY_ACKS.read)
         self._consumer = parent
         self._restore(parent)
 
     def stop(self, parent: Any) -> None:
         """Forget all messages and leave all lines: the broker delivers again what is not acked."""
         self._consumer = None
-        if self._reading is not None:
-            self._reading.cancel()
-            self._reading = None
-        EARLY_ACKS.read()
         for one, is_called in self._calls:
             if is_called:  # nobody comes to its key: the next in line shall have it at once
                 one.pass_on()
@@ -95,8 +83,6 @@ class WaitingRoom(bootsteps.StartStopStep):
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         """Called by Celery whenever the event loop starts, where there is one."""
         hub.add_reader(self._wake, self._run_calls)
-        if EARLY_ACKS.reader is not None:
-            hub.add_reader(EARLY_ACKS.reader, EARLY_ACKS.read)
 
     def _restore(self, parent: Any) -> None:
         """Have a Redis broker deliver again at once what waited here when its connection was lost.
@@ -127,12 +113,8 @@ class WaitingRoom(bootsteps.StartStopStep):
             return False
         return time.monotonic() < must_leave_at(request, plan)
 
-    def keep(self, request: Request, queued: Queued, plan: LockPlan, anew: Anew) -> None:
-        """Keep the message of `request` until its turn.
-
-        Args:
-            request, queued, plan, anew: As for `WaitingMessage`.
-        """
+    def keep(self, request: Request, ending: WaitsInLine, plan: LockPlan, prepare: Prepare) -> None:
+        """Keep the message of `request` until its turn."""
         state.task_ready(request)
         consumer = self._consumer
         if consumer is None or self._is_lost(consumer, request):
@@ -144,7 +126,7 @@ class WaitingRoom(bootsteps.StartStopStep):
             self._wake_up()  # in a pool of threads this is not the event loop's: it would read on only in a second
         room = server_of(plan.app).room
         self._rooms.add(room)
-        room.enter(WaitingMessage(request, queued, plan, anew, self.can_begin, self.begin))
+        room.enter(WaitingMessage(request, ending, plan, prepare, self.can_begin, self.begin))
 
     def _is_lost(self, consumer: Any, request: Request) -> bool:
         """Whether the connection is lost over which the message of `request` came.
@@ -170,10 +152,15 @@ class WaitingRoom(bootsteps.StartStopStep):
     def _has_slot(self, consumer: Any, in_bucket: int) -> bool:
         """Whether the pool can run one more message soon, besides those that are called and stand in their bucket.
 
-        It can where it has a free slot. Where the worker has more messages than slots, it never has one: then a message
-        that waits may join them, one for each run that has begun since the last.
+        It can where a slot is free. A worker that has fetched more messages than it has slots never has a free one:
+        there a message that waits joins the fetched ones whenever another run has begun since the last one joined.
         """
-        if len(state.reserved_requests) + len(self._calls) + in_bucket < slots_of(consumer.pool):
+        slots = slots_of(consumer.pool)
+        if not slots:
+            return False
+        if consumer.pool.uses_semaphore:  # it has children
+            slots = CHILDREN.living(consumer.pool)
+        if len(state.reserved_requests) + len(self._calls) + in_bucket < slots:
             self._begun_at = None
             return True
         begun: int = state.all_total_count[0]
@@ -217,7 +204,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         consumer.qos.decrement_eventually()
         if isinstance(consumer.qos, Windows):
             consumer.qos.let_go(waiting.request.message)
-        waiting.anew(waiting.offer if called else None)
+        waiting.prepare(waiting.call if called else None)
         rate_limit.begin(consumer, waiting.request)
 
     def give_token_back(self, request: Request) -> None:

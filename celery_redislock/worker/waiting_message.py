@@ -14,18 +14,18 @@ from celery.worker.request import Request
 
 from celery_redislock.app import server_of
 from celery_redislock.errors import LockUnavailable
-from celery_redislock.message.delivery import DELIVERY
 from celery_redislock.message.header import Header
 from celery_redislock.server.names import limit_of, limited
 from celery_redislock.server.tokens import RESERVED, Token, known_by
 from celery_redislock.server.waiter import Waiter
-from celery_redislock.shown import fields, shown
-from celery_redislock.task.endings import Queued
+from celery_redislock.shown import fields, run_named
+from celery_redislock.task.endings import WaitsInLine
 from celery_redislock.task.plan import LockPlan
 
 logger = logging.getLogger(__name__)
 
-Anew = Callable[[bytes | None], None]
+#: Prepares the request for its next execution, as `LockedRequest.prepare_run`.
+Prepare = Callable[[bytes | None], None]
 
 #: A message waits here for this share of the broker's visibility timeout at most, and is then published again: the
 #: broker delivers a message to another worker that is not acked for the whole of it.
@@ -36,10 +36,8 @@ class WaitingMessage(Waiter):
     """One message that waits for its key.
 
     Args:
-        request: Celery's request for the message.
-        queued: How its run has ended.
-        plan: The lock of its task.
-        anew: Prepares the request for its next execution. It is given what the key holds until then; None where the
+        request, ending, plan: Celery's request for it, how its run has ended, and the lock of its task.
+        prepare: Prepares the request for its next execution. It is given what the key holds until then; None where the
             key is not kept for it.
         can_begin: Whether the worker would run it soon.
         run: Has the pool run it; whether its turn has come is given, too.
@@ -52,12 +50,12 @@ class WaitingMessage(Waiter):
         "_run",
         "_runs_in_outage",
         "_since",
-        "anew",
         "claim",
         "deadline",
         "joins",
         "key",
         "place",
+        "prepare",
         "request",
         "watches",
     )
@@ -67,19 +65,19 @@ class WaitingMessage(Waiter):
     def __init__(
         self,
         request: Request,
-        queued: Queued,
+        ending: WaitsInLine,
         plan: LockPlan,
-        anew: Anew,
+        prepare: Prepare,
         can_begin: Callable[[WaitingMessage], bool],
         run: Callable[[WaitingMessage, bool], None],
     ) -> None:
         # All that wait for one key share its name.
-        self.key = limited(sys.intern(str(queued.key)), limit_of(queued.key))
-        self.place = queued.place
+        self.key = limited(sys.intern(str(ending.key)), limit_of(ending.key))
+        self.place = ending.place
         self.request = request
-        self.anew = anew
+        self.prepare = prepare
         self._room = server_of(plan.app).room
-        header = queued.header
+        header = ending.header
         self.claim = None if header.claim is None else known_by(header.claim, RESERVED).owner
         self.joins = header.joins
         self.watches = self.claim is not None or self.joins is not None
@@ -89,9 +87,9 @@ class WaitingMessage(Waiter):
         self._runs_in_outage = plan.options.on_outage != "retry"
 
     @property
-    def offer(self) -> bytes:
+    def call(self) -> bytes:
         """What the key holds from the message's turn until its run acquires the key."""
-        return self._room.call_of(self).value
+        return self._room.call_of(self)
 
     @property
     def told(self) -> dict[str, Any]:
@@ -114,11 +112,7 @@ class WaitingMessage(Waiter):
         return self._can_begin(self)
 
     def need_not_wait(self, holders: Sequence[Token]) -> bool:
-        """Whether the key was handed over to this message, or the task that it has joined does not hold the key.
-
-        Args:
-            holders: As for `Waiter.need_not_wait`.
-        """
+        """Whether the key was handed over to this message, or the task that it has joined does not hold the key."""
         if any(one.state == "queued" and one.owner == self.claim for one in holders):
             return True
         return self.joins is not None and not any(self._may_be_joined(one) for one in holders)
@@ -128,16 +122,12 @@ class WaitingMessage(Waiter):
         return holder.state == "queued" or (holder.state == "held" and holder.info("", None).task_id == self.joins)
 
     def begin(self, *, called: bool) -> None:
-        """Have the pool run the message again: the key is offered to it, or it can wait no longer.
-
-        Args:
-            called: Whether the key is offered to it.
-        """
+        """Have the pool run the message again: the key is offered to it, or it can wait no longer."""
         if called:
             waited, name = time.monotonic() - self._since, self.request.task.name
             logger.info(
-                "task %s[%s]: its turn has come after %.3f s; %d messages wait in this worker",
-                *(name, shown(str(self.request.id)), waited, len(self._room)),
+                "%s: its turn has come after %.3f s; %d messages wait in this worker",
+                *(run_named(name, self.request.id), waited, len(self._room)),
                 extra=fields("turn", task=name, task_id=self.request.id, key=self.key),
             )
         self._run(self, called)
@@ -168,5 +158,5 @@ def _deadline(request: Request, header: Header, plan: LockPlan) -> float:
 
 def must_leave_at(request: Request, plan: LockPlan) -> float:
     """When the message must be published again, by `time.monotonic()`."""
-    received_at: float = request.request_dict[DELIVERY].received_at
+    received_at: float = request.received_at  # type: ignore[attr-defined] # it is a `LockedRequest`
     return received_at + LONGEST_WAIT * plan.broker.visibility_timeout

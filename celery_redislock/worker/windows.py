@@ -44,8 +44,8 @@ class Windows(QoS):
     def update(self) -> int:
         """Consume anew where too many of a consumer's messages wait. Called by the event loop while `prev` has changed.
 
-        Others must have as many places in the window as the pool has slots. While fewer are left, but all slots are
-        taken, that can wait; so the worker does not fetch more and more messages that others could run.
+        The messages that do not wait must have as many places in the window as the pool has slots. While fewer are left
+        but all slots are taken, that can wait: this worker would fetch more and more that another one could run.
         """
         self.prev = self.value
         consumer = self._consumer
@@ -91,6 +91,11 @@ def open_windows(consumer: Any) -> None:
 
 
 def slots_of(pool: Any) -> int:
-    """How many messages `pool` runs at a time."""
+    """How many messages `pool` runs at a time; none before it has begun and after its end.
+
+    In a cold shutdown the pool ends first, while messages still wait in its worker.
+    """
+    if not pool.active:
+        return 0
     slots: int = pool.num_processes if pool.uses_semaphore else pool.limit
     return slots

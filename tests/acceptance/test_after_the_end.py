@@ -34,12 +34,13 @@ def test_who_has_its_result_and_calls_again_gets_a_run_of_its_own(tasks, ledger,
     assert ledger.overlaps() == []
 
 
-def test_a_call_in_the_midst_of_a_run_is_still_its_duplicate(tasks, running):
-    first = tasks.once.delay("k", "first", 1.0)
+def test_a_call_in_the_midst_of_a_run_is_still_its_duplicate(tasks, running, gate):
+    first = tasks.once.delay("k", "first", file=str(gate))
     running("first")
     second = tasks.once.delay("k", "second")
     wait_until(second.ready, "it is skipped")
     assert second.state == "REVOKED"
+    gate.open()
     first.get(timeout=10)
     tasks.on_raise.delay("k", "held", "hangs")
     running("held")

@@ -31,7 +31,7 @@ def test_arguments_that_do_not_fit_the_signature_get_celerys_own_error(app, task
     start_worker(1)
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'key'"):
         tasks.work.delay()
-    for args, kwargs in [((), {}), ((1, 2, 3, 4), {}), ((1,), {"key": 2}), ((1,), {"nope": 2})]:
+    for args, kwargs in [((), {}), ((1, 2, 3, 4, 5), {}), ((1,), {"key": 2}), ((1,), {"nope": 2})]:
         with pytest.raises(TypeError, match=r"lab\.work\(\)"):
             app.send_task("lab.work", args, kwargs).get(timeout=10)
     assert locks.client.keys() == []
@@ -48,11 +48,13 @@ def test_hostile_headers_are_headers_of_nobody(tasks, start_worker, ledger, name
     assert ledger.conflicts() == []
 
 
-def test_hostile_headers_do_not_disturb_a_conflict(tasks, start_worker, ledger):
+def test_hostile_headers_do_not_disturb_a_conflict(tasks, start_worker, ledger, gate):
     worker = start_worker(4)
-    tasks.work.delay("k", "first", 1.0)
+    tasks.work.delay("k", "first", file=str(gate))
     wait_until(ledger.runs, "it runs")
     results = [tasks.work.apply_async(("k", n), headers={"redislock": value}) for n, value in enumerate(HOSTILE)]
+    wait_until(lambda: len(ledger.conflicts()) >= len(HOSTILE), "all have met it")
+    gate.open()
     assert [result.get(timeout=60) for result in results] == list(range(len(HOSTILE)))
     assert "Traceback" not in worker.output()
     assert ledger.overlaps() == []

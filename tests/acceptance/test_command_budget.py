@@ -1,28 +1,35 @@
 """The command budget: all that the lock server is sent, by whomever, in each scenario, and what the scripts call.
 
 A scenario that takes one command more fails here. Whoever has a reason for it changes the table, which is what users
-pay. No scenario depends on time: a holder ends when the test says so, and no lease is renewed within ten seconds.
+pay. A holder ends when the test says so, and no lease is renewed within half a minute. One thing goes by time: a key is
+kept for a second for the room to which it is offered. Where the machine stood still, a scenario is played once more.
 """
 
 from __future__ import annotations
 
-import math
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any, NamedTuple
 
 import pytest
 from celery import Celery, Task
+from redis.crc import key_slot
 
 from celery_redislock import LockConflict
 from celery_redislock.app import server_of
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.server import tokens
 from celery_redislock.server.held import HeldLock
+from celery_redislock.server.keeper import Keeper
+from celery_redislock.server.looks import OFFERED_FOR
 from celery_redislock.server.tokens import mint_publish
-from tests.lab.cluster_locks import needs_one_server
+from tests.lab.app import make_app
+from tests.lab.kinds import ON_A_CLUSTER
 from tests.lab.recorder import load_scripts, recording
 from tests.lab.servers import wait_until
 from tests.lab.wake_ups import counts_on_wake_ups
@@ -35,7 +42,7 @@ REFUSED = "acquire: EXISTS 2 SET GET MGET PTTL TIME"
 #: A worker's room stands in line; a release offers it the key; it takes the offer, and calls the message.
 STANDS = "stand: 2 MGET ZADD PEXPIRE PTTL TIME"
 OFFERED = "release: EXISTS GET DEL 2 ZRANGE ZREM SET PUBLISH"
-TAKES = "stand: MGET ZADD PEXPIRE SET ZREM"
+TAKES = "stand: MGET ZADD PEXPIRE ZRANGE SET ZREM"
 #: A message that was called is granted the key; its release leaves nobody behind in line.
 IN_ITS_TURN = ["acquire: EXISTS MGET 2 SET GET", "release: GET DEL SET ZRANGE"]
 #: From the arrival of a message that waits to its end; the third command is the release of the holder.
@@ -64,19 +71,27 @@ BUDGET = {
     "self.retry() with the key held: both runs": [
         GRANTED,
         "release: GET 2 DEL SET ZRANGE",  # hands the key over
-        "acquire: 2 SET 2 GET",
+        "acquire: 2 GET SET",
         RELEASED,
     ],
     "a publish in scope run": [],
     "a second publish in scope run": [],
     "a publish in scope job": [GRANTED, "renew: GET PEXPIRE"],
     "a duplicate publish in scope job": [REFUSED],
-    "a run in scope job": ["acquire: 2 SET 2 GET", RELEASED],
+    "a run in scope job": ["acquire: 2 GET SET", RELEASED],
     "a publish in scope queue": [GRANTED, "renew: GET PEXPIRE"],
     "a duplicate publish in scope queue": [REFUSED],
-    "a run in scope queue": ["acquire: SET EXISTS GET DEL", RELEASED],
+    "a run in scope queue": ["acquire: 2 GET EXISTS SET DEL", RELEASED],
     "a renewal of 1,000 locks": 2 * ["renew: 500 GET 500 PEXPIRE"],
 }
+HELD = [f"redislock:{{held-{number}}}" for number in range(1000)]
+#: A Cluster is sent the same, but one renewal for each slot among the 500 locks that are renewed together.
+if ON_A_CLUSTER:
+    slots = [key_slot(key.encode()) for key in HELD]
+    counts = [*Counter(slots[:500]).values(), *Counter(slots[500:]).values()]
+    BUDGET["a renewal of 1,000 locks"] = sorted(
+        "renew: GET PEXPIRE" if count == 1 else f"renew: {count} GET {count} PEXPIRE" for count in counts
+    )
 
 #: The queue of the worker in which holders run, and one that no worker consumes until it is told to.
 OTHER, NOBODYS = "lab-other", "lab-nobodys"
@@ -93,8 +108,22 @@ class Lab:
     """Two workers of one child each: one runs what a scenario is about, and the other one the holder of its key."""
 
     def __init__(self, app: Celery, locks: Any, ledger: Any, folder: Path) -> None:
-        self.app, self.locks, self.ledger, self.folder = app, locks, ledger, folder
+        self.app, self.locks, self.ledger, self.folder, self.turn = app, locks, ledger, folder, 0
         self.seen: dict[str, list[str]] = {}
+
+    def play(self, scenario: Callable[[Lab], None]) -> None:
+        """Play a scenario, and once more where an offer may have ended meanwhile, so that more was sent."""
+        for self.turn in range(5):
+            before, began = self.seen.copy(), time.monotonic()
+            scenario(self)
+            was_quick = time.monotonic() - began < OFFERED_FOR
+            if was_quick or all(BUDGET.get(name) == self.seen[name] for name in self.seen.keys() - before.keys()):
+                return
+            self.seen = before
+
+    def key(self, name: str) -> str:
+        """A key of this turn's own."""
+        return f"{name}-{self.turn}"
 
     def task(self, name: str) -> Any:
         return self.app.tasks[f"lab.{name}"]
@@ -121,8 +150,11 @@ class Lab:
 
 
 @pytest.fixture
-def lab(config, app, locks, ledger, start_worker, tmp_path, monkeypatch):
+def lab(config, locks, ledger, start_worker, tmp_path):
     load_scripts(locks)
+    config.settings["redislock_client_options"] = {"socket_timeout": 10.0, "socket_connect_timeout": 10.0}
+    config.settings["task_annotations"] = {"*": {"lock_lease": 90.0}}  # so long that nobody renews it
+    app = make_app(config)
     lab = Lab(app, locks, ledger, tmp_path)
     start_worker(1)
     start_worker(1, config=replace(config, queue=OTHER))
@@ -132,7 +164,8 @@ def lab(config, app, locks, ledger, start_worker, tmp_path, monkeypatch):
     for result in warm_up:
         result.get(timeout=20)
     lab.all_is_free()
-    return lab
+    yield lab
+    app.close()
 
 
 def an_uncontended_run(lab: Lab) -> None:
@@ -151,9 +184,9 @@ def a_duplicate_that_ends(lab: Lab) -> None:
 
 
 def a_message_that_waits(lab: Lab) -> None:
-    holder = lab.holder("waits")
+    holder = lab.holder(key := lab.key("waits"))
     with lab.record("a duplicate waits for its turn, and runs"):
-        result = lab.task("on_wait").delay("waits", "its turn")
+        result = lab.task("on_wait").delay(key, "its turn")
         lab.stands_in_line()
         holder.end()
         assert result.get(timeout=20) == "its turn"
@@ -161,30 +194,30 @@ def a_message_that_waits(lab: Lab) -> None:
 
 
 def a_message_that_joins(lab: Lab) -> None:
-    holder = lab.holder("joins")
+    holder = lab.holder(key := lab.key("joins"))
     with lab.record("a duplicate joins, and has its holder's result"):
-        result = lab.task("on_join").delay("joins", "not run")
+        result = lab.task("on_join").delay(key, "not run")
         lab.stands_in_line()
         holder.end()
-        assert result.get(timeout=20) == "joins"
+        assert result.get(timeout=20) == key
         lab.all_is_free()
 
 
 def a_copy(lab: Lab) -> None:
     header = {HEADER: Header(mint_publish()).wire}
-    holder = lab.holder("copied", task_id="one-id", headers=header)
+    key = lab.key("copied")
+    holder = lab.holder(key, task_id=key, headers=header)
     with lab.record("a copy waits, and is dropped"):
-        arguments = ("copied", "copied", "")
-        Task.apply_async(lab.task("until"), arguments, task_id="one-id", headers=header)
+        Task.apply_async(lab.task("until"), (key, key, ""), task_id=key, headers=header)
         lab.stands_in_line()
         holder.end()
         lab.all_is_free()
 
 
 def a_successor(lab: Lab) -> None:
-    holder = lab.holder("succeeds")
+    holder = lab.holder(key := lab.key("succeeds"))
     with lab.record("a successor waits for its holder, and runs"):
-        result = lab.task("on_skip").apply_async(("succeeds", "next"), parent_id=holder.id, root_id=holder.id)
+        result = lab.task("on_skip").apply_async((key, "next"), parent_id=holder.id, root_id=holder.id)
         lab.stands_in_line()
         holder.end()
         assert result.get(timeout=20) == "next"
@@ -201,10 +234,10 @@ def a_retry(lab: Lab) -> None:
 def publishes(lab: Lab) -> None:
     for scope, name in {"run": "work", "job": "job", "queue": "queued"}.items():
         with lab.record(f"a publish in scope {scope}"):
-            first = lab.task(name).apply_async(("published",), queue=NOBODYS)
+            first = lab.task(name).apply_async((lab.key("published"),), queue=NOBODYS)
         again = "second" if scope == "run" else "duplicate"
         with lab.record(f"a {again} publish in scope {scope}"):
-            duplicate = lab.task(name).apply_async(("published",), queue=NOBODYS)
+            duplicate = lab.task(name).apply_async((lab.key("published"),), queue=NOBODYS)
         assert (duplicate.id == first.id) == (scope != "run")
 
 
@@ -217,21 +250,37 @@ def runs_of_what_was_published(lab: Lab) -> None:
             lab.all_is_free()
 
 
+@contextmanager
+def standing_still(keeper: Keeper) -> Iterator[None]:
+    """In the block, the keeper's thread does nothing."""
+    stands, goes_on = Event(), Event()
+
+    def stand(_: object) -> None:
+        stands.set()
+        goes_on.wait()
+
+    keeper.later(stand)
+    stands.wait()
+    try:
+        yield
+    finally:
+        goes_on.set()
+
+
 def renewal(lab: Lab) -> None:
     server = server_of(lab.app)
     held = []
-    for number in range(1000):
+    for key in HELD:
         token = tokens.mint(tokens.mint_nonce(), None, tokens.origin("host", None))
-        held.append(HeldLock(server.store, f"held-{number}", token, 30.0))
+        held.append(HeldLock(server.store, key, token, 30.0))
         held[-1].granted(server.store.acquire(held[-1].key, token, 30.0))
-        held[-1].renew_at = math.inf
+        held[-1].renew_at = 0.0
     with lab.record("a renewal of 1,000 locks"):
-        for lock in held[1:]:
-            server.keeper.add(lock)
-        for lock in held:  # all are due before the keeper looks again: it is woken by the last one
-            lock.renew_at = 0.0
-        server.keeper.add(held[0])
+        with standing_still(server.keeper):  # it looks when all are due, and not amid them
+            for lock in held:
+                server.keeper.add(lock)
         wait_until(lambda: all(lock.renew_at for lock in held), "all are renewed")
+    lab.seen["a renewal of 1,000 locks"].sort()
     for lock in held:
         server.keeper.remove(lock)
     lab.locks.client.flushall()
@@ -251,11 +300,10 @@ SCENARIOS = [
 ]
 
 
-@needs_one_server("its time-outs and what one connection sends are the table's")
 @counts_on_wake_ups("the commands of those who are woken up are counted")
 def test_each_scenario_sends_the_lock_server_what_the_table_says_and_nothing_else(lab):
     for scenario in SCENARIOS:
-        scenario(lab)
+        lab.play(scenario)
     changed = {name: commands for name, commands in lab.seen.items() if commands != BUDGET.get(name)}
     assert changed == {name: BUDGET.get(name) for name in changed}
     assert lab.seen.keys() == BUDGET.keys()

@@ -27,15 +27,16 @@ def tasks(config, start_worker):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_copy_waits_for_its_first_delivery_and_is_dropped_then(tasks, ledger, locks, fails):
+def test_a_copy_waits_for_its_first_delivery_and_is_dropped_then(tasks, ledger, locks, gate, fails):
     app = tasks
-    task, args = app.tasks["lab.once"], ("k", "body", 1.0, fails)
+    task, args = app.tasks["lab.once"], ("k", "body", 0.0, fails, str(gate))
     header = {HEADER: Header(mint_publish()).wire}
     # Celery's own publish, which adds no name of its own to the message.
     first = Task.apply_async(task, args, task_id="one-id", headers=header)
     wait_until(lambda: first.state == "STARTED", "the first delivery runs")
     Task.apply_async(task, args, task_id="one-id", headers=header)
     wait_until(ledger.conflicts, "the copy has met its first delivery")
+    gate.open()
     first.get(timeout=10, propagate=False)
     wait_until(lambda: "dropped, it has finished in another delivery" in app.worker.output(), "the copy is dropped")
     assert ledger.items() == ["body"]
@@ -58,12 +59,13 @@ def test_a_second_publish_of_a_finished_id_runs(tasks, ledger):
     assert ledger.items() == ["a", "b"]
 
 
-def test_another_publish_under_the_id_of_one_that_runs_is_no_copy_and_runs_after_it(tasks, ledger):
+def test_another_publish_under_the_id_of_one_that_runs_is_no_copy_and_runs_after_it(tasks, ledger, gate):
     """As one of the next day: the note of yesterday's must not drop it where it meets a conflict."""
     task = tasks.tasks["lab.once"]
-    task.apply_async(("k", "today", 1.0), task_id="one-id")
+    task.apply_async(("k", "today"), {"file": str(gate)}, task_id="one-id")
     wait_until(lambda: "today" in ledger.items(), "the first one runs")
     task.apply_async(("k", "tomorrow"), task_id="one-id")
+    wait_until(ledger.conflicts, "the second one has met it")
+    gate.open()
     wait_until(lambda: "tomorrow" in ledger.items(), "the second one runs")
-    assert ledger.conflicts()
     assert ledger.overlaps() == []

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import time
 
+import pytest
+from celery.exceptions import TaskRevokedError, TimeLimitExceeded
+
 from tests.conftest import on_every_broker, on_every_queue
+from tests.lab.gate import Gate
 from tests.lab.servers import wait_until
 from tests.lab.wake_ups import counts_on_wake_ups, few
-from tests.lab.workers import kept, waiting_in
+from tests.lab.workers import kept, stands_in_line
 
 
 @counts_on_wake_ups("two workers that hear nothing may change places, and the commands are counted")
@@ -20,6 +24,7 @@ def test_thirty_messages_for_one_key_run_in_order_on_two_workers_each_right_afte
     with tasks.work.lock_for("k"):
         results = [tasks.work.delay("k", number, 0.05) for number in range(30)]
         wait_until(lambda: kept(tasks.work.app, 2) == 30, "all wait")
+        wait_until(lambda: stands_in_line(locks.client, tasks.work, "k", 2), "each worker at the place of its first")
         locks.calls()
     for result in results:
         result.get(timeout=30)
@@ -54,23 +59,48 @@ def test_a_message_that_waits_takes_no_slot(tasks, start_worker, ledger):
     assert [item for item in ledger.items() if len(item) < 3] == [str(number) for number in range(len(waiting))]
 
 
+@pytest.mark.parametrize("late", ["lab_kills_late", "lab_replaces_late"])
+def test_a_message_waits_for_no_child_that_is_to_be_killed_or_replaced_while_another_worker_has_a_free_one(
+    config, tasks, start_worker, ledger, gate, tmp_path, late
+):
+    """Celery reports the end of a run at its hard time limit first, and may make another child seconds later."""
+    at_last, other = Gate(tmp_path / "at last"), f"{config.queue}-other"
+    start_worker(1, "-Q", other)
+    config.settings |= {late: str(at_last), "lab_long_offers": True}
+    start_worker(1)
+    with tasks.work.lock_for("k"):
+        waits = tasks.work.delay("k", "waits")
+        wait_until(lambda: kept(tasks.work.app, 2) == 1, "it waits")
+        limited = tasks.work.apply_async(("l", "limited", gate), time_limit=1)
+        with pytest.raises(TimeLimitExceeded):
+            limited.get(timeout=20)
+        tasks.work.apply_async(("k", "later"), queue=other)
+        wait_until(lambda: tasks.work.lock_info("k").waiting == 2, "both workers stand in line")
+        time.sleep(0.5)  # the room looks every 0.05 s for a slot: it would stand in line with one that is none
+    wait_until(lambda: ledger.items() == ["limited", "later"], "the later one runs")
+    at_last.open()
+    assert waits.get(timeout=20) == "waits"
+
+
 @on_every_queue
 def test_a_worker_that_dies_loses_nothing_of_what_waits_in_it_also_where_messages_are_acked_early(
-    config, tasks, start_worker, ledger
+    config, tasks, start_worker, ledger, broker_server
 ):
+    # So long that none is sent back while it waits: kombu's Redis transport loses what is in the queue when the worker
+    # that asks for it is killed.
     config.settings["broker_transport_options"] = {
-        "visibility_timeout": 3,
+        "visibility_timeout": 120,
         "unacked_restore_interval": 1,
         "unacked_restore_throttle": 1,
     }
     first = start_worker(1)
     with tasks.work.lock_for("k"):
         waiting = [tasks.work.delay("k", number) for number in range(5)]
-        wait_until(lambda: waiting_in(first) == 5, "all wait")
+        wait_until(lambda: kept(tasks.work.app) == 5, "all wait")
         first.kill()
+        broker_server.ages()
         start_worker(1)
-    for result in waiting:
-        result.get(timeout=30)
+    wait_until(lambda: all(result.ready() for result in waiting), "all have run")
     assert sorted(ledger.items()) == [str(number) for number in range(5)]
 
 
@@ -80,7 +110,19 @@ def test_messages_that_are_acked_early_are_acked_also_where_their_results_are_he
     config.settings["lab_slow_acks"] = True
     start_worker(1)
     results = [tasks.work.delay(f"k{number}", number) for number in range(12)]
-    assert [result.get(timeout=10) for result in results] == list(range(12))
+    wait_until(lambda: all(result.ready() for result in results), "all have run")
+    assert [result.get() for result in results] == list(range(12))
+
+
+def test_messages_that_are_acked_early_are_acked_also_where_they_begin_before_their_acceptance_is_heard(
+    config, tasks, start_worker, broker_server
+):
+    config.settings["worker_prefetch_multiplier"] = 8
+    results = [tasks.work.delay(f"k{number}", number) for number in range(200)]
+    start_worker(1)
+    assert [result.get(timeout=60) for result in results] == list(range(200))
+    with broker_server.connect() as broker:
+        wait_until(lambda: broker.hlen("unacked") == 0, "all are acked")
 
 
 @counts_on_wake_ups("it measures how soon the next one runs")
@@ -92,6 +134,8 @@ def test_a_message_that_is_revoked_while_it_waits_does_not_run_and_the_next_one_
         waiting[0].revoke()
         wait_until(lambda: "flagged as revoked" in worker.output(), "the worker knows")
     begin = time.monotonic()
+    with pytest.raises(TaskRevokedError):
+        waiting[0].get(timeout=20)
     waiting[2].get(timeout=20)
     assert ledger.items() == ["1", "2"]
     assert time.monotonic() - begin < 5
@@ -107,7 +151,7 @@ def test_a_worker_tells_what_waits_in_it_and_the_lock_how_many_rooms_wait(tasks,
             (result.id, "lab.work", lock.name) for result in waiting
         ]
         assert "secret" not in str(told)
-        assert tasks.work.lock_info("k").waiting == 1
+        wait_until(lambda: tasks.work.lock_info("k").waiting == 1, "their room stands in line")
     for result in waiting:
         result.get(timeout=20)
     assert asked(app) == []
@@ -115,5 +159,7 @@ def test_a_worker_tells_what_waits_in_it_and_the_lock_how_many_rooms_wait(tasks,
 
 def asked(app):
     """What `celery inspect redislock_waiting` tells of the one worker."""
-    ((told,),) = (reply.values() for reply in app.control.broadcast("redislock_waiting", reply=True, limit=1))
+    ((told,),) = (
+        reply.values() for reply in app.control.broadcast("redislock_waiting", reply=True, limit=1, timeout=10)
+    )
     return told

@@ -31,12 +31,15 @@ def test_in_every_pool_those_who_wait_run_in_order_acked_early_and_late(tasks, s
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
 def test_a_worker_fetches_on_as_soon_as_a_message_waits(tasks, start_worker, pool):
-    """It may have one message beyond those that wait; so it fetches them one after the other."""
+    """It may have one message beyond those that wait; so it fetches them one after the other.
+
+    If it looked for the next one once a second, thirty would take half a minute.
+    """
     worker = start_worker(1, "-P", pool)
     with tasks.work.lock_for("k"):
         for number in range(30):
             tasks.work.delay("k", number)
-        wait_until(lambda: waiting_in(worker) == 30, "all wait", 5)
+        wait_until(lambda: waiting_in(worker) == 30, "all wait", 15)
 
 
 def test_under_gevent_what_waits_when_redis_as_the_broker_goes_away_waits_again_when_it_is_back(
@@ -50,7 +53,7 @@ def test_under_gevent_what_waits_when_redis_as_the_broker_goes_away_waits_again_
         broker_proxy.refuse()
         wait_until(lambda: "Cannot connect to" in worker.output(), "it cannot connect")
         broker_proxy.mend()
-        wait_until(lambda: waiting_in(worker) == 4, "they wait again", 10)
+        wait_until(lambda: waiting_in(worker) >= 4, "they wait again")
     for result in results:
         result.get(timeout=10)
     assert ledger.overlaps() == []

@@ -18,18 +18,21 @@ pytestmark = pytest.mark.parametrize("broker", ["quorum"], indirect=True)
     ("slots", "multiplier", "pool"), [(1, 1, "prefork"), (4, 1, "prefork"), (2, 4, "prefork"), (4, 1, "threads")]
 )
 def test_the_owner_of_the_key_and_a_stranger_get_through_behind_many_more_waiters_than_the_worker_prefetches(
-    config, start_worker, ledger, slots, multiplier, pool
+    config, start_worker, ledger, gate, slots, multiplier, pool
 ):
     config.settings["worker_prefetch_multiplier"] = multiplier
     config.settings["task_annotations"] = {"lab.shared_job": {"lock_key": "stock:{key}"}}
     app = make_app(config)
     others = [app.tasks["lab.keyed"].delay("k", number) for number in range(60)]
-    owner = app.tasks["lab.shared_job"].delay("k")
-    assert app.tasks["lab.keyed"].lock_info("k").task_id == owner.id
     stranger = app.tasks["lab.plain"].delay("stranger")
+    owner = app.tasks["lab.shared_job"].delay("k", gate)
+    assert app.tasks["lab.keyed"].lock_info("k").task_id == owner.id
     worker = start_worker(slots, "-P", pool)
-    assert owner.get(timeout=20) == "shared_job"
-    assert stranger.get(timeout=20) == "plain"
+    wait_until(lambda: "shared_job" in ledger.items() and stranger.ready(), "both get through")
+    wait_until(lambda: kept(app) == 60, "all others wait")
+    gate.open()
+    wait_until(owner.ready, "the owner has ended")
+    assert (owner.get(), stranger.get()) == ("shared_job", "plain")
     assert [result.get(timeout=20) for result in others] == list(range(60))
     ran = [run.item for run in ledger.runs() if run.key != "plain"]
     assert ran[0] == "shared_job"
@@ -38,13 +41,14 @@ def test_the_owner_of_the_key_and_a_stranger_get_through_behind_many_more_waiter
     app.close()
 
 
-def test_all_slots_stay_of_use_while_one_message_waits(tasks, start_worker, ledger):
+def test_all_slots_stay_of_use_while_one_message_waits(tasks, start_worker, ledger, gate):
     start_worker(2)
     with tasks.work.lock_for("k"):
         waits = tasks.work.delay("k", "waits")
         wait_until(lambda: kept(tasks.work.app) == 1, "it waits")
-        strangers = [tasks.work.delay(key, key, 0.5) for key in ("a", "b")]
+        strangers = [tasks.work.delay(key, key, gate) for key in ("a", "b")]
         wait_until(lambda: len(ledger.running()) == 2, "two strangers run side by side")
+        gate.open()
     for result in [*strangers, waits]:
         result.get(timeout=10)
 
@@ -54,7 +58,9 @@ def test_a_worker_of_classic_and_quorum_queues_keeps_the_messages_of_both_waitin
     arguments = {"x-queue-type": "classic"}
     classic = Queue(name, Exchange(name), name, queue_arguments=arguments)
     worker = start_worker(1)
-    app.control.add_consumer(name, routing_key=name, options={"queue_arguments": arguments}, reply=True)
+    app.control.add_consumer(
+        name, routing_key=name, options={"queue_arguments": arguments}, reply=True, limit=1, timeout=10
+    )
     with tasks.work.lock_for("k"):
         waiting = [
             tasks.work.apply_async(("k", number), **({"queue": classic} if number % 2 else {})) for number in range(20)
@@ -74,7 +80,7 @@ def test_a_queue_that_the_worker_was_told_to_leave_is_left_though_its_messages_w
     with tasks.work.lock_for("k"):
         waiting = [tasks.work.apply_async(("k", number), queue=other) for number in range(5)]
         wait_until(lambda: kept(app) == 5, "all wait")
-        app.control.cancel_consumer(other, reply=True)
+        assert app.control.cancel_consumer(other, reply=True, limit=1, timeout=10)
         stranger = tasks.plain.apply_async(queue=other)
         waiting += [tasks.work.delay("k", number) for number in range(5, 10)]
         wait_until(lambda: kept(app) == 10, "those of the other queue wait too")
@@ -82,7 +88,7 @@ def test_a_queue_that_the_worker_was_told_to_leave_is_left_though_its_messages_w
     assert [result.get(timeout=20) for result in waiting] == list(range(10))
     assert f"[{stranger.id}] received" not in worker.output()
     with tasks.work.lock_for("k"):
-        app.control.add_consumer(other, exchange_type="topic", routing_key=other, reply=True)
+        app.control.add_consumer(other, exchange_type="topic", routing_key=other, reply=True, limit=1, timeout=10)
         assert stranger.get(timeout=10) == "plain"
         waiting = [tasks.work.apply_async(("k", number), queue=other) for number in range(5)]
         wait_until(lambda: kept(app) == 5, "all wait")
@@ -97,7 +103,9 @@ def test_a_message_that_was_delivered_often_is_published_anew_before_rabbitmq_dr
     with app.connection_for_write() as connection:
         channel = connection.default_channel
         for _ in range(11):
-            channel.basic_reject(channel.basic_get(config.queue).delivery_tag, requeue=True)
+            got = []
+            wait_until(lambda got=got: got.append(channel.basic_get(config.queue)) or got[-1], "it is there again")
+            channel.basic_reject(got[-1].delivery_tag, requeue=True)
     with tasks.work.lock_for("k"):
         worker = start_worker(1)
         wait_until(lambda: "it comes back in" in worker.output(), "it is published anew")

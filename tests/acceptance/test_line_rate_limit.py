@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import time
+from statistics import median
 
 import pytest
 from celery.exceptions import TaskRevokedError
 
 from tests.lab.app import make_app
+from tests.lab.paces import tokens_noted
 from tests.lab.servers import need_pool, wait_until
 from tests.lab.wake_ups import counts_on_wake_ups
 from tests.lab.workers import kept
@@ -37,21 +38,24 @@ def test_those_who_wait_hold_no_stranger_up_and_run_in_order_as_often_as_the_lim
     limited, config, start_worker, ledger, pool, rate
 ):
     need_pool(pool)
-    config.settings["worker_prefetch_multiplier"] = 8
-    work = limited(f"{rate}/s")
+    config.settings |= {"worker_prefetch_multiplier": 8, "lab_tokens": True}
+    work = limited("2/m")
     start_worker(2, "-P", pool)
     with work.lock_for("k"):
         waiting = [work.delay("k", number) for number in range(10)]
-        published = time.monotonic()
-        work.delay("other", "stranger").get(timeout=10)
-        assert ledger.runs()[0].start - published < 5 / rate  # each of the ten has given its token back
+        # The next token would come after half a minute: each of the ten has given its token back.
+        work.delay("other", "stranger").get(timeout=25)
         wait_until(lambda: kept(work.app) == 10, "all wait")
+        assert [tokens > 0 for tokens, _ in tokens_noted(ledger)] == 10 * [True, False] + [True]
+        work.app.control.rate_limit("lab.work", f"{rate}/s", reply=True)
     for result in waiting:
         result.get(timeout=20)
     assert ledger.items() == ["stranger", *map(str, range(10))]
-    starts = [run.start for run in ledger.runs()]
-    assert min(later - earlier for earlier, later in itertools.pairwise(starts)) > 0.8 / rate
-    assert starts[-1] - starts[1] < 9 / rate + 2  # no token and no turn is wasted
+    taken = tokens_noted(ledger)[21:]
+    assert [tokens for tokens, _ in taken] == 10 * [1], "no token is wasted, and none is used twice"
+    pauses = [later - earlier for (_, earlier), (_, later) in itertools.pairwise(taken)]
+    assert min(pauses) > 0.999 / rate
+    assert median(pauses) < 1.9 / rate, "no turn is wasted"
 
 
 @counts_on_wake_ups("it has its turn five seconds later")
@@ -63,15 +67,16 @@ def test_who_has_its_turn_takes_the_next_token_before_those_that_have_not_waited
         waits = work.delay("k", "waits")
         wait_until(lambda: kept(work.app) == 1, "it waits")
         strangers = [work.delay(number, number) for number in range(16)]
-        wait_until(lambda: len(ledger.items()) == 2, "two strangers have run")
+        wait_until(lambda: len(ledger.items()) >= 2, "two strangers have run")
+    had_run = len(ledger.items())
     waits.get(timeout=10)
-    assert ledger.items().index("waits") <= 6
+    assert ledger.items().index("waits") <= had_run + 4
     for result in strangers:
         result.get(timeout=10)
 
 
 def test_a_worker_whose_next_token_is_far_off_lets_another_worker_have_its_turn(limited, config, start_worker, ledger):
-    work = limited("8/m")
+    work = limited("1/m")
     other = f"{config.queue}-other"
     start_worker(1)
     start_worker(1, "-Q", other)
@@ -81,31 +86,30 @@ def test_a_worker_whose_next_token_is_far_off_lets_another_worker_have_its_turn(
         assert work.delay("other", "takes the token").get(timeout=10)
         later = work.apply_async(("k", "later"), queue=other)
         wait_until(lambda: kept(work.app, 2) == 2, "the later one waits in the other worker")
-    assert later.get(timeout=5) == "later"
+    assert later.get(timeout=20) == "later"
     assert ledger.items() == ["takes the token", "later"]
-    assert waits.get(timeout=15) == "waits"
-    assert ledger.runs()[2].start - ledger.runs()[0].start > 7
+    work.app.control.rate_limit("lab.work", "100/s", reply=True)
+    assert waits.get(timeout=20) == "waits"
 
 
 def test_duplicates_that_are_skipped_use_no_token(limited, start_worker, ledger):
-    once = limited("2/s").app.tasks["lab.once"]
+    """The second token would come after a minute."""
+    once = limited("1/m").app.tasks["lab.once"]
     start_worker(1)
-    begin = time.monotonic()
     with once.lock_for("k"):
         for result in [once.delay("k") for _ in range(10)]:
             with pytest.raises(TaskRevokedError):
-                result.get(timeout=10)
-    assert time.monotonic() - begin < 2.5
+                result.get(timeout=20)
 
 
 @counts_on_wake_ups("many messages have their turn, one every five seconds")
 def test_a_limit_that_is_changed_holds_for_those_who_wait(limited, start_worker, ledger):
-    work = limited("6/m")
+    work = limited("1/m")
     start_worker(1)
     with work.lock_for("k"):
         waiting = [work.delay("k", number) for number in range(5)]
         wait_until(lambda: kept(work.app) == 5, "all wait")
-    assert waiting[0].get(timeout=5) == 0
+    assert waiting[0].get(timeout=20) == 0
     assert ledger.items() == ["0"]
     work.app.control.rate_limit("lab.work", "100/s", reply=True)
-    assert [result.get(timeout=5) for result in waiting[1:]] == [1, 2, 3, 4]
+    assert [result.get(timeout=20) for result in waiting[1:]] == [1, 2, 3, 4]

@@ -16,11 +16,13 @@ from celery_redislock.server.names import keys_of
 from tests.acceptance.test_outages import CANNOT, consumes_again
 from tests.conftest import on_every_broker, on_every_queue
 from tests.lab.app import make_app
-from tests.lab.cluster_locks import needs_one_server
+from tests.lab.kinds import left_out, needs_one_server
 from tests.lab.servers import Valkey, wait_until, wait_until_stopped
 from tests.lab.wake_ups import A_MINUTE, counts_on_wake_ups, few
-from tests.lab.workers import kept, waiting_in
+from tests.lab.workers import kept, stands_in_line, waiting_in
 
+#: With these a child waits so long for an answer that it is killed or stopped before it asks again.
+PATIENT = {"socket_timeout": 5.0, "socket_connect_timeout": 5.0}
 #: With these the Redis broker gives a message again that was not acked for two seconds.
 IMPATIENT = {"visibility_timeout": 2, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
 
@@ -69,9 +71,16 @@ def test_a_child_that_dies_between_the_call_and_the_run_costs_nothing(tasks, sta
     each_runs_once(results)
 
 
+def patient(config):
+    """Have the workers of this config wait for an answer; every lease must be long enough for that."""
+    config.settings["task_annotations"] = {"*": {"lock_lease": 15.0}}
+    config.settings["redislock_client_options"] = PATIENT
+
+
 def test_a_child_that_dies_when_it_asks_for_its_key_gives_a_message_back_that_is_acked_early(
-    lock_proxy, tasks, start_worker, each_runs_once
+    config, lock_proxy, tasks, start_worker, each_runs_once
 ):
+    patient(config)
     worker = start_worker(1)
     with in_line(tasks.work, worker) as results:
         (child,) = worker.children()
@@ -89,10 +98,10 @@ def test_a_message_that_expires_ends_and_the_next_one_runs(tasks, start_worker, 
     with tasks.work.lock_for("k"):
         first = tasks.work.apply_async(("k", "first"), expires=1)
         following = tasks.work.delay("k", "next")
-        wait_until(lambda: waiting_in(worker) == 2, "both wait")
+        wait_until(lambda: waiting_in(worker) + first.ready() >= 2, "both wait, or the first has expired before")
         with pytest.raises(TaskRevokedError, match="expired"):
             first.get(timeout=10)
-    assert following.get(timeout=5) == "next"
+    assert following.get(timeout=20) == "next"
     assert ledger.items() == ["next"]
 
 
@@ -107,7 +116,7 @@ def test_a_message_that_has_waited_for_too_long_fails_and_the_next_one_runs(conf
         with pytest.raises(LockConflict):
             first.get(timeout=10)
         assert following.state == "RETRY"
-    assert following.get(timeout=5) == "next"
+    assert following.get(timeout=20) == "next"
     assert ledger.items() == ["next"]
     app.close()
 
@@ -129,21 +138,24 @@ def test_a_shutdown_gives_back_what_waits_and_another_worker_runs_it(
     config.settings["worker_soft_shutdown_timeout"] = timeout
     first = start_worker(2)
     with in_line(tasks.work, first) as results:
-        wait_until(lambda: place_in_line(tasks.work, locks), "its room stands in line")
+        wait_until(lambda: stands_in_line(locks.client, tasks.work, "k"), "its room stands at the place of the first")
         place = place_in_line(tasks.work, locks)
-        # By now all reports have been read: a cold shutdown that interrupts the reading of one may wait for ever.
+        # A shutdown that interrupts the reading of a report, or the talk with RabbitMQ about a new consumer, may wait
+        # for ever: Celery's handler of SIGQUIT talks over the same connection. Who answers has come to the end of both.
+        assert tasks.work.app.control.ping(timeout=10, limit=1)
         first.stop(sig)
         assert place_in_line(tasks.work, locks) is None
         second = start_worker(2)
-        wait_until(lambda: waiting_in(second) == 5, "they wait in the other worker", 10)
-        wait_until(lambda: place_in_line(tasks.work, locks) == place, "each at its place", 10)
+        wait_until(lambda: waiting_in(second) == 5, "they wait in the other worker")
+        wait_until(lambda: place_in_line(tasks.work, locks) == place, "each at its place")
     each_runs_once(results)
 
 
 @on_every_broker
 def test_a_cold_shutdown_gives_back_a_message_that_is_acked_early_and_has_not_begun(
-    lock_proxy, tasks, start_worker, ledger
+    config, lock_proxy, tasks, start_worker, ledger
 ):
+    patient(config)
     first = start_worker(1)
     tasks.plain.delay().get(timeout=10)
     fault = lock_proxy.drop_command(b"EVALSHA", where=b"{lab.work:")
@@ -152,7 +164,7 @@ def test_a_cold_shutdown_gives_back_a_message_that_is_acked_early_and_has_not_be
     first.stop(signal.SIGQUIT)
     lock_proxy.mend()
     start_worker(1)
-    assert result.get(timeout=10) == "item"
+    assert result.get(timeout=20) == "item"
     assert ledger.items()[1:] == ["item"]
 
 
@@ -166,15 +178,15 @@ def test_what_waits_when_the_broker_goes_away_waits_again_when_it_is_back(
 ):
     worker = start_worker(2)
     with in_line(tasks.work, worker) as results:
-        wait_until(lambda: place_in_line(tasks.work, locks), "its room stands in line")
+        wait_until(lambda: stands_in_line(locks.client, tasks.work, "k"), "its room stands at the place of the first")
         place = place_in_line(tasks.work, locks)
         getattr(broker_proxy, how)()
         wait_until(lambda: "Connection to broker lost" in worker.output(), "the worker knows")
         if how == "refuse":
             wait_until(lambda: "Cannot connect to" in worker.output(), "it cannot connect")
             broker_proxy.mend()
-        wait_until(lambda: waiting_in(worker) == 10, "they wait again", 15)
-        wait_until(lambda: place_in_line(tasks.work, locks) == place, "each at its place", 10)
+        wait_until(lambda: waiting_in(worker) >= 10, "they wait again")
+        wait_until(lambda: place_in_line(tasks.work, locks) == place, "each at its place")
     each_runs_once(results)
 
 
@@ -197,7 +209,7 @@ def test_a_worker_in_which_messages_wait_comes_back_by_itself_when_its_redis_bro
         own_broker.restart()
         wait_until(lambda: consumes_again(app, config.queue), "the worker is back")
         following = tasks.work.delay("k", "next")
-        wait_until(lambda: waiting_in(worker) == 6, "the next one waits")
+        wait_until(lambda: waiting_in(worker) >= 6, "the next one waits")
     assert following.get(timeout=10) == "next"
     assert ledger.items() == ["next"]
 
@@ -217,13 +229,13 @@ def test_a_run_whose_connection_is_lost_before_it_asks_for_its_key_does_not_end_
         wait_until(lambda: consumes_again(app, config.queue), "the worker is back")
         worker.resume_child(child.pid)
         if is_held:
-            wait_until(lambda: waiting_in(worker) == 6, "it would wait")
+            wait_until(lambda: waiting_in(worker) >= 6, "it would wait")
         following = task.delay("k", "next")
         if is_held:
-            wait_until(lambda: waiting_in(worker) == 7, "the next one waits")
+            wait_until(lambda: waiting_in(worker) >= 7, "the next one waits")
     assert following.get(timeout=10) == "next"
     assert ledger.items() == (["next"] if is_held else ["old", "next"])
-    assert tasks.plain.delay().get(timeout=5) == "plain"
+    assert tasks.plain.delay().get(timeout=20) == "plain"
     assert "Unrecoverable" not in worker.output()
 
 
@@ -241,7 +253,7 @@ def test_a_message_whose_connection_is_lost_before_it_waits_is_delivered_again_a
         broker_proxy.mend()
         wait_until(lambda: consumes_again(app, config.queue), "the worker is back")
         worker.resume_child(child.pid)
-        wait_until(lambda: waiting_in(worker) == 2, "it is delivered again, and waits", 10)
+        wait_until(lambda: waiting_in(worker) >= 2, "it is delivered again, and waits")
     each_runs_once([result])
 
 
@@ -256,14 +268,15 @@ def test_those_who_wait_survive_a_lock_server_that_restarts_empty(private_locks,
 
 
 def test_those_who_wait_survive_a_lock_server_that_is_silent_when_the_key_becomes_free(
-    private_locks, tasks, start_worker, each_runs_once, running
+    private_locks, tasks, start_worker, each_runs_once, running, gate
 ):
     workers = [start_worker(2), start_worker(2)]
-    holder = tasks.work.delay("k", -1, 1.0)
+    holder = tasks.work.delay("k", -1, gate)
     running(-1)
     results = [tasks.work.delay("k", number) for number in range(5)]
-    wait_until(lambda: waiting_in(*workers) == 5, "all wait")
+    wait_until(lambda: kept(tasks.work.app, 2) == 5, "all wait")
     private_locks.pause()
+    gate.open()
     wait_until(lambda: any(CANNOT in worker.output() for worker in workers), "the release is not answered")
     time.sleep(2)
     private_locks.resume()
@@ -273,18 +286,19 @@ def test_those_who_wait_survive_a_lock_server_that_is_silent_when_the_key_become
 
 @pytest.mark.parametrize("policy", ["run", "raise"])
 def test_in_an_outage_those_who_wait_do_what_lock_on_outage_says_and_leave_room_for_others(
-    lock_proxy, config, start_worker, ledger, policy
+    lock_proxy, config, start_worker, ledger, gate, policy
 ):
     config.settings["redislock_on_outage"] = policy
     app = make_app(config)
     worker = start_worker(1)
     task = app.tasks["lab.work"]
-    with suppress(LockUnavailable, LockLost), in_line(task, worker, seconds=0.3) as results:
+    with suppress(LockUnavailable, LockLost), in_line(task, worker, seconds=gate) as results:
         lock_proxy.refuse()
-        wait_until(lambda: "its lock" in worker.output() or results[0].ready(), "the first ends")
-        assert app.tasks["lab.plain"].delay().get(timeout=10) == "plain"
-        if policy == "run":
-            assert not all(result.ready() for result in results)
+        wait_until(lambda: ledger.runs() or results[0].ready(), "the first runs, or has failed")
+        stranger = app.tasks["lab.plain"].delay()
+        wait_until(lambda: f"[{stranger.id}] received" in worker.output(), "the worker has the stranger")
+        gate.open()
+        assert stranger.get(timeout=20) == "plain"
         for number, result in enumerate(results):
             if policy == "run":
                 assert result.get(timeout=20) == number
@@ -294,6 +308,8 @@ def test_in_an_outage_those_who_wait_do_what_lock_on_outage_says_and_leave_room_
         lock_proxy.mend()
     ran = [run.item for run in ledger.runs() if run.key == "k"]
     assert sorted(ran) == ([str(number) for number in range(5)] if policy == "run" else [])
+    if policy == "run":
+        assert ledger.runs()[-1].key == "k", "the stranger has not been the last"
     app.close()
 
 
@@ -310,16 +326,17 @@ def test_a_worker_whose_user_has_no_right_to_channels_runs_all_in_order(config, 
         pass
     begin = time.monotonic()
     each_runs_once(results)
-    assert time.monotonic() - begin < 8  # it looks every second
+    assert time.monotonic() - begin < 20  # it looks every second; else it would look when the lease of 30 s ends
     assert worker.output().count("does not let this process subscribe") == 1
     app.close()
 
 
+@left_out("another user is forbidden to PUBLISH", "acl")
 @pytest.mark.usefixtures("private_locks")
 def test_those_who_wait_run_in_order_where_every_publish_is_dropped(config, start_worker, each_runs_once, locks):
     """A taste of `make matrix`: who waits looks when the lease ends, and five seconds after it has called another."""
     locks.client.execute_command("ACL", "SETUSER", "default", "-publish")
-    config.settings["redislock_lease"] = 2.0
+    config.settings["redislock_lease"] = 5.0
     app = make_app(config)
     worker = start_worker(2)
     with in_line(app.tasks["lab.work"], worker, 2) as results:
@@ -407,7 +424,7 @@ def test_the_one_that_waits_in_the_queue_runs_as_soon_as_the_key_is_free(tasks, 
         waits = tasks.queued.delay("k", "waits")
         wait_until(lambda: waiting_in(worker) == 1, "it waits")
         assert tasks.queued.delay("k", "duplicate").id == waits.id
-    assert waits.get(timeout=5) == "waits"
+    assert waits.get(timeout=20) == "waits"
     assert ledger.items() == ["waits"]
     nothing_is_left()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_redislock import LockLost
-from tests.lab.cluster_locks import needs_one_server
+from tests.lab.kinds import TWICE
 from tests.lab.servers import need_pool, wait_until
 
 
@@ -38,20 +38,26 @@ def test_a_body_that_has_called_a_body_is_aborted_all_the_same(tasks, start_work
     assert caught.value.key == key
 
 
-def test_by_default_a_body_goes_on_and_its_outcome_stands(tasks, start_worker, ledger, locks):
+def test_by_default_a_body_goes_on_and_its_outcome_stands(tasks, start_worker, ledger, locks, gate):
     worker = start_worker(1)
-    result = tasks.late.delay("k", "item", 2.5)
+    result = tasks.late.delay("k", "item", gate)
     wait_until(ledger.runs, "it runs")
     locks.client.set(tasks.late.lock_for("k").name, "a thief's token")
+    wait_until(lambda: "is lost: its key was deleted, expired or taken" in worker.output(), "it is noticed")
+    gate.open()
     assert result.get(timeout=10) == "item"
-    assert "is lost: its key was deleted, expired or taken" in worker.output()
     assert locks.client.get(tasks.late.lock_for("k").name) == b"a thief's token"
 
 
 def lock_of(ledger, item):
-    """What the body saw of its lock: its states, each with what `check()` raised then, and its last deadline."""
+    """What the body saw of its lock: its states, each with what `check()` raised then, and its last deadline.
+
+    But not that it was at risk: on a busy machine any renewal may be late.
+    """
     lines = [line for line in ledger.lines() if line.get("item") == item]
-    states = [(line["state"], line["check"]) for line in lines if line["event"] == "lock"]
+    states = [
+        (line["state"], line["check"]) for line in lines if line["event"] == "lock" and line["state"] != "at_risk"
+    ]
     deadlines = [line["at"] for line in lines if line["event"] == "deadline"]
     return states, deadlines[-1]
 
@@ -64,15 +70,15 @@ def told(ledger, result):
 
 
 def test_a_process_that_stood_still_past_its_lease_knows_that_the_key_is_lost_and_leaves_it_to_its_next_holder(
-    config, tasks, start_worker, ledger, locks
+    config, tasks, start_worker, ledger, locks, gate
 ):
-    config.settings["redislock_lease"] = 1.5
+    config.settings["redislock_lease"] = 5.0
     worker = start_worker(3)
     old = tasks.watches.delay("k", "old", 30)
     wait_until(lambda: "held" in [line.get("state") for line in ledger.lines()], "it has looked at its lock")
     child = worker.pause_child()
     try:
-        new = tasks.watches.delay("k", "new", 3.0)
+        new = tasks.watches.delay("k", "new", gate)
         wait_until(lambda: "new" in ledger.items(), "the next one has the key")
         key = tasks.watches.lock_for("k", "any").name
         token = locks.client.get(key)
@@ -86,19 +92,20 @@ def test_a_process_that_stood_still_past_its_lease_knows_that_the_key_is_lost_an
     assert at > deadline
     assert f"task lab.watches[{old.id}]: the lock {key} is lost: {reason}" in worker.output()
     assert locks.client.get(key) == token, "the old one has ended, and the next one holds the key still"
+    gate.open()
     assert new.get(timeout=10) is None
     assert [loss["task_id"] for loss in ledger.losses()] == [old.id]
     assert "lost" not in dict(lock_of(ledger, "new")[0])
 
 
-@needs_one_server("a command may take twice the time-outs, and so the lease of this test is too short")
 @pytest.mark.parametrize("on_lost", ["warn", "abort"])
 def test_in_front_of_a_silent_server_the_holder_is_told_at_its_deadline_and_not_a_time_out_later(
     lock_proxy, config, tasks, start_worker, ledger, on_lost
 ):
-    """Two renewals time out, the second of them more than a second after the deadline."""
-    timeouts = {"socket_timeout": 1.2, "socket_connect_timeout": 0.1}
-    config.settings.update(redislock_lease=2.0, redislock_on_lost=on_lost, redislock_client_options=timeouts)
+    """Two renewals time out, the second of them more than two seconds after the deadline."""
+    timeouts = {"socket_timeout": 1.4 if TWICE else 3.0, "socket_connect_timeout": 0.2}
+    config.settings.update(redislock_on_lost=on_lost, redislock_client_options=timeouts)
+    config.settings["task_annotations"] = {"*": {"lock_lease": 5.0}}
     start_worker(1)
     result = tasks.watches.delay("k", "item", 30)
     wait_until(ledger.runs, "it runs")
@@ -106,16 +113,16 @@ def test_in_front_of_a_silent_server_the_holder_is_told_at_its_deadline_and_not_
     at, reason = told(ledger, result)
     states, deadline = lock_of(ledger, "item")
     assert reason == "it was not renewed until its deadline"
-    assert 0 <= at - deadline < 1.0
+    assert 0 <= at - deadline < 2.0
     if on_lost == "abort":
         with pytest.raises(LockLost, match=reason):
             result.get(timeout=10)
         (run,) = ledger.runs()
-        assert run.end - deadline < 1.0
+        assert run.end - deadline < 2.0
     else:
         assert result.get(timeout=10) is None
         states, _ = lock_of(ledger, "item")
-        assert states == [("held", None), ("at_risk", None), ("lost", "LockLost")]
+        assert states == [("held", None), ("lost", "LockLost")]
 
 
 def test_a_server_that_restarts_empty_is_noticed_at_the_next_renewal(
@@ -142,7 +149,7 @@ def test_in_a_pool_of_greenlets_nothing_is_raised_in_the_body_and_check_tells(
     config, tasks, start_worker, ledger, locks, pool
 ):
     need_pool(pool)
-    config.settings.update(redislock_lease=1.5, redislock_on_lost="abort")
+    config.settings.update(redislock_lease=5.0, redislock_on_lost="abort")
     start_worker(2, "-P", pool)
     result = tasks.watches.delay("k", "item", 30)
     wait_until(ledger.runs, "it runs")

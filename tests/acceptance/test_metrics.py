@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from tests.lab.servers import wait_until
+from tests.lab.workers import kept
 
 CHILDREN = 50
 
@@ -83,7 +85,9 @@ def test_a_killed_child_leaves_what_it_has_counted_and_its_successor_counts_on(t
     seen(scrape, {"acquired_total": 2, "hold_seconds_count": 1}, task="lab.work")
 
 
-def test_a_conflict_is_counted_by_its_policy_and_a_wait_by_its_length(tasks, start_worker, scrape, running, tmp_path):
+def test_a_conflict_is_counted_by_its_policy_and_a_wait_by_its_length(
+    tasks, app, start_worker, scrape, running, gate, tmp_path
+):
     start_worker(2)
     tasks.until.delay("a", 1, str(tmp_path / "a"))
     running("1")
@@ -92,12 +96,19 @@ def test_a_conflict_is_counted_by_its_policy_and_a_wait_by_its_length(tasks, sta
     (tmp_path / "a").touch()
     assert scrape("conflicts_total", task="lab.until", policy="skip") == 1
     assert scrape("wait_seconds_count", task="lab.until") == 0, "who does not wait is not among those who waited"
-    first, second = tasks.work.delay("b", 1, 0.3), tasks.work.delay("b", 2)
-    assert [first.get(timeout=10), second.get(timeout=10)] == [1, 2]
+    first = tasks.work.delay("b", "first", gate)
+    running("first")
+    began = time.monotonic()
+    second = tasks.work.delay("b", 2)
+    wait_until(lambda: kept(app) == 1, "the second waits")
+    held = time.monotonic() - began
+    gate.open()
+    assert [first.get(timeout=10), second.get(timeout=10)] == ["first", 2]
     seen(scrape, {"conflicts_total": 1}, task="lab.work", policy="wait")
     seen(scrape, {"wait_seconds_count": 1, "acquired_total": 2}, task="lab.work")
-    assert 0 < scrape("wait_seconds_sum", task="lab.work") < 10
-    assert scrape("hold_seconds_sum", task="lab.work") >= 0.3
+    assert 0 < scrape("wait_seconds_sum", task="lab.work") < 60
+    seen(scrape, {"hold_seconds_count": 2}, task="lab.work")
+    assert scrape("hold_seconds_sum", task="lab.work") >= held
 
 
 def test_a_loss_is_counted_under_a_fixed_word(tasks, start_worker, scrape, ledger, locks):

@@ -24,11 +24,13 @@ from celery_redislock import LockUnavailable
 from celery_redislock.options import KEY_OPTIONS, OPTIONS, SETTINGS
 from celery_redislock.server.connect import connect
 from celery_redislock.server.names import NOTE
+from tests.lab.kinds import needs_one_server
 from tests.lab.moving import PAGE, Alarm, make_moving_app, make_step_app
 from tests.lab.servers import free_port, wait_until
 from tests.lab.wake_ups import A_MINUTE, counts_on_wake_ups
-from tests.lab.workers import worker
+from tests.lab.workers import kept, worker
 
+pytestmark = needs_one_server("celery-once and celery-singleton lock on the same server, and know no Cluster")
 #: Of the READMEs: the task there and on the page, calls that are sent, calls that are duplicates of them, the result.
 EXAMPLES = [
     ("once.slow_task", "shop.slow_task", [()], [], "Done!"),
@@ -173,7 +175,7 @@ def test_unlock_before_run_lets_one_wait_and_with_us_no_two_run(moving, start, a
 
 def test_a_second_one_runs_beside_one_that_takes_too_long(config, start, alarm, ledger, keys):
     """`lock_expiry`, shortened as the two options are here."""
-    config.settings["task_annotations"] = {"shop.runs_for_12_seconds": {"lock_max_hold": 1, "lock_lease": 2}}
+    config.settings["task_annotations"] = {"shop.runs_for_12_seconds": {"lock_max_hold": 2, "lock_lease": 4}}
     app = make_moving_app(config)
     start()
     for name in ("singleton.runs_for_12_seconds", "shop.runs_for_12_seconds"):
@@ -181,7 +183,7 @@ def test_a_second_one_runs_beside_one_that_takes_too_long(config, start, alarm, 
         results = [publish(task)]
         wait_until(ledger.running, "the first runs")
         assert publish(task) is None
-        wait_until(lambda: results.append(publish(task)) or results[-1], "its key has ended", 10)  # noqa: B023
+        wait_until(lambda: results.append(publish(task)) or results[-1], "its key has ended")  # noqa: B023
         wait_until(lambda: len(ledger.running()) == 2, "both run")
         alarm.ring()
         assert [results[0].get(timeout=10), results[-1].get(timeout=10)] == [None, None]
@@ -200,7 +202,7 @@ def test_after_a_crash_their_keys_stay_and_ours_end(config, start, ledger, keys)
         assert publish(task) is not None
     wait_until(lambda: len(ledger.running()) == 3, "all run")
     worker.kill()
-    wait_until(lambda: publish(tasks[2]) is not None, "our key has ended", 10)
+    wait_until(lambda: publish(tasks[2]) is not None, "our key has ended")
     assert [publish(task) for task in tasks[:2]] == [None, None]
     stay = {key: ttl for key, ttl in keys().items() if not key.startswith("redislock")}
     assert sorted(ttl == -1 for ttl in stay.values()) == [False, True]  # celery-singleton's has no end
@@ -382,8 +384,9 @@ def test_every_option_on_the_page_is_ours_and_every_one_of_theirs_is_there():
 class Site:
     """The processes of a system of which one task is brought over: publishers here, and real workers."""
 
-    def __init__(self, config, plugin, start, ledger):
+    def __init__(self, config, plugin, start, ledger, broker_server):
         self.ledger = ledger
+        self._broker_server = broker_server
         self.sent = []
         self._configs = {step: replace(config, settings={"lab_step": [plugin, step]}) for step in STEPS}
         self._start = start
@@ -408,6 +411,11 @@ class Site:
         wait_until(lambda: set(self.sent) <= {run.item for run in self.ledger.runs()}, "all that was sent has run")
         wait_until(lambda: self.ledger.running() == [], "all has ended")
 
+    def wait_until_all_is_acked(self):
+        """Else a worker that is stopped now gives a message back that has run, and an old one runs it once more."""
+        with self._broker_server.connect() as broker:
+            wait_until(lambda: broker.hlen("unacked") == 0, "all is acked: the workers are idle")
+
     def wait_until_none_is_refused(self, step):
         """Not one key has been left behind that this publisher looks at."""
         for key in KEYS:
@@ -428,8 +436,8 @@ KEYS = ["a", "b", "c"]
 
 
 @pytest.fixture(params=["once", "singleton"])
-def site(request, config, start, ledger):
-    site = Site(config, request.param, start, ledger)
+def site(request, config, start, ledger, broker_server):
+    site = Site(config, request.param, start, ledger, broker_server)
     yield site
     site.close()
 
@@ -441,6 +449,7 @@ def test_in_three_deployments_no_two_runs_overlap_and_none_is_lost(site, way):
     workers = [site.start(way[0]), site.start(way[0])]
     for step, following in pairwise(way):
         for number in range(2):
+            site.wait_until_all_is_acked()
             workers[number].stop()
             site.publish_for_all(step, following)
             workers[number] = site.start(following)
@@ -453,11 +462,13 @@ def test_in_three_deployments_no_two_runs_overlap_and_none_is_lost(site, way):
 
 
 @counts_on_wake_ups(A_MINUTE)
-def test_with_a_pause_no_two_runs_overlap_and_none_is_lost(site):
+def test_with_a_pause_no_two_runs_overlap_and_none_is_lost(site, gate):
     worker = site.start("Before")
-    running = site.publish("Before", "a", 1.0)
+    running = site.publish("Before", "a", gate)
     wait_until(site.ledger.running, "one runs")
-    worker.stop()
+    worker.begin_to_stop()
+    gate.open()
+    worker.wait()
     assert running.get(timeout=10) == "a"
     waiting = [site.publish("Before", key) for key in KEYS]
     both = [site.publish(step, "a") for step in ("Before", "LockedTask")]
@@ -478,24 +489,28 @@ def test_an_old_publisher_is_refused_once_a_new_worker_has_run_its_message(site,
     assert site.publish("Before", "a").get(timeout=10) == "a"
 
 
-def test_an_old_worker_does_not_know_our_lock(site):
+def test_an_old_worker_does_not_know_our_lock(site, locks, gate):
     """Why `Both` comes first: their runs overlap, and the key of the job stays."""
     site.start("Before")
-    first = site.publish("LockedTask", "a", 1.0)
+    first = site.publish("LockedTask", "a", gate)
     wait_until(site.ledger.running, "the first runs")
     assert site.publish("Before", "a").get(timeout=10) == "a"
+    gate.open()
     assert first.get(timeout=10) == "a"
     assert len(site.ledger.overlaps()) == 1
-    assert site.publish("LockedTask", "a") is None
+    assert locks.client.keys("redislock:*")
+    assert site.publish("LockedTask", "a").get(timeout=10) == "a"  # the job's result tells that it has ended
 
 
-def test_what_waits_in_both_is_not_refused_by_its_own_old_key(site, locks):
+def test_what_waits_in_both_is_not_refused_by_its_own_old_key(site, locks, gate):
     """`lock_on_conflict="wait"`, where the old key has lapsed under the first run."""
     site.start("Both")
-    first = site.publish("Both", "a", 1.0)
+    first = site.publish("Both", "a", gate)
     wait_until(site.ledger.running, "the first runs")
     assert site.publish("LockedTask", "a") is None  # it knows our lock
     locks.client.delete(*locks.client.keys("qo_*"), *locks.client.keys("SINGLETONLOCK_*"))
     second = site.publish("Both", "a")
+    wait_until(lambda: kept(second.app) == 1, "the second waits")
+    gate.open()
     assert [result.get(timeout=10) for result in (first, second)] == ["a", "a"]
     site.check()

@@ -25,6 +25,8 @@ def in_batches(signatures):
     outcomes = []
     for start in range(0, len(signatures), 4):
         results = [signature.delay() for signature in signatures[start : start + 4]]
+        for result in results:  # asked for, for Celery's client may miss what it is told just as it begins to listen
+            wait_until(result.ready, "it has ended", timeout=60)
         outcomes += [result.get(timeout=60) for result in results]
     return outcomes
 

@@ -50,9 +50,3 @@ def test_the_keys_that_it_shows_work_as_pasted(tmp_path, variables):
     assert printed == "None None\n"
     for line in ("billing 1: 2", "reserving 3 of a"):
         assert line in log
-
-
-def test_the_promise_is_there_word_for_word():
-    flat = " ".join(README.split())
-    assert "At most one holder per key, or with a `lock_limit` of N at most N, while one Redis primary" in flat
-    assert "the resource itself must check the fencing number." in flat

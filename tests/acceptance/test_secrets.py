@@ -9,9 +9,11 @@ import sys
 
 import pytest
 from celery import Celery
+from celery.app import utils
 
+from celery_redislock.worker.masking import hide_url
 from tests.lab.app import make_app
-from tests.lab.cluster_locks import needs_one_server
+from tests.lab.kinds import needs_one_server
 from tests.lab.servers import wait_until
 from tests.lab.workers import ROOT
 
@@ -78,3 +80,11 @@ def test_in_a_namespace_it_is_hidden_too(config):
     app.config_from_object({"CELERY_REDISLOCK_URL": config.locks, "CELERY_REDISLOCK_PREFIX": "p"}, namespace="CELERY")
     assert SECRET not in app.conf.humanize()
     assert "redislock" in app.conf.humanize().lower()
+
+
+def test_celerys_pattern_is_extended_once():
+    hide_url()
+    pattern = utils.HIDDEN_SETTINGS
+    assert pattern.search("redislock_url")
+    hide_url()
+    assert utils.HIDDEN_SETTINGS is pattern

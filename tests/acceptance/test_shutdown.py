@@ -11,8 +11,9 @@ from celery.worker import WorkController
 
 from celery_redislock.server.names import NOTE
 from tests.conftest import on_every_broker
+from tests.lab.gate import Gate
 from tests.lab.servers import wait_until
-from tests.lab.workers import acked, kept
+from tests.lab.workers import acked, kept, known
 
 #: The lease of these tests' locks is 30 s, if nothing else is said: what is free before that was released.
 SOON = 10.0
@@ -33,16 +34,18 @@ def stop_twice(worker):
 
 @on_every_broker
 def test_a_warm_shutdown_waits_for_its_run_and_leaves_the_next_one_to_another_worker(
-    tasks, start_worker, ledger, running, no_key_is_left
+    tasks, start_worker, ledger, running, gate, no_key_is_left
 ):
     first_worker = start_worker(2)
-    first = tasks.work.delay("k", "first", 1.5)
+    first = tasks.work.delay("k", "first", gate)
     child = running("first")
     following = tasks.work.delay("k", "next")
     wait_until(lambda: kept(tasks.work.app) == 1, "the next one waits")
-    first_worker.stop(signal.SIGTERM)
-    assert no_key_is_left()
-    assert first.get(timeout=1) == "first"
+    first_worker.begin_to_stop(signal.SIGTERM)
+    gate.open()
+    first_worker.wait()
+    wait_until(no_key_is_left, "the key is free", SOON)
+    assert first.get(timeout=SOON) == "first"
     start_worker(2)
     assert following.get(timeout=SOON) == "next"
     assert ledger.items() == ["first", "next"]
@@ -52,14 +55,20 @@ def test_a_warm_shutdown_waits_for_its_run_and_leaves_the_next_one_to_another_wo
 
 @pytest.mark.parametrize("name", ["work", "late"])
 def test_a_run_that_ends_in_a_warm_shutdown_leaves_its_note_because_redis_may_lose_its_ack(
-    tasks, start_worker, locks, running, name
+    tasks, start_worker, locks, running, gate, name
 ):
     """So that its copy is dropped, if there will be one."""
     first_worker = start_worker(1)
-    result = getattr(tasks, name).apply_async(("k", "first", 1.5), task_id="same")
+    task = getattr(tasks, name)
+    result = task.apply_async(("k", "first", gate), task_id="same")
     running("first")
-    first_worker.stop(signal.SIGTERM)
-    assert result.get(timeout=1) == "first"
+    first_worker.begin_to_stop(signal.SIGTERM)
+    key = task.lock_for("k").key
+    wait_until(lambda: locks.client.get(key).startswith(b"&"), "its worker has said that a copy is to come")
+    gate.open()
+    first_worker.wait()
+    assert result.get(timeout=SOON) == "first"
+    wait_until(lambda: not locks.client.exists(key), "the key is free", SOON)
     (note,) = locks.client.keys()
     assert f"{NOTE}same/0/0/".encode() in note
 
@@ -84,9 +93,10 @@ def test_a_cold_shutdown_frees_every_key_and_what_it_gives_back_runs_in_another_
     given_back = tasks.restarted.delay("k", "given back", 60)
     tasks.work.delay("l", "lost", 60)  # acked before it ran: Celery itself loses it
     pids = [running("given back"), running("lost")]
+    wait_until(lambda: known(tasks.work.app) == 2, "the main process knows of both")
     stop(first_worker)
     wait_until(no_key_is_left, "the keys are free", SOON)
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "its children are dead", SOON)
     start_worker(2)
     assert given_back.get(timeout=SOON) == "given back"
     assert tasks.work.delay("l", "next").get(timeout=SOON) == "next"
@@ -96,20 +106,22 @@ def test_a_cold_shutdown_frees_every_key_and_what_it_gives_back_runs_in_another_
 
 @on_every_broker
 def test_a_soft_shutdown_lets_end_what_ends_in_time_and_gives_the_rest_back(
-    config, tasks, start_worker, ledger, running, no_key_is_left
+    config, tasks, start_worker, ledger, running, gate, no_key_is_left
 ):
     if not hasattr(WorkController, "wait_for_soft_shutdown"):
         pytest.skip("the soft shutdown came with Celery 5.5")
-    config.settings["worker_soft_shutdown_timeout"] = 1.5
+    config.settings["worker_soft_shutdown_timeout"] = 5.0
     first_worker = start_worker(3)
     given_back = tasks.restarted.delay("k", "given back", 60)
-    in_time = tasks.work.delay("l", "in time", 0.8)
+    in_time = tasks.work.delay("l", "in time", gate)
     child = running("given back")
-    running("in time")
-    first_worker.stop(signal.SIGQUIT)
-    assert "Initiating Soft Shutdown" in first_worker.output()
+    wait_until(lambda: known(tasks.work.app) == 2, "the main process knows of both")
+    first_worker.begin_to_stop(signal.SIGQUIT)
+    wait_until(lambda: "Initiating Soft Shutdown" in first_worker.output(), "it has begun")
+    gate.open()
+    first_worker.wait()
     wait_until(no_key_is_left, "the keys are free", SOON)
-    assert not psutil.pid_exists(child)
+    wait_until(lambda: not psutil.pid_exists(child), "its child is dead", SOON)
     assert (in_time.state, in_time.result) == (states.SUCCESS, "in time")
     start_worker(2)
     assert given_back.get(timeout=SOON) == "given back"
@@ -120,12 +132,13 @@ def test_a_soft_shutdown_lets_end_what_ends_in_time_and_gives_the_rest_back(
 
 @on_every_broker
 def test_a_worker_killed_whole_keeps_its_keys_for_a_lease_and_its_unacked_work_runs_then(
-    config, tasks, start_worker, ledger, locks, running, no_key_is_left, broker
+    config, tasks, start_worker, ledger, locks, running, no_key_is_left, broker, broker_server
 ):
-    config.settings["redislock_lease"] = 3.0
-    if broker.startswith("redis"):  # it gives a message again only then; RabbitMQ when the connection has ended
+    config.settings["redislock_lease"] = 6.0
+    if broker.startswith("redis"):
+        # Not so short that a copy may be on its way to the worker when that is killed: kombu would lose it.
         config.settings["broker_transport_options"] = {
-            "visibility_timeout": 2,
+            "visibility_timeout": 120,
             "unacked_restore_interval": 1,
             "unacked_restore_throttle": 1,
         }
@@ -138,30 +151,37 @@ def test_a_worker_killed_whole_keeps_its_keys_for_a_lease_and_its_unacked_work_r
     first_worker.process.wait(SOON)
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "its children died with it", SOON)
     assert len(locks.client.keys("redislock:*}")) == 2
+    broker_server.ages()  # Redis gives a message again only then, RabbitMQ when the connection has ended
     start_worker(2)
     following = tasks.work.delay("l", "next")
-    assert given_again.get(timeout=SOON) == "given again"
-    assert following.get(timeout=SOON) == "next"
+    assert given_again.get(timeout=2 * SOON) == "given again"
+    assert following.get(timeout=2 * SOON) == "next"
     assert sorted(ledger.items()) == ["given again", "given again", "lost", "next"]
     wait_until(no_key_is_left, "the keys are free", SOON)
 
 
 @pytest.mark.parametrize("option", ["--max-tasks-per-child=5", "--autoscale=4,1"])
 def test_children_that_come_and_go_lose_nothing_and_keep_no_key(
-    tasks, start_worker, ledger, monkeypatch, no_key_is_left, option
+    tasks, start_worker, ledger, tmp_path, no_key_is_left, option
 ):
-    monkeypatch.setenv("AUTOSCALE_KEEPALIVE", "0.2")  # seconds until the worker ends a child that has nothing to do
     worker = start_worker(4, option)  # with two, Celery itself may stall for seconds when both are replaced at once
-    results = []
+    app, results = tasks.work.app, []
     for wave in range(2):
+        gate = Gate(tmp_path / f"gate{wave}")
         for number in range(20):
             item = f"{wave}-{number}"
             key = "shared" if number % 2 else item
-            results.append((item, tasks.work.delay(key, item, 0.02)))
+            results.append((item, tasks.work.delay(key, item, 0.02 if number % 2 else gate)))
+        wait_until(lambda: len(ledger.running()) == 4, "each child runs one")
+        gate.open()
         for item, result in results:
             assert result.get(timeout=60) == item
         if option.startswith("--autoscale"):
+            # By hand, for Celery's own scaling down may end a child that has just begun with a message.
+            wait_until(lambda: known(app) == 0, "the main process knows that all have ended")
+            app.control.autoscale(max=1, min=1, reply=True, limit=1, timeout=10)
             wait_until(lambda: len(worker.children()) == 1, "it has scaled down")
+            app.control.autoscale(max=4, min=1, reply=True, limit=1, timeout=10)
     assert sorted(ledger.items()) == sorted(item for item, _ in results)
     assert ledger.overlaps() == []
     assert len({run.pid for run in ledger.runs()}) > 4

@@ -16,18 +16,18 @@ pytestmark = on_every_broker
 
 
 @pytest.fixture
-def holder(tasks, start_worker, ledger):
-    """A run that holds the key ``k`` for a while."""
+def holder(tasks, start_worker, ledger, gate):
+    """A run that holds the key ``k`` until the gate is open."""
     worker = start_worker(4, "-E")
-    result = tasks.once.delay("k", "holder", 4)
+    result = tasks.once.delay("k", "holder", gate)
     result.output = worker.output
     wait_until(ledger.runs, "the holder runs")
     return result
 
 
 def get(result):
-    """The outcome of a result, long before the holder ends."""
-    return result.get(timeout=3)
+    """The outcome of a result, while the holder runs."""
+    return result.get(timeout=20)
 
 
 def test_a_plain_duplicate_is_revoked_at_once_naming_the_holder(holder, tasks, ledger):
@@ -69,10 +69,11 @@ def test_a_group_ends_with_its_skipped_member(holder, tasks):
         get(result)
 
 
-def test_the_links_of_a_skipped_task_do_not_run(holder, tasks, ledger):
+def test_the_links_of_a_skipped_task_do_not_run(holder, tasks, ledger, gate):
     duplicate = tasks.once.apply_async(("k", 1), link=tasks.plain.si(), link_error=tasks.plain.si())
     with pytest.raises(TaskRevokedError):
         get(duplicate)
+    gate.open()
     assert holder.get(timeout=10) == "holder"
     assert ledger.items() == ["holder"]
 
@@ -85,29 +86,38 @@ def test_the_skip_is_seen_by_celerys_own_event_and_by_the_log(holder, app, tasks
     assert line in holder.output()
 
 
-def test_the_last_step_of_a_chain_is_not_skipped_where_its_first_step_runs_once_more(holder, tasks, ledger):
+def test_the_last_step_of_a_chain_is_not_skipped_where_its_first_step_runs_once_more(holder, tasks, ledger, gate):
     """As after a lost ack, with the note of its end lost too. The parent of the last step is the second."""
     last = tasks.once.apply_async(("k", "last"), root_id=holder.id, parent_id="second")
     wait_until(ledger.conflicts, "it has met the first step")
     assert ledger.conflicts()[0]["policy"] == "come back"
+    gate.open()
     assert last.get(timeout=20) == "last"
 
 
-def test_a_run_that_is_sent_back_is_seen_by_celerys_own_event_and_state(holder, app, tasks, ledger):
-    first = tasks.work.delay("w", 1, 3)
+def test_a_run_that_is_sent_back_is_seen_by_celerys_own_event_and_state(holder, app, tasks, ledger, gate):
+    first = tasks.work.delay("w", 1, gate)
     wait_until(lambda: "1" in ledger.items(), "the first one runs")
     with first_event(app, "task-retried") as seen:
         second = tasks.work.delay("w", 2)
     assert seen == [(second.id, "RETRY")]
     assert second.state == "RETRY"
     assert second.info.holder.task_id == first.id
+    gate.open()
     assert second.get(timeout=20) == 2
 
 
 @contextmanager
 def first_event(app, kind):
-    """Listens to Celery's events during the block; then a list of the first task of that kind and its state."""
-    seen, state = [], app.events.State()
+    """Listens to Celery's events during the block; then a list of the first task of that kind and its state.
+
+    The block begins when one event has been heard: on Redis nobody hears what is sent before it has subscribed.
+    """
+    seen, state, heard = [], app.events.State(), threading.Event()
+
+    def hear(event):
+        heard.set()
+        state.event(event)
 
     def note(event):
         state.event(event)
@@ -115,11 +125,10 @@ def first_event(app, kind):
         receiver.should_stop = True
 
     with app.connection_for_read() as connection:
-        receiver = app.events.Receiver(connection, handlers={"*": state.event, kind: note})
-        listening = threading.Event()
-        receiver.on_consume_ready = lambda *args, **kwargs: listening.set()
+        receiver = app.events.Receiver(connection, handlers={"*": hear, kind: note})
         thread = threading.Thread(target=lambda: list(receiver.itercapture(timeout=20)))
         thread.start()
-        assert listening.wait(10)
+        with app.events.default_dispatcher() as dispatcher:
+            wait_until(lambda: dispatcher.send("lab-listens") or heard.wait(0.1), "it listens")
         yield seen
         thread.join(30)

@@ -12,6 +12,8 @@ from celery_redislock import LockConflict
 from tests.lab.app import make_app
 from tests.lab.servers import wait_until
 
+#: So many seconds after its publish a message expires; a worker has received it by then, else RabbitMQ would drop it.
+IN_TIME = 4
 #: What tells one message from another, and when it is due; each broker's own notes.
 OWN = {"id", "root_id", "correlation_id", "eta", "delivery_info", "properties", "headers"}
 #: A worker that may keep no more messages sends them back to the broker.
@@ -202,7 +204,7 @@ def test_after_lock_wait_for_it_fails_naming_the_holder(config, start_worker, le
 def test_a_message_that_expires_while_it_waits_is_revoked(tasks, start_worker, ledger):
     start_worker(1)
     with tasks.on_wait.lock_for("k"):
-        result = tasks.on_wait.apply_async(("k",), expires=1)
+        result = tasks.on_wait.apply_async(("k",), expires=IN_TIME)
         with pytest.raises(TaskRevokedError, match="expired"):
             result.get(timeout=20)
     assert result.state == states.REVOKED
@@ -216,7 +218,7 @@ def test_a_message_that_expires_while_it_waits_is_not_left_to_the_broker(config,
     start_worker(1)
     task = app.tasks["lab.on_wait"]
     with task.lock_for("k"):
-        result = task.apply_async(("k",), expires=1)
+        result = task.apply_async(("k",), expires=IN_TIME)
         app.tasks["lab.plain"].delay()  # so that the worker has fetched all it may
         with pytest.raises(TaskRevokedError, match="expired"):
             result.get(timeout=20)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.lab.cluster_locks import needs_one_server
+from tests.lab.kinds import needs_one_server
 from tests.lab.servers import free_port, need_pool, wait_until
 
 READY = "w0@lab ready."
@@ -56,7 +56,7 @@ def test_a_worker_that_needs_no_warning_gives_none(config, private_locks, locks,
     )
     assert introduction.findall(worker.output()) == ([] if settings else [config.locks])
     assert locks.client.keys() == []
-    assert locks.client.info("clients")["connected_clients"] == 1  # the test's own
+    wait_until(lambda: locks.client.info("clients")["connected_clients"] == 1, "only the test's own is connected")
 
 
 def test_while_runs_are_sent_back_the_main_process_says_how_many(config, lock_proxy, tasks, start_worker):
@@ -67,7 +67,7 @@ def test_while_runs_are_sent_back_the_main_process_says_how_many(config, lock_pr
     wait_until(lambda: len(lines_of(worker, "WARNING")) >= 2, "it is said twice")
     for line in lines_of(worker, "WARNING"):
         count, seconds = re.findall(r"^runs were sent back (\d+) times in the last (\d+) s: the lock server", line)[0]
-        assert int(count) >= 2
-        assert 1 <= int(seconds) < 10
+        assert int(count) >= 1
+        assert 1 <= int(seconds) < 20
     lock_proxy.mend()
     assert [result.get(timeout=20) for result in results] == [0, 1, 2]

@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-# Fixtures of the acceptance tests.
-from tests.acceptance.conftest import nothing_is_left, running  # noqa: F401
 from tests.lab.servers import need_pool
 from tests.lab.workers import Worker
 

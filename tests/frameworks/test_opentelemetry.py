@@ -13,6 +13,7 @@ pytest.importorskip("opentelemetry.instrumentation.celery", exc_type=ImportError
 SHOP = """
 import json
 import os
+import time
 
 from celery import Celery
 from celery.signals import worker_process_init
@@ -65,7 +66,9 @@ def refuse(key): ...
 
 
 @app.task(base=LockedTask, lock_key="{key}", lock_scope="job")
-def job(key): ...
+def job(key):
+    while not os.path.exists("go"):
+        time.sleep(0.01)
 """
 
 PROGRAM = """
@@ -83,6 +86,7 @@ with busy(skip.lock_for("k")):
 results["keyless"] = skip.delay(1.5)
 results["job"] = job.delay("j")
 assert all(job.delay("j").duplicate for _ in range(3))
+open("go", "w").close()
 for result in results.values():
     result.get(timeout=30, propagate=False)
 print(json.dumps({name: result.id for name, result in results.items()}))

@@ -22,6 +22,7 @@ from celery_redislock.server.keeper import Keeper
 from celery_redislock.server.names import keys_of
 from celery_redislock.server.store import LockStore
 from celery_redislock.server.tokens import Attempt
+from tests.lab import offers
 from tests.lab.app import Config
 from tests.lab.servers import Valkey, wait_until
 
@@ -30,7 +31,8 @@ KEY = "redislock:{shop.bill:7}"
 
 @pytest.fixture
 def client(locks: Valkey) -> Iterator[redis.Redis]:
-    client = connect(locks.url(), {"socket_timeout": 0.5, "socket_connect_timeout": 0.5})
+    """Patient: on a busy machine a short time-out would be an outage."""
+    client = connect(locks.url(), {"socket_timeout": 15.0, "socket_connect_timeout": 15.0})
     yield client
     client.close()
 
@@ -92,7 +94,7 @@ def hold(store: LockStore, keeper: Keeper) -> Iterator[Callable[..., HeldLock]]:
     kept: list[tuple[Keeper, HeldLock]] = []
 
     def make(
-        key: str = KEY, lease: float = 1.5, store: LockStore = store, keeper: Keeper = keeper, **options: object
+        key: str = KEY, lease: float = 30.0, store: LockStore = store, keeper: Keeper = keeper, **options: object
     ) -> HeldLock:
         token = tokens.mint(tokens.mint_nonce(), None, tokens.origin("host", None))
         lock = HeldLock(store, key, token, lease, **options)
@@ -104,6 +106,19 @@ def hold(store: LockStore, keeper: Keeper) -> Iterator[Callable[..., HeldLock]]:
     yield make
     for its_keeper, lock in kept:  # else a renewal on its way would tell the next test of the loss of this one's keys
         its_keeper.remove(lock)
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease of 30 s is renewed every 0.3 s: a keeper goes by time, and no lock is lost while the machine pauses."""
+    for module in ("term", "keeper"):
+        monkeypatch.setattr(f"celery_redislock.server.{module}.INTERVAL", 0.01)
+
+
+@pytest.fixture
+def long_offers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key is kept for a minute for a room to which it is offered, and for a waiter that was called."""
+    offers.lengthen(monkeypatch.setattr)
 
 
 @pytest.fixture

@@ -1,14 +1,19 @@
-"""What the main process does for a child that has ended, and whose last run was a retry that was left its key."""
+"""What the main process knows of its children, and does for one that has ended after a retry that was left its key."""
 
 from __future__ import annotations
 
+import os
+from types import SimpleNamespace
+
 import pytest
+from billiard import Process
 
 from celery_redislock.app import server_of
-from celery_redislock.server import tokens
+from celery_redislock.server import commands, tokens
 from celery_redislock.server.tokens import Attempt
 from celery_redislock.task.plan import LockPlan
-from celery_redislock.worker.children import Reservation, Run, release_of_dead
+from celery_redislock.worker.children import Children, Reservation, Run, expect_copies, release_of_dead
+from tests.lab.servers import wait_until
 
 LEASE = 60.0
 ORIGIN = tokens.origin("w@host", "lab.job_again")
@@ -43,14 +48,20 @@ def claim():
 
 
 @pytest.fixture
-def release(app, key, claim):
-    """The child that had the second attempt has ended."""
+def run(app, key, claim):
+    """What the child was given to run: the second attempt."""
 
     def job_again(key): ...
 
     plan = LockPlan(app, "lab.job_again", job_again, False, {"args": ["key"], "scope": "job"})
     run = Run("id", plan, ("k",), {}, tokens.mint_nonce(), Reservation(key, claim), 1)
     assert run.key == key
+    return run
+
+
+@pytest.fixture
+def release(run):
+    """The child that had the second attempt has ended."""
     return lambda: release_of_dead(run)
 
 
@@ -61,7 +72,7 @@ def test_while_the_run_before_holds_the_key_a_note_tells_it_to_leave_it_to_nobod
     release()
     assert len(locks.client.keys()) == 2  # the key and the note
     again = tokens.mint(claim, Attempt("id", 1, 0), ORIGIN, tokens.RESERVED)
-    assert server.store.hand_over(key, first, again, LEASE)
+    assert server.store.send(commands.hand_over(key, first, again, LEASE))
     assert locks.client.keys() == []
 
 
@@ -81,3 +92,40 @@ def test_what_was_left_to_it_and_not_used_is_free(server, key, claim, release, l
     server.store.acquire(key, tokens.mint(claim, Attempt("id", 1, 0), ORIGIN, tokens.RESERVED), LEASE)
     release()
     assert locks.client.keys() == []
+
+
+def test_where_the_lock_server_is_away_it_says_when_the_lock_ends_and_gives_the_reservation_up_later(
+    lock_proxy, server, key, claim, release, locks, log
+):
+    server.store.acquire(key, tokens.mint(claim, Attempt("id", 1, 0), ORIGIN, tokens.RESERVED), LEASE)
+    lock_proxy.refuse()
+    release()
+    assert "its process died; the lock" in log.text
+    assert "its lock ends in 30 s" in log.text
+    lock_proxy.mend()
+    wait_until(lambda: not locks.client.exists(key), "the reservation is given up", 20)
+
+
+def test_where_the_lock_server_is_away_and_copies_come_it_says_that_a_message_may_run_once_more(lock_proxy, run, log):
+    lock_proxy.refuse()
+    expect_copies([run])
+    wait_until(lambda: "its message comes again and may run once more" in log.text, "it says so")
+
+
+def test_a_child_lives_from_its_start_to_its_end():
+    """A pool lists a child before it starts it: there is no process yet that could run anything."""
+    ready, tell = os.pipe()
+    children = [Process(target=os.read, args=(ready, 1)) for _ in range(2)]
+    pool, living = SimpleNamespace(_pool=SimpleNamespace(_pool=children)), Children().living
+    assert living(pool) == 0
+    for child in children:
+        child.start()
+    assert living(pool) == 2
+    os.write(tell, b"!")
+    wait_until(lambda: living(pool) == 1, "the one that has read has ended")
+    os.write(tell, b"!")
+    for child in children:
+        child.join()
+    assert living(pool) == 0
+    for end in (ready, tell):
+        os.close(end)

@@ -40,11 +40,26 @@ def test_a_key_that_is_no_string_any_more_or_not_there_is_left_out_and_a_strange
     assert row.place.key == "redislock:{\udcff}"
 
 
+def test_a_lock_that_is_released_while_it_is_looked_at_is_left_out(locks):
+    class Released(redis.Redis):
+        """Between the name of a lock and what is asked of it, the lock is released."""
+
+        def scan(self, *args, **options):
+            names = super().scan(*args, **options)
+            locks.client.delete("redislock:{a}")
+            return names
+
+    for name in "ab":
+        locks.client.set(f"redislock:{{{name}}}", a_token().value)
+    with Released.from_url(locks.url()) as client:
+        assert [row.place.key for row in scan(client, "redislock:{*", "redislock:{", never)] == ["redislock:{b}"]
+
+
 def test_the_first_who_waits_tells_since_when(store: LockStore, holder, locks):
     first = holder("a")
     first.acquire()
     now = locks.client.time()[0]
-    room = tokens.offer(tokens.mint_nonce(), tokens.origin("host", None))
+    room = tokens.of_room(tokens.mint_nonce(), "host")
     store.stand(KEY, room, (now - 100) * 1_000_000, None)
     (row,) = scan(locks.client, "redislock:{*", "redislock:{", never)
     assert (row.place.key, row.waiting) == (KEY, 1)

@@ -8,10 +8,13 @@ import pytest
 from celery import states
 from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError
 
+from celery_redislock.server import tokens
 from celery_redislock.server.names import keys_of
 from celery_redislock.server.scripts import RELEASE
+from celery_redislock.server.tokens import Attempt
 from tests.lab.app import make_app
 from tests.lab.interruption import raised_at
+from tests.lab.proxy import Proxy
 from tests.lab.servers import wait_until
 
 # Of redis-py, to Celery's result backend.
@@ -122,3 +125,42 @@ def test_a_result_backend_that_is_away_keeps_no_message_from_coming_back(
     assert message["redislock"]["times"] == (2 if header else 1)
     assert "cannot be shown as RETRY" in caplog.text
     app.close()
+
+
+def test_a_result_backend_that_is_away_keeps_no_key_of_a_run_that_ends_as_ignored(deliver, config, caplog):
+    config.backend = "redis+socket:///nowhere"
+    app = make_app(config)
+    assert deliver(app, "lab.ends", "k", "ignore", retries=1)[0] == states.IGNORED
+    assert "cannot be shown as IGNORED" in caplog.text
+    wait_until(lambda: app.tasks["lab.ends"].lock_info("k") is None, "the key is free")
+    app.close()
+
+
+class TestASoftTimeLimitWhileTheResultBackendIsSilent:
+    """Nothing else may swallow it: whoever wrote `soft_time_limit` counts on it."""
+
+    @pytest.fixture
+    def silent(self, config):
+        """An app, and the fault that strikes as soon as its result backend is asked for a state."""
+        with Proxy(config.backend).serve() as results:
+            config.backend = results.url
+            app = make_app(config)
+            yield app, lambda: results.drop_command(to=b"GET")
+            app.close()
+
+    @pytest.mark.parametrize("policy", ["skip", "wait"])
+    def test_ends_the_run_that_asks_of_the_holder_or_stores_retry(self, deliver, silent, locks, policy):
+        app, silence = silent
+        held = tokens.mint(tokens.mint_nonce(), Attempt("holder", 0, 0), tokens.origin("w@host", "lab.work"))
+        locks.client.set("redislock:{k}", held.value)
+        with raised_at(silence(), SoftTimeLimitExceeded()):
+            state, outcome = deliver(app, f"lab.on_{policy}", "k")
+        assert state == states.FAILURE
+        assert isinstance(outcome.exception, SoftTimeLimitExceeded)
+
+    def test_leaves_no_key_behind_where_the_run_ends_as_ignored(self, deliver, silent):
+        app, silence = silent
+        app.backend.mark_as_retry("id", RuntimeError("the attempt before"))
+        with raised_at(silence(), SoftTimeLimitExceeded()):
+            assert deliver(app, "lab.ends", "k", "ignore", retries=1)[0] == states.IGNORED
+        wait_until(lambda: app.tasks["lab.ends"].lock_info("k") is None, "the key is free", 10)

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import promql_parser
 import pytest
 import yaml
 from prometheus_client import REGISTRY
@@ -78,6 +79,17 @@ def test_the_check_sees_what_is_not_exported() -> None:
     assert labels_in('sum by (a, b) (rate(x{c=~"$d"}[5m]))') == {"a", "b", "c"}
 
 
+@pytest.mark.parametrize("query", [*QUERIES, *ALERTS])
+def test_every_query_is_promql_and_each_function_gets_what_it_takes(query: str) -> None:
+    promql_parser.parse(query.replace("$__rate_interval", "1m").replace("$task", ".*"))
+
+
+@pytest.mark.parametrize("wrong", ["sum by (task) (rate(x[1m])", "rate(x)", "histogram_quantile(x)"])
+def test_the_parser_refuses_what_is_none(wrong: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        promql_parser.parse(wrong)
+
+
 def series() -> list[dict[str, str]]:
     """What is exported, as it would be scraped for an hour: everything grows by its value from scrape to scrape."""
     return [
@@ -94,7 +106,7 @@ def json_labels(labels: dict[str, str]) -> str:
 def test_prometheus_finds_something_for_every_query(tmp_path: Path) -> None:
     tool = shutil.which("promtool")
     if tool is None:
-        pytest.skip("promtool, of Debian's package prometheus, is missing")  # also in CI: it is large
+        pytest.skip("promtool, of Debian's package prometheus, is missing")
     exported()
     asked = [query.replace("$__rate_interval", "1m").replace("$task", ".*") for query in [*QUERIES, *ALERTS]]
     found = {"exp_samples": [{"labels": "{}", "value": 1}]}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import gc
 import json
-import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -18,7 +18,7 @@ from celery_redislock import LockedTask, signals
 from celery_redislock.message import message
 from celery_redislock.message.delivery import Delivery
 from celery_redislock.message.header import Header
-from celery_redislock.server import tokens
+from celery_redislock.server import commands, tokens
 from celery_redislock.server.names import NOTE, keys_of
 from celery_redislock.server.scripts import ACQUIRE
 from celery_redislock.server.store import LockStore
@@ -101,12 +101,19 @@ def test_an_acked_message_is_held_and_runs_when_the_key_is_free(deliver, held_un
     assert ledger.items() == ["item"]
 
 
-@pytest.mark.parametrize("request_of", [{}, {"retries": 1, "redislock": {"times": 1, "since": 1.0, "begun": False}}])
-def test_an_acked_message_that_is_held_in_vain_fails_after_lock_wait_for(deliver, held, ledger, request_of):
-    held()
+@pytest.mark.parametrize(
+    ("request_of", "said"),
+    [
+        ({}, "is held by"),
+        ({"retries": 1, "redislock": {"times": 1, "since": 1.0, "begun": False}}, ": this run is lost"),
+    ],
+)
+def test_an_acked_message_that_is_held_in_vain_fails_after_lock_wait_for(deliver, held, ledger, request_of, said):
+    lock = held()
     state, outcome = deliver("lab.work", "k", "item", wait_for=0.2, **request_of)
     assert state == "FAILURE"
-    assert "lock" in str(outcome.exception)
+    assert outcome.exception.key == lock.name
+    assert said in str(outcome.exception)
     assert ledger.runs() == []
 
 
@@ -148,7 +155,7 @@ def test_a_retry_that_is_dropped_is_left_nothing_by_a_second_run_of_the_one_that
     assert deliver("lab.job_again", "k", retries=1, redislock=claim, delivery_info=redelivered)[0] == "IGNORED"
     wait_until(lambda: locks.client.exists(keys_of(key).gone(claim["claim"])), "it has given up its claim")
     again = tokens.mint(claim["claim"], Attempt("id", 1, 0), origin, tokens.RESERVED)
-    assert LockStore(locks.client).hand_over(key, running, again, 3600.0) is True
+    assert LockStore(locks.client).send(commands.hand_over(key, running, again, 3600.0)) is True
     assert locks.client.keys("*}") == []
 
 
@@ -226,19 +233,34 @@ def test_a_key_that_the_publisher_made_of_other_parameters_is_given_up(deliver, 
     key = "redislock:{lab.job:older}"
     locks.client.rename(header["key"], key)
     assert deliver("lab.job", "k", "item", redislock={**header, "key": key}) == (None, "item")
-    wait_until(lambda: locks.client.keys() == [], "nothing is left", 5)
+    wait_until(lambda: locks.client.keys() == [], "nothing is left")
     assert f"its publisher took lock {key}, but its arguments make" in log.text
     assert ledger.items() == ["item"]
 
 
-def test_max_hold_counts_from_the_grant_and_not_from_the_wait(deliver, config):
-    """The message waits longer than it may hold, then runs longer than a lease that nobody renews."""
-    config.settings.update(redislock_max_hold=2.0, redislock_lease=1.6)
+def test_max_hold_counts_from_the_grant_and_not_from_the_wait(deliver, config, log):
+    config.settings.update(redislock_max_hold=60.0)
     lock = make_app(config).tasks["lab.bound"].lock_for(1, "k")
     lock.acquire()
-    threading.Timer(2.2, lock.release).start()
-    _, outcome = deliver("lab.bound", 1, "k", 1.9, retries=1)
-    assert outcome["state"] != "lost"
+    released, ends = [], []
+
+    def release_once_it_waits():
+        wait_until(lambda: "cannot be sent again" in log.text, "it waits")
+        released.append(time.monotonic())
+        lock.release()
+
+    def note(lock, **_):
+        ends.append(lock.stop_at)
+
+    signals.lock_acquired.connect(note)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            releasing = pool.submit(release_once_it_waits)
+            deliver("lab.bound", 1, "k", retries=1)
+            releasing.result()
+    finally:
+        signals.lock_acquired.disconnect(note)
+    assert ends[-1] >= released[0] + 60
 
 
 def test_every_run_has_a_greater_fence_where_it_is_asked_for(deliver, config, held):
@@ -306,6 +328,25 @@ def test_a_body_whose_decorator_adds_arguments_fails_instead_of_running_unlocked
     assert ledger.lines() == []
 
 
+def test_in_an_outage_of_the_broker_too_a_run_asks_again_until_it_has_its_lock(
+    deliver, config, lock_proxy, ledger, log
+):
+    """Its message is acked, so nobody else has it."""
+
+    def mend_once_it_waits():
+        wait_until(lambda: "cannot be sent again" in log.text, "it waits")
+        lock_proxy.mend()
+
+    lock_proxy.refuse()
+    with ThreadPoolExecutor(1) as pool:
+        mending = pool.submit(mend_once_it_waits)
+        assert deliver("lab.work", "k", "item") == (None, "item")
+        mending.result()
+    assert ledger.items() == ["item"]
+    lock_info = make_app(config).tasks["lab.work"].lock_info
+    wait_until(lambda: lock_info("k") is None, "it has given its lock back")
+
+
 def test_begun_work_that_meets_an_outage_comes_back_as_begun_work(config, lock_proxy, broker_server):
     app = make_app(config)
     task = app.tasks["lab.once_late"]
@@ -315,5 +356,17 @@ def test_begun_work_that_meets_an_outage_comes_back_as_begun_work(config, lock_p
     traced = build_tracer(task.name, task, app=app)("id", ("k",), {}, request)
     assert traced.info.state == "IGNORED"
     message = json.loads(broker_server.client.lpop(config.queue))
-    assert message["headers"]["redislock"]["begun"] is True
+    assert message["headers"]["redislock"].get("begun") is True
     assert message["headers"]["redislock"]["times"] == 1
+
+
+def test_a_run_that_is_cut_short_before_its_result_is_stored_leaves_neither_key_nor_note(config, locks):
+    """Celery reports SUCCESS of it all the same."""
+    app = make_app(config)
+    task = app.tasks["lab.cut_short"]
+    delivery_info = {"exchange": "", "routing_key": config.queue, "redelivered": True}
+    request = {"id": "id", "retries": 0, "delivery_info": delivery_info, "hostname": "w@host"}
+    with pytest.raises(SystemExit):
+        build_tracer(task.name, task, app=app)("id", ("k", "item"), {}, request)
+    wait_until(lambda: not locks.held(), "the key is free", 5)
+    assert locks.client.keys() == []

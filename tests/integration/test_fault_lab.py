@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,11 +17,14 @@ from tests.lab.servers import Valkey, wait_until
 
 @pytest.fixture
 def connect(lock_proxy):
-    """Makes clients behind the proxy, each with one connection and no retries."""
+    """Makes clients behind the proxy, each with one connection and no retries.
+
+    Some must time out. What is answered must be so in time on a busy machine too.
+    """
     clients = []
 
     def make(**options):
-        options = {"socket_timeout": 0.3, "max_connections": 1, **options}
+        options = {"socket_timeout": 2.0, "max_connections": 1, **options}
         clients.append(redis.Redis.from_url(lock_proxy.url, **options))
         return clients[-1]
 
@@ -104,24 +108,24 @@ class TestDroppedReply:
             pubsub.subscribe("a", "b")
             wait_until(lambda: locks.client.pubsub_numsub("a", "b") == [(b"a", 1), (b"b", 1)], "it has subscribed")
             locks.client.publish("a", "news")
-            kinds = [pubsub.get_message(timeout=1)["type"] for _ in range(3)]
+            kinds = [pubsub.get_message(timeout=15)["type"] for _ in range(3)]
             assert kinds == ["subscribe", "subscribe", "message"]
             pubsub.close()
             wait_until(lambda: locks.client.pubsub_numsub("a") == [(b"a", 0)], "it has gone")
 
 
 def test_a_delay_holds_back_its_replies_only(connect, lock_proxy):
-    client = connect(socket_timeout=2)
-    lock_proxy.delay(1.0, to=b"GET", where=b"slow")
-    started = time.monotonic()
+    client = connect(socket_timeout=30)
+    fault = lock_proxy.delay(0.5, to=b"GET", where=b"slow")
     client.get("fast")
-    assert time.monotonic() - started < 1.0
-    client.get("slow")
-    assert time.monotonic() - started >= 1.0
-    lock_proxy.mend()
+    assert fault.struck == 0
     started = time.monotonic()
     client.get("slow")
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started >= 0.5
+    assert fault.struck == 1
+    lock_proxy.mend()
+    client.get("slow")
+    assert fault.struck == 1
 
 
 def test_cut_closes_what_is_there_and_takes_new_connections(connect, locks, lock_proxy):
@@ -157,7 +161,7 @@ class TestBlackhole:
         for client in (old, new):  # a connection of before, and one that is accepted now
             with pytest.raises(redis.TimeoutError):
                 client.incr("key")
-        assert lock_proxy.swallowed >= 2
+        wait_until(lambda: lock_proxy.swallowed >= 2, "both commands are lost")
         lock_proxy.mend()
         assert old.incr("key") == new.incr("key") - 1 == 1
         assert locks.client.get("key") == b"2"
@@ -177,12 +181,13 @@ class TestBlackhole:
 
     def test_the_server_does_not_learn_that_a_client_has_gone(self, connect, locks, lock_proxy):
         """So it gives the next message to a dead connection."""
-        client = connect()
+        client = connect(socket_timeout=30, single_connection_client=True)
         with ThreadPoolExecutor(1) as pool:
             popped = pool.submit(client.brpop, "queue")
             wait_until(lambda: locks.client.info("clients")["blocked_clients"] == 1, "it waits")
             lock_proxy.blackhole()
-            with pytest.raises(redis.TimeoutError):
+            client.connection._sock.shutdown(socket.SHUT_RDWR)
+            with pytest.raises(redis.ConnectionError):
                 popped.result()
         locks.client.lpush("queue", "message")
         wait_until(lambda: lock_proxy.swallowed, "the reply is lost")
@@ -215,7 +220,7 @@ class TestRabbitMQ:
         with Connection(amqp.url, connect_timeout=5) as connection:
             queue = connection.SimpleQueue("lab-proxy")
             queue.put(body)
-            message = queue.get(timeout=5)
+            message = queue.get(timeout=15)
             message.ack()
             assert message.payload == body
             queue.close()
@@ -236,7 +241,7 @@ class TestRabbitMQ:
         amqp.blackhole()
         with Connection(amqp.url, connect_timeout=0.3) as connection, pytest.raises(TimeoutError):
             connection.transport.establish_connection()
-        assert amqp.swallowed
+        wait_until(lambda: amqp.swallowed, "what was sent is lost")
 
     def test_delayed_amqp_still_works(self, amqp):
         fault = amqp.delay(0.05)
@@ -280,4 +285,4 @@ def test_a_proxy_leaves_no_thread(locks):
         with Proxy(proxy.url).serve():  # one behind the other, and it ends first
             pass
     client.close()
-    wait_until(lambda: set(threading.enumerate()) <= before, "all have ended", 2)
+    wait_until(lambda: set(threading.enumerate()) <= before, "all have ended")

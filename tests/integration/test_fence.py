@@ -16,6 +16,7 @@ from celery_redislock.server.store import LockStore
 from celery_redislock.testing import busy
 from tests.integration.conftest import KEY
 from tests.lab.app import make_app
+from tests.lab.renewals import renew
 
 NAME, COUNTER = "stock", keys_of("stock").fence
 DAY_MS = 24 * 3600 * 1000
@@ -64,6 +65,15 @@ def test_it_grows_although_the_counter_was_lost(make, client):
     assert second > first
 
 
+def test_it_grows_where_an_acquire_is_sent_again_and_the_counter_was_lost(holder, client):
+    mine = holder("id")
+    first = mine.store.acquire(KEY, mine.token, 10, fence=True).fence
+    client.delete(keys_of(KEY).fence)
+    again = mine.store.acquire(KEY, mine.token, 10, fence=True).fence
+    assert again > first
+    assert again == int(client.get(keys_of(KEY).fence))
+
+
 def test_where_the_last_one_is_lost_and_the_clock_is_behind_it_may_be_smaller(make, client):
     """As after a failover to a replica that has not got it; docs/fencing.md says what follows."""
     client.set(COUNTER, (int(time.time()) + 3600) * 10**6)  # the primary's clock
@@ -80,9 +90,9 @@ def test_the_last_one_is_kept_for_a_day(make, client):
 
 
 def test_neither_renewal_nor_extending_moves_it(make, client):
-    with make(timeout=0.3, renew=True) as lock:
+    with make(timeout=30, renew=True) as lock:
         fence = lock.fence
-        time.sleep(0.5)
+        renew(lock)
         lock.reacquire()
         lock.extend(5)
         assert lock.fence == fence == int(client.get(COUNTER))

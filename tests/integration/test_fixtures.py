@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
@@ -16,6 +17,7 @@ from celery_redislock.app import server_of
 from celery_redislock.fixtures import _redislock_url, redislock_server  # noqa: F401
 from celery_redislock.source import source_of
 from celery_redislock.testing import busy
+from tests.lab.renewals import renew
 from tests.lab.servers import wait_until
 from tests.lab.workers import ROOT
 
@@ -76,6 +78,23 @@ def test_the_threads_of_a_test_end_with_it(shop, request):
         assert {thread.name for thread in started} == {"redislock-keeper"}
     _finish(request, "redislock_server")
     wait_until(lambda: not started & set(threading.enumerate()), "the keeper has ended")
+
+
+def test_the_connections_of_a_test_end_with_it(shop, request):
+    """Else the garbage collector ends them, and Python may warn of each in a later test, or after the last."""
+    url = request.getfixturevalue("redislock_server")(shop)
+    server = server_of(shop)  # kept to the end of the test: the garbage collector does not see it
+    task = shop.tasks["shop.state"]
+    with redis.Redis.from_url(url) as client, ThreadPoolExecutor(1) as pool:
+        with busy(task.lock_for(8)) as lock:
+            renew(lock)
+            waiting = pool.submit(task.lock_for(8).acquire, blocking_timeout=30)
+            wait_until(client.pubsub_channels, "somebody waits, and its room listens")
+        assert waiting.result(30)
+        assert task.apply((7,)).get() == "held"  # nobody has read the answer to its release
+        _finish(request, "redislock_server")
+        wait_until(lambda: len(client.client_list()) == 1, "this test's own is the only connection")
+    assert server.client
 
 
 def test_several_apps_may_be_there(shop, redislock_server):  # noqa: F811

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -15,10 +16,11 @@ from celery_redislock.app import server_of
 from celery_redislock.server import commands
 from celery_redislock.server.answers import Conflict, Granted
 from celery_redislock.server.connect import connect
+from celery_redislock.server.connections import Connection
+from celery_redislock.server.names import keys_of
 from celery_redislock.server.scripts import RELEASE
 from celery_redislock.server.store import LockStore
 from tests.integration.conftest import KEY
-from tests.integration.test_keeper import is_asleep, keepers
 from tests.lab.app import make_app
 from tests.lab.interruption import raised_at
 from tests.lab.servers import wait_until
@@ -80,6 +82,26 @@ def test_the_answer_to_who_did_not_hold_the_key_any_more_tells_so(store, client,
     assert sent.answers == [0]
 
 
+def test_an_answer_that_is_late_and_the_next_one_are_each_told_to_who_has_asked(store, holder):
+    """If they were swapped, a run would hold a key that it was refused, and would not know one that it was granted."""
+    sent = Sent(store, holder("a"))  # which does not hold the key
+    assert isinstance(store.acquire(KEY, holder("b").token, 10.0), Granted)
+    assert sent.answers == [0]
+
+
+def test_who_fails_over_an_answer_harms_neither_the_next_command_nor_its_connection(store, holder, log):
+    """As a receiver of a signal may, which is told of a lost lock by the answer to its release."""
+
+    def fails(_):
+        raise ValueError
+
+    mine = holder("a")
+    mine.acquire()
+    store.send_late(commands.release(KEY, mine.token.owner), fails, lambda: None)
+    assert isinstance(mine.acquire(), Granted)
+    assert "could not be told" in log.text
+
+
 def test_an_answer_that_nobody_reads_is_read_by_who_looks_for_it_later(store, holder):
     mine = holder("a")
     mine.acquire()
@@ -94,7 +116,7 @@ def test_an_answer_that_nobody_reads_is_read_by_who_looks_for_it_later(store, ho
 @pytest.fixture
 def behind(lock_proxy, holder):
     """A store behind the proxy."""
-    client = connect(lock_proxy.url, {"socket_timeout": 0.5, "socket_connect_timeout": 0.5})
+    client = connect(lock_proxy.url, {"socket_timeout": 3.0, "socket_connect_timeout": 3.0})
     store = LockStore(client)
     Sent(store, holder("nobody"))
     yield store
@@ -122,6 +144,33 @@ def test_a_release_whose_answer_is_lost_is_in_doubt(behind, client, holder, lock
     sent = Sent(behind, mine)
     lost.wait()
     assert behind.look(OTHER) is None
+    assert (sent.answers, sent.doubts) == ([], 1)
+
+
+def test_a_release_on_a_connection_that_is_lost_is_sent_once_more_and_the_one_before_it_is_in_doubt(
+    behind, client, holder, lock_proxy
+):
+    first, second = holder("a"), holder("b")
+    first.acquire()
+    behind.acquire(OTHER, second.token, 10.0)
+    client.script_load(RELEASE.text)
+    lost = lock_proxy.drop_reply(to=b"EVALSHA", where=RELEASE.sha.encode())
+    sent = Sent(behind, first)
+    lost.wait()
+    again = Sent(behind, second, OTHER)
+    assert (sent.answers, sent.doubts) == ([], 1)
+    assert (again.answers, again.doubts) == ([1], 0)
+    assert not client.exists(OTHER)
+
+
+def test_who_looks_for_an_answer_on_a_connection_that_is_lost_tells_of_the_doubt(behind, client, holder, lock_proxy):
+    mine = holder("a")
+    mine.acquire()
+    client.script_load(RELEASE.text)
+    lost = lock_proxy.drop_reply(to=b"EVALSHA", where=RELEASE.sha.encode())
+    sent = Sent(behind, mine)
+    lost.wait()
+    wait_until(lambda: not behind.read_late(0.0, 60.0), "its end is seen")
     assert (sent.answers, sent.doubts) == ([], 1)
 
 
@@ -153,7 +202,7 @@ def test_a_server_that_never_answers_keeps_nobody_waiting_who_looks_for_answers(
 
 
 def test_a_release_that_the_server_does_not_know_or_refuses_is_in_doubt_and_the_connection_lives_on(
-    store, client, holder
+    private_locks, store, client, holder
 ):
     mine, other = holder("a"), holder("b")
     mine.acquire()
@@ -216,20 +265,25 @@ def test_many_threads_each_have_the_key_alone_and_every_answer_is_read(store, ho
     assert [one.answers for one in sent] == [[1]] * 400
 
 
-def test_no_connection_with_an_unread_answer_goes_back_to_the_pool(locks, holder):
+def test_no_connection_with_an_unread_answer_goes_back_to_the_pool(locks, holder, monkeypatch):
     small = connect(locks.url(), {"max_connections": 2})  # of which one is kept as a spare
     store = LockStore(small)
     Sent(store, holder("nobody"))
     holders = [holder("a"), holder("b")]
-    both = threading.Barrier(2)
+    both_have_one, first_has_sent, send_late = threading.Barrier(2), threading.Event(), Connection.send_late
+
+    def one_after_the_other(connection, late):
+        if both_have_one.wait(30) == 1:
+            first_has_sent.wait(30)
+        send_late(connection, late)
 
     def run(mine, key):
         store.acquire(key, mine.token, 10.0)
-        both.wait(5)
         sent = Sent(store, mine, key)
-        both.wait(5)
+        first_has_sent.set()
         return sent
 
+    monkeypatch.setattr(Connection, "send_late", one_after_the_other)
     with ThreadPoolExecutor(2) as threads:
         sent = [*threads.map(run, holders, (KEY, OTHER))]
     for key in (KEY, OTHER):
@@ -295,6 +349,20 @@ def test_a_release_that_the_server_does_not_know_any_more_is_sent_again_by_the_k
     wait_until(lambda: not locks.client.exists(key_of(work)), "the keeper has released it", 10)
 
 
+def test_a_release_that_is_sent_again_leaves_a_note_for_a_copy_that_may_have_come_meanwhile(
+    config, locks, deliver, while_it_runs
+):
+    """The broker may have been away too, and with it the ack of a run that has ended."""
+    config.settings["task_ignore_result"] = True
+    app = make_app(config)
+    deliver(app, "lab.work", "k", "warm-up", id="warm-up")
+    while_it_runs(lambda _: locks.client.script_flush())
+    deliver(app, "lab.work", "k", "item")
+    key = key_of(app.tasks["lab.work"])
+    wait_until(lambda: not locks.client.exists(key), "the keeper has released it", 10)
+    assert locks.client.keys() == [keys_of(key).note("id/0/0").encode()]
+
+
 @pytest.mark.parametrize(
     ("refuse", "allow"),
     [
@@ -331,20 +399,19 @@ def test_a_run_that_had_lost_its_lock_is_told_so_soon_after_its_end(work, locks,
 
 
 def test_the_answer_to_the_release_of_a_long_run_is_read_soon_although_the_keeper_sleeps(work, while_it_runs):
-    before = keepers()
     work.apply(("k", "warm-up"))
-    (keeper,) = keepers() - before
-    while_it_runs(lambda _: wait_until(lambda: is_asleep(keeper), "the keeper sleeps", 10))
+    keeper = server_of(work.app).keeper
+    while_it_runs(lambda _: wait_until(lambda: keeper.wake_at > time.monotonic() + 2, "the keeper sleeps"))
     work.apply(("k", "item"))
-    wait_until(lambda: not server_of(work.app).store.has_unread, "the answer is read", 5)
+    wait_until(lambda: not server_of(work.app).store.read_late(60.0, 60.0), "the answer is read")
 
 
 def test_a_publish_that_is_the_last_thing_a_process_does_keeps_the_key_for_its_message(config, locks):
     job = make_app(config).tasks["lab.job"]
     for item in ("warm-up", "item"):
         job.apply_async(("k", item), queue="nobody")
-        wait_until(lambda: locks.client.ttl(job.lock_for("k").key) > 3000, "the key is kept for lock_queue_ttl", 5)
-        wait_until(lambda: not server_of(job.app).store.has_unread, "the answer is read", 5)
+        wait_until(lambda: locks.client.ttl(job.lock_for("k").key) > 3000, "the key is kept for lock_queue_ttl")
+        wait_until(lambda: not server_of(job.app).store.read_late(60.0, 60.0), "the answer is read")
         locks.client.delete(job.lock_for("k").key)
 
 

@@ -43,6 +43,21 @@ def test_a_long_run_overlaps_all_that_begin_before_its_end(ran, ledger):
     assert items(ledger.overlaps()) == [("long", "short"), ("long", "third")]
 
 
+def test_a_run_has_an_end_where_a_signal_ends_it_as_soon_as_its_start_can_be_read(ledger, monkeypatch):
+    write = ledger.write
+
+    def write_and_be_ended(line):
+        write(line)
+        if line["event"] == "start":
+            raise SystemExit
+
+    monkeypatch.setattr(ledger, "write", write_and_be_ended)
+    with pytest.raises(SystemExit), ledger.run("k", "ended"):
+        pytest.fail("the body does not begin")
+    assert [run.item for run in ledger.runs()] == ["ended"]
+    assert ledger.running() == []
+
+
 class TestDeath:
     def test_a_run_without_end_overlaps_all_that_come_later(self, ran, ledger):
         ran("killed?", 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -9,14 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import redis
 from celery import Celery
+from celery.exceptions import Reject
 
 from celery_redislock import Lock, LockConfigError, LockConflict, LockedTask, LockKeyError, LockUnavailable, locked
-from celery_redislock.server import tokens
+from celery_redislock.server import commands, tokens
 from celery_redislock.server.answers import Claim, Conflict, Finished, Granted, Note, Taken
 from celery_redislock.server.lock_server import LockServer
 from celery_redislock.server.names import LimitedKey, channel_of, keys_of, limit_of
 from celery_redislock.server.tokens import CALLED, RESERVED, SEEN, Attempt, Token, known_by, mint_nonce
 from tests.integration.conftest import KEY
+from tests.lab.renewals import begin_renewal
 from tests.lab.servers import wait_until
 
 TWO, THREE = LimitedKey(KEY, 2), LimitedKey(KEY, 3)
@@ -66,7 +69,7 @@ def take(store):
 
 @pytest.fixture
 def room():
-    return tokens.offer(mint_nonce(), tokens.origin("host", None))
+    return tokens.of_room(mint_nonce(), "host")
 
 
 class TestAnAcquire:
@@ -75,7 +78,7 @@ class TestAnAcquire:
         assert [grant.slot for grant in grants] == [1, 2]
         refused = store.acquire(TWO, token("c"), 10.0)
         assert [one.attempt.task_id for one in refused.holders] == ["a", "b"]
-        assert 9 < refused.ttl <= 10
+        assert 5 < refused.ttl <= 10
         assert slots() == {1: "a", 2: "b"}
 
     def test_that_is_sent_twice_has_one_slot(self, store, slots):
@@ -100,7 +103,7 @@ class TestAnAcquire:
         copy = token("a")
         refused = store.acquire(THREE, copy, 10.0, note("a"))
         assert isinstance(refused, Conflict)
-        assert refused.is_twin
+        assert refused.cannot_wait
         assert refused.holder.owner == running.owner
         assert slots() == {1: "x", 2: "a"}
         assert client.get(keys_of(KEY).slot(2)).startswith(SEEN.encode())
@@ -116,7 +119,7 @@ class TestAnAcquire:
         key = LimitedKey(KEY, limit) if limit > 1 else KEY
         refused = store.acquire(key, token("a"), 10.0, note("a"))
         assert isinstance(refused, Conflict)
-        assert refused.is_twin
+        assert refused.cannot_wait
         assert slots() == {3: "a"}
 
     def test_of_a_called_copy_gives_its_call_back(self, store, take, room, slots):
@@ -124,8 +127,8 @@ class TestAnAcquire:
         assert isinstance(store.stand(TWO, room, 10, None), Conflict)
         assert store.release(TWO, first)
         assert store.stand(TWO, room, 10, None) == Taken()
-        call = tokens.called(tokens.for_limit(room, 2), 10)
-        refused = store.acquire(TWO, token("a"), 10.0, note("a"), room=call.value)
+        call = tokens.call(tokens.for_limit(room, 2), 10)
+        refused = store.acquire(TWO, token("a"), 10.0, note("a"), call=call.value)
         assert refused.holder.owner == twin.owner
         assert slots() == {2: "a"}
 
@@ -133,9 +136,9 @@ class TestAnAcquire:
         take("x", THREE)
         running, claim = take("a", THREE), mint_nonce()
         reserved = tokens.mint(claim, Attempt("a", 1, 0), ORIGIN, RESERVED)
-        assert store.hand_over(THREE, running, reserved, 60.0)
+        assert store.send(commands.hand_over(THREE, running, reserved, 60.0))
         retried = tokens.mint(mint_nonce(), Attempt("a", 1, 0), ORIGIN)
-        assert store.claim(THREE, retried, 10.0, Claim(claim, 60.0)).slot == 2
+        assert store.acquire(THREE, retried, 10.0, claim=Claim(claim, 60.0)).slot == 2
         assert slots() == {1: "x", 2: "a"}
 
     def test_of_a_retry_that_comes_before_its_slot_is_handed_over_takes_one_and_leaves_none_reserved(
@@ -143,10 +146,56 @@ class TestAnAcquire:
     ):
         running, claim = take("a"), mint_nonce()
         retried = tokens.mint(mint_nonce(), Attempt("a", 1, 0), ORIGIN)
-        assert store.claim(TWO, retried, 10.0, Claim(claim, 60.0)).slot == 2
+        assert store.acquire(TWO, retried, 10.0, claim=Claim(claim, 60.0)).slot == 2
         reserved = tokens.mint(claim, Attempt("a", 1, 0), ORIGIN, RESERVED)
-        assert store.hand_over(TWO, running, reserved, 60.0)
+        assert store.send(commands.hand_over(TWO, running, reserved, 60.0))
         assert slots() == {2: "a"}
+
+    def test_of_a_copy_that_comes_again_after_the_mark_still_sees_its_attempt_above_the_limit(self, store, take, slots):
+        take("x")
+        running = take("a")
+        for _ in range(2):
+            refused = store.acquire(KEY, token("a"), 10.0, note("a"))
+            assert refused.cannot_wait
+            assert refused.holder.owner == running.owner
+        assert slots() == {1: "x", 2: "a"}
+
+    def test_that_is_sent_again_keeps_the_mark_of_its_slot_and_its_claim_is_not_gone(self, store, client):
+        mine, claim = token(), Claim(mint_nonce(), 60.0)
+        store.acquire(TWO, mine, 10.0)
+        store.expect_copy(TWO, mine)
+        assert store.acquire(TWO, mine, 10.0, claim=claim).slot == 1
+        assert client.get(KEY) == f"{SEEN}{mine[1:]}".encode()
+        assert client.keys() == [KEY.encode()]
+
+    def test_without_a_lease_never_ends(self, store, client):
+        assert store.acquire(TWO, token(), math.inf).slot == 1
+        assert client.pttl(KEY) == -1
+
+    @pytest.mark.parametrize("how", ["called", "claimed"])
+    def test_of_a_copy_gives_back_the_key_that_was_kept_for_it_since_the_limit_went(
+        self, store, take, room, slots, how
+    ):
+        """The message's first run still has a slot that a lock without a limit does not have."""
+        first, twin = take("x"), take("a")
+        if how == "called":
+            store.release(KEY, first)
+            assert store.stand(KEY, room, 10, None) == Taken()
+            refused = store.acquire(KEY, token("a"), 10.0, note("a"), call=tokens.call(room, 10).value)
+        else:
+            claim = mint_nonce()
+            store.send(commands.hand_over(KEY, first, tokens.mint(claim, attempt("a"), ORIGIN, RESERVED), 60.0))
+            refused = store.acquire(KEY, token("a"), 10.0, note("a"), claim=Claim(claim, 60.0))
+        assert refused.cannot_wait
+        assert refused.holder.owner == twin.owner
+        assert slots() == {2: "a"}
+
+    def test_of_a_copy_leaves_alone_the_key_of_another(self, store, take, room, slots):
+        """Who was called may have come late, and its claim may be given up: the key is somebody else's by then."""
+        take("x"), take("a")
+        call, claim = tokens.call(room, 10).value, Claim(mint_nonce(), 60.0)
+        assert store.acquire(KEY, token("a"), 10.0, note("a"), call=call, claim=claim).cannot_wait
+        assert slots() == {1: "x", 2: "a"}
 
     def test_of_a_key_that_is_no_string_is_refused_and_leaves_it_alone(self, store, client, take):
         take("a")
@@ -168,8 +217,8 @@ class TestARoom:
             assert heard.get_message(timeout=5)["data"] == f"offer 2 {KEY}".encode()
         assert store.stand(TWO, room, 10, 20) == Taken()
         assert client.get(keys_of(KEY).slot(2)).startswith(CALLED.encode())
-        call = tokens.called(tokens.for_limit(room, 2), 10)
-        assert store.acquire(TWO, token("c"), 10.0, room=call.value).slot == 2
+        call = tokens.call(tokens.for_limit(room, 2), 10)
+        assert store.acquire(TWO, token("c"), 10.0, call=call.value).slot == 2
 
     def test_takes_all_slots_that_are_free_one_after_the_other(self, store, take, room, slots):
         holders = [take(name, THREE) for name in "abc"]
@@ -188,6 +237,29 @@ class TestARoom:
         store.release(TWO, holder)
         assert [store.stand(TWO, room, 10, None) for _ in range(2)] == [Taken(), Taken()]
         assert slots() == {1: "offered", 2: "b"}
+
+    def test_that_asks_twice_does_not_stand_in_line_beside_the_slot_that_its_next_waiter_is_offered(
+        self, store, client, room, slots
+    ):
+        for _ in range(2):
+            assert store.stand(TWO, room, 10, 20) == Taken()
+            assert slots() == {1: "offered", 2: "offered"}
+            assert client.zcard(keys_of(KEY).line) == 0
+
+    def test_behind_an_earlier_one_takes_the_slot_that_is_left_and_a_command_that_comes_twice_changes_nothing(
+        self, store, client, take, room
+    ):
+        earlier, names = tokens.of_room(mint_nonce(), "earlier"), [KEY, keys_of(KEY).slot(2)]
+        for name in "ab":
+            take(name)
+        store.stand(TWO, earlier, 5, None)
+        assert isinstance(store.stand(TWO, room, 10, 20), Conflict)
+        client.delete(*names)  # both locks have ended with their leases
+        assert store.stand(TWO, room, 10, 20) == Taken()
+        left = client.mget(names), client.zrange(keys_of(KEY).line, 0, -1, withscores=True)
+        assert [value[:1] for value in left[0]] == [tokens.OFFERED.encode(), CALLED.encode()]
+        assert store.stand(TWO, room, 10, 20) == Taken()
+        assert (client.mget(names), client.zrange(keys_of(KEY).line, 0, -1, withscores=True)) == left
 
     def test_comes_before_who_happens_by(self, store, take, room, slots):
         holder = take("a")
@@ -208,7 +280,7 @@ class TestARoom:
         assert store.stand(TWO, room, 20, None) == Taken()
 
     def test_is_offered_no_slot_above_its_limit(self, store, take, slots):
-        low, high = (tokens.offer(mint_nonce(), tokens.origin(name, None)) for name in ("low", "high"))
+        low, high = (tokens.of_room(mint_nonce(), name) for name in ("low", "high"))
         holders = {name: take(name, THREE) for name in "abc"}
         store.stand(TWO, low, 10, None)
         store.stand(THREE, high, 20, None)
@@ -220,7 +292,7 @@ class TestARoom:
         assert store.stand(TWO, low, 10, None) == Taken()
 
     def test_that_leaves_passes_its_offer_on(self, store, take, slots):
-        first, second = (tokens.offer(mint_nonce(), tokens.origin(name, None)) for name in ("first", "second"))
+        first, second = (tokens.of_room(mint_nonce(), name) for name in ("first", "second"))
         holder = take("a")
         take("b")
         store.stand(TWO, first, 10, None)
@@ -238,10 +310,15 @@ class TestAHolder:
         assert store.release(LimitedKey(KEY, 50), known_by(last.nonce))
         assert slots() == {1: "a", 2: "b"}
 
+    def test_of_no_slot_marks_none(self, store, client, take):
+        running = take("a")
+        assert not store.expect_copy(TWO, token("b"))
+        assert client.get(KEY) == running.value
+
     def test_that_gives_up_a_reservation_frees_its_slot(self, store, take, slots):
         take("a")
         running, claim = take("b"), mint_nonce()
-        store.hand_over(TWO, running, tokens.mint(claim, Attempt("b", 1, 0), ORIGIN, RESERVED), 60.0)
+        store.send(commands.hand_over(TWO, running, tokens.mint(claim, Attempt("b", 1, 0), ORIGIN, RESERVED), 60.0))
         assert store.give_up(LimitedKey(KEY, 50), claim, is_to_come=False)
         assert slots() == {1: "a"}
 
@@ -306,17 +383,19 @@ def in_room(client):
 
 
 def test_a_seat_is_renewed_and_extended_in_its_own_slot(seat, plain):
-    first, second = seat(timeout=0.6, renew=True), seat(timeout=0.6, renew=True)
+    renewed = {"timeout": 30, "renew": True, "raise_on_release_error": False}
+    first, second = seat(**renewed), seat(**renewed)
     with first, second:
-        ends = [plain.pexpiretime(keys_of("seats").slot(number)) for number in (1, 2)]
-        wait_until(
-            lambda: all(plain.pexpiretime(keys_of("seats").slot(i + 1)) > ends[i] for i in (0, 1)), "both are renewed"
-        )
-        second.extend(20, replace_ttl=True)
-        assert plain.pttl(keys_of("seats").slot(2)) > 15_000
-        second.extend(20)
-        assert plain.pttl(keys_of("seats").slot(2)) > 35_000
-        assert plain.pttl("seats") < 1000
+        for number, one in ((1, first), (2, second)):
+            slot = keys_of("seats").slot(number)
+            plain.pexpire(slot, 15_000)
+            begin_renewal(one)
+            wait_until(lambda slot=slot: plain.pttl(slot) > 15_000, "it is renewed")
+        second.extend(200, replace_ttl=True)
+        assert plain.pttl(keys_of("seats").slot(2)) > 150_000
+        second.extend(200)
+        assert plain.pttl(keys_of("seats").slot(2)) > 350_000
+        assert plain.pttl("seats") <= 30_000
 
 
 def test_a_conflict_names_all_holders(seat):
@@ -341,6 +420,14 @@ def test_a_lock_with_a_limit_has_no_fence_and_takes_no_token_of_the_callers(seat
         seat().acquire(token="mine")  # noqa: S106
 
 
+def test_a_seat_takes_over_no_token_of_another_object(seat):
+    first, second = seat(), seat()
+    first.acquire()
+    second.local.token = first.local.token
+    with pytest.raises(LockConfigError, match="cannot take over the token of another object"):
+        second.extend(5)
+
+
 def test_a_reentrant_seat_is_entered_again_and_takes_no_second_one(seat):
     outer = seat(reentrant=True)
     with outer, seat(reentrant=True), seat(blocking=False) as other:
@@ -354,7 +441,7 @@ def test_a_reentrant_seat_is_entered_again_and_takes_no_second_one(seat):
 def own_app(locks):
     app = Celery("limits", broker="memory://", set_as_current=False)
     app.conf.redislock_url = locks.celery_url()
-    app.conf.redislock_client_options = {"socket_timeout": 0.5, "socket_connect_timeout": 0.5}
+    app.conf.redislock_client_options = {"socket_timeout": 5.0, "socket_connect_timeout": 5.0}
     return app
 
 
@@ -447,3 +534,26 @@ def test_lock_info_tells_of_all_holders(own_app):
         assert len(info.holders) == 2
         assert info.others[0].state == "held"
     assert bill.lock_info() is None
+
+
+class Refusing(LockedTask):
+    abstract = True
+
+    def before_start(self, *args):
+        raise Reject("not today", requeue=False)
+
+
+def test_a_retry_that_is_rejected_before_it_asks_gives_its_slot_back(own_app, deliver, locks):
+    """Whichever slot the attempt before has left to it."""
+
+    @own_app.task(name="bill", base=Refusing, lock_limit=2, lock_hold_on_retry=True, shared=False)
+    def bill():
+        pass
+
+    with bill.lock_for() as first:
+        claim, key, store = mint_nonce(), first.key, LockServer.behind(first.redis).store
+        running = token()
+        assert store.acquire(key, running, 60.0).slot == 2
+        assert store.send(commands.hand_over(key, running, tokens.mint(claim, attempt("id"), ORIGIN, RESERVED), 60.0))
+        deliver(own_app, "bill", retries=1, redislock={"claim": claim, "key": str(key)})
+        wait_until(lambda: [one.state for one in bill.lock_info().holders] == ["held"], "its slot is free")

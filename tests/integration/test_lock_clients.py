@@ -16,8 +16,11 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from celery_redislock import Lock, LockConfigError
+from celery_redislock.lock.reentry import entry_of_context
+from celery_redislock.server.lock_server import LockServer
 from celery_redislock.server.names import keys_of
 from celery_redislock.server.scripts import ACQUIRE, EXPECT, GIVE_UP, INSPECT, LEAVE, RELEASE, RENEW, STAND
+from tests.lab.renewals import renew
 from tests.lab.servers import Valkey, free_port, wait_until
 from tests.lab.topologies import cluster, sentinel
 from tests.lab.workers import ROOT
@@ -93,7 +96,7 @@ def client(request, locks, tmp_path):
 
 def test_it_is_taken_renewed_waited_for_and_given_back(client):
     first = client.lock(NAME, lock_class=Lock, timeout=10)
-    second = Lock(client, NAME, timeout=0.6, renew=True, fence=True, blocking_timeout=10)
+    second = Lock(client, NAME, timeout=10, renew=True, fence=True, blocking_timeout=10)
     assert first.acquire()
     assert (first.owned(), second.owned(), second.locked()) == (True, False, True)
     assert first.extend(5)
@@ -106,11 +109,22 @@ def test_it_is_taken_renewed_waited_for_and_given_back(client):
     assert client.exists(NAME)
 
 
-def test_a_waiter_gets_it_from_a_lock_that_is_renewed(client):
-    with Lock(client, NAME, timeout=0.4, renew=True) as held:
-        assert not Lock(client, NAME).acquire(blocking_timeout=1.0)  # longer than two leases
-        held.check()
-        assert held.state == "held"
+def test_a_lock_is_renewed_and_a_waiter_gets_it_only_after_its_release(client):
+    """The renewal is made due, so that it does not matter how long a busy machine takes."""
+    with ThreadPoolExecutor() as pool:
+        with Lock(client, NAME, timeout=30, renew=True, reentrant=True) as lock:
+            waiting = pool.submit(Lock(client, NAME).acquire, blocking_timeout=30)
+            wait_until(lambda: client.exists(keys_of(NAME).line), "it waits")
+            client.pexpire(NAME, 15_000)
+            server = LockServer.behind(client)
+            held = entry_of_context(server.store, NAME).held
+            held.renew_at = 0
+            server.keeper.add(held)  # it looks what is due
+            wait_until(lambda: client.pttl(NAME) > 15_000, "it is renewed", 10)
+            assert not waiting.done()
+            lock.check()
+            assert lock.state == "held"
+        assert waiting.result(10)
 
 
 def test_locks_of_one_client_share_one_keeper(locks):
@@ -135,6 +149,19 @@ def test_what_it_made_for_a_client_ends_with_it(locks):
     gc.collect()
     assert pool() is None
     wait_until(lambda: not keeper.is_alive(), "its keeper has ended")
+
+
+def test_the_connections_that_it_made_for_a_client_end_with_it(private_locks):
+    """Else the garbage collector ends them, and Python may warn of each."""
+    client = redis.Redis(unix_socket_path=str(private_locks.socket))
+    with Lock(client, NAME, timeout=30, renew=True) as lock:
+        renew(lock)
+    server = LockServer.behind(client)  # kept to the end of the test: the garbage collector does not see it
+    client.close()
+    del client, lock
+    gc.collect()
+    wait_until(lambda: len(private_locks.client.client_list()) == 1, "this test's own is the only connection")
+    assert server.client
 
 
 def test_what_it_made_for_a_clusters_client_ends_with_it(cluster_port):

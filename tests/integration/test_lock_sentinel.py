@@ -14,6 +14,7 @@ from redis.sentinel import Sentinel
 from celery_redislock import Lock, LockUnavailable
 from celery_redislock.server.held import PAST_DEADLINE
 from tests.lab.proxy import Proxy
+from tests.lab.renewals import begin_renewal, held_by
 from tests.lab.servers import wait_until
 from tests.lab.topologies import WATCHED, sentinel
 
@@ -35,7 +36,7 @@ def proxy(port):
 
 def primary_behind(*ports, **options):
     sentinels = Sentinel([("127.0.0.1", port) for port in ports], **options)
-    return sentinels.master_for(WATCHED, socket_timeout=0.2, socket_connect_timeout=0.2)
+    return sentinels.master_for(WATCHED, socket_timeout=5.0, socket_connect_timeout=5.0)
 
 
 def address_of(client):
@@ -48,17 +49,15 @@ def cut_connections(address):
 
 
 def test_silent_sentinels_do_not_keep_a_holder_from_being_told(proxy, caplog):
-    """They are asked before a connection is made, and have time-outs of their own: redis-py's are five seconds."""
+    """They are asked before a connection is made, and have time-outs of their own. Here these come after the test."""
     caplog.set_level(logging.WARNING, "celery_redislock")
-    client = primary_behind(proxy.port)
+    client = primary_behind(proxy.port, socket_timeout=90)
     lock = Lock(client, NAME, timeout=1.5, renew=True)
     assert lock.acquire()
-    deadline = time.monotonic() + lock.remaining
     primary = address_of(client)
     proxy.blackhole()
     cut_connections(primary)
-    wait_until(lambda: PAST_DEADLINE in caplog.text, "it is told", 10)
-    assert time.monotonic() < deadline + 1
+    wait_until(lambda: PAST_DEADLINE in caplog.text, "it is told")
 
 
 def test_a_silent_sentinel_costs_one_time_out_and_no_more(proxy, port):
@@ -66,20 +65,23 @@ def test_a_silent_sentinel_costs_one_time_out_and_no_more(proxy, port):
     proxy.blackhole()
     started = time.monotonic()
     with Lock(primary_behind(proxy.port, port, socket_timeout=0.3), NAME, timeout=10):
-        assert 0.3 <= time.monotonic() - started < 5
+        assert time.monotonic() - started >= 0.3
+        assert proxy.swallowed <= 2
 
 
 def test_renewal_goes_on_after_the_sentinels_knew_no_primary(port, caplog):
     """Also where the keeper had no connection yet: redis-py before 8.1 took the failed one for one in use."""
     client = primary_behind(port)
-    lock = Lock(client, NAME, timeout=2, renew=True)
+    lock = Lock(client, NAME, timeout=30, renew=True)
     assert lock.acquire()
+    deadline = held_by(lock).deadline
     host, primary_port = address_of(client)
     with redis.Redis(port=port) as watcher:
         watcher.sentinel_remove(WATCHED)
+        begin_renewal(lock)
         wait_until(lambda: "cannot be asked" in caplog.text, "a renewal has failed twice")
         watcher.sentinel_monitor(WATCHED, host, primary_port, 1)
-    wait_until(lambda: lock.remaining > 1.8, "it is renewed", 5)
+    wait_until(lambda: held_by(lock).deadline > deadline, "it is renewed")
     lock.release()
 
 

@@ -14,6 +14,7 @@ import celery_redislock
 from celery_redislock import Lock, LockConflict, LockLost, LockUnavailable, signals
 from celery_redislock.errors import describe
 from celery_redislock.testing import busy
+from tests.lab.measured import MEASURED
 from tests.lab.servers import wait_until
 from tests.lab.workers import ROOT
 
@@ -57,6 +58,7 @@ def test_a_holder_that_is_a_task_is_told_by_its_id_too(tasks, fields):
     assert isinstance(first, AsyncResult)
 
 
+@pytest.mark.skipif(MEASURED, reason="on CPython 3.11 it may stand still inside coverage.py's trace function")
 def test_a_loss_tells_whose_lock_it_was_and_why(app, tasks, deliver, fields, locks):
     key = tasks.aborted.lock_for("k").name
 
@@ -109,8 +111,8 @@ def test_an_error_of_another_library_is_one_line():
 
 #: Lines that concern no single run and no single key.
 OF_THE_PROCESS = {
-    "advice", "keeper", "lines", "outage", "listener", "waiter", "room", "children", "waiting", "reminder", "leftovers",
-    "startup", "start", "store", "lock", "outcome", "broker",
+    "server_advice", "keeper", "connections", "outage", "listener", "waiter", "room", "children", "waiting", "reminder",
+    "leftovers", "trial", "start", "store", "lock", "outcome", "broker_advice",
 }  # fmt: skip
 
 

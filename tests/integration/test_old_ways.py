@@ -50,9 +50,8 @@ class TestSetnxThenExpire:
         assert not client.setnx(NAME, "1")
 
     def test_ours_has_its_end_from_the_first_moment(self, client, make):
-        in_a_child_that_is_killed(make(timeout=0.5).acquire, lambda: client.exists(NAME))
-        assert client.pttl(NAME) != -1
-        assert make().acquire(blocking=True, blocking_timeout=5)
+        in_a_child_that_is_killed(make(timeout=30).acquire, lambda: client.exists(NAME))
+        assert 0 < client.pttl(NAME) <= 30_000
 
 
 class TestPlainDel:
@@ -96,8 +95,9 @@ class TestGetsetTakeover:
         assert float(client.getset(NAME, fast + 10)) < fast  # it has it too
 
     def test_ours_is_taken_over_by_one_and_by_the_servers_clock(self, client, make):
-        in_a_child_that_is_killed(make(timeout=0.3).acquire, lambda: client.exists(NAME))
-        wait_until(lambda: not client.exists(NAME), "it expires", 2)
+        in_a_child_that_is_killed(make(timeout=30).acquire, lambda: client.exists(NAME))
+        client.pexpire(NAME, 1)  # its thirty seconds have passed
+        wait_until(lambda: not client.exists(NAME), "it expires")
         first, second = make(), make()
         assert (first.acquire(), second.acquire()) == (True, False)
         assert client.get(NAME).decode() == first.token
@@ -109,17 +109,19 @@ class TestNoRenewal:
     def test_the_old_way_lets_another_in(self, client):
         with client.lock(NAME, timeout=0.2, raise_on_release_error=False):
             other = client.lock(NAME, timeout=10)
-            assert other.acquire(blocking_timeout=2, sleep=0.01)  # beside the first
+            assert other.acquire(blocking_timeout=20, sleep=0.01)  # beside the first
 
-    def test_ours_is_renewed_for_as_long_as_the_work_takes(self, make):
-        with make(timeout=0.3, renew=True) as lock:
-            assert not make().acquire(blocking=True, blocking_timeout=1)  # three leases
+    def test_ours_is_renewed_for_as_long_as_the_work_takes(self, make, client, often):
+        with make(timeout=30, renew=True) as lock:
+            client.pexpire(NAME, 15_000)  # half of its lease has passed
+            wait_until(lambda: client.pttl(NAME) > 15_000, "it is renewed")
+            assert not make().acquire()
             lock.check()
 
     def test_ours_without_renewal_at_least_knows_in_time(self, client, make):
         lock = make(timeout=0.2)
         lock.acquire()
-        wait_until(lambda: lock.state == "lost", "its own deadline", 2)
+        wait_until(lambda: lock.state == "lost", "its own deadline")
         with pytest.raises(LockLost):
             lock.check()
 
@@ -127,7 +129,7 @@ class TestNoRenewal:
 class TestNineProcesses:
     """Nine processes that want one lock at once, with time enough for all of them to wait."""
 
-    WORK = 0.3
+    WORK = 0.6
 
     @staticmethod
     def _work(take, socket, ledger, barrier, seconds):
@@ -175,13 +177,13 @@ class TestNineProcesses:
         assert self._overlap(runs)
 
     def test_ours_runs_all_nine_one_after_another(self, locks, tmp_path):
-        """Also with a lease that is shorter than the work, and a far shorter one than the wait."""
+        """With a lease that no pause of the machine outlasts: where one does, a key ends under its holder."""
 
         def take(client):
-            lock = Lock(client, NAME, timeout=0.25, renew=True, blocking_timeout=30)
+            lock = Lock(client, NAME, timeout=30, renew=True, blocking_timeout=60)
             return lock.release if lock.acquire() else None
 
         runs = self._run(take, locks, tmp_path / "ledger")
         assert len(runs) == 9
         assert not self._overlap(runs)
-        wait_until(lambda: locks.client.keys() == [], "the last wake-up, which may be for nobody, expires", 3)
+        wait_until(lambda: locks.client.keys() == [], "the last wake-up, which may be for nobody, expires")

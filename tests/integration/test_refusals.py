@@ -111,21 +111,12 @@ def test_a_server_without_memory_takes_the_key_back_and_the_note_in_its_place(se
     with_memory(server)
 
 
-def test_a_lock_is_renewed_on_a_server_without_memory(server, hold):
-    lock = hold(lease=1.5)
+def test_a_lock_is_renewed_on_a_server_without_memory(server, hold, often):
+    lock = hold()
     out_of_memory(server)
     deadline = lock.deadline
     wait_until(lambda: lock.deadline > deadline, "it is renewed")
     with_memory(server)
-
-
-def test_a_restarted_server_that_knows_no_script_is_told_them(private_locks, holder, server):
-    mine = holder("id")
-    mine.acquire()
-    private_locks.kill()
-    private_locks.restart()
-    assert isinstance(holder("other").acquire(), Granted)  # NOSCRIPT, and connections that had ended
-    assert private_locks.client.get(KEY)
 
 
 def test_a_server_that_still_loads_its_data_is_unavailable_until_it_is_done(server, holder, client):

@@ -14,8 +14,8 @@ import time
 import pytest
 
 from celery_redislock import LockedTask
-from celery_redislock.worker.advice import warn_of_early_copies
-from celery_redislock.worker.startup import ask
+from celery_redislock.worker import broker_advice
+from celery_redislock.worker.trial import try_lock_server
 from tests.integration.test_refusals import (
     let_in,
     locked_out,
@@ -36,7 +36,7 @@ def said(log):
 
     def ask_and_look(config):
         log.clear()
-        ask(make_app(config))
+        try_lock_server(make_app(config))
         return [(record.levelno, record.getMessage()) for record in log.records if record.levelno > logging.INFO]
 
     return ask_and_look
@@ -156,6 +156,33 @@ def test_a_server_that_evicts_keys_is_warned_of(server, config, said):
     assert said(config) == []  # it may not be asked for it
 
 
+OLD = (
+    "; upgrade it, to Redis 7.0 or Valkey 8 at least, or name another server by redislock_url; until then "
+    "lock_on_outage decides about runs"
+)
+TOO_OLD = (
+    logging.ERROR,
+    "{} cannot be used by every task: it is Redis {}, too old for locks with a fence" + OLD,
+)
+UNTESTED = (
+    logging.WARNING,
+    "{} is Redis {}, which is older than what the locks are tested with" + OLD.partition("; until")[0],
+)
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [("3.2.6", TOO_OLD), ("4.0.9", TOO_OLD), ("5.0.0", UNTESTED), ("6.2.9", UNTESTED), ("7.0.0", None)],
+)
+def test_a_server_that_says_it_is_an_old_one_is_named_with_the_setting_and_the_remedy(
+    config, lock_proxy, said, version, expected
+):
+    """It is a new one that passes for an old one; what real old ones can do is in docs/topologies.md."""
+    lock_proxy.instead = b"redis_version:7.2.4", f"redis_version:{version}".encode()
+    where = f"the lock server {config.locks}"
+    assert said(config) == ([(expected[0], expected[1].format(where, version))] if expected else [])
+
+
 def test_a_server_that_closes_idle_connections_is_warned_of(server, config, said):
     server.config_set("timeout", 60)
     try:
@@ -182,7 +209,7 @@ def test_one_line_tells_where_the_tasks_lock_and_shows_no_password(config, log):
     config.locks = config.locks.replace("unix://", "unix://user:hunter2@")
     config.settings["redislock_prefix"] = "shop"
     app = make_app(config)
-    ask(app)
+    try_lock_server(app)
     locked = [task for task in app.tasks.values() if isinstance(task, LockedTask)]
     (line,) = (record.getMessage() for record in log.records if record.levelno == logging.INFO)
     where = config.locks.replace("user:hunter2@", "user@")
@@ -201,7 +228,7 @@ def test_a_visibility_timeout_shorter_than_a_lease_is_warned_of(config, log, tim
     app = make_app(config)
     app.task(name="lab.a_late", base=LockedTask, shared=False, acks_late=True)(nothing)
     app.task(name="lab.an_early", base=LockedTask, shared=False)(nothing)
-    warn_of_early_copies(app)
+    broker_advice.warn(app)
     lines = [record.getMessage() for record in log.records]
     assert len(lines) == warned
     if warned:

@@ -46,16 +46,6 @@ class TestEager:
             tasks.once.apply(("k",)).get()
         assert ledger.runs() == []
 
-    def test_wait_is_the_default_of_a_key_of_some_arguments_and_blocks_for_it(self, tasks, locks, ledger):
-        with ThreadPoolExecutor() as elsewhere:
-            lock = tasks.work.lock_for("k")
-            assert Context().run(lock.acquire)
-            run = elsewhere.submit(lambda: tasks.work.apply(("k", "item")).get())
-            wait_until(lambda: locks.client.exists(keys_of(lock.name).line), "it waits")
-            assert ledger.runs() == []
-            lock.release()
-            assert run.result() == "item"
-
     def test_it_gives_up_after_lock_block_for_and_publishes_nothing(self, make_app, config, broker_server):
         app = make_app()
 
@@ -72,13 +62,14 @@ class TestEager:
         assert ledger.runs() == []
 
     @pytest.mark.parametrize("policy", ["wait", "join"])
-    def test_wait_and_join_block_for_the_key(self, tasks, locks, policy):
+    def test_wait_and_join_block_for_the_key(self, tasks, locks, ledger, policy):
         task = getattr(tasks, f"on_{policy}")
         with ThreadPoolExecutor() as elsewhere:
             lock = task.lock_for("k")
             assert Context().run(lock.acquire)
             run = elsewhere.submit(lambda: task.apply(("k", "item")).get())
             wait_until(lambda: locks.client.exists(keys_of(lock.name).line), "it waits")
+            assert ledger.runs() == []
             lock.release()
             assert run.result() == "item"
 
@@ -421,21 +412,6 @@ class TestBinding:
         assert locks.calls() == {}
         task.apply().get()
         assert locks.calls()
-
-    def test_switched_off_every_lock_is_a_no_op(self, make_app):
-        app = make_app()
-        app.conf.update(redislock_enabled=False, redislock_url=None, broker_url="memory://")
-
-        @app.task(bind=True, base=LockedTask, shared=False)
-        def task(self):
-            self.lock.check()
-            self.lock.extend()
-            return self.lock.state
-
-        assert task.apply().get() == "none"
-        with task.lock_for() as lock:
-            lock.check()
-        assert task.lock_info() is None
 
     def test_no_redis_anywhere_is_said_at_once(self):
         app = Celery("shop", broker="amqp://", set_as_current=False)

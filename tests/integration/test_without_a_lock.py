@@ -29,8 +29,10 @@ NO_LOCK = {"state": "none", "remaining": 0.0, "token": None, "fence": None, "key
 
 
 class TestNoLock:
-    def test_a_direct_call_has_an_object_in_its_place_that_answers(self, rebuild):
+    def test_a_direct_call_has_an_object_in_its_place_that_answers_and_asks_nobody(self, rebuild, locks):
+        locks.calls()
         assert rebuild("products") == NO_LOCK
+        assert locks.calls() == {}
 
     def test_so_has_a_direct_call_inside_a_run_that_holds_its_own_key(self, app, rebuild):
         @app.task(base=LockedTask, bind=True, shared=False, name="shop.outer")
@@ -42,6 +44,16 @@ class TestNoLock:
     def test_outside_of_runs_it_says_that_there_is_none(self, rebuild):
         assert rebuild.lock.state == "none"
         assert repr(rebuild.lock) == "<NoLock>"
+
+    def test_what_code_does_with_a_lock_it_does_with_none_and_goes_on(self, rebuild):
+        lock = rebuild.lock
+        assert lock.acquire(blocking=False)
+        assert lock.reacquire()
+        assert lock.owned()
+        assert not lock.locked()
+        with lock as entered:
+            assert entered is lock
+        lock.release()
 
     def test_a_run_that_an_outage_lets_go_without_knows_its_key(self, config, tmp_path):
         config.locks = f"unix://{tmp_path}/nobody.sock"

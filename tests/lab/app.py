@@ -10,8 +10,8 @@ from typing import Any
 
 from celery import Celery
 
-from tests.lab.cluster_locks import ON_A_CLUSTER, TIME_OUTS
 from tests.lab.files import write_whole
+from tests.lab.kinds import OPTIONS
 from tests.lab.ledger import Ledger
 from tests.lab.tasks import define_tasks
 from tests.lab.wake_ups import SETTINGS
@@ -53,7 +53,7 @@ def make_app(config: Config) -> Celery:
     app = Celery("lab", broker=config.broker, backend=config.backend, set_as_current=False)
     app.conf.update(
         redislock_url=config.locks,
-        redislock_client_options=TIME_OUTS if ON_A_CLUSTER else {"socket_timeout": 0.5, "socket_connect_timeout": 0.5},
+        redislock_client_options=OPTIONS,
         task_default_queue=config.queue,
         worker_prefetch_multiplier=1,
         broker_connection_retry_on_startup=True,

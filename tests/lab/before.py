@@ -82,7 +82,7 @@ def define_singleton(app: Celery, sleep: Callable[[float], None]) -> None:
     def do_or_raise(username):
         sleep(5)
 
-    @app.task(shared=False, base=Singleton, name="singleton.runs_for_12_seconds", lock_expiry=1)  # README: 10
+    @app.task(shared=False, base=Singleton, name="singleton.runs_for_12_seconds", lock_expiry=4)  # README: 10
     def runs_for_12_seconds():
         sleep(12)
 

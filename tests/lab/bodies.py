@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,16 @@ from celery_redislock import LockLost
 from tests.lab.ledger import Ledger
 
 
-def watch(lock: Any, ledger: Ledger, item: Any, seconds: float, after_loss: float = float("inf")) -> None:
-    """In a body: write down each new state of its lock, and each new deadline, as the body itself sees them."""
-    end, state, deadline = time.monotonic() + seconds, None, 0.0
-    while time.monotonic() < end:
+def watch(
+    lock: Any, ledger: Ledger, item: Any, seconds: float | str, after_loss: float = float("inf"), file: str = ""
+) -> None:
+    """In a body: write down each new state of its lock, and each new deadline, as the body itself sees them.
+
+    It takes so many seconds; or where a file is named, until it is there.
+    """
+    gate = Path(file or seconds) if file or isinstance(seconds, str) else None
+    end, state, deadline = time.monotonic() + (60 if isinstance(seconds, str) else seconds), None, 0.0
+    while time.monotonic() < end and not (gate and gate.exists()):
         now, remaining = time.monotonic(), lock.remaining
         if lock.state != state:
             state = lock.state
@@ -43,8 +51,11 @@ def sleep_on(seconds: float) -> None:
             time.sleep(end - time.monotonic())
 
 
-def wait_for_file(file: str) -> None:
-    """Wait until `file` is there; half a minute at most."""
-    end = time.monotonic() + 30
-    while not Path(file).exists() and time.monotonic() < end:
-        time.sleep(0.005)
+@contextmanager
+def unmoved() -> Iterator[None]:
+    """In the block, SIGTERM does nothing to this process."""
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

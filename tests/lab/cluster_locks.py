@@ -1,18 +1,16 @@
-"""The lock server of the acceptance tests may be a Cluster of three nodes: with LAB_LOCKS=cluster, by `make matrix`.
+"""A Cluster of three nodes in the place of the one lock server: with LAB_LOCKS=cluster, by `make matrix`.
 
 What stands in for the one server, and for the proxy before it, does to all nodes what a test does to the one.
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 from redis.cluster import RedisCluster
 
 from celery_redislock.server.names import NOTE
@@ -20,16 +18,8 @@ from tests.lab.nodes import Nodes, three_nodes
 from tests.lab.proxy import Fault, Proxy
 from tests.lab.servers import wait_until
 
-ON_A_CLUSTER = os.environ.get("LAB_LOCKS") == "cluster"
-#: A command to a Cluster may take twice the time-outs; so that leases may be as short as with one server.
-TIME_OUTS = {"socket_timeout": 0.25, "socket_connect_timeout": 0.25}
-#: What nodes and clients of a Cluster say to each other besides.
-_OF_CLUSTERS = {"cluster|slots", "cluster|nodes", "cluster|info", "cluster|myid", "command", "ping"}
-
-
-def needs_one_server(why: str) -> pytest.MarkDecorator:
-    """Leave a test out where the lock server is a Cluster, with the reason."""
-    return pytest.mark.skipif(ON_A_CLUSTER, reason=f"the lock server is a Cluster: {why}")
+#: What nodes and clients of a Cluster say to each other besides. A worker may meet a node only in the middle of a test.
+_OF_CLUSTERS = {"cluster|slots", "cluster|nodes", "cluster|info", "cluster|myid", "command", "ping", "client|setinfo"}
 
 
 class _Client(RedisCluster):
@@ -91,7 +81,7 @@ class ClusterLocks:
         return {name: count for name, count in found.items() if name not in _OF_CLUSTERS}
 
     @contextmanager
-    def behind_proxies(self) -> Iterator[Proxies]:
+    def behind_proxy(self) -> Iterator[Proxies]:
         """A proxy before each node; the nodes tell its port in place of their own. `client` passes none of them."""
         with ExitStack() as stack:
             proxies = [stack.enter_context(Proxy(node.url()).serve()) for node in self.nodes.primaries]
@@ -127,6 +117,9 @@ class Proxies:
 
     def delay(self, *which: Any, **how: Any) -> Fault:
         return self.all[0].delay(*which, **how)
+
+    def hold(self, *which: Any, **how: Any) -> Fault:
+        return self.all[0].hold(*which, **how)
 
     def cut(self) -> None:
         for one in self.all:

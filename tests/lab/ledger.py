@@ -14,6 +14,8 @@ from typing import Any
 
 from celery import current_task
 
+from tests.lab.gate import spend
+
 NEVER = float("inf")
 
 
@@ -44,17 +46,20 @@ class Ledger:
         """Write down that a body runs under `key`, from here to the end of the block."""
         mark: dict[str, Any] = {"key": str(key), "item": str(item), "pid": os.getpid(), "task_id": _task_id()}
         mark["start"] = time.monotonic()
-        self.write({**mark, "event": "start"})
         try:
+            self.write({**mark, "event": "start"})  # a SystemExit may come as soon as others can read the line
             yield
         finally:
             self.write({**mark, "event": "end", "end": time.monotonic()})
 
-    def take(self, key: object, item: object, first: float) -> object:
-        """A body that takes `first` seconds in its first run, and no time in the next ones."""
+    def take(self, key: object, item: object, first: float | str) -> object:
+        """A body that takes `first` seconds in its first run, and no time in the next ones.
+
+        Where `first` names a file, such as a `Gate`, the first run lasts until it is there.
+        """
         is_first = str(item) not in self.items()
         with self.run(key, item):
-            time.sleep(first if is_first else 0)
+            spend(first if is_first else 0)
         return item
 
     def died(self, pid: int, at: float | None = None) -> None:
@@ -106,9 +111,15 @@ class Ledger:
         """Every conflict that a worker announced: the task ids of its first and of all holders, and the policy."""
         return [line for line in self.lines() if line["event"] == "conflict"]
 
-    def wait_for_conflict(self, holder: str, seen: int = 0) -> None:
-        """In a body or hook: hold on until another message has met this holder's lock."""
-        end = time.monotonic() + 5
+    def wait_for_conflict(self, holder: str, seen: int = 0, patience: float = 5.0) -> None:
+        """In a body or hook: hold on until another message has met this holder's lock.
+
+        Args:
+            holder: The holder's task id.
+            seen: How many have met it before.
+            patience: Seconds after which the body goes on all the same: the other one may need its process.
+        """
+        end = time.monotonic() + patience
         while time.monotonic() < end:
             if sum(holder in line["holders"] for line in self.conflicts()) > seen:
                 return

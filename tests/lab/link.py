@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING
 from tests.lab.resp import command_name, values
 
 if TYPE_CHECKING:
-    from tests.lab.proxy import Proxy
+    from tests.lab.proxy import Fault, Proxy
+    from tests.lab.tls_end import TlsEnd
 
 
 class Link(threading.Thread):
     """A client's connection to the proxy, and the proxy's own to the server for it: a thread for each direction."""
 
-    def __init__(self, proxy: Proxy, client: socket.socket, *, lost: bool) -> None:
+    def __init__(self, proxy: Proxy, client: socket.socket | TlsEnd, port: int, *, lost: bool) -> None:
         super().__init__(name="lab-proxy", daemon=True)
         self.proxy = proxy
         self.client = client
+        self.port = port
+        """The client's."""
         self.server: socket.socket | None = None
         self.lost = lost
         """The connection was opened in a black hole, and reaches nobody."""
@@ -50,7 +53,7 @@ class Link(threading.Thread):
                     end.shutdown(socket.SHUT_RDWR)
         self.ended.set()  # last: a reply that is held back must not get through
 
-    def _pump(self, source: socket.socket, pass_on: Callable[[bytes], None]) -> None:
+    def _pump(self, source: socket.socket | TlsEnd, pass_on: Callable[[bytes], None]) -> None:
         with suppress(OSError):
             while data := source.recv(65536):
                 if not self.proxy.swallow():
@@ -66,10 +69,24 @@ class Link(threading.Thread):
                 self.subscribed = self.subscribed or b"SUBSCRIBE" in command_name(command)
                 self.replicates = self.replicates or command_name(command) == b"PSYNC"
                 self.unanswered.append(command)
-                self.deaf = self.deaf or self.proxy.fault_for(command, before=True) is not None
+                self._meet(command)
         assert self.server
         if not self.deaf:
             self.server.sendall(data)
+
+    def _meet(self, command: bytes) -> None:
+        """Lose `command`, or hold it back, where a fault strikes it."""
+        fault = self.proxy.fault_for(command, before=True)
+        if fault and fault.drops:
+            self.deaf = True
+        elif fault:
+            self._hold_back(fault)
+
+    def _hold_back(self, fault: Fault) -> None:
+        if fault.gate is None:
+            self.ended.wait(fault.seconds)
+        while fault.gate and not fault.gate.wait(0.01) and not self.ended.is_set():
+            pass
 
     def _pass_reply(self, data: bytes) -> None:
         if not self.is_redis or self.replicates:  # what a primary streams to its replica is no reply
@@ -90,5 +107,5 @@ class Link(threading.Thread):
                 raise ConnectionAbortedError
             return
         if fault:
-            self.ended.wait(fault.seconds)
-        self.client.sendall(reply)
+            self._hold_back(fault)
+        self.client.sendall(reply.replace(*self.proxy.instead))

@@ -18,6 +18,7 @@ from celery.signals import worker_ready
 from celery_redislock import LockedTask
 from tests.lab.app import Config
 from tests.lab.before import define_more, define_once, define_singleton
+from tests.lab.gate import spend
 from tests.lab.ledger import Ledger
 from tests.lab.pages import python_of
 from tests.lab.wake_ups import SETTINGS
@@ -39,8 +40,11 @@ class Alarm:
         self._file.unlink()
 
     def sleep(self, seconds: float) -> None:
-        """Sleep for so many seconds, or until the alarm rings."""
-        end = time.monotonic() + seconds
+        """Sleep until the alarm rings, or for so many seconds; but for no less than half a minute.
+
+        A run that is to be met must not end while the test is on its way.
+        """
+        end = time.monotonic() + max(seconds, 30)
         while not self._file.exists() and time.monotonic() < end:
             time.sleep(0.01)
 
@@ -90,9 +94,9 @@ def make_step_app(config: Config, plugin: str, step: str) -> Celery:
     base = page[old if step == "Before" else step]
 
     @app.task(base=base, bind=True, name="shop.sync", lock_args=["key"], shared=False, **options)
-    def sync(self: Any, key: str, seconds: float = 0.0) -> str:
+    def sync(self: Any, key: str, seconds: float | str = 0.0) -> str:
         with ledger.run(key, self.request.id):
-            time.sleep(seconds)
+            spend(seconds)
         return key
 
     return app

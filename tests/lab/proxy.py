@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 from tests.lab.link import Link
 from tests.lab.resp import command_name
 from tests.lab.servers import wait_until
+from tests.lab.tls_end import TlsEnd
 
 
 @dataclass
@@ -26,6 +28,8 @@ class Fault:
     before: bool = False
     """The fault strikes the command itself, before the server has heard of the command."""
     seconds: float = 0.0
+    gate: threading.Event | None = None
+    """What is hit is held back until the gate is open."""
     met: int = 0
     struck: int = 0
     """How often the fault has struck. By then the server has run the command, unless the fault strikes `before`."""
@@ -39,6 +43,11 @@ class Fault:
         hit = self.nth in {None, self.met}
         self.struck += hit
         return hit
+
+    def let_go(self) -> None:
+        """Pass on what `Proxy.hold` has held back."""
+        assert self.gate
+        self.gate.set()
 
     def wait(self) -> None:
         """Wait until the fault has struck."""
@@ -54,9 +63,10 @@ class Proxy:
 
     Args:
         url: The URL of a server on loopback or a unix socket, as redis-py, Celery or kombu spell it.
+        tls: Clients speak TLS to the proxy, by this context, and it speaks plainly to the server.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, tls: ssl.SSLContext | None = None) -> None:
         parts = urlsplit(url)
         self._server = (parts.hostname, parts.port) if parts.port else parts.path
         # Bound for the proxy's whole life: nobody else is given its port while nothing listens there.
@@ -67,12 +77,15 @@ class Proxy:
         query = parse_qs(parts.query)
         db = query.get("db", query.get("virtual_host", ["0"]))[0]
         at_port = url.replace(f":{parts.port}", f":{self.port}")
-        self.url = at_port if parts.port else f"redis://127.0.0.1:{self.port}/{db}"
+        self.url = at_port if parts.port else f"redis://{parts.netloc}127.0.0.1:{self.port}/{db}"
+        self._tls = tls
         self.swallowed = 0
         """How many chunks of data have been lost in a black hole."""
         self.through = threading.Event()
         """Not set while the proxy is a black hole."""
         self.through.set()
+        self.instead: tuple[bytes, bytes] = b"", b""
+        """Words in the replies, and the words of the same length that the client reads in their place."""
         self._listener: socket.socket | None = None
         self._faults: list[Fault] = []
         self._links: set[Link] = set()
@@ -110,6 +123,10 @@ class Proxy:
         """Hold back every reply that fits, or the nth, and with it what comes after it on its connection."""
         return self._add(Fault(to, where, nth, drops=False, seconds=seconds))
 
+    def hold(self, to: bytes = b"", where: bytes = b"", nth: int | None = 1, *, before: bool = False) -> Fault:
+        """Hold back one reply or every one, or with `before` the command itself, until `Fault.let_go`."""
+        return self._add(Fault(to, where, nth, drops=False, before=before, gate=threading.Event()))
+
     def cut(self) -> None:
         """Close all present connections."""
         with self._lock:
@@ -140,6 +157,11 @@ class Proxy:
             if self._listener is None:
                 self._listen()
 
+    def is_mute(self, port: int) -> bool:
+        """Whether the client that is connected from `port` hears nothing any more, also of what it has sent before."""
+        with self._lock:
+            return any(link.port == port and (link.silent or link.deaf) for link in self._links)
+
     def _add(self, fault: Fault) -> Fault:
         with self._lock:
             self._faults.append(fault)
@@ -152,12 +174,14 @@ class Proxy:
     def _accept(self, listener: socket.socket) -> None:
         with suppress(OSError):  # closed by `refuse`
             while True:
-                client, _ = listener.accept()
+                client, (_, port) = listener.accept()
                 with self._lock:
                     if self._listener is not listener:
                         client.close()
                         return
-                    link = Link(self, client, lost=not self.through.is_set())
+                    lost = not self.through.is_set()
+                    end = TlsEnd(client, self._tls) if self._tls and not lost else client
+                    link = Link(self, end, port, lost=lost)
                     self._links.add(link)
                     link.start()
 

@@ -75,4 +75,6 @@ def try_it(
             [str(python), "calls.py"], cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False
         )
         assert called.returncode == 0, called.stderr + log.read_text()
+        worker.terminate()  # by its end it has logged the ends of all runs, whose results it has stored before
+        worker.wait(30)
     return called.stdout, log.read_text()

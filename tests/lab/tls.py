@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,6 +45,13 @@ class Certificates:
         """redis-py's and Celery's options."""
         client = str(self.folder / "client")
         return {"ssl_ca_certs": str(self.folder / "ca"), "ssl_certfile": client, "ssl_keyfile": client}
+
+    def context(self) -> ssl.SSLContext:
+        """The server's, for who stands in for it."""
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(self.folder / "ca"))
+        context.load_cert_chain(self.folder / "server")
+        context.verify_mode = ssl.CERT_REQUIRED
+        return context
 
 
 @contextmanager

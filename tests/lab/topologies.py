@@ -22,6 +22,9 @@ DOWN_AFTER_MS = (1000, 60_000, 60_000)
 #: How often a Sentinel looks, asks and tells. By default its periods are up to twenty times as long.
 QUICK_MS = {"ping-period": 100, "ask-period": 100, "publish-period": 400, "info-period": 250, "tilt-trigger": 20_000}
 
+#: A day: no test takes so long.
+NEVER_MS = 86_400_000
+
 
 @contextmanager
 def _server(folder: Path, *options: str) -> Iterator[int]:
@@ -49,11 +52,30 @@ def cluster(folder: Path) -> Iterator[int]:
 @contextmanager
 def sentinel(folder: Path, name: str, *lines: str) -> Iterator[int]:
     """The port of a Sentinel that watches one primary, called `name`; with more lines in its configuration."""
+    with _server(folder) as primary, _sentinel_over(folder, primary, name, *lines) as port:
+        yield port
+
+
+@contextmanager
+def quiet_sentinel(folder: Path, primary: int) -> Iterator[int]:
+    """The port of a Sentinel that has heard of the primary at this port, and then leaves it alone, whatever befalls it.
+
+    So what the primary is sent can be counted; it may be killed and paused, and is still named.
+    """
+    with _sentinel_over(folder, primary, WATCHED, f"sentinel down-after-milliseconds {WATCHED} {NEVER_MS}") as port:
+        with redis.Redis(port=port, protocol=2) as client:
+            wait_until(lambda: _has_heard(client.sentinel_masters()[WATCHED]), "the Sentinel knows the primary")
+            periods = [word for name in QUICK_MS for word in (name, NEVER_MS)]
+            client.execute_command("SENTINEL", "DEBUG", *periods)
+        yield port
+
+
+@contextmanager
+def _sentinel_over(folder: Path, primary: int, name: str, *lines: str) -> Iterator[int]:
     config = folder / "sentinel.conf"
-    with _server(folder) as primary:
-        config.write_text("\n".join([f"sentinel monitor {name} 127.0.0.1 {primary} 1", *lines, ""]))
-        with _server(folder, str(config), "--sentinel") as port:
-            yield port
+    config.write_text("\n".join([f"sentinel monitor {name} 127.0.0.1 {primary} 1", *lines, ""]))
+    with _server(folder, str(config), "--sentinel") as port:
+        yield port
 
 
 @dataclass
@@ -145,6 +167,10 @@ def primary_behind(ports: list[int], **options: object) -> redis.Redis:
     """A client of whatever the Sentinels at `ports` call the primary."""
     options = {"socket_timeout": 0.3, "socket_connect_timeout": 0.3, **options}
     return Sentinel([("127.0.0.1", port) for port in ports], **options).master_for(WATCHED)
+
+
+def _has_heard(state: dict[str, Any]) -> bool:
+    return bool(state["runid"] and not state["is_disconnected"])
 
 
 def _is_down(state: dict[str, object]) -> bool:

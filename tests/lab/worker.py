@@ -6,23 +6,30 @@ import os
 from pathlib import Path
 from typing import Any
 
+from billiard.pool import Pool, TimeoutHandler
 from celery.signals import worker_process_init, worker_ready
-from kombu.asynchronous import get_event_loop
 
 from celery_redislock import LockInfo
 from celery_redislock.message.early_acks import EARLY_ACKS
 from celery_redislock.server.held import HeldLock
 from celery_redislock.signals import lock_conflict, lock_lost
-from celery_redislock.worker import reminder
+from celery_redislock.worker import acking, reminder
+from tests.lab import offers
 from tests.lab.app import Config, make_app
+from tests.lab.gate import wait_for_file
 from tests.lab.ledger import Ledger
+from tests.lab.paces import note_tokens
 from tests.lab.receivers import break_receivers
 
 config = Config.from_env()
 app = make_app(config)
 reminder.EVERY = config.settings.get("lab_reminder", reminder.EVERY)
+if config.settings.get("lab_long_offers"):
+    offers.lengthen()
 if config.settings.get("lab_broken_receivers"):
     break_receivers(Ledger(Path(config.ledger)))
+if config.settings.get("lab_tokens"):
+    note_tokens(Ledger(Path(config.ledger)))
 if config.settings.get("lab_metrics"):
     from celery_redislock import metrics
 
@@ -49,8 +56,6 @@ def _write_down_the_loss(lock: HeldLock, reason: str, **_: object) -> None:
 
 @worker_ready.connect
 def _announce(sender: Any, **_: object) -> None:
-    if config.settings.get("lab_slow_acks"):
-        _read_acks_slowly()
     ready, hub = Path(os.environ["LAB_READY"]).touch, sender.hub
     if hub is None:
         ready()
@@ -58,8 +63,17 @@ def _announce(sender: Any, **_: object) -> None:
         hub.call_soon(lambda: hub.call_later(0.001, ready))
 
 
-def _read_acks_slowly() -> None:
-    """Have the event loop hear late which runs have begun: their results come first, as they may at any time."""
-    hub: Any = get_event_loop()
-    hub.remove_reader(EARLY_ACKS.reader)
-    hub.call_repeatedly(0.2, EARLY_ACKS.read)
+if config.settings.get("lab_slow_acks"):  # what children say is heard late: the results come first, as they may
+    acking.HEARD_AFTER = 0.2
+    EARLY_ACKS.has_more_to_come = lambda: True  # type: ignore[method-assign]
+
+
+@worker_ready.connect
+def _hold_up_the_pool(**_: object) -> None:
+    """At a hard time limit the pool reports the end of the run, then kills its child, and later makes another."""
+    kills, replaces = (config.settings.get(f"lab_{what}_late") for what in ("kills", "replaces"))
+    kill, join = TimeoutHandler._trywaitkill, Pool._join_exited_workers
+    if kills:
+        TimeoutHandler._trywaitkill = lambda *args: (wait_for_file(kills), kill(*args))
+    if replaces:
+        Pool._join_exited_workers = lambda *args, **more: join(*args, **more) if Path(replaces).exists() else []

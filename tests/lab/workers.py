@@ -10,13 +10,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 from celery import Celery
 
+from celery_redislock.server.names import keys_of
 from tests.lab import nursery
 from tests.lab.app import Config
 from tests.lab.ledger import Ledger
+from tests.lab.measured import kill_group
 from tests.lab.nursery import Nursling
 from tests.lab.servers import running, wait_until, wait_until_stopped
 
@@ -40,8 +43,23 @@ class Worker:
 
     def stop(self, sig: signal.Signals = signal.SIGTERM) -> None:
         """Ask for a shutdown, warm by default, and wait for its end."""
+        self.begin_to_stop(sig)
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait for its end. Celery takes half a minute where a child has ended whose last result was not read."""
+        self.process.wait(60)
+
+    def begin_to_stop(self, sig: signal.Signals = signal.SIGTERM) -> None:
+        """Ask for a shutdown, and wait until the worker says that it has begun.
+
+        Celery's handler of SIGQUIT does all its work amid what it interrupts. Had that been a talk with the broker, the
+        worker may hang: so it is sent when nothing is interrupted.
+        """
+        if sig == signal.SIGQUIT:
+            wait_until(lambda: waits_for_events(self.process.pid), "the main process does nothing else")
         self.process.send_signal(sig)
-        self.process.wait(30)
+        wait_until(lambda: self.process.poll() is not None or "hutdown" in self.output(), "the shutdown begins")
 
     def output(self) -> str:
         return self.log.read_text(errors="replace")
@@ -115,11 +133,44 @@ def kept(app: Celery, workers: int = 1) -> int:
     return sum(len(told) for reply in replies or () for told in reply.values())
 
 
+def stands_in_line(client: Any, task: Any, key: object, workers: int = 1) -> bool:
+    """Whether each of so many workers stands in the line for `key` at the place of the first message that it keeps.
+
+    It does a moment after it keeps that message: who releases the key before may call a later one of another worker.
+
+    Args:
+        client: Reaches the lock server that has the key.
+        task: The task of the messages.
+        key: The task's first argument.
+        workers: How many workers answer.
+    """
+    name = task.lock_for(key).key
+    replies = task.app.control.broadcast("redislock_waiting", {"key": name}, reply=True, limit=workers, timeout=5)
+    first = [told[0]["place"] for reply in replies or () for told in reply.values() if told]
+    return sorted(first) == [place for _, place in client.zrange(keys_of(name).line, 0, -1, withscores=True)]
+
+
 def acked(app: Celery, task: str) -> int:
     """How many runs of the task named so, whose message is acked, go on in the only worker. A child may run before."""
+    return sum(run["name"] == task and run["acknowledged"] for run in _active(app))
+
+
+def known(app: Celery) -> int:
+    """How many runs the main process of the only worker knows to have begun. A child may run before.
+
+    Celery cancels only these in a cold shutdown, and waits for the end of the others.
+    """
+    return len(_active(app))
+
+
+def _active(app: Celery) -> list[dict[str, Any]]:
     replies = app.control.broadcast("active", reply=True, limit=1, timeout=5)
-    runs = [run for reply in replies or () for told in reply.values() for run in told]
-    return sum(run["name"] == task and run["acknowledged"] for run in runs)
+    return [run for reply in replies or () for told in reply.values() for run in told]
+
+
+def waits_for_events(pid: int) -> bool:
+    """Whether the process `pid` does nothing but wait for its connections and timers. It is for Linux."""
+    return "epoll" in Path(f"/proc/{pid}/wchan").read_text()
 
 
 def is_dead(pid: int) -> bool:
@@ -160,8 +211,7 @@ def _celery(
     try:
         yield nursling
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(nursling.pid, signal.SIGKILL)
+        kill_group(nursling.pid)
         nursling.wait()
         nursling.close()
 

@@ -36,7 +36,7 @@ class Effect(NamedTuple):
     """The number of the slot that was given a whole lease; 0 where none was."""
     holders: tuple[Key, ...] = ()
     """Who was told to hold the lock, to somebody who may not have it."""
-    is_twin: bool = False
+    cannot_wait: bool = False
     """Whether it was told that its own attempt runs in another slot than the one it might have had."""
 
 

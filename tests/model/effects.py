@@ -21,7 +21,7 @@ from .commands import (
     Stand,
 )
 from .rules import Mistake
-from .server import NOBODY, Key, Server, member_of
+from .server import NOBODY, Key, Server, limit_of, member_of
 
 Mistakes = Set[Mistake]
 
@@ -91,7 +91,7 @@ def _meet_copy(server: Server, slot: int, command: Acquire | Claim, mistakes: Mi
     assert key
     copy = key._replace(marked=key.marked or not key.is_reserved)
     passed_on = _freed(server.put(slot, copy), _kept(server, command, mistakes), mistakes)
-    return Effect(Reply.HELD, passed_on, 0, (copy,), is_twin=command.limit > 1 or slot > 1)
+    return Effect(Reply.HELD, passed_on, 0, (copy,), cannot_wait=command.limit > 1 or slot > 1)
 
 
 def _free_slot(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> int:
@@ -154,26 +154,45 @@ def enter(server: Server, command: Enter, mistakes: Mistakes) -> Effect:
 
 def stand(server: Server, command: Stand, mistakes: Mistakes) -> Effect:
     member, limit = command.member, command.limit
-    standing = server.placed(member, command.place)
-    called = Key(f"!{member}", NOBODY, place=command.place)
-    slot = _slot_for(standing, called, member, limit, mistakes)
-    if not slot:
-        return _refused(offer(standing, standing.free(limit), mistakes), limit)
-    if Mistake.CALL_IS_AN_OFFER in mistakes:
-        called = Key(f"?{member}", NOBODY)
-    taken = server.placed(member, command.next_place).put(slot, called)
-    others = [] if Mistake.STAND_OFFERS_ONE_SLOT in mistakes else taken.free(limit)
-    return Effect(Reply.TAKEN, offer(taken, others, mistakes))
+    server = server.placed(member, command.place)
+    if Mistake.OFFERED_ROOM_IGNORES_AN_EARLIER_PLACE not in mistakes:
+        for slot in _offered(server, command):
+            if any(place < command.place and limit_of(other) >= slot for place, other in server.line):
+                server = server.put(slot, None)
+    mine = _slot_of_room(server, command)
+    if mine:
+        server = _called_in(server, mine, command, mistakes)
+    for slot in server.free(limit):
+        anybody = Mistake.STAND_IGNORES_AN_EARLIER_PLACE in mistakes
+        if not mine and (anybody or server.first_for(slot) == member):
+            mine = slot
+            server = _called_in(server, mine, command, mistakes)
+        elif not mine or Mistake.STAND_OFFERS_ONE_SLOT not in mistakes:
+            server = offer(server, [slot], mistakes)
+    return Effect(Reply.TAKEN, server) if mine else _refused(server, limit)
 
 
-def _slot_for(server: Server, called: Key, member: str, limit: int, mistakes: Mistakes) -> int:
-    """The slot for the first who waits in `member`: called already, or offered, or free and nobody else comes first."""
-    anybody = Mistake.STAND_IGNORES_AN_EARLIER_PLACE in mistakes
-    seen = list(enumerate(server.slots[:limit], 1))
+def _slot_of_room(server: Server, command: Stand) -> int:
+    """The slot to which the first who waits in the room is called already, or that is offered to the room; 0: none."""
+    called = Key(f"!{command.member}", NOBODY, place=command.place)
+    seen = list(enumerate(server.slots[: command.limit], 1))
     already = [slot for slot, key in seen if key == called]
-    offered = [slot for slot, key in seen if key == Key(f"?{member}", NOBODY)]
-    free = [slot for slot in server.free(limit) if anybody or server.first_for(slot) == member]
-    return next(iter([*already, *offered, *free]), 0)
+    return next(iter([*already, *_offered(server, command)[-1:]]), 0)
+
+
+def _offered(server: Server, command: Stand) -> list[int]:
+    """The slots that are offered to the room."""
+    offer = Key(f"?{command.member}", NOBODY)
+    return [slot for slot, key in enumerate(server.slots[: command.limit], 1) if key == offer]
+
+
+def _called_in(server: Server, slot: int, command: Stand, mistakes: Mistakes) -> Server:
+    """The slot keeps the key for the first who waits in the room, and the next one has the room's place in line."""
+    called = Key(f"!{command.member}", NOBODY, place=command.place)
+    # Where the command was sent before, the next waiter may have been offered another slot by that.
+    is_offered = any(number != slot for number in _offered(server, command))
+    kept = Key(f"?{command.member}", NOBODY) if Mistake.CALL_IS_AN_OFFER in mistakes else called
+    return server.placed(command.member, None if is_offered else command.next_place).put(slot, kept)
 
 
 def leave(server: Server, command: Leave, mistakes: Mistakes) -> Effect:

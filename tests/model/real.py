@@ -10,7 +10,7 @@ import itertools
 
 import redis
 
-from celery_redislock.server import tokens
+from celery_redislock.server import commands, tokens
 from celery_redislock.server.answers import Claim as ClaimOfMessage
 from celery_redislock.server.answers import Conflict, Finished, Granted, Note, Taken
 from celery_redislock.server.names import keys_of, limited
@@ -122,27 +122,23 @@ class Keys:
         match command:
             case Acquire(nonce, attempt, reads_note) | Claim(nonce, attempt, reads_note):
                 token, read = self.token(nonce, attempt), note(attempt) if reads_note else None
-                room = self.call(command) if command.room else None
-                answer: object
-                if isinstance(command, Claim):
-                    claim = ClaimOfMessage(real(command.claim), NEW_LEASE)
-                    answer = self.store.claim(key, token, NEW_LEASE, claim, read, room=room)
-                else:
-                    answer = self.store.acquire(key, token, NEW_LEASE, read, room=room)
+                call = self.call(command) if command.room else None
+                claim = ClaimOfMessage(real(command.claim), NEW_LEASE) if isinstance(command, Claim) else None
+                answer = self.store.acquire(key, token, NEW_LEASE, read, call=call, claim=claim)
                 if isinstance(answer, Conflict):
                     return Reply.HELD, answer
                 return Reply.FINISHED if isinstance(answer, Finished) else Reply.GRANTED, answer
             case Release(nonce, over, unseen_copy):
                 left = Note(note(over), in_any_case=unseen_copy) if over else None
                 if nonce[0] == "!":
-                    answer = self.store.release(key, tokens.called(self.member(nonce[1:]), command.place), exactly=True)
+                    answer = self.store.pass_on(key, tokens.call(self.member(nonce[1:]), command.place).value)
                 else:
                     answer = self.store.release(key, owner(nonce), left)
                 return Reply.RELEASED if answer else Reply.NOT_MINE, answer
             case HandOver(nonce, over, unseen_copy, claim, attempt):
                 left = Note(note(over), in_any_case=unseen_copy) if over else None
                 next_token = self.token(claim, attempt)
-                answer = self.store.hand_over(key, owner(nonce), next_token, NEW_LEASE, left)
+                answer = self.store.send(commands.hand_over(key, owner(nonce), next_token, NEW_LEASE, left))
                 names = [keys_of(KEY).slot(slot) for slot in (1, 2)]
                 is_reserved = next_token.value in self.client.mget(names)
                 taken = Reply.HANDED_OVER if is_reserved else Reply.RELEASED
@@ -180,19 +176,19 @@ class Keys:
     def value(self, key: Key) -> str:
         if key.member:
             member = self.member(key.member)
-            return tokens.called(member, key.place) if key.nonce[0] == "!" else member
+            return tokens.call(member, key.place) if key.nonce[0] == "!" else member
         token = self.token(key.nonce, key.attempt)
         return SEEN + token[1:] if key.marked else token
 
     def room(self, room: str) -> Token:
-        return self.rooms.setdefault(room, tokens.offer(real(room), ORIGIN))
+        return self.rooms.setdefault(room, tokens.of_room(real(room), "host"))
 
     def member(self, member: str) -> Token:
         return tokens.for_limit(self.room(room_of(member)), limit_of(member))
 
     def call(self, command: Acquire | Claim) -> bytes:
         """What a run that was called knows of the slot that is kept for it."""
-        return tokens.called(self.member(member_of(command.room, command.limit)), command.place).value
+        return tokens.call(self.member(member_of(command.room, command.limit)), command.place).value
 
     def token(self, nonce: str, attempt: Attempt) -> Token:
         return self.tokens.setdefault((nonce, attempt), tokens.mint(real(nonce), attempt, ORIGIN, state(nonce)))
@@ -260,7 +256,7 @@ def follow(keys: Keys, server: Server, command: Command) -> None:
         assert answer.slot == effect.slot, story
     if isinstance(answer, Conflict):
         assert [*map(str, answer.holders)] == [keys.value(key) for key in effect.holders], story
-        assert answer.is_twin is effect.is_twin, story
+        assert answer.cannot_wait is effect.cannot_wait, story
     assert values == [keys.value(key) if key else None for key in after.slots], story
     claims = {keys_of(KEY).gone(real(claim)) for claim in after.gone}
     assert notes == {note(attempt) for attempt in after.notes} | claims, story

@@ -138,7 +138,7 @@ class Rooms:
             if before and before.nonce[0] == "!" and (after is None or after.is_offered):
                 if self._were_called(step.world, before):
                     return Promise.ORDER
-            elif before is None and after and after.nonce[0] in "!n" and self._passes_by(world, step, slot):
+            elif self._is_open(before) and after and after.nonce[0] in "!n" and self._passes_by(world, step, slot):
                 return Promise.ORDER
         return None
 
@@ -158,12 +158,19 @@ class Rooms:
         return any(one.message.place == key.place for one in on_the_way)
 
     @staticmethod
+    def _is_open(key: Key | None) -> bool:
+        """Whether a slot that holds `key` is for the first in line, also where it was offered to another one before."""
+        return key is None or key.is_offered
+
+    @staticmethod
     def _passes_by(world: World, step: Step, slot: int) -> bool:
-        """Whether a free slot went to somebody although a room with an earlier place, which may have it, waited."""
+        """Whether an open slot went to somebody although a room with an earlier place, which may have it, waited."""
         command, server = step.asked[1] if step.asked else None, world.server
         if isinstance(command, Stand):
-            mine = (command.place, command.member)
-            return any(entry < mine and limit_of(entry[1]) >= slot for entry in server.line if entry[1] != mine[1])
+            # Of two rooms with one place either may be offered the slot, which it then need not pass on.
+            mine = (command.place, "" if server.slots[slot - 1] else command.member)
+            others = [entry for entry in step.world.server.line if entry[1] != command.member]
+            return any(entry < mine and limit_of(entry[1]) >= slot for entry in others)
         if not isinstance(command, Acquire | Claim) or command.room:
             return False
         # Where a slot is offered to a room, the room is not in line until it answers, but a second one may wait in it.

@@ -88,6 +88,7 @@ class Mistake(Enum):
     ACK_BEFORE_THE_GRANT = "a task that is acked early is acked when it is accepted, and waits after that"
     WAITED_LEAVES_NO_NOTE = "a message that has waited in line leaves no note"
     STAND_IGNORES_AN_EARLIER_PLACE = "a room takes a free key though another one has an earlier place"
+    OFFERED_ROOM_IGNORES_AN_EARLIER_PLACE = "a room takes an offered key though another one has an earlier place by now"
     FULL_ROOM_CLOSES_THE_WINDOW = "a worker whose room is full receives no message"
     CLAIM_WAITS_IN_LINE = "a message that waits does not see that the key is reserved for it by now"
     OFFER_IS_A_HOLDER = "a duplicate is skipped because the key is offered to somebody who waits"

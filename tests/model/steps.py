@@ -208,7 +208,7 @@ class Steps:
             return self._skip(world, one, holders, asked)
         begun = isinstance(decision, ComeBack) and decision.is_begun
         met = ", ".join(key.room or str(key.attempt) for key in holders)
-        if effect.is_twin:  # in line it would be called to any slot that becomes free, and refused, again and again
+        if effect.cannot_wait:  # in line it would be called to any slot that becomes free, and refused, again and again
             return self._send_back(world, one, begun, f"meets its twin {met} and comes back", asked)
         step = self._wait(world, one, begun, f"meets {met}", asked)
         must_be_skipped = self._must_be_skipped(world, one, holders)

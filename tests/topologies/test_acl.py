@@ -20,8 +20,9 @@ from celery_redislock.server.lock_server import LockServer
 from celery_redislock.server.names import keys_of, limited
 from celery_redislock.server.store import LockStore
 from celery_redislock.server.tokens import Attempt
-from celery_redislock.worker.startup import ask
+from celery_redislock.worker.trial import try_lock_server
 from tests.lab.app import make_app
+from tests.lab.gate import Gate
 from tests.lab.servers import wait_until
 from tests.lab.topologies import cluster
 from tests.lab.workers import ROOT, kept
@@ -61,28 +62,34 @@ def text(word):
 
 
 def test_its_rights_are_enough_for_workers_and_none_of_them_is_idle(
-    config, server, app, tasks, start_worker, running, ledger, nothing_is_left
+    config, server, app, tasks, start_worker, running, ledger, tmp_path, nothing_is_left
 ):
+    def gate(name):
+        return Gate(tmp_path / name)
+
     worker = start_worker(3)
     assert "lock server" not in worker.output()
 
-    results = [tasks.work.delay("line", number, 0.3) for number in range(3)]
+    results = [tasks.work.delay("line", 0, gate("line"))]
     running(0)
-    assert tasks.once.delay("skip", "run", 0.5).get(timeout=20) == "run"
-    wait_until(lambda: kept(app) == 0, "nobody waits any more")
+    results += [tasks.work.delay("line", number) for number in (1, 2)]
+    wait_until(lambda: kept(app) == 2, "two wait")
+    gate("line").open()
     assert [result.get(timeout=20) for result in results] == [0, 1, 2]
 
-    tasks.once.delay("skip", "first", 0.5)
+    tasks.once.delay("skip", "first", gate("skip"))
     running("first")
     with pytest.raises(TaskRevokedError, match="duplicate of"):
         tasks.once.delay("skip", "second").get(timeout=20)
+    gate("skip").open()
 
     first = tasks.on_join.delay("join", "joined", "meets another")
     running("joined")
     assert tasks.on_join.delay("join", "joins").get(timeout=20) == "joined" == first.get(timeout=20)
 
-    job = tasks.job.delay("job", "job", 0.3)
+    job = tasks.job.delay("job", "job", gate("job"))
     assert tasks.job.delay("job", "not sent").id == job.id
+    gate("job").open()
     assert job.get(timeout=20) == "job"
     assert tasks.job_again.delay("again", "again", 1).get(timeout=20) == "again"
     queued = [tasks.queued.delay("queue", "queue", 0.3) for _ in range(3)]
@@ -92,7 +99,9 @@ def test_its_rights_are_enough_for_workers_and_none_of_them_is_idle(
     assert len({result.get(timeout=20) for result in limited}) == 4
 
     for _ in range(2):  # both are one message
-        app.send_task("lab.work", ("copy", "once only", 0.5), task_id="same")
+        app.send_task("lab.work", ("copy", "once only", gate("copy")), task_id="same")
+    wait_until(lambda: "same" in [met["holder"] for met in ledger.conflicts()], "the copy has met it")
+    gate("copy").open()
     wait_until(lambda: "[same]: dropped" in worker.output(), "the copy is dropped")
 
     with Lock(server_of(app).client, "redislock:{own}", timeout=10, fence=True) as lock:
@@ -127,7 +136,7 @@ def use_every_right(store, client):
     store.acquire(key, copy, 10.0, note)
     store.give_up(key, mine.nonce, is_to_come=True)
     three = limited(f"{key}3", 3)
-    store.claim(three, mine, 10.0, Claim(copy.nonce, 10.0))
+    store.acquire(three, mine, 10.0, claim=Claim(copy.nonce, 10.0))
     store.release(three, mine)
     held = Lock(client, f"{key}lock", timeout=10)
     held.acquire()
@@ -167,7 +176,7 @@ def test_without_one_of_its_rights_something_is_refused(server, client, right):
 def test_what_a_database_and_health_checks_need_besides(server, config, right, url):
     config.locks = config.locks.replace("?db=0", url)
     server.execute_command("ACL", "SETUSER", "locks", right)
-    ask(make_app(config))
+    try_lock_server(make_app(config))
     assert set(refused(server)) <= FOR_WARNINGS
 
 

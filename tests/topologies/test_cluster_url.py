@@ -10,8 +10,9 @@ import redis
 from celery_redislock import Lock, LockUnavailable
 from celery_redislock.server.connect import address, connect
 from celery_redislock.server.lock_server import LockServer
-from celery_redislock.worker.startup import ask
+from celery_redislock.worker.trial import try_lock_server
 from tests.lab.proxy import Proxy
+from tests.lab.renewals import renew
 from tests.lab.servers import free_port, wait_until
 from tests.lab.topologies import cluster
 
@@ -33,9 +34,10 @@ def client(port):
 
 
 def test_a_lock_works_over_its_url(client):
-    with Lock(client, "stock", timeout=0.6, renew=True) as held:
+    with Lock(client, "stock", timeout=30, renew=True) as held:
         assert held.owned()
-        assert not Lock(client, "stock").acquire(blocking_timeout=1)
+        renew(held)
+        assert not Lock(client, "stock").acquire(blocking_timeout=0.2)
         held.check()
     assert Lock(client, "stock", timeout=10).acquire(blocking_timeout=10)
 
@@ -77,7 +79,8 @@ def test_it_is_shown_without_its_password(port):
 def config(config, port):
     config.locks = f"redis+cluster://127.0.0.1:{port}"
     # A command that fails may take the time-outs of the node, and those of each node that is asked for the slots.
-    config.settings["redislock_client_options"] = {"socket_timeout": 0.3, "socket_connect_timeout": 0.3}
+    config.settings["redislock_client_options"] = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0}
+    config.settings["task_annotations"] = {"*": {"lock_lease": 30.0}}
     yield config
     with redis.Redis(port=port) as client:
         client.flushall()
@@ -92,8 +95,8 @@ def test_a_worker_that_starts_leaves_no_connection(config, app, port):
         before = connections()
         gc.disable()
         try:
-            ask(app)
-            assert connections() <= before
+            try_lock_server(app)
+            wait_until(lambda: connections() <= before, "the server has seen that it is closed")
         finally:
             gc.enable()
 

@@ -28,15 +28,18 @@ def names_of(server):
     return [name.decode() for name in names]
 
 
-def test_every_key_and_every_channel_of_the_locks_begins_with_it(config, private_locks, tasks, start_worker, ledger):
+def test_every_key_and_every_channel_of_the_locks_begins_with_it(
+    config, private_locks, tasks, start_worker, ledger, gate
+):
     worker = start_worker(2)
     assert "lock server" not in worker.output()
-    results = [tasks.work.delay("k", number, 0.5) for number in range(3)]
+    results = [tasks.work.delay("k", number, gate) for number in range(3)]
     wait_until(lambda: waiting_in(worker), "one waits")
     wait_until(lambda: any("redislock:room:" in name for name in names_of(private_locks)), "its worker listens")
     names = names_of(private_locks)
     assert tasks.work.lock_for("k").name in names
     assert {name.split("redislock")[0] for name in names} == {"shop:"}
+    gate.open()
     assert [result.get(timeout=20) for result in results] == [0, 1, 2]
     assert ledger.overlaps() == []
 

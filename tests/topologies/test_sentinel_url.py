@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import redis
 from celery import Celery
@@ -10,14 +12,15 @@ from celery_redislock import Lock, LockUnavailable
 from celery_redislock.app import client_of
 from celery_redislock.server.connect import address, connect
 from celery_redislock.server.lock_server import LockServer
+from tests.lab.renewals import renew
 from tests.lab.servers import free_port, wait_until
 from tests.lab.topologies import WATCHED, pair, sentinel
 from tests.lab.workers import kept
 
 PASSWORD = "hunter2"  # noqa: S105 - the Sentinel's own
 #: A command that fails may take the time-outs of the primary, and those of each Sentinel in the URL.
-SHORT = {"socket_timeout": 0.3, "socket_connect_timeout": 0.3}
-SHORTER = {"socket_timeout": 0.1, "socket_connect_timeout": 0.1}
+SHORT = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0}
+SHORTER = {"socket_timeout": 0.5, "socket_connect_timeout": 0.5}
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +35,17 @@ def hosts(*ports):
 
 
 def locks_over(client):
+    """Hold a lock, have it renewed, and let another wait for it: each of the three asks over connections of its own."""
+    held, other = (Lock(client, "stock", timeout=30, renew=True, thread_local=False) for _ in range(2))
     try:
-        with Lock(client, "stock", timeout=0.6, renew=True) as held:
+        with ThreadPoolExecutor() as threads, held:
             assert held.owned()
-            assert not Lock(client, "stock").acquire(blocking_timeout=1)
-            held.check()
+            waits = threads.submit(other.acquire, blocking_timeout=30)
+            wait_until(lambda: client.exists("{stock}:line"), "it stands in line")
+            renew(held)
+            assert not waits.done()
+        assert waits.result()
+        other.release()
     finally:
         LockServer.behind(client).stop()
         client.connection_pool.disconnect()
@@ -101,14 +110,15 @@ class TestFailover:
         config.locks = hosts(free_port(), *servers.ports[:2])
         options = {"master_name": WATCHED, "sentinel_kwargs": SHORTER, **SHORT}
         config.settings["redislock_client_options"] = options
+        config.settings["task_annotations"] = {"*": {"lock_lease": 30.0}}
         return config
 
     def test_in_the_middle_of_runs_and_waits_all_tasks_finish_one_after_the_other(
-        self, config, servers, app, tasks, start_worker, ledger, running
+        self, config, servers, app, tasks, start_worker, ledger, running, gate
     ):
         worker = start_worker(2)
         assert "lock server" not in worker.output()
-        results = [tasks.work.delay("k", 0, 4.0)]
+        results = [tasks.work.delay("k", 0, gate)]
         running(0)
         results += [tasks.work.delay("k", number, 0.1) for number in (1, 2)]
         wait_until(lambda: kept(app) == 2, "two wait")
@@ -118,6 +128,7 @@ class TestFailover:
         servers.link.blackhole()
         servers.primary.kill()
         servers.wait_for_failover()
+        gate.open()
         results += [tasks.work.delay(number, number) for number in (3, 4)]
         assert [result.get(timeout=30) for result in results] == [0, 1, 2, 3, 4]
         assert ledger.overlaps() == []

@@ -12,7 +12,7 @@ from celery_redislock import Lock, LockUnavailable
 from celery_redislock.app import client_of
 from celery_redislock.server.connect import connect, disconnect
 from celery_redislock.server.lock_server import LockServer
-from celery_redislock.worker.startup import ask
+from celery_redislock.worker.trial import try_lock_server
 from tests.lab.app import make_app
 from tests.lab.servers import wait_until
 from tests.lab.tls import Certificates, tls_cluster, tls_sentinel, tls_server
@@ -86,7 +86,7 @@ def test_a_worker_says_what_is_wrong_with_the_certificate(config, misnamed, capl
     short = {"socket_timeout": 0.5, "socket_connect_timeout": 0.5}  # the leases of the lab's tasks are as short
     config.settings["redislock_client_options"] = {**certificates.of_client, **short}
     caplog.set_level(logging.WARNING, "celery_redislock")
-    ask(make_app(config))
+    try_lock_server(make_app(config))
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
     assert f"the lock server rediss://localhost:{port}/0 cannot be used" in record.getMessage()
@@ -124,11 +124,12 @@ def config(config, tmp_path, certificates):
         yield config
 
 
-def test_tasks_lock_on_their_broker_with_tls_and_a_user(config, app, tasks, start_worker, ledger):
+def test_tasks_lock_on_their_broker_with_tls_and_a_user(config, app, tasks, start_worker, ledger, gate):
     worker = start_worker(2)
     assert "lock server" not in worker.output()
-    results = [tasks.work.delay("k", number, 0.3) for number in range(3)]
+    results = [tasks.work.delay("k", number, gate) for number in range(3)]
     wait_until(lambda: kept(app) > 0, "one waits")
+    gate.open()
     assert [result.get(timeout=20) for result in results] == [0, 1, 2]
     assert ledger.overlaps() == []
     assert PASSWORD not in worker.output()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.lab.cluster_locks import TIME_OUTS
+from tests.lab.kinds import TIME_OUTS
 from tests.lab.nodes import url_of
 from tests.lab.servers import wait_until
-from tests.lab.workers import kept
+from tests.lab.workers import kept, stands_in_line
 
 
 def on(nodes, config):
@@ -36,6 +36,8 @@ def test_messages_for_keys_on_each_node_run_in_order_and_at_once(nodes, tasks, s
         holder.acquire()
     results = [tasks.work.delay(key, f"{key}.{number}", 0.02) for number in range(10) for key in keys]
     wait_until(lambda: kept(tasks.work.app, 2) == 30, "all wait")
+    lines = list(zip(nodes.primaries, keys, strict=True))
+    wait_until(lambda: all(stands_in_line(one.client, tasks.work, key, 2) for one, key in lines), "at their places")
     for holder in holders:
         holder.release()
     for result in results:
@@ -44,14 +46,17 @@ def test_messages_for_keys_on_each_node_run_in_order_and_at_once(nodes, tasks, s
     for key in keys:
         of_key = [item for item in ledger.items() if item.startswith(f"{key}.")]
         assert of_key == [f"{key}.{number}" for number in range(10)]
-    assert [node.held() for node in nodes.primaries] == [[], [], []]
+    wait_until(lambda: [node.held() for node in nodes.primaries] == [[], [], []], "nothing is left")
 
 
-def test_no_more_than_three_run_at_once_on_each_node(nodes, tasks, start_worker, ledger):
+def test_no_more_than_three_run_at_once_on_each_node(nodes, tasks, start_worker, ledger, gate):
     keys = [keys_on(nodes, tasks.three, node)[0] for node in nodes.primaries]
     for _ in range(2):
-        start_worker(6)
-    results = [tasks.three.delay(key, f"{key}.{number}", 0.5) for number in range(6) for key in keys]
+        start_worker(10)  # whichever of them runs the nine has a child left, by which others ask and then wait
+    results = [tasks.three.delay(key, f"{key}.{number}", gate) for number in range(6) for key in keys]
+    wait_until(lambda: len(ledger.running()) == 9, "nine run")
+    wait_until(lambda: kept(tasks.three.app, 2) == 9, "nine wait")
+    gate.open()
     for result in results:
         result.get(timeout=20)
     for key in keys:
@@ -59,17 +64,23 @@ def test_no_more_than_three_run_at_once_on_each_node(nodes, tasks, start_worker,
         assert max(sum(one.start <= run.start < one.end for one in runs) for run in runs) == 3
 
 
-def test_a_run_is_renewed_and_what_waits_for_it_begins_although_their_slot_moves(nodes, tasks, start_worker, ledger):
+def test_a_run_is_renewed_and_what_waits_for_it_begins_although_their_slot_moves(
+    nodes, tasks, start_worker, ledger, gate
+):
     (key,) = keys_on(nodes, tasks.work, nodes.primaries[0])
     start_worker(2)
     name, new = tasks.work.lock_for(key).name, nodes.primaries[1]
-    first = tasks.work.delay(key, "first", 3.0)
+    first = tasks.work.delay(key, "first", gate)
     wait_until(lambda: ledger.items() == ["first"], "it runs")
     second = tasks.work.delay(key, "second")
     wait_until(lambda: kept(tasks.work.app) == 1, "the second waits")
     nodes.move(name, new)
+    wait_until(lambda: new.client.pttl(name) > 0, "the key is there")
+    new.client.pexpire(name, 15_000)
+    wait_until(lambda: new.client.pttl(name) > 15_000, "it is renewed")
+    gate.open()
     assert first.get(timeout=20) == "first"
-    assert second.get(timeout=5) == "second"
+    assert second.get(timeout=20) == "second"
     assert ledger.overlaps() == []
     nodes.move(name, nodes.primaries[0])
 
@@ -86,6 +97,6 @@ def test_what_is_on_the_other_nodes_runs_and_what_waits_for_a_dead_one_runs_when
     dead.kill()
     there = tasks.work.delay(of_dead, "there")
     for key in of_others:
-        assert tasks.work.delay(key, key).get(timeout=2) == key
+        assert tasks.work.delay(key, key).get(timeout=20) == key
     assert there.get(timeout=20) == "there"
     assert ledger.overlaps() == []

@@ -7,7 +7,7 @@ import logging
 import pytest
 import redis
 
-from celery_redislock.worker.startup import ask
+from celery_redislock.worker.trial import try_lock_server
 from tests.lab.app import make_app
 from tests.lab.proxy import Proxy
 from tests.lab.servers import Valkey, free_port, wait_until
@@ -17,8 +17,9 @@ SECRET = "hunter2"  # noqa: S105 - nobody's
 MASTER = {"master_name": WATCHED, "sentinel_kwargs": {"password": SECRET}}
 
 
-#: The leases of the lab's tasks must outlast one command, which may ask several Sentinels or nodes.
-SHORT = {"socket_timeout": 0.2, "socket_connect_timeout": 0.2}
+SHORT = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0}
+#: All leases must outlast one command, which may ask several Sentinels or nodes.
+LEASES = {"*": {"lock_lease": 30.0}}
 
 
 def users(server):
@@ -32,9 +33,9 @@ def said(config, caplog):
 
     def ask_and_look(**settings):
         caplog.set_level(logging.WARNING, "celery_redislock")
-        config.settings.update({"redislock_url": None, **settings})
+        config.settings.update({"redislock_url": None, "task_annotations": LEASES, **settings})
         config.settings["redislock_client_options"] = {**SHORT, **settings.get("redislock_client_options", {})}
-        ask(make_app(config))
+        try_lock_server(make_app(config))
         (record,) = caplog.records
         assert SECRET not in record.getMessage()
         assert "\n" not in record.getMessage()
@@ -65,14 +66,14 @@ def test_the_setting_that_names_the_server_is_named(said):
 class TestSentinels:
     def test_right_ones_are_left_without_a_connection(self, config, watching, caplog):
         config.locks = f"sentinel://127.0.0.1:{watching}"
-        config.settings["redislock_client_options"] = {"master_name": WATCHED, **SHORT}
+        config.settings.update(redislock_client_options={"master_name": WATCHED, **SHORT}, task_annotations=LEASES)
         with redis.Redis(port=watching, protocol=2) as sentinel:
             primary = sentinel.sentinel_masters()[WATCHED]["port"]
             with redis.Redis(port=primary) as server:
                 before = users(sentinel), users(server)
-                ask(make_app(config))
+                try_lock_server(make_app(config))
                 assert caplog.records == []
-                assert (users(sentinel), users(server)) == before
+                wait_until(lambda: (users(sentinel), users(server)) == before, "both have seen that it is closed")
 
     def test_none_is_there(self, said):
         urls = ";".join(f"sentinel://shop:{SECRET}@127.0.0.1:{free_port()}/0" for _ in range(2))
@@ -104,11 +105,11 @@ class TestCluster:
     def test_a_right_one_is_left_without_a_connection(self, config, tmp_path, caplog):
         with cluster(tmp_path) as port, redis.Redis(port=port) as node:
             config.locks = f"redis+cluster://127.0.0.1:{port}"
-            config.settings["redislock_client_options"] = SHORT
+            config.settings.update(redislock_client_options=SHORT, task_annotations=LEASES)
             before = users(node)
-            ask(make_app(config))
+            try_lock_server(make_app(config))
             assert caplog.records == []
-            assert users(node) == before
+            wait_until(lambda: users(node) == before, "it has seen that it is closed")
 
     @pytest.mark.parametrize("nodes", [1, 2])
     def test_no_node_is_there(self, said, nodes):
@@ -145,9 +146,9 @@ class TestWhatIsSentMeanwhile:
             primary = watcher.sentinel_masters()[WATCHED]["port"]
             watcher.sentinel_remove(WATCHED)
             config.locks = f"sentinel://127.0.0.1:{port}"
-            options = {"master_name": WATCHED, "socket_timeout": 0.3, "socket_connect_timeout": 0.3}
-            config.settings["redislock_client_options"] = options
-            app.conf.update(redislock_url=config.locks, redislock_client_options=options)
+            options = {"master_name": WATCHED, **SHORT}
+            config.settings.update(redislock_client_options=options, task_annotations=LEASES)
+            app.conf.update(redislock_url=config.locks, redislock_client_options=options, task_annotations=LEASES)
             worker = start_worker(1)
             assert worker.output().count("no Sentinel named a primary: check master_name") == 1
             result = tasks.work.delay("k", "item")
@@ -159,9 +160,9 @@ class TestWhatIsSentMeanwhile:
         with cluster(tmp_path) as port, Proxy(f"redis://127.0.0.1:{port}").serve() as proxy:
             proxy.refuse()
             config.locks = f"redis+cluster://127.0.0.1:{proxy.port}"
-            options = {"socket_timeout": 0.3, "socket_connect_timeout": 0.3}
-            config.settings["redislock_client_options"] = options
-            app.conf.update(redislock_url=config.locks, redislock_client_options=options)
+            options = SHORT
+            config.settings.update(redislock_client_options=options, task_annotations=LEASES)
+            app.conf.update(redislock_url=config.locks, redislock_client_options=options, task_annotations=LEASES)
             worker = start_worker(1)
             assert worker.output().count("cannot be used: ConnectionError: no node of the Cluster") == 1
             result = tasks.work.delay("k", "item")

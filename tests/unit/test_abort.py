@@ -13,6 +13,7 @@ import pytest
 
 from celery_redislock import LockLost
 from celery_redislock.task.abort import Abort
+from tests.lab.measured import MEASURED
 
 
 def strike(abort: Abort) -> None:
@@ -55,10 +56,14 @@ def test_after_its_end_a_body_is_not_struck_and_neither_is_what_its_thread_does_
     abort = Abort()
     with abort:
         pass
-    strike(abort)
-    body(0.1)
+    try:
+        strike(abort)
+        body(0.1)
+    except LockLost:
+        pytest.fail("it was struck after its end")
 
 
+@pytest.mark.skipif(MEASURED, reason="CPython 3.11 may raise the error inside coverage.py's trace function")
 def test_a_strike_at_any_moment_hits_the_body_or_nobody():
     """Some strike before, some in the middle, some at the very end; none may show between the bodies."""
     outcomes = {"struck": 0, "ended": 0}

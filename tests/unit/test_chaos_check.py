@@ -9,7 +9,7 @@ from itertools import islice
 import pytest
 
 from celery_redislock.server import tokens
-from chaos import excuses, turns
+from chaos import excuses, turns, windows
 from chaos.check import check
 from chaos.complaints import complaints_in
 from chaos.faults import (
@@ -248,6 +248,13 @@ class TestMessages:
         assert broken() == []
         assert check(book.ledger).missing == {"acked early, and its process died": 1}
 
+    def test_one_acked_early_that_waited_for_long_may_be_lost_as_its_process_is_ended(self, book, broken):
+        book.sent("a", "early", "RETRY")
+        book.run("a", 17.0, 17.1, done=False)
+        assert broken() == ["a message that is acked early was lost: early, RETRY"]
+        book.fault(COLD, 17.1, 18.0, [MAIN, CHILD], worker=MAIN)
+        assert broken() == []
+
     def test_a_skipped_one_is_an_outcome(self, book, broken):
         book.sent("a", "once", "REVOKED")
         assert broken() == []
@@ -310,6 +317,18 @@ class TestRunsAgain:
         assert broken() == self.AGAIN
         book.fault(KILL_WORKER, 0.7, pids=[MAIN])
         assert broken() == []
+
+    @pytest.mark.parametrize(("stopped", "excused"), [((3.0, 8.5), True), ((3.0, 7.0), False), ((9.2, 9.4), False)])
+    def test_a_worker_that_stood_still_with_a_message_past_the_visibility_timeout_does_not_know_of_its_copy(
+        self, book, broken, stopped, excused
+    ):
+        book.sent("a", at=3.1)
+        book.run("a", 8.2, 8.3, pid=OTHER)
+        line = {"task_id": "a", "publish": "a 3.1"}
+        book.ledger.write({"event": "received", "worker": 99, "at": 8.6, **line})
+        book.run("a", 9, 10)
+        book.fault(STOP_WORKER, *stopped, pids=[99], worker=99)
+        assert broken() == ([] if excused else self.AGAIN)
 
     def test_a_cut_during_a_run_excuses_nothing(self, book, broken):
         book.sent("a", at=0.9)
@@ -497,18 +516,18 @@ class TestOrder:
 
 
 class TestStarvation:
-    @pytest.mark.parametrize(("passes", "excused"), [(5, True), (6, False)])
+    @pytest.mark.parametrize(("passes", "excused"), [(24, True), (25, False)])
     def test_one_who_is_passed_again_and_again_is_found_though_its_worker_is_full(self, book, broken, passes, excused):
         book.sent("a")
-        book.waits("a", 0, 20)
+        book.waits("a", 0, 40)
         for number in range(passes):
             task_id, at = f"b{number}", 1.0 + number
             book.sent(task_id)
             book.waits(task_id, 0.5, at, place=2 + number, worker=OTHER)
             book.full(at)
             book.run(task_id, at + 0.01, at + 1, pid=OTHER)
-        book.run("holder", 1.01 + passes, 20)
-        book.run("a", 20, 21)
+        book.run("holder", 1.01 + passes, 40)
+        book.run("a", 40, 41)
         assert broken() == ([] if excused else [f"one who waited for key was passed by {passes}"])
 
     @pytest.fixture
@@ -532,6 +551,20 @@ class TestStarvation:
 
     def test_a_fault_meanwhile_excuses_it(self, idle, book, broken):
         book.fault(BLACKHOLE, 2.5, 3)
+        assert broken() == []
+
+    def test_a_worker_that_hung_as_it_was_to_end_excuses_it(self, book, broken):
+        for task_id in ("holder", "a"):
+            book.sent(task_id)
+        calm = 2 + windows.RECOVERED
+        book.run("holder", 0, calm)
+        book.waits("a", 1, calm + 3)
+        book.fault(COLD, 1.5, 2, [MAIN])
+        book.run("a", calm + 3.01, calm + 4)
+        assert broken() == [self.IDLED]
+        book.ledger.write({"event": "hang", "worker": OTHER})
+        assert broken() == [self.IDLED]
+        book.ledger.write({"event": "hang", "worker": MAIN})
         assert broken() == []
 
     def test_a_full_worker_excuses_it_as_long_as_it_is_full(self, idle, book, broken):
@@ -591,6 +624,10 @@ def test_a_log_may_not_hold_a_failed_keeper_nor_a_traceback_from_the_package(tmp
             f'{head}  File "/site/celery_redislock/store.py", line 1, in x\n    y()\nTypeError: z\n[2026 INFO] on\n'
         )
         text.write("the keeper failed; it goes on in a second\n")
+        text.write(
+            f'{head}  File "/site/celery_redislock/task/publish.py", line 1, in send\n    y()\n'
+            "kombu.exceptions.OperationalError: the broker is away\n[2026 INFO] on\n"
+        )
     keeper, traceback = complaints_in(log)
     assert keeper.startswith("the keeper failed")
     assert traceback.endswith("TypeError: z")

@@ -15,6 +15,7 @@ from celery import Celery
 
 from celery_redislock import LockedTask
 from celery_redislock.errors import LockConfigError
+from celery_redislock.server import urls
 from celery_redislock.server.clients import command_time
 from celery_redislock.server.connect import connect
 from celery_redislock.source import Source, source_of
@@ -86,6 +87,11 @@ def test_the_lock_server_is_the_configured_one_or_the_brokers_or_the_backends(
 def test_without_a_redis_of_the_apps_the_remedy_is_named(broker: str | None, backend: str | None) -> None:
     with pytest.raises(LockConfigError, match=r'set redislock_url, for instance "redis://localhost:6379/0"'):
         source(None, broker, backend)
+
+
+def test_what_is_no_sentinel_in_a_list_of_sentinels_is_none():
+    """A list of brokers may end with a semicolon, or go on with a broker of another kind."""
+    assert urls.read("sentinel://one:1/2;amqp://broker//;sentinel://two:2;").nodes == (("one", 1), ("two", 2))
 
 
 @pytest.mark.parametrize("url", ["amqp://host", "redis+other://host", "http://host", "host", "7:"])

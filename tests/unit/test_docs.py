@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -105,6 +107,32 @@ def test_every_log_line_is_one_that_the_code_writes() -> None:
     assert [(line, part) for line, part in parts if part.strip(" :;") not in written] == []
 
 
+def test_every_warning_and_error_that_the_code_logs_has_its_row() -> None:
+    section = GUARANTEES.read_text(encoding="utf-8").split("## What the log says")[1].split("\n## ")[0]
+    cells = re.findall(r"^\| ([^|]+) \|", section, re.MULTILINE)
+    rows = [line.split("…") for cell in cells for line in re.findall(r"`([^`]+)`", cell)]
+    texts = [
+        text for text in logged() if len(re.sub(r"%\S*|\W", "", text)) > 20
+    ]  # shorter ones are what is put into them
+    assert len(texts) > 25
+    assert [text for text in texts if not any(all(part.strip(" :;") in text for part in row) for row in rows)] == []
+
+
+def logged() -> Iterator[str]:
+    """The texts of all calls of the package's log at WARNING and above, without what is put into them."""
+    for path in sorted(ROOT.glob("celery_redislock/**/*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(ast.Name("logger"), "warning" | "error" | "exception" | "log"), args=[*_, _]
+                ):
+                    yield "".join(
+                        one.value
+                        for one in ast.walk(node.args[node.func.attr == "log"])
+                        if isinstance(one, ast.Constant) and isinstance(one.value, str)
+                    )
+
+
 @pytest.mark.parametrize("excuse", Excuse, ids=lambda excuse: excuse.name)
 def test_every_excuse_of_the_model_is_named(excuse: Excuse) -> None:
     assert f"`{excuse.name}`" in GUARANTEES.read_text(encoding="utf-8")
@@ -117,3 +145,18 @@ def test_the_numbers_of_the_model_are_the_models() -> None:
     assert "fourteen promises" in text
     assert f"each of {len(Mistake)} known mistakes" in text
     assert f"each of its {len(Excuse)} excuses" in text
+
+
+def test_what_the_model_leaves_out_is_named_with_the_test_that_stands_in() -> None:
+    section = GUARANTEES.read_text(encoding="utf-8").split("### What is not in the model")[1].split("\n### ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("|")][2:]
+    assert len(rows) > 12
+    assert [row for row in rows if "(../tests/" not in row] == []
+    model = "".join(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("tests/model/*.py")))
+    decided = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8").split("\n## Decisions")[1]
+    decisions = set(re.findall(r"^\| `(on_\w+|leaves_note|may_be_handed_a_key)`", decided, re.MULTILINE))
+    scripts = {path.stem for path in ROOT.glob("celery_redislock/server/lua/*.lua")} - {"prelude"}
+    known = {name for name in decisions if re.search(rf"\b(decisions\.)?{name}\(", model)}
+    known |= {name for name in scripts if f"store.{name.removesuffix('_slot')}(" in model}
+    assert {"on_conflict", "on_publish", "acquire_slot", "stand"} <= known
+    assert {name for name in decisions | scripts if f"`{name}`" in section} == (decisions | scripts) - known

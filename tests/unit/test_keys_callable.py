@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
+from itertools import product
 from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from celery_redislock.errors import LockKeyError
 from celery_redislock.keys.maker import MAX_NAME
 
-from .wire import SECRET, key_maker, over_the_wire
+from .wire import SECRET, hostile_text, key_maker, over_the_wire
 
 
 def task(a: Any, b: Any = 2, *rest: Any, c: Any = None, **more: Any) -> None: ...
@@ -75,6 +79,35 @@ def test_a_str_enum_makes_the_name_that_its_value_makes() -> None:
     make_name = key_maker(task, lock_key=lambda arguments: arguments["a"]).name
     received, _ = over_the_wire([Tone.HIGH], {})
     assert f"{make_name([Tone.HIGH], {})}" == f"{make_name(received, {})}" == "high"
+
+
+def name_of(made: str) -> str:
+    return key_maker(task, lock_key=lambda _: made).name((1,), {})
+
+
+def test_what_looks_like_an_escape_is_another_name_than_what_is_escaped() -> None:
+    assert (name_of("{"), name_of("%7B")) == ("%7B", "%257B")
+
+
+@pytest.mark.parametrize("name", ["100%", "%", "%%", "%7", "%x7B", "50% off", "%7b", "a:b é/ü"])
+def test_usual_names_stay_as_they_are(name: str) -> None:
+    assert name_of(name) == name
+
+
+def test_different_texts_never_make_one_name() -> None:
+    """Every short text over what is escaped and what escapes are made of."""
+    texts = ["".join(letters) for length in range(1, 5) for letters in product("{}%27B5\n", repeat=length)]
+    assert len({name_of(text) for text in texts}) == len(texts)
+
+
+@given(hostile_text("{}%27BD5b\n\u2028\ud800", st.characters(exclude_categories=()), max_size=40).filter(bool))
+def test_each_text_can_be_told_from_its_name(text: str) -> None:
+    """So no two texts make one name."""
+    name = name_of(text)
+    escapes = re.compile("(?:%[0-9A-F]{2})+")
+    assert len(name) == MAX_NAME or text == escapes.sub(
+        lambda found: bytes.fromhex(found[0].replace("%", "")).decode("utf-8", "surrogatepass"), name
+    )
 
 
 def test_long_names_are_shortened_and_still_differ() -> None:

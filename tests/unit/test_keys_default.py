@@ -96,6 +96,15 @@ class DescribedId(UUID):
         return f"id {self.hex}"
 
 
+class DescribedText(str):
+    """kombu writes a text as it is, and does not ask it."""
+
+    __slots__ = ()
+
+    def __json__(self) -> Any:
+        return "not asked for"
+
+
 class RegisteredModel:
     """Like a pydantic model that the application registered with kombu."""
 
@@ -152,6 +161,7 @@ CARRIED = {
     "__json__": Described(),
     "model with __json__": DescribedModel(),
     "UUID with __json__": DescribedId(int=7),
+    "text with __json__": DescribedText("a text"),
     "model registered with kombu": RegisteredModel(),
     "nested": {"a": [(AN_ID, {"b": (b"\xff", Decimal(1))}), Point(Money(1), Shade.DARK)]},
 }

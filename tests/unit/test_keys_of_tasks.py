@@ -71,7 +71,7 @@ def test_plain_and_bound_tasks_of_one_name_have_one_key(app: Celery) -> None:
     key = plain.lock_for(7).name
     with Celery("other", broker="redis://nowhere.invalid/0", set_as_current=False) as other:
 
-        @other.task(base=LockedTask, bind=True, name="bill")
+        @other.task(shared=False, base=LockedTask, bind=True, name="bill")
         def bound(self: Task[..., Any], account: int) -> None: ...
 
         assert bound.lock_for(7).name == key

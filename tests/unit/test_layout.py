@@ -188,8 +188,8 @@ def test_a_script_reads_what_is_optional_behind_all_that_is_given(name: str) -> 
 KEY = "redislock:{shop.bill:7}"
 RUN, LEFT = known_by("A" * 22), known_by("B" * 22, RESERVED)
 FEATURES: dict[str, dict[str, Any]] = {
-    "acquire": {"note": "a note", "fence": True, "room": b"a room", "claim": Claim(LEFT.nonce, 1.0)},
-    "acquire_slot": {"note": "a note", "room": b"a room", "claim": Claim(LEFT.nonce, 1.0)},
+    "acquire": {"note": "a note", "fence": True, "call": b"a call", "claim": Claim(LEFT.nonce, 1.0)},
+    "acquire_slot": {"note": "a note", "call": b"a call", "claim": Claim(LEFT.nonce, 1.0)},
     "release": {"note": Note("a note"), "keeps": (LEFT, 1.0), "gone": "another", "key": LimitedKey(KEY, 3)},
     "give_up": {"gone_ttl": 1.0, "key": LimitedKey(KEY, 3)},
 }

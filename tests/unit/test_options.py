@@ -194,11 +194,6 @@ def test_an_option_named_as_a_setting_of_the_app_alone_is_refused_on_a_task() ->
     assert "lock_prefix is not known" in refusal({"prefix": "x"})
 
 
-@pytest.mark.parametrize("name", ["wait", "retry_delay", "retry_max_delay", "retry_for"])
-def test_the_options_of_a_policy_that_polled_are_not_known(name: str) -> None:
-    assert refusal({name: 5}).startswith(f"shop.bill: lock_{name} is not known; ")
-
-
 def test_what_is_refused_is_named_as_it_was_set() -> None:
     """On the task or for the app."""
     said = "redislock_scope = 'queue' with lock_on_conflict = 'skip' is not allowed"

@@ -9,7 +9,7 @@
 -- ARGV[4]  the lease in milliseconds; empty: the key never expires
 -- n key    the note of my attempt; given only where my message may be a copy
 -- f key    the last fence of the lock; given only where a fence is asked for
--- r value  the token of the key while it is kept for me, whole; given only where I was called from a room
+-- w value  the token of the key while it is kept for me, whole; given only where I waited and was called
 -- c key    the place of the one message that may wait in the queue; given only where my message carries a claim
 -- c value  the owner in my message's reservation of the key or of the place; it is made of the claim
 -- c value  how long the place is reserved from now on if the key is not granted, in milliseconds
@@ -31,13 +31,31 @@ if ARGV[1] == '' and ARGV[4] ~= '' and redis.call('EXISTS', KEYS[2]) == 0 then
   end
 end
 
+-- So does the case of a job: the key, or the place in the queue and a free key, is reserved for my message.
+if ARGV[1] == 'c' and ARGV[4] ~= '' then
+  local _, _, queued = unpack(KEYS)
+  local _, _, _, _, claim = unpack(ARGV)
+  local function is_reserved(value)
+    return value and string.sub(value, 1, 1) == '~' and string.sub(value, 1, 24) == claim .. ' '
+  end
+  local holder, place = redis.call('GET', KEYS[1]), redis.call('GET', queued)
+  local is_free = not holder and redis.call('EXISTS', KEYS[2]) == 0
+  if (is_free or is_reserved(holder)) and (not place or is_reserved(place)) then
+    redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
+    if place then
+      redis.call('DEL', queued)  -- from now on another message may wait
+    end
+    return 1
+  end
+end
+
 -- The prelude stands here.
 
 local lock, line, owner, token, lease = KEYS[1], KEYS[2], ARGV[2], ARGV[3], ARGV[4]
-local note, fence, room, place, claim, place_ttl
+local note, fence, call, place, claim, place_ttl
 if ARGV[1] ~= '' then
   keys_read, values_read = 2, 4
-  note, fence, room = optional_key('n'), optional_key('f'), optional_value('r')
+  note, fence, call = optional_key('n'), optional_key('f'), optional_value('w')
   place, claim, place_ttl = optional_key('c'), optional_value('c'), optional_value('c')
 end
 
@@ -51,7 +69,7 @@ end
 if note and redis.call('EXISTS', note) == 1 then
   local holder = redis.call('GET', lock)
   -- It is mine where it was granted before the note was written, and that answer was lost.
-  if is_owned_by(owner, holder) or room and is_owned_by(room, holder) then
+  if is_owned_by(owner, holder) or call and is_owned_by(call, holder) then
     redis.call('DEL', lock)
     offer_next(lock, line, 1)
   end
@@ -63,15 +81,15 @@ if note then  -- the lock may have had a limit until a deploy: then my attempt m
   if copy and is_running(values[copy]) then
     mark(names[copy], values[copy])
     local kept = redis.call('GET', lock)
-    if room and is_owned_by(room, kept) or claim and is_owned_by(claim, kept) then
+    if call and is_owned_by(call, kept) or claim and is_owned_by(claim, kept) then
       redis.call('DEL', lock)
       offer_next(lock, line, 1)
     end
-    return refused_by_twin(names[copy])
+    return refused_to_copy(names[copy])
   end
 end
 local is_free = store('NX')
-if is_free and not room and redis.call('EXISTS', line) == 1 then
+if is_free and not call and redis.call('EXISTS', line) == 1 then
   is_free = false
   offer_next(lock, line, 1)  -- in place of my token: who stands in line comes before who happens by
 end
@@ -104,7 +122,7 @@ if is_free then
 end
 local holder = redis.call('GET', lock)
 local is_mine = is_owned_by(owner, holder)
-if is_mine or claim and is_owned_by(claim, holder) or room and is_owned_by(room, holder) then
+if is_mine or claim and is_owned_by(claim, holder) or call and is_owned_by(call, holder) then
   -- Who gets no answer to an acquire sends a release by the whole token of that acquire. That release may arrive after
   -- this grant, so the key must not hold that token any more, even where its owner is me.
   store('XX')

@@ -9,7 +9,7 @@
 -- ARGV[4]  the lease in milliseconds; empty: the slot never expires
 -- ARGV[5]  how many may hold the lock at once: the free slots above that number are not for me
 -- n key    the note of my attempt; given only where my message may be a copy
--- r value  the token of the slot that is kept for me, whole; given only where I was called from a room
+-- w value  the token of the slot that is kept for me, whole; given only where I waited and was called
 -- c key    the note that nobody comes with my message's claim; given only where my message carries one
 -- c value  the owner in my message's reservation; it is made of the claim
 -- c value  how long that note lives, in milliseconds
@@ -25,7 +25,7 @@
 
 local lock, line, owner, token, lease, limit = KEYS[1], KEYS[2], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 keys_read, values_read = 2, 5
-local note, room = optional_key('n'), optional_value('r')
+local note, call = optional_key('n'), optional_value('w')
 local gone, claim, gone_ttl = optional_key('c'), optional_value('c'), optional_value('c')
 
 -- Where the limit was greater until a moment ago, my attempt or my reservation may be in a slot above it.
@@ -37,7 +37,7 @@ local mine, kept, is_reserved = nil, {}, false
 for number, value in ipairs(values) do
   if value and belongs_to(owner, value) then
     mine = number
-  elseif value and room and belongs_to(room, value) then
+  elseif value and call and belongs_to(call, value) then
     table.insert(kept, 1, number)
   elseif value and claim and belongs_to(claim, value) then
     table.insert(kept, number)
@@ -65,7 +65,7 @@ local copy = not mine and index_of_copy(token, values)
 if copy and (#kept == 0 or is_running(values[copy])) then
   mark(names[copy], values[copy])
   give_back_all_but(nil)
-  return refused_by_twin(names[copy])
+  return refused_to_copy(names[copy])
 end
 
 local was_mine = mine
@@ -77,7 +77,7 @@ end
 for number = 1, limit do
   -- Who stands in line comes before who happens by. While an offer has no answer, its room is not in line, but more who
   -- wait may be in it.
-  if not mine and not values[number] and (room or not is_awaited and not first_in_line(line, number)) then
+  if not mine and not values[number] and (call or not is_awaited and not first_in_line(line, number)) then
     mine = number
   end
 end

@@ -183,7 +183,7 @@ local function refused(line, names)
 end
 
 -- The answer to a copy whose attempt runs in the slot `name`: no other slot is for the copy, so it cannot wait in line.
-local function refused_by_twin(name)
+local function refused_to_copy(name)
   return {redis.call('GET', name), redis.call('PTTL', name), now(), 0, {}, 1}
 end
 

@@ -26,25 +26,50 @@ local names, values = slots(lock, line, 1, limit_of(room))
 
 redis.call('ZADD', line, place, room)
 redis.call('PEXPIRE', line, LINE_MS)
-local mine
+
+-- Since the slot was offered to me, somebody may have come with an earlier place, or mine with that place has left.
+local function is_for_an_earlier_place(number)
+  local rooms = redis.call('ZRANGE', line, 0, -1, 'WITHSCORES')
+  for i = 1, #rooms, 2 do
+    if tonumber(rooms[i + 1]) < tonumber(place) and number <= limit_of(rooms[i]) then
+      return true
+    end
+  end
+  return false
+end
+
+local was_called, offered, another
 for number, value in ipairs(values) do
   if value == called then
-    mine = number
-    break
-  elseif value == room or not value and not mine and first_in_line(line, number) == room then
-    mine = number
+    was_called = number
+  elseif value == room and is_for_an_earlier_place(number) then
+    redis.call('DEL', names[number])  -- and below it is offered to that one
+    values[number] = false
+  elseif value == room then
+    offered, another = number, offered
   end
 end
-if mine then
+local mine = was_called or offered
+-- Where the room is offered another slot, that is for its next waiter: as after an equal command before this one.
+local next_place = (another or was_called and offered) and '' or ARGV[3]
+
+local function take_mine()
   redis.call('SET', names[mine], called, 'PX', CALLED_MS)
-  if ARGV[3] == '' then
+  if next_place == '' then
     redis.call('ZREM', line, room)
   else
-    redis.call('ZADD', line, ARGV[3], room)
+    redis.call('ZADD', line, next_place, room)
   end
 end
+
+if mine then
+  take_mine()
+end
 for number, value in ipairs(values) do
-  if not value and number ~= mine then
+  if not value and not mine and first_in_line(line, number) == room then
+    mine = number
+    take_mine()
+  elseif not value then
     offer_next(lock, line, number)
   end
 end

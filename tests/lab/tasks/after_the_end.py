@@ -9,6 +9,7 @@ from typing import Any
 from celery import Celery
 
 from celery_redislock import LockedTask
+from tests.lab.gate import spend
 from tests.lab.ledger import Ledger
 
 from .decorator import decorator_of
@@ -27,6 +28,17 @@ def define(app: Celery, ledger: Ledger) -> None:
                 if fails:
                     raise ValueError(f"{item} fails")
             return item
+
+    for policy, options in {
+        **{policy: {"lock_on_conflict": policy, "ignore_result": False} for policy in ("skip", "raise", "join")},
+        "job": {"lock_scope": "job"},
+    }.items():
+
+        @locked(f"lingers_then_cools_{policy}", base=_HeldUp, lock_cooldown=60.0, **options)
+        def lingers_then_cools(key: Any, item: Any = "", file: str = "") -> Any:
+            """Keeps its key until `file` is there, after its result is stored; then the key cools down."""
+            with ledger.run(key, item):
+                return item
 
     for policy in ("skip", "raise", "join"):
 
@@ -56,3 +68,8 @@ class _Lingering(LockedTask):
 
     def on_failure(self, *args: Any) -> None:
         time.sleep(0.05)
+
+
+class _HeldUp(LockedTask):
+    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
+        spend(0.0, kwargs.get("file", ""))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from celery import Celery
 
 from celery_redislock import LockedTask
+from tests.lab.gate import spend
 from tests.lab.ledger import Ledger
 
 from .decorator import decorator_of
@@ -20,10 +20,10 @@ def define(app: Celery, ledger: Ledger) -> None:
     for name, acks_late in {"counted": False, "counted_late": True}.items():
 
         @locked(name, bind=True, lock_args=["key"], acks_late=acks_late)
-        def counted(self: Any, key: Any, item: Any, seconds: float = 0.0) -> list[Any]:
+        def counted(self: Any, key: Any, item: Any, seconds: float | str = 0.0) -> list[Any]:
             """Tells how often it was retried."""
             with ledger.run(key, item):
-                time.sleep(seconds)
+                spend(seconds)
             return [item, self.request.retries]
 
     @locked("tells", bind=True, lock_key="{key}", lock_on_conflict="wait", max_retries=2, default_retry_delay=0)
@@ -38,10 +38,10 @@ def define(app: Celery, ledger: Ledger) -> None:
         return "told"
 
     @locked("own_publish", lock_args=["key"], base=_OwnPublish)
-    def own_publish(key: Any, item: Any = "", seconds: float = 0.0) -> Any:
+    def own_publish(key: Any, item: Any = "") -> Any:
         """Its class overrides `apply_async`."""
         with ledger.run(key, item):
-            time.sleep(seconds)
+            pass
         return item
 
 

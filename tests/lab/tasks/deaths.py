@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,8 @@ from celery import Celery
 from celery.worker.request import Request
 
 from celery_redislock import LockedTask
-from tests.lab.bodies import sleep_on
+from tests.lab.bodies import unmoved
+from tests.lab.gate import spend
 from tests.lab.ledger import Ledger
 
 from .decorator import decorator_of
@@ -23,19 +23,19 @@ def define(app: Celery, ledger: Ledger) -> None:
     locked = decorator_of(app)
 
     @locked("stubborn", lock_args=["key"])
-    def stubborn(key: Any, item: Any, seconds: float) -> Any:
+    def stubborn(key: Any, item: Any, seconds: float | str = 0.0, file: str = "") -> Any:
         """Does not end when it is told to."""
-        with ledger.run(key, item):
-            sleep_on(seconds)
+        with unmoved(), ledger.run(key, item):
+            spend(seconds, file)
         return item
 
     @locked("given_back", lock_args=["key"], acks_late=True, reject_on_worker_lost=True)
-    def given_back(key: Any, item: Any, first: float = 0.0) -> Any:
+    def given_back(key: Any, item: Any, first: float | str = 0.0) -> Any:
         """Is given back to the broker when its process dies; takes its time only in its first run."""
         return ledger.take(key, item, first)
 
     @locked("tried_again", lock_args=["key"], retry_on_worker_lost=True, default_retry_delay=0)
-    def tried_again(key: Any, item: Any, first: float = 0.0) -> Any:
+    def tried_again(key: Any, item: Any, first: float | str = 0.0) -> Any:
         """Is retried by the main process when its process dies, from Celery 5.7 on."""
         return ledger.take(key, item, first)
 
@@ -48,10 +48,10 @@ def define(app: Celery, ledger: Ledger) -> None:
     for name, request in {"named_request": f"{__name__}:OwnRequest", "own_request": OwnRequest}.items():
 
         @locked(name, lock_args=["key"], Request=request)
-        def run(key: str, item: str, seconds: float = 0.0) -> str:
+        def run(key: str, item: str, seconds: float | str = 0.0) -> str:
             """Its requests are of the user's own class."""
             with ledger.run(key, item):
-                time.sleep(seconds)
+                spend(seconds)
             return item
 
 

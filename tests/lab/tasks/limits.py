@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 from celery import Celery
 
+from tests.lab.gate import spend, wait_for_file
 from tests.lab.ledger import Ledger
 
 from .decorator import decorator_of
@@ -22,24 +22,31 @@ def define(app: Celery, ledger: Ledger) -> None:
         return decorate(name, **{"lock_scope": "run", "lock_fence": False, "lock_cooldown": 0, **options})
 
     @locked("three", lock_args=["key"], lock_limit=3)
-    def three(key: Any, item: Any = "", seconds: float = 0.0) -> Any:
+    def three(key: Any, item: Any = "", seconds: float | str = 0.0) -> Any:
         """Waits where three run."""
         with ledger.run(key, item):
-            time.sleep(seconds)
+            spend(seconds)
         return item
 
-    @locked("three_late", lock_args=["key"], lock_limit=3, acks_late=True, reject_on_worker_lost=True, lock_lease=3.0)
-    def three_late(key: Any, item: Any, first: float = 0.0) -> Any:
+    @locked("three_late", lock_args=["key"], lock_limit=3, acks_late=True, reject_on_worker_lost=True, lock_lease=6.0)
+    def three_late(key: Any, item: Any, first: float | str = 0.0) -> Any:
         """Acked after it ran; takes its time only in its first run."""
         return ledger.take(key, item, first)
+
+    @locked("three_until", lock_args=["key"], lock_limit=3, acks_late=True, reject_on_worker_lost=True)
+    def three_until(key: Any, item: Any, file: str) -> Any:
+        """Acked after it ran, and ends once there is a file."""
+        with ledger.run(key, item):
+            wait_for_file(file)
+        return item
 
     for policy in ("skip", "raise", "join"):
 
         @locked(f"three_{policy}", lock_key="{key}", lock_limit=3, lock_on_conflict=policy, ignore_result=False)
-        def by_policy(key: str, item: str = "", seconds: float = 0.0) -> str:
+        def by_policy(key: str, item: str = "", seconds: float | str = 0.0) -> str:
             """Meets its policy where three run."""
             with ledger.run(key, item):
-                time.sleep(seconds)
+                spend(seconds)
             return item
 
     @locked("three_pages", bind=True, lock_args=["key"], lock_limit=3, lock_on_conflict="skip")
@@ -52,7 +59,7 @@ def define(app: Celery, ledger: Ledger) -> None:
 
     @locked("three_again", bind=True, max_retries=10, lock_args=["key"], lock_limit=3, lock_hold_on_retry=True)
     def three_again(
-        self: Any, key: Any, item: Any, times: int = 0, lingers: float = 0.0, countdown: float = 0.0
+        self: Any, key: Any, item: Any, times: int = 0, lingers: float | str = 0.0, countdown: float = 0.0
     ) -> Any:
         """Retries itself `times` times, keeps its slot meanwhile, and sleeps after each publish."""
         with ledger.run(key, f"{item}{self.request.retries}"):
@@ -60,11 +67,11 @@ def define(app: Celery, ledger: Ledger) -> None:
                 try:
                     raise self.retry(countdown=countdown)
                 finally:
-                    time.sleep(lingers)
+                    spend(lingers)
         return item
 
     @locked("as_many", lock_args=["key"], lock_limit=_as_many_as_asked_for)
-    def as_many(key: Any, limit: Any, item: Any = "", seconds: float = 0.0) -> Any:
+    def as_many(key: Any, limit: Any, item: Any = "", seconds: float | str = 0.0) -> Any:
         """The caller says how many may run at once."""
         return three.run(key, item, seconds)
 

@@ -10,6 +10,7 @@ from celery import Celery
 
 from celery_redislock import LockedTask
 from tests.lab.bodies import watch
+from tests.lab.gate import spend
 from tests.lab.ledger import Ledger
 
 from .decorator import decorator_of
@@ -20,13 +21,13 @@ def define(app: Celery, ledger: Ledger) -> None:
     locked = decorator_of(app)
 
     @locked("bound", bind=True, lock_args=["account"], lock_on_conflict="skip")
-    def bound(self: Any, amount: int, account: int, seconds: float = 0.0) -> dict[str, Any]:
+    def bound(self: Any, amount: int, account: int, seconds: float | str = 0.0, file: str = "") -> dict[str, Any]:
         """A bound task that shows its lock."""
         with ledger.run(account, amount):
             lock = self.lock
             lock.check()
             lock.extend()
-            time.sleep(seconds)
+            spend(seconds, file)
             seen = {name: getattr(lock, name) for name in ("key", "state", "remaining", "fence")}
             return {**seen, "headers": self.request.headers}
 
@@ -34,22 +35,25 @@ def define(app: Celery, ledger: Ledger) -> None:
     def threaded(self: Any, key: Any, seconds: float) -> tuple[str, str]:
         """Tells which lock it saw before and after its work."""
         before = self.lock.key
-        time.sleep(seconds)
+        spend(seconds)
         return before, self.lock.key
 
     @locked("hangs", bind=True, lock_args=["key"], lock_lease=2.0, lock_max_hold=1.0)
-    def hangs(self: Any, key: Any, item: Any, seconds: float = 0.0) -> None:
+    def hangs(self: Any, key: Any, item: Any, seconds: float | str = 0.0) -> None:
         """Runs for longer than it may, and writes down what becomes of its lock."""
         with ledger.run(key, item):
             watch(self.lock, ledger, item, seconds)
 
     @locked("watches", bind=True, lock_args=["key"])
-    def watches(self: Any, key: Any, item: Any, seconds: float = 0.0) -> None:
-        """Writes down what becomes of its lock, and ends soon after it is lost; its options are the app's."""
-        with ledger.run(key, item):
-            watch(self.lock, ledger, item, seconds, after_loss=0.5)
+    def watches(self: Any, key: Any, item: Any, seconds: float | str = 0.0, file: str = "") -> None:
+        """Writes down what becomes of its lock, and ends soon after it is lost, or when there is a file.
 
-    @locked("aborted", bind=True, lock_args=["key"], lock_lease=2.0, lock_on_lost="abort")
+        Its options are the app's.
+        """
+        with ledger.run(key, item):
+            watch(self.lock, ledger, item, seconds, after_loss=0.5, file=file)
+
+    @locked("aborted", bind=True, lock_args=["key"], lock_lease=5.0, lock_on_lost="abort")
     def aborted(self: Any, key: Any, seconds: float = 30.0) -> str:
         """Is told in mid-work that its lock is lost."""
         with ledger.run(key):
@@ -67,7 +71,7 @@ def _define_inner_calls(app: Celery, ledger: Ledger) -> None:
     class Base(LockedTask):
         name = "lab.base_body"
         lock_key = "{key}"
-        lock_lease = 2.0
+        lock_lease = 5.0
         lock_on_lost = "abort"
         ignore_result = False
 

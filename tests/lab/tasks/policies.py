@@ -46,7 +46,7 @@ def _define_policy(locked: Any, ledger: Ledger, policy: str) -> None:
         """Where `holds` is given: waits until other messages have met its lock, and ends in the way `holds` names."""
         with ledger.run(key, item):
             if holds:
-                ledger.wait_for_conflict(self.request.id, seen=4 if holds == "waits for five" else 0)
+                ledger.wait_for_conflict(self.request.id, seen=4 if holds == "waits for five" else 0, patience=60)
             if holds == "fails":
                 raise ValueError(item)
             if holds == "retries" and not self.request.retries:
@@ -55,6 +55,10 @@ def _define_policy(locked: Any, ledger: Ledger, policy: str) -> None:
                 if self.request.retries:
                     raise Ignore("nothing to do any more")
                 raise self.retry(countdown=0.5)
+            if holds == "replaces":
+                raise self.replace(self.app.tasks["lab.plain"].si())
+            if holds == "only ignores":
+                raise Ignore("nothing to do")
             if holds == "exits":
                 raise SystemExit(1)
             if holds == "rejects":

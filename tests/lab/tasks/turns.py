@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from celery import Celery
 from pydantic import BaseModel
 
-from tests.lab.bodies import wait_for_file
+from tests.lab.gate import spend, wait_for_file
 from tests.lab.ledger import Ledger
 
 from .decorator import decorator_of
@@ -19,6 +18,7 @@ class Order(BaseModel):
 
     number: int
     lines: tuple[str, ...]
+    file: str
 
 
 def define(app: Celery, ledger: Ledger) -> None:
@@ -26,17 +26,17 @@ def define(app: Celery, ledger: Ledger) -> None:
     locked = decorator_of(app)
 
     @locked("work", lock_args=["key"])
-    def work(key: Any, item: Any = "", seconds: float = 0.0) -> Any:
+    def work(key: Any, item: Any = "", seconds: float | str = 0.0, file: str = "") -> Any:
         """Takes its turn."""
         with ledger.run(key, item):
-            time.sleep(seconds)
+            spend(seconds, file)
         return item
 
     @locked("once", lock_args=["key"], lock_on_conflict="skip")
-    def once(key: Any, item: Any = "", seconds: float = 0.0, fails: bool = False) -> Any:
+    def once(key: Any, item: Any = "", seconds: float | str = 0.0, fails: bool = False, file: str = "") -> Any:
         """Is skipped while another runs."""
         with ledger.run(key, item):
-            time.sleep(seconds)
+            spend(seconds, file)
             if fails:
                 raise ValueError(f"{item} fails")
         return item
@@ -49,27 +49,27 @@ def define(app: Celery, ledger: Ledger) -> None:
         return item
 
     @locked("keyed", lock_key="stock:{sku}", lock_on_conflict="wait")
-    def keyed(sku: Any, item: Any = "", seconds: float = 0.0) -> Any:
+    def keyed(sku: Any, item: Any = "", seconds: float | str = 0.0) -> Any:
         """Shares its key with `keyed_too`."""
         with ledger.run(sku, item):
-            time.sleep(seconds)
+            spend(seconds)
         return item
 
     @locked("keyed_too", lock_key="stock:{sku}", lock_on_conflict="wait")
-    def keyed_too(quantity: int, sku: Any, seconds: float = 0.0) -> int:
+    def keyed_too(quantity: int, sku: Any, seconds: float | str = 0.0) -> int:
         with ledger.run(sku, quantity):
-            time.sleep(seconds)
+            spend(seconds)
         return quantity
 
     @locked("whole")
-    def whole(account: Any, full: bool = False, seconds: float = 0.0) -> None:
+    def whole(account: Any, full: bool = False, file: str = "") -> None:
         """All arguments make its key."""
         with ledger.run(account):
-            time.sleep(seconds)
+            spend(0.0, file)
 
     @locked("model", pydantic=True)
     def model(order: Order) -> int:
         """Takes a pydantic model."""
         with ledger.run(order.number):
-            time.sleep(0.5)
+            spend(0.0, order.file)
         return order.number

@@ -7,6 +7,7 @@ from typing import Any
 
 from celery import Celery
 
+from tests.lab.gate import spend
 from tests.lab.ledger import Ledger
 
 from .decorator import decorator_of
@@ -26,7 +27,8 @@ def define(app: Celery, ledger: Ledger) -> None:
         raise ValueError("broken")
 
     @locked("plain", base=None)
-    def plain(*args: Any) -> str:
+    def plain(*args: Any, seconds: float | str = 0.0) -> str:
         """No lock: the end of a chain, a chord's body, a link."""
         with ledger.run("plain", time.monotonic_ns()):
+            spend(seconds)
             return "plain"

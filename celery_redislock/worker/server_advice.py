@@ -1,16 +1,16 @@
-"""Advice: what a worker says at its start of locks that work: where they are, and what may disturb them later."""
+"""Server advice: what a worker says at its start of a lock server that works: where it is, and its faults."""
 
 from __future__ import annotations
 
 import logging
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from redis import exceptions
 
 from celery_redislock.app import is_enabled
-from celery_redislock.message.broker import Broker
 from celery_redislock.task.locked_task import LockedTask
 
 if TYPE_CHECKING:
@@ -21,6 +21,10 @@ logger = logging.getLogger(__name__)
 
 #: The server's clock is far off from here on, in seconds. Hosts that keep their clocks differ by milliseconds.
 FAR_OFF = 5.0
+#: The first version of Redis whose scripts may write after they have asked for the time. A fence does that.
+WRITES_AFTER_TIME = 5, 0
+#: The oldest version of Redis that is supported. A Valkey, too, says which Redis it is like: 7.2.
+OLDEST = 7, 0
 
 
 def introduce(app: Celery, prefix: str, where: str) -> None:
@@ -31,25 +35,12 @@ def introduce(app: Celery, prefix: str, where: str) -> None:
         prefix: With which its keys begin.
         where: The address of the lock server, without a password.
     """
-    locked = _locked(app)
+    locked = locked_tasks(app)
     if not locked:
         return
     leases = sorted({lease for _, lease in locked})
     spread = f"a lease of {leases[0]:g} s" if len(leases) == 1 else f"leases of {leases[0]:g} to {leases[-1]:g} s"
     logger.info("%d tasks lock on %s, with the prefix %r and %s", *(len(locked), where, prefix, spread))
-
-
-def warn_of_early_copies(app: Celery) -> None:
-    """Warn where a Redis broker delivers messages of late-acked tasks again before a dead holder's lock has ended."""
-    broker = Broker(app)
-    late = [(task.name, lease) for task, lease in _locked(app) if task.acks_late and lease > broker.visibility_timeout]
-    if late and _is_redis(app):
-        logger.warning(
-            "the broker delivers a message again that is not acked after %g s (visibility_timeout), which is less than "
-            "the lease of tasks that ack late: %s; copies come while their runs go on: set visibility_timeout in "
-            "broker_transport_options to more than the longest run takes",
-            *(broker.visibility_timeout, _listed(late)),
-        )
 
 
 def warn_of_server(client: redis.Redis, where: str) -> None:
@@ -75,21 +66,46 @@ def warn_of_server(client: redis.Redis, where: str) -> None:
         )
 
 
-def _locked(app: Celery) -> Sequence[tuple[LockedTask, float]]:
-    """The tasks of `app` that have a lock, and their leases in seconds."""
+def warn_of_age(infos: Sequence[Mapping[str, Any]], where: str, setting: str) -> None:
+    """Log what it means that a lock server is too old, or older than what the tests are run with.
+
+    Args:
+        infos: What the server, or each node of a Cluster, answers to INFO.
+        where: The address of the server, without a password.
+        setting: What names the server.
+    """
+    remedy = "upgrade it, to Redis 7.0 or Valkey 8 at least, or name another server by %s"
+    for version in sorted({str(one.get("redis_version", "")) for one in infos}):
+        found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+        if found and found < WRITES_AFTER_TIME:
+            logger.error(
+                "the lock server %s cannot be used by every task: it is Redis %s, too old for locks with a fence; "
+                f"{remedy}; until then lock_on_outage decides about runs",
+                *(where, version, setting),
+            )
+        elif found and found < OLDEST:
+            logger.warning(
+                f"the lock server %s is Redis %s, which is older than what the locks are tested with; {remedy}",
+                *(where, version, setting),
+            )
+
+
+def warn_of_eviction(infos: Sequence[Mapping[str, Any]], where: str) -> None:
+    """Log that a lock server deletes keys when it is full. Its arguments are those of `warn_of_age`."""
+    policies = {one.get("maxmemory_policy", "noeviction") for one in infos if one.get("maxmemory")}
+    for policy in policies - {"noeviction"}:
+        logger.warning(
+            "the lock server %s evicts keys (maxmemory-policy %s) when it is full: a lock may vanish under its run; "
+            "set noeviction, or give the locks a server of their own by redislock_url",
+            *(where, policy),
+        )
+
+
+def locked_tasks(app: Celery) -> Sequence[tuple[LockedTask, float]]:
+    """The tasks of `app` that have a lock, and their leases in seconds; none where locks are switched off."""
     tasks = [task for _, task in sorted(app.tasks.items()) if isinstance(task, LockedTask)]
     plans = [(task, task.lock_plan) for task in tasks]
     return [(task, plan.options.lease) for task, plan in plans if plan is not None] if is_enabled(app) else []
-
-
-def _listed(late: Sequence[tuple[str, float]]) -> str:
-    more = f" and {len(late) - 3} more" if len(late) > 3 else ""
-    return ", ".join(f"{name} ({lease:g} s)" for name, lease in late[:3]) + more
-
-
-def _is_redis(app: Celery) -> bool:
-    with app.connection_for_read() as connection:  # it is not opened
-        return bool(connection.transport.driver_type == "redis")
 
 
 def _seconds_ahead(client: redis.Redis) -> float:

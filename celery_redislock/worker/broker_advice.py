@@ -1,4 +1,4 @@
-"""What the app's broker cannot do, said once in the log of each worker that starts."""
+"""Broker advice: what a worker says at its start of a broker that may lose messages, or deliver them too early."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from celery_redislock.message.broker import DEFAULT_VISIBILITY_TIMEOUT
+from celery_redislock.message.broker import DEFAULT_VISIBILITY_TIMEOUT, Broker
+
+from .server_advice import locked_tasks
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -20,21 +22,32 @@ FORGETFUL = frozenset(
 
 
 def warn(app: Celery) -> None:
-    """Log what the broker of `app` cannot do, if that costs its locked tasks anything. It opens no connection."""
+    """Log what is wrong with the broker of `app`, if that costs its locked tasks anything. It opens no connection."""
     with app.connection_for_read() as connection:
-        transport = str(connection.transport_cls)
+        transport, is_redis = str(connection.transport_cls), connection.transport.driver_type == "redis"
         options = connection.transport_options or {}
+    if is_redis:
+        _warn_of_early_copies(app)
     for line in lines(transport, options):
         logger.warning(line)
 
 
-def lines(transport: str, options: Mapping[str, Any]) -> list[str]:
-    """What a worker says of its broker.
+def _warn_of_early_copies(app: Celery) -> None:
+    """Warn where a Redis broker delivers messages of late-acked tasks again before a dead holder's lock has ended."""
+    timeout = Broker(app).visibility_timeout
+    late = [(task.name, lease) for task, lease in locked_tasks(app) if task.acks_late and lease > timeout]
+    if late:
+        more = f" and {len(late) - 3} more" if len(late) > 3 else ""
+        logger.warning(
+            "the broker delivers a message again that is not acked after %g s (visibility_timeout), which is less than "
+            "the lease of tasks that ack late: %s; copies come while their runs go on: set visibility_timeout in "
+            "broker_transport_options to more than the longest run takes",
+            *(timeout, ", ".join(f"{name} ({lease:g} s)" for name, lease in late[:3]) + more),
+        )
 
-    Args:
-        transport: Kombu's name of the transport, as in the broker's URL.
-        options: The app's `broker_transport_options`.
-    """
+
+def lines(transport: str, options: Mapping[str, Any]) -> list[str]:
+    """What a worker says of what its broker cannot do."""
     said = []
     if transport in FORGETFUL:
         said.append(

@@ -1,4 +1,4 @@
-"""Startup: a worker tries its lock server before the first task needs it, and logs what is wrong and what to do."""
+"""Trial: a worker tries its lock server before the first task needs it, and logs what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from celery_redislock.server.scripts import Command
 from celery_redislock.server.store import LockStore
 from celery_redislock.source import source_of
 
-from . import advice
+from . import server_advice
 from .remedies import remedy_for
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ LEASE = 10.0
 
 
 class _Once(LockStore):
-    """A store that sends each command only once and logs no outage: `ask` logs what went wrong, in one line."""
+    """A store that sends each command only once and logs no outage: `try_lock_server` logs one line."""
 
     def _call(self, command: Command) -> tuple[Any, float, bool]:
         sent_at = time.monotonic()
@@ -45,7 +45,7 @@ class _OnceInACluster(_Once, ClusterStore):
     """The same in a Cluster."""
 
 
-def ask(app: Celery) -> None:
+def try_lock_server(app: Celery) -> None:
     """Try the lock server of `app`; log one line if tasks cannot use it.
 
     It raises nothing, so that the worker starts in any case. It leaves no connection and no thread, which the pool's
@@ -57,13 +57,15 @@ def ask(app: Celery) -> None:
         source, client = source_of(app.conf), client_of(app)
         where, names = address(client), {"url": source.setting, "options": source.options_setting}
         prefix = source.keyprefix + settings.prefix
-        advice.introduce(app, prefix, where)
+        server_advice.introduce(app, prefix, where)
         store = _OnceInACluster(client) if isinstance(client, ClusterClient) else _Once(client)
         try:
             _try_out(store, redis_key(prefix, f"worker start:{tokens.mint_nonce()}"))
-            _warn_of_eviction(client, where)
+            infos = _infos(client)
+            server_advice.warn_of_age(infos, where, names["url"])
+            server_advice.warn_of_eviction(infos, where)
             if isinstance(client, redis.Redis):  # each node of a Cluster has its own clock and its own time-out
-                advice.warn_of_server(client, where)
+                server_advice.warn_of_server(client, where)
         finally:
             disconnect(client)
     except Exception as error:  # noqa: BLE001 - whatever is wrong with the server, the worker starts
@@ -85,15 +87,9 @@ def _try_out(store: LockStore, key: str) -> None:
     store.release(key, mine)
 
 
-def _warn_of_eviction(client: redis.Redis | ClusterClient, where: str) -> None:
+def _infos(client: redis.Redis | ClusterClient) -> list[dict[str, Any]]:
+    """What the server, or each node of a Cluster, says of itself; nothing where its user may not run INFO."""
     try:
-        memories = client.info("memory") if isinstance(client, ClusterClient) else [client.info("memory")]
-    except exceptions.ResponseError:  # the server's user may lack the right to run INFO
-        return
-    policies: set[Any] = {one.get("maxmemory_policy", "noeviction") for one in memories if one.get("maxmemory")}
-    for policy in policies - {"noeviction"}:
-        logger.warning(
-            "the lock server %s evicts keys (maxmemory-policy %s) when it is full: a lock may vanish under its run; "
-            "set noeviction, or give the locks a server of their own by redislock_url",
-            *(where, policy),
-        )
+        return client.info("default") if isinstance(client, ClusterClient) else [client.info("default")]
+    except exceptions.ResponseError:
+        return []

@@ -1,4 +1,4 @@
-"""Lines: connections to one server, each used by one command at a time, and answers that are read late."""
+"""Connections: those to one server, each used by one command at a time, and the answers on them that are read late."""
 
 from __future__ import annotations
 
@@ -10,11 +10,20 @@ from typing import Any, NamedTuple
 
 import redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.utils import HIREDIS_AVAILABLE
+
+from celery_redislock.shown import shown
 
 from .scripts import Command
 
+if HIREDIS_AVAILABLE:
+    import hiredis
+
 logger = logging.getLogger(__name__)
 
+#: Makes what is sent of a command's words. redis-py's own `pack_command` first asks each word for its type, which takes
+#: three times as long as hiredis does for the rest; ours are all text. None where redis-py does not use hiredis.
+_pack: Any = hiredis.pack_command if HIREDIS_AVAILABLE else None
 #: At most so many spare connections are kept out of the pool.
 MAX_SPARE = 8
 
@@ -32,11 +41,8 @@ class Late(NamedTuple):
     """When it was sent, by `time.monotonic()`."""
 
 
-class Line:
-    """One connection of the client's pool.
-
-    Args:
-        client: A client that has this one connection.
+class Connection:
+    """One connection out of the client's pool, for one command at a time.
 
     Attributes:
         late: The command that was sent last, if its answer has not been read. It is read together with the answer of
@@ -45,15 +51,14 @@ class Line:
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
-        self._connection: Any = client.connection
+        #: The connection as redis-py has it.
+        self._raw: Any = client.connection
         self.late: Late | None = None
 
     def ask(self, command: Command, *, asking: bool = False) -> Any:
         """The answer to `command`, in one round trip; in two where the server does not know the script yet.
 
-        Args:
-            command: What is sent.
-            asking: Whether the server is a Cluster's node to which another has sent us with ASK.
+        With `asking`, the server is a Cluster's node to which another has sent us with ASK.
         """
         self._send("EVALSHA", command.script.sha, command, asking)
         self.read_late()
@@ -75,7 +80,7 @@ class Line:
         if late is None:
             return
         try:
-            answer = self._connection.read_response()
+            answer = self._raw.read_response()
         except ResponseError:  # the server has refused it: where it has restarted, it does not know the script
             self.late = None
             late.in_doubt()
@@ -84,17 +89,18 @@ class Line:
         try:
             late.told(answer)
         except Exception:
-            logger.exception("the answer %r to a command that was sent before could not be dealt with", answer)
+            key = shown(late.command.keys[0])
+            logger.exception("the lock server's answer %r about the lock %s could not be told to its run", answer, key)
 
     def is_answered(self) -> bool:
         """Whether an answer can be read without waiting for it."""
-        return bool(self._connection.can_read(timeout=0))
+        return bool(self._raw.can_read(timeout=0))
 
     def drop(self) -> None:
         """Close the connection: an answer may still be on its way, and would be read as that of the next command."""
         late, self.late = self.late, None
         try:
-            self._connection.disconnect()
+            self._raw.disconnect()
             self._client.close()
         finally:  # a time limit may strike there
             if late is not None:
@@ -109,18 +115,20 @@ class Line:
 
     def _answer(self, asking: bool) -> Any:
         if asking:
-            self._connection.read_response()
-        return self._connection.read_response()
+            self._raw.read_response()
+        return self._raw.read_response()
 
     def _send(self, how: str, script: str, command: Command, asking: bool = False) -> None:
         keys, values = command.keys, command.values
         if asking:
-            self._connection.send_command("ASKING", check_health=self.late is None)
+            self._raw.send_command("ASKING", check_health=self.late is None)
+        words = (how, script, str(len(keys)), *keys, *values)
+        packed = self._raw.pack_command(*words) if _pack is None else [_pack(words)]
         # A check of the connection's health would take the answer that has not been read for its own.
-        self._connection.send_command(how, script, str(len(keys)), *keys, *values, check_health=self.late is None)
+        self._raw.send_packed_command(packed, check_health=self.late is None)
 
 
-class Lines:
+class Connections:
     """Takes connections out of the client's pool, and keeps some of them as spares for the next commands.
 
     To ask the pool for a connection each time costs a third of a command, and a time limit that strikes while the pool
@@ -132,88 +140,98 @@ class Lines:
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
-        self._spare: list[Line] = []
+        self._spare: list[Connection] = []
         self._pid = os.getpid()
+        self._is_closed = False
         # Half of the pool's connections stay there, so that a thread that waits for one gets one.
         self._max_spare = min(MAX_SPARE, client.connection_pool.max_connections // 2)
 
     def ask(self, command: Command, *, asking: bool = False) -> Any:
-        """The answer to `command`, on a connection that no other thread uses meanwhile; as `Line.ask`."""
-        line = self._take_line()
+        """The answer to `command`, on a connection that no other thread uses meanwhile; as `Connection.ask`."""
+        connection = self._take_connection()
         try:
-            answer = line.ask(command, asking=asking)
+            answer = connection.ask(command, asking=asking)
         except BaseException:
-            self._drop(line)
+            self._drop(connection)
             raise
-        self._put(line)
+        self._put(connection)
         return answer
 
-    def _send_late(self, late: Late) -> None:
+    def send_late(self, late: Late) -> None:
         """Send a command, and return without its answer."""
-        line = self._take_line()
+        connection = self._take_connection()
         try:
-            line.send_late(late)
+            connection.send_late(late)
             if len(self._spare) >= self._max_spare:
-                line.read_late()  # for the line goes back to the pool, where nobody would read the answer
+                connection.read_late()  # for the connection goes back to the pool, where nobody would read the answer
         except BaseException:
-            self._drop(line)
+            self._drop(connection)
             raise
-        self._put(line)
+        self._put(connection)
 
     def read_late(self, seconds: float, longest: float) -> bool:
         """Read, without waiting, the answers that nobody has read for so many seconds; return whether any is left.
 
         Args:
-            seconds: How old an answer must be, in seconds. A younger one is read with the next command of its line.
+            seconds: How old an answer must be, in seconds. A younger one is read with the next command there.
             longest: How long to hope for an answer, in seconds.
         """
         now = time.monotonic()
-        for line in self._spare.copy():
-            late = line.late
+        for connection in self._spare.copy():
+            late = connection.late
             if late is None or now - late.sent_at < seconds:
                 continue
             try:
-                self._spare.remove(line)
+                self._spare.remove(connection)
             except ValueError:  # another thread has taken it
                 continue
             try:
-                if line.is_answered():
-                    line.read_late()
+                if connection.is_answered():
+                    connection.read_late()
                 elif now - late.sent_at > longest:
-                    line.drop()
+                    connection.drop()
                     continue
             except BaseException as error:
-                self._drop(line)
+                self._drop(connection)
                 if not isinstance(error, RedisError | OSError):
                     raise
                 continue
-            self._put(line)
-        return self.has_unread
+            self._put(connection)
+        return any(connection.late is not None for connection in self._spare.copy())
 
-    @property
-    def has_unread(self) -> bool:
-        """Whether an answer has not been read."""
-        return any(line.late is not None for line in self._spare.copy())
+    def close(self) -> None:
+        """Close all connections: nobody uses the server any more. Those of a command that still comes close after it.
 
-    def _take_line(self) -> Line:
+        The garbage collector would close them too, but its order is by chance: where a socket comes before what closes
+        it, Python warns. The collector itself may call this, in any thread, so no lock is waited for here.
+        """
+        self._is_closed = True
+        if self._pid == os.getpid():  # after a fork they are the parent's connections
+            self._client.connection_pool.disconnect()
+
+    def _take_connection(self) -> Connection:
         if self._pid != os.getpid():  # after a fork: the spares are the parent's connections
             self._pid = os.getpid()
             self._spare.clear()
+        if self._is_closed:
+            self._spare.clear()  # on them may be late answers, which will never come
         try:
             return self._spare.pop()  # the one that was put there last: it may have an answer that is not read yet
         except IndexError:
             client: redis.Redis = self._client.client()  # type: ignore[no-untyped-call]
-            return Line(client)
+            return Connection(client)
 
-    def _put(self, line: Line) -> None:
-        if len(self._spare) < self._max_spare:
-            self._spare.append(line)
+    def _put(self, connection: Connection) -> None:
+        if self._is_closed:
+            connection.drop()
+        elif len(self._spare) < self._max_spare:
+            self._spare.append(connection)
         else:
-            line.close()  # returns the connection to the pool
+            connection.close()  # returns the connection to the pool
 
-    def _drop(self, line: Line) -> None:
-        """Close `line` after an error, and return the spares to the pool: only the pool checks whether they live."""
-        line.drop()
+    def _drop(self, connection: Connection) -> None:
+        """Close it after an error, and return the spares to the pool: only the pool checks whether they live."""
+        connection.drop()
         while True:
             try:
                 self._spare.pop().close()
