@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,25 @@ from tests.lab.proxy import Proxy
 from tests.lab.servers import Valkey, rabbitmq, wait_until
 from tests.lab.workers import Worker, beat, worker
 
+#: Of a worker's log, where a test has failed.
+LAST_LINES = 30
+
 
 def pytest_collection_finish() -> None:
     """What has been imported by now stays to the end: the collection after each test need not look at it."""
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what the workers said last where a test has failed: on another machine that may be its only trace."""
+    report = yield
+    folder = getattr(item, "funcargs", {}).get("tmp_path")
+    if report.failed and folder is not None:
+        for log in sorted(folder.glob("worker*.log")):
+            last = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+            report.sections.append((f"the end of {log.name}", "\n".join(last)))
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -201,6 +201,10 @@ class WaitingRoom(bootsteps.StartStopStep):
     def _run(self, consumer: Any, waiting: WaitingMessage, called: bool) -> None:
         if self._is_lost(consumer, waiting.request):
             return
+        name = waiting.request.task.name
+        if called and not rate_limit.has_token(consumer, name, rate_limit.called(consumer, name)):
+            waiting.wait_on()  # another message of its task has taken the token since the look
+            return
         consumer.qos.decrement_eventually()
         if isinstance(consumer.qos, Windows):
             consumer.qos.let_go(waiting.request.message)

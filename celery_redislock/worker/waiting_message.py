@@ -136,6 +136,11 @@ class WaitingMessage(Waiter):
         """Have the room pass the key on: the message was called to it, and does not run in this worker."""
         self._room.leave(self)
 
+    def wait_on(self) -> None:
+        """Wait on at its place, although it was called: the room passes the key on."""
+        self.pass_on()
+        self._room.enter(self)
+
     def unavailable(self, error: LockUnavailable) -> None:
         """Have the pool run the message, if `lock_on_outage` says what becomes of it while the lock server is away."""
         if self._runs_in_outage and self.can_begin():

@@ -8,11 +8,12 @@ from statistics import median
 import pytest
 from celery.exceptions import TaskRevokedError
 
+from celery_redislock.server.scripts import STAND
 from tests.lab.app import make_app
 from tests.lab.paces import tokens_noted
 from tests.lab.servers import need_pool, wait_until
 from tests.lab.wake_ups import counts_on_wake_ups
-from tests.lab.workers import kept
+from tests.lab.workers import kept, stands_in_line
 
 
 @pytest.fixture
@@ -87,6 +88,32 @@ def test_a_worker_whose_next_token_is_far_off_lets_another_worker_have_its_turn(
         later = work.apply_async(("k", "later"), queue=other)
         wait_until(lambda: kept(work.app, 2) == 2, "the later one waits in the other worker")
     assert later.get(timeout=20) == "later"
+    assert ledger.items() == ["takes the token", "later"]
+    work.app.control.rate_limit("lab.work", "100/s", reply=True)
+    assert waits.get(timeout=20) == "waits"
+
+
+@counts_on_wake_ups("the look that is held back is the one after the release")
+def test_a_message_whose_token_is_taken_while_it_is_called_waits_on_and_another_worker_has_its_turn(
+    lock_proxy, locks, limited, config, start_worker, ledger
+):
+    """Its call is held back, and another message of its task has taken the token meanwhile."""
+    work = limited("1/m")
+    other = f"{config.queue}-other"
+    start_worker(1)
+    start_worker(1, "-Q", other)
+    with work.lock_for("k"):
+        waits = work.delay("k", "waits")
+        wait_until(lambda: kept(work.app, 2) == 1, "it waits")
+        later = work.apply_async(("k", "later"), queue=other)
+        wait_until(lambda: kept(work.app, 2) == 2, "the later one waits in the other worker")
+        wait_until(lambda: stands_in_line(locks.client, work, "k", 2), "each at its place")
+        call = lock_proxy.hold(b"EVALSHA", STAND.sha.encode(), before=True)
+    call.wait()
+    assert work.delay("other", "takes the token").get(timeout=10)
+    call.let_go()
+    assert later.get(timeout=20) == "later"
+    wait_until(lambda: kept(work.app, 2) == 1, "it waits again")
     assert ledger.items() == ["takes the token", "later"]
     work.app.control.rate_limit("lab.work", "100/s", reply=True)
     assert waits.get(timeout=20) == "waits"

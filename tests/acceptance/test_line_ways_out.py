@@ -12,6 +12,7 @@ from celery.exceptions import TaskRevokedError
 from celery.worker import WorkController
 
 from celery_redislock import LockConflict, LockLost, LockUnavailable
+from celery_redislock.app import server_of
 from celery_redislock.server.names import keys_of
 from tests.acceptance.test_outages import CANNOT, consumes_again
 from tests.conftest import on_every_broker, on_every_queue
@@ -29,10 +30,12 @@ IMPATIENT = {"visibility_timeout": 2, "unacked_restore_interval": 1, "unacked_re
 
 @contextmanager
 def in_line(task, worker, count=5, key="k", seconds=0.02):
-    """The results of messages that wait in the worker until the end of the block."""
+    """The results of messages that wait in the worker, which stands in line for them, until the end of the block."""
+    client = server_of(task.app).client
     with task.lock_for(key):
         results = [task.delay(key, number, seconds) for number in range(count)]
         wait_until(lambda: waiting_in(worker) >= count and kept(task.app) >= count, "all wait")
+        wait_until(lambda: stands_in_line(client, task, key), "its room stands at the place of the first")
         yield results
 
 
@@ -138,7 +141,6 @@ def test_a_shutdown_gives_back_what_waits_and_another_worker_runs_it(
     config.settings["worker_soft_shutdown_timeout"] = timeout
     first = start_worker(2)
     with in_line(tasks.work, first) as results:
-        wait_until(lambda: stands_in_line(locks.client, tasks.work, "k"), "its room stands at the place of the first")
         place = place_in_line(tasks.work, locks)
         # A shutdown that interrupts the reading of a report, or the talk with RabbitMQ about a new consumer, may wait
         # for ever: Celery's handler of SIGQUIT talks over the same connection. Who answers has come to the end of both.
@@ -178,7 +180,6 @@ def test_what_waits_when_the_broker_goes_away_waits_again_when_it_is_back(
 ):
     worker = start_worker(2)
     with in_line(tasks.work, worker) as results:
-        wait_until(lambda: stands_in_line(locks.client, tasks.work, "k"), "its room stands at the place of the first")
         place = place_in_line(tasks.work, locks)
         getattr(broker_proxy, how)()
         wait_until(lambda: "Connection to broker lost" in worker.output(), "the worker knows")

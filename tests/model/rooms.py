@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
 
-from .commands import Acquire, Claim, Enter, Leave, Reply, Stand
+from .commands import Acquire, Claim, Enter, Leave, Release, Reply, Stand
 from .effects import apply
 from .executions import IN_SLOT, Execution, Phase
 from .rules import Mistake, Promise
@@ -22,7 +22,7 @@ class Rooms:
     Args:
         slots: How many executions each worker can run at a time; empty where each message has a worker of its own.
         limits: The limits that workers know.
-        has_others: Whether tasks with other keys take a slot of each worker now and then.
+        has_others: Whether tasks with other keys take a slot of each worker now and then, or a token.
         faults: How many faults may happen in all: where as many may still happen, none has happened.
         mistakes: The mistakes that rooms make.
     """
@@ -65,6 +65,18 @@ class Rooms:
                 yield Step(f"{room} has a slot again", world._replace(busy=world.busy - {room}))
             elif self.has_slot(world, room):
                 yield Step(f"{room} runs another task", world._replace(busy=world.busy | {room}))
+        for one in world.called:
+            if one.called and one.home not in world.busy:
+                yield self._lose_token(world, one)
+
+    def _lose_token(self, world: World, one: Execution) -> Step:
+        """A task with another key takes the token that `one` was to have: `one` passes the key on, and waits on."""
+        label, after = f"another task takes the token of {one.nonce}", world._replace(busy=world.busy | {one.home})
+        if Mistake.CALLED_IN_VAIN in self.mistakes:
+            return Step(label, after)
+        command = Release(f"!{member_of(one.home, one.limit)}", None, False, one.limit, one.message.place)
+        waits = after.put(one._replace(phase=Phase.WAITING, called=False))
+        return Step(label, waits._replace(server=apply(world.server, command).server), (world.server, command))
 
     def has_slot(self, world: World, room: str) -> bool:
         """Whether the worker can begin another execution."""
