@@ -45,8 +45,9 @@ class Entry:
 
     def end_renewal(self) -> None:
         """Let the keeper renew the lock no more."""
-        if self._keeper is not None:
-            self._keeper.remove(self.held)
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.remove(self.held)
 
     @property
     def is_of_this_process(self) -> bool:
@@ -102,10 +103,7 @@ def check_fence(held: HeldLock, fence: bool) -> None:
 
 def _others(entry: Entry) -> tuple[weakref.ref[Entry], ...]:
     """The entries of this context, without `entry` and those that have ended."""
-    entries = _entries.get()
-    if not entries:
-        return ()
-    return tuple([reference for reference in entries if reference() not in {entry, None}])
+    return tuple([one for one in _entries.get() if (other := one()) is not None and other is not entry])
 
 
 def _owner() -> tuple[int, Any]:
