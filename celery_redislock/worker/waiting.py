@@ -155,18 +155,28 @@ class WaitingRoom(bootsteps.StartStopStep):
         It can where a slot is free. A worker that has fetched more messages than it has slots never has a free one:
         there a message that waits joins the fetched ones whenever another run has begun since the last one joined.
         """
-        slots = slots_of(consumer.pool)
-        if not slots:
+        if not slots_of(consumer.pool):
             return False
-        if consumer.pool.uses_semaphore:  # it has children
-            slots = CHILDREN.living(consumer.pool)
-        if len(state.reserved_requests) + len(self._calls) + in_bucket < slots:
+        if self._has_free_slot(consumer, in_bucket):
             self._begun_at = None
             return True
         begun: int = state.all_total_count[0]
         if self._begun_at is None:
             self._begun_at = begun
         return begun > self._begun_at
+
+    def _has_free_slot(self, consumer: Any, in_bucket: int) -> bool:
+        has_children = consumer.pool.uses_semaphore
+        slots = CHILDREN.living(consumer.pool) if has_children else slots_of(consumer.pool)
+        return len(state.reserved_requests) + len(self._calls) + in_bucket < slots
+
+    def _can_still_begin(self, consumer: Any, waiting: WaitingMessage) -> bool:
+        """Whether nobody has taken the slot, or the token, for which `waiting` was called."""
+        name = waiting.request.task.name
+        in_bucket = rate_limit.called(consumer, name)
+        joins_the_fetched = self._begun_at is not None  # and takes no free slot
+        has_slot = joins_the_fetched or self._has_free_slot(consumer, in_bucket)
+        return has_slot and rate_limit.has_token(consumer, name, in_bucket)
 
     def begin(self, waiting: WaitingMessage, called: bool) -> None:
         """Have the pool run the message of `waiting`. Called in the room's thread."""
@@ -201,9 +211,8 @@ class WaitingRoom(bootsteps.StartStopStep):
     def _run(self, consumer: Any, waiting: WaitingMessage, called: bool) -> None:
         if self._is_lost(consumer, waiting.request):
             return
-        name = waiting.request.task.name
-        if called and not rate_limit.has_token(consumer, name, rate_limit.called(consumer, name)):
-            waiting.wait_on()  # another message of its task has taken the token since the look
+        if called and not self._can_still_begin(consumer, waiting):
+            waiting.wait_on()
             return
         consumer.qos.decrement_eventually()
         if isinstance(consumer.qos, Windows):

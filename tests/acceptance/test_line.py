@@ -7,8 +7,10 @@ import time
 import pytest
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded
 
+from celery_redislock.server.scripts import STAND
 from tests.conftest import on_every_broker, on_every_queue
 from tests.lab.gate import Gate
+from tests.lab.offers import lengthen
 from tests.lab.servers import wait_until
 from tests.lab.wake_ups import counts_on_wake_ups, few
 from tests.lab.workers import kept, stands_in_line
@@ -80,6 +82,32 @@ def test_a_message_waits_for_no_child_that_is_to_be_killed_or_replaced_while_ano
     wait_until(lambda: ledger.items() == ["limited", "later"], "the later one runs")
     at_last.open()
     assert waits.get(timeout=20) == "waits"
+
+
+@counts_on_wake_ups("the look that is held back is the one after the release")
+def test_a_message_whose_slot_is_taken_while_it_is_called_waits_on_and_another_worker_has_its_turn(
+    lock_proxy, locks, config, tasks, start_worker, running, gate, monkeypatch
+):
+    """Its call is held back, and a stranger has taken the slot meanwhile."""
+    lengthen(monkeypatch.setattr)
+    config.settings["lab_long_offers"] = True
+    other = f"{config.queue}-other"
+    start_worker(1)
+    start_worker(1, "-Q", other)
+    with tasks.work.lock_for("k"):
+        waits = tasks.work.delay("k", "waits")
+        wait_until(lambda: kept(tasks.work.app, 2) == 1, "it waits")
+        later = tasks.work.apply_async(("k", "later"), queue=other)
+        wait_until(lambda: kept(tasks.work.app, 2) == 2, "the later one waits in the other worker")
+        wait_until(lambda: stands_in_line(locks.client, tasks.work, "k", 2), "each at its place")
+        call = lock_proxy.hold(b"EVALSHA", STAND.sha.encode(), before=True)
+    call.wait()
+    stranger = tasks.work.delay("l", "stranger", gate)
+    running("stranger")
+    call.let_go()
+    assert later.get(timeout=20) == "later"
+    gate.open()
+    assert [stranger.get(timeout=20), waits.get(timeout=20)] == ["stranger", "waits"]
 
 
 @on_every_queue

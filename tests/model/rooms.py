@@ -22,7 +22,7 @@ class Rooms:
     Args:
         slots: How many executions each worker can run at a time; empty where each message has a worker of its own.
         limits: The limits that workers know.
-        has_others: Whether tasks with other keys take a slot of each worker now and then, or a token.
+        has_others: Whether tasks with other keys take a slot, or a token, of each worker now and then.
         faults: How many faults may happen in all: where as many may still happen, none has happened.
         mistakes: The mistakes that rooms make.
     """
@@ -67,11 +67,12 @@ class Rooms:
                 yield Step(f"{room} runs another task", world._replace(busy=world.busy | {room}))
         for one in world.called:
             if one.called and one.home not in world.busy:
-                yield self._lose_token(world, one)
+                yield self._forestall(world, one)
 
-    def _lose_token(self, world: World, one: Execution) -> Step:
-        """A task with another key takes the token that `one` was to have: `one` passes the key on, and waits on."""
-        label, after = f"another task takes the token of {one.nonce}", world._replace(busy=world.busy | {one.home})
+    def _forestall(self, world: World, one: Execution) -> Step:
+        """Another task takes the slot, or the token, that `one` was to have: `one` passes the key on, and waits on."""
+        label = f"another task takes what {one.nonce} was called for"
+        after = world._replace(busy=world.busy | {one.home})
         if Mistake.CALLED_IN_VAIN in self.mistakes:
             return Step(label, after)
         command = Release(f"!{member_of(one.home, one.limit)}", None, False, one.limit, one.message.place)

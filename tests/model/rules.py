@@ -108,5 +108,5 @@ class Mistake(Enum):
     SLOT_ABOVE_THE_LIMIT = "a slot is offered to a room whose limit is below the number of the slot"
     STAND_OFFERS_ONE_SLOT = "a room that takes a slot leaves another free slot unoffered"
     NEWCOMER_PASSES_AN_OFFER = "a newcomer takes a free slot while another one is offered to a room where two wait"
-    CALLED_IN_VAIN = "one that was called keeps its call although another has taken the token of its task"
+    CALLED_IN_VAIN = "one that was called keeps its call although another task has taken the slot or the token for it"
     CLAIMED_MESSAGE_MEETS_THE_POLICY = "a message whose reservation has lapsed is skipped as a duplicate"
