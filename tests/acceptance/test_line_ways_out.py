@@ -148,7 +148,7 @@ def test_a_shutdown_gives_back_what_waits_and_another_worker_runs_it(
         first.stop(sig)
         assert place_in_line(tasks.work, locks) is None
         second = start_worker(2)
-        wait_until(lambda: waiting_in(second) == 5, "they wait in the other worker")
+        wait_until(lambda: waiting_in(second) == 5 and kept(tasks.work.app) == 5, "they wait in the other worker")
         wait_until(lambda: place_in_line(tasks.work, locks) == place, "each at its place")
     each_runs_once(results)
 
@@ -176,8 +176,9 @@ def test_a_cold_shutdown_gives_back_a_message_that_is_acked_early_and_has_not_be
 @on_every_queue
 @pytest.mark.parametrize("how", ["cut", "refuse"])
 def test_what_waits_when_the_broker_goes_away_waits_again_when_it_is_back(
-    broker_proxy, tasks, start_worker, each_runs_once, locks, how
+    broker, config, broker_proxy, tasks, start_worker, each_runs_once, locks, how
 ):
+    direct = make_app(replace(config, broker=broker))  # the connections of the other app are lost too
     worker = start_worker(2)
     with in_line(tasks.work, worker) as results:
         place = place_in_line(tasks.work, locks)
@@ -186,9 +187,10 @@ def test_what_waits_when_the_broker_goes_away_waits_again_when_it_is_back(
         if how == "refuse":
             wait_until(lambda: "Cannot connect to" in worker.output(), "it cannot connect")
             broker_proxy.mend()
-        wait_until(lambda: waiting_in(worker) >= 10, "they wait again")
+        wait_until(lambda: waiting_in(worker) >= 10 and kept(direct) == 5, "they wait again")
         wait_until(lambda: place_in_line(tasks.work, locks) == place, "each at its place")
     each_runs_once(results)
+    direct.close()
 
 
 @pytest.fixture
