@@ -20,11 +20,15 @@ from tests.lab.gate import Gate
 from tests.lab.ledger import Ledger
 from tests.lab.lock_servers import behind_proxy, lock_server_in
 from tests.lab.proxy import Proxy
+from tests.lab.results import look_once_more
 from tests.lab.servers import Valkey, rabbitmq, wait_until
 from tests.lab.workers import Worker, beat, worker
 
 #: Of a worker's log, where a test has failed.
 LAST_LINES = 30
+
+
+look_once_more()
 
 
 def pytest_collection_finish() -> None:

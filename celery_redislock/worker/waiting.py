@@ -166,8 +166,9 @@ class WaitingRoom(bootsteps.StartStopStep):
         return begun > self._begun_at
 
     def _has_free_slot(self, consumer: Any, in_bucket: int) -> bool:
-        has_children = consumer.pool.uses_semaphore
-        slots = CHILDREN.living(consumer.pool) if has_children else slots_of(consumer.pool)
+        slots = slots_of(consumer.pool)
+        if slots and consumer.pool.uses_semaphore:  # it has children
+            slots = CHILDREN.living(consumer.pool)
         return len(state.reserved_requests) + len(self._calls) + in_bucket < slots
 
     def _can_still_begin(self, consumer: Any, waiting: WaitingMessage) -> bool:
