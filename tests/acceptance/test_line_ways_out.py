@@ -20,7 +20,7 @@ from tests.lab.app import make_app
 from tests.lab.kinds import left_out, needs_one_server
 from tests.lab.servers import Valkey, wait_until, wait_until_stopped
 from tests.lab.wake_ups import A_MINUTE, counts_on_wake_ups, few
-from tests.lab.workers import kept, stands_in_line, waiting_in
+from tests.lab.workers import kept, stands_in_line, waiting_in, waits_for_events
 
 #: With these a child waits so long for an answer that it is killed or stopped before it asks again.
 PATIENT = {"socket_timeout": 5.0, "socket_connect_timeout": 5.0}
@@ -182,6 +182,8 @@ def test_what_waits_when_the_broker_goes_away_waits_again_when_it_is_back(
     worker = start_worker(2)
     with in_line(tasks.work, worker) as results:
         place = place_in_line(tasks.work, locks)
+        # Amid a reply to a control command it would wait for its broker without a word.
+        wait_until(lambda: waits_for_events(worker.process.pid), "its main process does nothing else")
         getattr(broker_proxy, how)()
         wait_until(lambda: "Connection to broker lost" in worker.output(), "the worker knows")
         if how == "refuse":
