@@ -25,7 +25,7 @@ from tests.lab.servers import Valkey, rabbitmq, wait_until
 from tests.lab.workers import Worker, beat, worker
 
 #: Of a worker's log, where a test has failed.
-LAST_LINES = 30
+LAST_LINES = 60
 
 
 look_once_more()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from tests.lab.ledger import Ledger
 from tests.lab.paces import note_tokens
 from tests.lab.receivers import break_receivers
 
+faulthandler.register(signal.SIGUSR2)
 config = Config.from_env()
 app = make_app(config)
 reminder.EVERY = config.settings.get("lab_reminder", reminder.EVERY)

@@ -47,8 +47,17 @@ class Worker:
         self.wait()
 
     def wait(self) -> None:
-        """Wait for its end. Celery takes half a minute where a child has ended whose last result was not read."""
-        self.process.wait(60)
+        """Wait for its end. Celery takes half a minute where a child has ended whose last result was not read.
+
+        Where it does not end, its log ends with what each thread of its processes does.
+        """
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            for pid in [self.process.pid, *(child.pid for child in self.children())]:
+                os.kill(pid, signal.SIGUSR2)
+            time.sleep(1)  # nobody tells when the last of it is written
+            raise
 
     def begin_to_stop(self, sig: signal.Signals = signal.SIGTERM) -> None:
         """Ask for a shutdown, and wait until the worker says that it has begun.
