@@ -49,10 +49,11 @@ class Worker:
     def wait(self) -> None:
         """Wait for its end. Celery takes half a minute where a child has ended whose last result was not read.
 
-        Where it does not end, its log ends with what each thread of its processes does.
+        Once a worker had not ended after a minute, and nobody knows why. If one does not end now, its log ends with
+        what each thread of its processes does.
         """
         try:
-            self.process.wait(60)
+            self.process.wait(90)
         except subprocess.TimeoutExpired:
             for pid in [self.process.pid, *(child.pid for child in self.children())]:
                 os.kill(pid, signal.SIGUSR2)
