@@ -155,9 +155,10 @@ class WaitingRoom(bootsteps.StartStopStep):
         It can where a slot is free. A worker that has fetched more messages than it has slots never has a free one:
         there a message that waits joins the fetched ones whenever another run has begun since the last one joined.
         """
-        if not slots_of(consumer.pool):
+        slots = _living_slots(consumer.pool)
+        if not slots:
             return False
-        if self._has_free_slot(consumer, in_bucket):
+        if self._is_free(slots, in_bucket):
             self._begun_at = None
             return True
         begun: int = state.all_total_count[0]
@@ -165,18 +166,16 @@ class WaitingRoom(bootsteps.StartStopStep):
             self._begun_at = begun
         return begun > self._begun_at
 
-    def _has_free_slot(self, consumer: Any, in_bucket: int) -> bool:
-        slots = slots_of(consumer.pool)
-        if slots and consumer.pool.uses_semaphore:  # it has children
-            slots = CHILDREN.living(consumer.pool)
+    def _is_free(self, slots: int, in_bucket: int) -> bool:
+        """Whether one of so many slots is free."""
         return len(state.reserved_requests) + len(self._calls) + in_bucket < slots
 
     def _can_still_begin(self, consumer: Any, waiting: WaitingMessage) -> bool:
         """Whether nobody has taken the slot, or the token, for which `waiting` was called."""
         name = waiting.request.task.name
-        in_bucket = rate_limit.called(consumer, name)
+        slots, in_bucket = _living_slots(consumer.pool), rate_limit.called(consumer, name)
         joins_the_fetched = self._begun_at is not None  # and takes no free slot
-        has_slot = joins_the_fetched or self._has_free_slot(consumer, in_bucket)
+        has_slot = slots > 0 and (joins_the_fetched or self._is_free(slots, in_bucket))
         return has_slot and rate_limit.has_token(consumer, name, in_bucket)
 
     def begin(self, waiting: WaitingMessage, called: bool) -> None:
@@ -231,6 +230,12 @@ class WaitingRoom(bootsteps.StartStopStep):
                 consumer.timer.call_after(0.0, rate_limit.give_back, (consumer, name))
         else:
             consumer.hub.call_soon(rate_limit.give_back, consumer, name)
+
+
+def _living_slots(pool: Any) -> int:
+    """How many messages `pool` can run at a time now. A slot without a child that lives is none."""
+    slots = slots_of(pool)
+    return CHILDREN.living(pool) if slots and pool.uses_semaphore else slots
 
 
 def _was_given_back_often(request: Request) -> bool:

@@ -84,6 +84,36 @@ def test_a_message_waits_for_no_child_that_is_to_be_killed_or_replaced_while_ano
     assert waits.get(timeout=20) == "waits"
 
 
+@counts_on_wake_ups("it is offered the key, and declines")
+@pytest.mark.parametrize("late", ["lab_kills_late", "lab_replaces_late"])
+def test_a_message_that_may_join_those_that_are_fetched_waits_all_the_same_where_no_child_lives(
+    config, tasks, start_worker, ledger, running, gate, tmp_path, late
+):
+    """A run has begun since the worker had no slot for it: so it may join. Then that run's child is killed."""
+    at_last, never, other = Gate(tmp_path / "at last"), Gate(tmp_path / "never"), f"{config.queue}-other"
+    start_worker(1, "-Q", other)
+    config.settings |= {late: str(at_last), "lab_long_offers": True, "worker_prefetch_multiplier": 2}
+    worker = start_worker(1)
+    with tasks.work.lock_for("k"):
+        waits = tasks.work.delay("k", "waits")
+        wait_until(lambda: kept(tasks.work.app, 2) == 1, "it waits")
+        stranger = tasks.work.delay("s", "stranger", gate)
+        running("stranger")
+        limited = tasks.work.apply_async(("l", "limited", never), time_limit=2)
+        wait_until(lambda: f"[{limited.id}] received" in worker.output(), "it is fetched")
+    with tasks.work.lock_for("k"):  # the room has declined the key
+        gate.open()
+        assert stranger.get(timeout=20) == "stranger"
+        wait_until(lambda: tasks.work.lock_info("k").waiting == 1, "its room stands in line")
+        with pytest.raises(TimeLimitExceeded):
+            limited.get(timeout=20)
+        tasks.work.apply_async(("k", "later"), queue=other)
+        wait_until(lambda: tasks.work.lock_info("k").waiting == 2, "both workers stand in line")
+    wait_until(lambda: ledger.items() == ["stranger", "limited", "later"], "the later one runs")
+    at_last.open()
+    assert waits.get(timeout=20) == "waits"
+
+
 @counts_on_wake_ups("the look that is held back is the one after the release")
 def test_a_message_whose_slot_is_taken_while_it_is_called_waits_on_and_another_worker_has_its_turn(
     lock_proxy, locks, config, tasks, start_worker, ledger, running, gate, monkeypatch
