@@ -96,7 +96,7 @@ def test_a_message_that_may_join_those_that_are_fetched_waits_all_the_same_where
     worker = start_worker(1)
     with tasks.work.lock_for("k"):
         waits = tasks.work.delay("k", "waits")
-        wait_until(lambda: kept(tasks.work.app, 2) == 1, "it waits")
+        wait_until(lambda: tasks.work.lock_info("k").waiting == 1, "it waits, and its slot was free")
         stranger = tasks.work.delay("s", "stranger", gate)
         running("stranger")
         limited = tasks.work.apply_async(("l", "limited", never), time_limit=2)
