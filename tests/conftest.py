@@ -27,7 +27,6 @@ from tests.lab.workers import Worker, beat, worker
 #: Of a worker's log, where a test has failed.
 LAST_LINES = 60
 
-
 look_once_more()
 
 
