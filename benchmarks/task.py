@@ -14,7 +14,7 @@ from celery.utils.imports import symbol_by_name
 from kombu.message import Message
 
 from celery_redislock import LockedTask
-from celery_redislock.message.delivery import DELIVERY
+from celery_redislock.message.delivery import DELIVERY, Delivery
 from celery_redislock.server import tokens
 from celery_redislock.server.connect import connect
 from celery_redislock.server.names import keys_of
@@ -124,7 +124,7 @@ def _sent_by(task: Any) -> tuple[str, Token, str]:
     """The key, the token, and the key of the note, of a run of `task` without arguments."""
     request = _request(task, ())
     key, attempt = task.lock_for().name, Attempt(request["id"], 0, 0)
-    token = tokens.mint(request[DELIVERY].nonce, attempt, tokens.origin(HOSTNAME, task.name))
+    token = tokens.mint(Delivery._make(request[DELIVERY]).nonce, attempt, tokens.origin(HOSTNAME, task.name))
     return key, token, keys_of(key).note(attempt)
 
 

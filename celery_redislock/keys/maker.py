@@ -53,7 +53,8 @@ class KeyMaker:
             raise LockConfigError(f"{task}: lock_key and lock_args are both set; set one of them")
         self._task = task
         self._signature = signature
-        self._bind = binder(signature)
+        #: The arguments of a call by parameter, with defaults applied. Raises TypeError where they do not fit.
+        self.bind = binder(task, signature)
         parameters = tuple(signature.parameters)
         #: The parameters that make the name; None where all do, or where `lock_key` is a callable and may use any.
         self._needed: frozenset[str] | None = None
@@ -97,17 +98,6 @@ class KeyMaker:
         """
         return self.name_of(self.bind(args, kwargs))
 
-    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
-        """The arguments of a call by parameter, with defaults applied.
-
-        Raises:
-            TypeError: They do not fit the signature.
-        """
-        try:
-            return self._bind(args, kwargs)
-        except TypeError as error:
-            raise TypeError(f"{self._task}() {error}") from None
-
     def name_of(self, arguments: Arguments) -> str:
         """The lock's name for a call with these arguments, from `bind`.
 
@@ -118,11 +108,12 @@ class KeyMaker:
         return name if len(name) < MAX_NAME else f"{name[: MAX_NAME - 33]}:{digest(name)}"
 
 
-def binder(signature: inspect.Signature) -> Binder:
+def binder(task: str, signature: inspect.Signature) -> Binder:
     """A function that maps the arguments of a call to parameter names, with defaults applied.
 
     It is ten times as fast as `Signature.bind`. It uses `Signature.bind` all the same for signatures with ``*args``,
-    ``**kwargs`` or positional-only parameters, and for calls that do not fit: there `Signature.bind` raises TypeError.
+    ``**kwargs`` or positional-only parameters, and for calls that do not fit: there `Signature.bind` raises TypeError,
+    which is told with the name of the task.
     """
     parameters = signature.parameters.values()
     simple = all(p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters)
@@ -131,7 +122,10 @@ def binder(signature: inspect.Signature) -> Binder:
     names = signature.parameters.keys()
 
     def bind_any(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        bound = signature.bind(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{task}() {error}") from None
         bound.apply_defaults()
         return bound.arguments
 

@@ -67,10 +67,8 @@ class Message:
         self.attempt = Attempt(
             str(request.id), request.retries or 0, request.replaced_task_nesting or 0, self.header.publish
         )
-        delivery = getattr(request, DELIVERY, None)
-        if not isinstance(delivery, Delivery):
-            delivery = Delivery(tokens.mint_nonce(), time.monotonic())
-        self.delivery = delivery
+        delivery = Delivery.told(getattr(request, DELIVERY, None))
+        self.delivery = delivery or Delivery(tokens.mint_nonce(), time.monotonic())
 
     @property
     def name(self) -> str:

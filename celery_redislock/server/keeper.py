@@ -54,7 +54,7 @@ class Keeper:
         self._sends_late = sends_late
         self._linger_until = 0.0
         self._command_time = command_time
-        self._held: dict[int, HeldLock] = {}
+        self._held: dict[HeldLock, None] = {}
         self._later: dict[Callable[[LockStore], object], None] = {}
         self._wake = threading.Event()
         self.wake_at = math.inf
@@ -71,7 +71,7 @@ class Keeper:
 
     def add(self, lock: HeldLock) -> None:
         """Renew `lock` from now on."""
-        self._held[id(lock)] = lock
+        self._held[lock] = None
         self._added = True
         self.look_at(lock)
 
@@ -83,7 +83,7 @@ class Keeper:
 
     def remove(self, lock: HeldLock) -> None:
         """Renew `lock` no more. A renewal may be on its way; it renews the key only while the lock's token owns it."""
-        self._held.pop(id(lock), None)
+        self._held.pop(lock, None)
 
     def expect_answers(self) -> None:
         """Read the answers of the store that sends late soon, if nobody else does."""
@@ -127,7 +127,7 @@ class Keeper:
         self.wake_at = math.inf
         self._wake.clear()
         now = time.monotonic()
-        due = [lock for lock in self._held.copy().values() if self._is_due(lock, now)]
+        due = [lock for lock in self._held.copy() if self._is_due(lock, now)]
         for start in range(0, len(due), BATCH):
             self._renew(due[start : start + BATCH])
         if not self._held:
@@ -137,7 +137,7 @@ class Keeper:
         is_unread = self._sends_late is not None and self._sends_late.read_late(READ_LATE, self._command_time)
         if self._added:
             self._added, self._linger_until = False, now + LINGER
-        renewals = (min(lock.renew_at, lock.deadline) for lock in self._held.copy().values())
+        renewals = (min(lock.renew_at, lock.deadline) for lock in self._held.copy())
         self.wake_at = min((self._other_work_at(now, goes_on, is_unread), *renewals))
         return self.wake_at - time.monotonic()
 
@@ -222,7 +222,7 @@ class Keeper:
     def _watching(self) -> Iterator[None]:
         """Tell holders of their loss at their deadline, although the keeper's thread may wait for a silent Redis."""
         until = time.monotonic() + 2 * self._command_time  # a release may be sent twice
-        at_risk = [lock for lock in self._held.copy().values() if lock.deadline < until]
+        at_risk = [lock for lock in self._held.copy() if lock.deadline < until]
         if not at_risk:
             yield
             return
@@ -249,7 +249,9 @@ class Keeper:
         self._failures = min(self._failures + 1, 10)
 
     def _lose(self, lock: HeldLock, reason: str) -> None:
-        if self._held.pop(id(lock), None) is None:
+        try:
+            del self._held[lock]
+        except KeyError:
             return  # the keeper or a watching thread has noted the loss, or the lock was released
         # A receiver of the signal may take its time; the other locks must be renewed meanwhile.
         threading.Thread(target=lock.lose, args=(reason,), name="redislock-lost", daemon=True).start()

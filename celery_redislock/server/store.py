@@ -17,8 +17,7 @@ from celery_redislock.info import LockInfo
 
 from . import commands
 from .answers import NOTE_TTL, Claim, Conflict, Finished, Granted, Note, Taken
-from .names import limit_of
-from .scripts import Command
+from .scripts import ACQUIRE_SLOT, Command
 from .sender import Sender
 from .tokens import Token
 
@@ -247,13 +246,13 @@ class LockStore(Sender):
                 raise LockUnavailable(key, describe(error)) from error
             raise
         if isinstance(reply, int):
-            return _granted(key, sent_at, reply) if reply else Finished()
+            return _granted(command, sent_at, reply) if reply else Finished()
         return _conflict(reply)
 
 
-def _granted(key: str, sent_at: float, reply: int) -> Granted:
-    """A grant of `key`: `reply` is the number of a slot, or a fence, or 1."""
-    if limit_of(key) > 1:
+def _granted(command: Command, sent_at: float, reply: int) -> Granted:
+    """What `command` was granted: `reply` is the number of a slot, or a fence, or 1."""
+    if command.script is ACQUIRE_SLOT:
         return Granted(sent_at, None, reply)
     return Granted(sent_at, reply if reply > 1 else None)
 

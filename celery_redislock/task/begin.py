@@ -45,7 +45,7 @@ def begin(
     """
     try:
         if not plan.enabled:
-            _has_begun(request)
+            _has_begun(Delivery.told(getattr(request, DELIVERY, None)))
             return False
         execution = _execution_type(plan, request)(task, plan, request)
         attach(request, execution)
@@ -55,14 +55,13 @@ def begin(
     except Exception as error:
         report(task, request, error)
         raise
-    _has_begun(request)
+    _has_begun(execution.message.delivery)
     return execution.joined is not None
 
 
-def _has_begun(request: Context) -> None:
+def _has_begun(delivery: Delivery | None) -> None:
     """Have the worker's main process ack the message of a run that begins, if it is acked early."""
-    delivery = getattr(request, DELIVERY, None)
-    if isinstance(delivery, Delivery) and delivery.acks_at_begin:
+    if delivery is not None and delivery.acks_at_begin:
         EARLY_ACKS.begins(delivery.nonce)
 
 

@@ -57,6 +57,7 @@ class Execution:
         abort: Ends the body when the lock is lost; None where the body may go on.
         joined: The outcome of another task, with which the run ends instead of running its body; None where there is
             none.
+        is_over: Whether `end` has done all that there is to do.
     """
 
     def __init__(self, task: Task[..., Any], plan: LockPlan, request: Context) -> None:
@@ -82,6 +83,7 @@ class Execution:
         #: What the key holds after the release, and for how many seconds, where the next attempt is to take it over.
         self._handed_over: tuple[Token, float] | None = None
         self._release_was_sent = False
+        self.is_over = False
         #: What the key holds until this run acquires it, where the message was called: it has its turn in line.
         self._call = self.message.delivery.call
 
@@ -120,9 +122,11 @@ class Execution:
         lock = self.lock or self._unanswered
         if lock is not None:
             self._release(lock, state)
-        self._pass_on()
-        if not self.message.was_sent_back:
+        if self._call is not None:
+            self._pass_on(self._call)
+        if self._claim is not None and not self.message.was_sent_back:
             self._give_up_reservation()
+        self.is_over = True
 
     def leave_no_retry(self) -> None:
         """Have nobody wait for the task's next attempt: this run leaves no outcome. An eager run shows no state."""
@@ -163,7 +167,8 @@ class Execution:
             signals.lock_acquired.send(sender=self.task, lock=lock, waited=self.message.waited)
 
     def _release(self, lock: HeldLock, state: str | None) -> None:
-        self._server.keeper.remove(lock)
+        keeper = self._server.keeper
+        keeper.remove(lock)
         cooldown = self.plan.options.cooldown if state == states.SUCCESS else 0.0
         note = self._note_after(lock, state)
         word = LastWord(lock, self._handed_over, cooldown, note, self._release_was_sent)
@@ -171,25 +176,21 @@ class Execution:
         self._release_was_sent = True
         lock.on_lost = partial(_announce_loss, self.task)  # the body is over; and nothing keeps its arguments
         try:
-            keeper = self._server.keeper
             self._server.send_late(word.command, word.told, partial(word.send_again, keeper, UNREAD))
         except LockUnavailable as error:
-            word.send_again(self._server.keeper, error)
-            self._forget_lock()
+            word.send_again(keeper, error)
+            self.lock = self._unanswered = None
             return
         # Only after the release: a time limit may strike before it, and then postrun calls `end` once more.
-        self._forget_lock()
+        self.lock = self._unanswered = None
         if signals.lock_released.receivers:
             signals.lock_released.send(sender=self.task, lock=lock)
 
-    def _pass_on(self) -> None:
-        """Pass the key on to the next in line, where the message was called to it, and no answer has used that."""
-        call, self._call = self._call, None
-        if call is not None and self.key:
+    def _pass_on(self, call: bytes) -> None:
+        """Pass the key on to the next in line: the message was called to it, and no answer has used that."""
+        self._call = None
+        if self.key:
             self._server.pass_on(self.key, call)
-
-    def _forget_lock(self) -> None:
-        self.lock = self._unanswered = None
 
     def _note_after(self, lock: HeldLock, state: str | None) -> Note | None:
         """What the release leaves for copies of the message; None where the attempt is not over."""

@@ -47,6 +47,8 @@ class LockedRequest(Request):
 
     #: Whether Celery acks the message in `on_accepted`, which is too early for a message that may have to wait.
     _is_held_back = False
+    #: The lock of the task; None where locks are switched off.
+    _plan: LockPlan | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -61,30 +63,26 @@ class LockedRequest(Request):
     @property
     def delivery(self) -> Delivery:
         """What the child is told about this delivery of the message."""
-        delivery: Delivery = self.request_dict[DELIVERY]
-        return delivery
-
-    @property
-    def _lock_plan(self) -> LockPlan | None:
-        """The lock of the task; None where locks are switched off."""
-        task: Any = self.task
-        plan: LockPlan | None = task.lock_plan
-        return plan if plan is not None and plan.enabled else None
+        return Delivery._make(self.request_dict[DELIVERY])
 
     def prepare_run(self, call: bytes | None) -> None:
         """Prepare an execution of the message, with a nonce of its own: its first, or one at the message's turn.
 
         `call` is what the key holds until the child acquires it; None where the message was not called to its key.
         """
-        plan, room = self._lock_plan, waiting_room_of(self.app)
+        task: Any = self.task
+        plan, room = task.lock_plan, waiting_room_of(self.app)
+        if plan is not None and not plan.enabled:
+            plan = None
+        self._plan = plan
         delivery = Delivery(
             mint_nonce(),
             *self._arrival,
             may_wait=plan is not None and room is not None and room.may_keep(self, plan),
             call=call,
-            acks_at_begin=plan is not None and not self.task.acks_late and EARLY_ACKS.reader is not None,
+            acks_at_begin=plan is not None and not task.acks_late and EARLY_ACKS.reader is not None,
         )
-        self.request_dict[DELIVERY] = delivery
+        self.request_dict[DELIVERY] = tuple(delivery)
         if delivery.acks_at_begin:
             EARLY_ACKS.expect(delivery.nonce, self)
 
@@ -124,7 +122,7 @@ class LockedRequest(Request):
     @property
     def run(self) -> Run | None:
         """What a child is given to run for this request; None where locks are switched off."""
-        plan = self._lock_plan
+        plan = self._plan
         if plan is None:
             return None
         reservation = reservation_in(self.request_dict.get(HEADER))

@@ -39,7 +39,7 @@ def test_every_call_is_bound_as_python_binds_it(
     function: Callable[..., Any], args: list[int], kwargs: dict[str, int]
 ) -> None:
     signature = inspect.signature(function)
-    bind = binder(signature)
+    bind = binder("t", signature)
     try:
         expected = signature.bind(*args, **kwargs)
     except TypeError:
@@ -51,7 +51,7 @@ def test_every_call_is_bound_as_python_binds_it(
 
 
 def test_the_callers_arguments_and_the_defaults_are_left_alone() -> None:
-    bind, kwargs = binder(inspect.signature(defaulted)), {"c": 3}
+    bind, kwargs = binder("t", inspect.signature(defaulted)), {"c": 3}
     bind((1,), kwargs)["b"] = "changed"
     assert bind((1,), kwargs) == {"a": 1, "b": 2, "c": 3}
     assert kwargs == {"c": 3}
