@@ -12,7 +12,6 @@ import os
 import threading
 from collections.abc import Callable
 from typing import Protocol
-from weakref import WeakValueDictionary
 
 #: The length of a nonce, in bytes. So few bytes are written to a pipe at once or not at all.
 _LENGTH = 22
@@ -39,11 +38,11 @@ class EarlyAcks:
         self._pipe: io.FileIO | None = None
         self._writer = -1
         self._main = 0
-        # Weak: many a message ends before its run begins, or in another way than by a run.
-        self._messages: WeakValueDictionary[str, Acknowledgeable] = WeakValueDictionary()
-        # Those that a child has accepted, until it has said that their runs begin, or their runs have failed: a run's
-        # result may be read before that, and then nobody else keeps the message.
+        #: The messages that were accepted, by the nonces of their deliveries, until it is known that their runs have
+        #: begun or failed. A run's result may be read before that, and then nobody else keeps the message.
         self._accepted: dict[str, Acknowledgeable] = {}
+        #: The deliveries whose runs have begun, and of which it is not known yet that a child has accepted them.
+        self._begun: set[str] = set()
         #: Called when a child has accepted a message: what it says is to be read soon.
         self.on_accepted: Callable[[], None] | None = None
         self._rest = b""
@@ -59,26 +58,24 @@ class EarlyAcks:
             self._main = os.getpid()
 
     def expect(self, nonce: str, message: Acknowledgeable) -> None:
-        """Note in the main process that `message` is to be acked when the run of its delivery `nonce` begins."""
-        self._messages[nonce] = message
+        """Have `message` acked when the run of its delivery `nonce` begins, in this very process."""
+        self._accepted[nonce] = message
 
-    def accepted(self, nonce: str) -> None:
-        """A child has accepted the message of the delivery `nonce`.
+    def accepted(self, nonce: str, message: Acknowledgeable) -> None:
+        """A child has accepted `message`: it is acked when the run of its delivery `nonce` begins.
 
         The messages of the runs before it are acked now. So it is no begin of a run that wakes the main process, and
         while that waits for the broker, the child asks for its key.
         """
         if self._accepted:
             self.read()
-        message = self._messages.get(nonce)
-        if message is not None:  # else its run has begun already
-            self._accepted[nonce] = message
-            if self.on_accepted is not None:
-                self.on_accepted()
-
-    def has_more_to_come(self) -> bool:
-        """Whether a child is to accept one more message, at which what children have said is read."""
-        return len(self._messages) > len(self._accepted)
+        if nonce in self._begun:
+            self._begun.remove(nonce)
+            message.acknowledge()
+            return
+        self._accepted[nonce] = message
+        if self.on_accepted is not None:
+            self.on_accepted()
 
     @property
     def has_accepted(self) -> bool:
@@ -88,7 +85,7 @@ class EarlyAcks:
     def forget(self, nonce: str) -> None:
         """The run of the delivery `nonce` has not ended by success, and what it has said is read."""
         self._accepted.pop(nonce, None)
-        self._messages.pop(nonce, None)
+        self._begun.discard(nonce)
 
     def begins(self, nonce: str) -> None:
         """Tell the main process that the run of the delivery `nonce` begins. Called where the run is."""
@@ -115,9 +112,10 @@ class EarlyAcks:
             self._ack(nonces[start : start + _LENGTH].decode("ascii", "replace"))
 
     def _ack(self, nonce: str) -> None:
-        message = self._messages.pop(nonce, None)
-        self._accepted.pop(nonce, None)
-        if message is not None:
+        message = self._accepted.pop(nonce, None)
+        if message is None:
+            self._begun.add(nonce)
+        else:
             message.acknowledge()
 
 

@@ -120,7 +120,8 @@ class JoiningExecution(WorkerExecution):
         self._server.keeper.remove(lock)
         with suppress(LockUnavailable):  # the lock then ends with its lease
             lock.store.release(lock.key, lock.token, exactly=True)
-        self.lock = self._unanswered = None  # only after the release: a time limit may strike before, and then postrun calls `end`
+        # Only after the release: a time limit may strike before it, and then postrun calls `end` once more.
+        self.lock = self._unanswered = None
         lock.token = self._mint()  # the release may arrive late, and must not release what a later acquire is granted
         if signals.lock_released.receivers:
             signals.lock_released.send(sender=self.task, lock=lock)

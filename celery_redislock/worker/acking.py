@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery import bootsteps
+from celery.worker import state
 
 from celery_redislock.message.early_acks import EARLY_ACKS
 
@@ -54,7 +55,7 @@ class AckWhatHasBegun(bootsteps.StartStopStep):
 
     def _accepted(self) -> None:
         """Called when a child has accepted a message: listen to it, at once if nothing else has it read soon."""
-        if not EARLY_ACKS.has_more_to_come():
+        if not has_more_to_come():
             self._listen()
         elif not self._is_timed:
             self._is_timed = True
@@ -79,3 +80,8 @@ class AckWhatHasBegun(bootsteps.StartStopStep):
         EARLY_ACKS.read()
         if EARLY_ACKS.has_accepted:  # by another child, which still asks for its key
             self._listen()
+
+
+def has_more_to_come() -> bool:
+    """Whether a child is to accept one more message besides this one, at which what children have said is read."""
+    return len(state.reserved_requests) > len(state.active_requests) + 1

@@ -47,6 +47,8 @@ class LockedRequest(Request):
 
     #: Whether Celery acks the message in `on_accepted`, which is too early for a message that may have to wait.
     _is_held_back = False
+    #: What the child is told about this delivery of the message.
+    delivery: Delivery
     #: The lock of the task; None where locks are switched off.
     _plan: LockPlan | None = None
 
@@ -60,11 +62,6 @@ class LockedRequest(Request):
         self._arrival = self.received_at, serializer, hidden
         self.prepare_run(None)
 
-    @property
-    def delivery(self) -> Delivery:
-        """What the child is told about this delivery of the message."""
-        return Delivery._make(self.request_dict[DELIVERY])
-
     def prepare_run(self, call: bytes | None) -> None:
         """Prepare an execution of the message, with a nonce of its own: its first, or one at the message's turn.
 
@@ -75,16 +72,14 @@ class LockedRequest(Request):
         if plan is not None and not plan.enabled:
             plan = None
         self._plan = plan
-        delivery = Delivery(
+        self.delivery = Delivery(
             mint_nonce(),
             *self._arrival,
             may_wait=plan is not None and room is not None and room.may_keep(self, plan),
             call=call,
             acks_at_begin=plan is not None and not task.acks_late and EARLY_ACKS.reader is not None,
         )
-        self.request_dict[DELIVERY] = tuple(delivery)
-        if delivery.acks_at_begin:
-            EARLY_ACKS.expect(delivery.nonce, self)
+        self.request_dict[DELIVERY] = tuple(self.delivery)
 
     def on_accepted(self, pid: Any, time_accepted: float) -> None:
         """Remember what the child `pid` runs now.
@@ -92,11 +87,14 @@ class LockedRequest(Request):
         A pool of threads runs the message in this very process, and a pool of greenlets gives the id of the current
         thread or greenlet for `pid`: neither has a child that could die.
         """
-        run = None if pid in {os.getpid(), threading.get_ident()} else self.run
+        is_child = pid not in {os.getpid(), threading.get_ident()}
+        run = self.run if is_child else None
         if run is not None:
             CHILDREN.accepted(pid, run)
-            EARLY_ACKS.accepted(run.nonce)  # it may ack this very message
-        self._is_held_back = self.delivery.acks_at_begin
+        if self.delivery.acks_at_begin:
+            hear = EARLY_ACKS.accepted if is_child else EARLY_ACKS.expect
+            hear(self.delivery.nonce, self)  # it may ack this very message
+            self._is_held_back = True
         try:
             super().on_accepted(pid, time_accepted)
         finally:

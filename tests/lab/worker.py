@@ -12,7 +12,6 @@ from billiard.pool import Pool, TimeoutHandler
 from celery.signals import worker_process_init, worker_ready
 
 from celery_redislock import LockInfo
-from celery_redislock.message.early_acks import EARLY_ACKS
 from celery_redislock.server.held import HeldLock
 from celery_redislock.signals import lock_conflict, lock_lost
 from celery_redislock.worker import acking, reminder
@@ -68,7 +67,7 @@ def _announce(sender: Any, **_: object) -> None:
 
 if config.settings.get("lab_slow_acks"):  # what children say is heard late: the results come first, as they may
     acking.HEARD_AFTER = 0.2
-    EARLY_ACKS.has_more_to_come = lambda: True  # type: ignore[method-assign]
+    acking.has_more_to_come = lambda: True
 
 
 @worker_ready.connect
