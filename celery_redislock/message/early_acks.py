@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-#: The length of a nonce, in bytes. So few bytes are written to a pipe at once or not at all.
+#: The length of a nonce, in bytes. So few bytes are written to a pipe at once or not at all: what is read is whole.
 _LENGTH = 22
 #: How many bytes are read at once: those of a hundred runs.
 _CHUNK = 100 * _LENGTH
@@ -45,7 +45,6 @@ class EarlyAcks:
         self._begun: set[str] = set()
         #: Called when a child has accepted a message: what it says is to be read soon.
         self.on_accepted: Callable[[], None] | None = None
-        self._rest = b""
         self._reading = threading.RLock()
 
     def open(self) -> None:
@@ -67,13 +66,14 @@ class EarlyAcks:
         The messages of the runs before it are acked now. So it is no begin of a run that wakes the main process, and
         while that waits for the broker, the child asks for its key.
         """
-        if self._accepted:
-            self.read()
-        if nonce in self._begun:
-            self._begun.remove(nonce)
-            message.acknowledge()
-            return
-        self._accepted[nonce] = message
+        with self._reading:  # or another thread reads the begin of this very run just before the message is noted
+            if self._accepted:
+                self.read()
+            if nonce in self._begun:
+                self._begun.remove(nonce)
+                message.acknowledge()
+                return
+            self._accepted[nonce] = message
         if self.on_accepted is not None:
             self.on_accepted()
 
@@ -103,13 +103,11 @@ class EarlyAcks:
 
     def _read(self, pipe: io.FileIO) -> None:
         while chunk := pipe.read(_CHUNK):
-            self._rest += chunk
+            nonces = chunk.decode()
+            for start in range(0, len(nonces), _LENGTH):
+                self._ack(nonces[start : start + _LENGTH])
             if len(chunk) < _CHUNK:
-                break
-        whole = len(self._rest) - len(self._rest) % _LENGTH
-        nonces, self._rest = self._rest[:whole], self._rest[whole:]
-        for start in range(0, whole, _LENGTH):
-            self._ack(nonces[start : start + _LENGTH].decode("ascii", "replace"))
+                return
 
     def _ack(self, nonce: str) -> None:
         message = self._accepted.pop(nonce, None)

@@ -1,0 +1,97 @@
+"""What the worker's main process hears of the runs that begin in its children, through a real pipe."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from celery_redislock.message.early_acks import EarlyAcks
+from celery_redislock.server.tokens import mint_nonce
+
+
+class Message:
+    """What is acked; it counts how often."""
+
+    def __init__(self) -> None:
+        self.acks = 0
+
+    def acknowledge(self) -> None:
+        self.acks += 1
+
+
+@pytest.fixture
+def acks() -> Iterator[EarlyAcks]:
+    """Those of a main process."""
+    acks = EarlyAcks()
+    acks.open()
+    yield acks
+    assert acks.reader is not None
+    os.close(acks.reader)
+    os.close(acks._writer)
+
+
+def begins_in_a_child(acks: EarlyAcks, nonce: str) -> None:
+    if not (pid := os.fork()):
+        try:
+            acks.begins(nonce)
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def test_a_message_is_acked_once_whichever_is_heard_first_its_acceptance_or_its_begin(acks: EarlyAcks) -> None:
+    accepted_first, begun_first = Message(), Message()
+    one, other = mint_nonce(), mint_nonce()
+
+    acks.accepted(one, accepted_first)
+    acks.read()
+    assert accepted_first.acks == 0
+    begins_in_a_child(acks, one)
+    acks.read()
+
+    begins_in_a_child(acks, other)
+    acks.read()
+    acks.accepted(other, begun_first)
+    acks.read()
+
+    assert (accepted_first.acks, begun_first.acks) == (1, 1)
+    assert not acks.has_accepted
+
+
+def test_many_begins_are_heard_at_once(acks: EarlyAcks) -> None:
+    messages = {mint_nonce(): Message() for _ in range(250)}
+    for nonce, message in messages.items():
+        acks.accepted(nonce, message)
+        begins_in_a_child(acks, nonce)
+    acks.read()
+    assert {message.acks for message in messages.values()} == {1}
+
+
+def test_a_begin_that_another_thread_reads_amid_the_acceptance_acks_the_message(acks: EarlyAcks) -> None:
+    reading = threading.Thread(target=acks.read)
+
+    class AcceptedMeanwhile(dict[str, Message]):
+        """Lets the other thread read just before the message is noted."""
+
+        def __setitem__(self, nonce: str, message: Message) -> None:
+            reading.start()
+            reading.join(0.5)  # it cannot end where the acceptance keeps it out, as it must
+            super().__setitem__(nonce, message)
+
+    message, nonce = Message(), mint_nonce()
+    acks._accepted = AcceptedMeanwhile()  # type: ignore[assignment]
+    begins_in_a_child(acks, nonce)
+    acks.accepted(nonce, message)
+    reading.join()
+    assert message.acks == 1
+
+
+def test_what_has_failed_is_not_kept(acks: EarlyAcks) -> None:
+    message, nonce = Message(), mint_nonce()
+    acks.accepted(nonce, message)
+    acks.forget(nonce)
+    assert not acks.has_accepted
+    assert message.acks == 0
