@@ -58,15 +58,20 @@ class Connection:
     def ask(self, command: Command, *, asking: bool = False) -> Any:
         """The answer to `command`, in one round trip; in two where the server does not know the script yet.
 
-        With `asking`, the server is a Cluster's node to which another has sent us with ASK.
+        With `asking`, the server is a Cluster's node to which another has sent us with ASK; no answer is late there.
         """
-        self._send("EVALSHA", command.script.sha, command, asking)
-        self.read_late()
+        if asking:
+            self._ask_to_follow()
+        self._send("EVALSHA", command.script.sha, command)
+        if self.late is not None:
+            self.read_late()
         try:
-            return self._answer(asking)
+            return self._raw.read_response()
         except NoScriptError:  # a server that is new or has restarted
-            self._send("EVAL", command.script.text, command, asking)
-            return self._answer(asking)
+            if asking:
+                self._ask_to_follow()
+            self._send("EVAL", command.script.text, command)
+            return self._raw.read_response()
 
     def send_late(self, late: Late) -> None:
         """Send a command, whose answer is read later."""
@@ -113,15 +118,13 @@ class Connection:
         else:
             self._client.close()
 
-    def _answer(self, asking: bool) -> Any:
-        if asking:
-            self._raw.read_response()
-        return self._raw.read_response()
+    def _ask_to_follow(self) -> None:
+        """Have a Cluster's node answer the next command although the slot is still on its way to it."""
+        self._raw.send_command("ASKING")
+        self._raw.read_response()
 
-    def _send(self, how: str, script: str, command: Command, asking: bool = False) -> None:
+    def _send(self, how: str, script: str, command: Command) -> None:
         keys, values = command.keys, command.values
-        if asking:
-            self._raw.send_command("ASKING", check_health=self.late is None)
         words = (how, script, str(len(keys)), *keys, *values)
         packed = self._raw.pack_command(*words) if _pack is None else [_pack(words)]
         # A check of the connection's health would take the answer that has not been read for its own.

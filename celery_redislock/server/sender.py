@@ -127,13 +127,9 @@ class Sender:
     def _send(self, command: Command) -> Any:
         """The reply to `command`, which is sent once."""
         reply = self.ask(command)
-        self._answered(command)
-        return reply
-
-    def _answered(self, command: Command) -> None:
-        outage = self.outage_of(command.keys[0])
-        if outage.since is not None:
+        if (outage := self.outage_of(command.keys[0])).since is not None:
             outage.answered(command.script)
+        return reply
 
     def ask(self, command: Command) -> Any:
         """The reply to `command` of the server that has its keys. A Cluster has many."""
