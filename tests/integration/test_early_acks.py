@@ -23,14 +23,14 @@ class Message:
 
 
 @pytest.fixture
-def acks() -> Iterator[EarlyAcks]:
+def acks(monkeypatch: pytest.MonkeyPatch) -> Iterator[EarlyAcks]:
     """Those of a main process."""
-    acks = EarlyAcks()
+    ends, acks = os.pipe(), EarlyAcks()
+    monkeypatch.setattr(os, "pipe", lambda: ends)
     acks.open()
     yield acks
-    assert acks.reader is not None
-    os.close(acks.reader)
-    os.close(acks._writer)
+    for end in ends:
+        os.close(end)
 
 
 def begins_in_a_child(acks: EarlyAcks, nonce: str) -> None:
@@ -73,16 +73,19 @@ def test_many_begins_are_heard_at_once(acks: EarlyAcks) -> None:
 def test_a_begin_that_another_thread_reads_amid_the_acceptance_acks_the_message(acks: EarlyAcks) -> None:
     reading = threading.Thread(target=acks.read)
 
-    class AcceptedMeanwhile(dict[str, Message]):
-        """Lets the other thread read just before the message is noted."""
+    class Nonce(str):
+        """Lets the other thread read once the acceptance has found no begin, just before the message is noted."""
 
-        def __setitem__(self, nonce: str, message: Message) -> None:
-            reading.start()
-            reading.join(0.5)  # it cannot end where the acceptance keeps it out, as it must
-            super().__setitem__(nonce, message)
+        looks = 0
 
-    message, nonce = Message(), mint_nonce()
-    acks._accepted = AcceptedMeanwhile()  # type: ignore[assignment]
+        def __hash__(self) -> int:
+            self.looks += 1
+            if self.looks == 2:
+                reading.start()
+                reading.join(0.5)  # it cannot end where the acceptance keeps it out, as it must
+            return super().__hash__()
+
+    message, nonce = Message(), Nonce(mint_nonce())
     begins_in_a_child(acks, nonce)
     acks.accepted(nonce, message)
     reading.join()
