@@ -118,16 +118,16 @@ class Publication:
     def _take(self, key: str) -> LockedResult:
         """Reserve the key for the message, or in scope ``queue`` the place in the queue, and send it."""
         self._options = {**self._options, "task_id": self._options.get("task_id") or uuid()}
-        claim, waiting = tokens.mint_nonce(), keys_of(key).queued
+        token, waiting = self._token(tokens.mint_nonce(), socket.gethostname()), keys_of(key).queued
         place = waiting if self._plan.options.scope == "queue" else key
         try:
-            answer = self._ask(place, claim)
+            answer = self._ask(place, token)
             decision = self._decide(answer, key)
             if decision is Publishing.OUTLIVE and isinstance(answer, Conflict) and running_loop() is None:
-                answer = self._ask_again(place, claim, answer.holder.nonce)
+                answer = self._ask_again(place, token, answer.holder.nonce)
                 decision = self._decide(answer, key)
             if decision is Publishing.OUTLIVE:
-                place, answer = waiting, self._ask(waiting, claim)  # it runs after the holder, as in scope `queue`
+                place, answer = waiting, self._ask(waiting, token)  # it runs after the holder, as in scope `queue`
                 decision = self._decide(answer, key)
         except LockUnavailable as error:
             signals.lock_unavailable.send(sender=self._task, key=key, error=error)
@@ -135,13 +135,12 @@ class Publication:
                 raise
             return self.send()  # the run asks Redis again, and ends as the options say
         if isinstance(answer, Granted):
-            return self._send_reserved(claim, key, place)
+            return self._send_reserved(token, key, place)
         if decision is Publishing.ANSWER and isinstance(answer, Conflict):
             return self._answer_with(answer.info(key))
         return self.send()  # the run meets its policy when it starts
 
-    def _ask(self, place: str, claim: str) -> Granted | Conflict | Finished:
-        token = self._token(claim, socket.gethostname())
+    def _ask(self, place: str, token: Token) -> Granted | Conflict | Finished:
         return server_of(self._plan.app).store.acquire(place, token, self._plan.options.lease)
 
     def _decide(self, answer: Granted | Conflict | Finished, key: str) -> Publishing:
@@ -160,33 +159,33 @@ class Publication:
             causes |= {parent.request.id, parent.request.root_id}
         return frozenset(tokens.known_as(str(one)) for one in causes if one)
 
-    def _ask_again(self, place: str, claim: str, ended: str) -> Granted | Conflict | Finished:
+    def _ask_again(self, place: str, token: Token, ended: str) -> Granted | Conflict | Finished:
         """Ask until the run with the nonce `ended` has released its key, for `MOMENT` seconds at most."""
         end, pause = time.monotonic() + MOMENT, 0.002
         while True:
             time.sleep(pause)
             pause = min(2 * pause, 0.05)
-            answer = self._ask(place, claim)
+            answer = self._ask(place, token)
             if not isinstance(answer, Conflict) or answer.holder.nonce != ended or time.monotonic() >= end:
                 return answer
 
-    def _send_reserved(self, claim: str, key: str, place: str) -> LockedResult:
-        """Send the message for which `place` is reserved: the key, or the place in the queue."""
-        server, reservation = server_of(self._plan.app), tokens.known_by(claim, tokens.RESERVED)
-        self._header = self._header._replace(claim=claim, key=key)
+    def _send_reserved(self, token: Token, key: str, place: str) -> LockedResult:
+        """Send the message for which `token` reserves `place`: the key, or the place in the queue."""
+        server = server_of(self._plan.app)
+        self._header = self._header._replace(claim=token.nonce, key=key)
         ttl = self._reservation_ttl()
         try:
             result = self.send()
         except BaseException:
-            server.store.undo(place, reservation)
+            server.store.undo(place, token)
             raise
         # Until now the reservation lives for one lease only, for the publisher may die before it has sent the message.
         # If the message has started meanwhile, its run holds the key under a nonce of its own, and this does nothing.
         try:
             server.send_late(
-                commands.lengthen(place, reservation, ttl),
+                commands.lengthen(place, token, ttl),
                 lambda _: None,
-                lambda: server.keeper.later(lambda store: store.lengthen(place, reservation, ttl)),
+                lambda: server.keeper.later(lambda store: store.lengthen(place, token, ttl)),
             )
         except LockUnavailable as error:
             task, task_id, lease = self._task.name, self._options["task_id"], self._plan.options.lease
