@@ -82,6 +82,10 @@ class EarlyAcks:
         """Whether a child has accepted a message and has not said yet that its run begins."""
         return bool(self._accepted)
 
+    def has_begun(self, nonce: str) -> bool:
+        """Whether the run of the delivery `nonce` has begun, and it is not known yet that a child has accepted it."""
+        return nonce in self._begun
+
     def forget(self, nonce: str) -> None:
         """The run of the delivery `nonce` has not ended by success, and what it has said is read."""
         self._accepted.pop(nonce, None)

@@ -9,6 +9,8 @@ from celery.worker import state
 
 from celery_redislock.message.early_acks import EARLY_ACKS
 
+from .request import LockedRequest
+
 #: Where a worker has no event loop, seconds between two looks which runs have begun.
 READ_EVERY = 0.1
 #: Where it has one, what a child says is read when a child accepts the next message, or after so many seconds.
@@ -43,7 +45,7 @@ class AckWhatHasBegun(bootsteps.StartStopStep):
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None
-        EARLY_ACKS.read()
+        ack_what_has_begun()
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         """Called by Celery whenever the event loop starts, where there is one."""
@@ -80,6 +82,17 @@ class AckWhatHasBegun(bootsteps.StartStopStep):
         EARLY_ACKS.read()
         if EARLY_ACKS.has_accepted:  # by another child, which still asks for its key
             self._listen()
+
+
+def ack_what_has_begun() -> None:
+    """Ack the early-acked messages whose runs have begun, also those of which no child's acceptance was heard.
+
+    In a cold or soft shutdown the event loop will not do it.
+    """
+    EARLY_ACKS.read()
+    for request in tuple(state.requests.values()):
+        if isinstance(request, LockedRequest) and EARLY_ACKS.has_begun(request.delivery.nonce):
+            request.acknowledge()
 
 
 def has_more_to_come() -> bool:

@@ -12,6 +12,7 @@ from celery_redislock.options import ATTRIBUTES
 from celery_redislock.task.locked_task import LockedTask
 
 from . import broker_advice, cut_short, inspect
+from .acking import ack_what_has_begun
 from .trial import try_lock_server
 
 logger = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ def connect() -> None:
     """Have Celery call the functions of this module when a worker starts in this process."""
     worker_init.connect(warn_of_unlocked_tasks, weak=False)
     worker_init.connect(prepare, weak=False)
-    worker_shutting_down.connect(ack_what_has_begun, weak=False)
+    worker_shutting_down.connect(lambda **_: ack_what_has_begun(), weak=False)
     inspect.connect()
     celeryd_after_setup.connect(try_servers, weak=False)
 
@@ -48,11 +49,6 @@ def prepare(sender: Any = None, **_: Any) -> None:
     steps.update({f"{__package__}.{step}" for step in CONSUMER_STEPS})
     EARLY_ACKS.open()
     cut_short.connect()
-
-
-def ack_what_has_begun(**_: Any) -> None:
-    """Ack the early-acked messages whose runs have begun: in a cold or soft shutdown the event loop will not do it."""
-    EARLY_ACKS.read()
 
 
 def try_servers(instance: Any = None, **_: Any) -> None:

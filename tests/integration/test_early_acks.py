@@ -7,9 +7,13 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from celery.worker import state
+from celery.worker.request import Request
 
-from celery_redislock.message.early_acks import EarlyAcks
+from celery_redislock.message.early_acks import EARLY_ACKS, EarlyAcks
 from celery_redislock.server.tokens import mint_nonce
+from celery_redislock.worker.acking import ack_what_has_begun
+from celery_redislock.worker.request import locked_request
 
 
 class Message:
@@ -98,3 +102,27 @@ def test_what_has_failed_is_not_kept(acks: EarlyAcks) -> None:
     acks.forget(nonce)
     assert not acks.has_accepted
     assert message.acks == 0
+
+
+def test_a_worker_that_shuts_down_acks_a_run_that_has_begun_also_where_it_has_not_heard_the_acceptance(
+    app, config, tasks
+):
+    """Its event loop will hear nothing more, and the broker would deliver the message again."""
+    EARLY_ACKS.open()
+    tasks.counted.delay("a key", "begun")
+    tasks.counted.delay("a key", "queued")
+    acks = []
+    with app.connection_for_read() as connection, connection.channel() as channel:
+        requests = []
+        for message in (app.amqp.queues[config.queue](channel).get() for _ in range(2)):
+            request = locked_request("lab.counted", Request)(
+                message, on_ack=lambda *_: acks.append(_), app=app, task=tasks.counted, headers=message.headers
+            )
+            assert request.delivery.acks_at_begin
+            state.task_reserved(request)
+            requests.append(request)
+        begins_in_a_child(EARLY_ACKS, requests[0].delivery.nonce)
+        ack_what_has_begun()
+        assert [request.acknowledged for request in requests] == [True, False]
+        for request in requests:
+            state.task_ready(request)
