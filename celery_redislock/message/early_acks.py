@@ -86,8 +86,11 @@ class EarlyAcks:
         """Whether the run of the delivery `nonce` has begun, and it is not known yet that a child has accepted it."""
         return nonce in self._begun
 
-    def forget(self, nonce: str) -> None:
-        """The run of the delivery `nonce` has not ended by success, and what it has said is read."""
+    def failed(self, nonce: str, message: Acknowledgeable) -> None:
+        """The run of `message` and its delivery `nonce` has ended, and not by success: ack it now if it has begun."""
+        self.read()
+        if nonce in self._begun:
+            message.acknowledge()
         self._accepted.pop(nonce, None)
         self._begun.discard(nonce)
 

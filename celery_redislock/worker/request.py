@@ -157,8 +157,7 @@ class LockedRequest(Request):
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
-        EARLY_ACKS.read()  # the run may have begun and ended meanwhile
-        EARLY_ACKS.forget(self.delivery.nonce)
+        EARLY_ACKS.failed(self.delivery.nonce, self)  # the run may have begun and ended meanwhile
         CONFLICTS.ended_by(error)
         room = waiting_room_of(self.app)
         if room is not None and isinstance(error, CameBack | Skipped):

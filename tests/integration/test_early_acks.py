@@ -96,12 +96,16 @@ def test_a_begin_that_another_thread_reads_amid_the_acceptance_acks_the_message(
     assert message.acks == 1
 
 
-def test_what_has_failed_is_not_kept(acks: EarlyAcks) -> None:
-    message, nonce = Message(), mint_nonce()
-    acks.accepted(nonce, message)
-    acks.forget(nonce)
+def test_what_has_failed_is_not_kept_and_is_acked_only_if_it_had_begun(acks: EarlyAcks) -> None:
+    refused, unheard = Message(), Message()
+    one, other = mint_nonce(), mint_nonce()
+    acks.accepted(one, refused)
+    begins_in_a_child(acks, other)
+    acks.failed(one, refused)
+    acks.failed(other, unheard)  # its child has died before the acceptance was heard
+    assert (refused.acks, unheard.acks) == (0, 1)
     assert not acks.has_accepted
-    assert message.acks == 0
+    assert not acks.has_begun(other)
 
 
 def test_a_worker_that_shuts_down_acks_a_run_that_has_begun_also_where_it_has_not_heard_the_acceptance(
