@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 from uuid import uuid4
@@ -14,6 +15,7 @@ from celery.utils.imports import symbol_by_name
 from kombu.message import Message
 
 from celery_redislock import LockedTask
+from celery_redislock.app import server_of
 from celery_redislock.message.delivery import DELIVERY, Delivery
 from celery_redislock.server import tokens
 from celery_redislock.server.connect import connect
@@ -42,15 +44,15 @@ ARGUMENTS = (42, "a plain argument")
 def main(findings: Findings) -> None:
     findings.chapter("A task: what LockedTask adds to an empty one")
     report = Report(findings, "task: what LockedTask adds to a traced empty task")
-    with valkey() as url:
-        cases = _cases(url)
+    with valkey() as url, _app(url) as app:
+        cases = _cases(app, url)
         for placement in placements(url):
             report.section(placement)
             results = interleave(cases)
             _add_rows(report, results, None if placement == ONE_CPU else BOUND)
-        with delayed(url, FAR) as far:
+        with delayed(url, FAR) as far, _app(far) as far_app:
             report.section("1 ms round trip")
-            _add_rows(report, interleave(_cases(far), FAR_ROUNDS), BOUND_FAR)
+            _add_rows(report, interleave(_cases(far_app, far), FAR_ROUNDS), BOUND_FAR)
     report.show()
     findings.say(
         "On one CPU the system runs the server as soon as a command is written, whether anybody waits for its answer "
@@ -67,9 +69,15 @@ def main(findings: Findings) -> None:
     findings.bars("task", "The time of an empty task with and without LockedTask", times, "µs, with a CPU each")
 
 
-def _cases(url: str) -> dict[str, Case]:
+@contextmanager
+def _app(url: str) -> Iterator[Celery]:
+    """An app whose last run's release is answered before its server ends."""
     app = Celery("task", broker=url, set_as_current=False)
+    yield app
+    server_of(app).store.look("any key")  # reads what is not read yet
 
+
+def _cases(app: Celery, url: str) -> dict[str, Case]:
     @app.task(ignore_result=True, shared=False)
     def plain() -> None: ...
 
