@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from celery import Task
     from celery.app.task import Context
 
-#: The name of the request's attribute, and of the entry in the request's dict, that holds what `Delivery.told` reads.
+#: The name of the request's attribute, and of the entry in the request's dict, that holds the `Delivery`, as a tuple.
 DELIVERY = "redislock_delivery"
 
 
@@ -40,8 +40,9 @@ class Delivery(NamedTuple):
     """The message is acked early, and `message.early_acks` has to hear when its run begins."""
 
     @classmethod
-    def told(cls, told: Any) -> Delivery | None:
-        """What the main process has told by the attribute `DELIVERY`; None where it has told nothing."""
+    def of(cls, request: Context) -> Delivery | None:
+        """What the main process tells of the message of `request`; None where there is no main process."""
+        told = getattr(request, DELIVERY, None)
         return cls._make(told) if isinstance(told, tuple) else None
 
 

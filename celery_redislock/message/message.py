@@ -17,7 +17,7 @@ from celery_redislock.shown import fields, run_named
 
 from .broker import Broker, was_delivered_before
 from .comeback import publish_again
-from .delivery import DELIVERY, Delivery
+from .delivery import Delivery
 from .facts import Delivered, Facts
 from .header import HEADER, NO_HEADER, Header
 
@@ -67,8 +67,7 @@ class Message:
         self.attempt = Attempt(
             str(request.id), request.retries or 0, request.replaced_task_nesting or 0, self.header.publish
         )
-        delivery = Delivery.told(getattr(request, DELIVERY, None))
-        self.delivery = delivery or Delivery(tokens.mint_nonce(), time.monotonic())
+        self.delivery = Delivery.of(request) or Delivery(tokens.mint_nonce(), time.monotonic())
 
     @property
     def name(self) -> str:

@@ -111,8 +111,7 @@ class ClusterStore(LockStore):
     def _renew(self, locks: Sequence[Lease]) -> list[bool | RedisError]:
         command = commands.renew(locks)
         renewed = self._follow(command, 0.0)
-        if (outage := self.outage_of(command.keys[0])).since is not None:
-            outage.answered(command.script)
+        self.outage_of(command.keys[0]).answered(command.script)
         return [bool(one) for one in renewed]
 
     def ask(self, command: Command) -> Any:

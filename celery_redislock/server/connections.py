@@ -63,8 +63,7 @@ class Connection:
         if asking:
             self._ask_to_follow()
         self._send("EVALSHA", command.script.sha, command)
-        if self.late is not None:
-            self.read_late()
+        self.read_late()
         try:
             return self._raw.read_response()
         except NoScriptError:  # a server that is new or has restarted

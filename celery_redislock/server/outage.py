@@ -81,11 +81,13 @@ class Outage:
             self.look_at = time.monotonic() + max(pause, SHORTEST_PAUSE)
 
     def answered(self, script: Script) -> None:
-        """Note that a command was answered.
+        """Note that a command was answered. Where there is no outage, nothing happens.
 
         The outage ends with an answer to an acquire, or to the script whose failure began it: a server that refuses to
         write still answers the scripts that only read.
         """
+        if self.since is None:
+            return
         with self._changing:
             self.unreachable = None
             is_over = script in {self._failing, ACQUIRE}

@@ -127,8 +127,7 @@ class Sender:
     def _send(self, command: Command) -> Any:
         """The reply to `command`, which is sent once."""
         reply = self.ask(command)
-        if (outage := self.outage_of(command.keys[0])).since is not None:
-            outage.answered(command.script)
+        self.outage_of(command.keys[0]).answered(command.script)
         return reply
 
     def ask(self, command: Command) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery.exceptions import Ignore, Reject
 
-from celery_redislock.message.delivery import DELIVERY, Delivery
+from celery_redislock.message.delivery import Delivery
 from celery_redislock.message.early_acks import EARLY_ACKS
 
 from .eager import EagerExecution
@@ -45,7 +45,7 @@ def begin(
     """
     try:
         if not plan.enabled:
-            _has_begun(Delivery.told(getattr(request, DELIVERY, None)))
+            _has_begun(Delivery.of(request))
             return False
         execution = _execution_type(plan, request)(task, plan, request)
         attach(request, execution)

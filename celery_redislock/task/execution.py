@@ -57,7 +57,6 @@ class Execution:
         abort: Ends the body when the lock is lost; None where the body may go on.
         joined: The outcome of another task, with which the run ends instead of running its body; None where there is
             none.
-        is_over: Whether `end` has done all that there is to do.
     """
 
     def __init__(self, task: Task[..., Any], plan: LockPlan, request: Context) -> None:
@@ -83,7 +82,6 @@ class Execution:
         #: What the key holds after the release, and for how many seconds, where the next attempt is to take it over.
         self._handed_over: tuple[Token, float] | None = None
         self._release_was_sent = False
-        self.is_over = False
         #: What the key holds until this run acquires it, where the message was called: it has its turn in line.
         self._call = self.message.delivery.call
 
@@ -126,7 +124,6 @@ class Execution:
             self._pass_on(self._call)
         if self._claim is not None and not self.message.was_sent_back:
             self._give_up_reservation()
-        self.is_over = True
 
     def leave_no_retry(self) -> None:
         """Have nobody wait for the task's next attempt: this run leaves no outcome. An eager run shows no state."""

@@ -38,8 +38,7 @@ def release(sender: Any = None, state: str | None = None, retval: Any = None, **
     if execution is not None:
         # Celery reports SUCCESS also for a run that a shutdown's SystemExit or a hook's Reject has cut short. Its
         # result may not be stored, nor the next step of its chain sent, so the attempt must not count as over.
-        if not execution.is_over:
-            execution.end(state if sys.exception() is None else None)
+        execution.end(state if sys.exception() is None else None)
         # The execution and the request refer to each other: together they would keep the arguments in memory.
         delattr(execution.request, EXECUTION)
     elif not is_requeued(sender, retval):

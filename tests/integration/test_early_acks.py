@@ -120,7 +120,7 @@ def test_a_worker_that_shuts_down_acks_a_run_that_has_begun_also_where_it_has_no
         requests = []
         for message in (app.amqp.queues[config.queue](channel).get() for _ in range(2)):
             request = locked_request("lab.counted", Request)(
-                message, on_ack=lambda *_: acks.append(_), app=app, task=tasks.counted, headers=message.headers
+                message, on_ack=lambda *given: acks.append(given), app=app, task=tasks.counted, headers=message.headers
             )
             assert request.delivery.acks_at_begin
             state.task_reserved(request)
@@ -128,5 +128,6 @@ def test_a_worker_that_shuts_down_acks_a_run_that_has_begun_also_where_it_has_no
         begins_in_a_child(EARLY_ACKS, requests[0].delivery.nonce)
         ack_what_has_begun()
         assert [request.acknowledged for request in requests] == [True, False]
+        assert len(acks) == 1
         for request in requests:
             state.task_ready(request)
