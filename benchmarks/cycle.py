@@ -19,11 +19,12 @@ from celery_redislock.server.tokens import Token
 from .bare import two_calls
 from .findings import Findings
 from .report import Report
-from .server import placements, valkey
+from .server import ONE_CPU, placements, valkey
 from .timing import Case, Rounds, interleave
 
-#: What a `Lock` with renewal may cost, two bare calls being 1.00.
-BOUND = 0.90
+#: What a `Lock` with renewal may cost, two bare calls being 1.00. With a CPU each, the store's two commands alone are
+#: 0.81: most of the time is that of waking the other CPU, which takes as long for bare calls.
+BOUND_ONE_CPU, BOUND = 0.90, 0.95
 LOCK = "Lock (task.lock_for), renewal on"
 LEASE = 30.0
 #: What starts a thread for each cycle is slow, and has fewer rounds in which all take part.
@@ -39,8 +40,9 @@ def main(findings: Findings) -> None:
             report.section(placement)
             results = interleave(cases, ROUNDS_OF_ALL) if findings.full else interleave(cases)
             baseline, *_ = results.values()
+            bound = BOUND_ONE_CPU if placement == ONE_CPU else BOUND
             for case, rounds in results.items():
-                report.add(case, rounds, baseline, BOUND if case == LOCK else None)
+                report.add(case, rounds, baseline, bound if case == LOCK else None)
     report.show()
     _plot(findings, results)
     findings.say(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from math import sqrt
+
 from rich.table import Table
 
 from .findings import Findings
 from .timing import Rounds, Summary
 
-#: If the quartiles of a ratio are farther apart than this share of it, something else kept the CPUs busy, and the run
+#: If the median of a ratio is uncertain by more than this share of it, something else kept the CPUs busy, and the run
 #: proves nothing.
-NOISE = 0.25
+NOISE = 0.03
 
 
 class Report:
@@ -42,7 +44,9 @@ class Report:
         verdict = ""
         if bound is not None:
             what = f"{self._title}: {case}, {self._section}"
-            verdict = self._findings.judge(what, round(ratio.median, 2), bound, noisy=is_noisy(ratio))
+            verdict = self._findings.judge(
+                what, round(ratio.median, 2), bound, noisy=is_noisy(ratio, len(rounds.seconds))
+            )
         self._table.add_row(
             case,
             f"{time.median:.1f}",
@@ -58,9 +62,10 @@ class Report:
         self._findings.show(self._table)
 
 
-def is_noisy(ratio: Summary) -> bool:
-    """Whether the rounds differ by so much that their median proves nothing."""
-    return ratio.upper - ratio.lower > NOISE * ratio.median
+def is_noisy(ratio: Summary, rounds: int) -> bool:
+    """Whether so many rounds differ by so much that their median proves nothing."""
+    standard_error = 0.93 * (ratio.upper - ratio.lower) / sqrt(rounds)  # of the median of a normal distribution
+    return standard_error > NOISE * ratio.median
 
 
 def _spread(summary: Summary, digits: int) -> str:

@@ -62,13 +62,11 @@ class Entry:
     def own_by_context(self) -> None:
         """Let the calling context own this entry, so that `entry_of_context` finds it there."""
         self._owner = _owner()
-        _entries.set((*_others(self), weakref.ref(self)))
+        _entries.set((*_not_ended(), weakref.ref(self)))
 
     def leave(self) -> bool:
         """Note that one `Lock` object has left; return whether it was the last."""
         self.count -= 1
-        if self.count == 0 and self._owner is not None:
-            _entries.set(_others(self))
         return self.count == 0
 
 
@@ -101,9 +99,9 @@ def check_fence(held: HeldLock, fence: bool) -> None:
         )
 
 
-def _others(entry: Entry) -> tuple[weakref.ref[Entry], ...]:
-    """The entries of this context, without `entry` and those that have ended."""
-    return tuple([one for one in _entries.get() if (other := one()) is not None and other is not entry])
+def _not_ended() -> tuple[weakref.ref[Entry], ...]:
+    """The entries of this context that have not ended: the others are forgotten with the next one."""
+    return tuple([one for one in _entries.get() if (entry := one()) is not None and entry.count > 0])
 
 
 def _owner() -> tuple[int, Any]:

@@ -56,7 +56,7 @@ class Header(NamedTuple):
     @classmethod
     def read(cls, header: Any) -> Self:
         """Read what arrived under `HEADER`. A field that cannot be right is ignored, and the others are still read."""
-        if not isinstance(header, Mapping):
+        if not isinstance(header, dict):
             return cls()
         read = cls(**{name: value for name, value in header.items() if name in _IS_SOUND and _IS_SOUND[name](value)})
         # The clock of the host that sent the message back may be ahead of this one's.
@@ -108,7 +108,7 @@ NO_HEADER = Header()
 
 def reservation_in(header: Any) -> Reservation | None:
     """The key that was reserved for the message in which `header` arrived under `HEADER`; None where none was."""
-    if not isinstance(header, Mapping) or "claim" not in header:  # so it is of most messages
+    if not isinstance(header, dict) or "claim" not in header:  # so it is of most messages
         return None
     return Header.read(header).reservation
 
