@@ -28,7 +28,7 @@ BOUNDS = [(RUN, RUN_ALONE, 1.15, 1.10), (JOB, JOB_ALONE, 1.20, 1.10), (QUEUE, JO
 #: And beside the other libraries, where the server is near and a millisecond away. A job costs more than theirs: its
 #: run asks for its key and waits for the answer, so that no copy of its message runs beside it, while theirs only
 #: delete their keys at the end. The commands of a job alone cost about as much as theirs do in all.
-BESIDE_OTHERS = {RUN: {0.0: 1.05, 0.001: 0.95}, JOB: {0.0: 1.2, 0.001: 1.1}}
+BESIDE_OTHERS = {RUN: {0.0: 1.05, 0.001: 0.95}, JOB: {0.0: 1.25, 0.001: 1.1}}
 #: The queue that the worker consumes until it is told to consume another: an empty one.
 IDLE = "idle"
 
@@ -48,11 +48,11 @@ class Setting(NamedTuple):
 
 
 #: Many short rounds: on a machine that others share, a CPU may be half as fast for some seconds.
-BRIEF = [Setting("prefork", 0.0, 25, 80), Setting("prefork", 0.001, 50, 6)]
+BRIEF = [Setting("prefork", 0.0, 25, 80), Setting("prefork", 0.001, 25, 12)]
 FULL = [
     *(Setting(pool, 0.0, 25, 240) for pool in ("prefork", "solo")),
-    *(Setting(pool, 0.001, 100, 12) for pool in ("prefork", "solo")),
-    *(Setting(pool, 0.005, 50, 8) for pool in ("prefork", "solo")),
+    *(Setting(pool, 0.001, 25, 36) for pool in ("prefork", "solo")),
+    *(Setting(pool, 0.005, 12, 24) for pool in ("prefork", "solo")),
 ]
 
 

@@ -132,11 +132,13 @@ class LockedTask(LockAttributes, BaseTask):
                 result.duplicate = False
             return result
 
-        if plan is None or not plan.enabled or app.conf.task_always_eager:
+        if plan is None or not plan.enabled:
             return send(options)
         publication = Publication(self, plan, options, send)
         if not plan.acts_at_publish:
             return publication.send()
+        if app.conf.task_always_eager:  # asked only here: Celery takes long to look a setting up
+            return send(options)
         try:
             key = self._key_of(plan, args or (), kwargs or {})
         except (TypeError, LockKeyError):
