@@ -124,7 +124,7 @@ class Findings:
         )
         compared = (
             "What is compared was measured in one run, in turns of milliseconds or seconds, so that what disturbs "
-            "one disturbs all. Compare the ratios; the times are those of one machine."
+            "one disturbs all. Compare the ratios; the times are those of one machine on one day."
         )
         missing = [f"This run was stopped before it had measured: {', '.join(left)}."] if left else []
         return ["# Benchmarks", written, compared, taken_on(), *missing, "## Bounds"]
