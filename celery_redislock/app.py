@@ -108,6 +108,21 @@ def _address_of(app: Celery) -> tuple[str, dict[str, Any], str]:
     return source.url, {**source.options, **resolve_settings(settings_of(app)).client_options}, source.setting
 
 
+def is_nobodys(app: Celery) -> bool:
+    """Whether Celery itself has made `app`, and nobody has set it up: no setting of it names a lock server.
+
+    Celery makes one where something asks for an app before the user's own is there, as gevent and eventlet do while
+    they patch the process. Every shared task is bound to it too, as soon as it is defined.
+    """
+    if app.main != "default" or app.set_as_current:  # type: ignore[attr-defined]
+        return False
+    try:
+        source_of(app.conf)
+    except LockConfigError:
+        return True
+    return False
+
+
 def command_time_of(app: Celery) -> float:
     """The longest that one command to the app's lock server may take, in seconds.
 

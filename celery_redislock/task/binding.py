@@ -54,7 +54,7 @@ def checked_plan(app: Celery, cls: TaskClass, name: str, body: Body) -> LockPlan
     plan = LockPlan(app, name, body.function, body.is_method, own)
     has_own_key = plan.options.args is not None or plan.options.key is not None
     warn_of_leftovers(cls, name, "" if has_own_key else " Its key is made of all its arguments.")
-    if plan.enabled and plan.options.on_conflict == "join":
+    if plan.server_is_checked and plan.options.on_conflict == "join":
         check_backend(app, name, name_of("on_conflict", own, settings_of(app)), bool(cls.ignore_result))
     if plan.options.on_conflict == "raise":
         expect_conflicts(cls)

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from celery_redislock.app import check_lease, command_time_of, is_enabled, keyprefix_of, settings_of
+from celery_redislock.app import check_lease, command_time_of, is_enabled, is_nobodys, keyprefix_of, settings_of
 from celery_redislock.errors import LockKeyError
 from celery_redislock.keys.maker import KeyMaker, place_of
 from celery_redislock.message.broker import Broker
@@ -53,16 +53,21 @@ class LockPlan:
         self._origins: dict[str | None, str] = {}
         self._name_of_lease = name_of("lease", own, app_wide)
         self._server_is_checked = False
-        if settings.enabled:
+        if settings.enabled and not is_nobodys(app):
             self._check_server()
+
+    @property
+    def server_is_checked(self) -> bool:
+        """Whether the lock server was found fit: not yet where locks are off, or where nobody has set the app up."""
+        return self._server_is_checked
 
     @property
     def enabled(self) -> bool:
         """Whether locks are switched on at this moment. Tests switch them off after their app was imported.
 
         Raises:
-            LockConfigError: `redislock_enabled` is neither True nor False; or locks are on for the first time, and the
-                lock server cannot be used.
+            LockConfigError: `redislock_enabled` is neither True nor False; or locks are on for the first time, or the
+                app is one that nobody has set up, and the lock server cannot be used.
         """
         enabled = is_enabled(self.app)
         if enabled and not self._server_is_checked:
