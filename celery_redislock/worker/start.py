@@ -22,16 +22,17 @@ CONSUMER_STEPS = "acking:AckWhatHasBegun", "redelivery:ExpectCopies", "waiting:W
 
 def connect() -> None:
     """Have Celery call the functions of this module when a worker starts in this process."""
-    worker_init.connect(warn_of_unlocked_tasks, weak=False)
     worker_init.connect(prepare, weak=False)
     worker_shutting_down.connect(lambda **_: ack_what_has_begun(), weak=False)
     inspect.connect()
+    # Not at worker_init: Celery sets up its logging after that.
+    celeryd_after_setup.connect(warn_of_unlocked_tasks, weak=False)
     celeryd_after_setup.connect(try_servers, weak=False)
 
 
-def warn_of_unlocked_tasks(sender: Any = None, **_: Any) -> None:
+def warn_of_unlocked_tasks(instance: Any = None, **_: Any) -> None:
     """Warn of tasks with lock options that are no `LockedTask`: their options do nothing."""
-    for name, task in sorted(sender.app.tasks.items()):
+    for name, task in sorted(instance.app.tasks.items()):
         options = sorted(option for option in ATTRIBUTES if hasattr(task, option))
         if options and not isinstance(task, LockedTask):
             logger.warning("task %s has %s but no lock: add base=LockedTask", name, ", ".join(options))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -110,3 +111,9 @@ def test_a_worker_with_a_bad_setting_does_not_start_and_says_why(config, tmp_pat
 def test_lock_options_on_a_task_without_the_base_give_a_warning_at_worker_start(start_worker):
     worker = start_worker(1)
     assert "task lab.misdeclared has lock_args, lock_lease but no lock: add base=LockedTask" in worker.output()
+
+
+def test_the_warning_of_lock_options_without_the_base_is_a_line_of_the_workers_log(start_worker):
+    """Before Celery has set up its logging a line goes to the standard error alone, and is in no log file."""
+    worker = start_worker(1)
+    assert re.search(r"^\[.*: WARNING/MainProcess\] task lab\.misdeclared has ", worker.output(), re.MULTILINE)
