@@ -204,7 +204,8 @@ def _refuse_what_has_no_call(function: Any) -> None:
     refuse_what_outlives_its_call(f"locked: {_name_of(function)}", function, "use a block inside it")
     if inspect.isclass(function) or not callable(function):
         raise LockConfigError(
-            f"locked: {_name_of(function)} is no function: put @locked below @classmethod and the like"
+            f'locked: {_name_of(function)} is no function, and no template, as in locked("stock:7"): put @locked below '
+            "@classmethod and the like"
         )
 
 

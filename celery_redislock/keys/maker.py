@@ -171,8 +171,7 @@ def _callable_namer(task: str, lock_key: Callable[[Arguments], str]) -> Namer:
         try:
             made = lock_key(arguments)
         except Exception as error:
-            what = type(error).__name__ + place_of(error)
-            raise LockKeyError(f"{task}: lock_key raised {what}; mend the callable") from error
+            raise LockKeyError(f"{task}: lock_key raised {blame(error)}") from error
         if not isinstance(made, str) or not made:
             raise LockKeyError(f"{task}: lock_key must return a non-empty str, not {type(made).__name__}")
         return printable(str.__str__(made), UNSAFE)
@@ -180,7 +179,12 @@ def _callable_namer(task: str, lock_key: Callable[[Arguments], str]) -> Namer:
     return name
 
 
-def place_of(error: Exception) -> str:
-    """Where in the user's callable the error was raised. Its message may hold an argument, so it is not shown."""
+def blame(error: Exception) -> str:
+    """What the user's callable raised, where, and what to do. Its message may hold an argument, so it is not shown."""
+    what = type(error).__name__
     frame = error.__traceback__ and error.__traceback__.tb_next
-    return f" in {basename(frame.tb_frame.f_code.co_filename)}, line {frame.tb_lineno}" if frame else ""
+    if frame:
+        return f"{what} in {basename(frame.tb_frame.f_code.co_filename)}, line {frame.tb_lineno}; mend the callable"
+    if isinstance(error, TypeError):  # it was not even entered
+        return f"{what}; it must take one argument, a mapping of the call's arguments by name"
+    return f"{what}; mend the callable"

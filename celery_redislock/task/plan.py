@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_redislock.app import check_lease, command_time_of, is_enabled, is_nobodys, keyprefix_of, settings_of
 from celery_redislock.errors import LockKeyError
-from celery_redislock.keys.maker import KeyMaker, place_of
+from celery_redislock.keys.maker import KeyMaker, blame
 from celery_redislock.message.broker import Broker
 from celery_redislock.options import LIMIT, MAX_LIMIT, name_of, resolve_options, resolve_settings
 from celery_redislock.server import tokens
@@ -113,8 +113,7 @@ class LockPlan:
         try:
             made = limit(arguments)
         except Exception as error:
-            what = type(error).__name__ + place_of(error)
-            raise LockKeyError(f"{self.task}: lock_limit raised {what}; mend the callable") from error
+            raise LockKeyError(f"{self.task}: lock_limit raised {blame(error)}") from error
         if not LIMIT.accepts(made):
             shown = made if type(made) is int else f"a {type(made).__name__}"
             raise LockKeyError(f"{self.task}: lock_limit must return {LIMIT.allowed}, not {shown}")

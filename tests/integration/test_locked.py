@@ -293,7 +293,7 @@ class TestDecorator:
         [
             (int, "no function"),
             (classmethod(lambda cls: None), "below @classmethod"),
-            (7, "no function"),
+            (7, r"int is no function, and no template, as in locked\(\"stock:7\"\)"),
             (functools.partial(print), "has no name to make a key of: give it a template"),
         ],
     )

@@ -68,6 +68,13 @@ def test_an_error_of_a_callable_without_lines_names_the_error_alone() -> None:
         key_maker(task, lock_key=itemgetter("missing")).name((1,), {})
 
 
+@pytest.mark.parametrize("name", [lambda: "stock", lambda a, b: "stock"], ids=["no argument", "the task's arguments"])
+def test_a_callable_that_cannot_be_called_with_the_arguments_is_told_what_it_gets(name: Any) -> None:
+    said = r"^t: lock_key raised TypeError; it must take one argument, a mapping of the call's arguments by name$"
+    with pytest.raises(LockKeyError, match=said):
+        key_maker(task, lock_key=name).name((1,), {})
+
+
 @pytest.mark.parametrize("made", [None, "", 7, b"stock", ["stock"]], ids=repr)
 def test_what_is_no_text_is_refused_by_its_type(made: Any) -> None:
     with pytest.raises(LockKeyError, match=f"^t: lock_key must return a non-empty str, not {type(made).__name__}$"):
