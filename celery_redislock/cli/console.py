@@ -11,7 +11,10 @@ import click
 from celery.platforms import EX_UNAVAILABLE
 from redis.exceptions import RedisError
 
+from celery_redislock.app import server_of
 from celery_redislock.errors import LockConfigError, LockUnavailable, describe
+from celery_redislock.server.connect import address
+from celery_redislock.shown import LONGEST, shown
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -53,16 +56,18 @@ def app_of(context: click.Context) -> Celery:
 
 
 def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """Have a command say in one line that the lock server cannot be asked."""
+    """Have a command say in one line which lock server cannot be asked, and why."""
 
     @functools.wraps(command)
-    def run(*args: Any, **kwargs: Any) -> None:
+    def run(context: click.Context, *args: Any, **kwargs: Any) -> None:
         try:
-            command(*args, **kwargs)
-        except (LockConfigError, LockUnavailable) as error:
+            command(context, *args, **kwargs)
+        except LockConfigError as error:
             raise Unavailable(str(error)) from None
         except RedisError as error:
-            raise Unavailable(f"the lock server cannot be asked: {describe(error)}") from None
+            why = shown(error.reason, LONGEST) if isinstance(error, LockUnavailable) else describe(error)
+            where = address(server_of(context.obj.app).client)
+            raise Unavailable(f"the lock server {where} cannot be asked: {why}") from None
 
     return run
 

@@ -153,6 +153,7 @@ def test_a_lock_server_that_is_away_is_named_in_one_line(app, cli, program, conf
     for arguments in (["list"], ["show", "k"], ["why", "x", "--timeout", "0.1"], ["export"], ["release", "k", "--yes"]):
         result = cli(*arguments)
         assert (result.exit_code, len(result.stderr.splitlines())) == (69, 1), result.stderr
+        assert "the lock server redis://127.0.0.1:1/0 cannot be asked: " in result.stderr
         assert "onnection" in result.stderr
     assert program("celery_redislock", "-A", "tests.lab.worker", "list").returncode == 69
 
