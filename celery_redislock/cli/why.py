@@ -27,6 +27,15 @@ _TELLS = {
     "cooling": "The task HAS RUN with success.",
 }
 
+_BUSY = "`celery inspect active` shows what keeps the processes busy."
+
+#: Why a message waits in line though nobody holds its key, by what its worker lacks to run it.
+_FREE = {
+    "slot": f"Nobody holds it now, and the worker has no free process for it yet. {_BUSY}",
+    "token": "Nobody holds it now, and the worker keeps the message back, by the task's rate_limit.",
+    None: "Nobody holds it now: its turn should come within seconds. If not, look into its worker's log.",
+}
+
 
 class Said(NamedTuple):
     """A part of the answer."""
@@ -107,7 +116,7 @@ class Why:
             case "waiting":
                 text = f"{name} WAITS in line for {shown(lock)}, in worker {worker}, for {duration(waited)} now."
                 yield Said(text, self._about("waiting", **told, since=self._now - timedelta(seconds=waited)))
-                yield from self._holders(lock)
+                yield from self._holders(lock, what.get("lacks"))
                 yield Said(self._before(lock, what["place"]))
             case "running":
                 yield from self._running(f"{name} RUNS in worker {worker}.", lock, told)
@@ -118,9 +127,7 @@ class Why:
             case "reserved":
                 text = f"{name} has NOT STARTED: worker {worker} has its message, and no free process for it yet."
                 yield Said(text, self._about("reserved", **told))
-                yield Said(
-                    "It has not asked for its lock. `celery inspect active` shows what keeps the processes busy."
-                )
+                yield Said(f"It has not asked for its lock. {_BUSY}")
             case "scheduled":
                 text = f"{name} is NOT DUE: worker {worker} keeps its message until its eta, {shown(str(what['eta']))}."
                 yield Said(text, self._about("scheduled", **told))
@@ -128,12 +135,13 @@ class Why:
                 text = f"{name} has NOT STARTED: worker {worker} keeps its message back, by the task's rate_limit."
                 yield Said(text, self._about("limited", **told))
 
-    def _holders(self, lock: str) -> Iterator[Said]:
+    def _holders(self, lock: str, lacks: str | None = None) -> Iterator[Said]:
+        """Who holds `lock`; where nobody does, why the message waits, by what its worker `lacks`."""
         rows = [row for row in self._locks.of(lock) if row.place.part != "queued"]
         for row in rows:
             yield Said(f"{held(row, self._now)}.", self._locks.told(row))
         if not rows:
-            yield Said("Nobody holds it now: its turn should come within seconds. If not, look into its worker's log.")
+            yield Said(_FREE.get(lacks, _FREE[None]))
         if self._workers.problem is None:
             yield from map(Said, silent(rows, self._answered))
 

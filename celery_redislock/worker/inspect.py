@@ -70,12 +70,14 @@ def redislock_task(state: Any, task_id: str, **_: Any) -> list[dict[str, Any]]:
     Returns:
         For each: ``is``, which is ``waiting`` in line, ``running``, ``dead`` with its process, ``reserved`` for the
         pool, ``scheduled`` by its eta or ``limited`` by its rate; the ``name`` of the task, its ``lock`` where it has
-        one, the ``eta``, and the ``place`` in line. One that is on its way to its lock's turn may be in none of these
-        for a moment.
+        one, the ``eta``, and the ``place`` in line; of one that waits also what its worker ``lacks`` to run it. One
+        that is on its way to its lock's turn may be in none of these for a moment.
     """
     room = waiting_room_of(state.app)
-    waiting = [] if room is None else [one for one in room.waiting if str(one.request.id) == task_id]
-    found = [{"is": "waiting", "eta": None, **one.told} for one in waiting]
+    found: list[dict[str, Any]] = []
+    if room is not None:
+        waiting = [one for one in room.waiting if str(one.request.id) == task_id]
+        found += ({"is": "waiting", "eta": None, "lacks": room.lacks(one), **one.told} for one in waiting)
     for what, request in _requests(state.consumer):
         if str(request.id) == task_id:
             run = getattr(request, "run", None)

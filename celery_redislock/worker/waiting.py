@@ -149,6 +149,19 @@ class WaitingRoom(bootsteps.StartStopStep):
         on_its_way = sum(one.request.task.name == name for one, _ in self._calls.copy())
         return self._has_slot(consumer, in_bucket) and rate_limit.has_token(consumer, name, in_bucket + on_its_way)
 
+    def lacks(self, waiting: WaitingMessage) -> str | None:
+        """What the worker lacks to run the message of `waiting` soon: a ``token`` or a ``slot``; None for neither.
+
+        It is for people who ask why the message waits; `can_begin` decides whether it does.
+        """
+        consumer, name = self._consumer, waiting.request.task.name
+        if consumer is None:
+            return None
+        in_bucket = rate_limit.called(consumer, name)
+        if not rate_limit.has_token(consumer, name, in_bucket):
+            return "token"
+        return None if self._is_free(_living_slots(consumer.pool), in_bucket) else "slot"
+
     def _has_slot(self, consumer: Any, in_bucket: int) -> bool:
         """Whether the pool can run one more message soon, besides those that are called and stand in their bucket.
 

@@ -352,6 +352,41 @@ def test_a_task_that_is_not_due_has_no_free_process_or_is_limited_is_told_so_and
     wait_until(lambda: "no free process for it" in why(reserved), "the worker has the other")
 
 
+def test_one_that_waits_for_a_free_key_is_told_that_its_worker_has_no_free_process(
+    tasks, app, cli_says, start_worker, running, gate
+):
+    start_worker(2)
+    with tasks.work.lock_for("k"):
+        waits = tasks.work.delay("k", "waits")
+        wait_until(lambda: kept(app) == 1, "it waits")
+        for item in ("one", "another"):
+            tasks.work.delay(item, item, gate)
+            running(item)
+    said = cli_says("no free process for it", "why", waits.id)
+    assert "WAITS in line" in said
+    assert "Nobody holds it now" in said
+    assert "within seconds" not in said
+    gate.open()
+    assert waits.get(timeout=20) == "waits"
+
+
+def test_one_that_waits_for_a_free_key_is_told_that_the_rate_limit_of_its_task_keeps_it_back(
+    tasks, app, cli_says, start_worker
+):
+    start_worker(2)
+    assert app.control.rate_limit("lab.work", "1/h", reply=True, limit=1, timeout=10)
+    with tasks.work.lock_for("k"):
+        waits = tasks.work.delay("k", "waits")
+        wait_until(lambda: kept(app) == 1, "it waits")
+        tasks.work.delay("other", "other").get(timeout=10)  # it takes the token
+    said = cli_says("by the task's rate_limit", "why", waits.id)
+    assert "WAITS in line" in said
+    assert "Nobody holds it now" in said
+    assert "within seconds" not in said
+    assert app.control.rate_limit("lab.work", "100/s", reply=True, limit=1, timeout=10)
+    assert waits.get(timeout=20) == "waits"
+
+
 def test_a_job_whose_message_no_worker_has_yet_is_told_that_its_key_is_kept(tasks, cli):
     result = tasks.job.delay("k")
     why = cli("why", result.id, "--timeout", "0.2")
