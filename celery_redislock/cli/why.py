@@ -121,9 +121,11 @@ class Why:
             case "running":
                 yield from self._running(f"{name} RUNS in worker {worker}.", lock, told)
             case "dead":
-                died = f"{name} RAN in worker {worker}, and its process HAS DIED: its result will be WorkerLostError."
-                yield Said(died, self._about("died", **told))
-                yield Said("Its worker releases its lock. Unless it is delivered again (acks_late), send it again.")
+                died = f"{name} RAN in worker {worker}, and its process HAS DIED:"
+                text = f"{died} its result will be WorkerLostError, unless it comes again."
+                yield Said(text, self._about("died", **told))
+                again = "with retry_on_worker_lost, or with acks_late and reject_on_worker_lost"
+                yield Said(f"Its worker releases its lock. It comes again {again}; else send it again.")
             case "reserved":
                 text = f"{name} has NOT STARTED: worker {worker} has its message, and no free process for it yet."
                 yield Said(text, self._about("reserved", **told))

@@ -387,6 +387,19 @@ def test_one_that_waits_for_a_free_key_is_told_that_the_rate_limit_of_its_task_k
     assert waits.get(timeout=20) == "waits"
 
 
+def test_one_whose_process_has_died_is_told_when_it_comes_again_by_itself(
+    config, tasks, cli_says, start_worker, running, tmp_path
+):
+    config.settings["lab_replaces_late"] = str(tmp_path / "replaces")  # so Celery does not notice
+    start_worker(1)
+    run = tasks.restarted.delay("k", "first", 60)
+    os.kill(running("first"), signal.SIGKILL)
+    said = cli_says("HAS DIED", "why", run.id)
+    assert "its result will be WorkerLostError, unless it comes again" in said
+    assert "reject_on_worker_lost" in said
+    assert "retry_on_worker_lost" in said
+
+
 def test_a_job_whose_message_no_worker_has_yet_is_told_that_its_key_is_kept(tasks, cli):
     result = tasks.job.delay("k")
     why = cli("why", result.id, "--timeout", "0.2")
