@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.lab.servers import wait_until
+
 SHOP = """
 import os
 import time
@@ -30,6 +32,21 @@ def total(numbers):
     return sum(numbers)
 
 
+@app.task
+def fail():
+    raise ValueError("on purpose")
+
+
+@app.task(bind=True)
+def told_the_id(self, task_id):
+    print(f"the errback of one parameter has its lock: {self.lock.state}")
+
+
+@app.task
+def told_the_error(request, error, traceback):
+    print(f"the errback of three parameters has its lock: {told_the_error.lock.state}")
+
+
 @app.task(base=LockedAbortableTask, bind=True, lock_scope="job")
 def rebuild(self, index):
     while not self.is_aborted():
@@ -47,7 +64,7 @@ SETUP = """
 import time
 from celery import chain, chord, group
 from celery.contrib.abortable import AbortableAsyncResult
-from shop import add, app, clean, rebuild, total
+from shop import add, app, clean, fail, rebuild, told_the_error, told_the_id, total
 """
 
 
@@ -69,6 +86,14 @@ print(app.send_task("celery.backend_cleanup").get(timeout=30), app.send_task("sh
         "None 10",
     ]
     assert "ERROR" not in log()
+
+
+def test_an_errback_has_its_lock_where_celery_sends_it_and_none_where_celery_calls_it_as_a_function(project):
+    log = project.start_worker("shop")
+    project.run("-c", SETUP + "fail.apply_async(link_error=[told_the_id.s(), told_the_error.s()])")
+    wait_until(lambda: log().count("has its lock") == 2, "both errbacks have run")
+    assert "the errback of one parameter has its lock: held" in log()
+    assert "the errback of three parameters has its lock: none" in log()
 
 
 def test_the_caller_of_a_duplicate_aborts_the_job_that_is_there(project):
