@@ -19,8 +19,10 @@ WATCHED = "shop"
 #: When each of the three Sentinels takes a silent server for down, in milliseconds. Only the first does so soon, and
 #: one is enough to stand for election: two could split the votes, and the next election is minutes away.
 DOWN_AFTER_MS = (1000, 60_000, 60_000)
-#: How often a Sentinel looks, asks and tells. By default its periods are up to twenty times as long.
-QUICK_MS = {"ping-period": 100, "ask-period": 100, "publish-period": 400, "info-period": 250, "tilt-trigger": 20_000}
+#: How often a Sentinel looks, asks and tells. By default its periods are up to twenty times as long. It makes no
+#: replica the primary that has not answered for five ping periods, and tries again only minutes later: on a busy
+#: machine, half a second is too short.
+QUICK_MS = {"ping-period": 300, "ask-period": 100, "publish-period": 400, "info-period": 250, "tilt-trigger": 20_000}
 
 #: A day: no test takes so long.
 NEVER_MS = 86_400_000
