@@ -52,14 +52,10 @@ class LockPlan:
         self._prefix = keyprefix_of(app) + settings.prefix
         self._origins: dict[str | None, str] = {}
         self._name_of_lease = name_of("lease", own, app_wide)
-        self._server_is_checked = False
+        #: Whether the lock server was found fit: not yet where locks are off, or where nobody has set the app up.
+        self.server_is_checked = False
         if settings.enabled and not is_nobodys(app):
             self._check_server()
-
-    @property
-    def server_is_checked(self) -> bool:
-        """Whether the lock server was found fit: not yet where locks are off, or where nobody has set the app up."""
-        return self._server_is_checked
 
     @property
     def enabled(self) -> bool:
@@ -70,13 +66,13 @@ class LockPlan:
                 app is one that nobody has set up, and the lock server cannot be used.
         """
         enabled = is_enabled(self.app)
-        if enabled and not self._server_is_checked:
+        if enabled and not self.server_is_checked:
             self._check_server()
         return enabled
 
     def _check_server(self) -> None:
         check_lease(self.task, self._name_of_lease, self.options.lease, command_time_of(self.app))
-        self._server_is_checked = True
+        self.server_is_checked = True
 
     def redis_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """The key in Redis for a call with these arguments; a `LimitedKey` where more than one may hold it at once.
