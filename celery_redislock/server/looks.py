@@ -61,6 +61,11 @@ class Looks:
         self._at[line] = at = time.monotonic() + seconds
         heapq.heappush(self._to_come, (at, line))
 
+    def within(self, line: str, seconds: float) -> None:
+        """Look at `line` in so many seconds at the latest."""
+        if self._at.get(line, math.inf) > time.monotonic() + seconds:
+            self.later(line, seconds)
+
     def due(self, lines: Collection[str]) -> dict[str, bool]:
         """Those of the room's lines at which to look now, and whether a hint says that its key is offered here."""
         due: dict[str, bool] = {}
@@ -68,8 +73,8 @@ class Looks:
             what, _, line = self._hints.popleft().partition(" ")
             if what != "soon":
                 due[line] = due.get(line, False) or what == "offer"
-            elif line in lines and self._at.get(line, math.inf) > time.monotonic() + OFFERED_FOR + MARGIN[1]:
-                self.later(line, OFFERED_FOR + margin())
+            elif line in lines:
+                self.within(line, OFFERED_FOR + margin())
         while self._asked:
             asked = self._asked.popleft()
             for line in lines if asked is None else (asked,):

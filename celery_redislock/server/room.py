@@ -11,14 +11,15 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from celery_redislock.errors import LockUnavailable
 from celery_redislock.shown import shown
 
-from . import commands, tokens
+from . import commands, queues, tokens
 from .answers import Conflict
+from .aside import Aside
 from .listener import Listener
 from .looks import SHORT_LOOK, Looks, look_in
 from .names import channel_of, key_of, limit_of
@@ -30,10 +31,20 @@ from .waiter import Waiter, begin, can_begin
 
 logger = logging.getLogger(__name__)
 
-#: A waiter for whom there was no slot is asked again after so many seconds whether there is one.
+#: While lines are aside, their first waiters are asked again after so many seconds whether they can begin.
 ASK_AGAIN = 0.05
 #: The longest that `Room.leave_all` may take, in seconds.
 LEAVING = 2.0
+
+
+class Host(Protocol):
+    """Who knows whether waiters can begin. It is called in the thread of their room."""
+
+    def begins_round(self) -> None:
+        """The room is about to ask `Waiter.can_begin` of some of its waiters."""
+
+    def ends_round(self, room: Room, aside: Mapping[str, int]) -> None:
+        """The room has looked. In so many lines, counted by `Waiter.group`, the first waiter cannot begin now."""
 
 
 class Room:
@@ -64,8 +75,9 @@ class Room:
         self._stopped = False
         self._started = False
         self._starting = threading.Lock()
-        # What only the room's thread uses. The lines whose first waiter has no slot are set aside.
-        self._aside: dict[str, None] = {}
+        #: Those who know whether the waiters can begin.
+        self.hosts: set[Host] = set()
+        self._aside = Aside()  # like all below, only the room's thread uses it
         #: Until when nobody asks the server, or a node of a Cluster, which did not answer; by its `Outage`.
         self._silent: dict[Outage, float] = {}
 
@@ -86,6 +98,18 @@ class Room:
         self._start()
         self._queues.add(waiter)
         self._wake.set()
+
+    def wake(self) -> None:
+        """Have the room ask again which of its waiters can begin."""
+        self._wake.set()
+
+    def look(self, line: str) -> bool:
+        """Look at `line` soon; return whether somebody waits there."""
+        if line not in self._queues.by_line:
+            return False
+        self._looks.soon(line)
+        self._wake.set()
+        return True
 
     def call_of(self, waiter: Waiter) -> bytes:
         """What the key of `waiter` holds from its call until it has acquired the key."""
@@ -149,52 +173,67 @@ class Room:
             begin(waiter, called=False)
         self._silent = {outage: until for outage, until in self._silent.items() if until > time.monotonic()}
         self._pass_on()
-        due = dict.fromkeys(self._aside, False) | self._looks.due(self._queues.by_line)
+        for host in tuple(self.hosts):
+            host.begins_round()
+        due = self._looks.due(self._queues.by_line)
         for line in sorted(due, key=lambda line: (self._is_out(line), self._queues.place(line))):
+            self._look_aside(self._queues.place(line))
             self._try_to_look(line, is_offered=due[line])
+        self._look_aside(math.inf)
+        for host in tuple(self.hosts):
+            host.ends_round(self, self._aside.counts)
         left.set()
         return self._pause()
+
+    def _look_aside(self, before: float) -> None:
+        """Look at the lines aside with a place before this one, while their first waiters can begin."""
+        while line := next((line for place, line in self._aside.heads() if self._can_look(place, line, before)), None):
+            self._try_to_look(line, has_slot=True)
+
+    def _can_look(self, place: int, line: str, before: float) -> bool:
+        first = self._queues.first(line)
+        return place < before and (first is None or can_begin(first))
 
     def _is_out(self, line: str) -> bool:
         """Whether the server of `line` did not answer last time: in a Cluster the other nodes come first."""
         return self._store.outage_of(key_of(line)).unreachable is not None
 
-    def _try_to_look(self, line: str, *, is_offered: bool) -> None:
+    def _try_to_look(self, line: str, *, is_offered: bool = False, has_slot: bool = False) -> None:
+        self._aside.discard(line)
         silent_until = self._silent.get(self._store.outage_of(key_of(line)))
         if silent_until is not None:
             if line in self._queues.by_line:
                 self._looks.later(line, silent_until - time.monotonic())
             return
         try:
-            self._look(line, is_offered)
+            self._look(line, is_offered, has_slot)
         except LockUnavailable as error:
             self._refused(line, error)
         except BaseException:  # the others must still have their turn
             logger.exception("a look at the lock %s failed; it is tried again", shown(key_of(line)))
             self._looks.later(line, SHORT_LOOK)
 
-    def _look(self, line: str, is_offered: bool) -> None:
+    def _look(self, line: str, is_offered: bool, has_slot: bool) -> None:
         """See whether it is the turn of the first who waits in `line`, or leave it.
 
-        Where there is no slot for that one, the room has its place in line until the key is offered to it.
+        If that one cannot begin now, the room keeps its place in line until the key is offered to it.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
         """
         first, queue = self._queues.first(line), self._queues.by_line.get(line)
-        self._aside.pop(line, None)
         if first is None or queue is None:
             self._queues.by_line.pop(line, None)
             self._leave(line, queue)
-        elif can_begin(first):
+        elif has_slot or can_begin(first):
             self._stand(queue, first)
-        elif is_offered:
-            self._aside[line] = None
-            queue.has_declined = True
-            self._leave(line, queue)
         else:
-            self._aside[line] = None
-            self._enter(queue, first)
+            self._aside.put(line, first.group, first.place)
+            if is_offered:
+                queue.has_declined = True
+                self._leave(line, queue)
+            else:
+                self._enter(queue, first)
 
     def _leave(self, line: str, queue: Queue | None) -> None:
         """Leave `line`, if the room may stand in it: even without a queue, for a command may have come late."""
@@ -207,6 +246,7 @@ class Room:
         """Stand in line without a slot."""
         if queue.must_enter(first.place):
             queue.stand(first.place)  # also where no answer comes
+            self._looks.within(first.line, queues.REFRESHED)
             self._store.enter(first.key, self.token, first.place)
 
     def _stand(self, queue: Queue, first: Waiter) -> None:

@@ -37,6 +37,11 @@ class Waiter(ABC):
     look_every: float | None = None
 
     @property
+    def group(self) -> str:
+        """Waiters of one group need the same to begin: where one of them cannot, no other one can."""
+        return ""
+
+    @property
     def line(self) -> str:
         """The line in which it waits. Those of its room who wait for one key with one limit wait in one line."""
         return line_of(self.key)

@@ -107,6 +107,12 @@ class WaitingMessage(Waiter):
         """When it began to wait in this worker."""
         return datetime.now(UTC) - timedelta(seconds=time.monotonic() - self._since)
 
+    @property
+    def group(self) -> str:
+        """Messages of one task need the same: a slot, and a token if the task has a `rate_limit`."""
+        name: str = self.request.task.name
+        return name
+
     def can_begin(self) -> bool:
         """Whether the worker would run it soon: it has a slot, and a token if the task has a `rate_limit`."""
         return self._can_begin(self)
@@ -135,6 +141,10 @@ class WaitingMessage(Waiter):
     def pass_on(self) -> None:
         """Have the room pass the key on: the message was called to it, and does not run in this worker."""
         self._room.leave(self)
+
+    def look_for_next(self) -> bool:
+        """Have the room look at its line, when its run has ended; return whether somebody waits there."""
+        return self._room.look(self.line)
 
     def wait_on(self) -> None:
         """Wait on at its place, although it was called: the room passes the key on."""

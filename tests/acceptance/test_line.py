@@ -86,10 +86,10 @@ def test_a_message_waits_for_no_child_that_is_to_be_killed_or_replaced_while_ano
 
 @counts_on_wake_ups("it is offered the key, and declines")
 @pytest.mark.parametrize("late", ["lab_kills_late", "lab_replaces_late"])
-def test_a_message_that_may_join_those_that_are_fetched_waits_all_the_same_where_no_child_lives(
+def test_a_message_for_which_a_slot_is_held_waits_all_the_same_where_no_child_lives(
     config, tasks, start_worker, ledger, running, gate, tmp_path, late
 ):
-    """A run has begun since the worker had no slot for it: so it may join. Then that run's child is killed."""
+    """The slot of the run that ends at its time limit is held for it; but that run's child is killed."""
     at_last, never, other = Gate(tmp_path / "at last"), Gate(tmp_path / "never"), f"{config.queue}-other"
     start_worker(1, "-Q", other)
     config.settings |= {late: str(at_last), "lab_long_offers": True, "worker_prefetch_multiplier": 2}
