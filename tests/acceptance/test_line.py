@@ -7,13 +7,12 @@ import time
 import pytest
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded
 
-from celery_redislock.server.scripts import STAND
 from tests.conftest import on_every_broker, on_every_queue
 from tests.lab.gate import Gate
 from tests.lab.offers import lengthen
 from tests.lab.servers import wait_until
 from tests.lab.wake_ups import counts_on_wake_ups, few
-from tests.lab.workers import kept, stands_in_line
+from tests.lab.workers import first_place, kept, stands_in_line
 
 
 @counts_on_wake_ups("two workers that hear nothing may change places, and the commands are counted")
@@ -130,7 +129,8 @@ def test_a_message_whose_slot_is_taken_while_it_is_called_waits_on_and_another_w
         tasks.work.apply_async(("k", "later"), queue=other)
         wait_until(lambda: kept(tasks.work.app, 2) == 2, "the later one waits in the other worker")
         wait_until(lambda: stands_in_line(locks.client, tasks.work, "k", 2), "each at its place")
-        call = lock_proxy.hold(b"EVALSHA", STAND.sha.encode(), before=True)
+        first = str(first_place(locks.client, tasks.work, "k")).encode()
+        call = lock_proxy.hold(b"EVALSHA", first, before=True)  # not a look of the other worker
     call.wait()
     stranger = tasks.work.delay("l", "stranger", gate)
     running("stranger")

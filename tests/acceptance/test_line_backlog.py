@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.lab.servers import need_pool, wait_until
@@ -58,3 +60,26 @@ def test_a_worker_with_a_backlog_of_slow_tasks_does_not_keep_a_key_from_an_idle_
     for worker, count in (("i", 20), ("b", 4)):
         assert [item for item in ran if item[0] == worker] == [f"{worker}{number}" for number in range(count)]
     assert len(ledger.conflicts()) == 24, "nobody is called without a slot"
+
+
+def test_an_autoscaled_worker_makes_a_child_for_a_message_that_waits(tasks, start_worker, running, gate):
+    start_worker(1, "--autoscale=3,1")
+    with tasks.work.lock_for("k"):
+        waits = tasks.work.delay("k", "waits")
+        wait_until(lambda: kept(tasks.work.app) == 1, "it waits")
+        stranger = tasks.work.delay("l", "stranger", gate)
+        running("stranger")
+    assert waits.get(timeout=20) == "waits"
+    gate.open()
+    assert stranger.get(timeout=20) == "stranger"
+
+
+def test_messages_come_back_ever_more_rarely_while_their_worker_is_full(config, app, tasks, start_worker):
+    config.settings["redislock_waiting_limit"] = 0
+    worker = start_worker(1)
+    with tasks.work.lock_for("k"):
+        for number in range(10):
+            app.send_task("lab.work", ("k", number), headers={"redislock": {"times": 10}})
+        wait_until(lambda: worker.output().count("it comes back in") == 10, "all are sent back")
+    pauses = [float(pause) for pause in re.findall(r"it comes back in ([\d.]+) s", worker.output())]
+    assert 30 < max(pauses) <= 300
