@@ -93,10 +93,16 @@ class Room:
 
     def leave(self, waiter: Waiter) -> None:
         """Let `waiter` wait no longer. If it was called already, it does not ask for the key: the key is passed on."""
-        if not self._queues.remove(waiter):
+        if not self.withdraw(waiter):
             self._called_and_gone.append(waiter)
+            self._wake.set()
+
+    def withdraw(self, waiter: Waiter) -> bool:
+        """Let `waiter` wait no longer, unless it was called already; return whether it still waited."""
+        waited = self._queues.remove(waiter)
         self._looks.soon(waiter.line)
         self._wake.set()
+        return waited
 
     def leave_all(self) -> list[Waiter]:
         """Let nobody wait any longer, and leave all lines, in `LEAVING` seconds; return those who waited."""

@@ -22,8 +22,9 @@ from celery_redislock.server.room import Room
 from celery_redislock.task.endings import WaitsInLine
 from celery_redislock.task.plan import LockPlan
 
-from . import rate_limit
+from . import rate_limit, same_id
 from .children import CHILDREN
+from .revoked import RevokedMessages, has_ended
 from .waiting_message import Prepare, WaitingMessage, must_leave_at
 from .windows import Windows, open_windows, slots_of
 
@@ -59,6 +60,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._to_restore: list[str] = []
         #: Where there is no event loop, Celery's timer is a thread, which threads of a pool must not start twice.
         self._timing = threading.Lock()
+        self._revoked = RevokedMessages(self._unordered, self._end, self._timing)
         vars(parent.app)[_WAITING_ROOM] = self
         parent.on_connection_error_after_connected = partial(_survive, parent.on_connection_error_after_connected)
 
@@ -71,6 +73,7 @@ class WaitingRoom(bootsteps.StartStopStep):
     def stop(self, parent: Any) -> None:
         """Forget all messages and leave all lines: the broker delivers again what is not acked."""
         self._consumer = None
+        self._revoked.stop()
         for one, is_called in self._calls:
             if is_called:  # nobody comes to its key: the next in line shall have it at once
                 one.pass_on()
@@ -99,8 +102,11 @@ class WaitingRoom(bootsteps.StartStopStep):
     @property
     def waiting(self) -> list[WaitingMessage]:
         """The messages that wait here, in the order of their places."""
+        return sorted(self._unordered(), key=lambda one: one.place)
+
+    def _unordered(self) -> list[WaitingMessage]:
         waiters = (waiter for room in tuple(self._rooms) for waiter in room.waiting())
-        return sorted((one for one in waiters if isinstance(one, WaitingMessage)), key=lambda one: one.place)
+        return [one for one in waiters if isinstance(one, WaitingMessage)]
 
     def may_keep(self, request: Request, plan: LockPlan) -> bool:
         """Whether the message of `request` can wait here if its key is not free."""
@@ -115,18 +121,19 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     def keep(self, request: Request, ending: WaitsInLine, plan: LockPlan, prepare: Prepare) -> None:
         """Keep the message of `request` until its turn."""
-        state.task_ready(request)
+        same_id.task_ready(request)
         consumer = self._consumer
         if consumer is None or self._is_lost(consumer, request):
             return
         consumer.qos.increment_eventually()
         if isinstance(consumer.qos, Windows):
             consumer.qos.keep(request.message)
-        if consumer.hub is not None:
-            self._wake_up()  # in a pool of threads this is not the event loop's: it would read on only in a second
         room = server_of(plan.app).room
         self._rooms.add(room)
         room.enter(WaitingMessage(request, ending, plan, prepare, self.can_begin, self.begin))
+        self._revoked.look_later(consumer)
+        if consumer.hub is not None:
+            self._wake_up()  # in a pool of threads this is not the event loop's: it would read on only in a second
 
     def _is_lost(self, consumer: Any, request: Request) -> bool:
         """Whether the connection is lost over which the message of `request` came.
@@ -223,15 +230,32 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     def _run(self, consumer: Any, waiting: WaitingMessage, called: bool) -> None:
         if self._is_lost(consumer, waiting.request):
+            if called:
+                waiting.pass_on()
+            return
+        if has_ended(waiting.request):
+            self._let_go(consumer, waiting)
+            if called:
+                waiting.pass_on()
             return
         if called and not self._can_still_begin(consumer, waiting):
             waiting.wait_on()
             return
+        self._let_go(consumer, waiting)
+        waiting.prepare(waiting.call if called else None)
+        rate_limit.begin(consumer, waiting.request)
+
+    def _let_go(self, consumer: Any, waiting: WaitingMessage) -> None:
+        """Count the message of `waiting` as one that waits no longer."""
         consumer.qos.decrement_eventually()
         if isinstance(consumer.qos, Windows):
             consumer.qos.let_go(waiting.request.message)
-        waiting.prepare(waiting.call if called else None)
-        rate_limit.begin(consumer, waiting.request)
+
+    def _end(self, waiting: WaitingMessage) -> None:
+        """End the message of `waiting`, which was revoked, if it still waits."""
+        consumer = self._consumer
+        if consumer is not None and waiting.withdraw():
+            self._run(consumer, waiting, called=False)
 
     def give_token_back(self, request: Request) -> None:
         """Give the token of `rate_limit` back that `request` has taken: its body has not run."""
