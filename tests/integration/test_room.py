@@ -443,6 +443,64 @@ def test_an_offer_for_nobody_is_passed_on(make_room, running, client):
     assert left == [KEY]  # it was not the offer that lapsed
 
 
+MALFORMED = [
+    b"",
+    b" ",
+    b"garbage",
+    b"offer",
+    b"offer ",
+    b"offer  ",
+    b"offer k",
+    b"offer 1",
+    b"offer 1 ",
+    b"offer one k",
+    b"offer 0 k",
+    b"offer -1 k",
+    b"offer 01 k",
+    b"offer +1 k",
+    b"offer 1_0 k",
+    b"offer 51 k",
+    b"offer 99999999999999999999 k",
+    b"offer 1.5 k",
+    "offer ² k".encode(),
+    b"offer 1 \xff\xfe",
+    b"\x00\xff\xfe",
+    b"take 1 k",
+    b"Offer 1 k",
+    b"look look look",
+    b"soon 1 unknown",
+    b"offer 1 " + b"k" * 1_000_000,
+]
+
+
+@pytest.mark.usefixtures("long_offers")
+def test_a_malformed_hint_costs_the_room_nothing(make_room, running, client, log):
+    """Anybody may publish on its channel."""
+    asked = []
+
+    class Noting(LockStore):
+        def _ask(self, command, *args, **more):
+            asked.append(command)
+            return super()._ask(command, *args, **more)
+
+    room, guest = make_room(kind=Noting), Guest(10)
+    room.enter(guest)
+    in_line(client, room)
+    wait_until(lambda: guest.asked > 1, "it has looked again after its subscription")
+    asked.clear()
+    for hint in MALFORMED:
+        client.publish(channel_of(room.token.nonce), hint)
+    client.publish(channel_of(room.token.nonce), f"offer 1 {KEY}unknown")
+    wait_until(lambda: asked, "the room has heard them all")
+    time.sleep(1.2)
+    assert [command.keys[0] for command in asked] == [f"{KEY}unknown"]  # it leaves: a command may have come late
+    assert [*room._queues.by_line] == [guest.line]
+    assert [*room._looks._at] == [guest.line]
+    assert log.text == ""
+    running.release()
+    assert guest.comes()
+
+
 def test_its_threads_end_with_the_users_client(locks):
     client = redis.Redis(unix_socket_path=str(locks.socket))
     pool, guest = weakref.ref(client.connection_pool), Guest(10)
