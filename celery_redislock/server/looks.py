@@ -62,6 +62,11 @@ class Looks:
         self._at[line] = at = time.monotonic() + seconds
         heapq.heappush(self._to_come, (at, line))
 
+    def _look_after_an_offer(self, line: str) -> None:
+        """Look at `line` when an offer to another room has ended, unless a look comes sooner."""
+        if self._at.get(line, math.inf) > time.monotonic() + OFFERED_FOR + MARGIN[1]:
+            self.later(line, OFFERED_FOR + margin())
+
     def due(self, lines: Collection[str]) -> dict[str, bool]:
         """Those of the room's lines at which to look now, and whether a hint says that its key is offered here."""
         due: dict[str, bool] = {}
@@ -69,12 +74,8 @@ class Looks:
             what, _, line = self._hints.popleft().partition(" ")
             if what in {"offer", "look"} and (line in lines or is_line(line)):
                 due[line] = due.get(line, False) or what == "offer"
-            elif (
-                what == "soon"
-                and line in lines
-                and self._at.get(line, math.inf) > time.monotonic() + OFFERED_FOR + MARGIN[1]
-            ):
-                self.later(line, OFFERED_FOR + margin())
+            elif what == "soon" and line in lines:
+                self._look_after_an_offer(line)
         while self._asked:
             asked = self._asked.popleft()
             for line in lines if asked is None else (asked,):

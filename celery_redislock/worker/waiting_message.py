@@ -56,6 +56,7 @@ class WaitingMessage(Waiter):
         "deadline",
         "joins",
         "key",
+        "number",
         "place",
         "prepare",
         "request",
@@ -75,7 +76,7 @@ class WaitingMessage(Waiter):
     ) -> None:
         # All that wait for one key share its name.
         self.key = limited(sys.intern(str(ending.key)), limit_of(ending.key))
-        self.place = ending.place
+        self.place, self.number = ending.place, 0
         self.request = request
         self.prepare = prepare
         self._room = server_of(plan.app).room
