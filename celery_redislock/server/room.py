@@ -5,6 +5,7 @@ A room stands in the line of each key for which somebody in it waits, at the pla
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import socket
@@ -67,6 +68,7 @@ class Room:
         self._store = store
         self._listener = Listener(client, channel_of(self.token.nonce, keyprefix), self._heard)
         self._queues = Queues()
+        self._numbers = itertools.count(1)
         self._looks = Looks()
         #: Those who were called and do not ask for their key.
         self._called_and_gone: deque[Waiter] = deque()
@@ -95,6 +97,8 @@ class Room:
             ValueError: Its place is no place.
         """
         commands.check_place(waiter.place)
+        if not waiter.number:  # one that comes again may still have its call
+            waiter.number = next(self._numbers)  # type: ignore[misc] # each subclass has a slot or a dict for it
         self._start()
         self._queues.add(waiter)
         self._wake.set()
@@ -113,14 +117,20 @@ class Room:
 
     def call_of(self, waiter: Waiter) -> bytes:
         """What the key of `waiter` holds from its call until it has acquired the key."""
-        return tokens.call(tokens.for_limit(self.token, limit_of(waiter.key)), waiter.place).value
+        return tokens.call(tokens.for_limit(self.token, limit_of(waiter.key)), waiter.place, waiter.number).value
 
     def leave(self, waiter: Waiter) -> None:
         """Let `waiter` wait no longer. If it was called already, it does not ask for the key: the key is passed on."""
-        if not self._queues.remove(waiter):
+        if not self.withdraw(waiter):
             self._called_and_gone.append(waiter)
+            self._wake.set()
+
+    def withdraw(self, waiter: Waiter) -> bool:
+        """Let `waiter` wait no longer, unless it was called already; return whether it still waited."""
+        waited = self._queues.remove(waiter)
         self._looks.soon(waiter.line)
         self._wake.set()
+        return waited
 
     def leave_all(self) -> list[Waiter]:
         """Let nobody wait any longer, and leave all lines, in `LEAVING` seconds; return those who waited."""
@@ -254,12 +264,13 @@ class Room:
         following = self._queues.second(line)
         queue.stand(first.place)  # also where no answer comes
         queue.has_declined = False
-        answer = self._store.stand(key, self.token, first.place, following.place if following else None)
+        next_place = following.place if following else None
+        answer = self._store.stand(key, self.token, first.place, next_place, first.number)
         if isinstance(answer, Conflict):
             self._let_begin(line, answer.holders)
             self._looks.later(line, look_in(answer, queue, first, hears=self._listener.hears))
             return
-        queue.place = following.place if following else None
+        queue.place = next_place
         self._looks.later(line, look_in(None, queue, first, hears=self._listener.hears))
         if not self._queues.remove(first) or not begin(first, called=True):  # it has left meanwhile, or fails
             self._called_and_gone.append(first)

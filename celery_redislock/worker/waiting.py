@@ -12,7 +12,6 @@ from typing import Any
 
 from celery import bootsteps
 from celery.concurrency import solo
-from celery.worker import state
 from celery.worker.request import Request
 
 from celery_redislock.app import server_of
@@ -20,8 +19,9 @@ from celery_redislock.server.room import Room
 from celery_redislock.task.endings import WaitsInLine
 from celery_redislock.task.plan import LockPlan
 
-from . import rate_limit
+from . import rate_limit, same_id
 from .gate import GatedSlots, SoloSlots
+from .revoked import RevokedMessages, has_ended
 from .slots import SemaphoreSlots, Slots, scale_up
 from .starter import Starter
 from .waiting_message import Prepare, WaitingMessage, must_leave_at
@@ -58,6 +58,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._to_restore: list[str] = []
         #: Where there is no event loop, Celery's timer is a thread, which threads of a pool must not start twice.
         self._timing = threading.Lock()
+        self._revoked = RevokedMessages(self._unordered, self._end, self._timing)
         vars(parent.app)[_WAITING_ROOM] = self
         self._starter = Starter(self._run_calls)
         self._slots = self._slots_of(parent)
@@ -75,6 +76,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         """Forget all messages and leave all lines: the broker delivers again what is not acked."""
         self._consumer = None
         self._starter.stop()
+        self._revoked.stop()
         self._slots.clear()
         self._wanted.clear()
         for one in (*self._called.values(), *(one for one, is_called in self._calls if is_called)):
@@ -115,8 +117,11 @@ class WaitingRoom(bootsteps.StartStopStep):
     @property
     def waiting(self) -> list[WaitingMessage]:
         """The messages that wait here, in the order of their places."""
+        return sorted(self._unordered(), key=lambda one: one.place)
+
+    def _unordered(self) -> list[WaitingMessage]:
         waiters = (waiter for room in tuple(self._rooms) for waiter in room.waiting())
-        return sorted((one for one in waiters if isinstance(one, WaitingMessage)), key=lambda one: one.place)
+        return [one for one in waiters if isinstance(one, WaitingMessage)]
 
     def may_keep(self, request: Request, plan: LockPlan) -> bool:
         """Whether the message of `request` can wait here if its key is not free."""
@@ -131,22 +136,22 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     def keep(self, request: Request, ending: WaitsInLine, plan: LockPlan, prepare: Prepare) -> None:
         """Keep the message of `request` until its turn."""
+        same_id.task_ready(request)
         consumer = self._consumer
         if consumer is None or self._is_lost(consumer, request):
-            state.task_ready(request)
             return
         self._keep_unacked(consumer, request)
-        if consumer.hub is not None:  # it may sleep for a second while a thread of the pool calls this
-            self._starter.wake_up()
         room = server_of(plan.app).room
         self._rooms.add(room)
         room.hosts.add(self)
         room.enter(WaitingMessage(request, ending, plan, prepare, self.can_begin, self.begin))
+        self._revoked.look_later(consumer)
+        if consumer.hub is not None:  # it may sleep for a second while a thread of the pool calls this
+            self._starter.wake_up()
 
     @staticmethod
     def _keep_unacked(consumer: Any, request: Request) -> None:
-        """Have the worker go on fetching while the message of `request` stays unacked, and does not run."""
-        state.task_ready(request)
+        """Have the worker go on fetching while the message of `request` stays unacked."""
         consumer.qos.increment_eventually()
         if isinstance(consumer.qos, Windows):
             consumer.qos.keep(request.message)
@@ -227,17 +232,33 @@ class WaitingRoom(bootsteps.StartStopStep):
             if called:
                 waiting.pass_on()
             return
+        if has_ended(request):
+            self._let_go(consumer, request)
+            if called:
+                waiting.pass_on()
+            return
         if called:
             in_bucket = rate_limit.called(consumer, waiting.group)
             if not rate_limit.has_token(consumer, waiting.group, in_bucket):
                 waiting.wait_on()
                 return
             self._called[request] = waiting
+        self._let_go(consumer, request)
+        waiting.prepare(waiting.call if called else None)
+        rate_limit.begin(consumer, request)
+
+    @staticmethod
+    def _let_go(consumer: Any, request: Request) -> None:
+        """Count the message of `request` as one that waits no longer."""
         consumer.qos.decrement_eventually()
         if isinstance(consumer.qos, Windows):
             consumer.qos.let_go(request.message)
-        waiting.prepare(waiting.call if called else None)
-        rate_limit.begin(consumer, request)
+
+    def _end(self, waiting: WaitingMessage) -> None:
+        """End the message of `waiting`, which was revoked, if it still waits."""
+        consumer = self._consumer
+        if consumer is not None and waiting.withdraw():
+            self._run(consumer, waiting, called=False)
 
     def _admit(self, request: Request) -> None:
         """Called by Celery with each message that it has reserved: in place of Celery's `on_task_request`."""
@@ -249,6 +270,7 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     def _keep_on(self, waiting: WaitingMessage) -> None:
         """Have a message wait on that was called: another one has taken its slot meanwhile."""
+        same_id.task_ready(waiting.request)
         self._keep_unacked(self._consumer, waiting.request)
         self.give_token_back(waiting.request)
         waiting.wait_on()

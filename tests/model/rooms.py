@@ -75,7 +75,7 @@ class Rooms:
         after = world._replace(busy=world.busy | {one.home})
         if Mistake.CALLED_IN_VAIN in self.mistakes:
             return Step(label, after)
-        command = Release(f"!{member_of(one.home, one.limit)}", None, False, one.limit, one.message.place)
+        command = Release(f"!{member_of(one.home, one.limit)}", None, False, one.limit, one.message.place, one.number)
         waits = after.put(one._replace(phase=Phase.WAITING, called=False))
         return Step(label, waits._replace(server=apply(world.server, command).server), (world.server, command))
 
@@ -98,7 +98,8 @@ class Rooms:
         room, limit = waiting[0].home, waiting[0].limit
         if Mistake.NO_LOOKS in self.mistakes and room in world.asleep:
             return
-        command = Stand(room, waiting[0].message.place, waiting[1].message.place if len(waiting) > 1 else None, limit)
+        first, following = waiting[0], waiting[1].message.place if len(waiting) > 1 else None
+        command = Stand(room, first.message.place, following, limit, first.number)
         effect = apply(world.server, command, self.mistakes)
         after = world._replace(server=effect.server)
         if effect.reply is Reply.TAKEN:
@@ -168,7 +169,7 @@ class Rooms:
     def _were_called(world: World, key: Key) -> bool:
         """Whether somebody whom `key` has called is still on the way."""
         on_the_way = [one for one in world.called if one.called and member_of(one.home, one.limit) == key.member]
-        return any(one.message.place == key.place for one in on_the_way)
+        return any((one.message.place, one.number) == (key.place, key.number) for one in on_the_way)
 
     @staticmethod
     def _is_open(key: Key | None) -> bool:
