@@ -197,7 +197,7 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     def _lacks(self, consumer: Any, name: str) -> str | None:
         in_bucket = rate_limit.called(consumer, name)
-        on_their_way = [one for one, is_called in self._calls.copy() if is_called]
+        on_their_way = [one for one, _ in self._calls.copy()]
         before = in_bucket + sum(one.group == name for one in on_their_way)
         if not rate_limit.has_token(consumer, name, before):
             return "token"
