@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from celery import bootsteps
 from celery.concurrency import solo
 from celery.worker import state
 from celery.worker.request import Request
+from kombu.common import ignore_errors
 
 from celery_redislock.app import server_of
 from celery_redislock.server.room import Room
@@ -24,15 +25,14 @@ from celery_redislock.task.plan import LockPlan
 
 from . import rate_limit
 from .children import CHILDREN
-from .waiting_message import Prepare, WaitingMessage, must_leave_at
+from .handover import Closing, Leaving
+from .shutdown import Shutdown
+from .waiting_message import Prepare, WaitingMessage, must_leave_at, was_given_back_often
 from .windows import Windows, open_windows, slots_of
 
 logger = logging.getLogger(__name__)
 
 _WAITING_ROOM = "_redislock_waiting_room"
-#: A message that a quorum queue has given back so often waits no more, but is published anew. RabbitMQ 4 drops it after
-#: twenty times. It counts each time that a worker ends or loses its connection while the message waits there.
-GIVEN_BACK_OFTEN = 10
 
 
 class WaitingRoom(bootsteps.StartStopStep):
@@ -56,7 +56,12 @@ class WaitingRoom(bootsteps.StartStopStep):
         #: How many runs had begun in this worker when its last slot was taken, or given to a message that had waited.
         self._begun_at: int | None = None
         #: Delivery tags of messages that waited here when the connection to the broker was lost.
-        self._to_restore: list[str] = []
+        self._to_restore: deque[str] = deque()
+        self._shutdown = Shutdown(parent, partial(self._stop, parent), self._wake_up)
+        self._closing = Closing()
+        self._leaving = Leaving(self._published, self._not_published)
+        #: Messages that were published again, and are to be acked by the worker's event loop.
+        self._to_ack: deque[WaitingMessage] = deque()
         #: Where there is no event loop, Celery's timer is a thread, which threads of a pool must not start twice.
         self._timing = threading.Lock()
         vars(parent.app)[_WAITING_ROOM] = self
@@ -69,16 +74,44 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._restore(parent)
 
     def stop(self, parent: Any) -> None:
-        """Forget all messages and leave all lines: the broker delivers again what is not acked."""
+        """Leave all lines. If the worker shuts down, hand over all that waits; else the broker delivers it again."""
+        self._shutdown.join()
+        self._stop(parent)
+
+    def _stop(self, parent: Any) -> None:
         self._consumer = None
-        for one, is_called in self._calls:
-            if is_called:  # nobody comes to its key: the next in line shall have it at once
-                one.pass_on()
+        if self._shutdown.has_begun:
+            ignore_errors(parent, parent.task_consumer.cancel)  # it must not receive what is published again
+        self._let_go_of_all(_channel_of(parent))
+
+    def _let_go_of_all(self, channel: Any = None) -> None:
+        """Have all that waits here, if anything does, wait somewhere else."""
+        gone = self._take_calls()
         for room in tuple(self._rooms):
-            waited = [one for one in room.leave_all() if isinstance(one, WaitingMessage)]
-            self._to_restore += [one.request.message.delivery_tag for one in waited]
-        self._to_restore += [one.request.message.delivery_tag for one, _ in self._calls]
-        self._calls.clear()
+            gone += [one for one in room.leave_all() if isinstance(one, WaitingMessage)]
+        gone += self._take_calls() + self._leaving.take_back()  # now the room's thread adds no more
+        self._let_go([one.request for one in sorted(gone, key=lambda one: one.place)], channel)
+
+    def _let_go(self, requests: Sequence[Request], channel: Any = None) -> None:
+        """Publish the messages of `requests` again if the worker shuts down; else they are delivered again."""
+        if self._shutdown.has_begun:
+            self._closing.ack([self._to_ack.popleft().request for _ in range(len(self._to_ack))])
+            self._closing.hand_over(requests, channel)
+            return
+        self._to_ack.clear()  # they are delivered again, and dropped
+        self._to_restore += [request.message.delivery_tag for request in requests]
+        if self._consumer is not None:  # it has connected again meanwhile
+            self._restore(self._consumer)
+
+    def _take_calls(self) -> list[WaitingMessage]:
+        """Take out what is on its way to the pool. The keys for which it was called are passed on."""
+        taken = []
+        while self._calls:
+            waiting, is_called = self._calls.popleft()
+            taken.append(waiting)
+            if is_called:  # this message will not run here; release its key to the next one now
+                waiting.pass_on()
+        return taken
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         """Called by Celery whenever the event loop starts, where there is one."""
@@ -91,9 +124,9 @@ class WaitingRoom(bootsteps.StartStopStep):
         Other brokers do so by themselves.
         """
         restore = getattr(getattr(_channel_of(parent), "qos", None), "restore_by_tag", None)
-        tags, self._to_restore = self._to_restore, []
-        if restore is not None:
-            for tag in tags:
+        while self._to_restore:
+            tag = self._to_restore.popleft()
+            if restore is not None:
                 restore(tag)
 
     @property
@@ -106,18 +139,22 @@ class WaitingRoom(bootsteps.StartStopStep):
         """Whether the message of `request` can wait here if its key is not free."""
         consumer = self._consumer
         count = sum(map(len, tuple(self._rooms)))
-        if consumer is None or count >= plan.waiting_limit or _was_given_back_often(request):
+        if consumer is None or count >= plan.waiting_limit:
             return False
         most = getattr(consumer.qos, "max_prefetch", None)  # Celery's `worker_eta_task_limit`
         if consumer.qos is None or (most and consumer.qos.value >= most):
             return False
-        return time.monotonic() < must_leave_at(request, plan)
+        must_leave = was_given_back_often(request) or time.monotonic() >= must_leave_at(request, plan)
+        return not must_leave or request.may_leave  # type: ignore[attr-defined] # it is a `LockedRequest`
 
     def keep(self, request: Request, ending: WaitsInLine, plan: LockPlan, prepare: Prepare) -> None:
         """Keep the message of `request` until its turn."""
         state.task_ready(request)
         consumer = self._consumer
-        if consumer is None or self._is_lost(consumer, request):
+        if consumer is None:
+            self._let_go([request])
+            return
+        if self._is_lost(consumer, request):
             return
         consumer.qos.increment_eventually()
         if isinstance(consumer.qos, Windows):
@@ -126,7 +163,42 @@ class WaitingRoom(bootsteps.StartStopStep):
             self._wake_up()  # in a pool of threads this is not the event loop's: it would read on only in a second
         room = server_of(plan.app).room
         self._rooms.add(room)
-        room.enter(WaitingMessage(request, ending, plan, prepare, self.can_begin, self.begin))
+        waiting = WaitingMessage(request, ending, plan, prepare, self.can_begin, self._end_wait)
+        if waiting.must_leave:
+            self._leaving.add(waiting)
+        else:
+            room.enter(waiting)
+        if self._consumer is None:  # it has stopped meanwhile
+            self._let_go_of_all()
+
+    def _published(self, waiting: WaitingMessage) -> None:
+        """Have the message of `waiting` acked, which was published again. Called in the thread of `Leaving`."""
+        self._to_ack.append(waiting)
+        consumer = self._consumer
+        if consumer is not None:
+            consumer.call_soon(self._ack_what_has_left)
+            if consumer.hub is not None:
+                self._wake_up()
+
+    def _not_published(self, waiting: WaitingMessage) -> None:
+        """Have the message of `waiting` run, and come back. Called in the thread of `Leaving`."""
+        waiting.request.may_leave = False  # type: ignore[attr-defined] # else it would try again and again
+        self.begin(waiting, called=False)
+
+    def _ack_what_has_left(self) -> None:
+        while self._to_ack and (consumer := self._consumer) is not None:
+            request = self._to_ack.popleft().request
+            consumer.qos.decrement_eventually()
+            if isinstance(consumer.qos, Windows):
+                consumer.qos.let_go(request.message)
+            request.acknowledge()
+
+    def _end_wait(self, waiting: WaitingMessage, called: bool) -> None:
+        """Have the message of `waiting` run, or leave this worker. Called in the room's thread."""
+        if not called and waiting.must_leave:
+            self._leaving.add(waiting)
+        else:
+            self.begin(waiting, called)
 
     def _is_lost(self, consumer: Any, request: Request) -> bool:
         """Whether the connection is lost over which the message of `request` came.
@@ -249,12 +321,6 @@ def _living_slots(pool: Any) -> int:
     """How many messages `pool` can run at a time now. A slot without a child that lives is none."""
     slots = slots_of(pool)
     return CHILDREN.living(pool) if slots and pool.uses_semaphore else slots
-
-
-def _was_given_back_often(request: Request) -> bool:
-    """Whether the message of `request` came from a quorum queue that may soon drop it."""
-    count = (request.message.headers or {}).get("x-delivery-count")
-    return isinstance(count, int) and count >= GIVEN_BACK_OFTEN
 
 
 def _channel_of(consumer: Any) -> Any:
