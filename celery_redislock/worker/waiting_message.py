@@ -109,11 +109,9 @@ class WaitingMessage(Waiter):
     @property
     def must_leave(self) -> bool:
         """Whether only the broker does not let it wait here any longer, so that it waits on after another delivery."""
-        now, header, plan = (
-            time.monotonic(),
-            Header.read(self.request.request_dict[HEADER]),
-            self.request.task.lock_plan,
-        )
+        now, task = time.monotonic(), self.request.task
+        plan: LockPlan = task.lock_plan  # type: ignore[attr-defined] # it is a `LockedTask`
+        header = Header.read(self.request.request_dict[HEADER])
         ends = _policy_deadlines(self.request, header, plan, self._since)
         must_leave = now >= must_leave_at(self.request, plan) or was_given_back_often(self.request)
         return must_leave and now < min(ends, default=math.inf)

@@ -151,7 +151,7 @@ def test_what_meets_its_key_while_the_broker_is_away_waits_when_it_is_back(
 ):
     need_pool(pool)
     patient(config)
-    worker = start_worker(4, "-P", pool)
+    worker = start_worker(8, "-P", pool)
     count = 1 if pool == "solo" else 4
     with tasks.work.lock_for("k"):
         answers = lock_proxy.hold(b"EVALSHA", where=b"held-up", nth=None)
