@@ -1,35 +1,124 @@
-"""Handover: a message that can wait in its worker no longer is published again, as it is now, and then acked.
-
-The broker's own copy lacks what the message has learned while it waited: its place, since when it waits, and whether
-its work may have begun. Where publishing fails, the broker delivers that copy again.
-"""
+"""Handover: where a message goes on waiting that can wait in this worker no longer."""
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from celery.worker.request import Request
-from kombu.exceptions import OperationalError
 
-from celery_redislock.errors import describe
-from celery_redislock.message.comeback import publish_again
-from celery_redislock.message.delivery import hide_headers
-from celery_redislock.message.header import HEADER, Header
-from celery_redislock.shown import fields, run_named
-
+from .republish import BATCH, Closing, publish
+from .shutdown import Shutdown
 from .waiting_message import WaitingMessage
+from .windows import Windows
 
-logger = logging.getLogger(__name__)
-
-#: So many messages are published before they are acked.
-BATCH = 50
-#: Seconds that the worker waits at most for its last answer from a Redis broker, and for a handover under way.
+#: Seconds that a worker which stops waits at most for what is being published.
 LONGEST = 5.0
+
+
+class Handover:
+    """Lets go of the messages that wait in one worker, so that they wait on in another, or in this one once more.
+
+    In a shutdown, and where the broker lets no message wait any longer, they are published again. Where the connection
+    to the broker is lost, it delivers them again.
+
+    Args:
+        consumer: Celery's consumer.
+        stop: Stops waiting, and lets go of all.
+        wake_up: Wakes up the worker's event loop.
+        run: Has the pool run a message, where it could not be published again.
+    """
+
+    def __init__(
+        self,
+        consumer: Any,
+        stop: Callable[[], None],
+        wake_up: Callable[[], None],
+        run: Callable[[WaitingMessage], None],
+    ) -> None:
+        self.shutdown = Shutdown(consumer, stop, wake_up)
+        self._wake_up, self._run = wake_up, run
+        #: The consumer while it receives messages.
+        self._consumer: Any = None
+        self._closing = Closing()
+        self._leaving = Leaving(self._published, self._not_published)
+        #: Messages that were published again, and are to be acked by the worker's event loop.
+        self._to_ack: deque[WaitingMessage] = deque()
+        #: Delivery tags of messages that waited here when the connection to the broker was lost.
+        self._to_restore: deque[str] = deque()
+
+    def start(self, consumer: Any) -> None:
+        """Messages are received from now on."""
+        self._consumer = consumer
+        self._restore(consumer)
+
+    def stop(self) -> None:
+        """No messages are received any more."""
+        self._consumer = None
+
+    def take_back(self) -> list[WaitingMessage]:
+        """Return the messages that were about to leave, and have not been published yet."""
+        return self._leaving.take_back()
+
+    def leave(self, waiting: WaitingMessage) -> None:
+        """Have the message of `waiting` wait on after another delivery. For any thread."""
+        self._leaving.add(waiting)
+
+    def let_go(self, requests: Sequence[Request], channel: Any = None) -> None:
+        """Publish the messages of `requests` again, in this order, if the worker shuts down; else restore them.
+
+        `channel` is the one on which the worker has consumed, where it has just stopped.
+        """
+        if not self.shutdown.has_begun:
+            self._to_ack.clear()  # they are delivered again, and dropped
+            self.restore(requests)
+            return
+        self._closing.ack([self._to_ack.popleft().request for _ in range(len(self._to_ack))])
+        self._closing.hand_over(requests, channel)
+
+    def restore(self, requests: Sequence[Request]) -> None:
+        """Have the broker deliver the messages of `requests` again, whose connection is lost."""
+        self._to_restore += [request.message.delivery_tag for request in requests]
+        consumer = self._consumer
+        if consumer is not None:
+            self._restore(consumer)
+
+    def _restore(self, consumer: Any) -> None:
+        """Have a Redis broker deliver again at once what waited here when its connection was lost.
+
+        Kombu does so only where the broker can still be reached; else the broker would wait for the visibility timeout.
+        Other brokers do so by themselves.
+        """
+        restore = getattr(getattr(channel_of(consumer), "qos", None), "restore_by_tag", None)
+        while self._to_restore:
+            tag = self._to_restore.popleft()
+            if restore is not None:
+                restore(tag)
+
+    def _published(self, waiting: WaitingMessage) -> None:
+        """Have the message of `waiting` acked. Called in the thread of `Leaving`."""
+        self._to_ack.append(waiting)
+        consumer = self._consumer
+        if consumer is not None:
+            consumer.call_soon(self._ack)
+            if consumer.hub is not None:
+                self._wake_up()
+
+    def _not_published(self, waiting: WaitingMessage) -> None:
+        """Have the message of `waiting` run, and come back. Called in the thread of `Leaving`."""
+        waiting.request.may_leave = False  # type: ignore[attr-defined] # else it would try again and again
+        self._run(waiting)
+
+    def _ack(self) -> None:
+        """Called in the worker's event loop."""
+        while self._to_ack and (consumer := self._consumer) is not None:
+            request = self._to_ack.popleft().request
+            consumer.qos.decrement_eventually()
+            if isinstance(consumer.qos, Windows):
+                consumer.qos.let_go(request.message)
+            request.acknowledge()
 
 
 class Leaving:
@@ -78,110 +167,6 @@ class Leaving:
         return sorted(batch, key=lambda one: one.place)
 
 
-class Closing:
-    """Hands over what waits in a worker that shuts down, where nothing is consumed and no event loop runs any more."""
-
-    def __init__(self) -> None:
-        self._settling = threading.Lock()
-
-    def hand_over(self, requests: Sequence[Request], channel: Any = None) -> None:
-        """Publish the messages of `requests` again, in this order, and ack the originals.
-
-        Args:
-            requests: Their requests.
-            channel: The channel on which the worker has consumed, if it may still be given a message.
-        """
-        is_reachable = True
-        for start in range(0, len(requests), BATCH):
-            batch = requests[start : start + BATCH]
-            published = set(map(id, publish(batch) if is_reachable else ()))
-            is_reachable = bool(published)
-            self.ack([request for request in batch if id(request) in published])
-            self._give_back([request for request in batch if id(request) not in published])
-            put_back(channel)
-        put_back(channel, LONGEST)
-
-    def ack(self, requests: Sequence[Request]) -> None:
-        """Ack the messages of `requests`, which were published again, at once."""
-        for request in requests:
-            self._settle(request, request.message.ack)
-
-    def _give_back(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            self._settle(request, partial(request.message.reject, requeue=True))
-
-    def _settle(self, request: Request, settle: Callable[[], None]) -> None:
-        message = request.message
-        if request.acknowledged or getattr(message.channel, "connection", message) is None:
-            return  # its connection is lost, so the broker delivers it again in any case
-        try:
-            with self._settling:  # in a pool of threads, other runs may end at the same time
-                settle()
-            request.acknowledged = True
-        except Exception as error:  # noqa: BLE001 - each broker has its own
-            which = run_named(request.task.name, request.id)
-            logger.warning("%s: its message could not be acked, and is delivered again: %s", which, describe(error))
-
-
-def publish(requests: Sequence[Request]) -> list[Request]:
-    """Publish the messages of `requests` again, without a pause; return those that the broker has received."""
-    published: list[Request] = []
-    try:
-        with requests[0].task.app.producer_or_acquire() as producer:
-            published += [request for request in requests if _publish(request, producer)]
-            producer.channel.basic_qos(0, 0, False)  # RabbitMQ answers it when it has received all before
-    except Exception as error:  # noqa: BLE001 - each broker has its own
-        logger.warning("what waits in this worker could not be published again: %s", describe(error))
-        return []
-    return published
-
-
-def _publish(request: Request, producer: Any) -> bool:
-    """Publish the message of `request` again; return whether it was sent.
-
-    Raises:
-        OSError, OperationalError: The broker cannot be reached.
-    """
-    task: Any = request.task
-    context = request._context  # type: ignore[attr-defined]
-    hide_headers(context)
-    delivery = request.delivery  # type: ignore[attr-defined] # it is a `LockedRequest`
-    try:
-        publish_again(
-            *(task, context, Header.read(request.request_dict[HEADER]), 0.0),
-            headers=delivery.headers,
-            serializer=delivery.serializer,
-            natively=task.lock_plan.broker.delays_natively,
-            producer=producer,
-        )
-    except (OSError, OperationalError):
-        raise
-    except Exception as error:  # noqa: BLE001 - each serializer has its own
-        about = fields("not_sent_back", task=task.name, task_id=request.id)
-        logger.warning("%s cannot be sent again: %s", run_named(task.name, request.id), describe(error), extra=about)
-        return False
-    return True
-
-
-def put_back(channel: Any, seconds: float = 0.0) -> None:
-    """Put back the message that a Redis broker has given to this worker's last command, if it has given one.
-
-    Kombu sends BRPOP, and cannot take it back. A message in its answer, which may come a second later, would be lost
-    with this process: it may well be one that has just been published.
-
-    Args:
-        channel: The channel that waits for the answer; None where there is none.
-        seconds: How long to wait for the answer at most.
-    """
-    connection = getattr(channel, "_in_poll", None)
-    if not connection:
-        return
-    try:
-        if connection.can_read(seconds):
-            popped = channel.client.parse_response(connection, "BRPOP")
-            channel._in_poll = None
-            if popped:
-                with channel.conn_or_acquire() as client:
-                    client.rpush(*popped)
-    except Exception as error:  # noqa: BLE001 - the connection is lost
-        logger.warning("the broker's last answer to this worker was not received: %s", describe(error))
+def channel_of(consumer: Any) -> Any:
+    """The channel over which `consumer` receives tasks now; None where it does not."""
+    return getattr(consumer.task_consumer, "channel", None)

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -25,8 +25,7 @@ from celery_redislock.task.plan import LockPlan
 
 from . import rate_limit
 from .children import CHILDREN
-from .handover import Closing, Leaving
-from .shutdown import Shutdown
+from .handover import Handover, channel_of
 from .waiting_message import Prepare, WaitingMessage, must_leave_at, was_given_back_often
 from .windows import Windows, open_windows, slots_of
 
@@ -55,13 +54,8 @@ class WaitingRoom(bootsteps.StartStopStep):
         os.set_blocking(self._waker, False)
         #: How many runs had begun in this worker when its last slot was taken, or given to a message that had waited.
         self._begun_at: int | None = None
-        #: Delivery tags of messages that waited here when the connection to the broker was lost.
-        self._to_restore: deque[str] = deque()
-        self._shutdown = Shutdown(parent, partial(self._stop, parent), self._wake_up)
-        self._closing = Closing()
-        self._leaving = Leaving(self._published, self._not_published)
-        #: Messages that were published again, and are to be acked by the worker's event loop.
-        self._to_ack: deque[WaitingMessage] = deque()
+        stop, run = partial(self._stop, parent), partial(self.begin, called=False)
+        self._handover = Handover(parent, stop, self._wake_up, run)
         #: Where there is no event loop, Celery's timer is a thread, which threads of a pool must not start twice.
         self._timing = threading.Lock()
         vars(parent.app)[_WAITING_ROOM] = self
@@ -71,37 +65,27 @@ class WaitingRoom(bootsteps.StartStopStep):
         """Begin to keep messages."""
         open_windows(parent)
         self._consumer = parent
-        self._restore(parent)
+        self._handover.start(parent)
 
     def stop(self, parent: Any) -> None:
         """Leave all lines. If the worker shuts down, hand over all that waits; else the broker delivers it again."""
-        self._shutdown.join()
+        self._handover.shutdown.join()
         self._stop(parent)
 
     def _stop(self, parent: Any) -> None:
         self._consumer = None
-        if self._shutdown.has_begun:
+        self._handover.stop()
+        if self._handover.shutdown.has_begun:
             ignore_errors(parent, parent.task_consumer.cancel)  # it must not receive what is published again
-        self._let_go_of_all(_channel_of(parent))
+        self._let_go_of_all(channel_of(parent))
 
     def _let_go_of_all(self, channel: Any = None) -> None:
         """Have all that waits here, if anything does, wait somewhere else."""
         gone = self._take_calls()
         for room in tuple(self._rooms):
             gone += [one for one in room.leave_all() if isinstance(one, WaitingMessage)]
-        gone += self._take_calls() + self._leaving.take_back()  # now the room's thread adds no more
-        self._let_go([one.request for one in sorted(gone, key=lambda one: one.place)], channel)
-
-    def _let_go(self, requests: Sequence[Request], channel: Any = None) -> None:
-        """Publish the messages of `requests` again if the worker shuts down; else they are delivered again."""
-        if self._shutdown.has_begun:
-            self._closing.ack([self._to_ack.popleft().request for _ in range(len(self._to_ack))])
-            self._closing.hand_over(requests, channel)
-            return
-        self._to_ack.clear()  # they are delivered again, and dropped
-        self._to_restore += [request.message.delivery_tag for request in requests]
-        if self._consumer is not None:  # it has connected again meanwhile
-            self._restore(self._consumer)
+        gone += self._take_calls() + self._handover.take_back()  # now the room's thread adds no more
+        self._handover.let_go([one.request for one in sorted(gone, key=lambda one: one.place)], channel)
 
     def _take_calls(self) -> list[WaitingMessage]:
         """Take out what is on its way to the pool. The keys for which it was called are passed on."""
@@ -116,18 +100,6 @@ class WaitingRoom(bootsteps.StartStopStep):
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         """Called by Celery whenever the event loop starts, where there is one."""
         hub.add_reader(self._wake, self._run_calls)
-
-    def _restore(self, parent: Any) -> None:
-        """Have a Redis broker deliver again at once what waited here when its connection was lost.
-
-        Kombu does so only where the broker can still be reached; else the broker would wait for the visibility timeout.
-        Other brokers do so by themselves.
-        """
-        restore = getattr(getattr(_channel_of(parent), "qos", None), "restore_by_tag", None)
-        while self._to_restore:
-            tag = self._to_restore.popleft()
-            if restore is not None:
-                restore(tag)
 
     @property
     def waiting(self) -> list[WaitingMessage]:
@@ -152,7 +124,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         state.task_ready(request)
         consumer = self._consumer
         if consumer is None:
-            self._let_go([request])
+            self._handover.let_go([request])
             return
         if self._is_lost(consumer, request):
             return
@@ -165,38 +137,16 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._rooms.add(room)
         waiting = WaitingMessage(request, ending, plan, prepare, self.can_begin, self._end_wait)
         if waiting.must_leave:
-            self._leaving.add(waiting)
+            self._handover.leave(waiting)
         else:
             room.enter(waiting)
         if self._consumer is None:  # it has stopped meanwhile
             self._let_go_of_all()
 
-    def _published(self, waiting: WaitingMessage) -> None:
-        """Have the message of `waiting` acked, which was published again. Called in the thread of `Leaving`."""
-        self._to_ack.append(waiting)
-        consumer = self._consumer
-        if consumer is not None:
-            consumer.call_soon(self._ack_what_has_left)
-            if consumer.hub is not None:
-                self._wake_up()
-
-    def _not_published(self, waiting: WaitingMessage) -> None:
-        """Have the message of `waiting` run, and come back. Called in the thread of `Leaving`."""
-        waiting.request.may_leave = False  # type: ignore[attr-defined] # else it would try again and again
-        self.begin(waiting, called=False)
-
-    def _ack_what_has_left(self) -> None:
-        while self._to_ack and (consumer := self._consumer) is not None:
-            request = self._to_ack.popleft().request
-            consumer.qos.decrement_eventually()
-            if isinstance(consumer.qos, Windows):
-                consumer.qos.let_go(request.message)
-            request.acknowledge()
-
     def _end_wait(self, waiting: WaitingMessage, called: bool) -> None:
         """Have the message of `waiting` run, or leave this worker. Called in the room's thread."""
         if not called and waiting.must_leave:
-            self._leaving.add(waiting)
+            self._handover.leave(waiting)
         else:
             self.begin(waiting, called)
 
@@ -205,11 +155,10 @@ class WaitingRoom(bootsteps.StartStopStep):
 
         It cannot be acked any more, and kombu may even end the worker when that is tried. The broker delivers it again.
         """
-        channel = _channel_of(consumer)
+        channel = channel_of(consumer)
         if channel is None or request.message.channel is channel:
             return False
-        self._to_restore.append(request.message.delivery_tag)
-        self._restore(consumer)
+        self._handover.restore([request])
         return True
 
     def can_begin(self, waiting: WaitingMessage) -> bool:
@@ -269,6 +218,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         if consumer is None:
             if called:
                 waiting.pass_on()
+            self._handover.let_go([waiting.request])
             return
         if self._begun_at is not None:
             self._begun_at = state.all_total_count[0]
@@ -321,11 +271,6 @@ def _living_slots(pool: Any) -> int:
     """How many messages `pool` can run at a time now. A slot without a child that lives is none."""
     slots = slots_of(pool)
     return CHILDREN.living(pool) if slots and pool.uses_semaphore else slots
-
-
-def _channel_of(consumer: Any) -> Any:
-    """The channel over which `consumer` receives tasks now; None where it does not."""
-    return getattr(consumer.task_consumer, "channel", None)
 
 
 def _survive(handle: Callable[[BaseException], None], error: BaseException) -> None:
