@@ -25,8 +25,9 @@ logger = logging.getLogger(__name__)
 
 #: So many messages are published before they are acked.
 BATCH = 50
-#: Seconds that the worker waits at most for its last answer from a Redis broker.
-LAST_ANSWER = 5.0
+#: Seconds that the worker waits at most for its last answer from a Redis broker; and after it has published messages,
+#: one of which may be the answer.
+LAST_ANSWER, AN_ANSWER = 5.0, 0.05
 
 
 class Closing:
@@ -47,9 +48,9 @@ class Closing:
             batch = requests[start : start + BATCH]
             published = set(map(id, publish(batch) if is_reachable else ()))
             is_reachable = bool(published)
+            put_back(channel, AN_ANSWER)  # before the acks: it may have one of those that were just published
             self.ack([request for request in batch if id(request) in published])
             self._give_back([request for request in batch if id(request) not in published])
-            put_back(channel)
         put_back(channel, LAST_ANSWER)
 
     def ack(self, requests: Sequence[Request]) -> None:
@@ -114,7 +115,7 @@ def _publish(request: Request, producer: Any) -> bool:
     return True
 
 
-def put_back(channel: Any, seconds: float = 0.0) -> None:
+def put_back(channel: Any, seconds: float) -> None:
     """Put back the message that a Redis broker has given to this worker's last command, if it has given one.
 
     Kombu sends BRPOP, and cannot take it back. A message in its answer, which may come a second later, would be lost

@@ -145,7 +145,40 @@ def test_what_waits_in_a_worker_that_runs_in_its_main_thread_is_handed_over_whil
     each_ran_once(results)
 
 
+def test_what_was_published_again_and_not_acked_runs_once(
+    config, broker_server, broker_proxy, tasks, start_worker, each_ran_once
+):
+    """The worker is killed between the two, so its messages exist twice."""
+    patient_broker = {"visibility_timeout": 120, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
+    config.settings["broker_transport_options"] = patient_broker
+    first = start_worker(2)
+    with ten_waiting(tasks, first) as results:
+        ack = broker_proxy.drop_command(b"ZREM")
+        first.begin_to_stop()
+        ack.wait()
+        first.kill()
+        broker_proxy.mend()
+        broker_server.ages()
+        second = start_worker(2)
+        wait_until(lambda: waiting_in(second) == 20, "both deliveries of each wait in the other worker", 10)
+    each_ran_once(results)
+    wait_until(lambda: "dropped, it has finished in another delivery" in second.output(), "the copies are dropped")
+
+
 # The worker goes on.
+
+
+@every("broker", QUEUES)
+def test_what_waits_runs_where_its_worker_leaves_the_queue_and_loses_a_child(
+    tasks, config, start_worker, each_ran_once
+):
+    first = start_worker(2)
+    control = tasks.work.app.control
+    with ten_waiting(tasks, first) as results:
+        assert control.cancel_consumer(config.queue, reply=True, limit=1, timeout=5)
+        assert control.pool_shrink(1, reply=True, limit=1, timeout=5)
+        wait_until(lambda: len(first.children()) == 1, "it has one child")
+    each_ran_once(results)
 
 
 @every("pool, broker", ("threads", "prefork", "gevent", "solo"), ("redis",))
