@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from celery.worker.request import Request
@@ -13,6 +15,8 @@ from .republish import BATCH, Closing, publish
 from .shutdown import Shutdown
 from .waiting_message import WaitingMessage
 from .windows import Windows
+
+logger = logging.getLogger(__name__)
 
 #: Seconds that a worker which stops waits at most for what is being published.
 LONGEST = 5.0
@@ -48,6 +52,7 @@ class Handover:
         self._to_ack: deque[WaitingMessage] = deque()
         #: Delivery tags of messages that waited here when the connection to the broker was lost.
         self._to_restore: deque[str] = deque()
+        consumer.on_connection_error_after_connected = partial(_survive, consumer.on_connection_error_after_connected)
 
     def start(self, consumer: Any) -> None:
         """Messages are received from now on."""
@@ -170,3 +175,15 @@ class Leaving:
 def channel_of(consumer: Any) -> Any:
     """The channel over which `consumer` receives tasks now; None where it does not."""
     return getattr(consumer.task_consumer, "channel", None)
+
+
+def _survive(handle: Callable[[BaseException], None], error: BaseException) -> None:
+    """Let Celery's consumer handle a lost connection, and connect again even where kombu fails to close the old one.
+
+    Kombu 5.7 closes it twice, and the second time raises AttributeError if a message is not acked and Redis, as the
+    broker, cannot be reached: the worker would end.
+    """
+    try:
+        handle(error)
+    except AttributeError:
+        logger.warning("kombu could not close the lost connection to the broker; the worker connects again")

@@ -85,6 +85,7 @@ def publish(requests: Sequence[Request]) -> list[Request]:
     except Exception as error:  # noqa: BLE001 - each broker has its own
         logger.warning("what waits in this worker could not be published again: %s", describe(error))
         return []
+    logger.info("messages that waited in this worker and were published again: %d", len(published))
     return published
 
 

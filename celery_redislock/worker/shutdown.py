@@ -44,8 +44,10 @@ class Shutdown:
         if self._thread is not None:
             self._thread.join(LONGEST)
 
-    def _heard(self, **_: Any) -> None:
+    def _heard(self, sender: Any = None, **_: Any) -> None:
         """Called in the handler of a signal, which interrupts the main thread."""
+        if sender != self._consumer.hostname:
+            return
         if isinstance(self._consumer.pool, solo.TaskPool) and state.active_requests:
             self._begin()
         elif self._consumer.hub is not None:

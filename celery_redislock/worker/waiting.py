@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -28,8 +26,6 @@ from .children import CHILDREN
 from .handover import Handover, channel_of
 from .waiting_message import Prepare, WaitingMessage, must_leave_at, was_given_back_often
 from .windows import Windows, open_windows, slots_of
-
-logger = logging.getLogger(__name__)
 
 _WAITING_ROOM = "_redislock_waiting_room"
 
@@ -59,7 +55,6 @@ class WaitingRoom(bootsteps.StartStopStep):
         #: Where there is no event loop, Celery's timer is a thread, which threads of a pool must not start twice.
         self._timing = threading.Lock()
         vars(parent.app)[_WAITING_ROOM] = self
-        parent.on_connection_error_after_connected = partial(_survive, parent.on_connection_error_after_connected)
 
     def start(self, parent: Any) -> None:
         """Begin to keep messages."""
@@ -271,18 +266,6 @@ def _living_slots(pool: Any) -> int:
     """How many messages `pool` can run at a time now. A slot without a child that lives is none."""
     slots = slots_of(pool)
     return CHILDREN.living(pool) if slots and pool.uses_semaphore else slots
-
-
-def _survive(handle: Callable[[BaseException], None], error: BaseException) -> None:
-    """Let Celery's consumer handle a lost connection, and connect again even where kombu fails to close the old one.
-
-    Kombu 5.7 closes it twice, and the second time raises AttributeError if a message is not acked and Redis, as the
-    broker, cannot be reached: the worker would end.
-    """
-    try:
-        handle(error)
-    except AttributeError:
-        logger.warning("kombu could not close the lost connection to the broker; the worker connects again")
 
 
 def waiting_room_of(app: Any) -> WaitingRoom | None:
