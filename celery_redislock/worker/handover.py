@@ -46,7 +46,7 @@ class Handover:
         self._wake_up, self._run = wake_up, run
         #: The consumer while it receives messages.
         self._consumer: Any = None
-        self._closing = Closing()
+        self._closing = Closing(self._has_settled)
         self._leaving = Leaving(self._published, self._not_published)
         #: Messages that were published again, and are to be acked by the worker's event loop.
         self._to_ack: deque[WaitingMessage] = deque()
@@ -74,14 +74,20 @@ class Handover:
     def let_go(self, requests: Sequence[Request], channel: Any = None) -> None:
         """Publish the messages of `requests` again, in this order, if the worker shuts down; else restore them.
 
-        `channel` is the one on which the worker has consumed, where it has just stopped.
+        `channel` is the one on which the worker has consumed, where it is about to stop.
         """
         if not self.shutdown.has_begun:
             self._to_ack.clear()  # they are delivered again, and dropped
             self.restore(requests)
             return
         self._closing.ack([self._to_ack.popleft().request for _ in range(len(self._to_ack))])
-        self._closing.hand_over(requests, channel)
+        if channel is not None:  # in the thread of the shutdown
+            self._closing.hand_over(requests, channel)
+        elif requests:
+            self.shutdown.run(partial(self._closing.hand_over, requests))
+
+    def _has_settled(self) -> None:
+        self.shutdown.steps += 1
 
     def restore(self, requests: Sequence[Request]) -> None:
         """Have the broker deliver the messages of `requests` again, whose connection is lost."""

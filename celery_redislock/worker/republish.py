@@ -31,9 +31,13 @@ LAST_ANSWER, AN_ANSWER = 5.0, 0.05
 
 
 class Closing:
-    """Hands over what waits in a worker that shuts down, where nothing is consumed and no event loop runs any more."""
+    """Hands over what waits in a worker that shuts down, where nothing is consumed and no event loop runs any more.
 
-    def __init__(self) -> None:
+    `has_settled` is called after each message.
+    """
+
+    def __init__(self, has_settled: Callable[[], None]) -> None:
+        self._has_settled = has_settled
         self._settling = threading.Lock()
 
     def hand_over(self, requests: Sequence[Request], channel: Any = None) -> None:
@@ -70,6 +74,7 @@ class Closing:
             with self._settling:  # in a pool of threads, other runs may end at the same time
                 settle()
             request.acknowledged = True
+            self._has_settled()
         except Exception as error:  # noqa: BLE001 - each broker has its own
             which = run_named(request.task.name, request.id)
             logger.warning("%s: its message could not be acked, and is delivered again: %s", which, describe(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,25 +12,32 @@ from celery.concurrency import solo
 from celery.signals import worker_shutting_down
 from celery.worker import state
 
-#: Seconds that the end of a worker waits at most for a handover that has begun before.
+logger = logging.getLogger(__name__)
+
+#: So many seconds without a step forward, and a worker that shuts down waits for its broker no longer.
 LONGEST = 5.0
 
 
 class Shutdown:
     """The shutdown of one worker.
 
-    Celery stops the consumer when the event loop ends its round. Where the main thread is busy for longer, with a body
-    in the pool ``solo`` or with the time of a soft shutdown, a thread hands over meanwhile what waits.
+    A thread hands over what waits, so that a broker that does not answer cannot keep the worker from ending. It begins
+    when Celery stops the consumer; sooner, where the main thread is busy for longer: with a body in the pool ``solo``,
+    or with the time of a soft shutdown.
 
     Args:
         consumer: Celery's consumer.
         hand_over: Stops to consume, and hands over what waits.
         wake_up: Wakes up the event loop, which would else end its round only at the next event.
+
+    Attributes:
+        steps: How many messages have been handed over.
     """
 
     def __init__(self, consumer: Any, hand_over: Callable[[], None], wake_up: Callable[[], None]) -> None:
         self._consumer, self._hand_over, self._wake_up = consumer, hand_over, wake_up
         self._thread: threading.Thread | None = None
+        self.steps = 0
         worker_shutting_down.connect(self._heard)
         worker = consumer.controller
         self._wait, worker.wait_for_soft_shutdown = worker.wait_for_soft_shutdown, self._wait_for_soft_shutdown
@@ -39,10 +47,23 @@ class Shutdown:
         """Whether the worker shuts down. Its consumer also stops where it is to connect again."""
         return self._thread is not None or self._consumer.blueprint.state in _ENDS
 
-    def join(self) -> None:
-        """Wait for what has begun before the consumer stops."""
+    def finish(self) -> None:
+        """Hand over what waits, unless that has begun before, and wait for it."""
+        self._begin()
         if self._thread is not None:
-            self._thread.join(LONGEST)
+            self._wait_for(self._thread)
+
+    def run(self, hand_over: Callable[[], None]) -> None:
+        """Run `hand_over`, for what has to wait only now, and wait for it."""
+        self._wait_for(_started(hand_over))
+
+    def _wait_for(self, thread: threading.Thread) -> None:
+        steps = -1
+        while thread.is_alive() and steps != self.steps:
+            steps = self.steps
+            thread.join(LONGEST)
+        if thread.is_alive():
+            logger.warning("what waits in this worker is delivered again later: the broker does not answer")
 
     def _heard(self, sender: Any = None, **_: Any) -> None:
         """Called in the handler of a signal, which interrupts the main thread."""
@@ -61,12 +82,18 @@ class Shutdown:
         ):
             self._begin()
         self._wait()
-        self.join()
+        if self._thread is not None:
+            self._wait_for(self._thread)
 
     def _begin(self) -> None:
         if self._thread is None and self._consumer.task_consumer is not None:
-            self._thread = threading.Thread(target=self._hand_over, name="redislock-shutdown", daemon=True)
-            self._thread.start()
+            self._thread = _started(self._hand_over)
+
+
+def _started(target: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=target, name="redislock-shutdown", daemon=True)
+    thread.start()
+    return thread
 
 
 _ENDS = {bootsteps.CLOSE, bootsteps.TERMINATE}  # type: ignore[attr-defined]

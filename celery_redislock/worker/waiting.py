@@ -64,8 +64,10 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     def stop(self, parent: Any) -> None:
         """Leave all lines. If the worker shuts down, hand over all that waits; else the broker delivers it again."""
-        self._handover.shutdown.join()
-        self._stop(parent)
+        if self._handover.shutdown.has_begun:
+            self._handover.shutdown.finish()
+        else:
+            self._stop(parent)
 
     def _stop(self, parent: Any) -> None:
         self._consumer = None

@@ -69,6 +69,17 @@ def ten_waiting(tasks, worker):
         yield results
 
 
+def wait_in_the_other(app, count=10):
+    """Wait until so many messages wait in the second worker."""
+
+    def waiting():
+        options = {"destination": ["w1@lab"], "reply": True, "limit": 1, "timeout": 5}
+        replies = app.control.broadcast("redislock_waiting", **options)
+        return sum(len(told) for reply in replies or () for told in reply.values())
+
+    wait_until(lambda: waiting() == count, "they wait in the other worker", 10)
+
+
 def begin_to_stop(worker, how, app, *, is_green):
     """Begin the shutdown that `how` names; with `killed` the worker is dead a second after it knows."""
     if how == "control":
@@ -92,9 +103,9 @@ def test_what_waits_in_a_worker_that_shuts_down_runs_elsewhere_at_once_and_in_or
     first = start_worker(12 if pool in GREEN else 2, "-P", pool)
     unrelated()
     with ten_waiting(tasks, first) as results:
-        second = start_worker(12 if pool in GREEN else 2, "-P", pool)
+        start_worker(12 if pool in GREEN else 2, "-P", pool)
         begin_to_stop(first, how, tasks.work.app, is_green=pool in GREEN)
-        wait_until(lambda: waiting_in(second) == 10, "they wait in the other worker", 10)
+        wait_in_the_other(tasks.work.app)
     each_ran_once(results)
 
 
@@ -107,9 +118,25 @@ def test_what_waits_when_all_workers_are_replaced_runs_in_the_new_ones_at_once_a
     unrelated()
     with ten_waiting(tasks, first) as results:
         first.begin_to_stop()
-        second = start_worker(12 if pool in GREEN else 2, "-P", pool)
-        wait_until(lambda: waiting_in(second) == 10, "they wait in the new worker", 10)
+        start_worker(12 if pool in GREEN else 2, "-P", pool)
+        wait_in_the_other(tasks.work.app)
     each_ran_once(results)
+
+
+def test_what_has_its_place_in_the_queue_keeps_it_when_its_worker_shuts_down(
+    tasks, start_worker, ledger, nothing_is_left
+):
+    first = start_worker(1)
+    with tasks.queued.lock_for("k"):
+        waits = tasks.queued.delay("k", "waits")
+        wait_until(lambda: kept(tasks.queued.app) == 1, "it waits")
+        first.stop()
+        start_worker(1)
+        wait_in_the_other(tasks.queued.app, 1)
+        assert tasks.queued.delay("k", "duplicate").id == waits.id
+    assert waits.get(timeout=10) == "waits"
+    assert ledger.items() == ["waits"]
+    nothing_is_left()
 
 
 @every("pool, broker", POOLS, QUEUES)
@@ -127,8 +154,8 @@ def test_what_meets_its_key_while_its_worker_shuts_down_waits_in_another_one(
         first.begin_to_stop()
         time.sleep(4.0 if pool in GREEN else 0.5)  # it says nothing when it has stopped to consume
         answer.let_go()
-        second = start_worker(12 if pool in GREEN else 2, "-P", pool)
-        wait_until(lambda: waiting_in(second) == 1, "it waits in the other worker", 10)
+        start_worker(12 if pool in GREEN else 2, "-P", pool)
+        wait_in_the_other(tasks.work.app, 1)
     each_ran_once([result])
 
 
@@ -139,9 +166,9 @@ def test_what_waits_in_a_worker_that_runs_in_its_main_thread_is_handed_over_whil
     first = start_worker(1, "-P", "solo")
     with ten_waiting(tasks, first) as results:
         unrelated()
-        second = start_worker(1, "-P", "solo")
+        start_worker(1, "-P", "solo")
         first.begin_to_stop()
-        wait_until(lambda: waiting_in(second) == 10, "they wait in the other worker", 10)
+        wait_in_the_other(tasks.work.app)
     each_ran_once(results)
 
 
@@ -160,9 +187,28 @@ def test_what_was_published_again_and_not_acked_runs_once(
         broker_proxy.mend()
         broker_server.ages()
         second = start_worker(2)
-        wait_until(lambda: waiting_in(second) == 20, "both deliveries of each wait in the other worker", 10)
+        wait_in_the_other(tasks.work.app, 20)
     each_ran_once(results)
     wait_until(lambda: "dropped, it has finished in another delivery" in second.output(), "the copies are dropped")
+
+
+def test_a_worker_whose_broker_is_silent_ends_all_the_same_and_what_waited_runs_once(
+    config, broker_server, broker_proxy, tasks, start_worker, each_ran_once
+):
+    patient_broker = {"visibility_timeout": 120, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
+    config.settings["broker_transport_options"] = patient_broker
+    first = start_worker(2)
+    with ten_waiting(tasks, first) as results:
+        publish = broker_proxy.drop_command(b"LPUSH", nth=None)
+        first.begin_to_stop()
+        publish.wait()
+        wait_until(lambda: "the broker does not answer" in first.output(), "it waits no longer", 10)
+        first.wait()
+        broker_proxy.mend()
+        broker_server.ages()
+        start_worker(2)
+        wait_in_the_other(tasks.work.app)
+    each_ran_once(results)
 
 
 # The worker goes on.
