@@ -105,8 +105,12 @@ class Handover:
         restore = getattr(getattr(channel_of(consumer), "qos", None), "restore_by_tag", None)
         while self._to_restore:
             tag = self._to_restore.popleft()
-            if restore is not None:
-                restore(tag)
+            try:
+                if restore is not None:
+                    restore(tag)
+            except Exception:  # the connection is lost again
+                self._to_restore.append(tag)
+                raise
 
     def _published(self, waiting: WaitingMessage) -> None:
         """Have the message of `waiting` acked. Called in the thread of `Leaving`."""
@@ -165,10 +169,15 @@ class Leaving:
         return waiting
 
     def _run(self) -> None:
-        while batch := self._next_batch():
-            published = set(map(id, publish([one.request for one in batch])))
-            for one in batch:
-                (self._left if id(one.request) in published else self._failed)(one)
+        try:
+            while batch := self._next_batch():
+                published = set(map(id, publish([one.request for one in batch])))
+                for one in batch:
+                    (self._left if id(one.request) in published else self._failed)(one)
+        except BaseException:  # the next message that leaves must find that this thread has ended
+            with self._guard:
+                self._thread = None
+            raise
 
     def _next_batch(self) -> list[WaitingMessage]:
         with self._guard:

@@ -55,7 +55,9 @@ class Shutdown:
 
     def run(self, hand_over: Callable[[], None]) -> None:
         """Run `hand_over`, for what has to wait only now, and wait for it."""
-        self._wait_for(_started(hand_over))
+        thread = _thread(hand_over)
+        thread.start()
+        self._wait_for(thread)
 
     def _wait_for(self, thread: threading.Thread) -> None:
         steps = -1
@@ -87,13 +89,12 @@ class Shutdown:
 
     def _begin(self) -> None:
         if self._thread is None and self._consumer.task_consumer is not None:
-            self._thread = _started(self._hand_over)
+            self._thread = _thread(self._hand_over)  # before it starts, for it asks whether the shutdown has begun
+            self._thread.start()
 
 
-def _started(target: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=target, name="redislock-shutdown", daemon=True)
-    thread.start()
-    return thread
+def _thread(target: Callable[[], None]) -> threading.Thread:
+    return threading.Thread(target=target, name="redislock-shutdown", daemon=True)
 
 
 _ENDS = {bootsteps.CLOSE, bootsteps.TERMINATE}  # type: ignore[attr-defined]
