@@ -51,7 +51,7 @@ versions: $(STAMP)  ## The same with each Python and with what lies between olde
 	@$(BIN)/python -m nox
 
 matrix: $(STAMP)  ## Every pool on every broker; the acceptance tests without wake-ups, and with each lock server: hours
-	@LAB_EVERY_BROKER=1 $(BIN)/python -m pytest -n 3 tests/compatibility
+	@LAB_EVERY_BROKER=1 $(BIN)/python -m pytest -n 3 tests/compatibility tests/acceptance/test_handover.py
 	@LAB_DROPS_PUBLISH=1 $(BIN)/python -m pytest -n 3 --dist loadfile tests/acceptance
 	@LAB_LOCKS=cluster $(BIN)/python -m pytest -n 3 --dist loadfile tests/acceptance
 	@LAB_LOCKS=sentinel $(BIN)/python -m pytest -n 3 --dist loadfile tests/acceptance

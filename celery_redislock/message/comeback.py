@@ -40,6 +40,7 @@ def publish_again(
     headers: Mapping[str, Any] | None = None,
     serializer: str | None = None,
     natively: bool = False,
+    producer: Any = None,
 ) -> None:
     """Publish the message of `request` again, with all that it had.
 
@@ -54,6 +55,7 @@ def publish_again(
         headers: The user's own headers; None to take them from `request`.
         serializer: The serializer of the message's body; None for the task's.
         natively: Whether the broker delays the message, and not the worker.
+        producer: The producer that publishes it; None for one of the app's.
 
     Raises:
         Exception: Any error of the broker's; the message was not sent.
@@ -76,7 +78,9 @@ def publish_again(
     )
     # Celery's own `apply_async`, not that of the task's class: the message was published before, so what the class does
     # at a publish (take the key, write a transaction's outbox) must not be done a second time.
-    Task.apply_async(task, tuple(signature.args), signature.kwargs, **signature.options, add_to_parent=False)
+    Task.apply_async(
+        task, tuple(signature.args), signature.kwargs, **signature.options, producer=producer, add_to_parent=False
+    )
 
 
 def _left_out(request: Context) -> dict[str, Any]:

@@ -48,6 +48,8 @@ class LockedRequest(Request):
 
     #: Whether Celery acks the message in `on_accepted`, which is too early for a message that may have to wait.
     _is_held_back = False
+    #: Whether the message may still be published again where it can wait in this worker no longer.
+    may_leave = True
     #: What the child is told about this delivery of the message.
     delivery: Delivery
     #: The lock of the task; None where locks are switched off.

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from celery import bootsteps
 from celery.concurrency import solo
 from celery.worker.request import Request
+from kombu.common import ignore_errors
 
 from celery_redislock.app import server_of
 from celery_redislock.server.room import Room
@@ -21,18 +21,14 @@ from celery_redislock.task.plan import LockPlan
 
 from . import rate_limit, same_id
 from .gate import GatedSlots, SoloSlots
+from .handover import Handover, channel_of
 from .revoked import RevokedMessages, has_ended
 from .slots import SemaphoreSlots, Slots, scale_up
 from .starter import Starter
-from .waiting_message import Prepare, WaitingMessage, must_leave_at
+from .waiting_message import Prepare, WaitingMessage, must_leave_at, was_given_back_often
 from .windows import Windows, open_windows
 
-logger = logging.getLogger(__name__)
-
 _WAITING_ROOM = "_redislock_waiting_room"
-#: A message that a quorum queue has given back so often waits no more, but is published anew. RabbitMQ 4 drops it after
-#: twenty times. It counts each time that a worker ends or loses its connection while the message waits there.
-GIVEN_BACK_OFTEN = 10
 
 
 class WaitingRoom(bootsteps.StartStopStep):
@@ -54,41 +50,58 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._called: dict[Request, WaitingMessage] = {}
         #: For how many lines of each room a slot is all that is missing.
         self._wanted: dict[Room, int] = {}
-        #: Delivery tags of messages that waited here when the connection to the broker was lost.
-        self._to_restore: list[str] = []
+        self._starter = Starter(self._run_calls)
+        self._slots = self._slots_of(parent)
+        parent.on_task_request = self._admit
+        stop, run = partial(self._stop, parent), partial(self.begin, called=False)
+        self._handover = Handover(parent, stop, self._starter.wake_up, run)
         #: Where there is no event loop, Celery's timer is a thread, which threads of a pool must not start twice.
         self._timing = threading.Lock()
         self._revoked = RevokedMessages(self._unordered, self._end, self._timing)
         vars(parent.app)[_WAITING_ROOM] = self
-        self._starter = Starter(self._run_calls)
-        self._slots = self._slots_of(parent)
-        parent.on_task_request = self._admit
-        parent.on_connection_error_after_connected = partial(_survive, parent.on_connection_error_after_connected)
 
     def start(self, parent: Any) -> None:
         """Begin to keep messages."""
         open_windows(parent)
         self._consumer = parent
         self._starter.start(parent)
-        self._restore(parent)
+        self._handover.start(parent)
 
     def stop(self, parent: Any) -> None:
-        """Forget all messages and leave all lines: the broker delivers again what is not acked."""
+        """Leave all lines. If the worker shuts down, hand over all that waits; else the broker delivers it again."""
+        if self._handover.shutdown.has_begun:
+            self._handover.shutdown.finish()
+        else:
+            self._stop(parent)
+
+    def _stop(self, parent: Any) -> None:
         self._consumer = None
         self._starter.stop()
         self._revoked.stop()
+        self._handover.stop()
         self._slots.clear()
         self._wanted.clear()
-        for one in (*self._called.values(), *(one for one, is_called in self._calls if is_called)):
-            one.pass_on()  # nobody will ask for its key
-        self._to_restore += [request.message.delivery_tag for request in self._called]
-        self._called.clear()
+        if self._handover.shutdown.has_begun:
+            ignore_errors(parent, parent.task_consumer.cancel)  # it must not receive what is published again
+        self._let_go_of_all(channel_of(parent))
+
+    def _let_go_of_all(self, channel: Any = None) -> None:
+        """Have all that waits here, if anything does, wait somewhere else."""
+        gone = self._take_calls()
         for room in tuple(self._rooms):
             room.hosts.discard(self)
-            waited = [one for one in room.leave_all() if isinstance(one, WaitingMessage)]
-            self._to_restore += [one.request.message.delivery_tag for one in waited]
-        self._to_restore += [one.request.message.delivery_tag for one, _ in self._calls]
-        self._calls.clear()
+            gone += [one for one in room.leave_all() if isinstance(one, WaitingMessage)]
+        gone += self._take_calls() + self._handover.take_back()  # now the room's thread adds no more
+        self._handover.let_go([one.request for one in sorted(gone, key=lambda one: one.place)], channel)
+
+    def _take_calls(self) -> list[WaitingMessage]:
+        """Take out what is on its way to the pool. The keys for which it was called are passed on."""
+        calls = [(self._called.pop(request), True) for request in tuple(self._called)]
+        calls += [self._calls.popleft() for _ in range(len(self._calls))]
+        for waiting, is_called in calls:
+            if is_called:  # this message will not run here; release its key to the next one now
+                waiting.pass_on()
+        return [waiting for waiting, _ in calls]
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         """Called by Celery whenever the event loop starts, where there is one."""
@@ -101,18 +114,6 @@ class WaitingRoom(bootsteps.StartStopStep):
         if consumer.hub is not None and consumer.on_task_request == controller._process_task_sem:
             return SemaphoreSlots(consumer, *hooks)
         return GatedSlots(consumer, *hooks, lambda: any(map(len, tuple(self._rooms))))
-
-    def _restore(self, parent: Any) -> None:
-        """Have a Redis broker deliver again at once what waited here when its connection was lost.
-
-        Kombu does so only where the broker can still be reached; else the broker would wait for the visibility timeout.
-        Other brokers do so by themselves.
-        """
-        restore = getattr(getattr(_channel_of(parent), "qos", None), "restore_by_tag", None)
-        tags, self._to_restore = self._to_restore, []
-        if restore is not None:
-            for tag in tags:
-                restore(tag)
 
     @property
     def waiting(self) -> list[WaitingMessage]:
@@ -127,27 +128,44 @@ class WaitingRoom(bootsteps.StartStopStep):
         """Whether the message of `request` can wait here if its key is not free."""
         consumer = self._consumer
         count = sum(map(len, tuple(self._rooms)))
-        if consumer is None or count >= plan.waiting_limit or _was_given_back_often(request):
+        if consumer is None or count >= plan.waiting_limit:
             return False
         most = getattr(consumer.qos, "max_prefetch", None)  # Celery's `worker_eta_task_limit`
         if consumer.qos is None or (most and consumer.qos.value >= most):
             return False
-        return time.monotonic() < must_leave_at(request, plan)
+        must_leave = was_given_back_often(request) or time.monotonic() >= must_leave_at(request, plan)
+        return not must_leave or request.may_leave  # type: ignore[attr-defined] # it is a `LockedRequest`
 
     def keep(self, request: Request, ending: WaitsInLine, plan: LockPlan, prepare: Prepare) -> None:
         """Keep the message of `request` until its turn."""
         same_id.task_ready(request)
         consumer = self._consumer
-        if consumer is None or self._is_lost(consumer, request):
+        if consumer is None:
+            self._handover.let_go([request])
+            return
+        if self._is_lost(consumer, request):
             return
         self._keep_unacked(consumer, request)
         room = server_of(plan.app).room
         self._rooms.add(room)
         room.hosts.add(self)
-        room.enter(WaitingMessage(request, ending, plan, prepare, self.can_begin, self.begin))
+        waiting = WaitingMessage(request, ending, plan, prepare, self.can_begin, self._end_wait)
+        if waiting.must_leave:
+            self._handover.leave(waiting)
+        else:
+            room.enter(waiting)
         self._revoked.look_later(consumer)
         if consumer.hub is not None:  # it may sleep for a second while a thread of the pool calls this
             self._starter.wake_up()
+        if self._consumer is None:  # it has stopped meanwhile
+            self._let_go_of_all()
+
+    def _end_wait(self, waiting: WaitingMessage, called: bool) -> None:
+        """Have the message of `waiting` run, or leave this worker. Called in the room's thread."""
+        if not called and waiting.must_leave:
+            self._handover.leave(waiting)
+        else:
+            self.begin(waiting, called)
 
     @staticmethod
     def _keep_unacked(consumer: Any, request: Request) -> None:
@@ -161,11 +179,10 @@ class WaitingRoom(bootsteps.StartStopStep):
 
         It cannot be acked any more, and kombu may even end the worker when that is tried. The broker delivers it again.
         """
-        channel = _channel_of(consumer)
+        channel = channel_of(consumer)
         if channel is None or request.message.channel is channel:
             return False
-        self._to_restore.append(request.message.delivery_tag)
-        self._restore(consumer)
+        self._handover.restore([request])
         return True
 
     # What the rooms ask and tell, each in its own thread.
@@ -208,8 +225,10 @@ class WaitingRoom(bootsteps.StartStopStep):
         if self._consumer is not None:
             self._calls.append((waiting, called))
             self._starter.wake_up()
-        elif called:
+            return
+        if called:
             waiting.pass_on()
+        self._handover.let_go([waiting.request])
 
     # What runs in the thread that gives messages to the pool.
 
@@ -285,29 +304,6 @@ class WaitingRoom(bootsteps.StartStopStep):
                 consumer.timer.call_after(0.0, rate_limit.give_back, (consumer, name))
         else:
             consumer.hub.call_soon(rate_limit.give_back, consumer, name)
-
-
-def _was_given_back_often(request: Request) -> bool:
-    """Whether the message of `request` came from a quorum queue that may soon drop it."""
-    count = (request.message.headers or {}).get("x-delivery-count")
-    return isinstance(count, int) and count >= GIVEN_BACK_OFTEN
-
-
-def _channel_of(consumer: Any) -> Any:
-    """The channel over which `consumer` receives tasks now; None where it does not."""
-    return getattr(consumer.task_consumer, "channel", None)
-
-
-def _survive(handle: Callable[[BaseException], None], error: BaseException) -> None:
-    """Let Celery's consumer handle a lost connection, and connect again even where kombu fails to close the old one.
-
-    Kombu 5.7 closes it twice, and the second time raises AttributeError if a message is not acked and Redis, as the
-    broker, cannot be reached: the worker would end.
-    """
-    try:
-        handle(error)
-    except AttributeError:
-        logger.warning("kombu could not close the lost connection to the broker; the worker connects again")
 
 
 def waiting_room_of(app: Any) -> WaitingRoom | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from celery.worker.request import Request
 
 from celery_redislock.app import server_of
 from celery_redislock.errors import LockUnavailable
-from celery_redislock.message.header import Header
+from celery_redislock.message.header import HEADER, Header
 from celery_redislock.server.names import limit_of, limited
 from celery_redislock.server.tokens import RESERVED, Token, known_by
 from celery_redislock.server.waiter import Waiter
@@ -32,6 +33,9 @@ Prepare = Callable[[bytes | None], None]
 LONGEST_WAIT = 0.5
 #: Seconds after its expiry at which a message is ended: Celery must find by another clock that it has expired.
 EXPIRED_FOR = 0.01
+#: A message that a quorum queue has given back so often waits no more, but is published anew. RabbitMQ 4 drops it after
+#: twenty times. It counts each time that a worker ends or loses its connection while the message waits there.
+GIVEN_BACK_OFTEN = 10
 
 
 class WaitingMessage(Waiter):
@@ -106,6 +110,16 @@ class WaitingMessage(Waiter):
         }
 
     @property
+    def must_leave(self) -> bool:
+        """Whether only the broker does not let it wait here any longer, so that it waits on after another delivery."""
+        now, task = time.monotonic(), self.request.task
+        plan: LockPlan = task.lock_plan  # type: ignore[attr-defined] # it is a `LockedTask`
+        header = Header.read(self.request.request_dict[HEADER])
+        ends = _policy_deadlines(self.request, header, plan, self._since)
+        must_leave = now >= must_leave_at(self.request, plan) or was_given_back_often(self.request)
+        return must_leave and now < min(ends, default=math.inf)
+
+    @property
     def began_at(self) -> datetime:
         """When it began to wait in this worker."""
         return datetime.now(UTC) - timedelta(seconds=time.monotonic() - self._since)
@@ -166,19 +180,33 @@ class WaitingMessage(Waiter):
 
 
 def _deadline(request: Request, header: Header, plan: LockPlan) -> float:
-    """When the message can wait no longer, by `time.monotonic()`: its run then decides what becomes of it."""
+    """When the message can wait no longer, by `time.monotonic()`."""
     now = time.monotonic()
-    ends = [must_leave_at(request, plan)]
+    return max(now, min([must_leave_at(request, plan), *_policy_deadlines(request, header, plan, now)]))
+
+
+def _policy_deadlines(request: Request, header: Header, plan: LockPlan, since: float) -> list[float]:
+    """When the message waits no longer wherever it is, and its run decides what becomes of it.
+
+    `since` is when it began to wait in this worker. All are by `time.monotonic()`.
+    """
+    now, ends = time.monotonic(), []
     if header.claim is not None:  # its run asks for the key, which keeps its place in the queue
-        ends.append(now + plan.options.queue_ttl / 2)
+        ends.append(since + plan.options.queue_ttl / 2)
     if plan.options.wait_for is not None:
         ends.append(now + plan.options.wait_for - (time.time() - header.since))
     if request.expires:
         ends.append(now + (maybe_make_aware(request.expires, UTC) - datetime.now(UTC)).total_seconds() + EXPIRED_FOR)
-    return max(now, min(ends))
+    return ends
 
 
 def must_leave_at(request: Request, plan: LockPlan) -> float:
     """When the message must be published again, by `time.monotonic()`."""
     received_at: float = request.received_at  # type: ignore[attr-defined] # it is a `LockedRequest`
     return received_at + LONGEST_WAIT * plan.broker.visibility_timeout
+
+
+def was_given_back_often(request: Request) -> bool:
+    """Whether the message of `request` came from a quorum queue that may soon drop it."""
+    count = (request.message.headers or {}).get("x-delivery-count")
+    return isinstance(count, int) and count >= GIVEN_BACK_OFTEN

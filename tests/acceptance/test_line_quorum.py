@@ -108,9 +108,10 @@ def test_a_message_that_was_delivered_often_is_published_anew_before_rabbitmq_dr
             channel.basic_reject(got[-1].delivery_tag, requeue=True)
     with tasks.work.lock_for("k"):
         worker = start_worker(1)
-        wait_until(lambda: "it comes back in" in worker.output(), "it is published anew")
+        wait_until(lambda: waiting_in(worker) == 2, "it was published anew, without a pause", 5)
+        assert "published again: 1" in worker.output()
         later = tasks.work.delay("k", "later")
         wait_until(lambda: kept(app) == 2, "both wait")
-        assert waiting_in(worker) == 2
+        assert waiting_in(worker) == 3
     assert [one.get(timeout=10) for one in (result, later)] == ["often", "later"]
     assert ledger.items() == ["often", "later"]

@@ -1,0 +1,204 @@
+"""Handover: where a message goes on waiting that can wait in this worker no longer."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from celery.worker.request import Request
+
+from .republish import BATCH, Closing, publish
+from .shutdown import Shutdown
+from .waiting_message import WaitingMessage
+from .windows import Windows
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that a worker which stops waits at most for what is being published.
+LONGEST = 5.0
+
+
+class Handover:
+    """Lets go of the messages that wait in one worker, so that they wait on in another, or in this one once more.
+
+    In a shutdown, and where the broker lets no message wait any longer, they are published again. Where the connection
+    to the broker is lost, it delivers them again.
+
+    Args:
+        consumer: Celery's consumer.
+        stop: Stops waiting, and lets go of all.
+        wake_up: Wakes up the worker's event loop.
+        run: Has the pool run a message, where it could not be published again.
+    """
+
+    def __init__(
+        self,
+        consumer: Any,
+        stop: Callable[[], None],
+        wake_up: Callable[[], None],
+        run: Callable[[WaitingMessage], None],
+    ) -> None:
+        self.shutdown = Shutdown(consumer, stop, wake_up)
+        self._wake_up, self._run = wake_up, run
+        #: The consumer while it receives messages.
+        self._consumer: Any = None
+        self._closing = Closing(self._has_settled)
+        self._leaving = Leaving(self._published, self._not_published)
+        #: Messages that were published again, and are to be acked by the worker's event loop.
+        self._to_ack: deque[WaitingMessage] = deque()
+        #: Delivery tags of messages that waited here when the connection to the broker was lost.
+        self._to_restore: deque[str] = deque()
+        consumer.on_connection_error_after_connected = partial(_survive, consumer.on_connection_error_after_connected)
+
+    def start(self, consumer: Any) -> None:
+        """Messages are received from now on."""
+        self._consumer = consumer
+        self._restore(consumer)
+
+    def stop(self) -> None:
+        """No messages are received any more."""
+        self._consumer = None
+
+    def take_back(self) -> list[WaitingMessage]:
+        """Return the messages that were about to leave, and have not been published yet."""
+        return self._leaving.take_back()
+
+    def leave(self, waiting: WaitingMessage) -> None:
+        """Have the message of `waiting` wait on after another delivery. For any thread."""
+        self._leaving.add(waiting)
+
+    def let_go(self, requests: Sequence[Request], channel: Any = None) -> None:
+        """Publish the messages of `requests` again, in this order, if the worker shuts down; else restore them.
+
+        `channel` is the one on which the worker has consumed, where it is about to stop.
+        """
+        if not self.shutdown.has_begun:
+            self._to_ack.clear()  # they are delivered again, and dropped
+            self.restore(requests)
+            return
+        self._closing.ack([self._to_ack.popleft().request for _ in range(len(self._to_ack))])
+        if channel is not None:  # in the thread of the shutdown
+            self._closing.hand_over(requests, channel)
+        elif requests:
+            self.shutdown.run(partial(self._closing.hand_over, requests))
+
+    def _has_settled(self) -> None:
+        self.shutdown.steps += 1
+
+    def restore(self, requests: Sequence[Request]) -> None:
+        """Have the broker deliver the messages of `requests` again, whose connection is lost."""
+        self._to_restore += [request.message.delivery_tag for request in requests]
+        consumer = self._consumer
+        if consumer is not None:
+            self._restore(consumer)
+
+    def _restore(self, consumer: Any) -> None:
+        """Have a Redis broker deliver again at once what waited here when its connection was lost.
+
+        Kombu does so only where the broker can still be reached; else the broker would wait for the visibility timeout.
+        Other brokers do so by themselves.
+        """
+        restore = getattr(getattr(channel_of(consumer), "qos", None), "restore_by_tag", None)
+        while self._to_restore:
+            tag = self._to_restore.popleft()
+            try:
+                if restore is not None:
+                    restore(tag)
+            except Exception:  # the connection is lost again
+                self._to_restore.append(tag)
+                raise
+
+    def _published(self, waiting: WaitingMessage) -> None:
+        """Have the message of `waiting` acked. Called in the thread of `Leaving`."""
+        self._to_ack.append(waiting)
+        consumer = self._consumer
+        if consumer is not None:
+            consumer.call_soon(self._ack)
+            if consumer.hub is not None:
+                self._wake_up()
+
+    def _not_published(self, waiting: WaitingMessage) -> None:
+        """Have the message of `waiting` run, and come back. Called in the thread of `Leaving`."""
+        waiting.request.may_leave = False  # type: ignore[attr-defined] # else it would try again and again
+        self._run(waiting)
+
+    def _ack(self) -> None:
+        """Called in the worker's event loop."""
+        while self._to_ack and (consumer := self._consumer) is not None:
+            request = self._to_ack.popleft().request
+            consumer.qos.decrement_eventually()
+            if isinstance(consumer.qos, Windows):
+                consumer.qos.let_go(request.message)
+            request.acknowledge()
+
+
+class Leaving:
+    """Publishes messages again that leave the room of a worker that goes on; a thread of its own does it.
+
+    Args:
+        left: Called with each message that was published. It must ack the message, in the event loop.
+        failed: Called with each message that could not be published.
+    """
+
+    def __init__(self, left: Callable[[WaitingMessage], None], failed: Callable[[WaitingMessage], None]) -> None:
+        self._left, self._failed = left, failed
+        self._waiting: deque[WaitingMessage] = deque()
+        self._guard = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def add(self, waiting: WaitingMessage) -> None:
+        """Have the message of `waiting` published again soon. For any thread."""
+        with self._guard:
+            self._waiting.append(waiting)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="redislock-handover", daemon=True)
+                self._thread.start()
+
+    def take_back(self) -> list[WaitingMessage]:
+        """Wait for what is being published, and return the messages that are not published yet."""
+        with self._guard:
+            waiting = [*self._waiting]
+            self._waiting.clear()
+            thread = self._thread
+        if thread is not None:
+            thread.join(LONGEST)
+        return waiting
+
+    def _run(self) -> None:
+        try:
+            while batch := self._next_batch():
+                published = set(map(id, publish([one.request for one in batch])))
+                for one in batch:
+                    (self._left if id(one.request) in published else self._failed)(one)
+        except BaseException:  # the next message that leaves must find that this thread has ended
+            with self._guard:
+                self._thread = None
+            raise
+
+    def _next_batch(self) -> list[WaitingMessage]:
+        with self._guard:
+            batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
+            if not batch:
+                self._thread = None
+        return sorted(batch, key=lambda one: one.place)
+
+
+def channel_of(consumer: Any) -> Any:
+    """The channel over which `consumer` receives tasks now; None where it does not."""
+    return getattr(consumer.task_consumer, "channel", None)
+
+
+def _survive(handle: Callable[[BaseException], None], error: BaseException) -> None:
+    """Let Celery's consumer handle a lost connection, and connect again even where kombu fails to close the old one.
+
+    Kombu 5.7 closes it twice, and the second time raises AttributeError if a message is not acked and Redis, as the
+    broker, cannot be reached: the worker would end.
+    """
+    try:
+        handle(error)
+    except AttributeError:
+        logger.warning("kombu could not close the lost connection to the broker; the worker connects again")

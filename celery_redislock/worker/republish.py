@@ -1,0 +1,145 @@
+"""Republish: messages that have waited in a worker are published again, as they are now, and the originals are acked.
+
+The broker's own copy lacks what a message has learned while it waited: its place, since when it waits, and whether its
+work may have begun. Where publishing fails, the broker delivers that copy again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from celery.worker.request import Request
+from kombu.exceptions import OperationalError
+
+from celery_redislock.errors import describe
+from celery_redislock.message.comeback import publish_again
+from celery_redislock.message.delivery import hide_headers
+from celery_redislock.message.header import HEADER, Header
+from celery_redislock.shown import fields, run_named
+
+logger = logging.getLogger(__name__)
+
+#: So many messages are published before they are acked.
+BATCH = 50
+#: Seconds that the worker waits at most for its last answer from a Redis broker; and after it has published messages,
+#: one of which may be the answer.
+LAST_ANSWER, AN_ANSWER = 5.0, 0.05
+
+
+class Closing:
+    """Hands over what waits in a worker that shuts down, where nothing is consumed and no event loop runs any more.
+
+    `has_settled` is called after each message.
+    """
+
+    def __init__(self, has_settled: Callable[[], None]) -> None:
+        self._has_settled = has_settled
+        self._settling = threading.Lock()
+
+    def hand_over(self, requests: Sequence[Request], channel: Any = None) -> None:
+        """Publish the messages of `requests` again, in this order, and ack the originals.
+
+        Args:
+            requests: Their requests.
+            channel: The channel on which the worker has consumed, if it may still be given a message.
+        """
+        is_reachable = True
+        for start in range(0, len(requests), BATCH):
+            batch = requests[start : start + BATCH]
+            published = set(map(id, publish(batch) if is_reachable else ()))
+            is_reachable = bool(published)
+            put_back(channel, AN_ANSWER)  # before the acks: it may have one of those that were just published
+            self.ack([request for request in batch if id(request) in published])
+            self._give_back([request for request in batch if id(request) not in published])
+        put_back(channel, LAST_ANSWER)
+
+    def ack(self, requests: Sequence[Request]) -> None:
+        """Ack the messages of `requests`, which were published again, at once."""
+        for request in requests:
+            self._settle(request, request.message.ack)
+
+    def _give_back(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self._settle(request, partial(request.message.reject, requeue=True))
+
+    def _settle(self, request: Request, settle: Callable[[], None]) -> None:
+        message = request.message
+        if request.acknowledged or getattr(message.channel, "connection", message) is None:
+            return  # its connection is lost, so the broker delivers it again in any case
+        try:
+            with self._settling:  # in a pool of threads, other runs may end at the same time
+                settle()
+            request.acknowledged = True
+            self._has_settled()
+        except Exception as error:  # noqa: BLE001 - each broker has its own
+            which = run_named(request.task.name, request.id)
+            logger.warning("%s: its message could not be acked, and is delivered again: %s", which, describe(error))
+
+
+def publish(requests: Sequence[Request]) -> list[Request]:
+    """Publish the messages of `requests` again, without a pause; return those that the broker has received."""
+    published: list[Request] = []
+    try:
+        with requests[0].task.app.producer_or_acquire() as producer:
+            published += [request for request in requests if _publish(request, producer)]
+            producer.channel.basic_qos(0, 0, False)  # RabbitMQ answers it when it has received all before
+    except Exception as error:  # noqa: BLE001 - each broker has its own
+        logger.warning("what waits in this worker could not be published again: %s", describe(error))
+        return []
+    logger.info("messages that waited in this worker and were published again: %d", len(published))
+    return published
+
+
+def _publish(request: Request, producer: Any) -> bool:
+    """Publish the message of `request` again; return whether it was sent.
+
+    Raises:
+        OSError, OperationalError: The broker cannot be reached.
+    """
+    task: Any = request.task
+    context = request._context  # type: ignore[attr-defined]
+    hide_headers(context)
+    delivery = request.delivery  # type: ignore[attr-defined] # it is a `LockedRequest`
+    try:
+        publish_again(
+            *(task, context, Header.read(request.request_dict[HEADER]), 0.0),
+            headers=delivery.headers,
+            serializer=delivery.serializer,
+            natively=task.lock_plan.broker.delays_natively,
+            producer=producer,
+        )
+    except (OSError, OperationalError):
+        raise
+    except Exception as error:  # noqa: BLE001 - each serializer has its own
+        about = fields("not_sent_back", task=task.name, task_id=request.id)
+        logger.warning("%s cannot be sent again: %s", run_named(task.name, request.id), describe(error), extra=about)
+        return False
+    return True
+
+
+def put_back(channel: Any, seconds: float) -> None:
+    """Put back the message that a Redis broker has given to this worker's last command, if it has given one.
+
+    Kombu sends BRPOP, and cannot take it back. A message in its answer, which may come a second later, would be lost
+    with this process: it may well be one that has just been published.
+
+    Args:
+        channel: The channel that waits for the answer; None where there is none.
+        seconds: How long to wait for the answer at most.
+    """
+    connection = getattr(channel, "_in_poll", None)
+    if not connection:
+        return
+    try:
+        if connection.can_read(seconds):
+            popped = channel.client.parse_response(connection, "BRPOP")
+            channel._in_poll = None
+            if popped:
+                with channel.conn_or_acquire() as client:
+                    client.rpush(*popped)
+    except Exception as error:  # noqa: BLE001 - the connection is lost
+        logger.warning("the broker's last answer to this worker was not received: %s", describe(error))
