@@ -22,27 +22,23 @@ from tests.lab.workers import Worker, worker
 DRILL = "drill"
 #: Seconds until what a drill is about has come about, and until its messages have come to their end after that.
 BEGUN, END = 15.0, 20.0
-#: The message broker of a drill is a database of its own on Redis: the first ones are those of the faults.
-FIRST_DATABASE = 2
-#: A worker fetches all messages of a drill. A message that is not acked is not delivered again within a drill.
-SETTINGS = {"worker_prefetch_multiplier": 100}
+#: On Redis the messages of drills are in a database of their own: none of them is delivered again after `VISIBILITY`.
+DATABASE = 2
+#: A worker fetches all messages of a drill. A worker that has connected again fetches fewer at first, unless told not
+#: to: Celery 5.7 then sets the count from a thread of the pool, while its main thread does so, and the worker hangs.
+SETTINGS = {"worker_prefetch_multiplier": 100, "worker_enable_prefetch_count_reduction": False}
 TRANSPORT: dict[str, dict[str, Any]] = {"redis": {}, "rabbitmq": {"confirm_publish": True}}
 
 
 class Hall:
     """One drill's queue, its key and its workers, which end with the block."""
 
-    _made = 0
-
     def __init__(self, stage: Stage, name: str) -> None:
         self.key = f"{DRILL}-{name}"
         self._ledger = stage.ledger
         self._folder = stage.folder / self.key
         self._folder.mkdir()
-        broker = stage.direct.broker
-        if stage.kind == "redis":
-            broker = stage.broker_server.celery_url(FIRST_DATABASE + Hall._made)
-        Hall._made += 1
+        broker = stage.broker_server.celery_url(DATABASE) if stage.kind == "redis" else stage.direct.broker
         settings = {**SETTINGS, "task_publish_retry": True, "broker_transport_options": TRANSPORT[stage.kind]}
         self.config = replace(
             stage.direct, broker=broker, locks=stage.drill_locks.url(), queue=self.key, settings=settings
@@ -56,9 +52,9 @@ class Hall:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for result in self.results:
-            self._ledger.write({"event": "final", "task_id": result.id, "state": result.state})
-        self._end.close()
+        with self._end:
+            for result in self.results:
+                self._ledger.write({"event": "final", "task_id": result.id, "state": result.state})
         self.app.close()
 
     def start_worker(self, *options: str, broker: str = "") -> Worker:
