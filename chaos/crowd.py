@@ -11,7 +11,7 @@ from chaos.hall import Hall
 from chaos.stage import Stage
 
 #: Seconds until all messages have been delivered once, for each thousand of them.
-DELIVERED = 15.0
+DELIVERED = 40.0
 #: Nothing is counted for so many seconds after that, and then for so many.
 SETTLED, COUNTED = 5.0, 10.0
 

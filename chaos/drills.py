@@ -18,6 +18,8 @@ from chaos.stage import Stage
 STRANGERS, SLOW = 15, 3.0
 #: How many messages wait for the key of a drill.
 WAITERS = 8
+#: The queue of the worker that has nothing else to do.
+IDLE = "drill-idle"
 #: For how many seconds a worker that is told to end runs an unrelated task.
 LONG = 12.0
 #: For how many seconds the broker is away. The slow tasks end meanwhile, and what was fetched finds its key held.
@@ -49,11 +51,16 @@ def _result_of(drill: Future[None]) -> None:
 
 
 def backlog(hall: Hall) -> None:
-    """A worker has fetched a backlog of slow tasks without a lock, and messages wait in it for a key."""
+    """A worker has fetched a backlog of slow tasks without a lock, and messages wait in it for a key.
+
+    Others wait for that key in a worker that has nothing else to do.
+    """
     hall.start_worker()
-    hall.send("late", 1.0)
+    hall.start_worker(queue=IDLE)
+    hall.send("late", 2.0)
     hall.send("late", 0.05, WAITERS)
     hall.send("slow", SLOW, STRANGERS)
+    hall.send("late", 0.05, WAITERS, queue=IDLE)
 
 
 def drain(hall: Hall) -> None:

@@ -57,9 +57,9 @@ class Hall:
                 self._ledger.write({"event": "final", "task_id": result.id, "state": result.state})
         self.app.close()
 
-    def start_worker(self, *options: str, broker: str = "") -> Worker:
+    def start_worker(self, *options: str, broker: str = "", queue: str = "") -> Worker:
         """Start a worker, of as many slots as those of the faults."""
-        config = replace(self.config, broker=broker or self.config.broker)
+        config = replace(self.config, broker=broker or self.config.broker, queue=queue or self.config.queue)
         name = f"{self.key}-{time.monotonic_ns()}@chaos"
         context = worker(config, self._folder, CHILDREN, "-n", name, *options, app="chaos.worker")
         return self._end.enter_context(context)
@@ -68,12 +68,12 @@ class Hall:
         """A proxy before the drill's broker, for its workers."""
         return self._end.enter_context(Proxy(self.config.broker).serve())
 
-    def send(self, name: str, seconds: float, times: int = 1) -> None:
+    def send(self, name: str, seconds: float, times: int = 1, queue: str = "") -> None:
         """Send messages of a task, each of which runs for so long, under the drill's key if it has a lock."""
         for _ in range(times):
             item = f"{self.key}-{len(self.results)}"
             key = item if name == "slow" else self.key
-            sent = self.app.tasks[f"chaos.{name}"].apply_async((key, item, seconds))
+            sent = self.app.tasks[f"chaos.{name}"].apply_async((key, item, seconds), queue=queue or self.config.queue)
             self._ledger.write({"event": "sent", "task_id": sent.id, "kind": name, "after": ""})
             self.results.append(sent)
 

@@ -16,6 +16,7 @@ from chaos.story import Line, Story
 from chaos.waits import Wait, gaps
 from chaos.windows import HANDED_ON, MOST_BYTES, MOST_COMMANDS, STALLED
 
+Spans = dict[str, list[tuple[float, float]]]
 Broken = tuple[str, list[Line]]
 SERVED_OTHERS = "times that a key stayed free while slots went to messages that waited for other keys"
 
@@ -23,11 +24,8 @@ SERVED_OTHERS = "times that a key stayed free while slots went to messages that 
 class Stalls:
     """Whether keys stay free though a message waits for them in a worker that ends runs."""
 
-    def __init__(self, story: Story, waited: list[Wait], counts: Counter[str]) -> None:
-        self._story, self._counts = story, counts
-        self._spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        for run in story.runs:
-            self._spans[run.key].append((run.start, run.end))
+    def __init__(self, story: Story, waited: list[Wait], in_use: Spans, counts: Counter[str]) -> None:
+        self._story, self._spans, self._counts = story, in_use, counts
         self._ended: dict[int, list[float]] = defaultdict(list)
         for line in story.events("ended"):
             self._ended[line["worker"]].append(line["at"])
@@ -41,13 +39,13 @@ class Stalls:
 
     def look_at(self, wait: Wait, start: float) -> None:
         """Find the stalls that one message that waits has seen since `start`."""
-        for begin, stop in gaps(self._spans[wait.key], start, min(wait.end, self._story.end)):
+        for begin, stop in gaps(self._spans.get(wait.key, []), start, min(wait.end, self._story.end)):
             ended = [at for at in self._ended[wait.worker] if begin <= at <= stop - STALLED]
             others = [one for one in self._called[wait.worker] if one.key != wait.key and begin <= one.end <= stop]
             if ended and len(ended) <= len(others):
                 self._counts[SERVED_OTHERS] += 1
             elif ended:
-                runs_before = sum(run <= begin for run, _ in self._spans[wait.key])
+                runs_before = sum(run <= begin for run, _ in self._spans.get(wait.key, []))
                 seen = self._seen[wait.key, wait.worker, runs_before]
                 seen.append((stop - ended[0], len(ended), wait.task_id))
 

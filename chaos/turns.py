@@ -40,10 +40,10 @@ class Turns:
 def check_turns(story: Story) -> Turns:
     """Hold a story against what is promised to those who wait."""
     waited, found = waits(story), Turns()
-    had_turns, in_use = turns(story, waited), busy(story, waited)
+    had_turns, in_use = turns(story, waited), busy(story)
     found.counts[WAITED] = len(waited)
     found.broken += [*check_drains(story, waited), *check_crowds(story)]
-    stalls = Stalls(story, waited, found.counts)
+    stalls = Stalls(story, waited, in_use, found.counts)
     for wait in waited:
         start = calm_from(story, wait)
         if start is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from chaos.faults import COLD, KILL_WORKER, WARM
 from chaos.story import Line, Story
-from chaos.windows import AT_ONCE, CALLED, NEVER, TOLD_AGAIN
+from chaos.windows import AT_ONCE, NEVER, TOLD_AGAIN
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,6 @@ class Wait:
     """When it waited no longer; infinite where it waits to the end of the ledger."""
     is_called: bool
     """Whether it has waited until its turn."""
-    is_called_to_full: bool
-    """Whether its worker had no free slot at its turn: it has joined those who have one soon."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ def waits(story: Story) -> list[Wait]:
 
 
 def _wait(line: Line, begins: list[Line], gone: list[float]) -> Wait:
-    never = {"at": NEVER, "called": False, "full": False}
+    never = {"at": NEVER, "called": False}
     begin: Line = next((one for one in begins if one["at"] >= line["at"]), never)
     end = min([begin["at"], *(at for at in gone if at >= line["at"])])
     is_called = begin["called"] and end == begin["at"]
@@ -70,7 +68,6 @@ def _wait(line: Line, begins: list[Line], gone: list[float]) -> Wait:
         start=line["at"],
         end=end,
         is_called=is_called,
-        is_called_to_full=is_called and begin["full"],
     )
 
 
@@ -111,15 +108,12 @@ def was_full(story: Story, wait: Wait, start: float, end: float) -> float | None
     return max((at for at in times if start <= at and at - TOLD_AGAIN <= end), default=None)
 
 
-def busy(story: Story, waited: list[Wait]) -> dict[str, list[tuple[float, float]]]:
-    """From when to when each key was in use: by a run, or kept for one that was called into a full worker."""
+def busy(story: Story) -> dict[str, list[tuple[float, float]]]:
+    """From when to when each key was in use by a run, in order."""
     spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for run in story.runs:
         spans[run.key].append((run.start, run.end))
-    for wait in waited:
-        if wait.is_called_to_full:
-            spans[wait.key].append((wait.end, wait.end + CALLED))
-    return {key: sorted(of_key) for key, of_key in spans.items()}
+    return spans
 
 
 def gaps(spans: list[tuple[float, float]], start: float, end: float) -> Iterator[tuple[float, float]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from celery_redislock.server.listener import LOOK_EVERY, SILENCE
-from celery_redislock.server.looks import CALLED_FOR, OFFERED_FOR
+from celery_redislock.server.looks import OFFERED_FOR
 from celery_redislock.server.room import LEAVING
 from chaos.stage import VISIBILITY
 from chaos.tasks import LEASE
@@ -40,10 +40,8 @@ DEATH_NOTED = 0.03
 #: A wake-up takes milliseconds. Where it is lost, the key is kept for a second for a room that does not come, and the
 #: others look later still: a key that idles for longer than this has waited for a look.
 IDLE = OFFERED_FOR + AT_ONCE
-#: A key is kept for so long for one who was called, and who may wait for a child of its worker meanwhile.
-CALLED = CALLED_FOR + AT_ONCE
-#: By so many at most is one passed who waits, though its worker has no free slot: as soon as a run begins there, one
-#: that waits may join it. Until then its bodies may take eight seconds, in which others run three a second.
+#: By so many at most is one passed who waits, though its worker has no free slot: as soon as a run ends there, one
+#: that waits takes its slot. Until then its bodies may take eight seconds, in which others run three a second.
 MOST_PASSES = 24
 #: A room may have lost wake-ups for so long after a fault: until it knows that its connection is dead. Rooms that died
 #: have left the lines by then, leases have ended, and what had no worker has one.

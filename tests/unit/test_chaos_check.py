@@ -63,12 +63,12 @@ class Book:
     def died(self, at, pid=CHILD):
         self.ledger.write({"event": "died", "pid": pid, "at": at})
 
-    def waits(self, task_id, start, end=None, place=1, *, worker=MAIN, key="key", called=True, full=False):
+    def waits(self, task_id, start, end=None, place=1, *, worker=MAIN, key="key", called=True):
         line = {"task_id": task_id, "key": f"redislock:{{chaos:{key}}}", "place": place}
         line |= {"worker": worker, "waiter": f"{task_id} {start}"}
         self.ledger.write({"event": "waits", "at": start, **line})
         if end is not None:
-            self.ledger.write({"event": "begins", "at": end, "called": called, "full": full, **line})
+            self.ledger.write({"event": "begins", "at": end, "called": called, **line})
 
     def full(self, at, worker=MAIN, key="key"):
         self.ledger.write({"event": "full", "key": f"redislock:{{chaos:{key}}}", "worker": worker, "at": at})
@@ -577,15 +577,15 @@ class TestStarvation:
         book.full(4.5)
         assert broken() == []
 
-    def test_a_key_is_kept_for_one_who_was_called_into_a_full_worker(self, book, broken):
+    def test_so_is_one_that_is_kept_for_a_message_which_was_called_into_a_full_worker(self, book, broken):
         for task_id in ("holder", "a", "b"):
             book.sent(task_id)
         book.run("holder", 0, 1)
-        book.waits("a", 0.5, 1.01, place=1, full=True)
+        book.waits("a", 0.5, 1.01, place=1)
         book.waits("b", 0.5, 5.6, place=2, worker=OTHER)
         book.run("a", 4.5, 5.5)
         book.run("b", 5.61, 6, pid=OTHER)
-        assert broken() == []
+        assert broken() == ["key idled for 3.5 s while a message waited for it"]
 
 
 class TestStalls:
@@ -619,7 +619,8 @@ class TestStalls:
         """The room of a full worker calls one after the other, and each finds the key kept for the next."""
         for number in range(4):
             book.sent(f"m{number}")
-            book.waits(f"m{number}", 0.5, 2 + 5 * number, place=number, full=True)
+            book.waits(f"m{number}", 0.5, 2 + 5 * number, place=number)
+            book.full(1.9 + 5 * number)
             book.run(f"m{number}", 20 + number, 21 + number, item=f"m{number}/0")
         book.run("holder", 0, 1)
         book.ended(*range(2, 20, 3))
