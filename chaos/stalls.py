@@ -26,9 +26,6 @@ class Stalls:
 
     def __init__(self, story: Story, waited: list[Wait], in_use: Spans, counts: Counter[str]) -> None:
         self._story, self._spans, self._counts = story, in_use, counts
-        self._ended: dict[int, list[float]] = defaultdict(list)
-        for line in story.events("ended"):
-            self._ended[line["worker"]].append(line["at"])
         self._called: dict[int, list[Wait]] = defaultdict(list)
         for wait in waited:
             if wait.is_called:
@@ -40,7 +37,8 @@ class Stalls:
     def look_at(self, wait: Wait, start: float) -> None:
         """Find the stalls that one message that waits has seen since `start`."""
         for begin, stop in gaps(self._spans.get(wait.key, []), start, min(wait.end, self._story.end)):
-            ended = [at for at in self._ended[wait.worker] if begin <= at <= stop - STALLED]
+            times = [line["at"] for line in self._story.ended[wait.worker]]
+            ended = [at for at in times if begin <= at <= stop - STALLED]
             others = [one for one in self._called[wait.worker] if one.key != wait.key and begin <= one.end <= stop]
             if ended and len(ended) <= len(others):
                 self._counts[SERVED_OTHERS] += 1

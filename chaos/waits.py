@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chaos.faults import COLD, KILL_WORKER, WARM
+from chaos.slots import CHILDREN
 from chaos.story import Line, Story
 from chaos.windows import AT_ONCE, NEVER, TOLD_AGAIN
 
@@ -105,7 +106,15 @@ def was_full(story: Story, wait: Wait, start: float, end: float) -> float | None
         for line in story.events("full")
         if line["worker"] == wait.worker and key_of(line) == wait.key
     ]
+    times += _all_slots_taken(story, wait.worker, start, end)
     return max((at for at in times if start <= at and at - TOLD_AGAIN <= end), default=None)
+
+
+def _all_slots_taken(story: Story, worker: int, start: float, end: float) -> list[float]:
+    """Times at which all slots of a worker were taken, among them the last one from `start` to `end`."""
+    runs = [(line["since"], line["at"]) for line in story.ended[worker] if line["since"] <= end and line["at"] >= start]
+    times = [min(at, end) for _, at in runs]
+    return [at for at in times if sum(since <= at <= ended for since, ended in runs) >= CHILDREN]
 
 
 def busy(story: Story) -> dict[str, list[tuple[float, float]]]:

@@ -75,7 +75,11 @@ class Book:
 
     def ended(self, *times, worker=MAIN):
         for at in times:
-            self.ledger.write({"event": "ended", "worker": worker, "at": at})
+            self.ledger.write({"event": "ended", "worker": worker, "since": at - 0.1, "at": at})
+
+    def takes_slots(self, count, since, at, worker=MAIN):
+        for _ in range(count):
+            self.ledger.write({"event": "ended", "worker": worker, "since": since, "at": at})
 
     def lost(self, task_id, at, reason, pid=CHILD):
         line = {"event": "lost", "key": "redislock:{key}", "task_id": task_id, "reason": reason}
@@ -576,6 +580,11 @@ class TestStarvation:
         assert broken() == ["key idled for 2.3 s while a message waited for it"]
         book.full(4.5)
         assert broken() == []
+
+    @pytest.mark.parametrize(("slots", "seconds"), [(2, "3.0"), (3, "1.6")])
+    def test_so_does_a_worker_all_of_whose_slots_are_taken(self, idle, book, broken, slots, seconds):
+        book.takes_slots(slots, since=1.5, at=3.4)
+        assert broken()[0] == f"key idled for {seconds} s while a message waited for it"
 
     def test_so_is_one_that_is_kept_for_a_message_which_was_called_into_a_full_worker(self, book, broken):
         for task_id in ("holder", "a", "b"):
