@@ -16,12 +16,12 @@ from chaos.stage import Stage
 
 #: Tasks without a lock, and for how many seconds each runs.
 STRANGERS, SLOW = 15, 3.0
-#: How many messages wait for the key of a drill.
-WAITERS = 8
+#: How many messages wait for the key of a drill, and for how many seconds each runs.
+WAITERS, MOMENT = 8, 0.05
 #: The queue of the worker that has nothing else to do.
 IDLE = "drill-idle"
-#: For how many seconds a worker that is told to end runs an unrelated task.
-LONG = 12.0
+#: For how many seconds a worker runs an unrelated task, and the key is still held when that worker is told to end.
+LONG, HELD = 12.0, 1.0
 #: For how many seconds the broker is away. The slow tasks end meanwhile, and what was fetched finds its key held.
 AWAY = 5.0
 
@@ -55,24 +55,26 @@ def backlog(hall: Hall) -> None:
 
     Others wait for that key in a worker that has nothing else to do.
     """
-    hall.start_worker()
-    hall.start_worker(queue=IDLE)
-    hall.send("late", 2.0)
-    hall.send("late", 0.05, WAITERS)
-    hall.send("slow", SLOW, STRANGERS)
-    hall.send("late", 0.05, WAITERS, queue=IDLE)
+    full, idle = hall.start_worker(), hall.start_worker(queue=IDLE)
+    with hall.holding_the_key():
+        hall.send("late", MOMENT, WAITERS)
+        hall.wait_for_waiters(full, WAITERS)
+        hall.send("slow", SLOW, STRANGERS)
+        hall.send("late", MOMENT, WAITERS, queue=IDLE)
+        hall.wait_for_waiters(idle, WAITERS)
 
 
 def drain(hall: Hall) -> None:
     """A worker that runs a long, unrelated task is told to end, while messages wait in it; another one is idle."""
     leaving = hall.start_worker()
-    hall.send("slow", LONG)
-    hall.send("late", 2.0)
-    hall.send("late", 0.05, WAITERS)
-    hall.wait_until(lambda: leaving.output().count("it waits in line") >= WAITERS, "the messages wait")
-    hall.start_worker()
-    hall.write("drain", worker=leaving.process.pid)
-    leaving.process.send_signal(signal.SIGTERM)
+    with hall.holding_the_key():
+        hall.send("slow", LONG)
+        hall.send("late", MOMENT, WAITERS)
+        hall.wait_for_waiters(leaving, WAITERS)
+        hall.start_worker()
+        hall.write("drain", worker=leaving.process.pid)
+        leaving.process.send_signal(signal.SIGTERM)
+        time.sleep(HELD)
 
 
 def outage(hall: Hall) -> None:
@@ -81,7 +83,7 @@ def outage(hall: Hall) -> None:
     worker = hall.start_worker("-P", "threads", broker=proxy.url)
     with hall.holding_the_key():
         hall.send("slow", SLOW, CHILDREN)
-        hall.send("late", 0.05, WAITERS)
+        hall.send("late", MOMENT, WAITERS)
         hall.wait_until(lambda: worker.output().count("] received") >= CHILDREN + WAITERS, "the messages are fetched")
         proxy.refuse()
         time.sleep(AWAY)
