@@ -90,6 +90,8 @@ def _idle(story: Story, wait: Wait, start: float, spans: list[tuple[float, float
     """For how long the key was in nobody's use, each time that it was so for too long."""
     end = min(wait.end, story.end)
     for begin, stop in gaps(spans, start, end):
+        if stop - begin <= IDLE:
+            continue
         full = was_full(story, wait, begin, stop)
         seconds = stop - max(begin, full or -NEVER)
         if seconds > IDLE:

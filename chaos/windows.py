@@ -55,8 +55,8 @@ HANDED_ON = LEAVING + 1.0 + AT_ONCE
 #: While messages wait, a worker looks at their key when its lease ends, and the holder renews the lease. What does not
 #: fit into the worker comes back now and then. Each command counts, also those that a script runs.
 MOST_COMMANDS = 100.0
-#: What waits needs 10 kB; its message, which the broker's client keeps too, and what the allocator keeps come on top.
-MOST_BYTES = 40_000
+#: What waits needs 11 kB, with its message, which the broker's client keeps too, and with what the allocator keeps.
+MOST_BYTES = 25_000
 #: A worker without a free slot writes that down no more often, in seconds.
 TOLD_AGAIN = 0.2
 #: The time of death of a process that has not died.
