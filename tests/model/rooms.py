@@ -143,7 +143,7 @@ class Rooms:
 
     @staticmethod
     def _ask_for(waiting: list[Execution]) -> Stand:
-        """The command that asks for a slot for the first of those who wait in a room."""
+        """The command that asks for a slot for the first who waits in a room."""
         first, next_place = waiting[0], waiting[1].message.place if len(waiting) > 1 else None
         return Stand(first.home, first.message.place, next_place, first.limit)
 

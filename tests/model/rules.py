@@ -26,7 +26,7 @@ class Promise(Enum):
         " anybody, and none leaves one free beside who waits"
     )
     ORDER = "who waits in line is called in the order of the places, and nobody takes the key of who was called"
-    ONE_CALL = "one offer calls one of those who wait, and the next is called when that one has the key or has given up"
+    ONE_CALL = "one offer calls one who waits, and the next one is called when that one has the key or has given up"
     SERVED = "a slot that becomes free goes to a message that waits for it, before anything else that was fetched"
 
 
