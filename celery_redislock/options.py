@@ -105,7 +105,7 @@ SETTINGS: Mapping[str, Rule] = {
         lambda v: isinstance(v, str) and v != "" and not set(v) & set("{}"),
     ),
     "enabled": _TRUE_OR_FALSE._replace(default=True),
-    "waiting_limit": Rule(1000, "a whole number, 0 or greater", lambda v: type(v) is int and v >= 0),
+    "waiting_limit": Rule(20_000, "a whole number, 0 or greater", lambda v: type(v) is int and v >= 0),
 }
 #: Settings whose values may hold a password: error messages do not show them.
 SECRET = frozenset({"url", "client_options"})
@@ -153,7 +153,7 @@ class LockSettings:
     """``False`` makes every lock a no-op, for tests. It may change at any time, and counts for what begins then."""
 
     waiting_limit: int
-    """How many messages one worker keeps waiting. More go back to the broker, and come back after 1 to 30 s with their
+    """How many messages one worker keeps waiting. More go back to the broker, and come back after 1 to 300 s with their
     place."""
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from .answers import NOTE_TTL, Claim, Note
 from .names import keys_of, limit_of
 from .scripts import ACQUIRE, ACQUIRE_SLOT, ENTER, EXPECT, GIVE_UP, INSPECT, LEAVE, RELEASE, RENEW, STAND, Command, Text
-from .tokens import RESERVED, Token, cooling, for_limit, known_by
+from .tokens import RESERVED, Token, cooling, for_limit, known_by, known_in_line
 
 
 def acquire(
@@ -136,14 +136,16 @@ def enter(key: str, room: Token, place: int) -> Command:
     return Command(ENTER, (keys_of(key).line,), (for_limit(room, limit_of(key)).value, _place(place)))
 
 
-def stand(key: str, room: Token, place: int, next_place: int | None) -> Command:
+def stand(key: str, room: Token, place: int, next_place: int | None, number: int = 0) -> Command:
     """Stand in line for `key`: arguments as `LockStore.stand`.
 
     Raises:
         ValueError: A place is no place.
     """
     following = "" if next_place is None else _place(next_place)
-    return Command(STAND, (key, keys_of(key).line), (for_limit(room, limit_of(key)).value, _place(place), following))
+    check_place(place)
+    values = (for_limit(room, limit_of(key)).value, known_in_line(place, number), following)
+    return Command(STAND, (key, keys_of(key).line), values)
 
 
 def leave(key: str, room: Token) -> Command:

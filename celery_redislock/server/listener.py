@@ -65,7 +65,8 @@ class Listener:
             except NoPermissionError as error:
                 self._deaf(error)
                 pause = PAUSE_OF_THE_DEAF
-            except RedisError as error:  # the store says it where the server cannot be asked
+            # The store says it where the server cannot be asked. A client that decodes may hear what is no text.
+            except (RedisError, UnicodeDecodeError) as error:
                 logger.debug("no subscription to %s: %s", self._channel, describe(error))
             except BaseException:  # pragma: no cover - a mistake of ours: whoever waits must hear again
                 logger.exception("the subscription to %s failed; it is tried again", self._channel)

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Collection
 
 from .answers import Conflict
+from .names import is_line
 from .queues import Queue
 from .waiter import Waiter
 
@@ -47,7 +48,7 @@ class Looks:
         self._asked.append(line)
 
     def hear(self, hint: str | None) -> None:
-        """Look when a hint says so, of those that `names.channel_of` lists.
+        """Look when a hint says so, of those that `names.channel_of` lists. Anything else costs nothing.
 
         None says that hints may have been missed: look at all lines.
         """
@@ -61,15 +62,20 @@ class Looks:
         self._at[line] = at = time.monotonic() + seconds
         heapq.heappush(self._to_come, (at, line))
 
+    def within(self, line: str, seconds: float) -> None:
+        """Look at `line` in so many seconds at the latest."""
+        if self._at.get(line, math.inf) > time.monotonic() + seconds:
+            self.later(line, seconds)
+
     def due(self, lines: Collection[str]) -> dict[str, bool]:
         """Those of the room's lines at which to look now, and whether a hint says that its key is offered here."""
         due: dict[str, bool] = {}
         while self._hints:
             what, _, line = self._hints.popleft().partition(" ")
-            if what != "soon":
+            if what in {"offer", "look"} and (line in lines or is_line(line)):
                 due[line] = due.get(line, False) or what == "offer"
-            elif line in lines and self._at.get(line, math.inf) > time.monotonic() + OFFERED_FOR + MARGIN[1]:
-                self.later(line, OFFERED_FOR + margin())
+            elif what == "soon" and line in lines:
+                self.within(line, OFFERED_FOR + margin())
         while self._asked:
             asked = self._asked.popleft()
             for line in lines if asked is None else (asked,):

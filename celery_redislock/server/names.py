@@ -6,8 +6,13 @@ import functools
 import re
 from typing import NamedTuple, Self
 
+from celery_redislock.options import MAX_LIMIT
+
 #: NOTE stands between the lock's key and an attempt, GONE between the lock's key and a claim.
 NOTE, GONE = ":note:", ":gone:"
+#: The longest key for which a room that does not know it heeds a hint, in characters.
+LONGEST_KEY = 10_000
+_LIMITS = frozenset(map(str, range(1, MAX_LIMIT + 1)))
 
 
 class LimitedKey(str):
@@ -49,6 +54,14 @@ def key_of(line: str) -> str:
     """
     limit, _, key = line.partition(" ")
     return limited(key, int(limit))
+
+
+def is_line(text: str) -> bool:
+    """Whether `line_of` may have made `text`: anybody may send a hint, and no script must be run for any limit."""
+    limit, _, key = text.partition(" ")
+    if limit not in _LIMITS or not 0 < len(key) <= LONGEST_KEY:
+        return False
+    return key.isascii() or not any("\ud800" <= character <= "\udfff" for character in key)  # bytes that are no text
 
 
 def limit_of(key: str) -> int:

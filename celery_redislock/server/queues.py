@@ -8,12 +8,16 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import TypeVar
 
 from .tokens import Token
 from .waiter import Waiter
 
+N = TypeVar("N", int, float)
 #: A room that has no slot says again after so many seconds that it stands in line: a line ends by itself.
 REFRESHED = 60.0
+#: So many who wait no longer may be kept besides as many as wait.
+FORGOTTEN_LATE = 16
 
 
 class Queue:
@@ -63,6 +67,8 @@ class Queues:
         self._new: deque[Waiter] = deque()
         self._deadlines: list[tuple[float, int, Waiter]] = []
         self._order = itertools.count()
+        #: How many may be in the heaps: those who have come since the others were dropped, and who waited then.
+        self._taken_in = 0
 
     def __len__(self) -> int:
         return len(self._waiters)
@@ -91,6 +97,7 @@ class Queues:
             waiter = self._new.popleft()
             queue = self.by_line.setdefault(waiter.line, Queue())
             number = next(self._order)
+            self._taken_in += 1
             heapq.heappush(queue.heap, (waiter.place, number, waiter))
             if waiter.watches:
                 queue.watching.append(waiter)
@@ -99,9 +106,6 @@ class Queues:
                 heapq.heappush(self._deadlines, (waiter.deadline, number, waiter))
             if waiter.watches or queue.place is None or self.first(waiter.line) is waiter:
                 changed.append(waiter.line)
-        if len(self._deadlines) > 2 * len(self._waiters) + 100:  # most of them wait no longer
-            self._deadlines = [one for one in self._deadlines if self._waits(one[2])]
-            heapq.heapify(self._deadlines)
         return changed
 
     def end(self, now: float) -> list[Waiter]:
@@ -111,7 +115,22 @@ class Queues:
             waiter = heapq.heappop(self._deadlines)[2]
             if self._waits(waiter) and self.remove(waiter):
                 ended.append(waiter)
+        if self._taken_in > 2 * len(self._waiters) + FORGOTTEN_LATE:  # most of them wait no longer
+            self._forget()
         return ended
+
+    def _forget(self) -> None:
+        """Keep nothing of those who wait no longer. It takes as long as they were many."""
+        self._deadlines = self._of_waiting(self._deadlines)
+        for queue in self.by_line.values():
+            queue.heap = self._of_waiting(queue.heap)
+            queue.watching = [waiter for waiter in queue.watching if self._waits(waiter)]
+        self._taken_in = len(self._waiters)
+
+    def _of_waiting(self, heap: list[tuple[N, int, Waiter]]) -> list[tuple[N, int, Waiter]]:
+        waiting = [one for one in heap if self._waits(one[2])]
+        heapq.heapify(waiting)
+        return waiting
 
     @property
     def next_deadline(self) -> float:

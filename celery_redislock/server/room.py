@@ -5,20 +5,22 @@ A room stands in the line of each key for which somebody in it waits, at the pla
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from celery_redislock.errors import LockUnavailable
 from celery_redislock.shown import shown
 
-from . import commands, tokens
+from . import commands, queues, tokens
 from .answers import Conflict
+from .aside import Aside
 from .listener import Listener
 from .looks import SHORT_LOOK, Looks, look_in
 from .names import channel_of, key_of, limit_of
@@ -30,10 +32,20 @@ from .waiter import Waiter, begin, can_begin
 
 logger = logging.getLogger(__name__)
 
-#: A waiter for whom there was no slot is asked again after so many seconds whether there is one.
+#: While lines are aside, their first waiters are asked again after so many seconds whether they can begin.
 ASK_AGAIN = 0.05
 #: The longest that `Room.leave_all` may take, in seconds.
 LEAVING = 2.0
+
+
+class Host(Protocol):
+    """Who knows whether waiters can begin. It is called in the thread of their room."""
+
+    def begins_round(self) -> None:
+        """The room is about to ask `Waiter.can_begin` of some of its waiters."""
+
+    def ends_round(self, room: Room, aside: Mapping[str, int]) -> None:
+        """The room has looked. In so many lines, counted by `Waiter.group`, the first waiter cannot begin now."""
 
 
 class Room:
@@ -56,6 +68,7 @@ class Room:
         self._store = store
         self._listener = Listener(client, channel_of(self.token.nonce, keyprefix), self._heard)
         self._queues = Queues()
+        self._numbers = itertools.count(1)
         self._looks = Looks()
         #: Those who were called and do not ask for their key.
         self._called_and_gone: deque[Waiter] = deque()
@@ -64,8 +77,9 @@ class Room:
         self._stopped = False
         self._started = False
         self._starting = threading.Lock()
-        # What only the room's thread uses. The lines whose first waiter has no slot are set aside.
-        self._aside: dict[str, None] = {}
+        #: Those who know whether the waiters can begin.
+        self.hosts: set[Host] = set()
+        self._aside = Aside()  # like all below, only the room's thread uses it
         #: Until when nobody asks the server, or a node of a Cluster, which did not answer; by its `Outage`.
         self._silent: dict[Outage, float] = {}
 
@@ -83,20 +97,40 @@ class Room:
             ValueError: Its place is no place.
         """
         commands.check_place(waiter.place)
+        if not waiter.number:  # one that comes again may still have its call
+            waiter.number = next(self._numbers)  # type: ignore[misc] # each subclass has a slot or a dict for it
         self._start()
         self._queues.add(waiter)
         self._wake.set()
 
+    def wake(self) -> None:
+        """Have the room ask again which of its waiters can begin."""
+        self._wake.set()
+
+    def look(self, line: str) -> bool:
+        """Look at `line` soon; return whether somebody waits there."""
+        if line not in self._queues.by_line:
+            return False
+        self._looks.soon(line)
+        self._wake.set()
+        return True
+
     def call_of(self, waiter: Waiter) -> bytes:
         """What the key of `waiter` holds from its call until it has acquired the key."""
-        return tokens.call(tokens.for_limit(self.token, limit_of(waiter.key)), waiter.place).value
+        return tokens.call(tokens.for_limit(self.token, limit_of(waiter.key)), waiter.place, waiter.number).value
 
     def leave(self, waiter: Waiter) -> None:
         """Let `waiter` wait no longer. If it was called already, it does not ask for the key: the key is passed on."""
-        if not self._queues.remove(waiter):
+        if not self.withdraw(waiter):
             self._called_and_gone.append(waiter)
+            self._wake.set()
+
+    def withdraw(self, waiter: Waiter) -> bool:
+        """Let `waiter` wait no longer, unless it was called already; return whether it still waited."""
+        waited = self._queues.remove(waiter)
         self._looks.soon(waiter.line)
         self._wake.set()
+        return waited
 
     def leave_all(self) -> list[Waiter]:
         """Let nobody wait any longer, and leave all lines, in `LEAVING` seconds; return those who waited."""
@@ -149,52 +183,67 @@ class Room:
             begin(waiter, called=False)
         self._silent = {outage: until for outage, until in self._silent.items() if until > time.monotonic()}
         self._pass_on()
-        due = dict.fromkeys(self._aside, False) | self._looks.due(self._queues.by_line)
+        for host in tuple(self.hosts):
+            host.begins_round()
+        due = self._looks.due(self._queues.by_line)
         for line in sorted(due, key=lambda line: (self._is_out(line), self._queues.place(line))):
+            self._look_aside(self._queues.place(line))
             self._try_to_look(line, is_offered=due[line])
+        self._look_aside(math.inf)
+        for host in tuple(self.hosts):
+            host.ends_round(self, self._aside.counts)
         left.set()
         return self._pause()
+
+    def _look_aside(self, before: float) -> None:
+        """Look at the lines aside with a place before this one, while their first waiters can begin."""
+        while line := next((line for place, line in self._aside.heads() if self._can_look(place, line, before)), None):
+            self._try_to_look(line, has_slot=True)
+
+    def _can_look(self, place: int, line: str, before: float) -> bool:
+        first = self._queues.first(line)
+        return place < before and (first is None or can_begin(first))
 
     def _is_out(self, line: str) -> bool:
         """Whether the server of `line` did not answer last time: in a Cluster the other nodes come first."""
         return self._store.outage_of(key_of(line)).unreachable is not None
 
-    def _try_to_look(self, line: str, *, is_offered: bool) -> None:
+    def _try_to_look(self, line: str, *, is_offered: bool = False, has_slot: bool = False) -> None:
+        self._aside.discard(line)
         silent_until = self._silent.get(self._store.outage_of(key_of(line)))
         if silent_until is not None:
             if line in self._queues.by_line:
                 self._looks.later(line, silent_until - time.monotonic())
             return
         try:
-            self._look(line, is_offered)
+            self._look(line, is_offered, has_slot)
         except LockUnavailable as error:
             self._refused(line, error)
         except BaseException:  # the others must still have their turn
             logger.exception("a look at the lock %s failed; it is tried again", shown(key_of(line)))
             self._looks.later(line, SHORT_LOOK)
 
-    def _look(self, line: str, is_offered: bool) -> None:
+    def _look(self, line: str, is_offered: bool, has_slot: bool) -> None:
         """See whether it is the turn of the first who waits in `line`, or leave it.
 
-        Where there is no slot for that one, the room has its place in line until the key is offered to it.
+        If that one cannot begin now, the room keeps its place in line until the key is offered to it.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
         """
         first, queue = self._queues.first(line), self._queues.by_line.get(line)
-        self._aside.pop(line, None)
         if first is None or queue is None:
             self._queues.by_line.pop(line, None)
             self._leave(line, queue)
-        elif can_begin(first):
+        elif has_slot or can_begin(first):
             self._stand(queue, first)
-        elif is_offered:
-            self._aside[line] = None
-            queue.has_declined = True
-            self._leave(line, queue)
         else:
-            self._aside[line] = None
-            self._enter(queue, first)
+            self._aside.put(line, first.group, first.place)
+            if is_offered:
+                queue.has_declined = True
+                self._leave(line, queue)
+            else:
+                self._enter(queue, first)
 
     def _leave(self, line: str, queue: Queue | None) -> None:
         """Leave `line`, if the room may stand in it: even without a queue, for a command may have come late."""
@@ -207,6 +256,7 @@ class Room:
         """Stand in line without a slot."""
         if queue.must_enter(first.place):
             queue.stand(first.place)  # also where no answer comes
+            self._looks.within(first.line, queues.REFRESHED)
             self._store.enter(first.key, self.token, first.place)
 
     def _stand(self, queue: Queue, first: Waiter) -> None:
@@ -214,12 +264,13 @@ class Room:
         following = self._queues.second(line)
         queue.stand(first.place)  # also where no answer comes
         queue.has_declined = False
-        answer = self._store.stand(key, self.token, first.place, following.place if following else None)
+        next_place = following.place if following else None
+        answer = self._store.stand(key, self.token, first.place, next_place, first.number)
         if isinstance(answer, Conflict):
             self._let_begin(line, answer.holders)
             self._looks.later(line, look_in(answer, queue, first, hears=self._listener.hears))
             return
-        queue.place = following.place if following else None
+        queue.place = next_place
         self._looks.later(line, look_in(None, queue, first, hears=self._listener.hears))
         if not self._queues.remove(first) or not begin(first, called=True):  # it has left meanwhile, or fails
             self._called_and_gone.append(first)

@@ -187,7 +187,7 @@ class LockStore(Sender):
         """
         self._ask(commands.enter(key, room, place))
 
-    def stand(self, key: str, room: Token, place: int, next_place: int | None) -> Taken | Conflict:
+    def stand(self, key: str, room: Token, place: int, next_place: int | None, number: int = 0) -> Taken | Conflict:
         """Let a room stand in line for `key`, and take the key where it is the turn of the room's first waiter.
 
         Args:
@@ -195,12 +195,13 @@ class LockStore(Sender):
             room: The token of the room.
             place: Of the room's first waiter for this key, in microseconds since the epoch.
             next_place: Of the room's next waiter for this key; None where there is none.
+            number: Tells the first waiter from others of the room with the same place, as for `tokens.call`.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
             ValueError: A place is no place.
         """
-        reply, _ = self._ask(commands.stand(key, room, place, next_place))
+        reply, _ = self._ask(commands.stand(key, room, place, next_place, number))
         return Taken() if isinstance(reply, int) else _conflict(reply)
 
     def leave(self, key: str, room: Token) -> bool:

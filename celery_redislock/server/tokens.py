@@ -174,14 +174,20 @@ def for_limit(room: Token, limit: int) -> Token:
     return room if limit == 1 else Token.of(f"{room} {limit}")
 
 
-def call(room: Token, place: int) -> Token:
-    """The call of the waiter with this place: what the key holds from then on until that waiter has acquired the key.
+def call(room: Token, place: int, number: int = 0) -> Token:
+    """The call of a waiter: what the key holds from then on until that waiter has acquired the key.
 
-    `room` is the token of the room that has called it, from `for_limit`.
+    `room` is the token of the room that has called it, from `for_limit`. `number` tells the waiter from others of the
+    room with the same place.
 
     lua/stand.lua makes the same.
     """
-    return Token.of(f"{CALLED}{room[1:]} {place}")
+    return Token.of(f"{CALLED}{room[1:]} {known_in_line(place, number)}")
+
+
+def known_in_line(place: int, number: int) -> str:
+    """How a call names a waiter: by its place, and by its number where it has one."""
+    return f"{place}-{number}" if number else str(place)
 
 
 def cooling(token: Token) -> Token:

@@ -22,6 +22,7 @@ class Waiter(ABC):
     Attributes:
         key: The key in Redis.
         place: Its place in line: microseconds since the epoch, by the server's clock.
+        number: Tells it from other waiters of its room with the same place; 0 before it has entered.
         deadline: When it waits no longer, by `time.monotonic()`.
         watches: Whether `need_not_wait` may ever be true.
         look_every: Seconds between two looks while another library's lock holds the key, whose release tells nobody;
@@ -32,9 +33,15 @@ class Waiter(ABC):
 
     key: str
     place: int
+    number: int = 0
     deadline: float = math.inf
     watches: bool = False
     look_every: float | None = None
+
+    @property
+    def group(self) -> str:
+        """Waiters of one group need the same to begin: where one of them cannot, no other one can."""
+        return ""
 
     @property
     def line(self) -> str:

@@ -29,8 +29,9 @@ from .execution import Execution
 
 logger = logging.getLogger(__name__)
 
-#: The shortest and the longest pause of a message that is sent back, in seconds.
-SHORTEST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+#: The shortest and the longest pause of a message that is sent back, in seconds; and the longest one while the room of
+#: its worker is full: where thousands come back, each of them costs a run and some commands.
+SHORTEST_PAUSE, LONGEST_PAUSE, LONGEST_PAUSE_WHILE_FULL = 1.0, 30.0, 300.0
 
 
 class WorkerExecution(Execution):
@@ -143,7 +144,8 @@ class WorkerExecution(Execution):
             self._tell(holder, f"{what}: it waits in line")
             reason = f"{LockConflict(holder.key, holder)}; it waits in line"
             raise WaitsInLine(reason, self.key, place, header, is_shown)
-        pause = self.message.pause(SHORTEST_PAUSE, LONGEST_PAUSE)
+        is_full = not self.message.delivery.may_wait
+        pause = self.message.pause(SHORTEST_PAUSE, LONGEST_PAUSE_WHILE_FULL if is_full else LONGEST_PAUSE)
         self._tell(holder, f"{what}: it comes back in {pause:.2f} s")
         if self.message.send_back(pause, self.key, is_begun=is_begun, joins=joins, place=place):
             ending = CameBackAsRetry if is_shown else CameBack

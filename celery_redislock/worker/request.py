@@ -12,8 +12,8 @@ from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
 from billiard.exceptions import WorkerLostError
+from celery.worker import state
 from celery.worker.request import Request
-from celery.worker.state import task_ready
 from kombu.serialization import registry  # type: ignore[attr-defined]
 
 from celery_redislock.app import server_of
@@ -28,6 +28,7 @@ from celery_redislock.task.endings import CameBack, CameBackAsRetry, CameBackInO
 from celery_redislock.task.plan import LockPlan
 from celery_redislock.task.reservation import give_up_reservation
 
+from . import same_id
 from .children import CHILDREN, Run
 from .conflicts import CONFLICTS
 from .reminder import Reminder
@@ -134,8 +135,10 @@ class LockedRequest(Request):
         """Whether the message was revoked or has expired. Then the key that was reserved for it is given up."""
         if self._already_revoked:  # type: ignore[attr-defined]
             return True
+        other = state.requests.get(self.id)
         if not super().revoked():
             return False
+        same_id.find_again(self, other)
         run = self.run
         if run is not None and run.call is not None and run.key is not None:
             server_of(run.plan.app).pass_on(run.key, run.call)
@@ -186,7 +189,7 @@ class LockedRequest(Request):
 
     def _give_back(self) -> None:
         """Have the broker deliver the message again: its child has died before the run began."""
-        task_ready(self)
+        same_id.task_ready(self)
         name = self.task.name
         about = fields("died", task=name, task_id=self.id)
         which = run_named(name, self.id)
@@ -196,12 +199,22 @@ class LockedRequest(Request):
     def _wait(self, room: WaitingRoom, ending: WaitsInLine) -> None:
         """Have the message wait in line."""
         task: Any = self.task
+        if self._already_revoked:  # type: ignore[attr-defined] # it was terminated, and is acked
+            same_id.task_ready(self)
+            return
         CHILDREN.keep_reservation(self.worker_pid, self.delivery.nonce)
-        self._apply_result = None  # nothing of its last run: thousands of messages may wait for long
+        self._forget_run()
         self.request_dict[HEADER] = ending.header.wire
         if ending.is_shown:
             self.send_event("task-retried", exception=str(ending.args[0]), traceback="")
         room.keep(self, ending, task.lock_plan, self.prepare_run)
+
+    def _forget_run(self) -> None:
+        """Know nothing of the last run: a terminate would kill `worker_pid`, which may run another message by now.
+
+        Thousands of messages may wait for long, too, so each keeps as little as it can.
+        """
+        self.time_start = self.worker_pid = self._apply_result = self._terminate_on_ack = None
 
 
 def locked_request(task: str, request: Any) -> type[LockedRequest]:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from celery import bootsteps
 from celery.concurrency import solo
-from celery.worker import state
 from celery.worker.request import Request
 
 from celery_redislock.app import server_of
@@ -22,10 +19,13 @@ from celery_redislock.server.room import Room
 from celery_redislock.task.endings import WaitsInLine
 from celery_redislock.task.plan import LockPlan
 
-from . import rate_limit
-from .children import CHILDREN
+from . import rate_limit, same_id
+from .gate import GatedSlots, SoloSlots
+from .revoked import RevokedMessages, has_ended
+from .slots import SemaphoreSlots, Slots, scale_up
+from .starter import Starter
 from .waiting_message import Prepare, WaitingMessage, must_leave_at
-from .windows import Windows, open_windows, slots_of
+from .windows import Windows, open_windows
 
 logger = logging.getLogger(__name__)
 
@@ -48,33 +48,43 @@ class WaitingRoom(bootsteps.StartStopStep):
         super().__init__(parent, **kwargs)
         self._consumer: Any = None
         self._rooms: set[Room] = set()
-        #: Messages that are on their way to the pool, for the worker's event loop; and the pipe that wakes it up.
+        #: Messages that are on their way to the pool, and whether they were called.
         self._calls: deque[tuple[WaitingMessage, bool]] = deque()
-        self._wake, self._waker = os.pipe()
-        os.set_blocking(self._wake, False)
-        os.set_blocking(self._waker, False)
-        #: How many runs had begun in this worker when its last slot was taken, or given to a message that had waited.
-        self._begun_at: int | None = None
+        #: Those that Celery has reserved, or will once their task's `rate_limit` has a token for them.
+        self._called: dict[Request, WaitingMessage] = {}
+        #: For how many lines of each room a slot is all that is missing.
+        self._wanted: dict[Room, int] = {}
         #: Delivery tags of messages that waited here when the connection to the broker was lost.
         self._to_restore: list[str] = []
         #: Where there is no event loop, Celery's timer is a thread, which threads of a pool must not start twice.
         self._timing = threading.Lock()
+        self._revoked = RevokedMessages(self._unordered, self._end, self._timing)
         vars(parent.app)[_WAITING_ROOM] = self
+        self._starter = Starter(self._run_calls)
+        self._slots = self._slots_of(parent)
+        parent.on_task_request = self._admit
         parent.on_connection_error_after_connected = partial(_survive, parent.on_connection_error_after_connected)
 
     def start(self, parent: Any) -> None:
         """Begin to keep messages."""
         open_windows(parent)
         self._consumer = parent
+        self._starter.start(parent)
         self._restore(parent)
 
     def stop(self, parent: Any) -> None:
         """Forget all messages and leave all lines: the broker delivers again what is not acked."""
         self._consumer = None
-        for one, is_called in self._calls:
-            if is_called:  # nobody comes to its key: the next in line shall have it at once
-                one.pass_on()
+        self._starter.stop()
+        self._revoked.stop()
+        self._slots.clear()
+        self._wanted.clear()
+        for one in (*self._called.values(), *(one for one, is_called in self._calls if is_called)):
+            one.pass_on()  # nobody will ask for its key
+        self._to_restore += [request.message.delivery_tag for request in self._called]
+        self._called.clear()
         for room in tuple(self._rooms):
+            room.hosts.discard(self)
             waited = [one for one in room.leave_all() if isinstance(one, WaitingMessage)]
             self._to_restore += [one.request.message.delivery_tag for one in waited]
         self._to_restore += [one.request.message.delivery_tag for one, _ in self._calls]
@@ -82,7 +92,15 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         """Called by Celery whenever the event loop starts, where there is one."""
-        hub.add_reader(self._wake, self._run_calls)
+        self._starter.register(hub)
+
+    def _slots_of(self, consumer: Any) -> Slots:
+        controller, hooks = consumer.controller, (self._ask_rooms, self._starter.look_again)
+        if isinstance(consumer.pool, solo.TaskPool):
+            return SoloSlots(consumer, *hooks, self._run_calls)
+        if consumer.hub is not None and consumer.on_task_request == controller._process_task_sem:
+            return SemaphoreSlots(consumer, *hooks)
+        return GatedSlots(consumer, *hooks, lambda: any(map(len, tuple(self._rooms))))
 
     def _restore(self, parent: Any) -> None:
         """Have a Redis broker deliver again at once what waited here when its connection was lost.
@@ -99,8 +117,11 @@ class WaitingRoom(bootsteps.StartStopStep):
     @property
     def waiting(self) -> list[WaitingMessage]:
         """The messages that wait here, in the order of their places."""
+        return sorted(self._unordered(), key=lambda one: one.place)
+
+    def _unordered(self) -> list[WaitingMessage]:
         waiters = (waiter for room in tuple(self._rooms) for waiter in room.waiting())
-        return sorted((one for one in waiters if isinstance(one, WaitingMessage)), key=lambda one: one.place)
+        return [one for one in waiters if isinstance(one, WaitingMessage)]
 
     def may_keep(self, request: Request, plan: LockPlan) -> bool:
         """Whether the message of `request` can wait here if its key is not free."""
@@ -115,18 +136,25 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     def keep(self, request: Request, ending: WaitsInLine, plan: LockPlan, prepare: Prepare) -> None:
         """Keep the message of `request` until its turn."""
-        state.task_ready(request)
+        same_id.task_ready(request)
         consumer = self._consumer
         if consumer is None or self._is_lost(consumer, request):
             return
+        self._keep_unacked(consumer, request)
+        room = server_of(plan.app).room
+        self._rooms.add(room)
+        room.hosts.add(self)
+        room.enter(WaitingMessage(request, ending, plan, prepare, self.can_begin, self.begin))
+        self._revoked.look_later(consumer)
+        if consumer.hub is not None:  # it may sleep for a second while a thread of the pool calls this
+            self._starter.wake_up()
+
+    @staticmethod
+    def _keep_unacked(consumer: Any, request: Request) -> None:
+        """Have the worker go on fetching while the message of `request` stays unacked."""
         consumer.qos.increment_eventually()
         if isinstance(consumer.qos, Windows):
             consumer.qos.keep(request.message)
-        if consumer.hub is not None:
-            self._wake_up()  # in a pool of threads this is not the event loop's: it would read on only in a second
-        room = server_of(plan.app).room
-        self._rooms.add(room)
-        room.enter(WaitingMessage(request, ending, plan, prepare, self.can_begin, self.begin))
 
     def _is_lost(self, consumer: Any, request: Request) -> bool:
         """Whether the connection is lost over which the message of `request` came.
@@ -140,98 +168,112 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._restore(consumer)
         return True
 
+    # What the rooms ask and tell, each in its own thread.
+
+    def begins_round(self) -> None:
+        """Have `can_begin` answer by what is free from now on."""
+        if self._consumer is not None:
+            self._slots.begins_round()
+
     def can_begin(self, waiting: WaitingMessage) -> bool:
-        """Whether the message of `waiting` would run soon if it were called. Called in the room's thread."""
-        consumer, name = self._consumer, waiting.request.task.name
+        """Whether the message of `waiting` would run at once if it were called, or as soon as it has its token."""
+        return self._consumer is not None and self._lacks(self._consumer, waiting.group) is None
+
+    def ends_round(self, room: Room, aside: Mapping[str, int]) -> None:
+        """Have slots held for the messages of the lines `aside`, counted by their tasks, that lack nothing else."""
+        consumer = self._consumer
         if consumer is None:
-            return False
-        in_bucket = rate_limit.called(consumer, name)
-        on_its_way = sum(one.request.task.name == name for one, _ in self._calls.copy())
-        return self._has_slot(consumer, in_bucket) and rate_limit.has_token(consumer, name, in_bucket + on_its_way)
+            return
+        self._wanted[room] = sum(count for name, count in aside.items() if self._lacks(consumer, name) == "slot")
+        if self._slots.ends_round(sum(self._wanted.values())):
+            self._starter.wake_up()
 
     def lacks(self, waiting: WaitingMessage) -> str | None:
         """What the worker lacks to run the message of `waiting` soon: a ``token`` or a ``slot``; None for neither.
 
-        It is for people who ask why the message waits; `can_begin` decides whether it does.
+        It is for people who ask why the message waits.
         """
-        consumer, name = self._consumer, waiting.request.task.name
-        if consumer is None:
-            return None
+        return None if self._consumer is None else self._lacks(self._consumer, waiting.group)
+
+    def _lacks(self, consumer: Any, name: str) -> str | None:
         in_bucket = rate_limit.called(consumer, name)
-        if not rate_limit.has_token(consumer, name, in_bucket):
+        on_their_way = [one for one, is_called in self._calls.copy() if is_called]
+        before = in_bucket + sum(one.group == name for one in on_their_way)
+        if not rate_limit.has_token(consumer, name, before):
             return "token"
-        return None if self._is_free(_living_slots(consumer.pool), in_bucket) else "slot"
-
-    def _has_slot(self, consumer: Any, in_bucket: int) -> bool:
-        """Whether the pool can run one more message soon, besides those that are called and stand in their bucket.
-
-        It can where a slot is free. A worker that has fetched more messages than it has slots never has a free one:
-        there a message that waits joins the fetched ones whenever another run has begun since the last one joined.
-        """
-        slots = _living_slots(consumer.pool)
-        if not slots:
-            return False
-        if self._is_free(slots, in_bucket):
-            self._begun_at = None
-            return True
-        begun: int = state.all_total_count[0]
-        if self._begun_at is None:
-            self._begun_at = begun
-        return begun > self._begun_at
-
-    def _is_free(self, slots: int, in_bucket: int) -> bool:
-        """Whether one of so many slots is free."""
-        return len(state.reserved_requests) + len(self._calls) + in_bucket < slots
-
-    def _can_still_begin(self, consumer: Any, waiting: WaitingMessage) -> bool:
-        """Whether nobody has taken the slot, or the token, for which `waiting` was called."""
-        name = waiting.request.task.name
-        slots, in_bucket = _living_slots(consumer.pool), rate_limit.called(consumer, name)
-        joins_the_fetched = self._begun_at is not None  # and takes no free slot
-        has_slot = slots > 0 and (joins_the_fetched or self._is_free(slots, in_bucket))
-        return has_slot and rate_limit.has_token(consumer, name, in_bucket)
+        return None if self._slots.free > in_bucket + len(on_their_way) else "slot"
 
     def begin(self, waiting: WaitingMessage, called: bool) -> None:
-        """Have the pool run the message of `waiting`. Called in the room's thread."""
-        consumer = self._consumer
-        if consumer is None:
+        """Have the pool run the message of `waiting`."""
+        if self._consumer is not None:
+            self._calls.append((waiting, called))
+            self._starter.wake_up()
+        elif called:
+            waiting.pass_on()
+
+    # What runs in the thread that gives messages to the pool.
+
+    def _ask_rooms(self) -> None:
+        for room in tuple(self._rooms):
+            room.wake()
+
+    def _run_calls(self) -> None:
+        while self._calls and self._consumer is not None:
+            self._run(self._consumer, *self._calls.popleft())
+        wanted = sum(self._wanted.values())
+        if self._consumer is not None:
+            self._slots.settle(wanted)
+            if wanted:
+                scale_up(self._consumer, wanted)
+
+    def _run(self, consumer: Any, waiting: WaitingMessage, called: bool) -> None:
+        request = waiting.request
+        if self._is_lost(consumer, request):
             if called:
                 waiting.pass_on()
             return
-        if self._begun_at is not None:
-            self._begun_at = state.all_total_count[0]
-        if consumer.hub is None and not isinstance(consumer.pool, solo.TaskPool):
-            self._run(consumer, waiting, called)
+        if has_ended(request):
+            self._let_go(consumer, request)
+            if called:
+                waiting.pass_on()
             return
-        self._calls.append((waiting, called))
-        if consumer.hub is None:  # the pool would run the body in this thread, and nobody else would have a turn
-            consumer.call_soon(self._run_calls)
-        else:
-            self._wake_up()
+        if called:
+            in_bucket = rate_limit.called(consumer, waiting.group)
+            if not rate_limit.has_token(consumer, waiting.group, in_bucket):
+                waiting.wait_on()
+                return
+            self._called[request] = waiting
+        self._let_go(consumer, request)
+        waiting.prepare(waiting.call if called else None)
+        rate_limit.begin(consumer, request)
 
-    def _wake_up(self) -> None:
-        """Wake the event loop up."""
-        with suppress(BlockingIOError):  # the pipe is full: the event loop will wake up in any case
-            os.write(self._waker, b"!")
-
-    def _run_calls(self) -> None:
-        with suppress(BlockingIOError):
-            while os.read(self._wake, 4096):
-                pass
-        while self._calls and self._consumer is not None:
-            self._run(self._consumer, *self._calls.popleft())
-
-    def _run(self, consumer: Any, waiting: WaitingMessage, called: bool) -> None:
-        if self._is_lost(consumer, waiting.request):
-            return
-        if called and not self._can_still_begin(consumer, waiting):
-            waiting.wait_on()
-            return
+    @staticmethod
+    def _let_go(consumer: Any, request: Request) -> None:
+        """Count the message of `request` as one that waits no longer."""
         consumer.qos.decrement_eventually()
         if isinstance(consumer.qos, Windows):
-            consumer.qos.let_go(waiting.request.message)
-        waiting.prepare(waiting.call if called else None)
-        rate_limit.begin(consumer, waiting.request)
+            consumer.qos.let_go(request.message)
+
+    def _end(self, waiting: WaitingMessage) -> None:
+        """End the message of `waiting`, which was revoked, if it still waits."""
+        consumer = self._consumer
+        if consumer is not None and waiting.withdraw():
+            self._run(consumer, waiting, called=False)
+
+    def _admit(self, request: Request) -> None:
+        """Called by Celery with each message that it has reserved: in place of Celery's `on_task_request`."""
+        waiting = self._called.pop(request, None)
+        if waiting is None:
+            self._slots.admit(request)
+        elif not self._slots.take(request, waiting.look_for_next):
+            self._keep_on(waiting)
+
+    def _keep_on(self, waiting: WaitingMessage) -> None:
+        """Have a message wait on that was called: another one has taken its slot meanwhile."""
+        same_id.task_ready(waiting.request)
+        self._keep_unacked(self._consumer, waiting.request)
+        self.give_token_back(waiting.request)
+        waiting.wait_on()
 
     def give_token_back(self, request: Request) -> None:
         """Give the token of `rate_limit` back that `request` has taken: its body has not run."""
@@ -243,12 +285,6 @@ class WaitingRoom(bootsteps.StartStopStep):
                 consumer.timer.call_after(0.0, rate_limit.give_back, (consumer, name))
         else:
             consumer.hub.call_soon(rate_limit.give_back, consumer, name)
-
-
-def _living_slots(pool: Any) -> int:
-    """How many messages `pool` can run at a time now. A slot without a child that lives is none."""
-    slots = slots_of(pool)
-    return CHILDREN.living(pool) if slots and pool.uses_semaphore else slots
 
 
 def _was_given_back_often(request: Request) -> bool:

@@ -30,6 +30,8 @@ Prepare = Callable[[bytes | None], None]
 #: A message waits here for this share of the broker's visibility timeout at most, and is then published again: the
 #: broker delivers a message to another worker that is not acked for the whole of it.
 LONGEST_WAIT = 0.5
+#: Seconds after its expiry at which a message is ended: Celery must find by another clock that it has expired.
+EXPIRED_FOR = 0.01
 
 
 class WaitingMessage(Waiter):
@@ -54,6 +56,7 @@ class WaitingMessage(Waiter):
         "deadline",
         "joins",
         "key",
+        "number",
         "place",
         "prepare",
         "request",
@@ -73,7 +76,7 @@ class WaitingMessage(Waiter):
     ) -> None:
         # All that wait for one key share its name.
         self.key = limited(sys.intern(str(ending.key)), limit_of(ending.key))
-        self.place = ending.place
+        self.place, self.number = ending.place, 0
         self.request = request
         self.prepare = prepare
         self._room = server_of(plan.app).room
@@ -107,6 +110,12 @@ class WaitingMessage(Waiter):
         """When it began to wait in this worker."""
         return datetime.now(UTC) - timedelta(seconds=time.monotonic() - self._since)
 
+    @property
+    def group(self) -> str:
+        """Messages of one task need the same: a slot, and a token if the task has a `rate_limit`."""
+        name: str = self.request.task.name
+        return name
+
     def can_begin(self) -> bool:
         """Whether the worker would run it soon: it has a slot, and a token if the task has a `rate_limit`."""
         return self._can_begin(self)
@@ -136,6 +145,14 @@ class WaitingMessage(Waiter):
         """Have the room pass the key on: the message was called to it, and does not run in this worker."""
         self._room.leave(self)
 
+    def look_for_next(self) -> bool:
+        """Have the room look at its line, when its run has ended; return whether somebody waits there."""
+        return self._room.look(self.line)
+
+    def withdraw(self) -> bool:
+        """Wait no longer; return whether it still waited: else it was called, and is on its way to the pool."""
+        return self._room.withdraw(self)
+
     def wait_on(self) -> None:
         """Wait on at its place, although it was called: the room passes the key on."""
         self.pass_on()
@@ -157,7 +174,7 @@ def _deadline(request: Request, header: Header, plan: LockPlan) -> float:
     if plan.options.wait_for is not None:
         ends.append(now + plan.options.wait_for - (time.time() - header.since))
     if request.expires:
-        ends.append(now + (maybe_make_aware(request.expires, UTC) - datetime.now(UTC)).total_seconds())
+        ends.append(now + (maybe_make_aware(request.expires, UTC) - datetime.now(UTC)).total_seconds() + EXPIRED_FOR)
     return max(now, min(ends))
 
 

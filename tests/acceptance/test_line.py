@@ -7,13 +7,12 @@ import time
 import pytest
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded
 
-from celery_redislock.server.scripts import STAND
 from tests.conftest import on_every_broker, on_every_queue
 from tests.lab.gate import Gate
 from tests.lab.offers import lengthen
 from tests.lab.servers import wait_until
 from tests.lab.wake_ups import counts_on_wake_ups, few
-from tests.lab.workers import kept, stands_in_line
+from tests.lab.workers import first_place, kept, stands_in_line
 
 
 @counts_on_wake_ups("two workers that hear nothing may change places, and the commands are counted")
@@ -86,10 +85,10 @@ def test_a_message_waits_for_no_child_that_is_to_be_killed_or_replaced_while_ano
 
 @counts_on_wake_ups("it is offered the key, and declines")
 @pytest.mark.parametrize("late", ["lab_kills_late", "lab_replaces_late"])
-def test_a_message_that_may_join_those_that_are_fetched_waits_all_the_same_where_no_child_lives(
+def test_a_message_for_which_a_slot_is_held_waits_all_the_same_where_no_child_lives(
     config, tasks, start_worker, ledger, running, gate, tmp_path, late
 ):
-    """A run has begun since the worker had no slot for it: so it may join. Then that run's child is killed."""
+    """The slot of the run that ends at its time limit is held for it; but that run's child is killed."""
     at_last, never, other = Gate(tmp_path / "at last"), Gate(tmp_path / "never"), f"{config.queue}-other"
     start_worker(1, "-Q", other)
     config.settings |= {late: str(at_last), "lab_long_offers": True, "worker_prefetch_multiplier": 2}
@@ -130,7 +129,8 @@ def test_a_message_whose_slot_is_taken_while_it_is_called_waits_on_and_another_w
         tasks.work.apply_async(("k", "later"), queue=other)
         wait_until(lambda: kept(tasks.work.app, 2) == 2, "the later one waits in the other worker")
         wait_until(lambda: stands_in_line(locks.client, tasks.work, "k", 2), "each at its place")
-        call = lock_proxy.hold(b"EVALSHA", STAND.sha.encode(), before=True)
+        first = str(first_place(locks.client, tasks.work, "k")).encode()
+        call = lock_proxy.hold(b"EVALSHA", first, before=True)  # not a look of the other worker
     call.wait()
     stranger = tasks.work.delay("l", "stranger", gate)
     running("stranger")

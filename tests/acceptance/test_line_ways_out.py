@@ -195,6 +195,36 @@ def test_what_waits_when_the_broker_goes_away_waits_again_when_it_is_back(
     direct.close()
 
 
+def test_a_message_that_is_called_as_its_connection_is_lost_passes_its_call_on(
+    broker, config, broker_proxy, start_worker, ledger, gate
+):
+    """Its worker gives it to the pool only when it is connected again. Calls last for a minute here."""
+    config.settings |= {"lab_begins_late": str(gate), "lab_long_offers": True}
+    app, other = make_app(config), f"{config.queue}-other"
+    direct = replace(config, broker=broker, settings={"lab_long_offers": True})
+    worker = start_worker(1)
+    start_worker(1, "-Q", other, config=direct)
+    app_of_other = make_app(direct)
+    work = app_of_other.tasks["lab.work"]
+    with work.lock_for("k"):
+        first = work.delay("k", "first")
+        wait_until(lambda: waiting_in(worker) == 1, "it waits")
+        following = work.apply_async(("k", "next"), queue=other)
+        wait_until(lambda: work.lock_info("k").waiting == 2, "both stand in line")
+    wait_until(lambda: work.lock_info("k").waiting == 1, "the first is called")
+    broker_proxy.refuse()
+    wait_until(lambda: "Cannot connect to" in worker.output(), "it cannot connect")
+    broker_proxy.mend()
+    wait_until(lambda: worker.output().count("Connected to") == 2, "the worker is back")
+    assert app.tasks["lab.plain"].delay().get(timeout=20) == "plain"
+    gate.open()
+    assert following.get(timeout=20) == "next"
+    assert first.get(timeout=20) == "first"
+    assert [run.item for run in ledger.runs() if run.key == "k"] == ["next", "first"]
+    app.close()
+    app_of_other.close()
+
+
 @pytest.fixture
 def own_broker(tmp_path, config):
     """A Redis broker of the test's own."""

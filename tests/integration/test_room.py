@@ -146,6 +146,25 @@ def test_those_of_one_room_come_by_their_places(room, running, store, holder, cl
 
 
 @pytest.mark.usefixtures("long_offers")
+def test_those_with_the_same_place_are_called_one_after_the_other_as_they_came(room, running, store, holder, client):
+    guests = [Guest(10) for _ in range(3)]
+    enter(room, *guests)
+    in_line(client, room)
+    running.release()
+    for number, guest in enumerate(guests, 1):
+        assert guest.comes()
+        client.publish(channel_of(room.token.nonce), f"look 1 {KEY}")
+        newcomer = Guest(10, key="another")
+        room.enter(newcomer)
+        assert newcomer.comes()  # the room has looked at both
+        assert [len(one.began) for one in guests] == [1] * number + [0] * (3 - number)
+        assert client.get(KEY) == room.call_of(guest)
+        take_turn(store, holder, room)
+        client.delete("another")
+    assert client.keys() == []
+
+
+@pytest.mark.usefixtures("long_offers")
 def test_those_of_several_rooms_come_by_their_places(make_room, running, store, holder, client):
     first, second = make_room(), make_room()
     early, late, last = Guest(10), Guest(20), Guest(30)
@@ -326,7 +345,7 @@ def test_who_gives_up_late_takes_the_key_from_nobody(room, running, store, holde
     room.leave(first)
     room.leave(third)
     wait_until(lambda: not client.exists(LINE), "both have left")
-    assert client.get(KEY) == tokens.call(room.token, 20).value
+    assert client.get(KEY) == tokens.call(room.token, 20, second.number).value
 
 
 def test_who_was_called_and_died_costs_as_long_as_the_key_is_kept(room, running, client):
@@ -441,6 +460,66 @@ def test_an_offer_for_nobody_is_passed_on(make_room, running, client):
     running.release()
     assert guest.comes()
     assert left == [KEY]  # it was not the offer that lapsed
+
+
+MALFORMED = [
+    b"",
+    b" ",
+    b"garbage",
+    b"offer",
+    b"offer ",
+    b"offer  ",
+    b"offer k",
+    b"offer 1",
+    b"offer 1 ",
+    b"offer one k",
+    b"offer 0 k",
+    b"offer -1 k",
+    b"offer 01 k",
+    b"offer +1 k",
+    b"offer 1_0 k",
+    b"offer 51 k",
+    b"offer 99999999999999999999 k",
+    b"offer 1.5 k",
+    "offer ² k".encode(),
+    b"offer 1 \xff\xfe",
+    b"\x00\xff\xfe",
+    b"take 1 k",
+    b"Offer 1 k",
+    b"look look look",
+    b"soon 1 unknown",
+    b"offer 1 " + b"k" * 1_000_000,
+]
+
+
+@pytest.mark.usefixtures("long_offers")
+def test_a_malformed_hint_costs_the_room_nothing(make_room, running, client, log):
+    """Anybody may publish on its channel."""
+    asked = []
+
+    class Noting(LockStore):
+        def stand(self, key, *args):
+            asked.append(("stand", key))
+            return super().stand(key, *args)
+
+        def leave(self, key, room):
+            asked.append(("leave", key))
+            return super().leave(key, room)
+
+    room, guest = make_room(kind=Noting), Guest(10)
+    room.enter(guest)
+    in_line(client, room)
+    wait_until(lambda: guest.asked > 1, "it has looked again after its subscription")
+    asked.clear()
+    for hint in MALFORMED:
+        client.publish(channel_of(room.token.nonce), hint)
+    client.publish(channel_of(room.token.nonce), f"offer 1 {KEY}unknown")
+    wait_until(lambda: asked, "the room has heard them all")
+    time.sleep(1.2)
+    assert asked == [("leave", f"{KEY}unknown")]  # a command may have come late
+    assert log.text == ""
+    running.release()
+    assert guest.comes()
 
 
 def test_its_threads_end_with_the_users_client(locks):
@@ -696,11 +775,11 @@ class TestWhatFails:
         class Failing(LockStore):
             fails = True
 
-            def stand(self, key, room, place, next_place):
+            def stand(self, key, *args):
                 if key == "bad" and self.fails:
                     self.fails = False
                     raise RuntimeError("a defect")
-                return super().stand(key, room, place, next_place)
+                return super().stand(key, *args)
 
         room = make_room(kind=Failing)
         bad, good = Guest(10, key="bad"), Guest(20, key="good")

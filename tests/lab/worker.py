@@ -15,6 +15,7 @@ from celery_redislock import LockInfo
 from celery_redislock.server.held import HeldLock
 from celery_redislock.signals import lock_conflict, lock_lost
 from celery_redislock.worker import acking, reminder
+from celery_redislock.worker.waiting import WaitingRoom
 from tests.lab import offers
 from tests.lab.app import Config, make_app
 from tests.lab.gate import wait_for_file
@@ -63,6 +64,16 @@ def _announce(sender: Any, **_: object) -> None:
         ready()
     else:  # on Redis a worker hears what is broadcast, such as a revoke, once its event loop has gone round
         hub.call_soon(lambda: hub.call_later(0.001, ready))
+
+
+if config.settings.get("lab_begins_late"):  # who is called begins when the file is there; the worker may do much before
+    begin = WaitingRoom.begin
+
+    def _begin_late(*args: Any) -> None:
+        wait_for_file(config.settings["lab_begins_late"])
+        begin(*args)
+
+    WaitingRoom.begin = _begin_late  # type: ignore[method-assign]
 
 
 if config.settings.get("lab_slow_acks"):  # what children say is heard late: the results come first, as they may

@@ -160,6 +160,12 @@ def stands_in_line(client: Any, task: Any, key: object, workers: int = 1) -> boo
     return sorted(first) == [place for _, place in client.zrange(keys_of(name).line, 0, -1, withscores=True)]
 
 
+def first_place(client: Any, task: Any, key: object) -> int:
+    """The place of the first room in the line for `key`; as for `stands_in_line`."""
+    ((_, place),) = client.zrange(keys_of(task.lock_for(key).key).line, 0, 0, withscores=True)
+    return int(place)
+
+
 def acked(app: Celery, task: str) -> int:
     """How many runs of the task named so, whose message is acked, go on in the only worker. A child may run before."""
     return sum(run["name"] == task and run["acknowledged"] for run in _active(app))

@@ -53,6 +53,8 @@ class Acquire(NamedTuple):
     """How many may hold the lock at once. The asker takes no free slot of a higher number."""
     place: int = 0
     """The place for which the asker was called: a room may have called others."""
+    number: int = 0
+    """What tells the asker from others of its room with the same place."""
 
     @property
     def claim(self) -> str:
@@ -69,6 +71,7 @@ class Claim(NamedTuple):
     room: str = ""
     limit: int = 1
     place: int = 0
+    number: int = 0
 
 
 class Renew(NamedTuple):
@@ -91,6 +94,7 @@ class Release(NamedTuple):
     """The owner's limit. The main process does not know it, and names the greatest."""
     place: int = 0
     """That of the call that is released; else 0."""
+    number: int = 0
 
 
 class HandOver(NamedTuple):
@@ -104,6 +108,7 @@ class HandOver(NamedTuple):
     """The next attempt."""
     limit: int = 1
     place: int = 0
+    number: int = 0
 
 
 class GiveUp(NamedTuple):
@@ -136,6 +141,8 @@ class Stand(NamedTuple):
     """The place of the one who waits behind the first; None where nobody does."""
     limit: int = 1
     """That of those who wait: a room has one queue for each."""
+    number: int = 0
+    """What tells the first from others of its room with the same place."""
 
     @property
     def member(self) -> str:

@@ -130,7 +130,7 @@ def _called(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> lis
     """The slots to which whoever sends `command` was called."""
     if not command.room:
         return []
-    call = Key(f"!{member_of(command.room, command.limit)}", NOBODY, place=command.place)
+    call = Key(f"!{member_of(command.room, command.limit)}", NOBODY, place=command.place, number=command.number)
     if Mistake.CALL_NAMES_NO_PLACE in mistakes:
         return [slot for slot, key in enumerate(server.slots, 1) if key and key.nonce == call.nonce]
     return [slot for slot, key in enumerate(server.slots, 1) if key == call]
@@ -174,7 +174,7 @@ def stand(server: Server, command: Stand, mistakes: Mistakes) -> Effect:
 
 def _slot_of_room(server: Server, command: Stand) -> int:
     """The slot to which the first who waits in the room is called already, or that is offered to the room; 0: none."""
-    called = Key(f"!{command.member}", NOBODY, place=command.place)
+    called = Key(f"!{command.member}", NOBODY, place=command.place, number=command.number)
     seen = list(enumerate(server.slots[: command.limit], 1))
     already = [slot for slot, key in seen if key == called]
     return next(iter([*already, *_offered(server, command)[-1:]]), 0)
@@ -188,7 +188,7 @@ def _offered(server: Server, command: Stand) -> list[int]:
 
 def _called_in(server: Server, slot: int, command: Stand, mistakes: Mistakes) -> Server:
     """The slot keeps the key for the first who waits in the room, and the next one has the room's place in line."""
-    called = Key(f"!{command.member}", NOBODY, place=command.place)
+    called = Key(f"!{command.member}", NOBODY, place=command.place, number=command.number)
     # Where the command was sent before, the next waiter may have been offered another slot by that.
     is_offered = any(number != slot for number in _offered(server, command))
     kept = Key(f"?{command.member}", NOBODY) if Mistake.CALL_IS_AN_OFFER in mistakes else called
@@ -235,7 +235,8 @@ def _slot_to_release(server: Server, command: Release | HandOver, mistakes: Mist
     if Mistake.RELEASE_WITHOUT_OWNER_CHECK in mistakes and server.slots[0] is not None:
         return 1
     for slot, key in enumerate(_in_reach(server, command.limit), 1):
-        if key is not None and key.nonce == command.nonce and key.place == command.place:
+        called = key is not None and (key.nonce, key.place, key.number)
+        if called == (command.nonce, command.place, command.number):
             return slot
     return 0
 

@@ -122,6 +122,8 @@ class Execution(NamedTuple):
     the broker's copy of the message is as it was."""
     begun: bool = False
     """The same header says that the work has begun."""
+    number: int = 0
+    """What tells it from others of its room with the same place: what a key holds for it names both."""
 
     @property
     def attempt(self) -> Attempt:

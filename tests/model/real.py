@@ -40,12 +40,14 @@ def small_lines() -> list[tuple[Server, Command]]:
     copy = Attempt("copy", 0, 0)
     offers = [Key(nonce, NOBODY) for nonce in ("?r1", "?r2")]
     calls = [Key(f"!{room}", NOBODY, place=place) for room, place in (("r1", 10), ("r1", 20), ("r2", 15))]
+    calls.append(Key("!r1", NOBODY, place=10, number=1))
     owned = [Key(nonce, Attempt(nonce, 0, 0)) for nonce in ("n1", "n2", "h1")]
     r1_first, r1_last, r2 = (10, "r1"), (20, "r1"), (15, "r2")
-    asked = [("", 1, 0), ("r1", 1, 10)]
+    asked = [("", 1, 0), ("r1", 1, 10), ("r1", 1, 10, 1)]
     lines = [(), (r1_first,), (r1_last,), (r2,), (r1_first, r2), (r2, r1_last), ((15, "r1"), r2)]
     commands: list[Command] = [
         *(Stand("r1", place, next_place) for place in (10, 15, 20) for next_place in (None, 25)),
+        *(Stand("r1", 10, next_place, 1, number=1) for next_place in (None, 10)),
         *(Enter("r1", place) for place in (10, 15, 20)),
         Leave("r1"),
         *(Acquire("n1", Attempt("n1", 0, 0), reads_note, *call) for reads_note in (False, True) for call in asked),
@@ -131,7 +133,9 @@ class Keys:
             case Release(nonce, over, unseen_copy):
                 left = Note(note(over), in_any_case=unseen_copy) if over else None
                 if nonce[0] == "!":
-                    answer = self.store.pass_on(key, tokens.call(self.member(nonce[1:]), command.place).value)
+                    answer = self.store.pass_on(
+                        key, tokens.call(self.member(nonce[1:]), command.place, command.number).value
+                    )
                 else:
                     answer = self.store.release(key, owner(nonce), left)
                 return Reply.RELEASED if answer else Reply.NOT_MINE, answer
@@ -153,7 +157,7 @@ class Keys:
                 answer = self.store.enter(key, self.room(room), place)
                 return Reply.ENTERED, answer
             case Stand(room, place, next_place):
-                answer = self.store.stand(key, self.room(room), place, next_place)
+                answer = self.store.stand(key, self.room(room), place, next_place, command.number)
                 return Reply.TAKEN if isinstance(answer, Taken) else Reply.HELD, answer
             case Leave(room):
                 answer = self.store.leave(key, self.room(room))
@@ -176,7 +180,7 @@ class Keys:
     def value(self, key: Key) -> str:
         if key.member:
             member = self.member(key.member)
-            return tokens.call(member, key.place) if key.nonce[0] == "!" else member
+            return tokens.call(member, key.place, key.number) if key.nonce[0] == "!" else member
         token = self.token(key.nonce, key.attempt)
         return SEEN + token[1:] if key.marked else token
 
@@ -188,7 +192,7 @@ class Keys:
 
     def call(self, command: Acquire | Claim) -> bytes:
         """What a run that was called knows of the slot that is kept for it."""
-        return tokens.call(self.member(member_of(command.room, command.limit)), command.place).value
+        return tokens.call(self.member(member_of(command.room, command.limit)), command.place, command.number).value
 
     def token(self, nonce: str, attempt: Attempt) -> Token:
         return self.tokens.setdefault((nonce, attempt), tokens.mint(real(nonce), attempt, ORIGIN, state(nonce)))
@@ -271,7 +275,9 @@ def longest_lease(server: Server, command: Command, effect: Effect, slot: int) -
     before, key = server.slots[slot - 1], effect.server.slots[slot - 1]
     if key is None:
         return 0.0
-    is_called = isinstance(command, Stand) and key == Key(f"!{command.member}", NOBODY, place=command.place)
+    is_called = isinstance(command, Stand) and key == Key(
+        f"!{command.member}", NOBODY, place=command.place, number=command.number
+    )
     stood, stands = ({member for _, member in one.line} for one in (server, effect.server))
     is_offered_again = key.is_offered and key.member in stood - stands
     if key.member and (key != before or (is_called and effect.reply is Reply.TAKEN) or is_offered_again):

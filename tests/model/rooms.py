@@ -101,7 +101,7 @@ class Rooms:
         after = world.take_slot(one.home)
         if Mistake.CALLED_IN_VAIN in self.mistakes:
             return Step(label, after)
-        command = Release(f"!{member_of(one.home, one.limit)}", None, False, one.limit, one.message.place)
+        command = Release(f"!{member_of(one.home, one.limit)}", None, False, one.limit, one.message.place, one.number)
         waits = after.put(one._replace(phase=Phase.WAITING, called=False))
         return Step(label, waits._replace(server=apply(world.server, command).server), (world.server, command))
 
@@ -145,7 +145,7 @@ class Rooms:
     def _ask_for(waiting: list[Execution]) -> Stand:
         """The command that asks for a slot for the first who waits in a room."""
         first, next_place = waiting[0], waiting[1].message.place if len(waiting) > 1 else None
-        return Stand(first.home, first.message.place, next_place, first.limit)
+        return Stand(first.home, first.message.place, next_place, first.limit, first.number)
 
     @staticmethod
     def _outnumber(world: World, room: str, limit: int) -> bool:
@@ -203,7 +203,7 @@ class Rooms:
     def _were_called(world: World, key: Key) -> bool:
         """Whether somebody whom `key` has called is still on the way."""
         on_the_way = [one for one in world.called if one.called and member_of(one.home, one.limit) == key.member]
-        return any(one.message.place == key.place for one in on_the_way)
+        return any((one.message.place, one.number) == (key.place, key.number) for one in on_the_way)
 
     @staticmethod
     def _is_open(key: Key | None) -> bool:

@@ -105,6 +105,7 @@ class Mistake(Enum):
     )
     BLIND_TO_HIGH_SLOTS = "a copy whose limit was lowered does not see that its attempt runs in a slot above the limit"
     CALL_NAMES_NO_PLACE = "who was called takes all slots to which its room has called somebody for its own"
+    EQUALS_SHARE_A_CALL = "two who wait in one room with the same place are called by the same call"
     MAIN_PROCESS_KNOWS_ONE_SLOT = "the main process gives up, or releases for a dead child, only the first slot"
     SLOT_ABOVE_THE_LIMIT = "a slot is offered to a room whose limit is below the number of the slot"
     STAND_OFFERS_ONE_SLOT = "a room that takes a slot leaves another free slot unoffered"

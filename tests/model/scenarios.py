@@ -151,6 +151,14 @@ LINE = Scenario(
     slots=(2, 1),
     has_others=True,
 )
+EQUALS_IN_LINE = Scenario(
+    "three messages that wait in one worker, two of them with the same place",
+    (Message(A, place=1), Message(NEXT, place=1, acks_late=False), Message(STRANGER, place=2)),
+    {A: (SUCCESS,), NEXT: (SUCCESS,), STRANGER: (FAILURE,)},
+    Faults(1, lapses=1, revokes=1),
+    slots=(2,),
+    has_others=True,
+)
 BROKEN_LINE = Scenario(
     "two messages that wait in the rooms of two workers, one of which may be gone",
     (Message(A, place=1), Message(STRANGER, place=2, acks_late=False)),
@@ -293,6 +301,7 @@ SCENARIOS = (
     SEEN_TO_END,
     JOB_SEEN_TO_END,
     LINE,
+    EQUALS_IN_LINE,
     BROKEN_LINE,
     BACKLOG,
     TWINS_IN_LINE,

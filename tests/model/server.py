@@ -20,6 +20,8 @@ class Key(NamedTuple):
     marked: bool = False
     place: int = 0
     """The place of the one who is on the way."""
+    number: int = 0
+    """What tells that one from others of its room with the same place."""
 
     @property
     def is_reserved(self) -> bool:

@@ -132,7 +132,7 @@ class Steps:
                     yield Step(label, revoked)
                     continue
                 call = f"!{member_of(one.home, one.limit)}"
-                release = Release(call, None, False, one.limit, one.message.place)
+                release = Release(call, None, False, one.limit, one.message.place, one.number)
                 server = self._apply(revoked, release).server
                 yield Step(label, revoked._replace(server=server), (world.server, release))
 
@@ -218,9 +218,19 @@ class Steps:
         """The message enters its worker's room, unacked. If the room is full, it is published again."""
         if self.limit is not None and len(world.waiting_in(one.home)) >= self.limit:
             return self._send_back(world, one, begun, f"{why} and comes back", asked)
-        waiting = one._replace(phase=Phase.WAITING, waited=True, called=False, begun=one.begun or begun)
+        number = 0 if self._makes(Mistake.EQUALS_SHARE_A_CALL) else self._number(world, one)
+        waiting = one._replace(phase=Phase.WAITING, waited=True, called=False, begun=one.begun or begun, number=number)
         broken = Promise.NOTHING_LEFT if world.server.number_of(one.nonce) else None
         return Step(f"{one.nonce} {why} and waits", world.put(waiting), asked, broken)
+
+    @staticmethod
+    def _number(world: World, one: Execution) -> int:
+        """A number that no other of the room has who has the place of `one`. The code just counts those who come."""
+        place = one.message.place
+        others = [other for other in world.executions if other.home == one.home and other.nonce != one.nonce]
+        taken = {other.number for other in others if other.message.place == place}
+        taken |= {key.number for key in world.server.keys if key.room == one.home and key.place == place}
+        return next(number for number in itertools.count() if number not in taken)
 
     def _skip(self, world: World, one: Execution, holders: tuple[Key, ...], asked: tuple[Server, Command]) -> Step:
         message = one.message
@@ -395,7 +405,7 @@ class Steps:
 
     def _acquire(self, one: Execution) -> Acquire | Claim:
         message, reads_note = one.message, known.reads_note(one, self.mistakes)
-        called = (one.home, one.limit, one.message.place) if one.called else ("", one.limit, 0)
+        called = (one.home, one.limit, one.message.place, one.number) if one.called else ("", one.limit)
         if message.claim:
             return Claim(self._token(one), one.attempt, reads_note, message.claim, *called)
         return Acquire(one.nonce, one.attempt, reads_note, *called)

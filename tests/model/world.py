@@ -274,6 +274,6 @@ def _shape(server: Server) -> Callable[[Execution], tuple[object, ...]]:
     def shape(one: Execution) -> tuple[object, ...]:
         home = one.home
         known = (held.get(one.nonce, -1), kept.get(home, -1), ranks.get(member_of(home, one.limit), -1))
-        return (one.phase.name, one.message, *known, one.unacked, one.overdue, one.lost, *one[-6:])
+        return (one.phase.name, one.message, *known, one.unacked, one.overdue, one.lost, *one[-7:])
 
     return shape

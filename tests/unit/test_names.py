@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from celery_redislock.server.names import LockKeys, keys_of, redis_key
+from celery_redislock.server.names import LockKeys, is_line, key_of, keys_of, limit_of, limited, line_of, redis_key
 from celery_redislock.server.tokens import Attempt
 
 
@@ -39,3 +39,12 @@ def test_all_names_of_a_lock_are_different_and_in_one_slot(name: str) -> None:
     names = all_of(LockKeys(name))
     assert len(set(names)) == len(names)
     assert len({key_slot(one.encode()) for one in names}) == 1
+
+
+@given(st.text(min_size=1), st.integers(1, 50))
+def test_what_names_a_line_is_known_as_a_line(key: str, limit: int) -> None:
+    assume(not any("\ud800" <= character <= "\udfff" for character in key))
+    line = line_of(limited(key, limit))
+    assert is_line(line)
+    assert key_of(line) == key
+    assert limit_of(key_of(line)) == limit

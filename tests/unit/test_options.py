@@ -67,7 +67,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         limit=1,
     )
     assert resolve_settings({}) == LockSettings(
-        url=None, client_options={}, prefix="redislock", enabled=True, waiting_limit=1000
+        url=None, client_options={}, prefix="redislock", enabled=True, waiting_limit=20_000
     )
 
 

@@ -1,0 +1,101 @@
+"""What is revoked, or expires, while it waits: it ends in the worker's main process, without a slot or a token."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from celery.utils.functional import maybe_list
+from celery.worker import state
+from celery.worker.request import Request
+
+from celery_redislock.shown import fields, run_named
+
+from .waiting_message import WaitingMessage
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks for messages that were revoked: Celery calls nothing of a task when it is revoked.
+LOOK_EVERY = 0.5
+#: One look ends so many messages at most, for each costs a call of the result backend; the next look follows at once.
+MOST_AT_ONCE = 100
+
+
+class RevokedMessages:
+    """Looks now and then for messages that were revoked while they wait, but only while a message waits.
+
+    Args:
+        waiting: Tells the messages that wait, in any order.
+        end: Ends one that was revoked.
+        timing: Held while a thread uses Celery's timer where there is no event loop.
+    """
+
+    def __init__(
+        self,
+        waiting: Callable[[], list[WaitingMessage]],
+        end: Callable[[WaitingMessage], object],
+        timing: threading.Lock,
+    ) -> None:
+        self._waiting = waiting
+        self._end = end
+        self._timing = timing
+        self._entry: Any = None
+
+    def look_later(self, consumer: Any) -> None:
+        """Look in a moment, unless a look is to come. For any thread."""
+        if self._entry is None and consumer.hub is None:
+            self._set(consumer.timer)
+        elif self._entry is None:
+            consumer.hub.call_soon(self._set, consumer.timer)
+
+    def stop(self) -> None:
+        """Look no more: no message waits."""
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            entry.cancel()
+
+    def _set(self, timer: Any, seconds: float = LOOK_EVERY) -> None:
+        with self._timing:
+            if self._entry is None:
+                self._entry = timer.call_after(seconds, self._look, (timer,))
+
+    def _look(self, timer: Any) -> None:
+        self._entry = None
+        revoked = self._revoked()
+        try:
+            for one in revoked[:MOST_AT_ONCE]:
+                self._end(one)
+        finally:
+            if self._waiting():
+                self._set(timer, 0.0 if len(revoked) > MOST_AT_ONCE else LOOK_EVERY)
+
+    def _revoked(self) -> list[WaitingMessage]:
+        if not state.revoked and not state.revoked_stamps:
+            return []
+        return [one for one in self._waiting() if one.request.id in state.revoked or _is_revoked_by_stamp(one.request)]
+
+
+def _is_revoked_by_stamp(request: Request) -> bool:
+    """As Celery tells in `Request.revoked`, which does more than that."""
+    headers: list[str] = request.stamped_headers or [] if state.revoked_stamps else []
+    for header in headers:
+        revoked = maybe_list(state.revoked_stamps.get(header)) or ()
+        if any(stamp in revoked for stamp in maybe_list(request.stamps.get(header)) or ()):
+            return True
+    return False
+
+
+def has_ended(request: Request) -> bool:
+    """Whether the message of `request` is revoked or has expired. Then its result is stored, and it is acked."""
+    try:
+        return bool(request.revoked())
+    except Exception:  # of the result backend: in the event loop it might be taken for the loss of the broker
+        name = request.task.name
+        logger.exception(
+            "%s: could not be ended as revoked; its message is delivered again when this worker ends",
+            run_named(name, request.id),
+            extra=fields("not_stored", task=name, task_id=request.id),
+        )
+        return True

@@ -1,0 +1,209 @@
+"""Slots: the places in a worker's pool. One that becomes free goes to a message that waits, before what was fetched.
+
+A waiting message is called to its key only while a slot is free for it. A worker with a backlog never has a free slot:
+Celery gives each one to the next message that it has fetched. So if a waiting message lacks nothing but a slot, the
+next one is *held*: kept from what was fetched for the moment in which the message's room asks for the key. If the room
+does not use it, the slot goes on to the fetched message. The slot of a run that was itself called is held at its end as
+well, for the next message in its line.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from celery.worker import state
+from celery.worker.request import Request
+
+from .children import CHILDREN
+from .windows import slots_of
+
+#: A slot is held for so many seconds at most: the lock server may be slow, and other messages are ready to run.
+HELD_FOR = 0.25
+
+
+class Slots(ABC):
+    """The slots of the pool of one worker.
+
+    `free`, `begins_round` and `ends_round` are for the rooms' threads. All else is for the thread that gives messages
+    to the pool: the event loop, where the worker has one.
+
+    Args:
+        consumer: Celery's consumer.
+        on_held: Called when a slot is held: a waiting message may be called to its key now.
+        look_again: Has `settle` called after so many seconds; 0 for at once. It is for any thread.
+    """
+
+    def __init__(self, consumer: Any, on_held: Callable[[], None], look_again: Callable[[float], None]) -> None:
+        self._consumer = consumer
+        self._pool = consumer.pool
+        self._start: Callable[[Request], object] = consumer.on_task_request
+        self._on_held = on_held
+        self._look_again = look_again
+        #: When each held slot became free, by `time.monotonic()`.
+        self._held: deque[float] = deque()
+        self._wanted = 0
+        self._dead = 0
+        #: The runs that were called, each with what has its room look at its line and tells whether somebody waits.
+        self._followed: dict[Request, Callable[[], bool]] = {}
+        #: How many of them have ended in lines in which somebody waits, and for how many of these a room has looked.
+        self._ended = self._seen = self._decided = 0
+        self._ending = threading.Lock()
+
+    @property
+    def free(self) -> int:
+        """How many waiting messages could run at once."""
+        return self._free(0)
+
+    def begins_round(self) -> None:
+        """Count the children that are dead: Celery may take five seconds to see it, and their slots are none."""
+        slots = slots_of(self._pool)
+        self._dead = max(0, slots - CHILDREN.living(self._pool)) if slots and self._pool.uses_semaphore else 0
+        self._seen = self._ended
+
+    def ends_round(self, wanted: int) -> bool:
+        """A room has looked, and so many waiting messages lack only a slot. Return whether `settle` has work to do."""
+        self._decided = self._seen
+        return wanted != self._wanted or bool(self._held)
+
+    def settle(self, wanted: int) -> None:
+        """Have slots held for so many waiting messages, and give up those that are held for nobody."""
+        self._wanted = wanted
+        self._note_ended()
+        while len(self._held) > self._claims or (self._held and time.monotonic() - self._held[0] > HELD_FOR):
+            self._held.popleft()
+            self._give_up()
+        self._hold_more()
+
+    def take(self, request: Request, look: Callable[[], bool]) -> bool:
+        """Run `request`, which was called and which Celery has reserved; return False if there is no slot for it.
+
+        `look` has its room look at its line, and returns whether somebody waits there.
+        """
+        if self._free(1) <= 0:
+            return False
+        self._followed[request] = look
+        if self._held:
+            self._held.popleft()
+            self._run_in_held(request)
+        else:
+            self._run_in_free(request)
+        return True
+
+    def clear(self) -> None:
+        """Forget all, as Celery does when the connection to the broker is lost."""
+        self._held.clear()
+        self._followed.clear()
+        self._wanted = 0
+
+    @abstractmethod
+    def admit(self, request: Request) -> None:
+        """Have the pool run a message that was fetched."""
+
+    @abstractmethod
+    def _free(self, unplaced: int) -> int:
+        """As `free`, where so many of the requests that Celery has reserved have no slot yet."""
+
+    @abstractmethod
+    def _hold_more(self) -> None:
+        """Have slots held where more are claimed than are held."""
+
+    @abstractmethod
+    def _give_up(self) -> None:
+        """Let a fetched message have a slot that was held."""
+
+    @property
+    def _claims(self) -> int:
+        """How many slots may be held now."""
+        return self._wanted + self._ended - self._decided
+
+    def _run_in_held(self, request: Request) -> None:
+        self._start(request)
+
+    def _run_in_free(self, request: Request) -> None:
+        self._start(request)
+
+    def _note_ended(self) -> None:
+        for request in [one for one in self._followed.copy() if one not in state.reserved_requests]:
+            self._note_end(request)
+
+    def _note_end(self, request: Request) -> None:
+        look = self._followed.pop(request, None)
+        if look is not None:
+            with self._ending:
+                self._ended += look()
+
+
+class SemaphoreSlots(Slots):
+    """Those of ``prefork``, where Celery's semaphore keeps fetched messages until a slot is free.
+
+    For a slot that is to be held, a placeholder stands in front of them.
+    """
+
+    def __init__(self, consumer: Any, on_held: Callable[[], None], look_again: Callable[[float], None]) -> None:
+        super().__init__(consumer, on_held, look_again)
+        self._semaphore = consumer.controller.semaphore
+        self._placeholders = 0
+
+    def admit(self, request: Request) -> None:
+        """The semaphore keeps `request` until a slot is free."""
+        self._start(request)
+        if self._followed:
+            self._hold_more()
+
+    def clear(self) -> None:
+        """Celery has emptied the semaphore."""
+        super().clear()
+        self._placeholders = 0
+
+    def _hold_more(self) -> None:
+        # The next slot may be that of a run that was called. While another one is free, that is not needed.
+        coming = len(self._followed) if self._semaphore.value <= 0 else 0
+        missing = min(self._claims + coming, slots_of(self._pool)) - len(self._held) - self._placeholders
+        for _ in range(missing):
+            self._placeholders += 1
+            if self._semaphore.value > 0:
+                self._semaphore.acquire(self._hold)
+            else:
+                self._semaphore._waiting.appendleft((self._hold, (), {}))
+
+    def _hold(self) -> None:
+        """Called by the semaphore when it has a slot for a placeholder."""
+        self._placeholders -= 1
+        self._held.append(time.monotonic())
+        self._consumer.hub.call_soon(self._is_held)  # once Celery has noted that the run before has ended
+
+    def _is_held(self) -> None:
+        self.settle(self._wanted)
+        if self._held:
+            self._on_held()
+            self._look_again(HELD_FOR * 1.1)
+
+    def _give_up(self) -> None:
+        self._semaphore.release()
+
+    def _free(self, unplaced: int) -> int:
+        # The semaphore counts a slot twice where a child has died or the pool has grown, so count in the pool as well.
+        queued = len(self._semaphore._waiting) - self._placeholders
+        in_pool = len(state.reserved_requests) - queued - unplaced
+        value: int = self._semaphore.value
+        return min(len(self._held) + value, slots_of(self._pool) - self._dead - in_pool)
+
+    def _run_in_held(self, request: Request) -> None:
+        self._consumer.controller._process_task(request)
+
+
+def scale_up(consumer: Any, wanted: int) -> None:
+    """Have Celery's autoscaler, where there is one, make slots for messages that wait: it counts the reserved alone."""
+    scaler = getattr(consumer.controller, "autoscaler", None)
+    if scaler is None:
+        return
+    missing = min(wanted, scaler.max_concurrency - scaler.processes)
+    if missing > 0:
+        with scaler.mutex:
+            scaler.scale_up(missing)
+        consumer.pool.maintain_pool()

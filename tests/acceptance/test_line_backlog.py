@@ -1,0 +1,85 @@
+"""A worker with a backlog: what waits in line gets the slots that become free, and blocks nobody until then."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.lab.servers import need_pool, wait_until
+from tests.lab.wake_ups import counts_on_wake_ups
+from tests.lab.workers import kept
+
+POOLS = ["prefork", "threads", "gevent", "eventlet", "solo"]
+
+
+@counts_on_wake_ups("it counts how many others run before the last one has its turn")
+@pytest.mark.parametrize("pool", POOLS)
+def test_in_a_worker_with_a_backlog_a_waiting_message_gets_the_next_slot_once_its_key_is_free(
+    config, tasks, start_worker, ledger, pool
+):
+    need_pool(pool)
+    config.settings["worker_prefetch_multiplier"] = 4
+    start_worker(2, "-P", pool)
+    with tasks.work.lock_for("k"):
+        waiting = [tasks.work.delay("k", number) for number in range(8)]
+        wait_until(lambda: kept(tasks.work.app) == 8, "all wait")
+        strangers = [tasks.plain.delay(seconds=0.2) for _ in range(100)]
+        wait_until(lambda: len(ledger.runs()) >= 10, "the backlog is being worked off")
+    before = len(ledger.runs())
+    for result in waiting:
+        result.get(timeout=30)
+    runs = ledger.runs()
+    assert [run.item for run in runs if run.key == "k"] == [str(number) for number in range(8)]
+    last = max(number for number, run in enumerate(runs) if run.key == "k")
+    assert last - before < 8 * 4, "each of the eight let at most a few strangers pass"
+    assert len(ledger.conflicts()) == 8, "nobody is called without a slot"
+    assert not all(result.ready() for result in strangers), "the backlog has lasted"
+
+
+@counts_on_wake_ups("it counts how often messages were told to wait")
+@pytest.mark.parametrize("slots", [1, 4])
+def test_a_worker_with_a_backlog_of_slow_tasks_does_not_keep_a_key_from_an_idle_worker(
+    config, tasks, start_worker, ledger, slots
+):
+    config.settings["worker_prefetch_multiplier"] = 4
+    other = f"{config.queue}-other"
+    start_worker(slots)
+    start_worker(2, "-Q", other)
+    with tasks.work.lock_for("k"):
+        backlogged = [tasks.work.delay("k", f"b{number}") for number in range(4)]
+        wait_until(lambda: kept(tasks.work.app, 2) == 4, "four wait in the first worker")
+        for _ in range(20 * slots):
+            tasks.plain.delay(seconds=2.0)
+        wait_until(lambda: len(ledger.running()) == slots, "it has no free slot")
+        idle = [tasks.work.apply_async(("k", f"i{number}"), queue=other) for number in range(20)]
+        wait_until(lambda: kept(tasks.work.app, 2) == 24, "twenty wait in the idle one")
+    for result in idle + backlogged:
+        result.get(timeout=30)
+    ran = [run.item for run in ledger.runs() if run.key == "k"]
+    for worker, count in (("i", 20), ("b", 4)):
+        assert [item for item in ran if item[0] == worker] == [f"{worker}{number}" for number in range(count)]
+    assert len(ledger.conflicts()) == 24, "nobody is called without a slot"
+
+
+def test_an_autoscaled_worker_makes_a_child_for_a_message_that_waits(tasks, start_worker, running, gate):
+    start_worker(1, "--autoscale=3,1")
+    with tasks.work.lock_for("k"):
+        waits = tasks.work.delay("k", "waits")
+        wait_until(lambda: kept(tasks.work.app) == 1, "it waits")
+        stranger = tasks.work.delay("l", "stranger", gate)
+        running("stranger")
+    assert waits.get(timeout=20) == "waits"
+    gate.open()
+    assert stranger.get(timeout=20) == "stranger"
+
+
+def test_messages_come_back_ever_more_rarely_while_their_worker_is_full(config, app, tasks, start_worker):
+    config.settings["redislock_waiting_limit"] = 0
+    worker = start_worker(1)
+    with tasks.work.lock_for("k"):
+        for number in range(10):
+            app.send_task("lab.work", ("k", number), headers={"redislock": {"times": 10}})
+        wait_until(lambda: worker.output().count("it comes back in") == 10, "all are sent back")
+    pauses = [float(pause) for pause in re.findall(r"it comes back in ([\d.]+) s", worker.output())]
+    assert 30 < max(pauses) <= 300

@@ -1,0 +1,94 @@
+"""Queues: those who wait in a room. What has ended is not kept, and to keep it out costs little."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+import weakref
+
+import pytest
+
+from celery_redislock.server.queues import Queues
+from celery_redislock.server.waiter import Waiter
+
+
+class Guest(Waiter):
+    """Waits, and is forgotten."""
+
+    def __init__(self, place, key="k", deadline=math.inf, watches=False):
+        self.key, self.place, self.deadline, self.watches = key, place, deadline, watches
+
+    def begin(self, *, called):
+        """It is never called here."""
+
+
+@pytest.fixture
+def queues():
+    return Queues()
+
+
+def kept(guests):
+    gc.collect()
+    return sum(guest() is not None for guest in guests)
+
+
+def round_of(queues, now=0.0):
+    """As a room does in each of its rounds."""
+    queues.take_in()
+    return len(queues.end(now))
+
+
+def enter(queues, *guests):
+    for guest in guests:
+        queues.add(guest)
+    round_of(queues)
+    return [weakref.ref(guest) for guest in guests]
+
+
+@pytest.mark.parametrize("watches", [False, True])
+def test_those_who_have_expired_behind_the_first_are_not_kept(queues, watches):
+    enter(queues, *(Guest(place) for place in range(3)))
+    ended = enter(queues, *(Guest(place, deadline=10.0, watches=watches) for place in range(3, 3003)))
+    assert round_of(queues, now=11.0) == 3000
+    assert kept(ended) < 30
+    assert [queues.first("1 k").place, queues.second("1 k").place, len(queues)] == [0, 1, 3]
+
+
+@pytest.mark.parametrize("watches", [False, True])
+def test_those_who_leave_are_not_kept_in_any_line(queues, watches):
+    guests = [Guest(place, key=f"k{place % 7}", watches=watches) for place in range(3000)]
+    refs = enter(queues, *guests)
+    for guest in guests[30:]:
+        queues.remove(guest)
+    del guests, guest
+    round_of(queues)
+    assert kept(refs) < 100
+    assert sum(len(queue.heap) for queue in queues.by_line.values()) < 100
+    assert sum(len(queue.watching) for queue in queues.by_line.values()) < 100
+
+
+def test_the_order_is_kept_while_others_leave(queues):
+    guests = [Guest((place * 7919) % 1000) for place in range(1000)]
+    enter(queues, *guests)
+    for number, guest in enumerate(sorted(guests, key=lambda one: one.place)):
+        if number % 10:
+            queues.remove(guest)
+    round_of(queues)
+    order = []
+    while first := queues.first("1 k"):
+        order.append(first.place)
+        queues.remove(first)
+    assert order == list(range(0, 1000, 10))
+
+
+def test_many_who_come_and_go_one_by_one_cost_little(queues):
+    """Each round may look at all, but only after as many have ended."""
+    enter(queues, *(Guest(place) for place in range(5000)))
+    began = time.process_time()
+    for place in range(5000, 10_000):
+        guest = Guest(place, deadline=1e9)
+        queues.add(guest)
+        round_of(queues)
+        queues.remove(guest)
+    assert time.process_time() - began < 2.0
