@@ -13,6 +13,7 @@ IN_POOLS := $(patsubst %,tests/acceptance/test_%.py,line_pools line_rate_limit l
 MEASURED := $(addprefix tests/,unit integration acceptance packaging compatibility frameworks topologies)
 
 # Of make chaos and make twins, in all; SEED=7 repeats a run, BROKER is redis, rabbitmq or both, LOCKS one or cluster.
+# With CROWD=5000 so many messages wait for one key at the end of make chaos.
 SECONDS ?= 60
 BROKER ?= both
 LOCKS ?= one
@@ -80,7 +81,7 @@ docs: $(STAMP)  ## The site of docs/, in docs/_build; a warning is an error
 	@echo "open docs/_build/html/index.html"
 
 chaos: $(STAMP)  ## Random faults under load, on both brokers, and what came of it
-	@$(BIN)/python -m chaos --seconds $(SECONDS) --broker $(BROKER) --locks $(LOCKS) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m chaos --seconds $(SECONDS) --broker $(BROKER) --locks $(LOCKS) $(if $(SEED),--seed $(SEED)) $(if $(CROWD),--crowd $(CROWD))
 
 mutants: $(STAMP)  ## Each mistake of mutants/ in a copy of the code: the test that is named for it must fail
 	@$(BIN)/python -m mutants --table

@@ -17,6 +17,8 @@ from celery_redislock.server.names import GONE, NOTE
 from chaos.check import Verdict, check
 from chaos.complaints import complaints_in
 from chaos.coroner import Coroner
+from chaos.crowd import gather
+from chaos.drills import Drills
 from chaos.faults import CALM, WARM, Strike, begin, plan
 from chaos.load import Load, wait_for_the_end
 from chaos.report import offences, table
@@ -45,7 +47,8 @@ def main() -> int:
     try:
         for broker in brokers:
             seconds = options.seconds / len(brokers)
-            verdict = run(broker, folder / broker, options.seed, seconds, on_a_cluster=options.locks == "cluster")
+            on_a_cluster = options.locks == "cluster"
+            verdict = run(broker, folder / broker, options.seed, seconds, options.crowd, on_a_cluster=on_a_cluster)
             broken += _report(f"{broker}, seed {options.seed}", verdict)
     except BaseException as error:
         print(f"ended by {error!r}; what there is so far is in {folder}", flush=True)
@@ -65,14 +68,17 @@ def _report(title: str, verdict: Verdict) -> int:
     return int(bool(verdict.offences))
 
 
-def run(broker: str, folder: Path, seed: int, seconds: float, *, on_a_cluster: bool) -> Verdict:
-    """One run on one broker."""
+def run(broker: str, folder: Path, seed: int, seconds: float, crowd: int = 0, *, on_a_cluster: bool) -> Verdict:
+    """One run on one broker; at its end so many messages wait for one key."""
     folder.mkdir()
     print(f"\n{broker}: starting servers and workers in {folder}", flush=True)
     with open_stage(broker, folder, on_a_cluster=on_a_cluster) as stage:
         _strike(stage, seed, seconds)
+        if crowd:
+            print(f"  {crowd} messages for one key", flush=True)
+            gather(stage, crowd)
         _look_for_keys(stage)
-    for log in folder.glob("slot*/*.log"):
+    for log in [*folder.glob("slot*/*.log"), *folder.glob("drill*/worker*.log")]:
         for text in complaints_in(log):
             stage.ledger.write({"event": "complaint", "text": text})
     return check(Ledger(folder / "ledger"))
@@ -97,7 +103,9 @@ def _strike(stage: Stage, seed: int, seconds: float) -> None:
     stage.wait()
     stage.mend()
     print(f"  {seconds:6.1f} s  calm: {CALM:g} s of load without faults", flush=True)
+    drills = Drills(stage)
     time.sleep(CALM)
+    drills.wait()
     load.enough.set()
     load.join()
     for slot in range(len(stage.slots)):  # healthy workers run what is left
@@ -116,10 +124,10 @@ def _strike(stage: Stage, seed: int, seconds: float) -> None:
 
 def _look_for_keys(stage: Stage) -> None:
     time.sleep(LEASE + AT_ONCE)
-    keys: Any = stage.locks.client.keys("redislock:*")
-    for key in keys:
+    clients: list[Any] = [stage.locks.client, stage.drill_locks.client]
+    for client, key in [(one, key) for one in clients for key in one.keys("redislock:*")]:
         if not any(part in key for part in NO_LOCKS):
-            holder: Any = stage.locks.client.get(key) or b""
+            holder = client.get(key) or b""
             stage.ledger.write({"event": "key", "key": key.decode(), "holder": holder.decode("utf-8", "replace")})
 
 
@@ -133,6 +141,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000), help="default: a random one")
     parser.add_argument("--broker", choices=[*BROKERS, "both"], default="both")
     parser.add_argument("--locks", choices=["one", "cluster"], default="one", help="on one server, or on three nodes")
+    parser.add_argument("--crowd", type=int, default=0, metavar="N", help="at the end, so many messages for one key")
     parser.add_argument("--recheck", type=Path, metavar="LEDGER", help="run nothing; check the ledger of a failed run")
     return parser.parse_args()
 

@@ -7,6 +7,7 @@ from collections import Counter
 
 from chaos.check import ANSWERED, CRASHED, FINISHED, HUNG, LIMITED, SKIPPED, Verdict
 from chaos.faults import FAULTS
+from chaos.stalls import SERVED_OTHERS
 from chaos.turns import CHECKED, PASSES, WAITED
 
 WIDTH = 88
@@ -28,7 +29,7 @@ def table(title: str, verdict: Verdict) -> str:
     lines += _block("runs again, excused", again, verdict.again)
     lines += _block("overlaps, excused", overlaps, verdict.overlaps)
     lines += _block("losses told to their holders", losses, verdict.losses)
-    lines += [_line(name, verdict.turns[name]) for name in (WAITED, CHECKED, PASSES)]
+    lines += [_line(name, verdict.turns[name]) for name in (WAITED, CHECKED, PASSES, SERVED_OTHERS)]
     lines += [_line(name, outcomes[name]) for name in (HUNG, CRASHED)]
     lines += [_line("keys left one lease after the end", outcomes["keys left"])]
     lines += [_line("broken promises", len(verdict.offences)), "=" * WIDTH]

@@ -40,7 +40,7 @@ class Stage:
     lock_proxy: Proxy | Proxies
 
     def __init__(self, kind: str, folder: Path, stack: ExitStack, *, on_a_cluster: bool) -> None:
-        self.kind = kind
+        self.kind, self.folder = kind, folder
         self.ledger = Ledger(folder / "ledger")
         self.ledger.write({"event": "broker", "kind": kind})
         self.broker_server = _valkey(folder, "broker", stack)
@@ -60,6 +60,8 @@ class Stage:
         else:
             self.locks = _valkey(folder, "locks", stack)
             self.lock_proxy = stack.enter_context(Proxy(self.locks.url()).serve())
+        #: The lock server of the drills, which no fault strikes.
+        self.drill_locks = _valkey(folder, "drill-locks", stack)
         backend = self.broker_server.celery_url(1)
         self.config = Config(
             self.broker_proxy.url, backend, self.lock_proxy.url, str(self.ledger.path), "chaos", settings

@@ -86,6 +86,14 @@ class Story:
         return attempts
 
     @cached_property
+    def ended(self) -> dict[int, list[Line]]:
+        """The runs that have ended, with and without their bodies, by their workers."""
+        ended: dict[int, list[Line]] = defaultdict(list)
+        for line in self.events("ended"):
+            ended[line["worker"]].append(line)
+        return ended
+
+    @cached_property
     def end(self) -> float:
         """When the last line that tells its time was written."""
         return max((line["at"] for line in self.lines if "at" in line), default=0.0)

@@ -40,6 +40,11 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
             ledger.write({"event": "done", **run, "at": time.monotonic()})
         return item
 
+    @app.task(name="chaos.slow", bind=True, shared=False)
+    def slow(self: Any, key: str, item: str, seconds: float) -> str:
+        """Has no lock."""
+        return work(self, key, item, seconds)
+
     @define("late", lock_on_conflict="wait", **_LATE)
     def late(self: Any, key: str, item: str, seconds: float) -> str:
         """Takes its turn; acked after it ran. A step of a chain, too."""

@@ -5,6 +5,7 @@ All of this holds where no fault has struck lately; a fault may cost a wake-up, 
 - Who waits is not passed by one who was published later. The one excuse: the worker of the first had no free slot, for
   then the room of another worker goes first. In one worker nothing excuses it.
 - Nobody is passed by more than `MOST_PASSES`, whatever the excuse.
+- What `chaos.stalls` lists.
 - No key idles for longer than `IDLE` while somebody waits for it whose worker has a free slot.
 """
 
@@ -14,6 +15,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from chaos.hall import DRILL
+from chaos.stalls import Stalls, check_crowds, check_drains
 from chaos.story import LIMITED, Line, Story
 from chaos.waits import Turn, Wait, busy, gaps, is_later, turns, waits, was_full
 from chaos.windows import AT_ONCE, IDLE, MOST_PASSES, NEVER, RECOVERED
@@ -37,8 +40,10 @@ class Turns:
 def check_turns(story: Story) -> Turns:
     """Hold a story against what is promised to those who wait."""
     waited, found = waits(story), Turns()
-    had_turns, in_use = turns(story, waited), busy(story, waited)
+    had_turns, in_use = turns(story, waited), busy(story)
     found.counts[WAITED] = len(waited)
+    found.broken += [*check_drains(story, waited), *check_crowds(story)]
+    stalls = Stalls(story, waited, in_use, found.counts)
     for wait in waited:
         start = calm_from(story, wait)
         if start is None:
@@ -46,15 +51,19 @@ def check_turns(story: Story) -> Turns:
         found.counts[CHECKED] += 1
         if wait.key.startswith(NOT_IN_ORDER):
             continue
+        stalls.look_at(wait, start)
         _passed(story, found, wait, start, had_turns.get(wait.key, []))
         for seconds in _idle(story, wait, start, in_use.get(wait.key, [])):
             what = f"{wait.key} idled for {seconds:.1f} s while a message waited for it"
             found.broken.append((what, story.about(wait.task_id)))
+    found.broken += stalls.broken
     return found
 
 
 def calm_from(story: Story, wait: Wait) -> float | None:
-    """From when on no fault has disturbed one who waits; None where one has, to the end."""
+    """From when on no fault has disturbed one who waits; None where one has, to the end. No fault reaches a drill."""
+    if wait.key.startswith(DRILL):
+        return wait.start
     end = min(wait.end, story.end)
     faults = [fault["until"] + RECOVERED for fault in story.events("fault") if fault["from"] <= end]
     start = max([wait.start, *faults])
@@ -81,6 +90,8 @@ def _idle(story: Story, wait: Wait, start: float, spans: list[tuple[float, float
     """For how long the key was in nobody's use, each time that it was so for too long."""
     end = min(wait.end, story.end)
     for begin, stop in gaps(spans, start, end):
+        if stop - begin <= IDLE:
+            continue
         full = was_full(story, wait, begin, stop)
         seconds = stop - max(begin, full or -NEVER)
         if seconds > IDLE:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from chaos.faults import COLD, KILL_WORKER, WARM
+from chaos.slots import CHILDREN
 from chaos.story import Line, Story
-from chaos.windows import AT_ONCE, CALLED, NEVER, TOLD_AGAIN
+from chaos.windows import AT_ONCE, NEVER, TOLD_AGAIN
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,6 @@ class Wait:
     """When it waited no longer; infinite where it waits to the end of the ledger."""
     is_called: bool
     """Whether it has waited until its turn."""
-    is_called_to_full: bool
-    """Whether its worker had no free slot at its turn: it has joined those who have one soon."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def waits(story: Story) -> list[Wait]:
 
 
 def _wait(line: Line, begins: list[Line], gone: list[float]) -> Wait:
-    never = {"at": NEVER, "called": False, "full": False}
+    never = {"at": NEVER, "called": False}
     begin: Line = next((one for one in begins if one["at"] >= line["at"]), never)
     end = min([begin["at"], *(at for at in gone if at >= line["at"])])
     is_called = begin["called"] and end == begin["at"]
@@ -70,7 +69,6 @@ def _wait(line: Line, begins: list[Line], gone: list[float]) -> Wait:
         start=line["at"],
         end=end,
         is_called=is_called,
-        is_called_to_full=is_called and begin["full"],
     )
 
 
@@ -108,18 +106,23 @@ def was_full(story: Story, wait: Wait, start: float, end: float) -> float | None
         for line in story.events("full")
         if line["worker"] == wait.worker and key_of(line) == wait.key
     ]
+    times += _all_slots_taken(story, wait.worker, start, end)
     return max((at for at in times if start <= at and at - TOLD_AGAIN <= end), default=None)
 
 
-def busy(story: Story, waited: list[Wait]) -> dict[str, list[tuple[float, float]]]:
-    """From when to when each key was in use: by a run, or kept for one that was called into a full worker."""
+def _all_slots_taken(story: Story, worker: int, start: float, end: float) -> list[float]:
+    """Times at which all slots of a worker were taken, among them the last one from `start` to `end`."""
+    runs = [(line["since"], line["at"]) for line in story.ended[worker] if line["since"] <= end and line["at"] >= start]
+    times = [min(at, end) for _, at in runs]
+    return [at for at in times if sum(since <= at <= ended for since, ended in runs) >= CHILDREN]
+
+
+def busy(story: Story) -> dict[str, list[tuple[float, float]]]:
+    """From when to when each key was in use by a run, in order."""
     spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for run in story.runs:
         spans[run.key].append((run.start, run.end))
-    for wait in waited:
-        if wait.is_called_to_full:
-            spans[wait.key].append((wait.end, wait.end + CALLED))
-    return {key: sorted(of_key) for key, of_key in spans.items()}
+    return spans
 
 
 def gaps(spans: list[tuple[float, float]], start: float, end: float) -> Iterator[tuple[float, float]]:

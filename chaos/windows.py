@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 
 from celery_redislock.server.listener import LOOK_EVERY, SILENCE
-from celery_redislock.server.looks import CALLED_FOR, OFFERED_FOR
+from celery_redislock.server.looks import OFFERED_FOR
+from celery_redislock.server.room import LEAVING
 from chaos.stage import VISIBILITY
 from chaos.tasks import LEASE
 
@@ -39,14 +40,23 @@ DEATH_NOTED = 0.03
 #: A wake-up takes milliseconds. Where it is lost, the key is kept for a second for a room that does not come, and the
 #: others look later still: a key that idles for longer than this has waited for a look.
 IDLE = OFFERED_FOR + AT_ONCE
-#: A key is kept for so long for one who was called, and who may wait for a child of its worker meanwhile.
-CALLED = CALLED_FOR + AT_ONCE
-#: By so many at most is one passed who waits, though its worker has no free slot: as soon as a run begins there, one
-#: that waits may join it. Until then its bodies may take eight seconds, in which others run three a second.
+#: By so many at most is one passed who waits, though its worker has no free slot: as soon as a run ends there, one
+#: that waits takes its slot. Until then its bodies may take eight seconds, in which others run three a second.
 MOST_PASSES = 24
 #: A room may have lost wake-ups for so long after a fault: until it knows that its connection is dead. Rooms that died
 #: have left the lines by then, leases have ended, and what had no worker has one.
 RECOVERED = 2 * (SILENCE + LOOK_EVERY)
+#: A slot that has become free goes to a message that waits for a free key: a round trip to the lock server, and a child
+#: that begins. Where a wake-up is lost, the key is kept for another room before that.
+STALLED = 2.0
+#: A worker that is told to end leaves its lines and publishes again what waits in it, and another worker fetches that:
+#: a Redis broker is asked for the next message about once a second.
+HANDED_ON = LEAVING + 1.0 + AT_ONCE
+#: While messages wait, a worker looks at their key when its lease ends, and the holder renews the lease. What does not
+#: fit into the worker comes back now and then. Each command counts, also those that a script runs.
+MOST_COMMANDS = 100.0
+#: What waits needs 11 kB, with its message, which the broker's client keeps too, and with what the allocator keeps.
+MOST_BYTES = 25_000
 #: A worker without a free slot writes that down no more often, in seconds.
 TOLD_AGAIN = 0.2
 #: The time of death of a process that has not died.

@@ -1,7 +1,7 @@
 """The witness: what a worker's main process writes down of those who wait in it. No signal tells this, so it looks on.
 
-``waits``: a message waits in line. ``begins``: it waits no longer; ``called`` says whether it is its turn, ``full``
-whether the worker had no free slot then. ``full``: it is the turn of a message, and its worker has no free slot.
+``waits``: a message waits in line. ``begins``: it waits no longer; ``called`` says whether it is its turn.
+``full``: it is the turn of a message, and its worker has no free slot.
 ``leaves``: nobody waits in this process any longer.
 """
 
@@ -11,12 +11,9 @@ import os
 import time
 from typing import Any
 
-from celery.worker import state
-
 from celery_redislock.server.room import Room
 from celery_redislock.server.waiter import Waiter
 from celery_redislock.worker.waiting_message import WaitingMessage
-from chaos.slots import CHILDREN
 from chaos.windows import TOLD_AGAIN
 from tests.lab.ledger import Ledger
 
@@ -38,7 +35,7 @@ def write_down_waiting(ledger: Ledger) -> None:
         enter(room, waiter)
 
     def begins(waiting: WaitingMessage, *, called: bool) -> None:
-        write("begins", **who(waiting), called=called, full=len(state.reserved_requests) >= CHILDREN)
+        write("begins", **who(waiting), called=called)
         begin(waiting, called=called)
 
     def may_begin(waiting: WaitingMessage) -> bool:

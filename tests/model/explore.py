@@ -38,7 +38,7 @@ class Scenario(NamedTuple):
     limits: tuple[int, ...] = (1,)
     """How many may hold the lock at once, as each worker knows it; more than one number during a rolling deploy."""
     has_others: bool = False
-    """Whether tasks with other keys take a slot of each worker now and then."""
+    """Whether each worker has fetched tasks with other keys, which take its slots."""
 
 
 @dataclass
@@ -92,7 +92,7 @@ def explore(
         excuses: The excuses that are accepted.
     """
     found = Exploration(scenario, excuses)
-    rooms = Rooms(scenario.slots, scenario.limits, scenario.has_others, scenario.faults, mistakes)
+    rooms = Rooms(scenario.slots, scenario.limits, scenario.has_others, mistakes)
     steps = Steps(scenario.plays, rooms, scenario.limit, mistakes, excuses)
     start = World.of(scenario.messages, scenario.faults, scenario.publishers, max(scenario.limits))
     found.came_from[start] = None

@@ -13,7 +13,10 @@ from .effects import apply
 from .executions import IN_SLOT, Execution, Phase
 from .rules import Mistake, Promise
 from .server import Key, Server, limit_of, member_of
-from .world import Faults, Step, World
+from .world import Step, World
+
+#: The mistakes by which a room calls somebody for whom it has no slot.
+CALL_WITHOUT_A_SLOT = {Mistake.ROOM_TAKES_WITHOUT_A_SLOT, Mistake.CALLS_WITHOUT_A_SLOT}
 
 
 class Rooms:
@@ -22,18 +25,14 @@ class Rooms:
     Args:
         slots: How many executions each worker can run at a time; empty where each message has a worker of its own.
         limits: The limits that workers know.
-        has_others: Whether tasks with other keys take a slot, or a token, of each worker now and then.
-        faults: How many faults may happen in all: where as many may still happen, none has happened.
+        has_others: Whether each worker has fetched tasks with other keys, which take its slots and its tokens.
         mistakes: The mistakes that rooms make.
     """
 
-    def __init__(
-        self, slots: Sequence[int], limits: Sequence[int], has_others: bool, faults: Faults, mistakes: Set[Mistake]
-    ) -> None:
+    def __init__(self, slots: Sequence[int], limits: Sequence[int], has_others: bool, mistakes: Set[Mistake]) -> None:
         self.slots = {f"w{number}": count for number, count in enumerate(slots, 1)}
         self.limits = limits
         self.has_others = has_others
-        self.faults = faults
         self.mistakes = mistakes
 
     def of(self, world: World) -> Iterator[Step]:
@@ -51,28 +50,55 @@ class Rooms:
             is_reserved = bool(one.message.claim) and world.server.number_of(one.message.claim)
             if is_reserved and Mistake.CLAIM_WAITS_IN_LINE not in self.mistakes:
                 yield self._begin(world, one)
-        if waiting and (self.has_slot(world, room) or Mistake.ROOM_TAKES_WITHOUT_A_SLOT in self.mistakes):
+        if waiting and self._may_call(world, room, limit):
             yield from self._stand(world, waiting)
         elif self._is_known(world.server, member_of(room, limit)):
             yield self._ask(world, Leave(room, limit), "leaves the line")
         elif waiting:
             yield self._ask(world, Enter(room, waiting[0].message.place, limit), "enters the line without a slot")
 
+    def _may_call(self, world: World, room: str, limit: int) -> bool:
+        """Whether the room may call somebody: a slot is free, and nobody whose call has lapsed is on the way."""
+        has_slot = self.has_slot(world, room) or bool(self.mistakes & CALL_WITHOUT_A_SLOT)
+        is_lapsed = self._outnumber(world, room, limit) and Mistake.SECOND_CALL_ON_THE_WAY not in self.mistakes
+        return has_slot and not is_lapsed
+
     def _work_elsewhere(self, world: World) -> Iterator[Step]:
-        """A task with another key, which is none of the model's, takes a slot of a worker, or its run ends."""
+        """A task with another key, which is none of the model's, takes a slot of a worker, or its run ends.
+
+        There always is such a task: it was fetched before, and takes a slot as soon as it may.
+        """
         for room in self.slots:
             if room in world.busy:
-                yield Step(f"{room} has a slot again", world._replace(busy=world.busy - {room}))
-            elif self.has_slot(world, room):
-                yield Step(f"{room} runs another task", world._replace(busy=world.busy | {room}))
+                yield Step(f"{room} has a slot again", world.leave_slot(room))
+                if Mistake.CALLS_WITHOUT_A_SLOT in self.mistakes and self._has_called_too_many(world, room):
+                    yield Step(f"{room} gives the slot that ends to the next fetched task", world, None, Promise.SERVED)
+            if self.has_slot(world, room):
+                yield from self._take_slot(world, room)
         for one in world.called:
-            if one.called and one.home not in world.busy:
+            if one.called and not self._has_called_too_many(world, one.home):
                 yield self._forestall(world, one)
 
+    def _take_slot(self, world: World, room: str) -> Iterator[Step]:
+        """A task with another key takes a free slot, unless somebody waits for that slot."""
+        is_waited_for = self._can_call(world, room)
+        if not is_waited_for or Mistake.STRANGER_TAKES_THE_SLOT in self.mistakes:
+            broken = Promise.SERVED if is_waited_for else None
+            yield Step(f"{room} runs another task", world.take_slot(room), broken=broken)
+
+    def _can_call(self, world: World, room: str) -> bool:
+        """Whether somebody waits in the room whose key the room would be given now."""
+        queues = [world.waiting_in(room, limit) for limit in self.limits if self._may_call(world, room, limit)]
+        asked = [self._ask_for(waiting) for waiting in queues if waiting]
+        return any(apply(world.server, command, self.mistakes).reply is Reply.TAKEN for command in asked)
+
     def _forestall(self, world: World, one: Execution) -> Step:
-        """Another task takes the slot, or the token, that `one` was to have: `one` passes the key on, and waits on."""
-        label = f"another task takes what {one.nonce} was called for"
-        after = world._replace(busy=world.busy | {one.home})
+        """Another task takes the token of the rate limit that `one` was to have: `one` passes the key on, and waits on.
+
+        The model does not tell a worker without a token from one without a slot.
+        """
+        label = f"another task takes the token that {one.nonce} was called for"
+        after = world.take_slot(one.home)
         if Mistake.CALLED_IN_VAIN in self.mistakes:
             return Step(label, after)
         command = Release(f"!{member_of(one.home, one.limit)}", None, False, one.limit, one.message.place, one.number)
@@ -87,25 +113,27 @@ class Rooms:
         """Whether somebody was called for whom there is no slot."""
         return bool(self.slots) and self.free_slots(world, room, IN_SLOT - {Phase.CALLED}) <= 0
 
+    def _has_called_too_many(self, world: World, room: str) -> bool:
+        """Whether there are more who were called in the worker than slots for them."""
+        return any(one.home == room for one in world.called) and self.free_slots(world, room, IN_SLOT) < 0
+
     def free_slots(self, world: World, room: str, taking: Set[Phase]) -> int:
         taken = [one for one in world.executions if one.home == room and one.phase in taking]
-        return self.slots[room] - len(taken) - (room in world.busy)
+        return self.slots[room] - len(taken) - world.busy.count(room)
 
     def _is_known(self, server: Server, member: str) -> bool:
         return any(name == member for _, name in server.line) or bool(server.number_of(f"?{member}"))
 
     def _stand(self, world: World, waiting: list[Execution]) -> Iterator[Step]:
-        room, limit = waiting[0].home, waiting[0].limit
-        if Mistake.NO_LOOKS in self.mistakes and room in world.asleep:
+        if Mistake.NO_LOOKS in self.mistakes and waiting[0].home in world.asleep:
             return
-        first, following = waiting[0], waiting[1].message.place if len(waiting) > 1 else None
-        command = Stand(room, first.message.place, following, limit, first.number)
+        command = self._ask_for(waiting)
         effect = apply(world.server, command, self.mistakes)
         after = world._replace(server=effect.server)
         if effect.reply is Reply.TAKEN:
             called = waiting[0]._replace(phase=Phase.CALLED, called=True)
             step = self._heard(world, command, after.put(called), f"calls {called.nonce}")
-            is_second = world.faults == self.faults and self._outnumber(after.put(called), command)
+            is_second = self._outnumber(after.put(called), command.room, command.limit)
             yield step._replace(broken=Promise.ONE_CALL) if is_second else step
             if world.faults.may("lost_replies"):
                 lost = after.spend("lost_replies")
@@ -114,11 +142,17 @@ class Rooms:
             yield self._heard(world, command, after, "stands in line")
 
     @staticmethod
-    def _outnumber(world: World, command: Stand) -> bool:
+    def _ask_for(waiting: list[Execution]) -> Stand:
+        """The command that asks for a slot for the first who waits in a room."""
+        first, next_place = waiting[0], waiting[1].message.place if len(waiting) > 1 else None
+        return Stand(first.home, first.message.place, next_place, first.limit, first.number)
+
+    @staticmethod
+    def _outnumber(world: World, room: str, limit: int) -> bool:
         """Whether there are more who were called from a queue than slots that are kept for it."""
-        on_the_way = [one for one in world.called if one.called and one.home == command.room]
-        kept = [key for key in world.server.keys if key.member == command.member]
-        return len([one for one in on_the_way if one.limit == command.limit]) > len(kept)
+        on_the_way = [one for one in world.called if one.called and one.home == room and one.limit == limit]
+        kept = [key for key in world.server.keys if key.member == member_of(room, limit)]
+        return len(on_the_way) > len(kept)
 
     def _begin(self, world: World, one: Execution) -> Step:
         called = world.put(one._replace(phase=Phase.CALLED))

@@ -26,7 +26,8 @@ class Promise(Enum):
         " anybody, and none leaves one free beside who waits"
     )
     ORDER = "who waits in line is called in the order of the places, and nobody takes the key of who was called"
-    ONE_CALL = "one offer calls one of those who wait"
+    ONE_CALL = "one offer calls one who waits, and the next one is called when that one has the key or has given up"
+    SERVED = "a slot that becomes free goes to a message that waits for it, before anything else that was fetched"
 
 
 class Excuse(Enum):
@@ -110,4 +111,7 @@ class Mistake(Enum):
     STAND_OFFERS_ONE_SLOT = "a room that takes a slot leaves another free slot unoffered"
     NEWCOMER_PASSES_AN_OFFER = "a newcomer takes a free slot while another one is offered to a room where two wait"
     CALLED_IN_VAIN = "one that was called keeps its call although another task has taken the slot or the token for it"
+    CALLS_WITHOUT_A_SLOT = "a room calls a waiter though no slot is free, and what was fetched runs before that one"
+    STRANGER_TAKES_THE_SLOT = "a slot that becomes free goes to what was fetched, though a message waits for a free key"
+    SECOND_CALL_ON_THE_WAY = "a room whose call has lapsed calls the next one while the first is still on the way"
     CLAIMED_MESSAGE_MEETS_THE_POLICY = "a message whose reservation has lapsed is skipped as a duplicate"

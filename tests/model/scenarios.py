@@ -166,6 +166,14 @@ BROKEN_LINE = Scenario(
     Faults(1, deaths=1, disconnects=1, lapses=1, lost_replies=1, revokes=1),
     slots=(1, 1),
 )
+BACKLOG = Scenario(
+    "three messages that wait in a worker whose slots other tasks take as soon as they are free",
+    LINE.messages,
+    LINE.plays,
+    Faults(1, lapses=1),
+    slots=(2,),
+    has_others=True,
+)
 TWINS_IN_LINE = Scenario(
     "a message that waits for a stranger, and copies of it",
     (Message(A, place=1), Message(STRANGER, place=2)),
@@ -295,6 +303,7 @@ SCENARIOS = (
     LINE,
     EQUALS_IN_LINE,
     BROKEN_LINE,
+    BACKLOG,
     TWINS_IN_LINE,
     FULL_ROOMS,
     SKIPPED_IN_LINE,

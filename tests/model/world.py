@@ -74,8 +74,8 @@ class World(NamedTuple):
     publishers: tuple[Publisher, ...] = ()
     asleep: frozenset[str] = frozenset()
     """The rooms that wait for their wake-up: only where the mistake is made that rooms do not look."""
-    busy: frozenset[str] = frozenset()
-    """The workers of which a task with another key has a slot."""
+    busy: tuple[str, ...] = ()
+    """The workers of which a task with another key has a slot, once for each such task."""
 
     @classmethod
     def of(
@@ -100,6 +100,16 @@ class World(NamedTuple):
         if limit is not None:
             waiting = [one for one in waiting if one.limit == limit]
         return sorted(waiting, key=lambda one: one.message.place)
+
+    def take_slot(self, room: str) -> World:
+        """This state with a slot of that worker taken by a task with another key."""
+        return self._replace(busy=tuple(sorted((*self.busy, room))))
+
+    def leave_slot(self, room: str) -> World:
+        """This state after the end of such a task."""
+        others = list(self.busy)
+        others.remove(room)
+        return self._replace(busy=tuple(others))
 
     @property
     def called(self) -> list[Execution]:

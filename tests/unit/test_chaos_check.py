@@ -9,7 +9,7 @@ from itertools import islice
 import pytest
 
 from celery_redislock.server import tokens
-from chaos import excuses, turns, windows
+from chaos import excuses, stalls, turns, windows
 from chaos.check import check
 from chaos.complaints import complaints_in
 from chaos.faults import (
@@ -63,15 +63,23 @@ class Book:
     def died(self, at, pid=CHILD):
         self.ledger.write({"event": "died", "pid": pid, "at": at})
 
-    def waits(self, task_id, start, end=None, place=1, *, worker=MAIN, key="key", called=True, full=False):
+    def waits(self, task_id, start, end=None, place=1, *, worker=MAIN, key="key", called=True):
         line = {"task_id": task_id, "key": f"redislock:{{chaos:{key}}}", "place": place}
         line |= {"worker": worker, "waiter": f"{task_id} {start}"}
         self.ledger.write({"event": "waits", "at": start, **line})
         if end is not None:
-            self.ledger.write({"event": "begins", "at": end, "called": called, "full": full, **line})
+            self.ledger.write({"event": "begins", "at": end, "called": called, **line})
 
     def full(self, at, worker=MAIN, key="key"):
         self.ledger.write({"event": "full", "key": f"redislock:{{chaos:{key}}}", "worker": worker, "at": at})
+
+    def ended(self, *times, worker=MAIN):
+        for at in times:
+            self.ledger.write({"event": "ended", "worker": worker, "since": at - 0.1, "at": at})
+
+    def takes_slots(self, count, since, at, worker=MAIN):
+        for _ in range(count):
+            self.ledger.write({"event": "ended", "worker": worker, "since": since, "at": at})
 
     def lost(self, task_id, at, reason, pid=CHILD):
         line = {"event": "lost", "key": "redislock:{key}", "task_id": task_id, "reason": reason}
@@ -573,15 +581,140 @@ class TestStarvation:
         book.full(4.5)
         assert broken() == []
 
-    def test_a_key_is_kept_for_one_who_was_called_into_a_full_worker(self, book, broken):
+    @pytest.mark.parametrize(("slots", "seconds"), [(2, "3.0"), (3, "1.6")])
+    def test_so_does_a_worker_all_of_whose_slots_are_taken(self, idle, book, broken, slots, seconds):
+        book.takes_slots(slots, since=1.5, at=3.4)
+        assert broken()[0] == f"key idled for {seconds} s while a message waited for it"
+
+    def test_so_is_one_that_is_kept_for_a_message_which_was_called_into_a_full_worker(self, book, broken):
         for task_id in ("holder", "a", "b"):
             book.sent(task_id)
         book.run("holder", 0, 1)
-        book.waits("a", 0.5, 1.01, place=1, full=True)
+        book.waits("a", 0.5, 1.01, place=1)
         book.waits("b", 0.5, 5.6, place=2, worker=OTHER)
         book.run("a", 4.5, 5.5)
         book.run("b", 5.61, 6, pid=OTHER)
+        assert broken() == ["key idled for 3.5 s while a message waited for it"]
+
+
+class TestStalls:
+    @pytest.fixture
+    def stalled(self, book):
+        """One that waits, in a worker that never has a free slot, for a run which ends at 2 s, and is called at 7 s."""
+        book.sent("holder")
+        book.sent("a")
+        book.run("holder", 0, 2)
+        book.waits("a", 1, 7)
+        book.run("a", 7.01, 8)
+        for tenth in range(20, 71, 2):
+            book.full(tenth / 10)
+
+    STALLED = "key was free, a message waited in a worker, and nobody ran for 4.0 s while that worker ended 2 runs"
+
+    def test_a_worker_that_ends_runs_while_a_message_waits_in_it_for_a_free_key_is_found(self, stalled, book, broken):
         assert broken() == []
+        book.ended(3, 4.5, 6)
+        assert broken() == [self.STALLED]
+        assert {line["task_id"] for line in check(book.ledger).offences[0].lines} == {"a"}
+
+    def test_it_is_told_once_for_all_that_wait_there(self, stalled, book, broken):
+        book.sent("b")
+        book.waits("b", 1.5, 7.5, place=2)
+        book.run("b", 8, 9)
+        book.ended(3, 4.5)
+        assert broken() == [self.STALLED]
+
+    def test_calls_that_end_nowhere_do_not_hide_it(self, book, broken):
+        """The room of a full worker calls one after the other, and each finds the key kept for the next."""
+        for number in range(4):
+            book.sent(f"m{number}")
+            book.waits(f"m{number}", 0.5, 2 + 5 * number, place=number)
+            book.full(1.9 + 5 * number)
+            book.run(f"m{number}", 20 + number, 21 + number, item=f"m{number}/0")
+        book.run("holder", 0, 1)
+        book.ended(*range(2, 20, 3))
+        assert broken() == [self.STALLED.replace("4.0 s", "15.0 s").replace("2 runs", "5 runs")]
+
+    def test_the_runs_of_another_worker_and_those_that_have_just_ended_break_nothing(self, stalled, book, broken):
+        book.ended(3, 4.5, worker=OTHER)
+        book.ended(5.1, 6)
+        assert broken() == []
+
+    def test_slots_that_went_to_messages_which_waited_for_other_keys_excuse_it(self, stalled, book, broken):
+        book.ended(3, 4.5)
+        for number, at in enumerate([3.1, 4.6]):
+            assert broken() == [self.STALLED]
+            book.sent(f"o{number}")
+            book.waits(f"o{number}", at - 1, at, key=f"other{number}")
+            book.run(f"o{number}", at, at + 1, key=f"other{number}")
+        assert broken() == []
+        assert check(book.ledger).turns[stalls.SERVED_OTHERS] == 1
+
+    def test_a_fault_excuses_it_but_for_a_drill_which_no_fault_reaches(self, stalled, book, broken):
+        book.ended(3, 4.5)
+        book.fault(BLACKHOLE, 2.5, 3)
+        assert broken() == []
+        book.sent("d")
+        book.waits("d", 1, 6.5, key="drill-backlog")
+        book.full(6.4, key="drill-backlog")
+        book.run("d", 6.5, 6.6, key="drill-backlog")
+        (what,) = broken()
+        assert what.startswith("drill-backlog was free, a message waited in a worker, and nobody ran for 3.5 s")
+
+
+class TestDrains:
+    @pytest.fixture
+    def drain(self, book):
+        """A worker that is told to end at 2 s, while two messages wait in it."""
+        book.ledger.write({"event": "drain", "at": 2, "worker": MAIN})
+        book.run("holder", 0, 9)
+        for task_id in ("a", "b"):
+            book.sent(task_id)
+            book.waits(task_id, 1)
+
+    def goes_on(self, book, task_id, at, worker=OTHER):
+        book.ledger.write({"event": "leaves", "worker": MAIN, "at": at})
+        book.publish(task_id, at, worker)
+        book.waits(task_id, at, 9, worker=worker)
+        book.run(task_id, 9 + at / 10, 9.9, pid=worker, key=task_id)
+
+    @pytest.mark.parametrize(("at", "found"), [(3, []), (8, ["kept 1 messages that waited, for 6.0 s"])])
+    def test_a_worker_that_is_told_to_end_and_keeps_what_waits_in_it_is_found(self, drain, book, broken, at, found):
+        self.goes_on(book, "a", 2.5)
+        self.goes_on(book, "b", at)
+        assert broken() == [f"a worker that was told to end {what}" for what in found]
+
+    def test_what_the_worker_itself_receives_again_stays_there(self, drain, book, broken):
+        self.goes_on(book, "a", 2.5)
+        self.goes_on(book, "b", 2.5, worker=MAIN)
+        assert broken() == ["a worker that was told to end kept 1 messages that waited, for 7.2 s"]
+
+    def test_what_runs_at_once_was_not_kept(self, drain, book, broken):
+        self.goes_on(book, "a", 2.5)
+        book.run("b", 3, 3.5, key="b")
+        assert broken() == []
+
+
+@pytest.mark.parametrize(
+    ("commands", "size", "found"),
+    [
+        (900, 20_000_000, []),
+        (1100, 20_000_000, ["110 commands a second while 1000 messages waited for one key"]),
+        (900, 80_000_000, ["a worker needed 80 kB for each of 1000 messages"]),
+    ],
+)
+def test_a_crowd_that_costs_too_much_is_found(book, broken, commands, size, found):
+    crowd = {"at": 1, "size": 1000, "delivered_in": 5.0, "seconds": 10.0, "commands": commands, "bytes": size}
+    book.ledger.write({"event": "crowd", **crowd})
+    assert broken() == found
+
+
+def test_a_message_that_a_drill_never_saw_again_is_lost_on_both_brokers(book, broken):
+    """A worker that lost its broker has fetched it, found its key held, and kept it nowhere."""
+    book.ledger.write({"event": "broker", "kind": "redis"})
+    book.sent("a", final="RETRY")
+    book.fault(WARM, 40, 41, pids=[MAIN])
+    assert broken() == ["a message that is acked late was lost: late, RETRY"]
 
 
 def test_a_key_that_is_left_is_broken(book, broken):
