@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Generator, Iterator
+import itertools
+import os
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -184,6 +186,13 @@ def tasks(app: Celery) -> Any:
 on_every_broker = pytest.mark.parametrize("broker", ["redis", "rabbitmq"], indirect=True)
 #: On RabbitMQ's quorum queues too, where the prefetch count of a consumer cannot grow.
 on_every_queue = pytest.mark.parametrize("broker", ["redis", "rabbitmq", "quorum"], indirect=True)
+
+
+def every(names: str, *values: Sequence[object]) -> pytest.MarkDecorator:
+    """Parametrize with every combination of the values where `make matrix` runs, else with the first of each."""
+    is_matrix = os.environ.get("LAB_EVERY_BROKER") == "1"
+    rows = list(itertools.product(*values)) if is_matrix else [tuple(one[0] for one in values)]
+    return pytest.mark.parametrize(names.split(", "), rows, indirect=["broker"])
 
 
 @pytest.fixture

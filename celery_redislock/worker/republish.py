@@ -77,7 +77,9 @@ class Closing:
             self._has_settled()
         except Exception as error:  # noqa: BLE001 - each broker has its own
             which = run_named(request.task.name, request.id)
-            logger.warning("%s: its message could not be acked, and is delivered again: %s", which, describe(error))
+            about = fields("not_acked", task=request.task.name, task_id=request.id)
+            text = "%s: its message could not be acked, and is delivered again: %s"
+            logger.warning(text, which, describe(error), extra=about)
 
 
 def publish(requests: Sequence[Request]) -> list[Request]:

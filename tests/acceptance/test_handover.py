@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import time
@@ -12,6 +11,7 @@ import pytest
 
 from tests.acceptance.test_line_ways_out import patient
 from tests.acceptance.test_outages import consumes_again
+from tests.conftest import every
 from tests.lab.app import make_app
 from tests.lab.servers import need_pool, wait_until
 from tests.lab.wake_ups import counts_on_wake_ups
@@ -24,13 +24,6 @@ SOON = 3.0
 GREEN = {"gevent", "eventlet"}
 POOLS = ("prefork", "threads", *sorted(GREEN))
 QUEUES = ("redis", "rabbitmq", "quorum")
-
-
-def every(names, *values):
-    """Parametrize with every combination of the values where `make matrix` runs, else with the first of each."""
-    is_matrix = os.environ.get("LAB_EVERY_BROKER") == "1"
-    rows = list(itertools.product(*values)) if is_matrix else [tuple(one[0] for one in values)]
-    return pytest.mark.parametrize(names, rows, indirect=["broker"])
 
 
 @pytest.fixture

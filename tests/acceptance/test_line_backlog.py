@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
+from tests.conftest import every
 from tests.lab.servers import need_pool, wait_until
 from tests.lab.wake_ups import counts_on_wake_ups
 from tests.lab.workers import kept
 
-POOLS = ["prefork", "threads", "gevent", "eventlet", "solo"]
+POOLS = ("prefork", "threads", "gevent", "eventlet", "solo")
+QUEUES = ("redis", "rabbitmq", "quorum")
 
 
 @counts_on_wake_ups("it counts how many others run before the last one has its turn")
-@pytest.mark.parametrize("pool", POOLS)
+@every("pool, broker", POOLS, QUEUES)
 def test_in_a_worker_with_a_backlog_a_waiting_message_gets_the_next_slot_once_its_key_is_free(
     config, tasks, start_worker, ledger, pool
 ):
@@ -38,7 +38,7 @@ def test_in_a_worker_with_a_backlog_a_waiting_message_gets_the_next_slot_once_it
 
 
 @counts_on_wake_ups("it counts how often messages were told to wait")
-@pytest.mark.parametrize("slots", [1, 4])
+@every("slots, broker", (4, 1), QUEUES)
 def test_a_worker_with_a_backlog_of_slow_tasks_does_not_keep_a_key_from_an_idle_worker(
     config, tasks, start_worker, ledger, slots
 ):
