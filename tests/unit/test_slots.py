@@ -1,9 +1,12 @@
-"""How many messages a pool runs at a time."""
+"""How many messages a pool runs at a time, and the looks at what stands at its gate."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from celery.concurrency import prefork, solo, thread
 
+from celery_redislock.worker.starter import Starter
 from celery_redislock.worker.windows import slots_of
 
 
@@ -24,3 +27,18 @@ def test_the_solo_pool_has_one_slot() -> None:
     pool = solo.TaskPool(limit=8)
     pool.start()
     assert slots_of(pool) == 1
+
+
+def test_however_often_a_look_is_asked_for_only_one_is_to_come() -> None:
+    """Each look asks for the next one. If each wake-up began a series of its own, their number would only grow."""
+    looks: set[int] = set()
+
+    def call_later(seconds: float, _: object) -> SimpleNamespace:
+        looks.add(number := len(looks) + 1)
+        return SimpleNamespace(cancel=lambda: looks.discard(number))
+
+    starter = Starter(lambda: starter.look_again(0.1))
+    starter.start(SimpleNamespace(hub=SimpleNamespace(call_later=call_later)))
+    for _ in range(3):
+        starter.look_again(0.1)
+    assert len(looks) == 1
