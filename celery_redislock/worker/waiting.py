@@ -80,7 +80,6 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._revoked.stop()
         self._handover.stop()
         self._slots.clear()
-        self._wanted.clear()
         if self._handover.shutdown.has_begun:
             ignore_errors(parent, parent.task_consumer.cancel)  # it must not receive what is published again
         self._let_go_of_all(channel_of(parent))
@@ -92,6 +91,7 @@ class WaitingRoom(bootsteps.StartStopStep):
             room.hosts.discard(self)
             gone += [one for one in room.leave_all() if isinstance(one, WaitingMessage)]
         gone += self._take_calls() + self._handover.take_back()  # now the room's thread adds no more
+        self._wanted.clear()
         self._handover.let_go([one.request for one in sorted(gone, key=lambda one: one.place)], channel)
 
     def _take_calls(self) -> list[WaitingMessage]:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
+from celery import Celery
+from celery.bootsteps import RUN
 from celery.concurrency import prefork, solo, thread
 
+from celery_redislock.worker.gate import GatedSlots
 from celery_redislock.worker.starter import Starter
+from celery_redislock.worker.waiting import WaitingRoom
 from celery_redislock.worker.windows import slots_of
 
 
@@ -42,3 +47,55 @@ def test_however_often_a_look_is_asked_for_only_one_is_to_come() -> None:
     for _ in range(3):
         starter.look_again(0.1)
     assert len(looks) == 1
+
+
+def test_after_a_reconnect_no_slot_is_held_for_a_run_that_has_ended_before() -> None:
+    """No room is asked about it any more, so the slot would be held again and again, for nobody."""
+    pool = thread.TaskPool(limit=1)
+    pool.start()
+    held: list[bool] = []
+    consumer = SimpleNamespace(pool=pool, on_task_request=lambda _: None)
+    slots = GatedSlots(consumer, lambda: held.append(True), lambda _: None, lambda: True)
+    request: Any = SimpleRequest()
+    assert slots.take(request, lambda: True)
+    slots.settle(0)
+    assert held == [True], "one waits in its line"
+    slots.clear()
+    slots.settle(0)
+    assert held == [True]
+    pool.stop()
+
+
+class SimpleRequest:
+    """A request that Celery has not reserved any more: its run has ended."""
+
+
+def test_after_a_reconnect_no_slot_is_wanted_by_a_room_that_was_just_looking(app: Celery) -> None:
+    consumer = SimpleNamespace(
+        app=app,
+        blueprint=SimpleNamespace(state=RUN),
+        connection=SimpleNamespace(qos_semantics_matches_spec=True),
+        controller=SimpleNamespace(wait_for_soft_shutdown=lambda: None),
+        hostname="w@lab",
+        hub=None,
+        on_connection_error_after_connected=lambda _: None,
+        on_task_request=lambda _: None,
+        pool=thread.TaskPool(limit=1),
+        task_consumer=None,
+    )
+    waiting_room: Any = WaitingRoom(consumer)
+
+    def leave_all() -> list[Any]:
+        waiting_room._wanted[room] = 1  # as the thread of the room does at the end of its look
+        return []
+
+    room: Any = SimpleRoom()
+    room.hosts, room.leave_all = {waiting_room}, leave_all
+    waiting_room._rooms.add(room)
+    waiting_room.start(consumer)
+    waiting_room.stop(consumer)
+    assert waiting_room._wanted == {}
+
+
+class SimpleRoom:
+    """A room without threads."""
