@@ -260,6 +260,7 @@ class WaitingRoom(bootsteps.StartStopStep):
             in_bucket = rate_limit.called(consumer, waiting.group)
             if not rate_limit.has_token(consumer, waiting.group, in_bucket):
                 waiting.wait_on()
+                self._revoked.look_later(consumer)
                 return
             self._called[request] = waiting
         self._let_go(consumer, request)
@@ -293,6 +294,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._keep_unacked(self._consumer, waiting.request)
         self.give_token_back(waiting.request)
         waiting.wait_on()
+        self._revoked.look_later(self._consumer)
 
     def give_token_back(self, request: Request) -> None:
         """Give the token of `rate_limit` back that `request` has taken: its body has not run."""
