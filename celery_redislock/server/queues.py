@@ -148,9 +148,11 @@ class Queues:
         """The one behind the first of those who wait in `line`."""
         if self.first(line) is None:
             return None
-        first = heapq.heappop(self.by_line[line].heap)
-        second = self.first(line)
-        heapq.heappush(self.by_line[line].heap, first)
+        heap = self.by_line[line].heap
+        first = heapq.heappop(heap)
+        while (second := self.first(line)) is first[2]:  # it was called, and waits on
+            heapq.heappop(heap)
+        heapq.heappush(heap, first)
         return second
 
     def take_out(self, line: str, holders: Sequence[Token]) -> list[Waiter]:

@@ -81,7 +81,8 @@ class GatedSlots(Slots):
         return True
 
     def _give_up(self) -> None:
-        """Nothing: who stands at the gate is let in next."""
+        if self._fetched:
+            self._pass(self._fetched.popleft())
 
     def _pass(self, request: Request) -> None:
         self._running.add(request)
@@ -141,6 +142,11 @@ class SoloSlots(Slots):
         if self._has_seen:
             self._has_decided.set()
         return False
+
+    def settle(self, wanted: int) -> None:
+        """`admit` alone holds the slot and gives it up: else a slot that was given up would count as used."""
+        self._wanted = wanted
+        self._note_ended()
 
     def admit(self, request: Request) -> None:
         """Run the waiting messages that are called, and then `request`."""

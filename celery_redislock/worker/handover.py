@@ -130,6 +130,8 @@ class Handover:
         """Called in the worker's event loop."""
         while self._to_ack and (consumer := self._consumer) is not None:
             request = self._to_ack.popleft().request
+            if request.message.channel is not channel_of(consumer):
+                continue  # its connection is lost: it is delivered again, and dropped
             consumer.qos.decrement_eventually()
             if isinstance(consumer.qos, Windows):
                 consumer.qos.let_go(request.message)

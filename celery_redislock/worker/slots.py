@@ -99,6 +99,7 @@ class Slots(ABC):
         self._held.clear()
         self._followed.clear()
         self._wanted = 0
+        self._seen = self._decided = self._ended  # no room will look for the runs that have ended
 
     @abstractmethod
     def admit(self, request: Request) -> None:

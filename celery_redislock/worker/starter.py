@@ -33,6 +33,8 @@ class Starter:
         self._thread: threading.Thread | None = None
         #: Seconds after which the thread wakes up by itself; None for never.
         self._again: float | None = None
+        #: The same for the event loop: the one entry in its timer.
+        self._entry: Any = None
 
     def start(self, consumer: Any) -> None:
         """Begin to call `run`."""
@@ -60,12 +62,17 @@ class Starter:
             self._wake_thread()
 
     def look_again(self, seconds: float) -> None:
-        """Have `run` called after so many seconds. If they are not 0, this is called where `run` is."""
+        """Have `run` called after so many seconds, and not at the time that was set before.
+
+        If they are not 0, this is called where `run` is.
+        """
         consumer = self._consumer
         if not seconds or consumer is None:
             self.wake_up()
         elif consumer.hub is not None:
-            consumer.hub.call_later(seconds, self._run)
+            if self._entry is not None:  # else each call would begin a series of its own
+                self._entry.cancel()
+            self._entry = consumer.hub.call_later(seconds, self._run)
         else:
             self._again = seconds
 

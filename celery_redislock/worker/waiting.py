@@ -50,6 +50,8 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._called: dict[Request, WaitingMessage] = {}
         #: For how many lines of each room a slot is all that is missing.
         self._wanted: dict[Room, int] = {}
+        #: Whether a room has counted them since the worker was scaled up.
+        self._has_news = False
         self._starter = Starter(self._run_calls)
         self._slots = self._slots_of(parent)
         parent.on_task_request = self._admit
@@ -80,7 +82,6 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._revoked.stop()
         self._handover.stop()
         self._slots.clear()
-        self._wanted.clear()
         if self._handover.shutdown.has_begun:
             ignore_errors(parent, parent.task_consumer.cancel)  # it must not receive what is published again
         self._let_go_of_all(channel_of(parent))
@@ -92,16 +93,25 @@ class WaitingRoom(bootsteps.StartStopStep):
             room.hosts.discard(self)
             gone += [one for one in room.leave_all() if isinstance(one, WaitingMessage)]
         gone += self._take_calls() + self._handover.take_back()  # now the room's thread adds no more
+        self._wanted.clear()
         self._handover.let_go([one.request for one in sorted(gone, key=lambda one: one.place)], channel)
 
     def _take_calls(self) -> list[WaitingMessage]:
         """Take out what is on its way to the pool. The keys for which it was called are passed on."""
-        calls = [(self._called.pop(request), True) for request in tuple(self._called)]
-        calls += [self._calls.popleft() for _ in range(len(self._calls))]
+        calls = [(one, True) for request in tuple(self._called) if (one := self._called.pop(request, None))]
+        while call := self._next_call():
+            calls.append(call)
         for waiting, is_called in calls:
             if is_called:  # this message will not run here; release its key to the next one now
                 waiting.pass_on()
         return [waiting for waiting, _ in calls]
+
+    def _next_call(self) -> tuple[WaitingMessage, bool] | None:
+        """Take out a message that is on its way to the pool. At a shutdown, two threads may do so."""
+        try:
+            return self._calls.popleft()
+        except IndexError:
+            return None
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         """Called by Celery whenever the event loop starts, where there is one."""
@@ -202,6 +212,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         if consumer is None:
             return
         self._wanted[room] = sum(count for name, count in aside.items() if self._lacks(consumer, name) == "slot")
+        self._has_news = True
         if self._slots.ends_round(sum(self._wanted.values())):
             self._starter.wake_up()
 
@@ -237,13 +248,14 @@ class WaitingRoom(bootsteps.StartStopStep):
             room.wake()
 
     def _run_calls(self) -> None:
-        while self._calls and self._consumer is not None:
-            self._run(self._consumer, *self._calls.popleft())
-        wanted = sum(self._wanted.values())
-        if self._consumer is not None:
-            self._slots.settle(wanted)
-            if wanted:
-                scale_up(self._consumer, wanted)
+        while self._consumer is not None and (call := self._next_call()):
+            self._run(self._consumer, *call)
+        if self._consumer is None:
+            return
+        wanted, has_news, self._has_news = sum(self._wanted.values()), self._has_news, False
+        self._slots.settle(wanted)
+        if wanted and has_news:  # else it would scale up again for a message that was just called
+            scale_up(self._consumer, wanted)
 
     def _run(self, consumer: Any, waiting: WaitingMessage, called: bool) -> None:
         request = waiting.request
@@ -260,6 +272,7 @@ class WaitingRoom(bootsteps.StartStopStep):
             in_bucket = rate_limit.called(consumer, waiting.group)
             if not rate_limit.has_token(consumer, waiting.group, in_bucket):
                 waiting.wait_on()
+                self._revoked.look_later(consumer)
                 return
             self._called[request] = waiting
         self._let_go(consumer, request)
@@ -293,6 +306,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._keep_unacked(self._consumer, waiting.request)
         self.give_token_back(waiting.request)
         waiting.wait_on()
+        self._revoked.look_later(self._consumer)
 
     def give_token_back(self, request: Request) -> None:
         """Give the token of `rate_limit` back that `request` has taken: its body has not run."""

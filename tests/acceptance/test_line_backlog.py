@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import time
 
+from celery_redislock.server.scripts import STAND
 from tests.conftest import every
 from tests.lab.servers import need_pool, wait_until
 from tests.lab.wake_ups import counts_on_wake_ups
@@ -35,6 +38,30 @@ def test_in_a_worker_with_a_backlog_a_waiting_message_gets_the_next_slot_once_it
     assert last - before < 8 * 4, "each of the eight let at most a few strangers pass"
     assert len(ledger.conflicts()) == 8, "nobody is called without a slot"
     assert not all(result.ready() for result in strangers), "the backlog has lasted"
+
+
+@counts_on_wake_ups("a look is held back")
+@every("pool, broker", ("threads", "prefork", "gevent", "eventlet", "solo"), ("redis",))
+def test_a_silent_lock_server_costs_the_fetched_messages_a_quarter_of_a_second_each_at_most(
+    lock_proxy, config, tasks, start_worker, ledger, pool
+):
+    need_pool(pool)
+    time_outs = {"socket_timeout": 1.2, "socket_connect_timeout": 0.1}
+    config.settings |= {"worker_prefetch_multiplier": 64, "redislock_client_options": time_outs}
+    start_worker(1, "-P", pool)
+    with tasks.work.lock_for("k"):
+        waits = tasks.work.delay("k", "waits")
+        wait_until(lambda: kept(tasks.work.app) == 1, "it waits")
+        strangers = [tasks.plain.delay(seconds=0.1) for _ in range(40)]
+        wait_until(lambda: len(ledger.runs()) >= 5, "the backlog is being worked off")
+        looks = lock_proxy.hold(b"EVALSHA", STAND.sha.encode(), nth=None, before=True)
+    looks.wait()
+    time.sleep(3.0)
+    looks.let_go()
+    for result in [waits, *strangers]:
+        result.get(timeout=30)
+    starts = [run.start for run in ledger.runs()]
+    assert max(later - earlier for earlier, later in itertools.pairwise(starts)) < 1.2
 
 
 @counts_on_wake_ups("it counts how often messages were told to wait")

@@ -217,3 +217,24 @@ def test_a_message_that_is_revoked_by_its_stamp_while_it_waits_ends_and_others_w
         assert kept(app) == 1
     assert stamped[1].get(timeout=20) == "b"
     assert stamped[0].state == "REVOKED"
+
+
+def test_a_message_that_waits_on_although_it_was_called_ends_as_well_when_it_is_revoked(
+    limited, config, start_worker, gate
+):
+    """It has stood in the bucket for a token, while nobody else has waited, and a stranger has taken the slot."""
+    config.settings["worker_prefetch_multiplier"] = 4
+    worker = start_worker(1)
+    work = limited.tasks["lab.work"]
+    limited.control.rate_limit("lab.work", "30/m", reply=True, limit=1)
+    with work.lock_for("k"):
+        waits = work.delay("k", "waits")
+        wait_until(lambda: kept(limited) == 1, "it waits")
+        work.delay("other", "takes the token").get(timeout=20)
+    wait_until(lambda: kept(limited) == 0, "it is called")
+    stranger = limited.tasks["lab.plain"].delay(seconds=str(gate))
+    wait_until(lambda: kept(limited) == 1, "it waits on")
+    limited.control.revoke(waits.id, reply=True, timeout=5, limit=1)
+    wait_until(lambda: discarded(worker, waits), "it has ended", 5)
+    gate.open()
+    stranger.get(timeout=20)

@@ -92,3 +92,15 @@ def test_many_who_come_and_go_one_by_one_cost_little(queues):
         round_of(queues)
         queues.remove(guest)
     assert time.process_time() - began < 2.0
+
+
+def test_who_was_called_and_waits_on_does_not_stand_behind_itself(queues):
+    """Its room would stand in line at its place when it is called again, before those of other rooms."""
+    first, second = Guest(1), Guest(2)
+    enter(queues, first, second)
+    queues.remove(first)
+    enter(queues, first)
+    assert queues.second(first.line) is second
+    assert queues.first(first.line) is first
+    queues.remove(second)
+    assert queues.second(first.line) is None
