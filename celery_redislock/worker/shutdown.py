@@ -23,7 +23,7 @@ class Shutdown:
 
     A thread hands over what waits, so that a broker that does not answer cannot keep the worker from ending. It begins
     when Celery stops the consumer; sooner, where the main thread is busy for longer: with a body in the pool ``solo``,
-    or with the time of a soft shutdown.
+    with the time of a soft shutdown, or, in green pools, with its wait for the broker.
 
     Args:
         consumer: Celery's consumer.
@@ -32,12 +32,14 @@ class Shutdown:
 
     Attributes:
         steps: How many messages have been handed over.
+        still_receives: Whether Celery goes on reading from the broker meanwhile, and puts back what it receives.
     """
 
     def __init__(self, consumer: Any, hand_over: Callable[[], None], wake_up: Callable[[], None]) -> None:
         self._consumer, self._hand_over, self._wake_up = consumer, hand_over, wake_up
         self._thread: threading.Thread | None = None
         self.steps = 0
+        self.still_receives = False
         worker_shutting_down.connect(self._heard)
         worker = consumer.controller
         self._wait, worker.wait_for_soft_shutdown = worker.wait_for_soft_shutdown, self._wait_for_soft_shutdown
@@ -75,6 +77,16 @@ class Shutdown:
             self._begin()
         elif self._consumer.hub is not None:
             self._wake_up()
+        elif self._is_green_on_redis:
+            self.still_receives = True
+            self._consumer.timer.call_after(0.0, self._begin)  # gevent's handler must not wait for a thread to start
+
+    @property
+    def _is_green_on_redis(self) -> bool:
+        """Whether Celery looks only every two seconds if it must stop, and another greenlet may talk to the broker."""
+        consumer = self._consumer
+        driver = getattr(getattr(consumer.connection, "transport", None), "driver_type", None)
+        return bool(consumer.pool.is_green) and driver == "redis"
 
     def _wait_for_soft_shutdown(self) -> None:
         """Called as well in such a handler, in place of the worker's own method."""

@@ -84,7 +84,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._slots.clear()
         if self._handover.shutdown.has_begun:
             ignore_errors(parent, parent.task_consumer.cancel)  # it must not receive what is published again
-        self._let_go_of_all(channel_of(parent))
+        self._let_go_of_all(None if self._handover.shutdown.still_receives else channel_of(parent))
 
     def _let_go_of_all(self, channel: Any = None) -> None:
         """Have all that waits here, if anything does, wait somewhere else."""

@@ -73,14 +73,14 @@ def wait_in_the_other(app, count=10):
     wait_until(lambda: waiting() == count, "they wait in the other worker", 10)
 
 
-def begin_to_stop(worker, how, app, *, is_green):
+def begin_to_stop(worker, how, app):
     """Begin the shutdown that `how` names; with `killed` the worker is dead a second after it knows."""
     if how == "control":
         app.control.shutdown(destination=["w0@lab"])
         return
     worker.begin_to_stop(signal.SIGQUIT if how in {"soft", "cold"} else signal.SIGTERM)
     if how == "killed":
-        time.sleep(5.0 if is_green else 1.0)
+        time.sleep(1.0)
         worker.kill()
 
 
@@ -97,7 +97,7 @@ def test_what_waits_in_a_worker_that_shuts_down_runs_elsewhere_at_once_and_in_or
     unrelated()
     with ten_waiting(tasks, first) as results:
         start_worker(12 if pool in GREEN else 2, "-P", pool)
-        begin_to_stop(first, how, tasks.work.app, is_green=pool in GREEN)
+        begin_to_stop(first, how, tasks.work.app)
         wait_in_the_other(tasks.work.app)
     each_ran_once(results)
 
