@@ -120,7 +120,7 @@ class Queues:
         return ended
 
     def _forget(self) -> None:
-        """Keep nothing of those who wait no longer. It takes as long as they were many."""
+        """Drop what is left of waiters that wait no longer. The time it takes grows with their number."""
         self._deadlines = self._of_waiting(self._deadlines)
         for queue in self.by_line.values():
             queue.heap = self._of_waiting(queue.heap)

@@ -108,7 +108,7 @@ class Room:
         self._wake.set()
 
     def look(self, line: str) -> bool:
-        """Look at `line` soon; return whether somebody waits there."""
+        """Look at `line` soon; return whether it has a waiter."""
         if line not in self._queues.by_line:
             return False
         self._looks.soon(line)

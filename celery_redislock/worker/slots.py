@@ -48,9 +48,9 @@ class Slots(ABC):
         self._held: deque[float] = deque()
         self._wanted = 0
         self._dead = 0
-        #: The runs that were called, each with what has its room look at its line and tells whether somebody waits.
+        #: The runs that were called, each with a function that has its room look at its line, as for `take`.
         self._followed: dict[Request, Callable[[], bool]] = {}
-        #: How many of them have ended in lines in which somebody waits, and for how many of these a room has looked.
+        #: How many of them have ended while others waited in their lines, and for how many of these a room has looked.
         self._ended = self._seen = self._decided = 0
         self._ending = threading.Lock()
 
@@ -82,7 +82,7 @@ class Slots(ABC):
     def take(self, request: Request, look: Callable[[], bool]) -> bool:
         """Run `request`, which was called and which Celery has reserved; return False if there is no slot for it.
 
-        `look` has its room look at its line, and returns whether somebody waits there.
+        `look` has its room look at its line, and returns whether the line has a waiter.
         """
         if self._free(1) <= 0:
             return False

@@ -160,7 +160,7 @@ class WaitingMessage(Waiter):
         self._room.leave(self)
 
     def look_for_next(self) -> bool:
-        """Have the room look at its line, when its run has ended; return whether somebody waits there."""
+        """Have the room look at its line, when its run has ended; return whether the line has a waiter."""
         return self._room.look(self.line)
 
     def withdraw(self) -> bool:
