@@ -30,6 +30,7 @@ class Queue:
         has_declined: Whether it was offered the key while it had no slot. It stays out of line until it has one.
         watching: Those who may begin before their turn.
         watched_since: When the last of them came, by `time.monotonic()`.
+        called: Those who were called and may still be on their way, each with the time of the call.
     """
 
     def __init__(self) -> None:
@@ -39,6 +40,16 @@ class Queue:
         self.has_declined = False
         self.watching: list[Waiter] = []
         self.watched_since = -math.inf
+        self.called: list[tuple[float, Waiter]] = []
+
+    def call(self, waiter: Waiter) -> None:
+        """`waiter` was called just now."""
+        self.called.append((time.monotonic(), waiter))
+
+    def lapsed(self, seconds: float) -> int:
+        """How many were called more than so many seconds ago, and are still on their way."""
+        self.called = [(at, waiter) for at, waiter in self.called if waiter.is_coming()]
+        return sum(time.monotonic() - at > seconds for at, _ in self.called)
 
     def stand(self, place: int) -> None:
         """The room stands at `place` from now on."""

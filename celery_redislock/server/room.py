@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from celery_redislock.errors import LockUnavailable
 from celery_redislock.shown import shown
 
-from . import commands, queues, tokens
+from . import commands, looks, queues, tokens
 from .answers import Conflict
 from .aside import Aside
 from .listener import Listener
@@ -235,6 +235,10 @@ class Room:
         if first is None or queue is None:
             self._queues.by_line.pop(line, None)
             self._leave(line, queue)
+        elif queue.lapsed(looks.CALLED_FOR) >= limit_of(first.key):  # then there was no slot: let other rooms go first
+            self._looks.within(line, SHORT_LOOK)
+            if is_offered:
+                self._leave(line, queue)
         elif has_slot or can_begin(first):
             self._stand(queue, first)
         else:
@@ -272,7 +276,9 @@ class Room:
             return
         queue.place = next_place
         self._looks.later(line, look_in(None, queue, first, hears=self._listener.hears))
-        if not self._queues.remove(first) or not begin(first, called=True):  # it has left meanwhile, or fails
+        if self._queues.remove(first) and begin(first, called=True):
+            queue.call(first)
+        else:  # it has left meanwhile, or fails
             self._called_and_gone.append(first)
             self._wake.set()
         if queue.watching:

@@ -52,6 +52,10 @@ class Waiter(ABC):
         """Whether there is a slot for it now."""
         return True
 
+    def is_coming(self) -> bool:
+        """Whether it was called and has not got as far as asking for its key."""
+        return False
+
     def need_not_wait(self, holders: Sequence[Token]) -> bool:
         """Whether it is to begin, uncalled, before its turn.
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from celery import bootsteps
 from celery.concurrency import solo
+from celery.worker import state
 from celery.worker.request import Request
 from kombu.common import ignore_errors
 
@@ -159,7 +160,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         room = server_of(plan.app).room
         self._rooms.add(room)
         room.hosts.add(self)
-        waiting = WaitingMessage(request, ending, plan, prepare, self.can_begin, self._end_wait)
+        waiting = WaitingMessage(request, ending, plan, prepare, self.can_begin, self.is_coming, self._end_wait)
         if waiting.must_leave:
             self._handover.leave(waiting)
         else:
@@ -205,6 +206,12 @@ class WaitingRoom(bootsteps.StartStopStep):
     def can_begin(self, waiting: WaitingMessage) -> bool:
         """Whether the message of `waiting` would run at once if it were called, or as soon as it has its token."""
         return self._consumer is not None and self._lacks(self._consumer, waiting.group) is None
+
+    def is_coming(self, request: Request) -> bool:
+        """Whether `request`, which was called, is on its way to a child, or stands in the bucket of its task."""
+        if request in self._called or any(one.request is request for one, _ in self._calls.copy()):
+            return True
+        return request in state.reserved_requests and request.time_start is None
 
     def ends_round(self, room: Room, aside: Mapping[str, int]) -> None:
         """Have slots held for the messages of the lines `aside`, counted by their tasks, that lack nothing else."""

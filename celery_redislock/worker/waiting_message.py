@@ -46,12 +46,14 @@ class WaitingMessage(Waiter):
         prepare: Prepares the request for its next execution. It is given what the key holds until then; None where the
             key is not kept for it.
         can_begin: Whether the worker would run it soon.
+        is_coming: Whether its request is on its way to a child of the pool.
         run: Has the pool run it; whether its turn has come is given, too.
     """
 
     # Thousands of them may wait, so each keeps as little as it can.
     __slots__ = (
         "_can_begin",
+        "_is_coming",
         "_room",
         "_run",
         "_runs_in_outage",
@@ -76,6 +78,7 @@ class WaitingMessage(Waiter):
         plan: LockPlan,
         prepare: Prepare,
         can_begin: Callable[[WaitingMessage], bool],
+        is_coming: Callable[[Request], bool],
         run: Callable[[WaitingMessage, bool], None],
     ) -> None:
         # All that wait for one key share its name.
@@ -90,7 +93,7 @@ class WaitingMessage(Waiter):
         self.watches = self.claim is not None or self.joins is not None
         self.deadline = _deadline(request, header, plan)
         self._since = time.monotonic()
-        self._can_begin, self._run = can_begin, run
+        self._can_begin, self._is_coming, self._run = can_begin, is_coming, run
         self._runs_in_outage = plan.options.on_outage != "retry"
 
     @property
@@ -133,6 +136,10 @@ class WaitingMessage(Waiter):
     def can_begin(self) -> bool:
         """Whether the worker would run it soon: it has a slot, and a token if the task has a `rate_limit`."""
         return self._can_begin(self)
+
+    def is_coming(self) -> bool:
+        """Whether it was called, and no child has accepted it yet."""
+        return self._is_coming(self.request)
 
     def need_not_wait(self, holders: Sequence[Token]) -> bool:
         """Whether the key was handed over to this message, or the task that it has joined does not hold the key."""

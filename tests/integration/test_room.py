@@ -37,12 +37,16 @@ class Guest(Waiter):
         self.watches = claim is not None
         self.began = []
         self.has_slot = True
+        self.coming = False
         self.asked = 0
         self.error = None
 
     def can_begin(self):
         self.asked += 1
         return self.has_slot
+
+    def is_coming(self):
+        return self.coming
 
     def need_not_wait(self, holders):
         return any(holder.owner == self.claim for holder in holders)
@@ -162,6 +166,27 @@ def test_those_with_the_same_place_are_called_one_after_the_other_as_they_came(r
         take_turn(store, holder, room)
         client.delete("another")
     assert client.keys() == []
+
+
+def test_while_one_whose_call_has_lapsed_is_on_its_way_no_second_one_is_called(make_room, running, client, monkeypatch):
+    """It has no slot, whatever its room says: another room goes first."""
+    monkeypatch.setattr(looks, "CALLED_FOR", 0.0)
+    room, other = make_room(), make_room()
+    first, second, elsewhere = Guest(10), Guest(20), Guest(30)
+    first.coming = True
+    enter(room, first, second)
+    in_line(client, room)
+    enter(other, elsewhere)
+    in_line(client, room, other)
+    running.release()
+    assert first.comes()
+    client.delete(KEY)  # its call has lapsed
+    client.publish(channel_of(other.token.nonce), f"look 1 {KEY}")
+    assert elsewhere.comes()
+    assert second.began == []
+    client.delete(KEY)
+    first.coming = False
+    assert second.comes()
 
 
 @pytest.mark.usefixtures("long_offers")
