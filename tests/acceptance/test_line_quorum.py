@@ -81,6 +81,8 @@ def test_a_queue_that_the_worker_was_told_to_leave_is_left_though_its_messages_w
         waiting = [tasks.work.apply_async(("k", number), queue=other) for number in range(5)]
         wait_until(lambda: kept(app) == 5, "all wait")
         assert app.control.cancel_consumer(other, reply=True, limit=1, timeout=10)
+        wait_until(lambda: f"Canceling queue {other}" in worker.output(), "it leaves: it has answered before that")
+        assert app.control.ping(timeout=10, limit=1), "it has left"
         stranger = tasks.plain.apply_async(queue=other)
         waiting += [tasks.work.delay("k", number) for number in range(5, 10)]
         wait_until(lambda: kept(app) == 10, "those of the other queue wait too")
