@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ import pytest
 
 from tests.acceptance.test_line_ways_out import patient
 from tests.acceptance.test_outages import consumes_again
-from tests.conftest import every
+from tests.conftest import IS_MATRIX, every
 from tests.lab.app import make_app
 from tests.lab.servers import need_pool, wait_until
 from tests.lab.wake_ups import counts_on_wake_ups
@@ -40,15 +39,15 @@ def unrelated(tasks, running, gate):
 
 @pytest.fixture
 def each_ran_once(ledger):
-    """Holds that ten messages run once each, soon, one after the other, and in the order of publishing."""
+    """Holds that messages run once each, while the first worker is busy, one by one and in the order of publishing."""
 
-    def wait(results, soon=SOON):
+    def wait(results):
         begin = time.monotonic()
         assert [result.get(timeout=30) for result in results] == list(range(len(results)))
         took = time.monotonic() - begin
         assert [run.item for run in ledger.runs() if run.key == "k"] == [str(number) for number in range(len(results))]
         assert ledger.overlaps() == []
-        assert took < soon
+        assert took < SOON or not IS_MATRIX
 
     return wait
 
@@ -255,15 +254,17 @@ def test_what_meets_its_key_while_the_broker_is_away_waits_when_it_is_back(
 
 @counts_on_wake_ups("many have their turn")
 def test_the_key_is_never_idle_because_messages_leave_for_the_visibility_timeout(config, start_worker, ledger):
-    count, seconds = (300, 0.2) if os.environ.get("LAB_EVERY_BROKER") == "1" else (60, 0.3)
+    count, seconds = (300, 0.2) if IS_MATRIX else (60, 0.3)
     options = {"visibility_timeout": count * seconds / 3, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
     config.settings["broker_transport_options"] = options
     app = make_app(config)
     three = app.tasks["lab.three"]
-    start_worker(4)
+    worker = start_worker(4)
     results = [three.delay("k", number, seconds) for number in range(count)]
     assert [result.get(timeout=60) for result in results] == list(range(count))
     runs = ledger.runs()
     assert len(runs) == count
-    assert max(run.end for run in runs) - runs[0].start < 1.15 * count * seconds / 3
+    assert "it comes back in" not in worker.output(), "no message was sent back with a pause"
+    took = max(run.end for run in runs) - runs[0].start
+    assert took < 1.15 * count * seconds / 3 or not IS_MATRIX
     app.close()
