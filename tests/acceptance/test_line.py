@@ -113,6 +113,27 @@ def test_a_message_for_which_a_slot_is_held_waits_all_the_same_where_no_child_li
     assert waits.get(timeout=20) == "waits"
 
 
+@counts_on_wake_ups("it is offered the key, and declines")
+def test_a_message_waits_for_no_idle_child_that_has_died_while_another_worker_has_a_free_one(
+    config, tasks, start_worker, ledger, tmp_path
+):
+    """Celery's semaphore still counts its slot, until the pool has made another child."""
+    at_last, other = Gate(tmp_path / "at last"), f"{config.queue}-other"
+    start_worker(1, "-Q", other)
+    config.settings |= {"lab_replaces_late": str(at_last), "lab_long_offers": True}
+    worker = start_worker(1)
+    with tasks.work.lock_for("k"):
+        waits = tasks.work.delay("k", "waits")
+        wait_until(lambda: kept(tasks.work.app, 2) == 1, "it waits")
+        (child,) = worker.children()
+        worker.kill_child(child.pid)
+        tasks.work.apply_async(("k", "later"), queue=other)
+        wait_until(lambda: tasks.work.lock_info("k").waiting == 2, "both workers stand in line")
+    wait_until(lambda: ledger.items() == ["later"], "the later one runs")
+    at_last.open()
+    assert waits.get(timeout=20) == "waits"
+
+
 @counts_on_wake_ups("the look that is held back is the one after the release")
 def test_a_message_whose_slot_is_taken_while_it_is_called_waits_on_and_another_worker_has_its_turn(
     lock_proxy, locks, config, tasks, start_worker, ledger, running, gate, monkeypatch
