@@ -16,7 +16,7 @@ from .decorator import decorator_of
 
 #: Seconds for which a run keeps its key after its result is stored, at least: callers may see that end meanwhile. Where
 #: a task is called with a `file`, it keeps its key until that is there.
-LINGERS = 0.005
+LINGERS = 0.01
 
 
 def define(app: Celery, ledger: Ledger) -> None:
