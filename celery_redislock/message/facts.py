@@ -53,8 +53,8 @@ class Facts(NamedTuple):
     attempt: Attempt
     causes: frozenset[str]
     """The ids of the message's own task, of its parent and of its root, shortened as they are in tokens."""
-    is_claimed: bool = False
-    """The message carries a claim: its key, or in scope ``queue`` the place in the queue, was reserved for it."""
+    is_owed_its_key: bool = False
+    """The key was reserved for the message: the reservation has ended before the message began."""
     joins: str | None = None
     """The id of the task whose outcome the message waits for, by the policy ``join``."""
     has_expired: bool = False

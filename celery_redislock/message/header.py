@@ -25,7 +25,7 @@ class Reservation(NamedTuple):
     """A key that was reserved for a message by its publisher, or by the attempt before it."""
 
     key: str
-    """The key in Redis. In scope ``queue`` the place in the queue, `<key>:queued`, is reserved instead."""
+    """The key in Redis. It may be the place in its queue, `<key>:queued`, that is reserved."""
     claim: str
     """The nonce of the token that the key holds. A message that carries this nonce may take the key."""
 
@@ -39,6 +39,8 @@ class Header(NamedTuple):
     """The nonce under which a key, or the place in the queue, was reserved for the message."""
     key: str | None = None
     """The reserved key in Redis, as the publisher made it from the arguments."""
+    queued: bool = False
+    """The place in the queue was reserved, and not the key."""
     times: int = 0
     """How often the message has waited, in line or in the broker's queue."""
     since: float = 0.0
@@ -122,6 +124,7 @@ def _is_time(value: Any) -> bool:
 _IS_SOUND: Mapping[str, Callable[[Any], bool]] = {
     "publish": is_publish,
     "claim": is_nonce,
+    "queued": lambda value: type(value) is bool,
     "key": lambda value: isinstance(value, str) and 0 < len(value) <= MAX_KEY,
     "times": lambda value: type(value) is int and value >= 0,
     "since": lambda value: type(value) in {int, float} and 0 < value < math.inf,

@@ -94,7 +94,7 @@ class Message:
             delivered=self.delivered,
             attempt=self.attempt,
             causes=frozenset(tokens.known_as(str(one)) for one in causes if one),
-            is_claimed=self.header.claim is not None,
+            is_owed_its_key=self.header.claim is not None and not self.header.queued,
             joins=self.header.joins,
             has_expired=self._has_expired,
             waited=self.waited,

@@ -51,6 +51,36 @@ class Conflict(NamedTuple):
         )
 
 
+class Reserved(NamedTuple):
+    """The answer to a publisher: its message may be sent."""
+
+    place: str
+    """What is reserved for it: the key in Redis, or the place in the queue."""
+
+
+class Outstanding(NamedTuple):
+    """The answer to a publisher: nothing is reserved for its message.
+
+    A job is outstanding, or another task's has the place in the queue.
+    """
+
+    taken: tuple[tuple[Token, float | None], ...]
+    """Who has the key and the place in the queue, with the seconds for which they are kept unless renewed."""
+
+    def jobs(self, key: str) -> dict[str, LockInfo]:
+        """Who has `key` and the place in its queue, by the nonces of their tokens: who has the key comes first."""
+        return {token.nonce: token.info(key, ttl) for token, ttl in self.taken}
+
+
+class Passed(NamedTuple):
+    """The jobs that a publisher has been told of and passes over, by the nonces of their tokens."""
+
+    ended: frozenset[str] = frozenset()
+    """Those that its caller may have seen end: what is reserved for them is not needed."""
+    preceding: frozenset[str] = frozenset()
+    """Those that its message is to follow, and those that are none of its task's jobs."""
+
+
 class Taken(NamedTuple):
     """The answer to a room that stands in line: it is the turn of its first waiter, who is to acquire the key now."""
 

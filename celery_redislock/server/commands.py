@@ -10,9 +10,23 @@ import functools
 import math
 from collections.abc import Sequence
 
-from .answers import NOTE_TTL, Claim, Note
+from .answers import NOTE_TTL, Claim, Note, Passed
 from .names import keys_of, limit_of
-from .scripts import ACQUIRE, ACQUIRE_SLOT, ENTER, EXPECT, GIVE_UP, INSPECT, LEAVE, RELEASE, RENEW, STAND, Command, Text
+from .scripts import (
+    ACQUIRE,
+    ACQUIRE_SLOT,
+    ENTER,
+    EXPECT,
+    GIVE_UP,
+    INSPECT,
+    LEAVE,
+    RELEASE,
+    RENEW,
+    RESERVE,
+    STAND,
+    Command,
+    Text,
+)
 from .tokens import RESERVED, Token, cooling, for_limit, known_by, known_in_line
 
 
@@ -50,6 +64,13 @@ def acquire(
     return Command(ACQUIRE if limit == 1 else ACQUIRE_SLOT, keys, (flags, *values))
 
 
+def reserve(key: str, token: Token, ttl: float, passed: Passed, *, in_queue: bool) -> Command:
+    """Reserve `key`, or the place in its queue, for `ttl` seconds: arguments as `LockStore.reserve`."""
+    names, flags = keys_of(key), "q" if in_queue else ""
+    values = (token.owner, token.value, _ms(ttl), token.task_field, " ".join(passed.ended), " ".join(passed.preceding))
+    return Command(RESERVE, (key, names.line, names.queued), (flags, *values))
+
+
 def release(
     key: str, owner: bytes, note: Note | None = None, keeps: tuple[Token, float] | None = None, gone: str | None = None
 ) -> Command:
@@ -61,6 +82,7 @@ def release(
         note: For copies of the owner's message; None where the attempt is not over.
         keeps: The token that the key holds next, and for how many seconds; None where the key is deleted.
         gone: The key of the note that nobody comes with the claim in `keeps`: if there is one, the key is deleted.
+            Else the place in the queue is kept for as long as the key.
     """
     names = keys_of(key)
     flags = ""
@@ -70,7 +92,7 @@ def release(
         flags, keys = "nu" if note.in_any_case else "n", (*keys, note.key)
         values = (*values, _ms(note.ttl))
     if gone is not None:
-        flags, keys = f"{flags}g", (*keys, gone)
+        flags, keys = f"{flags}g", (*keys, gone, names.queued)
     if keeps is not None:
         flags, values = f"{flags}k", (*values, keeps[0].value, _ms(keeps[1]))
     if limit_of(key) > 1:

@@ -30,7 +30,8 @@ class Script:
 
 
 ACQUIRE, ACQUIRE_SLOT = Script("acquire"), Script("acquire_slot")
-RELEASE, RENEW, EXPECT, GIVE_UP = Script("release"), Script("renew"), Script("expect"), Script("give_up")
+RESERVE, EXPECT, GIVE_UP = Script("reserve"), Script("expect"), Script("give_up")
+RELEASE, RENEW = Script("release"), Script("renew")
 ENTER, STAND, LEAVE, INSPECT = Script("enter"), Script("stand"), Script("leave"), Script("inspect")
 
 

@@ -16,7 +16,8 @@ from celery_redislock.errors import LockUnavailable, describe
 from celery_redislock.info import LockInfo
 
 from . import commands
-from .answers import NOTE_TTL, Claim, Conflict, Finished, Granted, Note, Taken
+from .answers import NOTE_TTL, Claim, Conflict, Finished, Granted, Note, Outstanding, Passed, Reserved, Taken
+from .names import keys_of
 from .scripts import ACQUIRE_SLOT, Command
 from .sender import Sender
 from .tokens import Token
@@ -59,6 +60,28 @@ class LockStore(Sender):
         """
         how = commands.acquire(key, token.owner, token, lease, note=note, fence=fence, call=call, claim=claim)
         return self._take(how, token)
+
+    def reserve(
+        self, key: str, token: Token, ttl: float, passed: Passed, *, in_queue: bool = False
+    ) -> Reserved | Outstanding:
+        """Reserve `key` for a message that is about to be sent, or the place in its queue, unless a job is outstanding.
+
+        Args:
+            key: The key in Redis.
+            token: Of the message's reservation.
+            ttl: Seconds.
+            passed: The jobs that are passed over, of which this publisher has been told.
+            in_queue: Reserve the place, whoever has the key.
+
+        Raises:
+            LockUnavailable: As `acquire`.
+        """
+        command = commands.reserve(key, token, ttl, passed, in_queue=in_queue)
+        reply, _ = self._grant(command, commands.give_up(key, token.nonce, None))
+        if isinstance(reply, int):
+            return Reserved(key if reply == 1 else keys_of(key).queued)
+        pairs = zip(reply[::2], reply[1::2], strict=True)
+        return Outstanding(tuple((Token.of(value), ttl / 1000 if ttl >= 0 else None) for value, ttl in pairs))
 
     def rename(self, key: str, token: Token, new: Token, lease: float, *, fence: bool) -> Granted | Conflict | Finished:
         """As `acquire`, by the owner of `token`; but the key is to hold `new`, which the caller of a `Lock` has chosen.
@@ -230,25 +253,41 @@ class LockStore(Sender):
         The release is by the whole token: where it arrives late, the key may have been granted to the same owner with
         another token, and must keep that.
         """
+        self._undo(commands.release(key, token.value))
+
+    def undo_reserve(self, key: str, token: Token) -> None:
+        """Give up what a publish has reserved that has failed. One try: if it fails, the reservation ends by itself."""
+        self._undo(commands.give_up(key, token.nonce, None))
+
+    def _undo(self, command: Command) -> None:
         try:
-            self._send(commands.release(key, token.value))
+            self._send(command)
         except RedisError:
-            logger.debug("could not undo a failed acquire of %s; its lease ends it if it was granted", key)
+            logger.debug("could not undo what failed; %s ends with its lease, if it was granted", command.keys[0])
 
     def _take(self, command: Command, token: Token) -> Granted | Conflict | Finished:
+        reply, sent_at = self._grant(command, commands.release(command.keys[0], token.value))
+        if isinstance(reply, int):
+            return _granted(command, sent_at, reply) if reply else Finished()
+        return _conflict(reply)
+
+    def _grant(self, command: Command, undo: Command) -> tuple[Any, float]:
+        """The reply to a command that may grant something, and when it was sent; without a reply it is undone.
+
+        Raises:
+            LockUnavailable: Redis did not answer or refused.
+        """
         key = command.keys[0]
         if self.outage_of(key).unreachable is not None:
             self._look_again(key)
         try:
             reply, sent_at, _ = self._call(command)
         except BaseException as error:
-            self.undo(key, token)
+            self._undo(undo)
             if isinstance(error, RedisError):
                 raise LockUnavailable(key, describe(error)) from error
             raise
-        if isinstance(reply, int):
-            return _granted(command, sent_at, reply) if reply else Finished()
-        return _conflict(reply)
+        return reply, sent_at
 
 
 def _granted(command: Command, sent_at: float, reply: int) -> Granted:

@@ -124,6 +124,11 @@ class Token(str):
         return self._told.task
 
     @property
+    def task_field(self) -> str:
+        """The task's name as the token spells it; of a token that was minted here."""
+        return self.rpartition(" ")[2]
+
+    @property
     def name(self) -> str:
         """The owner, for log lines: ``task shop.bill[<id>]``."""
         if self.attempt is None:

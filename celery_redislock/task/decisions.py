@@ -80,7 +80,7 @@ def on_conflict(
     """
     is_begun = is_own_copy or message.delivered.has_begun
     is_successor = any(follows(message.causes, one) for one in holder.holders)
-    if is_begun or message.attempt.retries or is_successor or _is_owed_its_key(message, options):
+    if is_begun or message.attempt.retries or is_successor or message.is_owed_its_key:
         return ComeBack(is_begun)
     policy = policy_for(holder, options)
     if policy != "wait" and any(one.state == "offered" or has_ended(one) for one in holder.holders):
@@ -102,14 +102,6 @@ def follows(causes: frozenset[str], holder: LockInfo) -> bool:
     The message's root is among its causes, for the first step of a chain may run once more when the last step arrives.
     """
     return holder.task_id is not None and holder.task_id in causes
-
-
-def _is_owed_its_key(message: Facts, options: LockOptions) -> bool:
-    """Whether the key was reserved for the message, and the reservation has ended before the message began.
-
-    In scope ``queue`` the reservation is of the place in the queue, and says nothing of the key.
-    """
-    return message.is_claimed and options.scope != "queue"
 
 
 def skip(message: Facts, holder: LockInfo, options: LockOptions) -> Decision:

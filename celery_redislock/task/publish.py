@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -17,15 +16,14 @@ from celery_redislock.errors import LockUnavailable
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.message.publish_time import publish_time
 from celery_redislock.server import commands, tokens
-from celery_redislock.server.answers import Conflict, Finished, Granted
-from celery_redislock.server.event_loop import running_loop
+from celery_redislock.server.answers import Granted, Outstanding, Passed, Reserved
 from celery_redislock.server.names import keys_of
 from celery_redislock.server.tokens import Attempt, Token
 from celery_redislock.shown import fields, run_named
 
 from .decisions import hands_over
-from .outcome import MOMENT, has_ended
-from .publish_decisions import Published, Publishing, on_publish
+from .outcome import has_ended
+from .publish_decisions import Answer, Published, on_first, on_second
 from .reservation import reservation_ttl
 
 if TYPE_CHECKING:
@@ -116,39 +114,56 @@ class Publication:
         return result
 
     def _take(self, key: str) -> LockedResult:
-        """Reserve the key for the message, or in scope ``queue`` the place in the queue, and send it."""
+        """Reserve the key for the message, or the place in the queue, and send it, unless a job is outstanding."""
         self._options = {**self._options, "task_id": self._options.get("task_id") or uuid()}
-        token, waiting = self._token(tokens.mint_nonce(), socket.gethostname()), keys_of(key).queued
-        place = waiting if self._plan.options.scope == "queue" else key
+        token = self._token(tokens.mint_nonce(), socket.gethostname())
         try:
-            answer = self._ask(place, token)
-            decision = self._decide(answer, key)
-            if decision is Publishing.OUTLIVE and isinstance(answer, Conflict) and running_loop() is None:
-                answer = self._ask_again(place, token, answer.holder.nonce)
-                decision = self._decide(answer, key)
-            if decision is Publishing.OUTLIVE:
-                place, answer = waiting, self._ask(waiting, token)  # it runs after the holder, as in scope `queue`
-                decision = self._decide(answer, key)
+            answer = self._reserve(key, token) if self._is_bare else self._reserve_if_free(key, token)
         except LockUnavailable as error:
             signals.lock_unavailable.send(sender=self._task, key=key, error=error)
             if self._plan.options.on_outage == "raise" and self._is_bare:
                 raise
             return self.send()  # the run asks Redis again, and ends as the options say
-        if isinstance(answer, Granted):
-            return self._send_reserved(token, key, place)
-        if decision is Publishing.ANSWER and isinstance(answer, Conflict):
-            return self._answer_with(answer.info(key))
-        return self.send()  # the run meets its policy when it starts
+        match answer:
+            case Reserved():
+                return self._send_reserved(token, key, answer.place)
+            case Answer():
+                return self._answer_with(answer.job)
+            case None:
+                return self.send()  # the run meets its policy when it starts
 
-    def _ask(self, place: str, token: Token) -> Granted | Conflict | Finished:
-        return server_of(self._plan.app).store.acquire(place, token, self._plan.options.lease)
+    def _reserve_if_free(self, key: str, token: Token) -> Reserved | None:
+        """Reserve what is free, for a message that is sent in any case: somebody waits for this very message."""
+        place = keys_of(key).queued if self._is_of_queue else key
+        answer = server_of(self._plan.app).store.acquire(place, token, self._plan.options.lease)
+        return Reserved(place) if isinstance(answer, Granted) else None
 
-    def _decide(self, answer: Granted | Conflict | Finished, key: str) -> Publishing:
-        if not isinstance(answer, Conflict):
-            return Publishing.SEND
-        message = Published(self._task.name, self._is_bare, self._causes)
+    def _reserve(self, key: str, token: Token) -> Reserved | Answer | None:
+        """Reserve the key or the place in the queue, or find the job that answers the caller, in two commands at most.
+
+        None where the message is to be sent without a reservation: another task's job has the place.
+        """
+        message = Published(self._task.name, self._causes)
         cools_down = self._plan.options.cooldown > 0
-        return on_publish(message, answer.info(key), partial(has_ended, self._task, cools_down=cools_down))
+        found = self._ask(key, token, Passed())
+        if isinstance(found, Reserved):
+            return found
+        passed = found.jobs(key)
+        decision = on_first(message, passed, partial(has_ended, self._task, cools_down=cools_down))
+        if isinstance(decision, Answer):
+            return decision
+        found = self._ask(key, token, decision.passed)
+        if isinstance(found, Reserved):
+            return found
+        return on_second(message, found.jobs(key), passed)
+
+    def _ask(self, key: str, token: Token, passed: Passed) -> Reserved | Outstanding:
+        store, lease = server_of(self._plan.app).store, self._plan.options.lease
+        return store.reserve(key, token, lease, passed, in_queue=self._is_of_queue)
+
+    @property
+    def _is_of_queue(self) -> bool:
+        return self._plan.options.scope == "queue"
 
     @property
     def _causes(self) -> frozenset[str]:
@@ -159,25 +174,15 @@ class Publication:
             causes |= {parent.request.id, parent.request.root_id}
         return frozenset(tokens.known_as(str(one)) for one in causes if one)
 
-    def _ask_again(self, place: str, token: Token, ended: str) -> Granted | Conflict | Finished:
-        """Ask until the run with the nonce `ended` has released its key, for `MOMENT` seconds at most."""
-        end, pause = time.monotonic() + MOMENT, 0.002
-        while True:
-            time.sleep(pause)
-            pause = min(2 * pause, 0.05)
-            answer = self._ask(place, token)
-            if not isinstance(answer, Conflict) or answer.holder.nonce != ended or time.monotonic() >= end:
-                return answer
-
     def _send_reserved(self, token: Token, key: str, place: str) -> LockedResult:
         """Send the message for which `token` reserves `place`: the key, or the place in the queue."""
         server = server_of(self._plan.app)
-        self._header = self._header._replace(claim=token.nonce, key=key)
+        self._header = self._header._replace(claim=token.nonce, key=key, queued=place != key)
         ttl = self._reservation_ttl()
         try:
             result = self.send()
         except BaseException:
-            server.store.undo(place, token)
+            server.store.undo_reserve(key, token)
             raise
         # Until now the reservation lives for one lease only, for the publisher may die before it has sent the message.
         # If the message has started meanwhile, its run holds the key under a nonce of its own, and this does nothing.

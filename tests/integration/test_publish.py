@@ -259,8 +259,13 @@ class TestHolders:
             with ThreadPoolExecutor(1) as others:
                 published.append(others.submit(self.delay).result())
 
+        @app.task(base=LockedTask, lock_key="cooling", lock_scope="job", lock_cooldown=60.0)
+        def cools_down():
+            pass
+
         publishes.apply()
-        published.append(publishes.delay())  # while it cools down
+        cools_down.apply()
+        published.append(cools_down.delay())
         assert [result.duplicate for result in published] == [False, False]
         assert waiting() == 2
 

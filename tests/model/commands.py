@@ -21,6 +21,7 @@ class Reply(Enum):
     RENEWED = "renewed"
     GIVEN_UP = "given up"
     NOT_MINE = "not mine"
+    QUEUED = "queued behind others"
     TAKEN = "taken for the first"
     ENTERED = "entered"
     LEFT = "left"
@@ -72,6 +73,24 @@ class Claim(NamedTuple):
     limit: int = 1
     place: int = 0
     number: int = 0
+
+
+class Reserve(NamedTuple):
+    """Reserve the key for a job that is about to be sent, or the place in the queue, unless another job is outstanding.
+
+    The limit of a job is 1.
+    """
+
+    claim: str
+    attempt: Attempt
+    ended: frozenset[str] = frozenset()
+    """The nonces of the jobs whose end the publisher may have seen."""
+    preceding: frozenset[str] = frozenset()
+    """The nonces of the jobs that the message is to follow, so that it is no duplicate of them."""
+
+    @property
+    def limit(self) -> int:
+        return 1
 
 
 class Renew(NamedTuple):
@@ -160,4 +179,4 @@ class Leave(NamedTuple):
         return member_of(self.room, self.limit)
 
 
-Command = Acquire | Claim | Renew | Release | HandOver | GiveUp | Enter | Stand | Leave
+Command = Acquire | Claim | Reserve | Renew | Release | HandOver | GiveUp | Enter | Stand | Leave

@@ -18,6 +18,7 @@ from .commands import (
     Release,
     Renew,
     Reply,
+    Reserve,
     Stand,
 )
 from .rules import Mistake
@@ -57,7 +58,56 @@ def acquire(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> Eff
     slot = kept[0] if kept else _free_slot(server, command, mistakes)
     if slot:
         return _granted(server, slot, command, mistakes)
+    if command.claim and command.limit == 1 and server.queued is None:
+        server = server._replace(queued=Key(command.claim, command.attempt))
     return _refused(offer(server, server.free(command.limit), mistakes), command.limit)
+
+
+def reserve(server: Server, command: Reserve, mistakes: Mistakes) -> Effect:
+    key, queued = server.slots[0], server.queued
+    if key is not None and key.nonce == command.claim:
+        return Effect(Reply.GRANTED, server, 1)
+    if _has_place(server, command.claim):
+        return Effect(Reply.QUEUED, server)
+    if any(_is_outstanding(one, command, mistakes) for one in _heeded(server, mistakes)):
+        return _told(server)
+    key_is_over, place_is_over = (_is_over(one, command, mistakes) for one in (key, queued))
+    if place_is_over:
+        server = server._replace(queued=None)
+    if (key is None or key_is_over) and not server.line:
+        return Effect(Reply.GRANTED, server.put(1, Key(command.claim, command.attempt)), 1)
+    if server.queued is not None:
+        return _told(server)
+    if Mistake.OTHERS_LEAVE_NO_PLACE not in mistakes:
+        server = server._replace(queued=Key(command.claim, command.attempt))
+    freed = [1] if key is None or key_is_over else []
+    return Effect(Reply.QUEUED, _freed(server, freed, mistakes))
+
+
+def _heeded(server: Server, mistakes: Mistakes) -> list[Key]:
+    """Who may be an outstanding job: who has the key, and who has the place."""
+    both = (server.slots[0], None if Mistake.FREE_KEY_IS_ENOUGH in mistakes else server.queued)
+    return [one for one in both if one is not None and not one.member]
+
+
+def _is_outstanding(one: Key, command: Reserve, mistakes: Mistakes) -> bool:
+    if Mistake.NEWER_JOB_IS_OVERWRITTEN in mistakes and command.ended and one.is_reserved:
+        return False
+    return one.nonce not in command.ended | command.preceding
+
+
+def _is_over(one: Key | None, command: Reserve, mistakes: Mistakes) -> bool:
+    """Whether what `one` reserves is not needed: its message does not run any more."""
+    if one is None or one.member:
+        return False
+    if Mistake.NEWER_JOB_IS_OVERWRITTEN in mistakes and command.ended and one.is_reserved:
+        return True
+    return one.nonce in command.ended and (one.is_reserved or Mistake.ENDED_RUN_IS_OVERWRITTEN in mistakes)
+
+
+def _told(server: Server) -> Effect:
+    """The answer to a publisher that may have neither the key nor the place: who has them."""
+    return Effect(Reply.HELD, server, holders=tuple(key for key in (server.slots[0], server.queued) if key is not None))
 
 
 def _is_reserved(server: Server, slot: int) -> bool:
@@ -118,6 +168,8 @@ def _granted(server: Server, slot: int, command: Acquire | Claim, mistakes: Mist
         gone |= {command.claim}  # the run before must not hand its slot over to me any more
     forgets = Mistake.SECOND_KEPT_SLOT_IS_FORGOTTEN in mistakes
     others = [] if forgets else [one for one in _kept(server, command, mistakes) if one != slot]
+    if command.claim and _has_place(server, command.claim) and Mistake.PLACE_IS_KEPT not in mistakes:
+        server = server._replace(queued=None)
     return Effect(Reply.GRANTED, _freed(server._replace(gone=gone), others, mistakes), slot)
 
 
@@ -140,6 +192,11 @@ def _claimed(server: Server, command: Acquire | Claim) -> list[int]:
     """The slot that is reserved for the message of whoever sends `command`. A limit of 1 looks at the first only."""
     slot = server.number_of(command.claim) if command.claim else 0
     return [slot] if slot and (command.limit > 1 or slot == 1) else []
+
+
+def _has_place(server: Server, claim: str) -> bool:
+    """Whether the place in the queue is reserved under `claim`."""
+    return server.queued is not None and server.queued.nonce == claim
 
 
 def _refused(server: Server, limit: int) -> Effect:
@@ -247,6 +304,8 @@ def _in_reach(server: Server, limit: int) -> tuple[Key | None, ...]:
 
 
 def give_up(server: Server, command: GiveUp, mistakes: Mistakes) -> Effect:
+    if _has_place(server, command.claim):
+        server = server._replace(queued=None)
     slot = server.number_of(command.claim)
     if 0 < slot <= len(_in_reach(server, command.limit)):
         return Effect(Reply.GIVEN_UP, _freed(server, [slot], mistakes))
@@ -272,6 +331,7 @@ def noted(attempt: Attempt, mistakes: Mistakes) -> Attempt:
 _COMMANDS: dict[type, Callable[..., Effect]] = {
     Acquire: acquire,
     Claim: acquire,
+    Reserve: reserve,
     Renew: renew,
     Release: release,
     HandOver: release,

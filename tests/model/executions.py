@@ -20,6 +20,8 @@ class Message(NamedTuple):
     """The id of the task that published the message."""
     claim: str = ""
     """The claim that the message carries: the key is reserved for it under this nonce."""
+    queued: bool = False
+    """The claim is of the place in the queue, and says nothing of the key."""
     redelivered: bool = False
     """The broker says that it has delivered the message before."""
     returned: bool = False

@@ -93,7 +93,7 @@ def explore(
     """
     found = Exploration(scenario, excuses)
     rooms = Rooms(scenario.slots, scenario.limits, scenario.has_others, mistakes)
-    steps = Steps(scenario.plays, rooms, scenario.limit, mistakes, excuses)
+    steps = Steps(scenario.plays, rooms, scenario.limit, mistakes, excuses, scenario.faults.spares_jobs)
     start = World.of(scenario.messages, scenario.faults, scenario.publishers, max(scenario.limits))
     found.came_from[start] = None
     found.known_as[start.canonical] = start

@@ -8,7 +8,7 @@ from .commands import GiveUp, Leave, Release
 from .effects import apply
 from .executions import CLOSED, IN_BODY, IN_CHILD, Ending, Execution, Phase
 from .rules import Excuse, Mistake
-from .server import Key, limit_of, member_of, room_of
+from .server import Key, Server, limit_of, member_of, room_of
 from .world import Step, World
 
 
@@ -17,10 +17,12 @@ class Fate:
 
     Args:
         mistakes: The mistakes that the main process makes.
+        spares_jobs: Whether no reservation lapses whose message is yet to come: as `Faults.spares_jobs`.
     """
 
-    def __init__(self, mistakes: Set[Mistake]) -> None:
+    def __init__(self, mistakes: Set[Mistake], *, spares_jobs: bool) -> None:
         self.mistakes = mistakes
+        self.spares_jobs = spares_jobs
 
     def strike(self, world: World, one: Execution) -> Iterator[Step]:
         """What may happen to the execution `one`, whatever it does."""
@@ -118,7 +120,10 @@ class Fate:
         return 1 if Mistake.MAIN_PROCESS_KNOWS_ONE_SLOT in self.mistakes else len(world.server.slots)
 
     def expire(self, world: World) -> Iterator[Step]:
-        """A lease ends: nobody renews it, because its holder is gone or paused."""
+        """A lease ends: nobody renews it, because its holder is gone or paused. So may a reservation."""
+        queued = world.server.queued
+        if queued is not None and queued.nonce not in world.claims:
+            yield from self._lapse_early(world, world.server._replace(queued=None), queued)
         for slot, key in enumerate(world.server.slots, 1):
             if key is not None:
                 yield from self._end(world, slot, key)
@@ -134,8 +139,7 @@ class Fate:
             if token_of(one, self.mistakes) == key.nonce and one.phase is not Phase.CHILD_DEAD
         ]
         if not holders:
-            on_its_way = {message.claim for message in world.queue} | {one.message.claim for one in world.executions}
-            yield Step(f"the lease of {key.nonce} ends", free, is_too_late=key.nonce in on_its_way)
+            yield from self._lapse_early(world, free.server, key)
         elif world.faults.may("pauses"):
             free = free.spend("pauses")
             for one in holders:
@@ -144,6 +148,17 @@ class Fate:
                 else:
                     free = free.put(one._replace(lost=True))
             yield Step(f"{key.nonce} is paused past its lease, and will know that its lock is lost", free)
+
+    def _lapse_early(self, world: World, after: Server, key: Key) -> Iterator[Step]:
+        """A key or the place in the queue ends whose holder is gone, or whose message is still on its way."""
+        is_too_late = key.nonce in world.claims
+        is_unsent = key.nonce in {one.claim for one in world.publishers}
+        if self.spares_jobs and (is_too_late or is_unsent):
+            return
+        free = world._replace(server=after)
+        if is_unsent:
+            free = free.remember("failed", key.attempt)
+        yield Step(f"what {key.nonce} has ends", free, is_too_late=is_too_late)
 
     def _lapse(self, world: World, free: World, key: Key) -> Iterator[Step]:
         """An offer, or a call, ends. Nobody may answer it, or who would has been too slow."""

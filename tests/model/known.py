@@ -40,8 +40,8 @@ def facts(one: Execution, mistakes: Set[Mistake]) -> Facts:
         known = known._replace(acks_late=False, is_marked_begun=False)
     if Mistake.OLD_IS_BEGUN in mistakes:
         known = known._replace(is_marked_begun=known.is_delivered_again)
-    is_claimed = bool(message.claim) and Mistake.CLAIMED_MESSAGE_MEETS_THE_POLICY not in mistakes
-    return Facts(known, message.attempt, causes, is_claimed)
+    is_owed = bool(message.claim) and not message.queued and Mistake.CLAIMED_MESSAGE_MEETS_THE_POLICY not in mistakes
+    return Facts(known, message.attempt, causes, is_owed)
 
 
 def holder(key: Key, mistakes: Set[Mistake] = frozenset()) -> LockInfo:

@@ -1,4 +1,6 @@
-"""Publishers of scope ``job``: they reserve the key, send the message with the claim, and lengthen the reservation."""
+"""Publishers of scope ``job``: they reserve the key, or the place in the queue, send the message with the claim, and
+lengthen the reservation.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +8,15 @@ from collections.abc import Iterator, Set
 from enum import Enum
 from typing import NamedTuple
 
-from celery_redislock.task.publish_decisions import Published, on_publish
-from celery_redislock.task.publish_decisions import Publishing as Decision
+from celery_redislock.server.answers import Passed
+from celery_redislock.task.publish_decisions import Answer, Published, on_first, on_second
 
 from . import known
-from .commands import Acquire, Release, Renew, Reply
+from .commands import GiveUp, Renew, Reply, Reserve
 from .effects import apply
-from .executions import Message
+from .executions import CLOSED, Message, Phase
 from .rules import Mistake, Promise
+from .server import Key
 from .world import Step, World
 
 
@@ -21,9 +24,10 @@ class Stage(Enum):
     """Where a publisher is in its publish."""
 
     WANTS = "before it asks"
-    ASKED = "with its acquire unanswered"
+    ASKED = "with its question unanswered"
+    PASSES = "before it asks again"
     TOOK = "before it sends"
-    SENT = "before it lets the key live longer"
+    SENT = "before it lets the reservation live longer"
 
     __hash__ = object.__hash__
 
@@ -33,6 +37,10 @@ class Publisher(NamedTuple):
 
     message: Message
     stage: Stage = Stage.WANTS
+    passed: tuple[Key, ...] = ()
+    """Those of whom it was told, and that it passes over."""
+    names: Passed = Passed()
+    """How it names them to Redis."""
 
     @property
     def claim(self) -> str:
@@ -44,77 +52,105 @@ class Publishing:
 
     Args:
         mistakes: The mistakes that the publishers make.
+        promises_one_job: Whether nothing can happen that makes a job's reservation end before the job.
     """
 
-    def __init__(self, mistakes: Set[Mistake]) -> None:
+    def __init__(self, mistakes: Set[Mistake], *, promises_one_job: bool) -> None:
         self.mistakes = mistakes
+        self.promises_one_job = promises_one_job
 
     def of(self, world: World, one: Publisher) -> Iterator[Step]:
         """What the publisher `one` may do next, and that it may die."""
+        gone = world.without_publisher(one)
         match one.stage:
             case Stage.WANTS:
                 claimed = one._replace(message=one.message._replace(claim=world.fresh("h")))
-                yield self._take(world.without_publisher(one), claimed)
+                yield self._ask(gone, claimed)
                 if world.faults.may("lost_replies"):
-                    yield self._lose_reply(world.without_publisher(one).spend("lost_replies"), claimed)
-            case Stage.ASKED:
-                yield self._take(world.without_publisher(one), one)
+                    yield self._lose_reply(gone.spend("lost_replies"), claimed)
+            case Stage.ASKED | Stage.PASSES:
+                yield self._ask(gone, one)
             case Stage.TOOK:
-                yield self._send(world.without_publisher(one), one)
+                yield self._send(gone, one)
                 if world.faults.may("failed_publishes"):
-                    yield from self._fail(world.without_publisher(one).spend("failed_publishes"), one)
+                    yield from self._fail(gone.spend("failed_publishes"), one)
             case Stage.SENT:
                 command = Renew(one.claim)
-                gone = world.without_publisher(one)
                 yield Step(f"the publisher of {one.message} lets the key live longer", gone, (world.server, command))
         if world.faults.may("deaths"):
-            dead = world.without_publisher(one).spend("deaths").remember("failed", one.message.attempt)
+            dead = gone.spend("deaths").remember("failed", one.message.attempt)
             yield Step(f"the publisher of {one.message} dies {one.stage.value}", dead)
 
-    def _take(self, world: World, one: Publisher) -> Step:
-        command = Acquire(one.claim, one.message.attempt, reads_note=False)
+    @staticmethod
+    def _command(one: Publisher) -> Reserve:
+        return Reserve(one.claim, one.message.attempt, *one.names)
+
+    def _ask(self, world: World, one: Publisher) -> Step:
+        command = self._command(one)
         effect = apply(world.server, command, self.mistakes)
         after, asked = world._replace(server=effect.server), (world.server, command)
-        if effect.reply is Reply.GRANTED:
-            return Step(f"a publisher takes the key for {one.message}", after.put_publisher(one, Stage.TOOK), asked)
-        key = effect.holders[0]  # the limit of a job is 1
-        holder = key.attempt
-        decision = on_publish(
-            Published("task", is_bare=True, causes=frozenset()),
-            known.holder(key),
-            lambda _: world.has_ended(holder) and Mistake.ENDED_IS_A_HOLDER not in self.mistakes,
-        )
-        if decision is Decision.SEND:
-            # The key is offered to somebody who waits. The message has no claim, and meets its policy when it starts.
-            message = one.message._replace(claim="")
-            sent = after.remember("published", message.attempt).enqueue(message)
-            return Step(f"{message} is sent, for the key is offered", sent, asked)
-        if decision is Decision.OUTLIVE:
-            # The message gets the place in the queue, which the model leaves out: it takes its turn like any other.
-            sent = after.remember("published", one.message.attempt).enqueue(one.message)
-            return Step(f"{one.message} is sent, for {holder} has ended", sent, asked)
-        label = f"the publisher of {one.message.attempt} is answered with {holder}"
-        broken = Promise.SERVED_ANEW if one.message.after == holder.task_id else None
-        return Step(label, after.remember("answered", holder), asked, broken)
+        if effect.reply is Reply.HELD:
+            return self._outstanding(after, one, effect.holders, asked)
+        key = world.server.slots[0]
+        is_stolen = key is not None and not key.is_reserved and key != effect.server.slots[0]
+        is_queued = effect.reply is Reply.QUEUED
+        took = one._replace(message=one.message._replace(queued=is_queued), passed=(), names=Passed())
+        label = f"a publisher takes the {'place' if is_queued else 'key'} for {one.message}"
+        return Step(label, after.put_publisher(took, Stage.TOOK), asked, Promise.OWN_KEY if is_stolen else None)
+
+    def _outstanding(self, world: World, one: Publisher, holders: tuple[Key, ...], asked: tuple[object, ...]) -> Step:
+        message = Published("task", frozenset({one.message.parent} - {""}))
+        taken = {key.nonce: known.holder(key) for key in holders}
+        decision: object
+        if one.stage is Stage.PASSES:
+            decision = on_second(message, taken, {key.nonce: known.holder(key) for key in one.passed})
+        else:
+            decision = on_first(message, taken, lambda holder: self._has_ended(world, holder.task_id))
+        if decision is None:
+            sent = world.remember("published", one.message.attempt).enqueue(one.message._replace(claim=""))
+            return Step(f"{one.message} is sent without a place", sent, asked, self._second_job(world, one))
+        if not isinstance(decision, Answer):
+            passes = world.put_publisher(one._replace(passed=holders, names=decision.passed), Stage.PASSES)
+            return Step(f"the publisher of {one.message.attempt} passes over {', '.join(taken)}", passes, asked)
+        job = next(key.attempt for key in holders if key.attempt.task_id == decision.job.task_id)
+        label = f"the publisher of {one.message.attempt} is answered with {job}"
+        broken = Promise.SERVED_ANEW if one.message.after == job.task_id else None
+        return Step(label, world.remember("answered", job), asked, broken)
+
+    def _has_ended(self, world: World, task_id: str | None) -> bool:
+        ended = any(attempt.task_id == task_id for attempt in world.history.stored)
+        return ended and Mistake.ENDED_IS_A_HOLDER not in self.mistakes
 
     def _lose_reply(self, world: World, one: Publisher) -> Step:
-        command = Acquire(one.claim, one.message.attempt, reads_note=False)
+        command = self._command(one)
         after = world._replace(server=apply(world.server, command, self.mistakes).server)
         label = f"a publisher asks for the key for {one.message}, the reply is lost"
         return Step(label, after.put_publisher(one, Stage.ASKED), (world.server, command))
 
     def _send(self, world: World, one: Publisher) -> Step:
-        sent = world.remember("published", one.message.attempt).enqueue(one.message).put_publisher(one, Stage.SENT)
-        return Step(f"the publisher sends {one.message}", sent)
+        sent, broken = world.remember("published", one.message.attempt), None
+        if self.promises_one_job:
+            sent, broken = sent.remember("jobs", one.message.attempt), self._second_job(world, one)
+        sent = sent.enqueue(one.message).put_publisher(one, Stage.SENT)
+        return Step(f"the publisher sends {one.message}", sent, None, broken)
+
+    def _second_job(self, world: World, one: Publisher) -> Promise | None:
+        """The promise `ONE_JOB`, if another job is outstanding in whose place `one` could have been answered."""
+        sent = {attempt.task_id for attempt in world.history.jobs} - {one.message.parent}
+        past = world.history
+        over = {attempt.task_id for attempt in past.stored | past.settled | past.failed}
+        there = {message.attempt.task_id for message in world.queue}
+        there |= {run.attempt.task_id for run in world.executions if run.phase not in CLOSED | {Phase.IN_DOUBT}}
+        return Promise.ONE_JOB if (sent - over) & there else None
 
     def _fail(self, world: World, one: Publisher) -> Iterator[Step]:
         """The broker reports an error. The broker may have taken the message all the same."""
-        command = Release(one.claim, None, unseen_copy=False)
+        command = GiveUp(one.claim, is_to_come=False)
         server, asked = world.server, None
         if Mistake.FAILED_PUBLISH_LEAVES_ITS_KEY not in self.mistakes:
             server, asked = apply(world.server, command, self.mistakes).server, (world.server, command)
         failed = world._replace(server=server).remember("failed", one.message.attempt)
-        is_left = server.number_of(one.claim)
+        is_left = any(key.nonce == one.claim for key in server.reserved)
         yield Step(f"{one.message} cannot be sent", failed, asked, Promise.NOTHING_LEFT if is_left else None)
         out = failed.remember("published", one.message.attempt).enqueue(one.message)
         yield Step(f"{one.message} is out, but seems not to be", out, asked)

@@ -27,6 +27,7 @@ class Promise(Enum):
     )
     ORDER = "who waits in line is called in the order of the places, and nobody takes the key of who was called"
     ONE_CALL = "one offer calls one who waits, and the next one is called when that one has the key or has given up"
+    ONE_JOB = "while nobody dies and no reservation lapses, no second job is sent while one is queued, waits or runs"
     SERVED = "a slot that becomes free goes to a message that waits for it, before anything else that was fetched"
 
 
@@ -114,4 +115,9 @@ class Mistake(Enum):
     CALLS_WITHOUT_A_SLOT = "a room calls a waiter though no slot is free, and what was fetched runs before that one"
     STRANGER_TAKES_THE_SLOT = "a slot that becomes free goes to what was fetched, though a message waits for a free key"
     SECOND_CALL_ON_THE_WAY = "a room whose call has lapsed calls the next one while the first is still on the way"
+    FREE_KEY_IS_ENOUGH = "a publish that finds the key free, or offered, does not ask who has the place in the queue"
+    OTHERS_LEAVE_NO_PLACE = "a job that finds only others before it is sent without the place in the queue"
+    ENDED_RUN_IS_OVERWRITTEN = "a publish takes the key of a run that has ended and has not released it"
+    NEWER_JOB_IS_OVERWRITTEN = "a publish that may have seen one job end overwrites another one, reserved meanwhile"
+    PLACE_IS_KEPT = "a run that is granted its key keeps the place in the queue"
     CLAIMED_MESSAGE_MEETS_THE_POLICY = "a message whose reservation has lapsed is skipped as a duplicate"

@@ -108,6 +108,35 @@ PUBLISHED_AND_RETRIED = Scenario(
     (Publisher(Message(A, acks_late=False)), Publisher(Message(STRANGER, acks_late=False))),
 )
 
+ONE_JOB = Scenario(
+    "two publishers of one job, and one that has seen it end",
+    (),
+    {
+        A: (Ending("SUCCESS", caller=Message(STRANGER), caller_of_job=True),),
+        **dict.fromkeys((STRANGER, OTHER), (SUCCESS,)),
+    },
+    Faults(1, failed_publishes=1, revokes=1),
+    (Publisher(Message(A)), Publisher(Message(OTHER))),
+)
+JOB_AMONG_OTHERS = Scenario(
+    "two publishers of one job, whose key a message has, or waits for, that is none",
+    (Message(NEXT, place=1),),
+    dict.fromkeys((A, NEXT, STRANGER), (SUCCESS,)),
+    Faults(1, revokes=1, lapses=1),
+    (Publisher(Message(A, place=2)), Publisher(Message(STRANGER, place=3))),
+)
+FOLLOWED_JOB = Scenario(
+    "a job that retries itself and publishes its successor, beside another publisher of it",
+    (),
+    {
+        A: (Ending("RETRY", Message(A_RETRIED), hands_over=True),),
+        A_RETRIED: (Ending("SUCCESS", caller=Message(NEXT, parent="a"), caller_of_job=True),),
+        **dict.fromkeys((NEXT, STRANGER), (SUCCESS,)),
+    },
+    Faults(),
+    (Publisher(Message(A)), Publisher(Message(STRANGER))),
+)
+
 SENT_BACK_TWICE = Scenario(
     "two strangers whose rooms are full, and a message that is sent back twice at once",
     (Message(A), Message(STRANGER, acks_late=False)),
@@ -140,7 +169,7 @@ JOB_SEEN_TO_END = Scenario(
         A: (Ending("FAILURE", caller=Message(STRANGER, policy="skip", acks_late=False), caller_of_job=True),),
         STRANGER: (SUCCESS,),
     },
-    Faults(2, timeouts=1, deaths=1, lost_replies=1, failed_publishes=1),
+    Faults(1, timeouts=1, deaths=1, lost_replies=1, failed_publishes=1),
     (Publisher(Message(A, policy="skip")),),
 )
 LINE = Scenario(
@@ -295,6 +324,9 @@ SCENARIOS = (
     REVOKED,
     PUBLISHED,
     PUBLISHED_AND_RETRIED,
+    ONE_JOB,
+    JOB_AMONG_OTHERS,
+    FOLLOWED_JOB,
     SENT_BACK_TWICE,
     OLD,
     REUSED,

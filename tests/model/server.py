@@ -72,6 +72,8 @@ class Server(NamedTuple):
     """The claims that were given up before a run handed its slot over under them: no message will come with them."""
     line: tuple[tuple[int, str], ...] = ()
     """The rooms that wait for the lock, each with its place: that of the first of those who wait in it. In order."""
+    queued: Key | None = None
+    """The place in the queue, reserved for a message that is to run after the lock's holder; None where it is free."""
 
     @property
     def keys(self) -> list[Key]:
@@ -84,9 +86,15 @@ class Server(NamedTuple):
         return [key for key in self.slots if key is not None and key.nonce[0] == "n"]
 
     @property
+    def reserved(self) -> list[Key]:
+        """What is reserved for messages: slots, and the place in the queue."""
+        reserved = [key for key in self.keys if key.is_reserved]
+        return reserved if self.queued is None else [*reserved, self.queued]
+
+    @property
     def is_free(self) -> bool:
-        """Whether nobody has any slot."""
-        return not any(self.slots)
+        """Whether nobody has any slot, nor the place in the queue."""
+        return not any(self.slots) and self.queued is None
 
     def number_of(self, nonce: str) -> int:
         """The number of the slot that holds `nonce`, from 1 on; 0 where none does."""

@@ -38,6 +38,7 @@ class Steps:
         limit: How many messages may wait in a room.
         mistakes: The mistakes to make.
         excuses: The excuses to accept.
+        spares_jobs: As `Faults.spares_jobs`.
     """
 
     def __init__(
@@ -47,14 +48,15 @@ class Steps:
         limit: int | None,
         mistakes: Set[Mistake],
         excuses: Set[Excuse],
+        spares_jobs: bool,
     ) -> None:
         self.plays = plays
         self.rooms = rooms
         self.limit = limit
         self.mistakes = mistakes
         self.excuses = excuses
-        self.fate = Fate(mistakes)
-        self.publishing = Publishing(mistakes)
+        self.fate = Fate(mistakes, spares_jobs=spares_jobs)
+        self.publishing = Publishing(mistakes, promises_one_job=spares_jobs)
 
     def of(self, world: World) -> Iterator[Step]:
         """The steps from `world`."""
@@ -235,9 +237,12 @@ class Steps:
     def _skip(self, world: World, one: Execution, holders: tuple[Key, ...], asked: tuple[Server, Command]) -> Step:
         message = one.message
         is_in_favour = not any(key.room for key in holders) or self._waits_to_run(world, one)
-        is_new = not message.claim and message.attempt not in world.history.started
+        is_owed_its_key = bool(message.claim) and not message.queued
+        is_new = not is_owed_its_key and message.attempt not in world.history.started
         if not self._follows(one, holders) and is_new and is_in_favour:
             world = world.remember("settled", message.attempt)
+        if message.claim:
+            world = world._replace(server=self._apply(world, self._give_up(message, world)).server)
         others = ", ".join(str(key.attempt) for key in holders)
         step = self._close(world, one, Phase.DROPPED, f"{one.nonce} is skipped as a duplicate of {others}", asked)
         has_seen_one = message.after in {key.attempt.task_id for key in holders}
@@ -252,7 +257,8 @@ class Steps:
     def _must_be_skipped(self, world: World, one: Execution, holders: tuple[Key, ...]) -> bool:
         """Whether the promise `POLICY` demands a skip: nobody has begun the work, and no rule excepts it."""
         message, makes = one.message, self._makes(Mistake.CLAIMED_MESSAGE_MEETS_THE_POLICY)
-        excepted = (message.claim and not makes) or message.attempt.retries or self._follows(one, holders)
+        is_owed_its_key = message.claim and not message.queued and not makes
+        excepted = is_owed_its_key or message.attempt.retries or self._follows(one, holders)
         fresh = message.attempt not in world.history.started and not one.header.may_be_known_as_begun
         is_duplicate = not any(key.room or world.has_ended(key.attempt) for key in holders)
         return bool(message.policy == "skip" and fresh and not excepted and is_duplicate)

@@ -35,6 +35,14 @@ class Faults(NamedTuple):
     lapses: int = 0
     """An offer, or a call, that ends though its room lives."""
 
+    @property
+    def spares_jobs(self) -> bool:
+        """Whether no fault may happen by which a job loses what is reserved for it before it has ended.
+
+        No reservation lapses then either whose message is yet to come.
+        """
+        return not (self.timeouts or self.disconnects or self.deaths or self.pauses or self.lost_replies)
+
     def may(self, fault: str) -> bool:
         return self.together > 0 and getattr(self, fault) > 0
 
@@ -59,8 +67,10 @@ class History(NamedTuple):
     """Attempts of which a promise may be broken, and why."""
     answered: frozenset[Attempt] = frozenset()
     """Attempts with which another publisher was answered."""
+    jobs: frozenset[Attempt] = frozenset()
+    """Attempts that were sent with a reservation; noted only where `Faults.spares_jobs`."""
     failed: frozenset[Attempt] = frozenset()
-    """Attempts whose publisher has died, or whose publish has failed."""
+    """Attempts whose publisher has died or was too slow, or whose publish has failed."""
 
 
 class World(NamedTuple):
@@ -117,13 +127,17 @@ class World(NamedTuple):
         return [one for one in self.executions if one.phase is Phase.CALLED]
 
     @property
+    def claims(self) -> set[str]:
+        """The claims of the messages that are on their way."""
+        return {message.claim for message in self.queue} | {one.message.claim for one in self.executions}
+
+    @property
     def stuck(self) -> list[Key]:
-        """The slots reserved for messages that are neither queued, nor to be sent, nor with an execution."""
-        reserved = [key for key in self.server.keys if key.is_reserved and key.attempt not in self.history.failed]
+        """What is reserved for messages that are neither queued, nor to be sent, nor with an execution."""
+        reserved = [key for key in self.server.reserved if key.attempt not in self.history.failed]
         if not reserved:
             return []
-        claims = {message.claim for message in self.queue} | {publisher.claim for publisher in self.publishers}
-        claims |= {one.message.claim for one in self.executions}
+        claims = self.claims | {publisher.claim for publisher in self.publishers}
         return [key for key in reserved if key.nonce not in claims]
 
     def enqueue(self, message: Message) -> World:
@@ -192,6 +206,8 @@ class World(NamedTuple):
         """One form for all states that differ only in the names of their executions."""
         if any(message.claim[:1] == "n" for message in self.queue):  # by a mistake a message carries an execution's
             return self
+        if any(one.passed for one in self.publishers):  # they name executions, which may have ended
+            return self
         names = {}
         for number, one in enumerate(sorted(self.executions, key=_shape(self.server)), 1):
             names[one.nonce] = f"n{number}"
@@ -213,6 +229,8 @@ class World(NamedTuple):
             kind: ``"n"`` for an execution, ``"h"`` for a claim.
         """
         used = {key.nonce for key in self.server.keys} | {f"n{key.room[1:]}" for key in self.server.keys if key.room}
+        used |= {key.nonce for key in self.server.reserved}
+        used |= {key.nonce for one in self.publishers for key in one.passed}
         used |= {message.claim for message in self.queue} | {one.claim for one in self.publishers} | self.server.gone
         used |= {f"n{room_of(member)[1:]}" for _, member in self.server.line}
         for one in self.executions:

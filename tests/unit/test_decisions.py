@@ -68,7 +68,7 @@ def test_a_duplicate_meets_its_policy(policy: str, decision: Decision) -> None:
         (MESSAGE._replace(delivered=FRESH._replace(is_marked_begun=True)), True),
         (MESSAGE._replace(attempt=Attempt("mine", 1, 0)), False),
         (MESSAGE._replace(causes=frozenset({"mine", "holder"})), False),
-        (MESSAGE._replace(is_claimed=True), False),
+        (MESSAGE._replace(is_owed_its_key=True), False),
     ],
     ids=["redelivered, acked late", "marked begun", "a retry", "caused by the holder", "owed its key"],
 )
@@ -141,7 +141,7 @@ def test_in_scope_job_a_lock_outside_tasks_is_waited_for() -> None:
 
 
 def test_in_scope_queue_a_claim_opens_the_place_alone_and_its_message_waits() -> None:
-    message = MESSAGE._replace(is_claimed=True)
+    message = MESSAGE._replace(is_owed_its_key=True)
     assert decide(message, policy="wait", scope="queue") == Wait()
 
 

@@ -1,0 +1,94 @@
+-- Reserve the key for a job that is about to be sent, or the place in the queue where others have the key or stand in
+-- line for it; unless a job of the same task is outstanding: it has the key or the place. "I" am the publisher.
+--
+-- KEYS[1]  the key of the lock
+-- KEYS[2]  the line of the rooms that wait for the lock
+-- KEYS[3]  the place of the one message that may wait in the queue
+-- ARGV[1]  flags: q: scope "queue": only the place is reserved, whoever has the key
+-- ARGV[2]  my owner: the first part of my token
+-- ARGV[3]  my token
+-- ARGV[4]  how long the key, or the place, is reserved, in milliseconds
+-- ARGV[5]  the last field of my token: the task
+-- ARGV[6]  the nonces of the jobs whose end my caller may have seen: what is reserved for them is not needed
+-- ARGV[7]  the nonces of those that I pass over: my message is to follow them, or they are no jobs
+--
+-- Returns 1: the key is mine
+--         2: the place is mine
+--         a list of who has the key and the place: {token, milliseconds that remain or -1, token, milliseconds}; a job is
+--         outstanding, or another has the place
+--
+-- Sent twice, the second finds my token. If I die after this, what I have reserved ends after ARGV[4].
+
+-- The most frequent case, in which all is free, comes before the prelude: to make the functions of the prelude takes
+-- longer than this.
+if ARGV[1] == '' and redis.call('EXISTS', KEYS[2], KEYS[3]) == 0 then
+  if redis.call('SET', KEYS[1], ARGV[3], 'NX', 'PX', ARGV[4]) then
+    return 1
+  end
+end
+
+-- The prelude stands here.
+
+local lock, line, place, owner, token, ttl = KEYS[1], KEYS[2], KEYS[3], ARGV[2], ARGV[3], ARGV[4]
+local in_queue, task, ended, passed = ARGV[1] == 'q', ARGV[5], ARGV[6], ARGV[7]
+local holder, queued = redis.call('GET', lock), redis.call('GET', place)
+
+if is_owned_by(owner, holder) then
+  return 1
+end
+if is_owned_by(owner, queued) then
+  return 2
+end
+
+local function is_among(nonces, value)
+  return string.find(nonces, string.sub(value, 2, OWNER_LENGTH), 1, true) ~= nil
+end
+
+-- Whether `value` is the token of a job of my task, whose result others can read: a message that is to come, or a run in
+-- a worker, whose name has an "@".
+local function is_outstanding(value)
+  if not value or is_among(ended, value) or is_among(passed, value) then
+    return false
+  end
+  local host, name = string.match(value, '^[>&~=][%w_-]+ %S+ %d+ (%S+) (%S+)')
+  return name == task and (string.sub(value, 1, 1) == RESERVED or string.find(host, '@', 1, true) ~= nil)
+end
+
+-- Whether `value` reserves something for a message that does not run any more.
+local function is_over(value)
+  return value and string.sub(value, 1, 1) == RESERVED and is_among(ended, value)
+end
+
+local function told()
+  local taken = {}
+  for _, name in ipairs({lock, place}) do
+    local value = redis.call('GET', name)
+    if value and not (in_queue and name == lock) then
+      table.insert(taken, value)
+      table.insert(taken, redis.call('PTTL', name))
+    end
+  end
+  return taken
+end
+
+if is_outstanding(queued) or not in_queue and is_outstanding(holder) then
+  return told()
+end
+if is_over(queued) then
+  redis.call('DEL', place)
+  queued = false
+end
+local is_free = not holder or is_over(holder)
+if is_free and not in_queue and redis.call('EXISTS', line) == 0 then
+  redis.call('SET', lock, token, 'PX', ttl)
+  return 1
+end
+if queued then
+  return told()
+end
+redis.call('SET', place, token, 'PX', ttl)
+if is_free and not in_queue then
+  redis.call('DEL', lock)
+  offer_next(lock, line, 1)  -- who stands in line comes before who happens by
+end
+return 2
