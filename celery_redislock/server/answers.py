@@ -67,18 +67,21 @@ class Outstanding(NamedTuple):
     taken: tuple[tuple[Token, float | None], ...]
     """Who has the key and the place in the queue, with the seconds for which they are kept unless renewed."""
 
-    def jobs(self, key: str) -> dict[str, LockInfo]:
-        """Who has `key` and the place in its queue, by the nonces of their tokens: who has the key comes first."""
-        return {token.nonce: token.info(key, ttl) for token, ttl in self.taken}
+    def info(self, key: str) -> list[LockInfo]:
+        """Who has `key`, and who has the place in its queue, in words."""
+        return [token.info(key, ttl) for token, ttl in self.taken]
 
 
 class Passed(NamedTuple):
-    """The jobs that a publisher has been told of and passes over, by the nonces of their tokens."""
+    """The jobs that a publisher has been told of and passes over, by their task ids.
+
+    A token would not name them: a job that was queued at the first call may run by the second.
+    """
 
     ended: frozenset[str] = frozenset()
     """Those that its caller may have seen end: what is reserved for them is not needed."""
     preceding: frozenset[str] = frozenset()
-    """Those that its message is to follow, and those that are none of its task's jobs."""
+    """Those that its message is to follow, and those whose results nobody else can read."""
 
 
 class Taken(NamedTuple):

@@ -27,7 +27,7 @@ from .scripts import (
     Command,
     Text,
 )
-from .tokens import RESERVED, Token, cooling, for_limit, known_by, known_in_line
+from .tokens import RESERVED, Token, cooling, escape, for_limit, known_by, known_in_line
 
 
 def acquire(
@@ -67,7 +67,8 @@ def acquire(
 def reserve(key: str, token: Token, ttl: float, passed: Passed, *, in_queue: bool) -> Command:
     """Reserve `key`, or the place in its queue, for `ttl` seconds: arguments as `LockStore.reserve`."""
     names, flags = keys_of(key), "q" if in_queue else ""
-    values = (token.owner, token.value, _ms(ttl), token.task_field, " ".join(passed.ended), " ".join(passed.preceding))
+    ended, preceding = ("".join(f" {escape(task_id)} " for task_id in ids) for ids in passed)
+    values = (token.owner, token.value, _ms(ttl), token.task_field, ended, preceding)
     return Command(RESERVE, (key, names.line, names.queued), (flags, *values))
 
 

@@ -148,14 +148,13 @@ class Publication:
         found = self._ask(key, token, Passed())
         if isinstance(found, Reserved):
             return found
-        passed = found.jobs(key)
-        decision = on_first(message, passed, partial(has_ended, self._task, cools_down=cools_down))
+        decision = on_first(message, found.info(key), partial(has_ended, self._task, cools_down=cools_down))
         if isinstance(decision, Answer):
             return decision
         found = self._ask(key, token, decision.passed)
         if isinstance(found, Reserved):
             return found
-        return on_second(message, found.jobs(key), passed)
+        return on_second(message, found.info(key), decision.passed)
 
     def _ask(self, key: str, token: Token, passed: Passed) -> Reserved | Outstanding:
         store, lease = server_of(self._plan.app).store, self._plan.options.lease

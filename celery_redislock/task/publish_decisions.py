@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from celery_redislock.info import LockInfo
@@ -36,32 +36,30 @@ class AskAgain(NamedTuple):
     passed: Passed
 
 
-def on_first(message: Published, taken: Mapping[str, LockInfo], has_ended: HasEnded) -> Answer | AskAgain:
-    """What becomes of a publish that is told who has the key and the place in the queue, by the nonces of their tokens.
+def on_first(message: Published, taken: Iterable[LockInfo], has_ended: HasEnded) -> Answer | AskAgain:
+    """What becomes of a publish that is told who has the key and the place in the queue.
 
     A job that the caller may have seen end is no answer, nor is one that has caused the message, for the message is to
     follow it. `has_ended` is called only where the caller would be given the job's result.
     """
     ended, preceding = set[str](), set[str]()
-    for nonce, job in taken.items():
+    for job in taken:
         if not is_job(message, job) or follows(message.causes, job):
-            preceding.add(nonce)
+            preceding.add(str(job.task_id))
         elif has_ended(job):
-            ended.add(nonce)
+            ended.add(str(job.task_id))
         else:
             return Answer(job)
     return AskAgain(Passed(frozenset(ended), frozenset(preceding)))
 
 
-def on_second(message: Published, taken: Mapping[str, LockInfo], passed: Mapping[str, LockInfo]) -> Answer | None:
-    """What becomes of a publish that was told so once more, having `passed` over some; None: it is sent as it is.
+def on_second(message: Published, taken: Iterable[LockInfo], passed: Passed) -> Answer | None:
+    """What becomes of a publish that is told so once more, though it passes over some; None: it is sent as it is.
 
-    A job that was not there at the first time is newer than the call, so the caller cannot have seen it end. But a copy
-    of a job that has ended may run by now.
+    A job that was not there at the first time is newer than the call, so the caller cannot have seen it end.
     """
-    known = {job.task_id for job in passed.values()}
-    jobs = (job for job in taken.values() if is_job(message, job) and job.task_id not in known)
-    return next(map(Answer, jobs), None)
+    known = passed.ended | passed.preceding
+    return next((Answer(job) for job in taken if is_job(message, job) and job.task_id not in known), None)
 
 
 def is_job(message: Published, holder: LockInfo) -> bool:

@@ -95,7 +95,9 @@ class Observer:
         ends = [at for at in (self._revoked.get(call.id), call.expires_at) if at is not None]
         if not runs:  # it was revoked, has expired, or its policy has ended it: nobody knows when
             return Job(call, min(ends, default=call.asked_at), min(ends, default=call.asked_at))
-        return Job(call, self._asked_before(call.id, start), max(end for _, end in runs))
+        # One that begins in the moment in which it is revoked runs on, but its result says that it has ended.
+        end = min(max(end for _, end in runs), self._revoked.get(call.id, NEVER))
+        return Job(call, self._asked_before(call.id, start), end)
 
     def _asked_before(self, job: str, start: float) -> float:
         """When a run asked for the key that it was granted: from then on it need not be queued any more."""

@@ -84,9 +84,9 @@ class Reserve(NamedTuple):
     claim: str
     attempt: Attempt
     ended: frozenset[str] = frozenset()
-    """The nonces of the jobs whose end the publisher may have seen."""
+    """The ids of the jobs whose end the publisher may have seen."""
     preceding: frozenset[str] = frozenset()
-    """The nonces of the jobs that the message is to follow, so that it is no duplicate of them."""
+    """The ids of the jobs that the message is to follow, so that it is no duplicate of them."""
 
     @property
     def limit(self) -> int:

@@ -58,8 +58,6 @@ def acquire(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> Eff
     slot = kept[0] if kept else _free_slot(server, command, mistakes)
     if slot:
         return _granted(server, slot, command, mistakes)
-    if command.claim and command.limit == 1 and server.queued is None:
-        server = server._replace(queued=Key(command.claim, command.attempt))
     return _refused(offer(server, server.free(command.limit), mistakes), command.limit)
 
 
@@ -93,7 +91,7 @@ def _heeded(server: Server, mistakes: Mistakes) -> list[Key]:
 def _is_outstanding(one: Key, command: Reserve, mistakes: Mistakes) -> bool:
     if Mistake.NEWER_JOB_IS_OVERWRITTEN in mistakes and command.ended and one.is_reserved:
         return False
-    return one.nonce not in command.ended | command.preceding
+    return one.attempt.task_id not in command.ended | command.preceding
 
 
 def _is_over(one: Key | None, command: Reserve, mistakes: Mistakes) -> bool:
@@ -102,7 +100,7 @@ def _is_over(one: Key | None, command: Reserve, mistakes: Mistakes) -> bool:
         return False
     if Mistake.NEWER_JOB_IS_OVERWRITTEN in mistakes and command.ended and one.is_reserved:
         return True
-    return one.nonce in command.ended and (one.is_reserved or Mistake.ENDED_RUN_IS_OVERWRITTEN in mistakes)
+    return one.attempt.task_id in command.ended and (one.is_reserved or Mistake.ENDED_RUN_IS_OVERWRITTEN in mistakes)
 
 
 def _told(server: Server) -> Effect:

@@ -37,10 +37,8 @@ class Publisher(NamedTuple):
 
     message: Message
     stage: Stage = Stage.WANTS
-    passed: tuple[Key, ...] = ()
-    """Those of whom it was told, and that it passes over."""
-    names: Passed = Passed()
-    """How it names them to Redis."""
+    passed: Passed = Passed()
+    """The jobs of which it was told, and that it passes over."""
 
     @property
     def claim(self) -> str:
@@ -83,7 +81,7 @@ class Publishing:
 
     @staticmethod
     def _command(one: Publisher) -> Reserve:
-        return Reserve(one.claim, one.message.attempt, *one.names)
+        return Reserve(one.claim, one.message.attempt, *one.passed)
 
     def _ask(self, world: World, one: Publisher) -> Step:
         command = self._command(one)
@@ -94,24 +92,25 @@ class Publishing:
         key = world.server.slots[0]
         is_stolen = key is not None and not key.is_reserved and key != effect.server.slots[0]
         is_queued = effect.reply is Reply.QUEUED
-        took = one._replace(message=one.message._replace(queued=is_queued), passed=(), names=Passed())
+        took = one._replace(message=one.message._replace(queued=is_queued), passed=Passed())
         label = f"a publisher takes the {'place' if is_queued else 'key'} for {one.message}"
         return Step(label, after.put_publisher(took, Stage.TOOK), asked, Promise.OWN_KEY if is_stolen else None)
 
     def _outstanding(self, world: World, one: Publisher, holders: tuple[Key, ...], asked: tuple[object, ...]) -> Step:
         message = Published("task", frozenset({one.message.parent} - {""}))
-        taken = {key.nonce: known.holder(key) for key in holders}
+        taken = [known.holder(key) for key in holders]
         decision: object
         if one.stage is Stage.PASSES:
-            decision = on_second(message, taken, {key.nonce: known.holder(key) for key in one.passed})
+            decision = on_second(message, taken, one.passed)
         else:
             decision = on_first(message, taken, lambda holder: self._has_ended(world, holder.task_id))
         if decision is None:
             sent = world.remember("published", one.message.attempt).enqueue(one.message._replace(claim=""))
             return Step(f"{one.message} is sent without a place", sent, asked, self._second_job(world, one))
         if not isinstance(decision, Answer):
-            passes = world.put_publisher(one._replace(passed=holders, names=decision.passed), Stage.PASSES)
-            return Step(f"the publisher of {one.message.attempt} passes over {', '.join(taken)}", passes, asked)
+            passes = world.put_publisher(one._replace(passed=decision.passed), Stage.PASSES)
+            met = ", ".join(str(key.attempt) for key in holders)
+            return Step(f"the publisher of {one.message.attempt} passes over {met}", passes, asked)
         job = next(key.attempt for key in holders if key.attempt.task_id == decision.job.task_id)
         label = f"the publisher of {one.message.attempt} is answered with {job}"
         broken = Promise.SERVED_ANEW if one.message.after == job.task_id else None

@@ -12,12 +12,26 @@ import redis
 
 from celery_redislock.server import commands, tokens
 from celery_redislock.server.answers import Claim as ClaimOfMessage
-from celery_redislock.server.answers import Conflict, Finished, Granted, Note, Taken
+from celery_redislock.server.answers import Conflict, Finished, Granted, Note, Outstanding, Passed, Reserved, Taken
 from celery_redislock.server.names import keys_of, limited
 from celery_redislock.server.store import LockStore
 from celery_redislock.server.tokens import RESERVED, RUNS, SEEN, Attempt, Token, known_by
 
-from .commands import Acquire, Claim, Command, Effect, Enter, GiveUp, HandOver, Leave, Release, Renew, Reply, Stand
+from .commands import (
+    Acquire,
+    Claim,
+    Command,
+    Effect,
+    Enter,
+    GiveUp,
+    HandOver,
+    Leave,
+    Release,
+    Renew,
+    Reply,
+    Reserve,
+    Stand,
+)
 from .effects import apply
 from .server import NOBODY, Key, Server, limit_of, member_of, room_of
 
@@ -28,7 +42,7 @@ ORIGIN = tokens.origin("w@host", "shop.bill")
 OLD_LEASE, NEW_LEASE = 50.0, 100.0
 #: How long an offer lives, and then a call, in seconds.
 OFFER, CALL = 1.0, 5.0
-LINE = keys_of(KEY).line
+LINE, QUEUED = keys_of(KEY).line, keys_of(KEY).queued
 
 
 def small_lines() -> list[tuple[Server, Command]]:
@@ -113,6 +127,8 @@ class Keys:
             pipe.set(note(attempt), "", ex=60)
         for claim in server.gone:
             pipe.set(keys_of(KEY).gone(real(claim)), "", ex=60)
+        if server.queued:
+            pipe.set(QUEUED, self.value(server.queued), px=int(OLD_LEASE * 1000))
         if server.line:
             pipe.zadd(LINE, {self.member(member): place for place, member in server.line})
             pipe.expire(LINE, 60)
@@ -130,6 +146,12 @@ class Keys:
                 if isinstance(answer, Conflict):
                     return Reply.HELD, answer
                 return Reply.FINISHED if isinstance(answer, Finished) else Reply.GRANTED, answer
+            case Reserve(claim, attempt, ended, preceding):
+                passed = Passed(ended, preceding)
+                answer = self.store.reserve(key, self.token(claim, attempt), NEW_LEASE, passed)
+                if isinstance(answer, Reserved):
+                    return Reply.GRANTED if answer.place == key else Reply.QUEUED, answer
+                return Reply.HELD, answer
             case Release(nonce, over, unseen_copy):
                 left = Note(note(over), in_any_case=unseen_copy) if over else None
                 if nonce[0] == "!":
@@ -164,8 +186,11 @@ class Keys:
                 return Reply.PASSED_ON if answer else Reply.LEFT, answer
 
     def read(self, slots: int) -> tuple[list[str | None], set[str], list[tuple[int, str]], list[float]]:
-        """What the slots hold, the notes, the line, and how long the slots live. All must have a time to live."""
-        names = [keys_of(KEY).slot(slot) for slot in range(1, slots + 1)]
+        """What the slots and the place in the queue hold, the notes, the line, and how long the first live.
+
+        All must have a time to live.
+        """
+        names = [*(keys_of(KEY).slot(slot) for slot in range(1, slots + 1)), QUEUED]
         pipe = self.client.pipeline(transaction=False)
         values, found, line = pipe.mget(names).keys("*").zrange(LINE, 0, -1, withscores=True).execute()
         others = [name.decode() for name in found]
@@ -240,12 +265,12 @@ def plain(server: Server, command: Command) -> tuple[Server, Command]:
     given |= {field: ranks[given[field]] for field in ("place", "next_place") if given.get(field)}
     slots = tuple(
         key and key._replace(nonce=owner(key.nonce), place=ranks.get(key.place, 0) if key.nonce[0] == "!" else 0)
-        for key in server.slots
+        for key in (*server.slots, server.queued)
     )
     notes = server.notes & {getattr(command, "attempt", None), getattr(command, "note", None)}
     gone = frozenset(names[claim] for claim in server.gone & set(names))
     line = tuple(sorted((ranks.get(place, 0), member(old)) for place, old in server.line))
-    return Server(slots, notes, gone, line), type(command)(**given)
+    return Server(slots[:-1], notes, gone, line, slots[-1]), type(command)(**given)
 
 
 def follow(keys: Keys, server: Server, command: Command) -> None:
@@ -261,12 +286,14 @@ def follow(keys: Keys, server: Server, command: Command) -> None:
     if isinstance(answer, Conflict):
         assert [*map(str, answer.holders)] == [keys.value(key) for key in effect.holders], story
         assert answer.cannot_wait is effect.cannot_wait, story
-    assert values == [keys.value(key) if key else None for key in after.slots], story
+    if isinstance(answer, Outstanding):
+        assert [str(token) for token, _ in answer.taken] == [keys.value(key) for key in effect.holders], story
+    assert values == [keys.value(key) if key else None for key in (*after.slots, after.queued)], story
     claims = {keys_of(KEY).gone(real(claim)) for claim in after.gone}
     assert notes == {note(attempt) for attempt in after.notes} | claims, story
     assert line == [(place, keys.member(member)) for place, member in after.line], story
-    for slot, lease in enumerate(leases, 1):
-        longest = longest_lease(server, command, effect, slot)
+    longests = [longest_lease(server, command, effect, slot) for slot in range(1, len(leases))]
+    for lease, longest in zip(leases, [*longests, longest_place(server, command, effect)], strict=True):
         assert longest / 2 < lease <= longest or lease == longest == 0, story
 
 
@@ -283,3 +310,38 @@ def longest_lease(server: Server, command: Command, effect: Effect, slot: int) -
     if key.member and (key != before or (is_called and effect.reply is Reply.TAKEN) or is_offered_again):
         return OFFER if key.is_offered else CALL
     return NEW_LEASE if slot == effect.slot else OLD_LEASE
+
+
+def longest_place(server: Server, command: Command, effect: Effect) -> float:
+    """How long the place in the queue may live at most after a command, in seconds."""
+    queued = effect.server.queued
+    if queued is None:
+        return 0.0
+    is_mine = isinstance(command, Claim | Reserve) and queued.nonce == command.claim
+    is_new = queued != server.queued or (isinstance(command, Claim) and effect.reply is Reply.HELD)
+    return NEW_LEASE if (is_mine and is_new) or effect.reply is Reply.HANDED_OVER else OLD_LEASE
+
+
+def small_places() -> list[tuple[Server, Command]]:
+    """Every command that has to do with the place in the queue, in every state of it and of the key."""
+    others = [Key("?r1", NOBODY), Key("!r1", NOBODY, place=10)]
+    jobs = [Key(nonce, Attempt(nonce, 0, 0)) for nonce in ("n1", "n2", "h1", "h2")]
+    again = Key("n8", Attempt("h2", 0, 0))  # the job that was queued with the claim h2, and runs by now
+    commands: list[Command] = [
+        *(
+            Reserve(claim, Attempt(claim, 0, 0), frozenset(ended), frozenset(preceding))
+            for claim in ("h1", "h9")
+            for ended in ((), ("h2",), ("n2",), ("n2", "h2"))
+            for preceding in ((), ("n1",))
+        ),
+        *(Claim("n1", Attempt("n1", 0, 0), reads_note, "h1") for reads_note in (False, True)),
+        *(GiveUp("h1", is_to_come) for is_to_come in (False, True)),
+        HandOver("n1", None, False, "h7", Attempt("n1", 1, 0)),
+    ]
+    states = [
+        Server((key,), line=line, queued=queued)
+        for key in (None, *others, *jobs, again)
+        for queued in (None, *(job for job in jobs if job.is_reserved and job != key))
+        for line in ((), ((10, "r1"),))
+    ]
+    return [(server, command) for server in states for command in commands]

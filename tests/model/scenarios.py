@@ -104,7 +104,7 @@ PUBLISHED_AND_RETRIED = Scenario(
         A_RETRIED: (SUCCESS,),
         STRANGER: (SUCCESS,),
     },
-    Faults(1, lost_replies=1, failed_publishes=1, revokes=1),
+    Faults(1, lost_replies=1, revokes=1),
     (Publisher(Message(A, acks_late=False)), Publisher(Message(STRANGER, acks_late=False))),
 )
 

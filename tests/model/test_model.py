@@ -13,11 +13,12 @@ import pytest
 from celery_redislock.server.connect import connect
 from tests.lab.servers import Valkey
 
-from .commands import Acquire, Claim, Command, Enter, GiveUp, HandOver, Leave, Release, Renew, Reply, Stand
+from .commands import Acquire, Claim, Command, Enter, GiveUp, HandOver, Leave, Release, Renew, Reply, Reserve, Stand
 from .effects import apply
 from .executions import IN_BODY, Phase
 from .explore import explore
-from .real import Keys, follow, plain, small_lines, small_slots
+from .publishing import Stage
+from .real import Keys, follow, plain, small_lines, small_places, small_slots
 from .rules import Excuse, Mistake, Promise
 from .scenarios import (
     ACKED_EARLY,
@@ -28,14 +29,17 @@ from .scenarios import (
     DEPLOY,
     DISCONNECTED,
     EQUALS_IN_LINE,
+    FOLLOWED_JOB,
     FULL_ROOMS,
     GIVEN_BACK,
     HANDED_OVER,
     HANDED_OVER_AMONG_STRANGERS,
+    JOB_AMONG_OTHERS,
     JOB_SEEN_TO_END,
     LINE,
     LINE_IN_A_DEPLOY,
     OLD,
+    ONE_JOB,
     ONE_MESSAGE,
     PUBLISHED,
     PUBLISHED_AND_RETRIED,
@@ -89,6 +93,11 @@ FOUND_IN = {
     Mistake.FAILED_PUBLISH_LEAVES_ITS_KEY: (PUBLISHED, Promise.NOTHING_LEFT),
     Mistake.DROPPED_KEEPS_ITS_CLAIM: (HANDED_OVER, Promise.NOT_STUCK),
     Mistake.CLAIMED_MESSAGE_MEETS_THE_POLICY: (PUBLISHED, Promise.NOT_DROPPED),
+    Mistake.FREE_KEY_IS_ENOUGH: (ONE_JOB, Promise.ONE_JOB),
+    Mistake.OTHERS_LEAVE_NO_PLACE: (JOB_AMONG_OTHERS, Promise.ONE_JOB),
+    Mistake.ENDED_RUN_IS_OVERWRITTEN: (ONE_JOB, Promise.OWN_KEY),
+    Mistake.NEWER_JOB_IS_OVERWRITTEN: (ONE_JOB, Promise.ONE_JOB),
+    Mistake.PLACE_IS_KEPT: (ONE_JOB, Promise.NOT_STUCK),
     Mistake.OLD_IS_BEGUN: (OLD, Promise.POLICY),
     Mistake.COMEBACK_LEAVES_NO_NOTE: (SENT_BACK_TWICE, Promise.NOT_AGAIN),
     Mistake.NOTE_NAMES_NO_PUBLISH: (REUSED, Promise.NOT_DROPPED),
@@ -154,6 +163,9 @@ def test_the_promise_holds_in_every_interleaving_of(name, explorations):
         (REVOKED, 10_000),
         (PUBLISHED, 8000),
         (PUBLISHED_AND_RETRIED, 8000),
+        (ONE_JOB, 10_000),
+        (JOB_AMONG_OTHERS, 5000),
+        (FOLLOWED_JOB, 1000),
         (SENT_BACK_TWICE, 1000),
         (OLD, 1000),
         (REUSED, 1000),
@@ -258,6 +270,8 @@ SIGHTS = {
     "a run beside a release in doubt",
     "a hand-over in doubt",
     "a claim",
+    "a reserved place",
+    "a publisher that asks again",
     "a key handed over",
     "a claim that was given up",
     "an offered key",
@@ -295,6 +309,8 @@ def _sights(world) -> set[str]:
         "a run beside a release in doubt": bool(doubtful) and bool(phases & IN_BODY),
         "a hand-over in doubt": any(isinstance(one.sent, HandOver) for one in doubtful),
         "a claim": any(message.claim for message in world.queue),
+        "a reserved place": world.server.queued is not None,
+        "a publisher that asks again": any(one.stage is Stage.PASSES for one in world.publishers),
         "a key handed over": any(key.is_reserved for key in keys),
         "a claim that was given up": bool(world.server.gone),
         "an offered key": any(key.is_offered for key in keys),
@@ -345,6 +361,12 @@ def test_every_command_does_so_on_every_small_line(keys):
         follow(keys, server, command)
 
 
+def test_every_command_does_so_on_every_place_in_the_queue(keys):
+    assert len(small_places()) > 500
+    for server, command in small_places():
+        follow(keys, server, command)
+
+
 def test_every_command_does_so_on_every_two_slots(keys):
     assert len(small_slots()) > 5000
     for server, command in small_slots():
@@ -355,9 +377,9 @@ def test_the_pairs_are_many_and_every_script_and_reply_is_among_them(pairs):
     assert len(pairs) > 400
     commands = Counter(type(command) for _, command in pairs)
     replies = Counter((type(command), apply(server, command).reply) for server, command in pairs)
-    assert all(commands[kind] > 20 for kind in (Acquire, Claim, HandOver, Release, Renew, Enter, Stand, Leave)), (
-        commands
-    )
+    assert all(
+        commands[kind] > 20 for kind in (Acquire, Claim, Reserve, HandOver, Release, Renew, Enter, Stand, Leave)
+    ), commands
     assert commands[GiveUp] > 5
     assert commands[Enter] > 5
     assert set(replies) == {
@@ -367,6 +389,9 @@ def test_the_pairs_are_many_and_every_script_and_reply_is_among_them(pairs):
         (Claim, Reply.GRANTED),
         (Claim, Reply.HELD),
         (Claim, Reply.FINISHED),
+        (Reserve, Reply.GRANTED),
+        (Reserve, Reply.QUEUED),
+        (Reserve, Reply.HELD),
         (HandOver, Reply.HANDED_OVER),
         (HandOver, Reply.RELEASED),
         (GiveUp, Reply.GIVEN_UP),

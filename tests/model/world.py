@@ -206,8 +206,6 @@ class World(NamedTuple):
         """One form for all states that differ only in the names of their executions."""
         if any(message.claim[:1] == "n" for message in self.queue):  # by a mistake a message carries an execution's
             return self
-        if any(one.passed for one in self.publishers):  # they name executions, which may have ended
-            return self
         names = {}
         for number, one in enumerate(sorted(self.executions, key=_shape(self.server)), 1):
             names[one.nonce] = f"n{number}"
@@ -230,7 +228,6 @@ class World(NamedTuple):
         """
         used = {key.nonce for key in self.server.keys} | {f"n{key.room[1:]}" for key in self.server.keys if key.room}
         used |= {key.nonce for key in self.server.reserved}
-        used |= {key.nonce for one in self.publishers for key in one.passed}
         used |= {message.claim for message in self.queue} | {one.claim for one in self.publishers} | self.server.gone
         used |= {f"n{room_of(member)[1:]}" for _, member in self.server.line}
         for one in self.executions:

@@ -12,8 +12,7 @@
 -- w value  the token of the key while it is kept for me, whole; given only where I waited and was called
 -- c key    the place of the one message that may wait in the queue; given only where my message carries a claim
 -- c value  the owner in my message's reservation of the key or of the place; it is made of the claim
--- c value  how long the place is reserved from now on if the key is not granted, in milliseconds; also where the
---          reservation has lapsed, if nobody else has the place
+-- c value  how long the place is reserved from now on if the key is not granted, in milliseconds
 --
 -- Returns 1: the key was granted, and holds the token for the lease
 --         more than 1: the key was granted, and this number is my fence
@@ -140,9 +139,6 @@ if is_copy and string.sub(holder, 1, 1) == COOLING then
 end
 if has_its_place() then
   redis.call('PEXPIRE', place, place_ttl)
-elseif claim and not is_copy then
-  -- What was reserved for my message has lapsed, or was used before its child died: from now on it has the place.
-  redis.call('SET', place, claim .. string.sub(token, OWNER_LENGTH + 1), 'NX', 'PX', place_ttl)
 end
 if is_copy then
   mark(lock, holder)

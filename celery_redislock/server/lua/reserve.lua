@@ -9,8 +9,9 @@
 -- ARGV[3]  my token
 -- ARGV[4]  how long the key, or the place, is reserved, in milliseconds
 -- ARGV[5]  the last field of my token: the task
--- ARGV[6]  the nonces of the jobs whose end my caller may have seen: what is reserved for them is not needed
--- ARGV[7]  the nonces of those that I pass over: my message is to follow them, or they are no jobs
+-- ARGV[6]  the jobs whose end my caller may have seen, so that what is reserved for them is not needed: their ids as
+--          tokens spell them, each between two spaces
+-- ARGV[7]  those that my message is to follow, and others that are no answer; in the same way
 --
 -- Returns 1: the key is mine
 --         2: the place is mine
@@ -30,7 +31,7 @@ end
 -- The prelude stands here.
 
 local lock, line, place, owner, token, ttl = KEYS[1], KEYS[2], KEYS[3], ARGV[2], ARGV[3], ARGV[4]
-local in_queue, task, ended, passed = ARGV[1] == 'q', ARGV[5], ARGV[6], ARGV[7]
+local in_queue, task, ended, preceding = ARGV[1] == 'q', ARGV[5], ARGV[6], ARGV[7]
 local holder, queued = redis.call('GET', lock), redis.call('GET', place)
 
 if is_owned_by(owner, holder) then
@@ -40,14 +41,15 @@ if is_owned_by(owner, queued) then
   return 2
 end
 
-local function is_among(nonces, value)
-  return string.find(nonces, string.sub(value, 2, OWNER_LENGTH), 1, true) ~= nil
+local function is_among(ids, value)
+  local id = string.match(attempt_of(value) or '', '^[^/]+')
+  return id and string.find(ids, ' ' .. id .. ' ', 1, true) ~= nil
 end
 
 -- Whether `value` is the token of a job of my task, whose result others can read: a message that is to come, or a run in
 -- a worker, whose name has an "@".
 local function is_outstanding(value)
-  if not value or is_among(ended, value) or is_among(passed, value) then
+  if not value or is_among(ended, value) or is_among(preceding, value) then
     return false
   end
   local host, name = string.match(value, '^[>&~=][%w_-]+ %S+ %d+ (%S+) (%S+)')
