@@ -340,7 +340,7 @@ class TestAfterTheEnd:
         app.backend.mark_as_failure(first.id, RuntimeError("it has waited in vain"))
         assert getattr(tasks, name).delay("k").duplicate is False
 
-    def test_in_an_event_loop_it_does_not_wait_but_takes_the_place_behind_that_run(self, tasks, ended, waiting, locks):
+    def test_it_takes_the_place_behind_that_run_also_in_an_event_loop(self, tasks, ended, waiting, locks):
         async def publish():
             return tasks.job.delay("k")
 

@@ -11,11 +11,12 @@ import os
 import pytest
 
 from celery_redislock import LockUnavailable
-from celery_redislock.server.answers import Claim, Conflict, Finished, Granted
+from celery_redislock.server import commands, tokens
+from celery_redislock.server.answers import Claim, Conflict, Finished, Granted, Outstanding, Passed, Reserved
 from celery_redislock.server.connect import connect
 from celery_redislock.server.names import keys_of
 from celery_redislock.server.store import LockStore
-from celery_redislock.server.tokens import RESERVED, SEEN, known_by, mint_nonce
+from celery_redislock.server.tokens import RESERVED, RUNS, SEEN, Attempt, Token, known_by, mint_nonce
 from tests.integration.conftest import KEY, look_all_at_once
 from tests.lab.servers import Valkey
 
@@ -218,3 +219,85 @@ def test_a_forked_child_has_connections_of_its_own(store, locks):
     os.wait()
     for end in (*asked, *seen):
         os.close(end)
+
+
+PLACE = keys_of(KEY).queued
+
+
+def job(task_id: str, state: str = RESERVED, task: str = "shop.bill", host: str = "w@host") -> Token:
+    return tokens.mint(mint_nonce(), Attempt(task_id, 0, 0), tokens.origin(host, task), state)
+
+
+class TestReserve:
+    """What the model's places do not tell: of whose job a token is, times, and names of any kind."""
+
+    def test_a_job_in_the_queue_is_outstanding_also_where_the_key_is_free(self, store, client):
+        queued = job("queued")
+        client.set(PLACE, queued, px=60_000)
+        answer = store.reserve(KEY, job("next"), 10, Passed())
+        assert isinstance(answer, Outstanding)
+        assert [(info.task_id, info.state) for info in answer.info(KEY)] == [("queued", "queued")]
+        assert 50 < (answer.info(KEY)[0].ttl or 0) <= 60
+
+    def test_an_ended_job_that_still_runs_keeps_its_key(self, store, client):
+        running, next_one = job("ended", RUNS), job("next")
+        client.set(KEY, running, px=60_000)
+        assert store.reserve(KEY, next_one, 10, Passed(ended=frozenset({"ended"}))) == Reserved(PLACE)
+        assert (client.get(KEY), client.get(PLACE)) == (running.value, next_one.value)
+        assert 5000 < client.pttl(PLACE) <= 10_000
+
+    def test_an_ended_job_is_known_by_its_id_also_once_its_run_has_another_token(self, store, client):
+        """It was queued when its publisher was told of it, and runs by the second call."""
+        queued = job("ended")
+        client.set(KEY, queued, px=60_000)
+        (told, _), *_ = store.reserve(KEY, job("next"), 10, Passed()).taken
+        assert told == queued
+        client.set(KEY, job("ended", RUNS), px=60_000)
+        assert store.reserve(KEY, job("next"), 10, Passed(ended=frozenset({"ended"}))) == Reserved(PLACE)
+
+    @pytest.mark.parametrize("task_id", ["a b", "naïve/1", "~", "x" * 199, "%41"])
+    def test_an_id_of_any_kind_names_its_own_job_alone(self, store, client, task_id):
+        client.set(KEY, job(task_id), px=60_000)
+        others = frozenset({"a", "b", "1", "x", "A"})
+        assert isinstance(store.reserve(KEY, job("next"), 10, Passed(ended=others)), Outstanding)
+        assert store.reserve(KEY, job("next"), 10, Passed(ended=frozenset({task_id}))) == Reserved(KEY)
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            job("other", RUNS, task="shop.bill2"),
+            job("other", task="shop.other"),
+            job("eager", RUNS, host="web"),
+            tokens.mint(mint_nonce(), None, tokens.origin("w@host", None)),
+            Token.of("of another library"),
+            tokens.of_room(mint_nonce(), "w@host"),
+        ],
+        ids=["another task", "queued for another task", "by apply()", "a lock", "of another library", "an offer"],
+    )
+    def test_where_no_job_has_the_key_the_place_is_reserved_once(self, store, client, other):
+        client.set(KEY, other, px=60_000)
+        assert store.reserve(KEY, job("first"), 10, Passed()) == Reserved(PLACE)
+        assert isinstance(store.reserve(KEY, job("second"), 10, Passed()), Outstanding)
+        assert client.get(KEY) == other.value
+
+    def test_what_is_sent_twice_reserves_once(self, store, client):
+        mine = job("mine")
+        assert store.reserve(KEY, mine, 10, Passed()) == store.reserve(KEY, mine, 10, Passed()) == Reserved(KEY)
+        client.set(KEY, job("other", task="shop.other"), px=60_000)
+        assert store.reserve(KEY, mine, 10, Passed()) == store.reserve(KEY, mine, 10, Passed()) == Reserved(PLACE)
+
+    def test_a_key_that_is_handed_over_keeps_the_place_behind_it(self, store, client):
+        running = job("first", RUNS)
+        client.set(KEY, running, px=60_000)
+        client.set(PLACE, job("behind"), px=60_000)
+        assert store.send(commands.hand_over(KEY, running, job("first"), 3600))
+        assert client.pttl(PLACE) > 3_500_000
+        client.set(KEY, running, px=60_000)
+        assert store.send(commands.hand_over(KEY, running, job("first"), 60))
+        assert client.pttl(PLACE) > 3_500_000
+
+    def test_a_key_of_another_type_is_no_job_and_nothing_is_sent_for_it(self, store, client):
+        client.rpush(KEY, "no lock")
+        with pytest.raises(LockUnavailable):
+            store.reserve(KEY, job("first"), 10, Passed())
+        assert not client.exists(PLACE)

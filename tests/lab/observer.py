@@ -69,11 +69,11 @@ class Observer:
 
     def pairs(self) -> list[Pair]:
         """Jobs that were sent though an earlier one was queued, waiting or running, as both callers can prove."""
-        return list(_overlapping(self.jobs))
+        return list(_overlapping([replace(job, end=self._shown_to_end(job)) for job in self.jobs]))
 
     def pairs_in_the_queue(self) -> list[Pair]:
         """The same, where a job counts as over when it begins."""
-        return list(_overlapping([replace(job, end=min(job.start, job.end)) for job in self.jobs]))
+        return list(_overlapping([replace(job, end=min(job.start, self._shown_to_end(job))) for job in self.jobs]))
 
     def late_answers(self) -> list[Call]:
         """Calls that were answered with a job that had ended, and whose end somebody had seen, before the call.
@@ -95,9 +95,11 @@ class Observer:
         ends = [at for at in (self._revoked.get(call.id), call.expires_at) if at is not None]
         if not runs:  # it was revoked, has expired, or its policy has ended it: nobody knows when
             return Job(call, min(ends, default=call.asked_at), min(ends, default=call.asked_at))
-        # One that begins in the moment in which it is revoked runs on, but its result says that it has ended.
-        end = min(max(end for _, end in runs), self._revoked.get(call.id, NEVER))
-        return Job(call, self._asked_before(call.id, start), end)
+        return Job(call, self._asked_before(call.id, start), max(end for _, end in runs))
+
+    def _shown_to_end(self, job: Job) -> float:
+        """When everybody may take the job for ended. One that is revoked as it begins runs on, but is shown as REVOKED."""
+        return min(job.end, self._revoked.get(job.call.id, NEVER))
 
     def _asked_before(self, job: str, start: float) -> float:
         """When a run asked for the key that it was granted: from then on it need not be queued any more."""

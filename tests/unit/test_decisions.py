@@ -9,6 +9,7 @@ import pytest
 from celery_redislock.info import LockInfo
 from celery_redislock.message.facts import Delivered, Facts
 from celery_redislock.options import ConflictPolicy, LockOptions, resolve_options
+from celery_redislock.server.answers import Passed
 from celery_redislock.server.tokens import Attempt
 from celery_redislock.task.decisions import (
     POLICIES,
@@ -25,7 +26,7 @@ from celery_redislock.task.decisions import (
     on_outage,
 )
 from celery_redislock.task.join_decisions import Joining, on_joining
-from celery_redislock.task.publish_decisions import Published, Publishing, on_publish
+from celery_redislock.task.publish_decisions import Answer, AskAgain, Published, on_first, on_second
 
 FRESH = Delivered(acks_late=False, is_redelivered=False, is_overdue=False, is_marked_begun=False, has_come_back=False)
 MESSAGE = Facts(FRESH, Attempt("mine", 0, 0), frozenset({"mine", "my parent", "my root"}))
@@ -140,11 +141,6 @@ def test_in_scope_job_a_lock_outside_tasks_is_waited_for() -> None:
     assert decide(holder=HOLDER._replace(task_id=None), scope="job") == Wait()
 
 
-def test_in_scope_queue_a_claim_opens_the_place_alone_and_its_message_waits() -> None:
-    message = MESSAGE._replace(is_owed_its_key=True)
-    assert decide(message, policy="wait", scope="queue") == Wait()
-
-
 @pytest.mark.parametrize(
     ("is_ready", "will_run_again", "has_key", "waited", "what"),
     [
@@ -177,25 +173,39 @@ def test_lock_wait_for_ends_the_wait_for_a_lock_server_too() -> None:
     assert on_outage(FRESH, 5.0, options(wait_for=5.0, on_outage="run")) == RunWithout()
 
 
+ENDED, PRECEDING = Passed(ended=frozenset({"holder"})), Passed(preceding=frozenset({"holder"}))
+
+
 @pytest.mark.parametrize(
-    ("message", "holder", "ended", "what"),
+    ("causes", "holder", "ended", "passed"),
     [
-        ({}, {}, False, Publishing.ANSWER),
-        ({}, {}, True, Publishing.OUTLIVE),
-        ({}, {"state": "queued", "hostname": "web"}, False, Publishing.ANSWER),
-        ({}, {"hostname": "web"}, False, Publishing.SEND),
-        ({}, {"task": "shop.other"}, False, Publishing.SEND),
-        ({}, {"task_id": None}, False, Publishing.SEND),
-        ({"is_bare": False}, {}, False, Publishing.SEND),
-        ({"causes": frozenset({"holder"})}, {}, False, Publishing.SEND),
+        ((), {}, False, None),
+        ((), {}, True, ENDED),
+        ((), {"state": "queued", "hostname": "web"}, False, None),
+        ((), {"hostname": "web"}, False, PRECEDING),
+        ((), {"task": "shop.other"}, False, PRECEDING),
+        ((), {"task_id": "l" * 200}, False, Passed(preceding=frozenset({"l" * 200}))),
+        (("holder",), {}, False, PRECEDING),
     ],
-    ids=["a job", "one that has ended", "queued", "by apply()", "another task", "no task", "continued", "its own"],
+    ids=["a job", "one that has ended", "queued", "by apply()", "another task", "a cut id", "its own"],
 )
 def test_a_publish_is_answered_with_a_job_alone(
-    message: dict[str, object], holder: dict[str, object], ended: bool, what: Publishing
+    causes: tuple[str, ...], holder: dict[str, object], ended: bool, passed: Passed | None
 ) -> None:
-    published = Published("shop.bill", is_bare=True, causes=frozenset())._replace(**message)
-    assert on_publish(published, HOLDER._replace(**holder), lambda _: ended) is what
+    published, found = Published("shop.bill", frozenset(causes)), HOLDER._replace(**holder)
+    expected = Answer(found) if passed is None else AskAgain(passed)
+    assert on_first(published, [found], lambda _: ended) == expected
+
+
+def test_a_publish_is_answered_with_the_job_behind_one_that_has_ended() -> None:
+    behind = HOLDER._replace(task_id="behind", state="queued")
+    assert on_first(Published("shop.bill", frozenset()), [HOLDER, behind], lambda job: job is HOLDER) == Answer(behind)
+
+
+def test_a_publish_that_asks_again_is_answered_with_a_newer_job_and_with_none_that_it_passes_over() -> None:
+    published, newer = Published("shop.bill", frozenset()), HOLDER._replace(task_id="newer")
+    assert on_second(published, [HOLDER, newer], ENDED) == Answer(newer)
+    assert on_second(published, [HOLDER, HOLDER._replace(task="shop.other")], ENDED) is None
 
 
 def test_a_note_is_left_by_what_is_over_alone() -> None:
