@@ -98,7 +98,7 @@ class Observer:
         return Job(call, self._asked_before(call.id, start), max(end for _, end in runs))
 
     def _shown_to_end(self, job: Job) -> float:
-        """When everybody may take the job for ended. One that is revoked as it begins runs on, but is shown as REVOKED."""
+        """When everybody may take the job for ended: one that is revoked as it begins runs on, shown as REVOKED."""
         return min(job.end, self._revoked.get(job.call.id, NEVER))
 
     def _asked_before(self, job: str, start: float) -> float:
