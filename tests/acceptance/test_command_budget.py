@@ -44,7 +44,7 @@ STANDS = "stand: 2 MGET ZADD PEXPIRE PTTL TIME"
 OFFERED = "release: EXISTS GET DEL 2 ZRANGE ZREM SET PUBLISH"
 TAKES = "stand: MGET ZADD PEXPIRE ZRANGE SET ZREM"
 #: A message that was called is granted the key; its release leaves nobody behind in line.
-IN_ITS_TURN = ["acquire: EXISTS MGET 2 SET GET", "release: GET DEL SET ZRANGE"]
+IN_ITS_TURN = ["acquire: 2 SET GET", RELEASED]
 #: From the arrival of a message that waits to its end; the third command is the release of the holder.
 WAITED = [REFUSED, STANDS, OFFERED, TAKES, *IN_ITS_TURN]
 
