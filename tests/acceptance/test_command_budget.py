@@ -7,6 +7,7 @@ kept for a second for the room to which it is offered. Where the machine stood s
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -259,7 +260,7 @@ def standing_still(keeper: Keeper) -> Iterator[None]:
         stands.set()
         goes_on.wait()
 
-    keeper.later(stand)
+    keeper.later("standing still", math.inf, stand)
     stands.wait()
     try:
         yield

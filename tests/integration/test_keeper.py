@@ -108,7 +108,7 @@ def test_a_release_is_made_up_for_where_a_renewal_had_failed_and_nothing_is_held
     make_due(behind.keeper, lock)
     wait_until(lambda: "the lock server cannot be asked" in log.text, "renewals have failed")
     behind.keeper.remove(lock)
-    behind.keeper.later(lambda store: store.release(KEY, lock.token))
+    behind.keeper.later(KEY, math.inf, lambda store: store.release(KEY, lock.token))
     lock_proxy.mend()
     wait_until(lambda: client.get(KEY) is None, "it is released")
 
@@ -322,7 +322,8 @@ def test_many_releases_to_make_up_for_do_not_delay_a_renewal(lock_proxy, server,
     granted = lock.deadline
     releases = lock_proxy.delay(0.005, to=b"EVALSHA", where=RELEASE.sha.encode())
     for number in range(1000):  # which take five seconds
-        mine.keeper.later(lambda store, number=number: store.release(f"{KEY}:{number}", lock.token))
+        key = f"{KEY}:{number}"
+        mine.keeper.later(key, math.inf, lambda store, key=key: store.release(key, lock.token))
     wait_until(lambda: releases.met >= 1000, "all are released")
     assert lock.deadline > granted + 3
     assert lock.state == "held"
