@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from redis.exceptions import RedisError
 
 from .held import HELD_TOO_LONG, KEY_GONE, PAST_DEADLINE, HeldLock
-from .put_off import PAUSE, PutOff, Unsent
+from .put_off import PutOff, Unsent
 from .scripts import RENEW
 from .store import LockStore
 from .term import INTERVAL, Renewal
@@ -52,7 +52,7 @@ class Keeper:
         self._linger_until = 0.0
         self._command_time = command_time
         self._held: dict[HeldLock, None] = {}
-        self._put_off = PutOff()
+        self._put_off = PutOff(store)
         self._wake = threading.Event()
         self.wake_at = math.inf
         self._thread: threading.Thread | None = None
@@ -131,30 +131,27 @@ class Keeper:
             self._renew(due[start : start + BATCH])
         if not self._held:
             self._failures = 0  # without a lock, no renewal will show that Redis answers again
-        goes_on = len(self._put_off) > 0 and self._put_off.send(self._store, self._watching)
+        self._put_off.send(self._watching)
         is_unread = self._sends_late is not None and self._sends_late.read_late(READ_LATE, self._command_time)
         if self._added:
             self._added, self._linger_until = False, now + LINGER
         renewals = (min(lock.renew_at, lock.deadline) for lock in self._held.copy())
-        self.wake_at = min((self._other_work_at(now, goes_on, is_unread), *renewals))
+        self.wake_at = min((self._other_work_at(now, is_unread), self._put_off.next_at, *renewals))
         return self.wake_at - time.monotonic()
 
-    def _other_work_at(self, now: float, goes_on: bool, is_unread: bool) -> float:
+    def _other_work_at(self, now: float, is_unread: bool) -> float:
         """When there may be something to do besides renewals, by `time.monotonic()`.
 
         Args:
             now: When this round began.
-            goes_on: Whether there was no time for all releases that were put off, although Redis answers.
             is_unread: Whether an answer has not been read.
         """
         lingers = now < self._linger_until
-        if goes_on:
-            return now
         if is_unread or (lingers and self._sends_late is not None):
             return now + READ_LATE
         if lingers:
             return self._linger_until
-        return now + PAUSE if len(self._put_off) else math.inf
+        return math.inf
 
     def _is_due(self, lock: HeldLock, now: float) -> bool:
         if lock.deadline <= now:

@@ -46,45 +46,58 @@ class PutOff:
     """The commands that a server has not taken. Any thread may add one; the keeper's thread sends them.
 
     What one node of a Cluster does not take, or refuses because of its key, holds up no other command.
+
+    Args:
+        store: Sends them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, store: LockStore) -> None:
+        self._store = store
         #: The oldest first; each with the time from when it may be sent.
         self._commands: dict[Unsent, float] = {}
+        #: Servers that are sent nothing until these times.
         self._silent: dict[Outage, float] = {}
+        #: When to look for what is due: where thousands wait, a look at all of them for each that comes is too much.
+        self._look_at = -math.inf
+        self._has_news = False
         self._dropped = 0
         self._told_at = -math.inf
 
-    def __len__(self) -> int:
-        return len(self._commands)
+    @property
+    def next_at(self) -> float:
+        """When there may be something to send, by `time.monotonic()`; infinite where there is nothing."""
+        if not self._commands:
+            return math.inf
+        return -math.inf if self._has_news else self._look_at
 
     def add(self, unsent: Unsent) -> None:
         """Have `unsent` sent soon. Where there are too many, the oldest one is dropped: what it releases ends first."""
         if len(self._commands) >= MOST:
             self._drop_oldest()
         self._commands[unsent] = -math.inf
+        if self._silent.get(self._store.outage_of(unsent.key), -math.inf) <= time.monotonic():
+            self._has_news = True
 
     def pause(self, outage: Outage) -> None:
         """Send nothing to the server of `outage` for a while: it has not answered, or has refused."""
         self._silent[outage] = time.monotonic() + PAUSE
 
-    def send(self, store: LockStore, watching: Callable[[], AbstractContextManager[None]]) -> bool:
-        """Send what is due, for `SHIFT` seconds; return whether there may be more that is due.
-
-        Args:
-            store: Sends them.
-            watching: Makes a block in which one of them is sent.
-        """
+    def send(self, watching: Callable[[], AbstractContextManager[None]]) -> None:
+        """Send what is due, for `SHIFT` seconds, each inside of a block that `watching` makes."""
         now = time.monotonic()
+        if now < self.next_at:
+            return
+        self._has_news = False  # before the look: what comes after it must be looked for
+        self._look_at = -math.inf
         self._silent = {outage: until for outage, until in self._silent.items() if until > now}
         for one in self._due(now):
-            if store.outage_of(one.key) in self._silent:
+            if self._store.outage_of(one.key) in self._silent:
                 continue
             with watching():
-                self._send(one, store)
+                self._send(one)
             if time.monotonic() > now + SHIFT:
-                return True
-        return False
+                return
+        self._look_at = time.monotonic() + PAUSE
 
     def _due(self, now: float) -> list[Unsent]:
         """What may be sent, the least recently tried first; and forget what is of no use any more."""
@@ -94,15 +107,15 @@ class PutOff:
             self._commands.pop(one, None)
         return sorted((one for one, at in commands.items() if at <= now), key=commands.__getitem__)
 
-    def _send(self, one: Unsent, store: LockStore) -> None:
+    def _send(self, one: Unsent) -> None:
         self._put_off(one, PAUSE)  # before: if it fails by a mistake of ours, the others are sent all the same
         try:
-            one.send(store)
+            one.send(self._store)
         except LockUnavailable as error:
             if _is_of_key(error):
                 self._put_off(one, LONG_PAUSE)
             else:
-                self.pause(store.outage_of(one.key))
+                self.pause(self._store.outage_of(one.key))
         else:
             self._commands.pop(one, None)
 
