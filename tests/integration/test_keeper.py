@@ -57,6 +57,18 @@ def test_a_deleted_or_stolen_key_is_noticed_at_the_next_renewal_and_left_alone(h
     assert f"the lock {KEY} is lost: its key was deleted, expired or taken" in log.text
 
 
+def test_something_else_under_one_key_is_noticed_at_its_next_renewal_and_costs_the_other_locks_none(
+    hold, client, log, often
+):
+    lost, other = hold(), hold("other")
+    client.delete(KEY)
+    client.rpush(KEY, "something else")
+    renewed(other, times=2)
+    wait_until(lambda: f"the lock {KEY} is lost: its key was deleted, expired or taken" in log.text, "it is told")
+    assert lost.state == "lost"
+    assert client.lrange(KEY, 0, -1) == [b"something else"]
+
+
 def test_a_silent_server_loses_the_lock_at_its_deadline(hold, behind, lock_proxy, log):
     told = []
     lock = hold(keeper=behind.keeper, on_lost=lambda lock, reason: told.append((time.monotonic(), reason)))
