@@ -20,7 +20,7 @@ DEFAULT_VISIBILITY_TIMEOUT = 1800.0
 #: is below 1 because the broker counts from the delivery, which is before the worker counts, until the ack, which is
 #: after the worker has released the key.
 OVERDUE = 0.9
-#: How long the note of a message that came back lives, besides the visibility timeouts, in seconds.
+#: How long the note of a message that was published again lives, besides the visibility timeouts, in seconds.
 SHORT_NOTE_TTL = 3600.0
 
 
@@ -63,9 +63,9 @@ class Broker:
         The broker delivers a copy after one visibility timeout, and the copy may wait in another worker for one more.
 
         Args:
-            is_sent_back_only: The only reason for a copy is that the message came back: kombu may have published it
-                twice, when the connection was lost before the broker confirmed. Both are then queued together, so the
-                note may be short. Every run that waited for its key leaves such a note, so there are many.
+            is_sent_back_only: The only reason for a copy is that a worker has published the message again: kombu may
+                have done so twice, when the connection was lost before the broker confirmed. Both are then queued
+                together, so the note may be short. Where more wait than their worker keeps, such notes are many.
         """
         return (SHORT_NOTE_TTL if is_sent_back_only else NOTE_TTL) + 2 * self.visibility_timeout
 

@@ -18,8 +18,8 @@ class Delivered(NamedTuple):
     """The worker has had the message for about the visibility timeout, so the broker delivers it to another worker."""
     is_marked_begun: bool
     """The message's header says that a process may have begun to run it."""
-    has_come_back: bool
-    """The message has waited at least once, in line or in the broker's queue."""
+    is_republished: bool
+    """A worker has published the message again, or has tried to, instead of running it."""
 
     @property
     def is_delivered_again(self) -> bool:
@@ -30,10 +30,11 @@ class Delivered(NamedTuple):
     def may_be_a_copy(self) -> bool:
         """Whether there may be two of the message: another delivery of it has begun before, or is still to come.
 
-        The execution of such a message reads the note of its attempt, and leaves one. A message that has come back may
-        be in the queue twice, for kombu publishes again what the broker has not confirmed.
+        The execution of such a message reads the note of its attempt, and leaves one. What a worker publishes again may
+        be in the queue twice, for kombu sends once more what the broker has not confirmed; and the message that the
+        worker had may go on, too. What only waits in line in one worker is there once.
         """
-        return self.has_come_back or self.is_delivered_again
+        return self.is_republished or self.is_delivered_again
 
     @property
     def has_begun(self) -> bool:

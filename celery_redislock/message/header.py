@@ -54,6 +54,8 @@ class Header(NamedTuple):
     clock of its publisher's host. 0: it does not tell."""
     place: int = 0
     """The message's place in the line for its key, from `place_at`; 0 before it has waited."""
+    republished: bool = False
+    """A worker has published the message again, or has tried to. It stays, for a twin of the message may come late."""
 
     @classmethod
     def read(cls, header: Any) -> Self:
@@ -132,4 +134,5 @@ _IS_SOUND: Mapping[str, Callable[[Any], bool]] = {
     "joins": lambda value: isinstance(value, str),
     "published": _is_time,
     "place": _is_time,
+    "republished": lambda value: type(value) is bool,
 }

@@ -83,7 +83,7 @@ class Message:
         """How the message has come here, as it is known at this moment: it may be overdue later."""
         is_overdue = self._broker.is_overdue(time.monotonic() - self.delivery.received_at)
         # By position, and not by name, for every run does this twice.
-        return Delivered(self._acks_late, self._is_redelivered, is_overdue, self.header.begun, self.header.times > 0)
+        return Delivered(self._acks_late, self._is_redelivered, is_overdue, self.header.begun, self.header.republished)
 
     @property
     def facts(self) -> Facts:
@@ -154,7 +154,7 @@ class Message:
             Reject: The broker cannot be reached; the message is not acked yet and goes back to the queue.
             LockUnavailable: This process has kept the message for `keep_for` seconds in vain; the run is lost.
         """
-        self.header = self.header.next(begun=is_begun, joins=joins, place=place)
+        self.header = self.header.next(begun=is_begun, joins=joins, place=place)._replace(republished=True)
         try:
             publish_again(
                 *(self._task, self._request, self.header, delay),

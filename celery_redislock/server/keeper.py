@@ -11,9 +11,8 @@ from contextlib import contextmanager
 
 from redis.exceptions import RedisError
 
-from celery_redislock.errors import LockUnavailable
-
 from .held import HELD_TOO_LONG, KEY_GONE, PAST_DEADLINE, HeldLock
+from .put_off import PutOff, Unsent
 from .scripts import RENEW
 from .store import LockStore
 from .term import INTERVAL, Renewal
@@ -28,8 +27,6 @@ TICK = 1 / 10
 LINGER = 1.0
 #: An answer that nobody has read for so many seconds is read here: the process has nothing else to ask.
 READ_LATE = 0.05
-#: The releases that were put off take no longer than this at a time, in seconds: renewals may be due.
-SHIFT = 0.05
 #: Locks in one renewal command; more would keep the server from other clients for milliseconds.
 BATCH = 500
 
@@ -55,7 +52,7 @@ class Keeper:
         self._linger_until = 0.0
         self._command_time = command_time
         self._held: dict[HeldLock, None] = {}
-        self._later: dict[Callable[[LockStore], object], None] = {}
+        self._put_off = PutOff(store)
         self._wake = threading.Event()
         self.wake_at = math.inf
         self._thread: threading.Thread | None = None
@@ -92,13 +89,15 @@ class Keeper:
             self._start()
             self._wake.set()
 
-    def later(self, release: Callable[[LockStore], object]) -> None:
+    def later(self, key: str, until: float, send: Callable[[LockStore], object]) -> None:
         """Release a key, or give up a reservation, in the keeper's thread as soon as Redis answers.
 
         Args:
-            release: Sends one such command by the store that it is called with.
+            key: The key in Redis.
+            until: When that is of no use any more, by `time.monotonic()`.
+            send: Sends one such command by the store that it is called with.
         """
-        self._later[release] = None
+        self._put_off.add(Unsent(key, until, send))
         self._start()
         self._wake.set()
 
@@ -132,31 +131,27 @@ class Keeper:
             self._renew(due[start : start + BATCH])
         if not self._held:
             self._failures = 0  # without a lock, no renewal will show that Redis answers again
-        # After a failed renewal it is too early for the releases that were put off: the next renewals matter more.
-        goes_on = bool(self._later) and not self._failures and self._release_later()
+        self._put_off.send(self._watching)
         is_unread = self._sends_late is not None and self._sends_late.read_late(READ_LATE, self._command_time)
         if self._added:
             self._added, self._linger_until = False, now + LINGER
         renewals = (min(lock.renew_at, lock.deadline) for lock in self._held.copy())
-        self.wake_at = min((self._other_work_at(now, goes_on, is_unread), *renewals))
+        self.wake_at = min((self._other_work_at(now, is_unread), self._put_off.next_at, *renewals))
         return self.wake_at - time.monotonic()
 
-    def _other_work_at(self, now: float, goes_on: bool, is_unread: bool) -> float:
+    def _other_work_at(self, now: float, is_unread: bool) -> float:
         """When there may be something to do besides renewals, by `time.monotonic()`.
 
         Args:
             now: When this round began.
-            goes_on: Whether there was no time for all releases that were put off, although Redis answers.
             is_unread: Whether an answer has not been read.
         """
         lingers = now < self._linger_until
-        if goes_on:
-            return now
         if is_unread or (lingers and self._sends_late is not None):
             return now + READ_LATE
         if lingers:
             return self._linger_until
-        return now + LINGER if self._later else math.inf
+        return math.inf
 
     def _is_due(self, lock: HeldLock, now: float) -> bool:
         if lock.deadline <= now:
@@ -204,20 +199,6 @@ class Keeper:
         else:
             self._failures = 0
 
-    def _release_later(self) -> bool:
-        """Send releases that were put off, for `SHIFT` seconds; return whether to go on after the next renewals."""
-        until = time.monotonic() + SHIFT
-        for release in self._later.copy():
-            try:
-                with self._watching():
-                    release(self._store)
-            except LockUnavailable:  # tried again after `LINGER` seconds; until then locks are renewed
-                return False
-            del self._later[release]
-            if time.monotonic() > until:
-                return True
-        return False
-
     @contextmanager
     def _watching(self) -> Iterator[None]:
         """Tell holders of their loss at their deadline, although the keeper's thread may wait for a silent Redis."""
@@ -243,8 +224,10 @@ class Keeper:
     def _try_again(self, unanswered: Mapping[HeldLock, RedisError]) -> None:
         now = time.monotonic()
         for lock, error in unanswered.items():
+            outage = self._store.outage_of(lock.key)
+            self._put_off.pause(outage)  # the next renewals there matter more
             if self._failures:  # the first failure may be of a connection that a restarted server has closed
-                self._store.outage_of(lock.key).failed(RENEW, error)
+                outage.failed(RENEW, error)
             lock.renew_at = now + min(0.05 * 2**self._failures, lock.lease * INTERVAL * TICK)
         self._failures = min(self._failures + 1, 10)
 

@@ -16,7 +16,8 @@ from redis.cluster import RedisCluster
 from celery_redislock.errors import LockConfigError, LockUnavailable
 from celery_redislock.info import LockInfo
 
-from .answers import Conflict, Granted
+from . import looks
+from .answers import NOTE_TTL, Conflict, Granted
 from .clients import command_time, derive
 from .cluster import ClusterStore, of_cluster
 from .cluster_client import ClusterClient
@@ -26,6 +27,7 @@ from .keeper import Keeper
 from .room import Room
 from .scripts import Command
 from .store import LockStore
+from .term import TRUSTED
 from .waiter import Waiter
 
 _SERVERS = "_redislock_servers"
@@ -144,13 +146,18 @@ class LockServer:
         self.store.send_late(command, told, in_doubt)
         self.keeper.expect_answers()
 
-    def give_up(self, key: str, claim: str, *, is_to_come: bool) -> None:
-        """Have the keeper give up the reservations of a message that will not run, as `LockStore.give_up`."""
-        self.keeper.later(lambda store: store.give_up(key, claim, is_to_come=is_to_come))
+    def give_up(self, key: str, claim: str, ttl: float, *, is_to_come: bool) -> None:
+        """Have the keeper give up the reservations of a message that will not run, as `LockStore.give_up`.
+
+        They live for `ttl` seconds at most. Where the key may yet be handed over, that is remembered for longer.
+        """
+        until = time.monotonic() + (max(ttl, NOTE_TTL) if is_to_come else ttl)
+        self.keeper.later(key, until, lambda store: store.give_up(key, claim, is_to_come=is_to_come))
 
     def pass_on(self, key: str, call: bytes) -> None:
         """Have the keeper pass `key` on, as `LockStore.pass_on`: the waiter that was called does not ask for it."""
-        self.keeper.later(lambda store: store.pass_on(key, call))
+        until = time.monotonic() + looks.CALLED_FOR / TRUSTED
+        self.keeper.later(key, until, lambda store: store.pass_on(key, call))
 
 
 class BlockedCaller(Waiter):

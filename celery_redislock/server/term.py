@@ -62,6 +62,12 @@ class Term:
         """Whether an answer of the server has ever granted the key to this lock."""
         return self.deadline > -math.inf
 
+    @property
+    def ends_at(self) -> float:
+        """When the key ends at the latest if no renewal is sent from now on, by `time.monotonic()`."""
+        now = time.monotonic()  # a renewal under way may reach the server only now
+        return now + max(self.lease, self._asked_until - now) / TRUSTED
+
     def begin(self, sent_at: float) -> None:
         """Note that the server has granted the key for a lease, no earlier than at `sent_at`."""
         with self._guard:

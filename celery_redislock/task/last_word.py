@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import NamedTuple
 
 from celery_redislock.server import commands
@@ -55,5 +56,7 @@ class LastWord(NamedTuple):
         logger.warning("%s has ended, but %s; %s", self.lock.token.name, why, soon, extra=about)
         # The broker may be away too, with the ack unsent: a copy of the message must find the note in any case.
         note = self.note and self.note._replace(in_any_case=True)
-        command = self._replace(note=note).command
-        keeper.later(lambda store: store.send(command))
+        command, until = self._replace(note=note).command, self.lock.ends_at
+        if note is not None:  # it is needed also where the lock has ended by itself
+            until = max(until, time.monotonic() + note.ttl)
+        keeper.later(self.lock.key, until, lambda store: store.send(command))

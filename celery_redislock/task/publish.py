@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -185,11 +186,12 @@ class Publication:
             raise
         # Until now the reservation lives for one lease only, for the publisher may die before it has sent the message.
         # If the message has started meanwhile, its run holds the key under a nonce of its own, and this does nothing.
+        ends = time.monotonic() + self._plan.options.lease
         try:
             server.send_late(
                 commands.lengthen(place, token, ttl),
                 lambda _: None,
-                lambda: server.keeper.later(lambda store: store.lengthen(place, token, ttl)),
+                lambda: server.keeper.later(place, ends, lambda store: store.lengthen(place, token, ttl)),
             )
         except LockUnavailable as error:
             task, task_id, lease = self._task.name, self._options["task_id"], self._plan.options.lease

@@ -31,16 +31,18 @@ def reservation_ttl(app: Celery, lock: LockOptions, options: Mapping[str, Any], 
     return ttl if end is None else min(ttl, end)
 
 
-def give_up_reservation(plan: LockPlan, reservation: Reservation, retries: int | None) -> None:
+def give_up_reservation(plan: LockPlan, reservation: Reservation, retries: int | None, eta: Any = None) -> None:
     """Have the keeper give up the reservation of a message that does not run, or runs without its lock.
 
     Args:
         plan: The plan of the message's task.
         reservation: What is given up.
         retries: How often the task had called `self.retry()` before it sent the message.
+        eta: When the message is due, where that may be in the future.
     """
+    ttl = reservation_ttl(plan.app, plan.options, {"eta": eta}, None)
     is_to_come = may_be_handed_a_key(retries, plan.options)
-    server_of(plan.app).give_up(plan.in_any_slot(reservation.key), reservation.claim, is_to_come=is_to_come)
+    server_of(plan.app).give_up(plan.in_any_slot(reservation.key), reservation.claim, ttl, is_to_come=is_to_come)
 
 
 def _seconds(app: Celery, moment: Any) -> float | None:

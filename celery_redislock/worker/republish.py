@@ -106,9 +106,11 @@ def _publish(request: Request, producer: Any) -> bool:
     context = request._context  # type: ignore[attr-defined]
     hide_headers(context)
     delivery = request.delivery  # type: ignore[attr-defined] # it is a `LockedRequest`
+    header = Header.read(request.request_dict[HEADER])._replace(republished=True)
+    request.request_dict[HEADER] = header.wire  # where this fails, the message may go on here, and be queued as well
     try:
         publish_again(
-            *(task, context, Header.read(request.request_dict[HEADER]), 0.0),
+            *(task, context, header, 0.0),
             headers=delivery.headers,
             serializer=delivery.serializer,
             natively=task.lock_plan.broker.delays_natively,

@@ -145,7 +145,7 @@ class LockedRequest(Request):
         if run is not None and run.call is not None and run.key is not None:
             server_of(run.plan.app).pass_on(run.key, run.call)
         if run is not None and run.reservation is not None:
-            give_up_reservation(run.plan, run.reservation, run.retries)
+            give_up_reservation(run.plan, run.reservation, run.retries, self.eta)
         return True
 
     def on_timeout(self, soft: bool, timeout: float) -> None:

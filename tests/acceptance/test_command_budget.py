@@ -7,6 +7,7 @@ kept for a second for the room to which it is offered. Where the machine stood s
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -44,7 +45,7 @@ STANDS = "stand: 2 MGET ZADD PEXPIRE PTTL TIME"
 OFFERED = "release: EXISTS GET DEL 2 ZRANGE ZREM SET PUBLISH"
 TAKES = "stand: MGET ZADD PEXPIRE ZRANGE SET ZREM"
 #: A message that was called is granted the key; its release leaves nobody behind in line.
-IN_ITS_TURN = ["acquire: EXISTS MGET 2 SET GET", "release: GET DEL SET ZRANGE"]
+IN_ITS_TURN = ["acquire: 2 SET GET", RELEASED]
 #: From the arrival of a message that waits to its end; the third command is the release of the holder.
 WAITED = [REFUSED, STANDS, OFFERED, TAKES, *IN_ITS_TURN]
 
@@ -259,7 +260,7 @@ def standing_still(keeper: Keeper) -> Iterator[None]:
         stands.set()
         goes_on.wait()
 
-    keeper.later(stand)
+    keeper.later("standing still", math.inf, stand)
     stands.wait()
     try:
         yield

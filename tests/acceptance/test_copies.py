@@ -11,6 +11,7 @@ from celery_redislock.server.tokens import mint_publish
 from tests.conftest import on_every_broker
 from tests.lab.app import make_app
 from tests.lab.servers import wait_until
+from tests.lab.workers import kept
 
 pytestmark = on_every_broker
 
@@ -48,6 +49,19 @@ def test_a_copy_waits_for_its_first_delivery_and_is_dropped_then(tasks, ledger, 
 
 def test_a_run_without_copies_leaves_no_note(tasks, locks):
     assert tasks.tasks["lab.work"].delay("k", 1).get(timeout=10) == 1
+    wait_until(lambda: locks.client.keys() == [], "nothing is left")
+
+
+def test_three_hundred_runs_of_which_nearly_all_wait_in_line_leave_nothing(tasks, start_worker, locks, ledger):
+    start_worker(4)
+    work = tasks.tasks["lab.work"]
+    with work.lock_for(0), work.lock_for(1), work.lock_for(2):
+        results = [work.delay(number % 3, number) for number in range(300)]
+        wait_until(lambda: kept(tasks, 2) > 290, "they wait", 20)  # a few are still with a child
+    for result in results:
+        result.get(timeout=30)
+    assert sorted(ledger.items()) == sorted(map(str, range(300)))
+    assert len([key for key in [*locks.client.keys()] if locks.client.ttl(key) > 10]) <= 3
     wait_until(lambda: locks.client.keys() == [], "nothing is left")
 
 

@@ -195,6 +195,23 @@ def test_a_message_that_is_sent_back_twice_by_kombu_runs_once(
     assert ledger.items() == ["first", "second"]
 
 
+def test_a_message_that_leaves_its_worker_as_it_seems_in_vain_runs_once(
+    config, broker_proxy, start_worker, tasks, ledger, nothing_waits
+):
+    """The reply to its publish is lost, and the key is free by then: it runs here, and what was published comes too."""
+    config.settings.update(task_publish_retry=False)
+    config.settings["broker_transport_options"] = {"visibility_timeout": 8, "socket_timeout": 2}
+    worker = start_worker(1)
+    with tasks.work.lock_for("k"):
+        result = tasks.work.delay("k", "once")
+        fault = broker_proxy.drop_reply(b"LPUSH", config.queue.encode(), hang=True)
+        wait_until(lambda: fault.struck, "it is published again, and the worker does not hear of that")
+    assert result.get(timeout=20) == "once"
+    wait_until(lambda: dropped(worker, result) == 1, "one of the two is dropped")
+    wait_until(nothing_waits, "both have gone")
+    assert ledger.items() == ["once"]
+
+
 def test_a_message_that_waited_in_a_worker_for_too_long_does_not_run_after_its_copy(
     impatient, start_worker, tasks, ledger, gate, config
 ):

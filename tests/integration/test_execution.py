@@ -275,9 +275,17 @@ def test_a_message_that_was_sent_although_the_broker_seemed_away_does_not_run_tw
 ):
     """Its reply was lost, so it is held and run here too; what was sent finds the note."""
     deliver("lab.work", "k", "item")
-    sent = {"redislock": {"times": 1, "since": time.time(), "begun": False}}
+    sent = {"redislock": {"times": 1, "since": time.time(), "republished": True}}
     assert deliver("lab.work", "k", "item", **sent)[0] == "IGNORED"
     assert ledger.items() == ["item"]
+
+
+@pytest.mark.parametrize(("header", "notes"), [({}, 0), ({"republished": True}, 1), ({"begun": True}, 1)])
+def test_of_messages_that_have_waited_those_leave_a_note_that_may_be_there_twice(deliver, locks, header, notes):
+    waited = {"redislock": {"times": 1, "since": time.time(), **header}}
+    assert deliver("lab.work", "k", "item", **waited) == (None, "item")
+    wait_until(lambda: not locks.held(), "the key is free")
+    assert len(locks.client.keys(f"*{NOTE}id/0/0")) == notes
 
 
 def test_a_soft_time_limit_amid_the_sending_is_not_taken_for_a_broker_that_is_away(deliver, held, monkeypatch):

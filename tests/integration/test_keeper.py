@@ -57,6 +57,18 @@ def test_a_deleted_or_stolen_key_is_noticed_at_the_next_renewal_and_left_alone(h
     assert f"the lock {KEY} is lost: its key was deleted, expired or taken" in log.text
 
 
+def test_something_else_under_one_key_is_noticed_at_its_next_renewal_and_costs_the_other_locks_none(
+    hold, client, log, often
+):
+    lost, other = hold(), hold("other")
+    client.delete(KEY)
+    client.rpush(KEY, "something else")
+    renewed(other, times=2)
+    wait_until(lambda: f"the lock {KEY} is lost: its key was deleted, expired or taken" in log.text, "it is told")
+    assert lost.state == "lost"
+    assert client.lrange(KEY, 0, -1) == [b"something else"]
+
+
 def test_a_silent_server_loses_the_lock_at_its_deadline(hold, behind, lock_proxy, log):
     told = []
     lock = hold(keeper=behind.keeper, on_lost=lambda lock, reason: told.append((time.monotonic(), reason)))
@@ -108,7 +120,7 @@ def test_a_release_is_made_up_for_where_a_renewal_had_failed_and_nothing_is_held
     make_due(behind.keeper, lock)
     wait_until(lambda: "the lock server cannot be asked" in log.text, "renewals have failed")
     behind.keeper.remove(lock)
-    behind.keeper.later(lambda store: store.release(KEY, lock.token))
+    behind.keeper.later(KEY, math.inf, lambda store: store.release(KEY, lock.token))
     lock_proxy.mend()
     wait_until(lambda: client.get(KEY) is None, "it is released")
 
@@ -322,7 +334,8 @@ def test_many_releases_to_make_up_for_do_not_delay_a_renewal(lock_proxy, server,
     granted = lock.deadline
     releases = lock_proxy.delay(0.005, to=b"EVALSHA", where=RELEASE.sha.encode())
     for number in range(1000):  # which take five seconds
-        mine.keeper.later(lambda store, number=number: store.release(f"{KEY}:{number}", lock.token))
+        key = f"{KEY}:{number}"
+        mine.keeper.later(key, math.inf, lambda store, key=key: store.release(key, lock.token))
     wait_until(lambda: releases.met >= 1000, "all are released")
     assert lock.deadline > granted + 3
     assert lock.state == "held"

@@ -25,7 +25,7 @@ class Message(NamedTuple):
     redelivered: bool = False
     """The broker says that it has delivered the message before."""
     returned: bool = False
-    """The message has been sent back at least once."""
+    """The message has been published again at least once."""
     begun: bool = False
     """The header says that the work has begun, so that no policy may drop the message."""
     after: str = ""
@@ -119,9 +119,9 @@ class Execution(NamedTuple):
     """The room of the worker, where the scenario says how many slots each worker has; empty: a worker of its own."""
     called: bool = False
     """The execution was called from its room, and asks as one that was called."""
-    waited: bool = False
-    """The execution has waited in line. Its message's header says so, as if it had come back, but only in this worker:
-    the broker's copy of the message is as it was."""
+    resent: bool = False
+    """The worker has published the message again, as far as it knows in vain, and goes on with it. The message's header
+    says so, but only in this worker: the broker's copy of the message is as it was."""
     begun: bool = False
     """The same header says that the work has begun."""
     number: int = 0
@@ -145,4 +145,4 @@ class Execution(NamedTuple):
     def header(self) -> Message:
         """The message with its header as the worker has changed it."""
         message = self.message
-        return message._replace(returned=message.returned or self.waited, begun=message.begun or self.begun)
+        return message._replace(returned=message.returned or self.resent, begun=message.begun or self.begun)

@@ -56,8 +56,8 @@ class Fate:
         """The broker gives all unacked messages of the worker again. Those who wait are forgotten, for they cannot ack.
 
         The main process marks the key of a run that is in its body, as `worker.redelivery.ExpectCopies` does. The mark
-        has the same effect as `overdue`: the release leaves a note in any case. So does the release of a run that has
-        waited in line.
+        has the same effect as `overdue`: the release leaves a note in any case. So does the release of a message that
+        was published again.
         """
         mine = [one for one in world.executions if one.home == room and one.unacked]
         if not mine:
@@ -70,7 +70,7 @@ class Fate:
                 lost = lost.without(one)
                 continue
             lost = lost.put(one._replace(unacked=False, overdue=one.overdue or marked))
-            if not (marked or one.waited or _will_leave_note(world, one)):
+            if not (marked or one.header.returned or _will_leave_note(world, one)):
                 lost = lost.excuse(one.attempt, Excuse.DISCONNECTED)
         what = f"the broker loses {', '.join(one.nonce for one in mine)} and gives their messages again"
         yield Step(what, lost)
@@ -83,7 +83,7 @@ class Fate:
 
     def _time_out(self, world: World, one: Execution) -> Step:
         is_released = one.phase is Phase.IN_DOUBT and not _will_leave_note(world, one)
-        if is_released or one.phase in {Phase.RELEASED, Phase.RETURNED}:
+        if is_released or one.phase is Phase.RELEASED:
             world = world.excuse(one.attempt, Excuse.ACK_TOO_LATE)
         world = world.put(one._replace(unacked=False, overdue=True)).enqueue(one.message.again)
         if one.phase in CLOSED:
@@ -191,7 +191,7 @@ def _will_leave_note(world: World, one: Execution) -> bool:
 def _excuse_death(world: World, one: Execution) -> World:
     if _will_leave_note(world, one):
         world = world.excuse(one.attempt, Excuse.RELEASE_IN_DOUBT)
-    done = one.attempt in world.history.finished or one.phase is Phase.RETURNED
+    done = one.attempt in world.history.finished
     if _is_acked_early(one):
         return world.excuse(one.attempt, Excuse.ACKED_EARLY)
     return world.excuse(one.attempt, Excuse.DIED_BEFORE_ACK) if one.unacked and done else world

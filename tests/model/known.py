@@ -82,12 +82,16 @@ def copy_may_wait(one: Execution, mistakes: Set[Mistake]) -> bool:
     """Whether the execution's release leaves the note even if no copy was seen."""
     known = delivered(one)
     if Mistake.COMEBACK_LEAVES_NO_NOTE in mistakes:
-        known = known._replace(has_come_back=False)
-    if Mistake.WAITED_LEAVES_NO_NOTE in mistakes:
-        known = known._replace(has_come_back=one.message.returned)
+        known = known._replace(is_republished=False)
+    if Mistake.RESENT_IN_VAIN_LEAVES_NO_NOTE in mistakes:
+        known = known._replace(is_republished=one.message.returned)
+    if Mistake.REDELIVERED_LEAVES_NO_NOTE in mistakes:
+        known = known._replace(is_redelivered=False)
+    if Mistake.OVERDUE_LEAVES_NO_NOTE in mistakes:
+        known = known._replace(is_overdue=False)
     if Mistake.FIRST_DELIVERY_IGNORES_ITS_COPY in mistakes:
         return one.overdue
-    return known.may_be_a_copy and Mistake.NO_NOTE_FOR_AN_UNSEEN_COPY not in mistakes
+    return known.may_be_a_copy
 
 
 def comes_back_begun(one: Execution, mistakes: Set[Mistake]) -> bool:

@@ -71,6 +71,12 @@ HANDED_OVER = Scenario(
     {A: (Ending("RETRY", Message(A_RETRIED), hands_over=True),), A_RETRIED: (SUCCESS,)},
     Faults(2, timeouts=2, deaths=1, lost_replies=1, pauses=1),
 )
+HANDED_OVER_ONCE_MORE = Scenario(
+    "a key handed over to a retry that a dead run had published before, and copies of both",
+    (Message(A), Message(A_RETRIED, redelivered=True)),
+    {A: (Ending("RETRY", Message(A_RETRIED, redelivered=True), hands_over=True),), A_RETRIED: (SUCCESS,)},
+    Faults(),
+)
 HANDED_OVER_AMONG_STRANGERS = Scenario(
     "a key handed over to a retry, which a stranger wants too",
     (Message(A), Message(STRANGER, acks_late=False)),
@@ -209,6 +215,12 @@ TWINS_IN_LINE = Scenario(
     {A: (SUCCESS,), STRANGER: (SUCCESS,)},
     Faults(2, disconnects=1, deaths=1, lapses=1, lost_replies=1),
 )
+HANDED_ON = Scenario(
+    "a message that waits for a stranger, and is published again by its worker",
+    (Message(A, place=1), Message(STRANGER, place=2, acks_late=False)),
+    {A: (SUCCESS,), STRANGER: (SUCCESS,)},
+    Faults(2, handovers=1, doublings=1, deaths=1, disconnects=1),
+)
 FULL_ROOMS = Scenario(
     "a key reserved for a message, while the room of the only worker is full",
     (Message(A, place=1), Message(NEXT, place=2), Message(STRANGER, place=3, acks_late=False)),
@@ -319,6 +331,7 @@ SCENARIOS = (
     STRANGERS,
     BEGUN,
     HANDED_OVER,
+    HANDED_OVER_ONCE_MORE,
     HANDED_OVER_AMONG_STRANGERS,
     DISCONNECTED,
     REVOKED,
@@ -337,6 +350,7 @@ SCENARIOS = (
     BROKEN_LINE,
     BACKLOG,
     TWINS_IN_LINE,
+    HANDED_ON,
     FULL_ROOMS,
     SKIPPED_IN_LINE,
     SLOTS,

@@ -95,6 +95,9 @@ class Steps:
             yield from self.publishing.of(world, publisher)
         if world.faults.may("revokes"):
             yield from self._revoke(world)
+        if world.faults.may("handovers"):
+            for one in world.executions:
+                yield from self._leave(world, one) if one.phase is Phase.WAITING else ()
         if world.faults.may("doublings"):
             for message in {message for message in world.queue if message.returned}:
                 yield Step(f"{message} was sent twice", world.enqueue(message).spend("doublings"))
@@ -221,7 +224,7 @@ class Steps:
         if self.limit is not None and len(world.waiting_in(one.home)) >= self.limit:
             return self._send_back(world, one, begun, f"{why} and comes back", asked)
         number = 0 if self._makes(Mistake.EQUALS_SHARE_A_CALL) else self._number(world, one)
-        waiting = one._replace(phase=Phase.WAITING, waited=True, called=False, begun=one.begun or begun, number=number)
+        waiting = one._replace(phase=Phase.WAITING, called=False, begun=one.begun or begun, number=number)
         broken = Promise.NOTHING_LEFT if world.server.number_of(one.nonce) else None
         return Step(f"{one.nonce} {why} and waits", world.put(waiting), asked, broken)
 
@@ -268,8 +271,23 @@ class Steps:
         return any(key.attempt.task_id in {one.attempt.task_id, one.message.parent} for key in holders)
 
     def _send_back(self, world: World, one: Execution, begun: bool, why: str, asked: tuple[Server, Command]) -> Step:
+        return self._close(self._resend(world, one, begun), one, Phase.RETURNED, f"{one.nonce} {why}", asked)
+
+    def _leave(self, world: World, one: Execution) -> Iterator[Step]:
+        """A message that waits is published again. Its worker may hear that it was not, although it is.
+
+        The worker then goes on with the message. In the code it asks for the key once more before it waits on.
+        """
+        sent = self._resend(world.spend("handovers"), one)
+        label = f"{one.nonce} leaves its room"
+        yield self._close(sent, one, Phase.RETURNED, f"{label}, and is published again", None)
+        waits = one._replace(resent=True)
+        yield Step(f"{label}, is published again, and hears that it is not", sent.put(waits))
+
+    @staticmethod
+    def _resend(world: World, one: Execution, begun: bool = False) -> World:
         again = one.header._replace(redelivered=False, returned=True, begun=one.header.begun or begun)
-        return self._close(world.enqueue(again), one, Phase.RETURNED, f"{one.nonce} {why}", asked)
+        return world.enqueue(again)
 
     # -- the body
 

@@ -34,6 +34,8 @@ class Faults(NamedTuple):
     """A message that comes back is published twice, because the broker's reply was lost."""
     lapses: int = 0
     """An offer, or a call, that ends though its room lives."""
+    handovers: int = 0
+    """A message that waits is published again by its worker: in a shutdown, or after too long a wait."""
 
     @property
     def spares_jobs(self) -> bool:

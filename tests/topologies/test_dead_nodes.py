@@ -9,8 +9,10 @@ from statistics import median
 import pytest
 
 from celery_redislock import Lock, LockUnavailable
+from celery_redislock.server import tokens
+from celery_redislock.server.lock_server import LockServer
 from celery_redislock.server.names import keys_of
-from tests.lab.renewals import renew
+from tests.lab.renewals import begin_renewal, renew
 from tests.lab.servers import wait_until
 
 
@@ -55,6 +57,29 @@ def _can_take(client, key):
         return Lock(client, key, timeout=10).acquire(blocking=False)
     except LockUnavailable:
         return False
+
+
+@pytest.mark.parametrize("how", ["dead", "silent"])
+def test_give_ups_for_living_nodes_are_sent_although_others_wait_for_one_that_does_not_answer(nodes, client, how):
+    """That one has a lock, too, which is not renewed any more."""
+    away, others = nodes.primaries[0], nodes.primaries[1:]
+    server, claim = LockServer.behind(client), tokens.mint_nonce()
+    reservation = tokens.mint(claim, None, tokens.origin("host", None), tokens.RESERVED)
+    keys = [nodes.key_of(away, f"away-{number}") for number in range(20)]
+    living = [(node, nodes.key_of(node, f"living-{number}")) for node in others for number in range(5)]
+    for node, key in living:
+        node.client.set(key, reservation.value)
+    lock = Lock(client, nodes.key_of(away, "held"), timeout=30.0, renew=True)
+    lock.acquire()
+    (away.kill if how == "dead" else away.pause)()
+    try:
+        begin_renewal(lock)
+        for key in [*keys, *(key for _, key in living)]:
+            server.give_up(key, claim, 3600.0, is_to_come=False)
+        wait_until(lambda: not any(node.client.exists(key) for node, key in living), "they are sent", 10)
+    finally:
+        (away.restart if how == "dead" else away.resume)()
+        wait_until(nodes.is_up, "it is back")
 
 
 def test_a_silent_node_delays_no_lock_of_the_others(nodes, client, keys):

@@ -28,7 +28,7 @@ from celery_redislock.task.decisions import (
 from celery_redislock.task.join_decisions import Joining, on_joining
 from celery_redislock.task.publish_decisions import Answer, AskAgain, Published, on_first, on_second
 
-FRESH = Delivered(acks_late=False, is_redelivered=False, is_overdue=False, is_marked_begun=False, has_come_back=False)
+FRESH = Delivered(acks_late=False, is_redelivered=False, is_overdue=False, is_marked_begun=False, is_republished=False)
 MESSAGE = Facts(FRESH, Attempt("mine", 0, 0), frozenset({"mine", "my parent", "my root"}))
 HOLDER = LockInfo("key", "holder", "shop.bill", "celery@host", None, 10.0)
 COOLING = HOLDER._replace(state="cooling")
@@ -77,7 +77,7 @@ def test_what_is_no_duplicate_comes_back_whatever_the_policy(why: Facts, is_begu
     assert decide(why, policy=policy) == ComeBack(is_begun)
 
 
-@pytest.mark.parametrize("changed", [{"is_redelivered": True}, {"is_overdue": True}, {"has_come_back": True}])
+@pytest.mark.parametrize("changed", [{"is_redelivered": True}, {"is_overdue": True}, {"is_republished": True}])
 def test_what_cannot_have_begun_is_a_duplicate(changed: dict[str, bool]) -> None:
     assert decide(MESSAGE._replace(delivered=FRESH._replace(**changed))) == Skip("duplicate of holder")
 
@@ -113,7 +113,7 @@ def test_a_key_that_cools_down_says_so() -> None:
 
 def test_who_waits_waits_for_a_key_that_cools_down_and_as_often_as_it_must() -> None:
     assert decide(holder=COOLING, policy="wait") == Wait()
-    assert decide(MESSAGE._replace(delivered=FRESH._replace(has_come_back=True)), policy="wait") == Wait()
+    assert decide(MESSAGE._replace(delivered=FRESH._replace(is_republished=True)), policy="wait") == Wait()
 
 
 @pytest.mark.parametrize("policy", ["wait", "join"])
