@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from celery_redislock.server.tokens import Token
 from chaos import excuses, missing
-from chaos.jobs import jobs, of_pair, pairs
+from chaos.jobs import Job, jobs, of_pair, pairs
 from chaos.load import LATE
 from chaos.story import Line, Story
 from chaos.tasks import LIMIT
@@ -110,14 +110,17 @@ def _crowds(story: Story, verdict: Verdict) -> Iterable[Offence]:
 
 def _jobs(story: Story, verdict: Verdict) -> Iterable[Offence]:
     verdict.outcomes[CONTENDED] = len(jobs(story))
+    unexcused: dict[str, list[tuple[Job, Job]]] = {}
     for first, second in pairs(story):
         excuse = of_pair(story, first, second)
         if excuse:
             verdict.pairs[excuse] += 1
         else:
-            about = [*story.about(first.task_id), *story.about(second.task_id)]
-            lines = [line for line in about if line["event"] != "answered"]
-            yield Offence("a job was sent while an equal one was outstanding", lines)
+            unexcused.setdefault(first.key, []).append((first, second))
+    for key, found in unexcused.items():
+        about = [line for job in found[0] for line in story.about(job.task_id) if line["event"] != "answered"]
+        times = f" ({len(found)} times for {key})" if len(found) > 1 else ""
+        yield Offence(f"a job was sent while an equal one was outstanding{times}", about)
 
 
 def _lines_of(story: Story, first: Run, second: Run) -> list[Line]:
