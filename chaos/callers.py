@@ -9,6 +9,7 @@ from typing import Any
 
 from celery import Celery, states
 
+from celery_redislock import signals
 from chaos.turns import RESERVED
 from tests.lab.ledger import Ledger
 
@@ -33,6 +34,9 @@ class Callers:
         self._app, self._ledger = app, ledger
         self._task: Any = app.tasks["chaos.contended"]
         self._sent: list[str] = []
+        #: What is known of the call that goes on in this thread.
+        self._call_here = threading.local()
+        signals.lock_unavailable.connect(self._is_unasked)
         self._threads = [
             threading.Thread(target=self._call_on, args=(random.Random(f"{seed} {number}"), number), daemon=True)
             for number in range(CALLERS)
@@ -63,6 +67,7 @@ class Callers:
                 self._see_the_end(task_id)
 
     def _call(self, item: str, seconds: float, again: int) -> str:
+        self._call_here.is_unasked = False
         asked_at = time.monotonic()
         key = f"{RESERVED}-{asked_at // SPELL:.0f}"
         result = self._task.delay(key, item, seconds, again)
@@ -72,8 +77,13 @@ class Callers:
         else:
             self._sent.append(result.id)
             call = {"key": key, "asked_at": asked_at, "returned_at": returned_at, "retries": again}
+            call["unasked"] = self._call_here.is_unasked
             self._ledger.write({"event": "sent", "task_id": result.id, "kind": "contended", "after": "", **call})
         return str(result.id)
+
+    def _is_unasked(self, **_: object) -> None:
+        """The lock server cannot be asked, so the message is sent without its key."""
+        self._call_here.is_unasked = True
 
     def _see_the_end(self, task_id: str) -> None:
         end = time.monotonic() + PATIENCE

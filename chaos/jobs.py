@@ -12,6 +12,7 @@ from chaos.windows import ACK, AT_ONCE, LAPSE, NEVER
 from tests.lab.ledger import Run
 
 KILLED = "its process was killed, so that its key was free until it was delivered again"
+UNASKED = "its publisher, or that of the other, could not ask the lock server"
 NOT_LEFT = "its key could not be left to its retry while the lock server was away"
 
 
@@ -23,6 +24,8 @@ class Job:
     key: str
     asked_at: float
     returned_at: float
+    is_unasked: bool
+    """Its publisher could not ask the lock server, and sent it without its key."""
     runs: tuple[Run, ...]
     end: float
     """The end of the first run of its last attempt that came to its end; if none has, nobody knows when it was over."""
@@ -38,7 +41,7 @@ def _job(story: Story, sent: Line) -> Job:
     runs = story.runs_of(sent["task_id"])
     last = [run for run in runs if run.item.endswith(f"/{sent['retries']}") and story.is_done(run)]
     end = min((run.end for run in last if run.end < NEVER), default=float(sent["returned_at"]))
-    return Job(sent["task_id"], sent["key"], sent["asked_at"], sent["returned_at"], tuple(runs), end)
+    return Job(sent["task_id"], sent["key"], sent["asked_at"], sent["returned_at"], sent["unasked"], tuple(runs), end)
 
 
 def pairs(story: Story) -> Iterator[tuple[Job, Job]]:
@@ -58,6 +61,8 @@ def of_pair(story: Story, first: Job, second: Job) -> str | None:
     start, end = first.asked_at, second.returned_at
     if story.strikes((RESTART,), start, end):
         return DATA_LOST
+    if first.is_unasked or second.is_unasked:
+        return UNASKED
     if any(run.told <= end for run in first.runs):
         return TOLD
     workers, pids = {line["worker"] for line in story.received[first.task_id]}, {run.pid for run in first.runs}

@@ -792,8 +792,11 @@ class TestContendedJobs:
     def job(self, book):
         """A job that was called for at some time, and the time from its body's start to its end."""
 
-        def write(task_id, asked_at, start=None, end=None, *, key="job-1", retries=0, attempt=0, pid=CHILD):
+        def write(
+            task_id, asked_at, start=None, end=None, *, key="job-1", retries=0, attempt=0, pid=CHILD, unasked=False
+        ):
             call = {"key": key, "asked_at": asked_at, "returned_at": asked_at + 0.1, "retries": retries}
+            call["unasked"] = unasked
             book.ledger.write({"event": "sent", "task_id": task_id, "kind": "contended", "after": "", **call})
             book.publish(task_id, asked_at + 0.05)
             book.ledger.write({"event": "final", "task_id": task_id, "state": "SUCCESS"})
@@ -867,6 +870,13 @@ class TestContendedJobs:
     def test_no_other_does(self, pair, book, broken, fault, more):
         book.fault(*fault, pids=[OTHER], **more)
         assert broken() == ["a job was sent while an equal one was outstanding"]
+
+    @pytest.mark.parametrize("unasked", ["a", "b"])
+    def test_one_whose_publisher_could_not_ask_is_excused(self, job, book, broken, unasked):
+        for name, times in {"a": (1.0, 6.0, 7.0), "b": (5.0, 8.0, 9.0)}.items():
+            job(name, *times, unasked=name == unasked)
+        assert broken() == []
+        assert check(book.ledger).pairs == {jobs.UNASKED: 1}
 
     def test_one_whose_holder_was_told_of_the_loss_is_excused(self, job, book, broken):
         job("a", 1.0, 2.0, 7.0)
