@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from celery_redislock.server.names import GONE, NOTE
+from chaos.callers import Callers
 from chaos.check import Verdict, check
 from chaos.complaints import complaints_in
 from chaos.coroner import Coroner
@@ -93,6 +94,8 @@ def _strike(stage: Stage, seed: int, seconds: float) -> None:
     coroner.start()
     load = Load(app, stage.ledger, f"{seed} load")
     load.start()
+    callers = Callers(app, stage.ledger, f"{seed} callers")
+    callers.start()
     end = time.monotonic() + seconds
     for strike in plan(f"{seed} faults", len(stage.slots)):
         if time.monotonic() + strike.pause > end:
@@ -106,8 +109,10 @@ def _strike(stage: Stage, seed: int, seconds: float) -> None:
     drills = Drills(stage)
     time.sleep(CALM)
     drills.wait()
-    load.enough.set()
-    load.join()
+    for sender in (load, callers):
+        sender.enough.set()
+    for sender in (load, callers):
+        sender.join()
     for slot in range(len(stage.slots)):  # healthy workers run what is left
         begin(stage, Strike(0, WARM, slot, 0))
     stage.wait()
@@ -115,7 +120,8 @@ def _strike(stage: Stage, seed: int, seconds: float) -> None:
     print(f"  {seconds:6.1f} s  all is mended; waiting for what is under way", flush=True)
     wait_for_the_end(load, stage.ledger)
     stage.ledger.write({"event": "over", "at": time.monotonic()})  # until now has waited who still waits
-    load.write_down_states()
+    for sender in (load, callers):
+        sender.write_down_states()
     coroner.enough.set()
     coroner.join()
     publish_in_silence()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from celery_redislock.server.tokens import Token
 from chaos import excuses, missing
+from chaos.jobs import Job, jobs, of_pair, pairs
 from chaos.load import LATE
 from chaos.story import Line, Story
 from chaos.tasks import LIMIT
@@ -16,6 +17,7 @@ from tests.lab.ledger import Ledger, Run
 
 FINISHED, SKIPPED, LIMITED = "finished", "skipped as duplicates", "ended by their hard time limit"
 ANSWERED = "publishes answered with an existing job"
+CONTENDED = "jobs of contending callers"
 HUNG = "workers that hung in Celery's own code, killed"
 CRASHED = "workers that ended by an error in Kombu's own code"
 #: For how many seconds before and after an overlap the report shows the faults. This excuses nothing.
@@ -42,6 +44,7 @@ class Verdict:
     overlaps: Counter[str] = field(default_factory=Counter)
     losses: Counter[str] = field(default_factory=Counter)
     missing: Counter[str] = field(default_factory=Counter)
+    pairs: Counter[str] = field(default_factory=Counter)
     turns: Counter[str] = field(default_factory=Counter)
     offences: list[Offence] = field(default_factory=list)
 
@@ -50,7 +53,7 @@ def check(ledger: Ledger) -> Verdict:
     """Hold a ledger of a chaos run against the promise."""
     story, verdict = Story(ledger), Verdict()
     verdict.faults.update(line["name"] for line in story.events("fault") if line["struck"])
-    for examine in (_messages, _runs, _overlaps, _crowds, _losses, _turns, _leftovers):
+    for examine in (_messages, _runs, _overlaps, _crowds, _jobs, _losses, _turns, _leftovers):
         verdict.offences += examine(story, verdict)
     return verdict
 
@@ -103,6 +106,21 @@ def _crowds(story: Story, verdict: Verdict) -> Iterable[Offence]:
             yield Offence(f"more than {LIMIT} runs of {run.key} at the same time", lines)
         elif len(found) >= LIMIT:
             verdict.overlaps[next(filter(None, found))] += 1
+
+
+def _jobs(story: Story, verdict: Verdict) -> Iterable[Offence]:
+    verdict.outcomes[CONTENDED] = len(jobs(story))
+    unexcused: dict[str, list[tuple[Job, Job]]] = {}
+    for first, second in pairs(story):
+        excuse = of_pair(story, first, second)
+        if excuse:
+            verdict.pairs[excuse] += 1
+        else:
+            unexcused.setdefault(first.key, []).append((first, second))
+    for key, found in unexcused.items():
+        about = [line for job in found[0] for line in story.about(job.task_id) if line["event"] != "answered"]
+        times = f" ({len(found)} times for {key})" if len(found) > 1 else ""
+        yield Offence(f"a job was sent while an equal one was outstanding{times}", about)
 
 
 def _lines_of(story: Story, first: Run, second: Run) -> list[Line]:

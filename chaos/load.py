@@ -19,7 +19,7 @@ MOST = 15
 #: The least and the most seconds between two messages.
 PAUSE = (0.02, 0.3)
 #: The kinds of messages that are acked after they ran, and so must come to their end whatever happens.
-LATE = frozenset({"late", "again", "step", "link", "job", "last", "three"})
+LATE = frozenset({"late", "again", "step", "link", "job", "last", "three", "contended"})
 _KINDS = {"late": 8, "again": 3, "step": 3, "link": 2, "once": 3, "early": 2, "limited": 1, "job": 5, "last": 5}
 _KINDS |= {"burst": 3, "three": 3}
 #: A burst is so many messages for one key, of kind `late` or `three`, at least and at most: several of them wait.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from chaos.check import ANSWERED, CRASHED, FINISHED, HUNG, LIMITED, SKIPPED, Verdict
+from chaos.check import ANSWERED, CONTENDED, CRASHED, FINISHED, HUNG, LIMITED, SKIPPED, Verdict
 from chaos.faults import FAULTS
 from chaos.stalls import SERVED_OTHERS
 from chaos.turns import CHECKED, PASSES, WAITED
@@ -28,6 +28,8 @@ def table(title: str, verdict: Verdict) -> str:
     lines += [_line(ANSWERED, outcomes[ANSWERED]), _line("runs", outcomes["runs"])]
     lines += _block("runs again, excused", again, verdict.again)
     lines += _block("overlaps, excused", overlaps, verdict.overlaps)
+    lines += [_line(CONTENDED, outcomes[CONTENDED])]
+    lines += _block("jobs beside an equal one, excused", sum(verdict.pairs.values()), verdict.pairs)
     lines += _block("losses told to their holders", losses, verdict.losses)
     lines += [_line(name, verdict.turns[name]) for name in (WAITED, CHECKED, PASSES, SERVED_OTHERS)]
     lines += [_line(name, outcomes[name]) for name in (HUNG, CRASHED)]

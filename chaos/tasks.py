@@ -20,6 +20,8 @@ LEASE = 3.0
 LIMIT = 3
 #: The hard time limit of the tasks of kind `limited`, in seconds.
 TIME_LIMIT = 1.0
+#: For how many seconds a task of kind `contended` keeps its key after its result is stored.
+LINGERS = 0.01
 #: The name of the header by which a publish is known when a worker receives its message.
 PUBLISH = "chaos_publish"
 _LATE = {"acks_late": True, "reject_on_worker_lost": True}
@@ -71,6 +73,11 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
         """Unique from its publish to its end, across its retries."""
         return again_and_again(self, key, item, seconds, times)
 
+    @define("contended", base=_Lingering, lock_scope="job", max_retries=None, **_LATE)
+    def contended(self: Any, key: str, item: str, seconds: float, times: int) -> str:
+        """As `job`, but keeps its key for a moment when its end may have been seen."""
+        return again_and_again(self, key, item, seconds, times)
+
     @define("last", lock_scope="queue", max_retries=None, **_LATE)
     def last(self: Any, key: str, item: str, seconds: float, times: int) -> str:
         """One runs, one waits."""
@@ -95,6 +102,13 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
     def limited(self: Any, key: str, item: str, seconds: float) -> str:
         """Runs into its hard time limit, unless its worker hangs, and does not go when it is told to."""
         return work(self, key, item, seconds, sleep_on)
+
+
+class _Lingering(LockedTask):
+    abstract = True
+
+    def on_success(self, *args: Any) -> None:
+        time.sleep(LINGERS)
 
 
 def write_down_publishing(ledger: Ledger) -> Callable[[], object]:

@@ -16,6 +16,7 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 from celery_redislock.errors import LockConfigError
 
 from .cluster_client import ClusterClient
+from .places import Places
 
 #: redis-py's own defaults differ by constructor, up to 58 s for one command to a silent server.
 DEFAULTS: Mapping[str, Any] = {"socket_timeout": 2.0, "socket_connect_timeout": 1.0, "max_connections": 50}
@@ -48,6 +49,7 @@ def derive(client: redis.Redis, max_connections: int = 50) -> redis.Redis:
         "max_connections": min(pool.max_connections, max_connections),
     }
     options["timeout"] = options["socket_timeout"] + options["socket_connect_timeout"]
+    options["queue_class"] = Places
     kind: type[redis.ConnectionPool] = redis.BlockingConnectionPool
     if isinstance(pool, SentinelConnectionPool):
         kind = _SentinelPool

@@ -22,6 +22,7 @@ from celery_redislock.errors import LockConfigError, describe
 from . import urls
 from .clients import DEFAULTS, FIXED, command_time, derive, whole
 from .cluster_client import ClusterClient
+from .places import Places
 from .urls import Address, Kind
 
 #: The setting with the other options of a server, such as the name of a primary, by the setting that has its URL.
@@ -100,7 +101,9 @@ def _with_provider(options: dict[str, Any]) -> dict[str, Any]:
 def _single(_: Address, options: dict[str, Any]) -> redis.Redis:
     kind = whole(options.pop("connection_class"))
     retry = Retry(NoBackoff(), 0)
-    pool = redis.BlockingConnectionPool(**options, connection_class=kind, retry=retry)  # type: ignore[no-untyped-call]
+    pool = redis.BlockingConnectionPool(  # type: ignore[no-untyped-call]
+        **options, connection_class=kind, retry=retry, queue_class=Places
+    )
     _show_what_is_refused(pool)
     client = redis.Redis(connection_pool=pool)
     pool.timeout = command_time(client)

@@ -14,6 +14,7 @@ from redis.utils import HIREDIS_AVAILABLE
 
 from celery_redislock.shown import shown
 
+from .places import NoConnectionFree, WaitingLine
 from .scripts import Command
 
 if HIREDIS_AVAILABLE:
@@ -143,6 +144,7 @@ class Connections:
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
         self._spare: list[Connection] = []
+        self._waiting: WaitingLine[Connection] = WaitingLine()
         self._pid = os.getpid()
         self._is_closed = False
         # Half of the pool's connections stay there, so that a thread that waits for one gets one.
@@ -215,17 +217,51 @@ class Connections:
         if self._pid != os.getpid():  # after a fork: the spares are the parent's connections
             self._pid = os.getpid()
             self._spare.clear()
+            self._waiting = WaitingLine()
         if self._is_closed:
             self._spare.clear()  # on them may be late answers, which will never come
+        try:
+            return self._spare_or_new()
+        except NoConnectionFree:
+            return self._wait_for_one()
+
+    def _spare_or_new(self) -> Connection:
         try:
             return self._spare.pop()  # the one that was put there last: it may have an answer that is not read yet
         except IndexError:
             client: redis.Redis = self._client.client()  # type: ignore[no-untyped-call]
             return Connection(client)
 
+    def _wait_for_one(self) -> Connection:
+        """Wait until a connection is returned, for as long as the server answers those who use them.
+
+        Raises:
+            NoConnectionFree: The server has answered nobody for as long as the pool makes a caller wait.
+        """
+        pool: Any = self._client.connection_pool
+        mine = self._waiting.stand()
+        try:
+            while True:
+                try:
+                    return self._spare_or_new()  # it may have been returned before this caller stood in line
+                except NoConnectionFree:
+                    given = self._waiting.wait(mine, pool.timeout)
+                if given is not None:
+                    return given
+                mine = self._waiting.stand(first=True)
+        except BaseException:
+            self._waiting.give(None)  # a place that this caller was to have is for the next one
+            raise
+        finally:
+            unused = self._waiting.leave(mine)
+            if unused is not None:
+                self._put(unused)
+
     def _put(self, connection: Connection) -> None:
         if self._is_closed:
             connection.drop()
+        elif self._waiting.give(connection):
+            pass
         elif len(self._spare) < self._max_spare:
             self._spare.append(connection)
         else:
@@ -238,4 +274,5 @@ class Connections:
             try:
                 self._spare.pop().close()
             except IndexError:
-                return
+                break
+        self._waiting.give(None)  # the pool has places now

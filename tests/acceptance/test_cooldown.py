@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from celery import chain, chord
 from celery.exceptions import TaskRevokedError
 
 from celery_redislock import LockConflict
@@ -119,6 +120,29 @@ class TestCooldown:
         locks.client.pexpire(tasks.cooling_job.lock_for("k").name, 1)
         wait_until(lambda: tasks.cooling_job.lock_info("k") is None, "it has cooled down")
         assert tasks.cooling_job.delay("k", "third").get(timeout=10) == "third"
+
+    @pytest.mark.usefixtures("for_a_minute")
+    def test_a_chords_body_is_skipped_for_a_member_of_its_header_that_did_not_end_last(
+        self, tasks, start_worker, ledger, gate
+    ):
+        """Its parent is the one that ended last, as Celery tells; of the others it knows nothing."""
+        start_worker(2)
+        header = [tasks.cools_skip.si("k", "header"), tasks.work.si("other", "ends last", gate)]
+        body = chord(header)(tasks.cools_skip.si("k", "body"))
+        wait_until(lambda: getattr(tasks.cools_skip.lock_info("k"), "state", "") == "cooling", "it cools down")
+        gate.open()
+        with pytest.raises(TaskRevokedError, match=f"cooling down after {body.parent[0].id}"):
+            body.get(timeout=10)
+        assert sorted(ledger.items()) == ["ends last", "header"]
+
+    def test_a_chords_body_waits_for_the_member_of_its_header_that_ended_last(self, tasks, start_worker, ledger):
+        start_worker(1)
+        before = tasks.work.si("other", "other")
+        body = chord([before, chain(tasks.work.si("other", "first"), tasks.cools_skip.si("k", "header"))])(
+            tasks.cools_skip.si("k", "body")
+        )
+        assert body.get(timeout=20) == "body"
+        assert ledger.items()[-2:] == ["header", "body"]
 
     @pytest.mark.usefixtures("for_a_minute")
     def test_a_copy_of_what_has_succeeded_is_dropped_while_the_key_cools_down(self, tasks, start_worker, ledger):

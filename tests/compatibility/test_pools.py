@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -206,6 +207,23 @@ def test_fifty_runs_at_once_share_five_connections(config, start, locks, tmp_pat
     (tmp_path / "go").touch()
     for result in results:
         assert result.get(timeout=20)[2] == "held"
+    wait_until(lambda: locks.held() == [], "nothing is left")
+    assert "cannot be asked" not in worker.output()
+    app.close()
+
+
+@in_pools_of_many
+def test_a_hundred_runs_that_wait_for_two_connections_make_no_outage_of_a_slow_server(
+    config, start, lock_proxy, locks, ledger
+):
+    """All of them together wait for longer than one may wait for a connection."""
+    time_outs = {"socket_timeout": 0.25, "socket_connect_timeout": 0.25}
+    config.settings["redislock_client_options"] = {"max_connections": 2, **time_outs}
+    app = make_app(replace(config, locks=locks.url()))
+    lock_proxy.delay(0.05, to=b"EVALSHA")
+    worker = start(100)
+    results = [app.tasks["lab.work"].delay(number, number) for number in range(100)]
+    assert [result.get(timeout=60) for result in results] == list(range(100))
     wait_until(lambda: locks.held() == [], "nothing is left")
     assert "cannot be asked" not in worker.output()
     app.close()

@@ -9,7 +9,7 @@ from itertools import islice
 import pytest
 
 from celery_redislock.server import tokens
-from chaos import excuses, stalls, turns, windows
+from chaos import excuses, jobs, stalls, turns, windows
 from chaos.check import check
 from chaos.complaints import complaints_in
 from chaos.faults import (
@@ -785,3 +785,111 @@ def test_the_table_tells_everything_in_few_columns(book):
         assert name in text
     assert "broken promises" in text
     assert json.dumps(verdict.offences[0].lines[0]) in offences(verdict)
+
+
+class TestContendedJobs:
+    @pytest.fixture
+    def job(self, book):
+        """A job that was called for at some time, and the time from its body's start to its end."""
+
+        def write(
+            task_id, asked_at, start=None, end=None, *, key="job-1", retries=0, attempt=0, pid=CHILD, unasked=False
+        ):
+            call = {"key": key, "asked_at": asked_at, "returned_at": asked_at + 0.1, "retries": retries}
+            call["unasked"] = unasked
+            book.ledger.write({"event": "sent", "task_id": task_id, "kind": "contended", "after": "", **call})
+            book.publish(task_id, asked_at + 0.05)
+            book.ledger.write({"event": "final", "task_id": task_id, "state": "SUCCESS"})
+            if start is not None:
+                book.run(task_id, start, end, key=key, item=f"{task_id}/{attempt}", pid=pid)
+
+        return write
+
+    @pytest.fixture
+    def pair(self, job):
+        """The second job was sent while the first was queued or ran, and ran after it."""
+        job("a", 1.0, 6.0, 7.0)
+        job("b", 5.0, 8.0, 9.0, pid=OTHER)
+
+    def test_one_sent_while_an_equal_one_is_outstanding_breaks_it(self, pair, book, broken):
+        assert broken() == ["a job was sent while an equal one was outstanding"]
+        assert check(book.ledger).outcomes["jobs of contending callers"] == 2
+
+    @pytest.mark.parametrize(
+        ("asked_at", "key"),
+        [(1.05, "job-1"), (6.95, "job-1"), (7.1, "job-1"), (5.0, "job-2")],
+        ids=["both at once", "amid the end", "after it", "of another key"],
+    )
+    def test_one_that_may_be_sent_does_not(self, job, broken, asked_at, key):
+        job("a", 1.0, 6.0, 7.0)
+        job("b", asked_at, 8.0, 9.0, key=key)
+        assert broken() == []
+
+    def test_a_job_is_outstanding_to_the_end_of_its_retry(self, job, book, broken):
+        job("a", 1.0, 2.0, 3.0, retries=1)
+        book.run("a", 6.0, 7.0, key="job-1", item="a/1")
+        job("b", 5.0, 8.0, 9.0)
+        assert broken() == ["a job was sent while an equal one was outstanding"]
+
+    def test_and_not_to_that_of_a_copy(self, job, book, broken):
+        job("a", 1.0, 2.0, 3.0, pid=OTHER)
+        book.run("a", 6.0, 7.0, key="job-1", item="a/0")
+        job("b", 5.0, 8.0, 9.0)
+        assert "a job was sent while an equal one was outstanding" not in broken()
+
+    @pytest.mark.parametrize(
+        ("fault", "excuse"),
+        [
+            ((RESTART, 4.0), jobs.DATA_LOST),
+            ((KILL_CHILD, 4.0), jobs.KILLED),
+            ((KILL_WORKER, 4.0), jobs.KILLED),
+            ((COLD, 4.0), jobs.KILLED),
+            ((STOP_WORKER, 2.0, 5.5), jobs.STOPPED),
+        ],
+        ids=lambda value: value[0] if isinstance(value, tuple) else "",
+    )
+    def test_a_fault_that_frees_its_key_excuses_it(self, pair, book, broken, fault, excuse):
+        book.fault(*fault, pids=[CHILD])
+        assert broken() == []
+        assert check(book.ledger).pairs == {excuse: 1}
+
+    @pytest.mark.parametrize(
+        ("fault", "more"),
+        [
+            ((RESTART, 0.5), {}),
+            ((RESTART, 5.5), {}),
+            ((KILL_WORKER, 4.0), {"worker": OTHER}),
+            ((STOP_WORKER, 4.9, 5.5), {}),
+            ((STOP_WORKER, 2.0, 5.5), {"worker": OTHER}),
+            ((BLACKHOLE, 1.0, 5.5), {}),
+            ((WARM, 4.0), {}),
+            ((CUT_BROKER, 4.0), {}),
+        ],
+        ids=["before", "after", "another's", "too short", "another's stop", "outage", "warm", "broker"],
+    )
+    def test_no_other_does(self, pair, book, broken, fault, more):
+        book.fault(*fault, pids=[OTHER], **more)
+        assert broken() == ["a job was sent while an equal one was outstanding"]
+
+    @pytest.mark.parametrize("unasked", ["a", "b"])
+    def test_one_whose_publisher_could_not_ask_is_excused(self, job, book, broken, unasked):
+        for name, times in {"a": (1.0, 6.0, 7.0), "b": (5.0, 8.0, 9.0)}.items():
+            job(name, *times, unasked=name == unasked)
+        assert broken() == []
+        assert check(book.ledger).pairs == {jobs.UNASKED: 1}
+
+    def test_one_whose_holder_was_told_of_the_loss_is_excused(self, job, book, broken):
+        job("a", 1.0, 2.0, 7.0)
+        book.fault(BLACKHOLE, 2.5, 7.0)
+        book.lost("a", 4.9, "it was not renewed until its deadline")
+        job("b", 5.0, 8.0, 9.0)
+        assert broken() == []
+        assert check(book.ledger).pairs == {jobs.TOLD: 1}
+
+    @pytest.mark.parametrize(("outage", "excused"), [((2.9, 3.5), True), ((4.5, 5.0), False)], ids=["then", "later"])
+    def test_one_whose_key_could_not_be_left_to_its_retry_is_excused(self, job, book, broken, outage, excused):
+        job("a", 1.0, 2.9, 3.0, retries=1)
+        book.run("a", 7.0, 8.0, key="job-1", item="a/1")
+        job("b", 6.0, 9.0, 9.5)
+        book.fault(BLACKHOLE, *outage)
+        assert (broken() == []) == excused

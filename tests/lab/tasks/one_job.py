@@ -21,7 +21,7 @@ LINGERS = 0.01
 
 def define(app: Celery, ledger: Ledger) -> None:
     """Define the tasks of this module."""
-    locked = partial(decorator_of(app), lock_args=["key"], bind=True, base=_asking(ledger))
+    locked = partial(decorator_of(app), lock_args=["key"], bind=True, base=_asking(ledger), ignore_result=False)
 
     for policy in ("wait", "skip", "raise", "join"):
 
