@@ -19,7 +19,8 @@ class Delivered(NamedTuple):
     is_marked_begun: bool
     """The message's header says that a process may have begun to run it."""
     has_come_back: bool
-    """The message has waited at least once, in line or in the broker's queue."""
+    """The message has waited at least once, in line or in the broker's queue, or was published again for its child that
+    died."""
 
     @property
     def is_delivered_again(self) -> bool:

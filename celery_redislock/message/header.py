@@ -52,6 +52,8 @@ class Header(NamedTuple):
     clock of its publisher's host. 0: it does not tell."""
     place: int = 0
     """The message's place in the line for its key, from `place_at`; 0 before it has waited."""
+    died: int = 0
+    """How many children have died with the message before its run began."""
 
     @classmethod
     def read(cls, header: Any) -> Self:
@@ -129,4 +131,5 @@ _IS_SOUND: Mapping[str, Callable[[Any], bool]] = {
     "joins": lambda value: isinstance(value, str),
     "published": _is_time,
     "place": _is_time,
+    "died": lambda value: type(value) is int and 0 < value < 1000,
 }

@@ -83,7 +83,9 @@ class Message:
         """How the message has come here, as it is known at this moment: it may be overdue later."""
         is_overdue = self._broker.is_overdue(time.monotonic() - self.delivery.received_at)
         # By position, and not by name, for every run does this twice.
-        return Delivered(self._acks_late, self._is_redelivered, is_overdue, self.header.begun, self.header.times > 0)
+        header = self.header
+        has_come_back = header.times > 0 or header.died > 0
+        return Delivered(self._acks_late, self._is_redelivered, is_overdue, header.begun, has_come_back)
 
     @property
     def facts(self) -> Facts:

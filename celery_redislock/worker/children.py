@@ -7,11 +7,12 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from celery_redislock.app import server_of
-from celery_redislock.errors import LockKeyError, LockUnavailable
+from celery_redislock.errors import LockUnavailable
+from celery_redislock.message.asked_keys import ASKED_KEYS
 from celery_redislock.message.header import Reservation
 from celery_redislock.server.lock_server import LockServer
 from celery_redislock.server.tokens import known_by
@@ -32,8 +33,6 @@ class Run(NamedTuple):
 
     task_id: str
     plan: LockPlan
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
     nonce: str
     """The nonce of the token under which the child holds its key."""
     reservation: Reservation | None
@@ -42,6 +41,8 @@ class Run(NamedTuple):
     retries: int
     call: bytes | None = None
     """What its key holds until the child acquires it, where the message was called: it has its turn in line."""
+    waited_for: str | None = None
+    """The key for which the message has waited in this worker; None where it has not waited here."""
 
     @property
     def is_to_come(self) -> bool:
@@ -50,11 +51,9 @@ class Run(NamedTuple):
 
     @property
     def key(self) -> str | None:
-        """The key in Redis; None where these arguments make none, so that the child holds nothing."""
-        try:
-            return self.plan.key_in_any_slot(self.args, self.kwargs)
-        except (TypeError, LockKeyError):
-            return None
+        """The key in Redis; None where the child has not asked for it, so that it holds nothing."""
+        key = ASKED_KEYS.key_of(self.nonce) or self.waited_for
+        return None if key is None else self.plan.in_any_slot(key)
 
     @property
     def name(self) -> str:
@@ -82,7 +81,11 @@ class Children:
 
     def accepted(self, pid: int, run: Run) -> None:
         """Note that the child `pid` begins `run`, so that the run before it has ended. Called in the main thread."""
+        ASKED_KEYS.read()  # before the run before is forgotten, and before the pipe is full
+        before = self._runs.get(pid)
         self._runs[pid] = run
+        if before is not None:
+            ASKED_KEYS.forget(before.nonce)
         self._condemned.discard(pid)
         if self._thread is None:
             atexit.register(self.release_dead)  # in a cold shutdown the pool kills the children just before the exit
@@ -154,16 +157,15 @@ def _expect_copies(runs: Sequence[Run]) -> None:
 def release_of_dead(run: Run) -> None:
     """Release the key that a dead child held for `run`, and give up a reservation that the child did not use."""
     key = run.key
-    if key is None:
-        return
+    ASKED_KEYS.forget(run.nonce)
     server = server_of(run.plan.app)
     try:
         # This release leaves no note: the broker may deliver the message again, and then the message must run.
-        if server.store.release(key, known_by(run.nonce)):
+        if key is not None and server.store.release(key, known_by(run.nonce)):
             logger.warning(
                 "%s: its process died; its lock %s was released", run.name, key, extra=run.fields("died", key)
             )
-        if run.call is not None:
+        if key is not None and run.call is not None:
             server.store.pass_on(key, run.call)
         if run.reservation is not None:
             is_to_come = _is_still_to_come(server, run, run.reservation.key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import sys
 import threading
 import time
 import types
@@ -21,7 +22,7 @@ from celery_redislock.errors import LockConfigError
 from celery_redislock.message.comeback import custom_headers
 from celery_redislock.message.delivery import DELIVERY, Delivery, hide_headers, is_requeued
 from celery_redislock.message.early_acks import EARLY_ACKS
-from celery_redislock.message.header import HEADER, reservation_in
+from celery_redislock.message.header import HEADER, Header, reservation_in
 from celery_redislock.server.tokens import mint_nonce
 from celery_redislock.shown import fields, run_named
 from celery_redislock.task.endings import CameBack, CameBackAsRetry, CameBackInOutage, Skipped, WaitsInLine
@@ -35,6 +36,10 @@ from .reminder import Reminder
 from .waiting import WaitingRoom, waiting_room_of
 
 logger = logging.getLogger(__name__)
+
+#: So many children may die with a message before its run begins; then it fails. One may have met somebody else's fate,
+#: such as the out-of-memory killer's; three of them say that the message itself kills them.
+MOST_DEATHS = 3
 
 _reminder = Reminder()
 
@@ -54,6 +59,8 @@ class LockedRequest(Request):
     delivery: Delivery
     #: The lock of the task; None where locks are switched off.
     _plan: LockPlan | None = None
+    #: The key for which the message has waited in this worker.
+    _waited_for: str | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -130,8 +137,8 @@ class LockedRequest(Request):
         if reservation is not None:
             reservation = reservation._replace(key=plan.in_any_slot(reservation.key))
         retries = self.request_dict.get("retries") or 0
-        delivery = self.delivery
-        return Run(str(self.id), plan, self.args, self.kwargs, delivery.nonce, reservation, retries, delivery.call)
+        nonce, call = self.delivery.nonce, self.delivery.call
+        return Run(str(self.id), plan, nonce, reservation, retries, call, self._waited_for)
 
     def revoked(self) -> bool:
         """Whether the message was revoked or has expired. Then the key that was reserved for it is given up."""
@@ -171,8 +178,8 @@ class LockedRequest(Request):
             return self._wait(room, error)
         # With `return_ok` the run itself has raised the error: that of a task that it has joined.
         is_lost = isinstance(error, WorkerLostError) and not return_ok
-        if is_lost and self.delivery.acks_at_begin and not self.acknowledged:
-            return self._give_back()
+        if is_lost and self.delivery.acks_at_begin and not self.acknowledged and self._is_given_back(room):
+            return None
         if not return_ok:  # on a lost worker Celery may publish a new attempt, with the headers of this one
             hide_headers(self._context)  # type: ignore[attr-defined]
         if isinstance(error, CameBack) or is_requeued(self.task, error):
@@ -189,14 +196,29 @@ class LockedRequest(Request):
             self.acknowledge()
         return result
 
-    def _give_back(self) -> None:
-        """Have the broker deliver the message again: its child has died before the run began."""
-        same_id.task_ready(self)
-        name = self.task.name
-        about = fields("died", task=name, task_id=self.id)
-        which = run_named(name, self.id)
+    def _is_given_back(self, room: WaitingRoom | None) -> bool:
+        """Have the message delivered again, for its child has died before the run began; return False at the last time.
+
+        It is published again and not requeued, for it counts the children that have died with it.
+        """
+        task: Any = self.task
+        header = Header.read(self.request_dict.get(HEADER))
+        header = header._replace(died=header.died + 1)
+        about = fields("died", task=task.name, task_id=self.id)
+        which = run_named(task.name, self.id)
+        if header.died >= MOST_DEATHS:
+            text = "%s: its process died before it began, as did %d before: it fails with WorkerLostError"
+            logger.error(text, which, header.died - 1, extra=about)
+            return False
         logger.warning("%s: its process died before it began: its message is delivered again", which, extra=about)
-        self.reject(requeue=True)
+        self._forget_run()
+        self.request_dict[HEADER] = header.wire
+        if room is None:
+            same_id.task_ready(self)
+            self.reject(requeue=True)
+        else:
+            room.send_on(self, header, task.lock_plan, self.prepare_run)
+        return True
 
     def _wait(self, room: WaitingRoom, ending: WaitsInLine) -> None:
         """Have the message wait in line."""
@@ -206,6 +228,7 @@ class LockedRequest(Request):
             return
         CHILDREN.keep_reservation(self.worker_pid, self.delivery.nonce)
         self._forget_run()
+        self._waited_for = sys.intern(str(ending.key))  # all that wait for one key share its name
         self.request_dict[HEADER] = ending.header.wire
         if ending.is_shown:
             self.send_event("task-retried", exception=str(ending.args[0]), traceback="")

@@ -8,9 +8,10 @@ import signal
 
 import psutil
 import pytest
+from celery import chord, states
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded, WorkerLostError
 
-from tests.conftest import on_every_broker
+from tests.conftest import every, on_every_broker
 from tests.lab.servers import wait_until
 from tests.lab.wake_ups import counts_on_wake_ups
 
@@ -136,6 +137,39 @@ def test_a_task_retried_for_its_dead_child_runs_again_at_once(tasks, start_worke
     os.kill(running("twice"), signal.SIGKILL)
     assert result.get(timeout=SOON) == "twice"
     assert ledger.items() == ["twice", "twice"]
+
+
+@pytest.mark.parametrize("name", ["tells_key", "tells_key_late"])
+def test_a_killed_child_frees_its_key_without_a_line_of_the_users_code_in_the_main_process(
+    tasks, start_worker, ledger, running, freed_by_death, name
+):
+    task = getattr(tasks, name)
+    worker = start_worker(2)
+    task.delay("k", "killed", 60)
+    os.kill(pid := running("killed"), signal.SIGKILL)
+    freed_by_death(pid)
+    assert task.delay("k", "next").get(timeout=PATIENCE) == "next"
+    made = {line["pid"] for line in ledger.lines() if line["event"] == "key made"}
+    assert pid in made
+    assert worker.process.pid not in made
+
+
+@every("name, broker", ["killing_key", "killing_limit", "dying"], ["redis", "rabbitmq"])
+def test_a_message_whose_children_die_before_it_begins_fails_after_three_of_them(
+    app, tasks, start_worker, nothing_is_left, name
+):
+    """As Celery fails one at the first death that it has acked early; its chord fails too, and its worker goes on."""
+    worker = start_worker(2)
+    body = chord([getattr(tasks, name).s("k"), tasks.work.s("other", "member")])(tasks.work.si("body", "body"))
+    lost = body.parent.children[0]
+    wait_until(lambda: lost.state == states.FAILURE, "it has failed", PATIENCE)
+    assert isinstance(lost.result, WorkerLostError)
+    wait_until(lambda: body.state == states.FAILURE, "the chord's body has failed")
+    assert worker.output().count("its process died before it began") == 3
+    assert "its process died before it began, as did 2 before: it fails" in worker.output()
+    assert tasks.work.delay("k", "next").get(timeout=PATIENCE) == "next"
+    assert worker.process.poll() is None
+    nothing_is_left()
 
 
 @counts_on_wake_ups("two hundred messages have their turn, one every five seconds for each key")

@@ -54,9 +54,7 @@ def run(app, key, claim):
     def job_again(key): ...
 
     plan = LockPlan(app, "lab.job_again", job_again, False, {"args": ["key"], "scope": "job"})
-    run = Run("id", plan, ("k",), {}, tokens.mint_nonce(), Reservation(key, claim), 1)
-    assert run.key == key
-    return run
+    return Run("id", plan, tokens.mint_nonce(), Reservation(key, claim), 1, waited_for=key)
 
 
 @pytest.fixture

@@ -39,6 +39,23 @@ def define(app: Celery, ledger: Ledger) -> None:
         """Is retried by the main process when its process dies, from Celery 5.7 on."""
         return ledger.take(key, item, first)
 
+    def told(arguments: Any) -> str:
+        ledger.write({"event": "key made", "pid": os.getpid()})
+        return str(arguments["key"])
+
+    def two(arguments: Any) -> int:
+        ledger.write({"event": "key made", "pid": os.getpid()})
+        return 2
+
+    for name, more in {"tells_key": {}, "tells_key_late": {"lock_limit": two, "acks_late": True}}.items():
+
+        @locked(name, lock_key=told, **more)
+        def tells(key: Any, item: Any, seconds: float | str = 0.0) -> Any:
+            """Tells which process makes its key, and its limit."""
+            with ledger.run(key, item):
+                spend(seconds)
+            return item
+
     @locked("stands_still", lock_args=["key"], base=_StandingStill)
     def stands_still(key: Any, item: Any) -> Any:
         """Its process stops itself before its first run asks for the key."""
