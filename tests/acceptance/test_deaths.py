@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
+import statistics
+import time
+from pathlib import Path
 
 import psutil
 import pytest
 from celery import chord, states
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded, WorkerLostError
 
-from tests.conftest import every, on_every_broker
+from tests.conftest import IS_MATRIX, every, on_every_broker
 from tests.lab.servers import wait_until
 from tests.lab.wake_ups import counts_on_wake_ups
 
@@ -59,6 +63,59 @@ def test_a_killed_child_frees_its_key(tasks, start_worker, running, freed_by_dea
     assert tasks.work.delay("k", "next").get(timeout=PATIENCE) == "next"
     if sig != signal.SIGTERM:
         wait_until(lambda: "its process died; its lock" in worker.output(), "the worker has told of the release")
+
+
+def test_a_killed_child_frees_its_key_where_the_system_tells_of_no_deaths(
+    config, tasks, start_worker, running, freed_by_death
+):
+    config.settings["lab_no_pidfd"] = True
+    start_worker(1)
+    assert tasks.work.delay("k", "first").get(timeout=PATIENCE) == "first"
+    result = tasks.work.delay("k", "killed", 60)
+    os.kill(pid := running("killed"), signal.SIGKILL)
+    freed_by_death(pid)
+    with pytest.raises(WorkerLostError):
+        result.get(timeout=PATIENCE)
+    assert tasks.work.delay("k", "next").get(timeout=PATIENCE) == "next"
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the system tells of no deaths")
+def test_half_of_twelve_killed_children_free_their_keys_within_30_ms(tasks, start_worker, ledger, locks, running):
+    """The time is held against its bound by `make matrix`, for a busy machine proves nothing."""
+    start_worker(4)
+    taken = []
+    for number in range(12 if IS_MATRIX else 3):
+        tasks.work.delay(number, number, 60)
+        pid = running(number)
+        (key,) = locks.client.keys("redislock:*}")
+        killed = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        while locks.client.exists(key):
+            assert time.monotonic() - killed < SOON
+        taken.append(time.monotonic() - killed)
+    assert not IS_MATRIX or statistics.median(taken) < 0.03
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the system tells of no deaths")
+def test_no_thread_of_a_worker_wakes_up_while_no_child_dies(tasks, start_worker, running):
+    """A busy machine only wakes them up less often. The main thread has Celery's timers."""
+    worker = start_worker(2)
+    assert tasks.work.delay("k", "over").get(timeout=PATIENCE) == "over"
+    tasks.work.delay("k", "holds", 60)
+    running("holds")
+    main = worker.process.pid
+
+    def wake_ups():
+        status = {path.name: (path / "status").read_text() for path in Path(f"/proc/{main}/task").iterdir()}
+        threads = {name: re.search(r"^voluntary_ctxt_switches:\s+(\d+)", text, re.M) for name, text in status.items()}
+        return {name: int(found[1]) for name, found in threads.items() if found and name != str(main)}
+
+    before = wake_ups()
+    time.sleep(2)
+    after = wake_ups()
+    assert before.keys() <= after.keys()
+    assert before
+    assert {name: after[name] - count for name, count in before.items() if after[name] > count + 1} == {}
 
 
 @pytest.mark.parametrize("name", ["own_request", "named_request"])

@@ -124,6 +124,6 @@ def test_a_child_lives_from_its_start_to_its_end():
     os.write(tell, b"!")
     for child in children:
         child.join()
-    assert living(pool) == 0
+    wait_until(lambda: living(pool) == 0, "both have ended")
     for end in (ready, tell):
         os.close(end)
