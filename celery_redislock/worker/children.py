@@ -9,14 +9,18 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from celery.worker import state
+
 from celery_redislock.app import server_of
 from celery_redislock.errors import LockUnavailable
 from celery_redislock.message.asked_keys import ASKED_KEYS
 from celery_redislock.message.header import Reservation
+from celery_redislock.server import commands
 from celery_redislock.server.lock_server import LockServer
-from celery_redislock.server.tokens import known_by
+from celery_redislock.server.tokens import RESERVED, known_by
 from celery_redislock.shown import fields, run_named
 from celery_redislock.task.decisions import may_be_handed_a_key
+from celery_redislock.task.lost import NextAttempt
 from celery_redislock.task.plan import LockPlan
 from celery_redislock.task.reservation import give_up_reservation
 
@@ -40,6 +44,8 @@ class Run(NamedTuple):
     """What its key holds until the child acquires it, where the message was called: it has its turn in line."""
     waited_for: str | None = None
     """The key for which the message has waited in this worker; None where it has not waited here."""
+    next: NextAttempt | None = None
+    """The attempt that takes the key over if the child dies; None where there is none."""
 
     @property
     def is_to_come(self) -> bool:
@@ -162,8 +168,11 @@ class Children:
         with self._releasing:  # at the exit of the process: waits for a release that the thread has begun
             for pid in pids:
                 if pid in self._runs and is_dead(pid):
+                    run = self._runs.pop(pid)
+                    if run.next is not None and (pid in self._condemned or _is_cold_shutdown()):
+                        run.next.call_off()
                     self._condemned.discard(pid)
-                    release_of_dead(self._runs.pop(pid))
+                    release_of_dead(run)
 
 
 def expect_copies(runs: Sequence[Run]) -> None:
@@ -193,11 +202,11 @@ def _expect_copies(runs: Sequence[Run]) -> None:
 def release_of_dead(run: Run) -> None:
     """Release the key that a dead child held for `run`, and give up a reservation that the child did not use."""
     key = run.key
-    ASKED_KEYS.forget(run.nonce)
     server = server_of(run.plan.app)
     try:
+        is_handed_over = _is_handed_over(server, run, key)
         # This release leaves no note: the broker may deliver the message again, and then the message must run.
-        if key is not None and server.store.release(key, known_by(run.nonce)):
+        if not is_handed_over and key is not None and server.store.release(key, known_by(run.nonce)):
             logger.warning(
                 "%s: its process died; its lock %s was released", run.name, key, extra=run.fields("died", key)
             )
@@ -212,6 +221,30 @@ def release_of_dead(run: Run) -> None:
         logger.warning("%s: its process died; %s: its lock ends in %.0f s", run.name, error, lease, extra=about)
         if run.reservation is not None:  # it does not end with the lease, but lives for lock_queue_ttl
             give_up_reservation(run.plan, run.reservation, run.retries)
+    finally:
+        ASKED_KEYS.forget(run.nonce)
+
+
+def _is_cold_shutdown() -> bool:
+    terminates: Any = state.should_terminate  # an exit code, which may be 0
+    return terminates is not None and terminates is not False
+
+
+def _is_handed_over(server: LockServer, run: Run, key: str | None) -> bool:
+    """Hand the key of a dead child over to the next attempt; return False where there is none, or no key.
+
+    The child may have died before it took the key that was reserved for its message.
+    """
+    owners = [] if key is None else [(key, known_by(run.nonce))]
+    if run.reservation is not None:
+        owners.append((run.reservation.key, known_by(run.reservation.claim, RESERVED)))
+    for held, owner in owners:
+        taken = run.next and run.next.takes(held)
+        if taken and server.store.send(commands.hand_over(held, owner, *taken)):
+            text = "%s: its process died; its lock %s is kept for its next attempt"
+            logger.warning(text, run.name, held, extra=run.fields("died", held))
+            return True
+    return False
 
 
 def _is_still_to_come(server: LockServer, run: Run, key: str) -> bool:

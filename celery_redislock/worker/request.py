@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import types
+from contextlib import nullcontext
 from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
@@ -22,10 +23,11 @@ from celery_redislock.errors import LockConfigError
 from celery_redislock.message.comeback import custom_headers
 from celery_redislock.message.delivery import DELIVERY, Delivery, hide_headers, is_requeued
 from celery_redislock.message.early_acks import EARLY_ACKS
-from celery_redislock.message.header import HEADER, Header, reservation_in
+from celery_redislock.message.header import HEADER, Header, Reservation, reservation_in
 from celery_redislock.server.tokens import mint_nonce
 from celery_redislock.shown import fields, run_named
 from celery_redislock.task.endings import CameBack, CameBackAsRetry, CameBackInOutage, Skipped, WaitsInLine
+from celery_redislock.task.lost import NextAttempt, in_hook, next_attempt
 from celery_redislock.task.plan import LockPlan
 from celery_redislock.task.reservation import give_up_reservation
 
@@ -59,6 +61,8 @@ class LockedRequest(Request):
     delivery: Delivery
     #: The lock of the task; None where locks are switched off.
     _plan: LockPlan | None = None
+    #: The attempt after this run, if its process dies and the key is handed over.
+    _next: NextAttempt | None = None
     #: The key for which the message has waited in this worker.
     _waited_for: str | None = None
 
@@ -90,6 +94,9 @@ class LockedRequest(Request):
             acks_at_begin=plan is not None and not task.acks_late and EARLY_ACKS.reader is not None,
         )
         self.request_dict[DELIVERY] = tuple(self.delivery)
+        self._next = None
+        if plan is not None and getattr(task, "retry_on_worker_lost", None):  # from Celery 5.7 on
+            self._next = next_attempt(task, plan, self.request_dict, self.delivery.nonce, self._reservation(plan))
 
     def on_accepted(self, pid: Any, time_accepted: float) -> None:
         """Remember what the child `pid` runs now.
@@ -133,20 +140,22 @@ class LockedRequest(Request):
         plan = self._plan
         if plan is None:
             return None
-        reservation = reservation_in(self.request_dict.get(HEADER))
-        if reservation is not None:
-            reservation = reservation._replace(key=plan.in_any_slot(reservation.key))
         retries = self.request_dict.get("retries") or 0
-        nonce, call = self.delivery.nonce, self.delivery.call
-        return Run(str(self.id), plan, nonce, reservation, retries, call, self._waited_for)
+        nonce, call, reservation = self.delivery.nonce, self.delivery.call, self._reservation(plan)
+        return Run(str(self.id), plan, nonce, reservation, retries, call, self._waited_for, self._next)
+
+    def _reservation(self, plan: LockPlan) -> Reservation | None:
+        reservation = reservation_in(self.request_dict.get(HEADER))
+        return reservation and reservation._replace(key=plan.in_any_slot(reservation.key))
 
     def revoked(self) -> bool:
         """Whether the message was revoked or has expired. Then the key that was reserved for it is given up."""
         if self._already_revoked:  # type: ignore[attr-defined]
             return True
         other = state.requests.get(self.id)
-        if not super().revoked():
-            return False
+        with in_hook():
+            if not super().revoked():
+                return False
         same_id.find_again(self, other)
         run = self.run
         if run is not None and run.call is not None and run.key is not None:
@@ -159,7 +168,22 @@ class LockedRequest(Request):
         """Note at a hard time limit that the child is killed next: its slot is not free."""
         if not soft:
             CHILDREN.condemned(self.worker_pid)
-        super().on_timeout(soft, timeout)
+        with in_hook():
+            super().on_timeout(soft, timeout)
+
+    def terminate(self, pool: Any, signal: Any = None) -> None:
+        """As Celery's own. A run that is terminated has no next attempt."""
+        self._call_off()
+        super().terminate(pool, signal)
+
+    def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
+        """As Celery's own. The message of a run that is cancelled is delivered again."""
+        self._call_off()
+        super().cancel(pool, signal, emit_retry)
+
+    def _call_off(self) -> None:
+        if self._next is not None:
+            self._next.call_off()
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """Send the event of a run that a policy has ended with `Ignore`, for which Celery sends none.
@@ -171,6 +195,13 @@ class LockedRequest(Request):
             error = error.exc
         EARLY_ACKS.failed(self.delivery.nonce, self)  # the run may have begun and ended meanwhile
         CONFLICTS.ended_by(error)
+        try:
+            with nullcontext() if return_ok else in_hook(self._next):
+                return self._ends(exc_info, error, send_failed_event, return_ok)
+        finally:
+            self._call_off()
+
+    def _ends(self, exc_info: Any, error: Any, send_failed_event: bool, return_ok: bool) -> Any:
         room = waiting_room_of(self.app)
         if room is not None and isinstance(error, CameBack | Skipped):
             room.give_token_back(self)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from celery import chord, states
+from celery import Task, chord, states
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded, WorkerLostError
 
 from tests.conftest import IS_MATRIX, every, on_every_broker
@@ -175,6 +175,11 @@ def test_a_revoked_task_that_goes_on_all_the_same_keeps_its_key(tasks, app, star
     assert first.end <= second.start
 
 
+retries_the_lost = pytest.mark.skipif(
+    not hasattr(Task, "retry_on_worker_lost"), reason="retry_on_worker_lost came with Celery 5.7"
+)
+
+
 @on_every_broker
 def test_a_task_given_back_by_its_dead_child_runs_again_at_once(tasks, start_worker, ledger, running):
     start_worker(2)
@@ -184,16 +189,64 @@ def test_a_task_given_back_by_its_dead_child_runs_again_at_once(tasks, start_wor
     assert ledger.items() == ["twice", "twice"]
 
 
+@retries_the_lost
 def test_a_task_retried_for_its_dead_child_runs_again_at_once(tasks, start_worker, ledger, running):
-    from celery import Task
-
-    if not hasattr(Task, "retry_on_worker_lost"):
-        pytest.skip("retry_on_worker_lost came with Celery 5.7")
     start_worker(2)
     result = tasks.tried_again.delay("k", "twice", 60)
     os.kill(running("twice"), signal.SIGKILL)
     assert result.get(timeout=SOON) == "twice"
     assert ledger.items() == ["twice", "twice"]
+
+
+@retries_the_lost
+@every("broker", ["redis", "rabbitmq"])
+def test_a_job_retried_for_its_dead_child_keeps_its_key_until_the_retry(
+    tasks, start_worker, ledger, running, nothing_is_left
+):
+    """It is kept by the main process, which does not make its name."""
+    worker = start_worker(2)
+    result = tasks.job_tried_again.delay("k", "twice", 60)
+    os.kill(pid := running("twice"), signal.SIGKILL)
+    wait_until(lambda: "its process died; its lock" in worker.output(), "the main process has seen it")
+    again = tasks.job_tried_again.delay("k", "another")
+    assert (again.id, again.duplicate) == (result.id, True)
+    wait_until(lambda: result.state == states.RETRY, "Celery has seen it")
+    again = tasks.job_tried_again.delay("k", "another")
+    assert (again.id, again.duplicate) == (result.id, True)
+    assert result.get(timeout=SOON) == "twice"
+    assert ledger.items() == ["twice", "twice"]
+    nothing_is_left()
+    made = {line["pid"] for line in ledger.lines() if line["event"] == "key made"}
+    assert pid in made
+    assert worker.process.pid not in made
+
+
+@retries_the_lost
+def test_a_retry_for_a_dead_child_that_is_revoked_frees_the_key(app, tasks, start_worker, running, nothing_is_left):
+    start_worker(2)
+    result = tasks.job_tried_again.delay("k", "killed", 60)
+    os.kill(running("killed"), signal.SIGKILL)
+    wait_until(lambda: result.state == states.RETRY, "Celery has seen it")
+    app.control.revoke(result.id)
+    nothing_is_left()
+    assert tasks.job_tried_again.delay("k", "next").get(timeout=PATIENCE) == "next"
+
+
+@retries_the_lost
+@pytest.mark.parametrize("how", ["terminated", "out of retries", "out of time"])
+def test_a_job_that_is_not_retried_for_its_dead_child_frees_its_key(
+    app, tasks, start_worker, running, nothing_is_left, how
+):
+    start_worker(2)
+    task = tasks.job_tried_once if how == "out of retries" else tasks.job_tried_again
+    result = task.apply_async(("k", "killed", 60), time_limit=TIME_LIMIT if how == "out of time" else None)
+    pid = running("killed")
+    if how == "terminated":
+        app.control.revoke(result.id, terminate=True, signal="SIGKILL")
+    elif how == "out of retries":
+        os.kill(pid, signal.SIGKILL)
+    nothing_is_left()
+    wait_until(lambda: result.state in {states.FAILURE, states.REVOKED}, "it has ended", PATIENCE)
 
 
 @pytest.mark.parametrize("name", ["tells_key", "tells_key_late"])

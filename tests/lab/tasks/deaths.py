@@ -56,6 +56,13 @@ def define(app: Celery, ledger: Ledger) -> None:
                 spend(seconds)
             return item
 
+    for name, more in {"job_tried_again": {}, "job_tried_once": {"max_retries": 0}}.items():
+
+        @locked(name, lock_key=told, lock_scope="job", retry_on_worker_lost=True, default_retry_delay=2, **more)
+        def tried_again_as_job(key: Any, item: Any, first: float | str = 0.0) -> Any:
+            """The same in scope job; it tells which process makes its key."""
+            return ledger.take(key, item, first)
+
     @locked("stands_still", lock_args=["key"], base=_StandingStill)
     def stands_still(key: Any, item: Any) -> Any:
         """Its process stops itself before its first run asks for the key."""
