@@ -124,6 +124,7 @@ class World(NamedTuple):
             return []
         claims = {message.claim for message in self.queue} | {publisher.claim for publisher in self.publishers}
         claims |= {one.message.claim for one in self.executions}
+        claims |= {one.gives for one in self.executions if one.phase is Phase.KEPT}
         return [key for key in reserved if key.nonce not in claims]
 
     def enqueue(self, message: Message) -> World:
