@@ -158,7 +158,7 @@ class Why:
         mine = [row for row in self._locks.of(lock) if self._is_mine(row)] if lock is not None else []
         yield Said(text, self._locks.told(mine[0]) if mine else self._about("running", **told))
         if lock is None:
-            yield Said("It needs no lock.")
+            yield Said("It needs no lock." if told["scope"] is None else "It has not asked for its lock.")
         elif not mine:
             why = "it begins or ends just now, lost its lock, or runs without it"
             yield Said(f"It does not hold {shown(lock)}: {why}.")

@@ -56,6 +56,8 @@ class Header(NamedTuple):
     """The message's place in the line for its key, from `place_at`; 0 before it has waited."""
     republished: bool = False
     """A worker has published the message again, or has tried to. It stays, for a twin of the message may come late."""
+    died: int = 0
+    """How many children have died with the message before its run began."""
 
     @classmethod
     def read(cls, header: Any) -> Self:
@@ -135,4 +137,5 @@ _IS_SOUND: Mapping[str, Callable[[Any], bool]] = {
     "published": _is_time,
     "place": _is_time,
     "republished": lambda value: type(value) is bool,
+    "died": lambda value: type(value) is int and 0 < value < 1000,
 }

@@ -23,6 +23,7 @@ from .begin import begin
 from .binding import body_of, checked_plan, guard_body, request_class, tasks_of
 from .execution import execution_of
 from .held_by_request import LockInRequests
+from .lost import is_in_hook
 from .plan import LockPlan
 from .publish import Publication, is_bare
 
@@ -139,6 +140,8 @@ class LockedTask(LockAttributes, BaseTask):
             return publication.send()
         if app.conf.task_always_eager:  # asked only here: Celery takes long to look a setting up
             return send(options)
+        if is_in_hook():
+            return publication.send_in_hook()
         try:
             key = self._key_of(plan, args or (), kwargs or {})
         except (TypeError, LockKeyError):

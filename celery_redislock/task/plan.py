@@ -86,15 +86,11 @@ class LockPlan:
         arguments = self.keys.bind(args, kwargs)
         return limited(redis_key(self._prefix, self.keys.name_of(arguments)), self._limit(arguments))
 
-    def key_in_any_slot(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """As `redis_key`, for who looks for one holder: in all slots that a lock can have, whatever its limit is now.
+    def in_any_slot(self, key: str) -> str:
+        """`key` for who looks for one holder: in all slots that a lock can have, whatever its limit is now.
 
         The user's own `lock_limit` is not called, for it may take its time, and may answer otherwise by now.
         """
-        return self.in_any_slot(redis_key(self._prefix, self.keys.name(args, kwargs)))
-
-    def in_any_slot(self, key: str) -> str:
-        """`key`, which a message carries, as `key_in_any_slot` gives it: for who looks for one holder in all slots."""
         return key if self.options.limit == 1 else limited(key, MAX_LIMIT)
 
     def _limit(self, arguments: Mapping[str, Any]) -> int:

@@ -23,6 +23,7 @@ from celery_redislock.server.tokens import Attempt, Token
 from celery_redislock.shown import fields, run_named
 
 from .decisions import hands_over
+from .lost import lost_before
 from .outcome import has_ended
 from .publish_decisions import Answer, Published, on_first, on_second
 from .reservation import reservation_ttl
@@ -78,6 +79,23 @@ class Publication:
         headers = {**(self._options.get("headers") or {}), HEADER: self._header.wire}
         return self._send({**self._options, "headers": headers})
 
+    def send_in_hook(self) -> LockedResult:
+        """Send the message in a hook of the worker's main process, which must not wait for Redis.
+
+        The next attempt of a lost run is handed the run's key. Any other message meets its policy when it starts.
+
+        Raises:
+            Exception: Any error of the broker's.
+        """
+        attempt = lost_before(self._options)
+        if attempt is None:
+            return self.send()
+        self._header = attempt.header(self._header)
+        result = self.send()
+        if self._header.claim is not None:
+            attempt.was_sent(self._reservation_ttl())
+        return result
+
     def publish(self, key: str, execution: Execution | None) -> LockedResult:
         """Send the message, unless it would duplicate a job.
 
@@ -96,7 +114,7 @@ class Publication:
             lock = execution.lock
             if lock is not None and lock.key == key and hands_over(self._plan.options):
                 return self._hand_over(execution)
-        elif self._options.get("retries"):  # the worker's main process publishes, and must not wait for Redis
+        elif self._options.get("retries"):
             return self.send()
         return self.send() if self._plan.options.scope == "run" else self._take(key)
 

@@ -10,6 +10,7 @@ from celery import states
 from celery_redislock import signals
 from celery_redislock.errors import LockConflict, LockUnavailable
 from celery_redislock.info import LockInfo
+from celery_redislock.message.asked_keys import ASKED_KEYS
 from celery_redislock.server.answers import Conflict, Finished, Granted
 from celery_redislock.server.held import HeldLock
 
@@ -46,6 +47,7 @@ class WorkerExecution(Execution):
                 self.leave_no_retry()
         finally:  # a time limit may strike while the result backend is asked, and the keeper would go on for ever
             super().end(state)
+            ASKED_KEYS.forget(self.message.delivery.nonce)  # in a child that is nothing
 
     def leave_no_retry(self) -> None:
         """Show the task as IGNORED where it is shown as RETRY, by the attempt before or by this one while it waited."""
@@ -75,6 +77,11 @@ class WorkerExecution(Execution):
             if isinstance(answer, Finished):
                 drop(self.message)
             self._conflict(answer)
+
+    def _ask(self, lock: HeldLock) -> Granted | Conflict | Finished:
+        # Before the command: as soon as the key is granted, this process may die.
+        ASKED_KEYS.asks(self.message.delivery.nonce, lock.key)
+        return super()._ask(lock)
 
     # Where another holds the key.
 

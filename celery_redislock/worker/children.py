@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from celery.worker import state
+
 from celery_redislock.app import server_of
-from celery_redislock.errors import LockKeyError, LockUnavailable
+from celery_redislock.errors import LockUnavailable
+from celery_redislock.message.asked_keys import ASKED_KEYS
 from celery_redislock.message.header import Reservation
+from celery_redislock.server import commands
 from celery_redislock.server.lock_server import LockServer
-from celery_redislock.server.tokens import known_by
+from celery_redislock.server.tokens import RESERVED, known_by
 from celery_redislock.shown import fields, run_named
 from celery_redislock.task.decisions import may_be_handed_a_key
+from celery_redislock.task.lost import NextAttempt
 from celery_redislock.task.plan import LockPlan
 from celery_redislock.task.reservation import give_up_reservation
 
-logger = logging.getLogger(__name__)
+from .deaths import LOOK_EVERY, Deaths, is_dead
 
-#: Seconds between two looks whether a child has died. Celery itself may notice a killed child only five seconds later:
-#: its pool looks when the child's pipe has closed, which may be before the child is dead, and then by a timer.
-LOOK_EVERY = 0.2
+logger = logging.getLogger(__name__)
 
 
 class Run(NamedTuple):
@@ -32,8 +34,6 @@ class Run(NamedTuple):
 
     task_id: str
     plan: LockPlan
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
     nonce: str
     """The nonce of the token under which the child holds its key."""
     reservation: Reservation | None
@@ -42,6 +42,10 @@ class Run(NamedTuple):
     retries: int
     call: bytes | None = None
     """What its key holds until the child acquires it, where the message was called: it has its turn in line."""
+    waited_for: str | None = None
+    """The key for which the message has waited in this worker; None where it has not waited here."""
+    next: NextAttempt | None = None
+    """The attempt that takes the key over if the child dies; None where there is none."""
 
     @property
     def is_to_come(self) -> bool:
@@ -50,11 +54,9 @@ class Run(NamedTuple):
 
     @property
     def key(self) -> str | None:
-        """The key in Redis; None where these arguments make none, so that the child holds nothing."""
-        try:
-            return self.plan.key_in_any_slot(self.args, self.kwargs)
-        except (TypeError, LockKeyError):
-            return None
+        """The key in Redis; None where the child has not asked for it, so that it holds nothing."""
+        key = ASKED_KEYS.key_of(self.nonce) or self.waited_for
+        return None if key is None else self.plan.in_any_slot(key)
 
     @property
     def name(self) -> str:
@@ -77,29 +79,55 @@ class Children:
         self._runs: dict[int, Run] = {}
         #: The pids of those whose run has ended for Celery, which kills them next.
         self._condemned: set[int] = set()
-        self._thread: threading.Thread | None = None
+        #: The pids of those that have died and that the pool may not have replaced yet.
+        self._dead: set[int] = set()
+        #: How often one of these two has changed; and the children, changes and number of the last count.
+        self._changes = 0
+        self._counted: tuple[tuple[Any, ...], int, int] = ((), -1, 0)
+        self._deaths: Deaths | None = None
+        self._starting = threading.Lock()
         self._releasing = threading.Lock()
 
     def accepted(self, pid: int, run: Run) -> None:
         """Note that the child `pid` begins `run`, so that the run before it has ended. Called in the main thread."""
+        ASKED_KEYS.read()  # before the run before is forgotten, and before the pipe is full
+        before = self._runs.get(pid)
         self._runs[pid] = run
-        self._condemned.discard(pid)
-        if self._thread is None:
-            atexit.register(self.release_dead)  # in a cold shutdown the pool kills the children just before the exit
-            self._thread = threading.Thread(target=self._watch, name="redislock-children", daemon=True)
-            self._thread.start()
+        if before is not None:
+            ASKED_KEYS.forget(before.nonce)
+        if pid in self._condemned or pid in self._dead:
+            self._condemned.discard(pid)
+            self._dead.discard(pid)
+            self._changes += 1
+        self._watching.watch(pid)  # it may have died already: what it said is heard after its death
 
     def condemned(self, pid: Any) -> None:
         """Note that Celery is about to kill the child `pid`, and that its run counts as ended before that."""
         self._condemned.add(pid)
+        self._changes += 1
 
     def living(self, pool: Any) -> int:
         """How many children of `pool` live, and are not condemned. It may take Celery five seconds to make another.
 
         For any thread.
         """
-        pids = [child.pid for child in tuple(pool._pool._pool) if child.pid is not None]  # it has none before its start
-        return sum(pid not in self._condemned and not is_dead(pid) for pid in pids)
+        children, changes = tuple(pool._pool._pool), self._changes
+        if self._counted[:2] == (children, changes):  # asked thousands of times a second where many keys are waited for
+            return self._counted[2]
+        pids = [child.pid for child in children if child.pid is not None]  # it has none before its start
+        self._dead.intersection_update(pids)
+        unheard = len(pids) < len(children)
+        count = 0
+        for pid in pids:
+            if pid in self._dead or pid in self._condemned:
+                continue
+            self._watching.watch(pid)
+            is_heard_of = self._watching.is_heard_of(pid)
+            unheard |= not is_heard_of
+            count += is_heard_of or not is_dead(pid)
+        if not unheard:
+            self._counted = children, changes, count
+        return count
 
     def keep_reservation(self, pid: Any, nonce: str) -> None:
         """Note that the message of the run `nonce` was sent back, so that the key reserved for it is still needed.
@@ -111,20 +139,40 @@ class Children:
         if run is not None and run.nonce == nonce:
             self._runs[pid] = run._replace(reservation=None)
 
-    def release_dead(self) -> None:
-        """Release the locks of all children that are dead now."""
-        with self._releasing:  # at the exit of the process: waits for a release that the thread has begun
-            for pid in [pid for pid in self._runs.copy() if is_dead(pid)]:
-                self._condemned.discard(pid)
-                release_of_dead(self._runs.pop(pid))
+    @property
+    def _watching(self) -> Deaths:
+        """The deaths of the children, which a thread waits for from now on."""
+        if self._deaths is None:
+            with self._starting:
+                if self._deaths is None:
+                    deaths = Deaths()
+                    # In a cold shutdown the pool kills the children just before the exit.
+                    atexit.register(lambda: self._release(self._runs.copy()))
+                    threading.Thread(target=self._watch, args=(deaths,), name="redislock-children", daemon=True).start()
+                    self._deaths = deaths
+        return self._deaths
 
-    def _watch(self) -> None:
+    def _watch(self, deaths: Deaths) -> None:
         while True:
-            time.sleep(LOOK_EVERY)
             try:
-                self.release_dead()
+                dead = deaths.wait()
+                self._dead.update(dead)
+                self._changes += 1
+                self._release(dead)
             except Exception:  # pragma: no cover - a mistake of ours: the next death must be seen all the same
                 logger.exception("the locks of dead children could not be released; they end with their leases")
+                time.sleep(LOOK_EVERY)
+
+    def _release(self, pids: Iterable[int]) -> None:
+        """Release the locks of the children among `pids` that are dead."""
+        with self._releasing:  # at the exit of the process: waits for a release that the thread has begun
+            for pid in pids:
+                if pid in self._runs and is_dead(pid):
+                    run = self._runs.pop(pid)
+                    if run.next is not None and (pid in self._condemned or _is_cold_shutdown()):
+                        run.next.call_off()
+                    self._condemned.discard(pid)
+                    release_of_dead(run)
 
 
 def expect_copies(runs: Sequence[Run]) -> None:
@@ -154,16 +202,15 @@ def _expect_copies(runs: Sequence[Run]) -> None:
 def release_of_dead(run: Run) -> None:
     """Release the key that a dead child held for `run`, and give up a reservation that the child did not use."""
     key = run.key
-    if key is None:
-        return
     server = server_of(run.plan.app)
     try:
+        is_handed_over = _is_handed_over(server, run, key)
         # This release leaves no note: the broker may deliver the message again, and then the message must run.
-        if server.store.release(key, known_by(run.nonce)):
+        if not is_handed_over and key is not None and server.store.release(key, known_by(run.nonce)):
             logger.warning(
                 "%s: its process died; its lock %s was released", run.name, key, extra=run.fields("died", key)
             )
-        if run.call is not None:
+        if key is not None and run.call is not None:
             server.store.pass_on(key, run.call)
         if run.reservation is not None:
             is_to_come = _is_still_to_come(server, run, run.reservation.key)
@@ -174,6 +221,30 @@ def release_of_dead(run: Run) -> None:
         logger.warning("%s: its process died; %s: its lock ends in %.0f s", run.name, error, lease, extra=about)
         if run.reservation is not None:  # it does not end with the lease, but lives for lock_queue_ttl
             give_up_reservation(run.plan, run.reservation, run.retries)
+    finally:
+        ASKED_KEYS.forget(run.nonce)
+
+
+def _is_cold_shutdown() -> bool:
+    terminates: Any = state.should_terminate  # an exit code, which may be 0
+    return terminates is not None and terminates is not False
+
+
+def _is_handed_over(server: LockServer, run: Run, key: str | None) -> bool:
+    """Hand the key of a dead child over to the next attempt; return False where there is none, or no key.
+
+    The child may have died before it took the key that was reserved for its message.
+    """
+    owners = [] if key is None else [(key, known_by(run.nonce))]
+    if run.reservation is not None:
+        owners.append((run.reservation.key, known_by(run.reservation.claim, RESERVED)))
+    for held, owner in owners:
+        taken = run.next and run.next.takes(held)
+        if taken and server.store.send(commands.hand_over(held, owner, *taken)):
+            text = "%s: its process died; its lock %s is kept for its next attempt"
+            logger.warning(text, run.name, held, extra=run.fields("died", held))
+            return True
+    return False
 
 
 def _is_still_to_come(server: LockServer, run: Run, key: str) -> bool:
@@ -186,27 +257,6 @@ def _is_still_to_come(server: LockServer, run: Run, key: str) -> bool:
     held = server.store.look(key) if run.is_to_come else None
     attempts = [holder.attempt for holder in held.holders] if held is not None else []
     return any(one is not None and one.task_id == run.task_id and one.retries < run.retries for one in attempts)
-
-
-def is_dead(pid: int) -> bool:
-    """Whether the process `pid` has ended, even if the pool has not noticed yet.
-
-    Where the system has given `pid` to a new process, the child counts as alive, and its lock ends with the lease.
-    """
-    try:
-        if hasattr(os, "waitid") and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            return True
-    except OverflowError:
-        return False  # the id of a greenlet, in a pool without children
-    except ChildProcessError:
-        pass  # the pool has already waited for it, or its parent is not this process but a fork server
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False  # it runs, as another user
-    return False
 
 
 #: Those of this process.

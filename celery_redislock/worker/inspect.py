@@ -17,8 +17,9 @@ from celery_redislock.app import server_of
 from celery_redislock.errors import RedisLockError
 from celery_redislock.info import LockInfo
 
-from .children import Run, is_dead
+from .children import Run
 from .conflicts import CONFLICTS
+from .deaths import is_dead
 from .waiting import waiting_room_of
 from .waiting_message import WaitingMessage
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import sys
 import threading
 import time
 import types
+from contextlib import nullcontext
 from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
@@ -21,10 +23,11 @@ from celery_redislock.errors import LockConfigError
 from celery_redislock.message.comeback import custom_headers
 from celery_redislock.message.delivery import DELIVERY, Delivery, hide_headers, is_requeued
 from celery_redislock.message.early_acks import EARLY_ACKS
-from celery_redislock.message.header import HEADER, reservation_in
+from celery_redislock.message.header import HEADER, Header, Reservation, reservation_in
 from celery_redislock.server.tokens import mint_nonce
 from celery_redislock.shown import fields, run_named
 from celery_redislock.task.endings import CameBack, CameBackAsRetry, CameBackInOutage, Skipped, WaitsInLine
+from celery_redislock.task.lost import NextAttempt, in_hook, next_attempt
 from celery_redislock.task.plan import LockPlan
 from celery_redislock.task.reservation import give_up_reservation
 
@@ -35,6 +38,10 @@ from .reminder import Reminder
 from .waiting import WaitingRoom, waiting_room_of
 
 logger = logging.getLogger(__name__)
+
+#: So many children may die with a message before its run begins; then it fails. One may have met somebody else's fate,
+#: such as the out-of-memory killer's; three of them say that the message itself kills them.
+MOST_DEATHS = 3
 
 _reminder = Reminder()
 
@@ -54,6 +61,10 @@ class LockedRequest(Request):
     delivery: Delivery
     #: The lock of the task; None where locks are switched off.
     _plan: LockPlan | None = None
+    #: The attempt after this run, if its process dies and the key is handed over.
+    _next: NextAttempt | None = None
+    #: The key for which the message has waited in this worker.
+    _waited_for: str | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -83,6 +94,9 @@ class LockedRequest(Request):
             acks_at_begin=plan is not None and not task.acks_late and EARLY_ACKS.reader is not None,
         )
         self.request_dict[DELIVERY] = tuple(self.delivery)
+        self._next = None
+        if plan is not None and getattr(task, "retry_on_worker_lost", None):  # from Celery 5.7 on
+            self._next = next_attempt(task, plan, self.request_dict, self.delivery.nonce, self._reservation(plan))
 
     def on_accepted(self, pid: Any, time_accepted: float) -> None:
         """Remember what the child `pid` runs now.
@@ -126,20 +140,22 @@ class LockedRequest(Request):
         plan = self._plan
         if plan is None:
             return None
-        reservation = reservation_in(self.request_dict.get(HEADER))
-        if reservation is not None:
-            reservation = reservation._replace(key=plan.in_any_slot(reservation.key))
         retries = self.request_dict.get("retries") or 0
-        delivery = self.delivery
-        return Run(str(self.id), plan, self.args, self.kwargs, delivery.nonce, reservation, retries, delivery.call)
+        nonce, call, reservation = self.delivery.nonce, self.delivery.call, self._reservation(plan)
+        return Run(str(self.id), plan, nonce, reservation, retries, call, self._waited_for, self._next)
+
+    def _reservation(self, plan: LockPlan) -> Reservation | None:
+        reservation = reservation_in(self.request_dict.get(HEADER))
+        return reservation and reservation._replace(key=plan.in_any_slot(reservation.key))
 
     def revoked(self) -> bool:
         """Whether the message was revoked or has expired. Then the key that was reserved for it is given up."""
         if self._already_revoked:  # type: ignore[attr-defined]
             return True
         other = state.requests.get(self.id)
-        if not super().revoked():
-            return False
+        with in_hook():
+            if not super().revoked():
+                return False
         same_id.find_again(self, other)
         run = self.run
         if run is not None and run.call is not None and run.key is not None:
@@ -152,7 +168,22 @@ class LockedRequest(Request):
         """Note at a hard time limit that the child is killed next: its slot is not free."""
         if not soft:
             CHILDREN.condemned(self.worker_pid)
-        super().on_timeout(soft, timeout)
+        with in_hook():
+            super().on_timeout(soft, timeout)
+
+    def terminate(self, pool: Any, signal: Any = None) -> None:
+        """As Celery's own. A run that is terminated has no next attempt."""
+        self._call_off()
+        super().terminate(pool, signal)
+
+    def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
+        """As Celery's own. The message of a run that is cancelled is delivered again."""
+        self._call_off()
+        super().cancel(pool, signal, emit_retry)
+
+    def _call_off(self) -> None:
+        if self._next is not None:
+            self._next.call_off()
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """Send the event of a run that a policy has ended with `Ignore`, for which Celery sends none.
@@ -164,6 +195,13 @@ class LockedRequest(Request):
             error = error.exc
         EARLY_ACKS.failed(self.delivery.nonce, self)  # the run may have begun and ended meanwhile
         CONFLICTS.ended_by(error)
+        try:
+            with nullcontext() if return_ok else in_hook(self._next):
+                return self._ends(exc_info, error, send_failed_event, return_ok)
+        finally:
+            self._call_off()
+
+    def _ends(self, exc_info: Any, error: Any, send_failed_event: bool, return_ok: bool) -> Any:
         room = waiting_room_of(self.app)
         if room is not None and isinstance(error, CameBack | Skipped):
             room.give_token_back(self)
@@ -171,8 +209,8 @@ class LockedRequest(Request):
             return self._wait(room, error)
         # With `return_ok` the run itself has raised the error: that of a task that it has joined.
         is_lost = isinstance(error, WorkerLostError) and not return_ok
-        if is_lost and self.delivery.acks_at_begin and not self.acknowledged:
-            return self._give_back()
+        if is_lost and self.delivery.acks_at_begin and not self.acknowledged and self._is_given_back(room):
+            return None
         if not return_ok:  # on a lost worker Celery may publish a new attempt, with the headers of this one
             hide_headers(self._context)  # type: ignore[attr-defined]
         if isinstance(error, CameBack) or is_requeued(self.task, error):
@@ -189,14 +227,29 @@ class LockedRequest(Request):
             self.acknowledge()
         return result
 
-    def _give_back(self) -> None:
-        """Have the broker deliver the message again: its child has died before the run began."""
-        same_id.task_ready(self)
-        name = self.task.name
-        about = fields("died", task=name, task_id=self.id)
-        which = run_named(name, self.id)
+    def _is_given_back(self, room: WaitingRoom | None) -> bool:
+        """Have the message delivered again, for its child has died before the run began; return False at the last time.
+
+        It is published again and not requeued, for it counts the children that have died with it.
+        """
+        task: Any = self.task
+        header = Header.read(self.request_dict.get(HEADER))
+        header = header._replace(died=header.died + 1, republished=True)
+        about = fields("died", task=task.name, task_id=self.id)
+        which = run_named(task.name, self.id)
+        if header.died >= MOST_DEATHS:
+            text = "%s: its process died before it began, as did %d before: it fails with WorkerLostError"
+            logger.error(text, which, header.died - 1, extra=about)
+            return False
         logger.warning("%s: its process died before it began: its message is delivered again", which, extra=about)
-        self.reject(requeue=True)
+        self._forget_run()
+        self.request_dict[HEADER] = header.wire
+        if room is None:
+            same_id.task_ready(self)
+            self.reject(requeue=True)
+        else:
+            room.send_on(self, header, task.lock_plan, self.prepare_run)
+        return True
 
     def _wait(self, room: WaitingRoom, ending: WaitsInLine) -> None:
         """Have the message wait in line."""
@@ -206,6 +259,7 @@ class LockedRequest(Request):
             return
         CHILDREN.keep_reservation(self.worker_pid, self.delivery.nonce)
         self._forget_run()
+        self._waited_for = sys.intern(str(ending.key))  # all that wait for one key share its name
         self.request_dict[HEADER] = ending.header.wire
         if ending.is_shown:
             self.send_event("task-retried", exception=str(ending.args[0]), traceback="")

@@ -7,6 +7,7 @@ from typing import Any
 
 from celery.signals import celeryd_after_setup, worker_init, worker_shutting_down
 
+from celery_redislock.message.asked_keys import ASKED_KEYS
 from celery_redislock.message.early_acks import EARLY_ACKS
 from celery_redislock.options import ATTRIBUTES
 from celery_redislock.task.locked_task import LockedTask
@@ -49,6 +50,7 @@ def prepare(sender: Any = None, **_: Any) -> None:
     steps = sender.app.steps["consumer"]
     steps.update({f"{__package__}.{step}" for step in CONSUMER_STEPS})
     EARLY_ACKS.open()
+    ASKED_KEYS.open()
     cut_short.connect()
 
 

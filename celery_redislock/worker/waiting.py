@@ -16,6 +16,7 @@ from celery.worker.request import Request
 from kombu.common import ignore_errors
 
 from celery_redislock.app import server_of
+from celery_redislock.message.header import Header
 from celery_redislock.server.room import Room
 from celery_redislock.task.endings import WaitsInLine
 from celery_redislock.task.plan import LockPlan
@@ -149,6 +150,13 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     def keep(self, request: Request, ending: WaitsInLine, plan: LockPlan, prepare: Prepare) -> None:
         """Keep the message of `request` until its turn."""
+        self._keep(request, ending, plan, prepare, leaves=False)
+
+    def send_on(self, request: Request, header: Header, plan: LockPlan, prepare: Prepare) -> None:
+        """Publish the message of `request` again with `header`; where that fails, have the pool run it once more."""
+        self._keep(request, WaitsInLine("", "", header.place, header, False), plan, prepare, leaves=True)
+
+    def _keep(self, request: Request, ending: WaitsInLine, plan: LockPlan, prepare: Prepare, *, leaves: bool) -> None:
         same_id.task_ready(request)
         consumer = self._consumer
         if consumer is None:
@@ -161,7 +169,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._rooms.add(room)
         room.hosts.add(self)
         waiting = WaitingMessage(request, ending, plan, prepare, self.can_begin, self.is_coming, self._end_wait)
-        if waiting.must_leave:
+        if leaves or waiting.must_leave:
             self._handover.leave(waiting)
         else:
             room.enter(waiting)

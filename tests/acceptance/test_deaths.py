@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
+import statistics
+import time
+from pathlib import Path
 
 import psutil
 import pytest
+from celery import Task, chord, states
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded, WorkerLostError
 
-from tests.conftest import on_every_broker
+from tests.conftest import IS_MATRIX, every, on_every_broker
 from tests.lab.servers import wait_until
 from tests.lab.wake_ups import counts_on_wake_ups
 
@@ -58,6 +63,59 @@ def test_a_killed_child_frees_its_key(tasks, start_worker, running, freed_by_dea
     assert tasks.work.delay("k", "next").get(timeout=PATIENCE) == "next"
     if sig != signal.SIGTERM:
         wait_until(lambda: "its process died; its lock" in worker.output(), "the worker has told of the release")
+
+
+def test_a_killed_child_frees_its_key_where_the_system_tells_of_no_deaths(
+    config, tasks, start_worker, running, freed_by_death
+):
+    config.settings["lab_no_pidfd"] = True
+    start_worker(1)
+    assert tasks.work.delay("k", "first").get(timeout=PATIENCE) == "first"
+    result = tasks.work.delay("k", "killed", 60)
+    os.kill(pid := running("killed"), signal.SIGKILL)
+    freed_by_death(pid)
+    with pytest.raises(WorkerLostError):
+        result.get(timeout=PATIENCE)
+    assert tasks.work.delay("k", "next").get(timeout=PATIENCE) == "next"
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the system tells of no deaths")
+def test_half_of_twelve_killed_children_free_their_keys_within_30_ms(tasks, start_worker, ledger, locks, running):
+    """The time is held against its bound by `make matrix`, for a busy machine proves nothing."""
+    start_worker(4)
+    taken = []
+    for number in range(12 if IS_MATRIX else 3):
+        tasks.work.delay(number, number, 60)
+        pid = running(number)
+        (key,) = locks.client.keys("redislock:*}")
+        killed = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        while locks.client.exists(key):
+            assert time.monotonic() - killed < SOON
+        taken.append(time.monotonic() - killed)
+    assert not IS_MATRIX or statistics.median(taken) < 0.03
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the system tells of no deaths")
+def test_no_thread_of_a_worker_wakes_up_while_no_child_dies(tasks, start_worker, running):
+    """A busy machine only wakes them up less often. The main thread has Celery's timers."""
+    worker = start_worker(2)
+    assert tasks.work.delay("k", "over").get(timeout=PATIENCE) == "over"
+    tasks.work.delay("k", "holds", 60)
+    running("holds")
+    main = worker.process.pid
+
+    def wake_ups():
+        status = {path.name: (path / "status").read_text() for path in Path(f"/proc/{main}/task").iterdir()}
+        threads = {name: re.search(r"^voluntary_ctxt_switches:\s+(\d+)", text, re.M) for name, text in status.items()}
+        return {name: int(found[1]) for name, found in threads.items() if found and name != str(main)}
+
+    before = wake_ups()
+    time.sleep(2)
+    after = wake_ups()
+    assert before.keys() <= after.keys()
+    assert before
+    assert {name: after[name] - count for name, count in before.items() if after[name] > count + 1} == {}
 
 
 @pytest.mark.parametrize("name", ["own_request", "named_request"])
@@ -117,6 +175,11 @@ def test_a_revoked_task_that_goes_on_all_the_same_keeps_its_key(tasks, app, star
     assert first.end <= second.start
 
 
+retries_the_lost = pytest.mark.skipif(
+    not hasattr(Task, "retry_on_worker_lost"), reason="retry_on_worker_lost came with Celery 5.7"
+)
+
+
 @on_every_broker
 def test_a_task_given_back_by_its_dead_child_runs_again_at_once(tasks, start_worker, ledger, running):
     start_worker(2)
@@ -126,16 +189,97 @@ def test_a_task_given_back_by_its_dead_child_runs_again_at_once(tasks, start_wor
     assert ledger.items() == ["twice", "twice"]
 
 
+@retries_the_lost
 def test_a_task_retried_for_its_dead_child_runs_again_at_once(tasks, start_worker, ledger, running):
-    from celery import Task
-
-    if not hasattr(Task, "retry_on_worker_lost"):
-        pytest.skip("retry_on_worker_lost came with Celery 5.7")
     start_worker(2)
     result = tasks.tried_again.delay("k", "twice", 60)
     os.kill(running("twice"), signal.SIGKILL)
     assert result.get(timeout=SOON) == "twice"
     assert ledger.items() == ["twice", "twice"]
+
+
+@retries_the_lost
+@every("broker", ["redis", "rabbitmq"])
+def test_a_job_retried_for_its_dead_child_keeps_its_key_until_the_retry(
+    tasks, start_worker, ledger, running, nothing_is_left
+):
+    """It is kept by the main process, which does not make its name."""
+    worker = start_worker(2)
+    result = tasks.job_tried_again.delay("k", "twice", 60)
+    os.kill(pid := running("twice"), signal.SIGKILL)
+    wait_until(lambda: "its process died; its lock" in worker.output(), "the main process has seen it")
+    again = tasks.job_tried_again.delay("k", "another")
+    assert (again.id, again.duplicate) == (result.id, True)
+    wait_until(lambda: result.state == states.RETRY, "Celery has seen it")
+    again = tasks.job_tried_again.delay("k", "another")
+    assert (again.id, again.duplicate) == (result.id, True)
+    assert result.get(timeout=SOON) == "twice"
+    assert ledger.items() == ["twice", "twice"]
+    nothing_is_left()
+    made = {line["pid"] for line in ledger.lines() if line["event"] == "key made"}
+    assert pid in made
+    assert worker.process.pid not in made
+
+
+@retries_the_lost
+def test_a_retry_for_a_dead_child_that_is_revoked_frees_the_key(app, tasks, start_worker, running, nothing_is_left):
+    start_worker(2)
+    result = tasks.job_tried_again.delay("k", "killed", 60)
+    os.kill(running("killed"), signal.SIGKILL)
+    wait_until(lambda: result.state == states.RETRY, "Celery has seen it")
+    app.control.revoke(result.id)
+    nothing_is_left()
+    assert tasks.job_tried_again.delay("k", "next").get(timeout=PATIENCE) == "next"
+
+
+@retries_the_lost
+@pytest.mark.parametrize("how", ["terminated", "out of retries", "out of time"])
+def test_a_job_that_is_not_retried_for_its_dead_child_frees_its_key(
+    app, tasks, start_worker, running, nothing_is_left, how
+):
+    start_worker(2)
+    task = tasks.job_tried_once if how == "out of retries" else tasks.job_tried_again
+    result = task.apply_async(("k", "killed", 60), time_limit=TIME_LIMIT if how == "out of time" else None)
+    pid = running("killed")
+    if how == "terminated":
+        app.control.revoke(result.id, terminate=True, signal="SIGKILL")
+    elif how == "out of retries":
+        os.kill(pid, signal.SIGKILL)
+    nothing_is_left()
+    wait_until(lambda: result.state in {states.FAILURE, states.REVOKED}, "it has ended", PATIENCE)
+
+
+@pytest.mark.parametrize("name", ["tells_key", "tells_key_late"])
+def test_a_killed_child_frees_its_key_without_a_line_of_the_users_code_in_the_main_process(
+    tasks, start_worker, ledger, running, freed_by_death, name
+):
+    task = getattr(tasks, name)
+    worker = start_worker(2)
+    task.delay("k", "killed", 60)
+    os.kill(pid := running("killed"), signal.SIGKILL)
+    freed_by_death(pid)
+    assert task.delay("k", "next").get(timeout=PATIENCE) == "next"
+    made = {line["pid"] for line in ledger.lines() if line["event"] == "key made"}
+    assert pid in made
+    assert worker.process.pid not in made
+
+
+@every("name, broker", ["killing_key", "killing_limit", "dying"], ["redis", "rabbitmq"])
+def test_a_message_whose_children_die_before_it_begins_fails_after_three_of_them(
+    app, tasks, start_worker, nothing_is_left, name
+):
+    """As Celery fails one at the first death that it has acked early; its chord fails too, and its worker goes on."""
+    worker = start_worker(2)
+    body = chord([getattr(tasks, name).s("k"), tasks.work.s("other", "member")])(tasks.work.si("body", "body"))
+    lost = body.parent.children[0]
+    wait_until(lambda: lost.state == states.FAILURE, "it has failed", PATIENCE)
+    assert isinstance(lost.result, WorkerLostError)
+    wait_until(lambda: body.state == states.FAILURE, "the chord's body has failed")
+    assert worker.output().count("its process died before it began") == 3
+    assert "its process died before it began, as did 2 before: it fails" in worker.output()
+    assert tasks.work.delay("k", "next").get(timeout=PATIENCE) == "next"
+    assert worker.process.poll() is None
+    nothing_is_left()
 
 
 @counts_on_wake_ups("two hundred messages have their turn, one every five seconds for each key")

@@ -54,9 +54,7 @@ def run(app, key, claim):
     def job_again(key): ...
 
     plan = LockPlan(app, "lab.job_again", job_again, False, {"args": ["key"], "scope": "job"})
-    run = Run("id", plan, ("k",), {}, tokens.mint_nonce(), Reservation(key, claim), 1)
-    assert run.key == key
-    return run
+    return Run("id", plan, tokens.mint_nonce(), Reservation(key, claim), 1, waited_for=key)
 
 
 @pytest.fixture
@@ -126,6 +124,6 @@ def test_a_child_lives_from_its_start_to_its_end():
     os.write(tell, b"!")
     for child in children:
         child.join()
-    assert living(pool) == 0
+    wait_until(lambda: living(pool) == 0, "both have ended")
     for end in (ready, tell):
         os.close(end)

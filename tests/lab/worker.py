@@ -29,6 +29,8 @@ app = make_app(config)
 reminder.EVERY = config.settings.get("lab_reminder", reminder.EVERY)
 if config.settings.get("lab_long_offers"):
     offers.lengthen()
+if config.settings.get("lab_no_pidfd"):  # as on macOS
+    del os.pidfd_open
 if config.settings.get("lab_broken_receivers"):
     break_receivers(Ledger(Path(config.ledger)))
 if config.settings.get("lab_tokens"):

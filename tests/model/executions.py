@@ -78,6 +78,7 @@ class Phase(Enum):
     RETURNED = "sent back, before its ack"
     DROPPED = "dropped, before its ack"
     CHILD_DEAD = "with its child dead"
+    KEPT = "with its child dead, and its key kept for its retry"
 
     __hash__ = object.__hash__  # fast: an Enum hashes its name anew each time, and the explorer asks a million times
 
@@ -89,7 +90,9 @@ CLOSED = frozenset({Phase.RELEASED, Phase.RETURNED, Phase.DROPPED})
 #: The phases in which a pool child is at work, which can die while the main process lives on.
 IN_CHILD = IN_BODY | {Phase.CALLED, Phase.ASKED, Phase.ENDED, Phase.IN_DOUBT}
 #: The phases in which an execution takes one of its worker's slots.
-IN_SLOT = (IN_CHILD - {Phase.IN_DOUBT}) | {Phase.CHILD_DEAD}
+IN_SLOT = (IN_CHILD - {Phase.IN_DOUBT}) | {Phase.CHILD_DEAD, Phase.KEPT}
+#: The state of an ending that is none of the body's: its process dies, and the main process publishes its retry.
+LOST = "LOST"
 
 
 class Execution(NamedTuple):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 
-from .commands import GiveUp, Leave, Release
+from celery_redislock.server.tokens import Attempt
+
+from .commands import GiveUp, HandOver, Leave, Release
 from .effects import apply
-from .executions import CLOSED, IN_BODY, IN_CHILD, Ending, Execution, Phase
+from .executions import CLOSED, IN_BODY, IN_CHILD, LOST, Ending, Execution, Phase
 from .rules import Excuse, Mistake
 from .server import Key, Server, limit_of, member_of, room_of
 from .world import Step, World
@@ -16,11 +18,15 @@ class Fate:
     """The steps that happen to an execution.
 
     Args:
+        plays: How the body of each attempt may end, and whether it has a retry if its process dies.
         mistakes: The mistakes that the main process makes.
         spares_jobs: Whether no reservation lapses whose message is yet to come: as `Faults.spares_jobs`.
     """
 
-    def __init__(self, mistakes: Set[Mistake], *, spares_jobs: bool) -> None:
+    def __init__(
+        self, plays: Mapping[Attempt, tuple[Ending, ...]], mistakes: Set[Mistake], *, spares_jobs: bool
+    ) -> None:
+        self.plays = plays
         self.mistakes = mistakes
         self.spares_jobs = spares_jobs
 
@@ -37,6 +43,8 @@ class Fate:
             body = Execution(one.nonce, one.message, Phase.CHILD_DEAD, one.unacked, one.overdue, room=one.room)
             if _is_acked_early(one):
                 body = body._replace(unacked=False)  # the child has told that its key was granted, and so it is acked
+            if lost := next((ending for ending in self.plays[one.attempt] if ending.state == LOST), None):
+                body = body._replace(ending=lost, gives=world.fresh("h"))
             yield Step(f"the child of {one.nonce} dies {one.phase.value}", dead.put(body))
 
     def strike_worker(self, world: World, room: str) -> Iterator[Step]:
@@ -48,6 +56,8 @@ class Fate:
             died = world.spend("deaths")
             for one in mine:
                 died = _excuse_death(died, one).without(one)
+                if one.phase is Phase.KEPT:  # its key is kept for seconds only, as that of a publisher that dies
+                    died = died.remember("failed", _retry_of(one))
                 died = died.enqueue(one.message.again) if one.unacked else died
             what = ", ".join(f"{one.nonce} {one.phase.value}" for one in mine)
             yield Step(f"the worker {room} dies: {what}", _forget(died, room))
@@ -96,6 +106,9 @@ class Fate:
         It requeues an unacked message, as with `task_reject_on_worker_lost`. Without that setting Celery acks the
         message, and the attempt is a failure.
         """
+        if one.gives:
+            yield from self._hand_on(world, one)
+            return
         note = one.attempt if Mistake.NOTE_OF_A_DEAD_CHILD in self.mistakes else None
         command = Release(token_of(one, self.mistakes), note, one.overdue, self._limit(world))
         effect = apply(world.server, command, self.mistakes)
@@ -114,6 +127,45 @@ class Fate:
             yield _requeue(kept, one, f"the main process gives {one.attempt} of {one.nonce} back")
         else:
             yield Step(label, after, (world.server, command))
+
+    def _hand_on(self, world: World, one: Execution) -> Iterator[Step]:
+        """With `task_retry_on_worker_lost` one thread hands the key over, and another one publishes the retry, or not.
+
+        They come in any order. While `one` has its ending, the second has not come.
+        """
+        limit = self._limit(world)
+        if one.ending is not None:
+            yield self._publish_retry(world, one, one.ending)
+            yield from self._publish_nothing(world, one, limit)
+        if one.phase is Phase.CHILD_DEAD:
+            command = HandOver(one.nonce, None, False, one.gives, _retry_of(one), limit)
+            effect = apply(world.server, command, self.mistakes)
+            after = world._replace(server=effect.server)
+            after = after.put(one._replace(phase=Phase.KEPT)) if one.ending is not None else after.without(one)
+            label = f"the main process hands the key of {one.nonce} on: {effect.reply.value}"
+            yield Step(label, after, (world.server, command))
+
+    @staticmethod
+    def _publish_retry(world: World, one: Execution, ending: Ending) -> Step:
+        assert ending.publishes
+        message = ending.publishes._replace(claim=one.gives)
+        if message.attempt in world.history.published:
+            world = world.excuse(message.attempt, Excuse.PUBLISHED_TWICE)
+        world = world.remember("published", message.attempt).remember("settled", one.attempt).enqueue(message)
+        return Step(f"the main process publishes {message} for {one.nonce}", _told(world, one))
+
+    def _publish_nothing(self, world: World, one: Execution, limit: int) -> Iterator[Step]:
+        """It was terminated, or is out of retries. The other thread may be about to hand the key over."""
+        label = f"the main process publishes nothing for {one.nonce}"
+        world = world.remember("settled", one.attempt)
+        if one.phase is Phase.CHILD_DEAD:
+            yield Step(label, world.put(one._replace(ending=None, gives="", unacked=False)))
+        if Mistake.LOST_KEY_IS_KEPT_FOR_NOBODY in self.mistakes:
+            yield Step(label, _told(world, one))
+            return
+        command = GiveUp(one.gives, True, limit)
+        server = apply(world.server, command, self.mistakes).server
+        yield Step(f"{label}, and gives up", _told(world._replace(server=server), one), (world.server, command))
 
     def _limit(self, world: World) -> int:
         """The limit that the main process names: the greatest there is, for it does not know that of each run."""
@@ -177,6 +229,17 @@ def token_of(one: Execution, mistakes: Set[Mistake]) -> str:
     """The nonce under which an execution holds its key: its own, unless a mistake says otherwise."""
     shares = Mistake.CLAIM_IS_KEPT in mistakes
     return one.message.claim if shares and one.message.claim else one.nonce
+
+
+def _retry_of(one: Execution) -> Attempt:
+    return one.attempt._replace(retries=one.attempt.retries + 1)
+
+
+def _told(world: World, one: Execution) -> World:
+    """The message is acked, and no retry is to come any more, or it has come; the key may be handed over only now."""
+    if one.phase is Phase.KEPT:
+        return world.without(one)
+    return world.put(one._replace(ending=None, unacked=False))
 
 
 def _requeue(world: World, one: Execution, label: str) -> Step:

@@ -61,6 +61,7 @@ class Mistake(Enum):
     RELEASE_WITHOUT_OWNER_CHECK = "release deletes the key, whoever holds it"
     RENEW_WITHOUT_OWNER_CHECK = "renew extends the key, whoever holds it"
     OWN_GRANT_IS_A_CONFLICT = "an acquire that is sent again takes its own token for another's"
+    LOST_KEY_IS_KEPT_FOR_NOBODY = "the main process keeps a dead child's key for a retry that it does not publish"
     RELEASE_WHILE_THE_CHILD_RUNS = "the main process releases at the hard time limit, before the child is dead"
     SUCCESSOR_MEETS_THE_POLICY = "a message that the holder itself published is skipped as a duplicate"
     BEGUN_WORK_MEETS_THE_POLICY = "a redelivered message is skipped as a duplicate"

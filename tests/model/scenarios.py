@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery_redislock.server.tokens import Attempt
 
-from .executions import Ending, Message
+from .executions import LOST, Ending, Message
 from .explore import Scenario
 from .publishing import Publisher
 from .world import Faults
@@ -94,6 +94,12 @@ REVOKED = Scenario(
     (Message(A),),
     {A: (Ending("RETRY", Message(A_RETRIED), hands_over=True),), A_RETRIED: (SUCCESS,)},
     Faults(2, timeouts=1, deaths=1, lost_replies=1, revokes=1),
+)
+RETRIED_WHEN_LOST = Scenario(
+    "a key handed over to the retry of a run whose process has died, which a stranger wants too",
+    (Message(A), Message(STRANGER, acks_late=False)),
+    {A: (SUCCESS, Ending(LOST, Message(A_RETRIED), hands_over=True)), A_RETRIED: (SUCCESS,), STRANGER: (SUCCESS,)},
+    Faults(2, deaths=2, pauses=1, revokes=1),
 )
 PUBLISHED = Scenario(
     "two publishers of one job, acked late or early",
@@ -335,6 +341,7 @@ SCENARIOS = (
     HANDED_OVER_AMONG_STRANGERS,
     DISCONNECTED,
     REVOKED,
+    RETRIED_WHEN_LOST,
     PUBLISHED,
     PUBLISHED_AND_RETRIED,
     ONE_JOB,

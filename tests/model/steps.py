@@ -17,7 +17,7 @@ from celery_redislock.task.decisions import ComeBack, Skip
 from . import known
 from .commands import Acquire, Claim, Command, Effect, GiveUp, HandOver, Release, Renew, Reply
 from .effects import apply, noted
-from .executions import IN_BODY, Ending, Execution, Message, Phase
+from .executions import IN_BODY, LOST, Ending, Execution, Message, Phase
 from .fate import Fate, token_of
 from .publishing import Publisher, Publishing
 from .rooms import Rooms, wake
@@ -55,7 +55,7 @@ class Steps:
         self.limit = limit
         self.mistakes = mistakes
         self.excuses = excuses
-        self.fate = Fate(mistakes, spares_jobs=spares_jobs)
+        self.fate = Fate(plays, mistakes, spares_jobs=spares_jobs)
         self.publishing = Publishing(mistakes, promises_one_job=spares_jobs)
 
     def of(self, world: World) -> Iterator[Step]:
@@ -84,7 +84,7 @@ class Steps:
                     yield self._send_again(world, one)
                     if not one.has_parted:
                         yield self._part_with_message(world, one)
-                case Phase.CHILD_DEAD:
+                case Phase.CHILD_DEAD | Phase.KEPT:
                     yield from self.fate.clear_up(world, one)
                 case Phase.RELEASED | Phase.RETURNED | Phase.DROPPED:
                     yield self._part_with_message(world, one)
@@ -298,6 +298,8 @@ class Steps:
             yield self._renew(world, one)
             return
         for ending in self.plays[one.attempt]:
+            if ending.state == LOST:
+                continue
             if one.phase is Phase.RUNNING and ending.publishes is not None:
                 yield self._publish(world, one, ending)
             elif one.phase is Phase.RUNNING or one.ending == ending:

@@ -140,6 +140,7 @@ class World(NamedTuple):
         if not reserved:
             return []
         claims = self.claims | {publisher.claim for publisher in self.publishers}
+        claims |= {one.gives for one in self.executions if one.phase is Phase.KEPT}
         return [key for key in reserved if key.nonce not in claims]
 
     def enqueue(self, message: Message) -> World:

@@ -27,6 +27,7 @@ GOOD: dict[str, Any] = {
     "begun": True,
     "joins": "an id",
     "published": 1_700_000_000_000_000,
+    "died": 2,
     "place": 1_700_000_000_000_001,
 }
 #: The lock server's time, in microseconds.
@@ -39,6 +40,7 @@ MALFORMED_FIELDS = [
     *(("claim", value) for value in (0, True, None, "", "short", "a b", [], {}, b"~", "~" + "x" * 22, "x" * 1000)),
     *(("publish", value) for value in (0, True, None, "short", "a b c d ", "eight/88", "x" * 9, b"12345678", [], {})),
     *(("key", value) for value in (0, True, None, "", "k" * (MAX_KEY + 1), b"key", [], {})),
+    *(("died", value) for value in (-1, 0, 1000, 10**30, 1.0, True, None, "1", math.nan, [], {})),
     *(("joins", value) for value in (0, True, None, b"id", [], {})),
     *(
         (field, value)

@@ -39,6 +39,30 @@ def define(app: Celery, ledger: Ledger) -> None:
         """Is retried by the main process when its process dies, from Celery 5.7 on."""
         return ledger.take(key, item, first)
 
+    def told(arguments: Any) -> str:
+        ledger.write({"event": "key made", "pid": os.getpid()})
+        return str(arguments["key"])
+
+    def two(arguments: Any) -> int:
+        ledger.write({"event": "key made", "pid": os.getpid()})
+        return 2
+
+    for name, more in {"tells_key": {}, "tells_key_late": {"lock_limit": two, "acks_late": True}}.items():
+
+        @locked(name, lock_key=told, **more)
+        def tells(key: Any, item: Any, seconds: float | str = 0.0) -> Any:
+            """Tells which process makes its key, and its limit."""
+            with ledger.run(key, item):
+                spend(seconds)
+            return item
+
+    for name, more in {"job_tried_again": {}, "job_tried_once": {"max_retries": 0}}.items():
+
+        @locked(name, lock_key=told, lock_scope="job", retry_on_worker_lost=True, default_retry_delay=2, **more)
+        def tried_again_as_job(key: Any, item: Any, first: float | str = 0.0) -> Any:
+            """The same in scope job; it tells which process makes its key."""
+            return ledger.take(key, item, first)
+
     @locked("stands_still", lock_args=["key"], base=_StandingStill)
     def stands_still(key: Any, item: Any) -> Any:
         """Its process stops itself before its first run asks for the key."""

@@ -34,6 +34,20 @@ def define(app: Celery, ledger: Ledger) -> None:
     def dying_job(key: Any) -> None:
         """Its process dies before it has asked for the key."""
 
+    @locked("dying", base=_Dying)
+    def dying(key: Any) -> None:
+        """The same, in scope run."""
+
+    for name, option in {"killing_key": "lock_key", "killing_limit": "lock_limit"}.items():
+
+        @locked(name, **{"lock_args": None, option: _kill})
+        def killing(key: Any) -> None:
+            """What names its lock, or limits it, ends the process."""
+
+
+def _kill(arguments: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
 
 class _Dying(LockedTask):
     def before_start(self, *args: Any) -> None:
