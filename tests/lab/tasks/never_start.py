@@ -40,7 +40,9 @@ def define(app: Celery, ledger: Ledger) -> None:
 
     for name, option in {"killing_key": "lock_key", "killing_limit": "lock_limit"}.items():
 
-        @locked(name, **{"lock_args": None, option: _kill})
+        @locked(
+            name, **{"lock_args": None, "lock_scope": "run", "lock_fence": False, "lock_cooldown": 0, option: _kill}
+        )
         def killing(key: Any) -> None:
             """What names its lock, or limits it, ends the process."""
 
