@@ -64,7 +64,7 @@ def acquire(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> Eff
 def reserve(server: Server, command: Reserve, mistakes: Mistakes) -> Effect:
     key, queued = server.slots[0], server.queued
     if key is not None and key.nonce == command.claim:
-        return Effect(Reply.GRANTED, server, 1)
+        return Effect(Reply.GRANTED, server)
     if _has_place(server, command.claim):
         return Effect(Reply.QUEUED, server)
     if any(_is_outstanding(one, command, mistakes) for one in _heeded(server, mistakes)):

@@ -93,7 +93,14 @@ def explore(
     """
     found = Exploration(scenario, excuses)
     rooms = Rooms(scenario.slots, scenario.limits, scenario.has_others, mistakes)
-    steps = Steps(scenario.plays, rooms, scenario.limit, mistakes, excuses, scenario.faults.spares_jobs)
+    steps = Steps(
+        scenario.plays,
+        rooms,
+        scenario.limit,
+        mistakes,
+        excuses,
+        bool(scenario.publishers) and scenario.faults.spares_jobs,
+    )
     start = World.of(scenario.messages, scenario.faults, scenario.publishers, max(scenario.limits))
     found.came_from[start] = None
     found.known_as[start.canonical] = start

@@ -170,7 +170,7 @@ def test_the_promise_holds_in_every_interleaving_of(name, explorations):
         (RETRIED_WHEN_LOST, 5000),
         (PUBLISHED, 8000),
         (PUBLISHED_AND_RETRIED, 8000),
-        (ONE_JOB, 10_000),
+        (ONE_JOB, 8000),
         (JOB_AMONG_OTHERS, 5000),
         (FOLLOWED_JOB, 1000),
         (SENT_BACK_TWICE, 1000),
@@ -202,7 +202,7 @@ def test_the_promise_holds_in_every_interleaving_of(name, explorations):
 def test_the_exploration_is_not_empty_of(scenario, floor, explorations):
     found = explorations[scenario.name]
     assert len(found.came_from) > floor
-    assert any(len(world.executions) >= 3 for world in found.came_from)
+    assert scenario.publishers or any(len(world.executions) >= 3 for world in found.came_from)
     assert any(world.is_over for world in found.came_from)
 
 
