@@ -81,7 +81,7 @@ class Passed(NamedTuple):
     ended: frozenset[str] = frozenset()
     """Those that its caller may have seen end: what is reserved for them is not needed."""
     preceding: frozenset[str] = frozenset()
-    """Those that its message is to follow, and those whose results nobody else can read."""
+    """Holders that are no answer: those it is to follow, other tasks', and runs whose result nobody else can read."""
 
 
 class Taken(NamedTuple):

@@ -83,7 +83,6 @@ def release(
         note: For copies of the owner's message; None where the attempt is not over.
         keeps: The token that the key holds next, and for how many seconds; None where the key is deleted.
         gone: The key of the note that nobody comes with the claim in `keeps`: if there is one, the key is deleted.
-            Else the place in the queue is kept for as long as the key.
     """
     names = keys_of(key)
     flags = ""
@@ -93,7 +92,7 @@ def release(
         flags, keys = "nu" if note.in_any_case else "n", (*keys, note.key)
         values = (*values, _ms(note.ttl))
     if gone is not None:
-        flags, keys = f"{flags}g", (*keys, gone, names.queued)
+        flags, keys = f"{flags}g", (*keys, gone)
     if keeps is not None:
         flags, values = f"{flags}k", (*values, keeps[0].value, _ms(keeps[1]))
     if limit_of(key) > 1:

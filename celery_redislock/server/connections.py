@@ -194,6 +194,7 @@ class Connections:
                     connection.read_late()
                 elif now - late.sent_at > longest:
                     connection.drop()
+                    self._waiting.give(None)  # the pool has a place for one now
                     continue
             except BaseException as error:
                 self._drop(connection)
@@ -250,7 +251,7 @@ class Connections:
                     return given
                 mine = self._waiting.stand(first=True)
         except BaseException:
-            self._waiting.give(None)  # a place that this caller was to have is for the next one
+            self._waiting.give(None)  # if this caller was called, the next one is in its stead
             raise
         finally:
             unused = self._waiting.leave(mine)
@@ -266,6 +267,7 @@ class Connections:
             self._spare.append(connection)
         else:
             connection.close()  # returns the connection to the pool
+            self._waiting.give(None)  # somebody may have come between
 
     def _drop(self, connection: Connection) -> None:
         """Close it after an error, and return the spares to the pool: only the pool checks whether they live."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from queue import Empty, LifoQueue
+from queue import Full
 from typing import Any, Generic, TypeVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -17,19 +17,47 @@ class NoConnectionFree(RedisConnectionError):
     """All connections of the pool are in use."""
 
 
-class Places(LifoQueue[Any]):
-    """The queue of a redis-py pool. It lets nobody wait: that is for a `WaitingLine`."""
+class Places:
+    """What a redis-py pool keeps its connections in, in place of a `queue.LifoQueue`. None stands for one to be made.
+
+    It lets nobody wait: that is for a `WaitingLine`. A queue's mutex could stay locked where a time limit strikes.
+
+    Args:
+        most: How many connections the pool may have.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.queue: list[Any] = []  # redis-py reads it, as it does that of a `LifoQueue`
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """As `LifoQueue.get_nowait`.
+        """Take the connection that was put last, whatever the arguments.
 
         Raises:
-            NoConnectionFree: No place is free.
+            NoConnectionFree: None is free.
         """
         try:
-            return super().get(block=False)
-        except Empty:
+            return self.queue.pop()
+        except IndexError:
             raise NoConnectionFree("No connection available.") from None
+
+    def put_nowait(self, connection: Any) -> None:
+        """Put a connection back.
+
+        Raises:
+            Full: All are there already.
+        """
+        if self.full():
+            raise Full
+        self.queue.append(connection)
+
+    def full(self) -> bool:
+        """Whether no connection is in use."""
+        return len(self.queue) >= self._most
+
+    def qsize(self) -> int:
+        """How many connections are free."""
+        return len(self.queue)
 
 
 class Waiting(Generic[T]):
@@ -37,13 +65,15 @@ class Waiting(Generic[T]):
 
     def __init__(self) -> None:
         self.gift: T | None = None
-        self.called = threading.Event()
+        #: Unlocked by the call. An event would not do: a time limit that strikes in its code can leave it locked.
+        self.called = threading.Lock()
+        self.called.acquire()
 
 
 class WaitingLine(Generic[T]):
     """Those who wait for what others return, each of whom is given it by hand, in the order in which they came.
 
-    Nobody who comes later takes it from them, and nothing is locked: a time limit may strike anywhere.
+    Nobody who comes later takes it from them. Each step is one that a time limit cannot cut in two.
     """
 
     def __init__(self) -> None:
@@ -59,7 +89,7 @@ class WaitingLine(Generic[T]):
         if gift is not None:
             self._moved_at = time.monotonic()
         first.gift = gift
-        first.called.set()
+        first.called.release()
         return True
 
     def stand(self, *, first: bool = False) -> Waiting[T]:
@@ -78,10 +108,11 @@ class WaitingLine(Generic[T]):
             NoConnectionFree: Nobody was given anything for so many seconds.
         """
         since = time.monotonic()
-        while not mine.called.wait(patience):
+        while not mine.called.acquire(timeout=patience):
             if self._moved_at < since:
                 raise NoConnectionFree("No connection available.")
             since = time.monotonic()
+        mine.called.release()
         gift, mine.gift = mine.gift, None
         return gift
 
@@ -90,6 +121,6 @@ class WaitingLine(Generic[T]):
         try:
             self._line.remove(mine)
         except ValueError:  # it was called
-            mine.called.wait(1.0)
+            mine.called.acquire(timeout=1.0)
         gift, mine.gift = mine.gift, None
         return gift

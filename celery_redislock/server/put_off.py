@@ -71,9 +71,9 @@ class PutOff:
         return -math.inf if self._has_news else self._look_at
 
     def add(self, unsent: Unsent) -> None:
-        """Have `unsent` sent soon. Where there are too many, the oldest one is dropped: what it releases ends first."""
+        """Have `unsent` sent soon. Where there are too many, the one that is of no use soonest is dropped."""
         if len(self._commands) >= MOST:
-            self._drop_oldest()
+            self._drop_one()
         self._commands[unsent] = -math.inf
         if self._silent.get(self._store.outage_of(unsent.key), -math.inf) <= time.monotonic():
             self._has_news = True
@@ -123,22 +123,22 @@ class PutOff:
         if one in self._commands:  # else it was dropped meanwhile
             self._commands[one] = time.monotonic() + seconds
 
-    def _drop_oldest(self) -> None:
-        try:
-            oldest = next(iter(self._commands))
-            del self._commands[oldest]
-        except (StopIteration, KeyError, RuntimeError):
-            return  # another thread has just changed the commands: there is one more or less for a moment
-        self._dropped += 1
+    def _drop_one(self) -> None:
+        soonest = min(self._commands.copy(), key=lambda one: one.until, default=None)
+        if soonest is None or self._commands.pop(soonest, None) is None:
+            return  # another thread has just sent or dropped it
         now = time.monotonic()
+        if soonest.until <= now:
+            return  # nothing is lost
+        self._dropped += 1
         if now < self._told_at + TELL_EVERY:
             return
         dropped, self._dropped, self._told_at = self._dropped, 0, now
         logger.warning(
-            "more than %d commands, such as releases, wait for the lock server: the oldest are dropped, %d until now; "
-            "what they were to release ends by itself",
+            "more than %d commands, such as releases, wait for the lock server: those are dropped that are of no use "
+            "soonest, %d so far; what they were to release ends by itself",
             *(MOST, dropped),
-            extra=fields("release_dropped", key=oldest.key),
+            extra=fields("release_dropped", key=soonest.key),
         )
 
 

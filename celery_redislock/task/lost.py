@@ -46,8 +46,8 @@ class NextAttempt:
         self._plan = plan
         self._nonce = nonce
         self._reserved = None if reservation is None else reservation.key
-        retries, nesting = ((request.get(name) or 0) for name in ("retries", "replaced_task_nesting"))
-        self.attempt = Attempt(str(request["id"]), retries + 1, nesting, tokens.mint_publish())
+        nesting = request.get("replaced_task_nesting") or 0
+        self.attempt = Attempt(str(request["id"]), attempts_before(request) + 1, nesting, tokens.mint_publish())
         origin = plan.origin(request.get("hostname"))
         self._token = tokens.mint(tokens.mint_nonce(), str(self.attempt), origin, tokens.RESERVED)
         self._ttl = NOTICED_WITHIN
@@ -76,7 +76,7 @@ class NextAttempt:
         with self._deciding:
             self.is_sent, self._ttl, key = True, ttl, self._key
         if key is not None:
-            # Both, for it is not known whether the key has been handed over by now: one of them does nothing.
+            # The key may or may not be handed over yet, so send both: at least one does nothing.
             keeper, owner, token = server_of(self._plan.app).keeper, known_by(self._nonce), self._token
             ends = time.monotonic() + max(self._plan.options.lease, NOTICED_WITHIN)
             keeper.later(key, ends, lambda store: store.send(commands.hand_over(key, owner, token, ttl)))
@@ -92,22 +92,28 @@ class NextAttempt:
             server_of(self._plan.app).give_up(key, self._token.nonce, self._ttl, is_to_come=True)
 
 
+def attempts_before(request: Mapping[str, Any]) -> int:
+    """How often a request's task had called `self.retry()`. Anybody may write anything into a message."""
+    retries = request.get("retries")
+    return retries if type(retries) is int and retries > 0 else 0
+
+
 def next_attempt(
     task: Task[..., Any], plan: LockPlan, request: Mapping[str, Any], nonce: str, reservation: Reservation | None
 ) -> NextAttempt | None:
     """The attempt that Celery publishes with `retry_on_worker_lost`; None after the last, or where it gets no key."""
     if not hands_over(plan.options):
         return None
-    if task.max_retries is not None and (request.get("retries") or 0) >= task.max_retries:
+    if task.max_retries is not None and attempts_before(request) >= task.max_retries:
         return None
     return NextAttempt(plan, request, nonce, reservation)
 
 
 @contextmanager
 def in_hook(attempt: NextAttempt | None = None) -> Iterator[None]:
-    """What is published in this block, in this thread, is published by a hook of the worker's main process.
+    """Mark this thread as running a hook of the main process: what it publishes asks no Redis, and makes no key.
 
-    The hook must not wait for Redis, nor run code of the user's. `attempt` is what it may publish for a lost run.
+    `attempt` is what Celery may publish for a lost run.
     """
     before, _hook.attempt = getattr(_hook, "attempt", False), attempt
     try:

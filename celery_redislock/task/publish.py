@@ -124,7 +124,7 @@ class Publication:
         return options.get("task_id") == attempt.task_id and (options.get("retries") or 0) > attempt.retries
 
     def _hand_over(self, execution: Execution) -> LockedResult:
-        """Send the next attempt and have this one hand its key over at its end, after its `finally` blocks have run."""
+        """Send the next attempt. This run hands its key over when it ends, after its `finally` blocks."""
         claim, key = tokens.mint_nonce(), str(execution.lock.key) if execution.lock else None
         token, ttl = self._token(claim, execution.request.hostname), self._reservation_ttl()
         self._header = self._header._replace(claim=claim, key=key)

@@ -172,7 +172,10 @@ class Children:
                     if run.next is not None and (pid in self._condemned or _is_cold_shutdown()):
                         run.next.call_off()
                     self._condemned.discard(pid)
-                    release_of_dead(run)
+                    try:
+                        release_of_dead(run)
+                    except Exception:  # pragma: no cover - a mistake of ours must not cost those that died with it
+                        logger.exception("the locks of dead children could not be released; they end with their leases")
 
 
 def expect_copies(runs: Sequence[Run]) -> None:
@@ -204,7 +207,7 @@ def release_of_dead(run: Run) -> None:
     key = run.key
     server = server_of(run.plan.app)
     try:
-        is_handed_over = _is_handed_over(server, run, key)
+        is_handed_over = _hand_over(server, run, key)
         # This release leaves no note: the broker may deliver the message again, and then the message must run.
         if not is_handed_over and key is not None and server.store.release(key, known_by(run.nonce)):
             logger.warning(
@@ -230,7 +233,7 @@ def _is_cold_shutdown() -> bool:
     return terminates is not None and terminates is not False
 
 
-def _is_handed_over(server: LockServer, run: Run, key: str | None) -> bool:
+def _hand_over(server: LockServer, run: Run, key: str | None) -> bool:
     """Hand the key of a dead child over to the next attempt; return False where there is none, or no key.
 
     The child may have died before it took the key that was reserved for its message.

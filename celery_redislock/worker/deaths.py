@@ -83,7 +83,7 @@ class Deaths:
 def is_dead(pid: int) -> bool:
     """Whether the process `pid` has ended, even if nobody has waited for it yet.
 
-    Where the system has given `pid` to a new process, that is meant.
+    If the system has given `pid` to a new process, the answer is about that one.
     """
     try:
         fd = os.pidfd_open(pid)

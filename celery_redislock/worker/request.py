@@ -27,7 +27,7 @@ from celery_redislock.message.header import HEADER, Header, Reservation, reserva
 from celery_redislock.server.tokens import mint_nonce
 from celery_redislock.shown import fields, run_named
 from celery_redislock.task.endings import CameBack, CameBackAsRetry, CameBackInOutage, Skipped, WaitsInLine
-from celery_redislock.task.lost import NextAttempt, in_hook, next_attempt
+from celery_redislock.task.lost import NextAttempt, attempts_before, in_hook, next_attempt
 from celery_redislock.task.plan import LockPlan
 from celery_redislock.task.reservation import give_up_reservation
 
@@ -140,7 +140,7 @@ class LockedRequest(Request):
         plan = self._plan
         if plan is None:
             return None
-        retries = self.request_dict.get("retries") or 0
+        retries = attempts_before(self.request_dict)
         nonce, call, reservation = self.delivery.nonce, self.delivery.call, self._reservation(plan)
         return Run(str(self.id), plan, nonce, reservation, retries, call, self._waited_for, self._next)
 
@@ -209,7 +209,7 @@ class LockedRequest(Request):
             return self._wait(room, error)
         # With `return_ok` the run itself has raised the error: that of a task that it has joined.
         is_lost = isinstance(error, WorkerLostError) and not return_ok
-        if is_lost and self.delivery.acks_at_begin and not self.acknowledged and self._is_given_back(room):
+        if is_lost and self.delivery.acks_at_begin and not self.acknowledged and self._give_back(room):
             return None
         if not return_ok:  # on a lost worker Celery may publish a new attempt, with the headers of this one
             hide_headers(self._context)  # type: ignore[attr-defined]
@@ -227,7 +227,7 @@ class LockedRequest(Request):
             self.acknowledge()
         return result
 
-    def _is_given_back(self, room: WaitingRoom | None) -> bool:
+    def _give_back(self, room: WaitingRoom | None) -> bool:
         """Have the message delivered again, for its child has died before the run began; return False at the last time.
 
         It is published again and not requeued, for it counts the children that have died with it.

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.conftest import every
+from tests.conftest import IS_MATRIX, every
 from tests.lab.callers import OTHERS, WAYS, Plan, contend
 from tests.lab.ledger import Ledger
 from tests.lab.observer import Observer
@@ -18,7 +18,7 @@ from tests.lab.servers import wait_until
 from tests.lab.workers import waiting_in
 
 #: Seconds for which the callers of a test contend.
-FOR = 3.0
+FOR = 25.0 if IS_MATRIX else 2.0
 MIXED = "mixed"
 #: Of a publish: it asks once, once more where its caller may have seen a job end, and lengthens what it has reserved.
 SCRIPTS_OF_A_PUBLISH = 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from types import SimpleNamespace
 
@@ -120,7 +121,7 @@ def test_a_key_that_somebody_else_has_stays_with_him(server, key, run, locks):
     release_of_dead(run)
     run.next.was_sent(KEPT)
     done = threading.Event()
-    server.keeper.later(lambda _: done.set())  # the keeper has then done what it was given before
+    server.keeper.later("key", math.inf, lambda _: done.set())  # the keeper has then done what it was given before
     assert done.wait(10)
     assert server.store.look(key).holder.nonce == other.nonce
     assert len(locks.client.keys()) == 1
@@ -141,3 +142,10 @@ def test_there_is_none_in_scope_run_nor_after_the_last_retry(tasks, scope, retri
     plan = (tasks.job if scope == "job" else tasks.work).lock_plan
     task = SimpleNamespace(max_retries=most)
     assert next_attempt(task, plan, {"id": "id", "retries": retries}, tokens.mint_nonce(), None) is None
+
+
+@pytest.mark.parametrize("retries", ["1", [1], -1, True, 10**400, None], ids=lambda value: type(value).__name__)
+def test_whatever_a_message_says_of_its_retries_the_worker_that_receives_it_lives(plan, retries):
+    attempt = next_attempt(SimpleNamespace(max_retries=None), plan, {"id": "id", "retries": retries}, "nonce", None)
+    assert attempt is not None
+    assert attempt.attempt.retries in {1, 10**400 + 1}

@@ -131,7 +131,7 @@ def test_one_that_is_of_no_use_any_more_is_dropped_and_one_without_end_is_sent(b
     assert client.exists(KEY)
 
 
-def test_where_there_are_too_many_the_oldest_are_dropped_and_one_line_says_so(
+def test_where_there_are_too_many_those_of_no_use_soonest_are_dropped_and_one_line_says_so(
     behind, lock_proxy, put_off, client, log, monkeypatch
 ):
     monkeypatch.setattr("celery_redislock.server.put_off.MOST", 3)
@@ -147,12 +147,13 @@ def test_where_there_are_too_many_the_oldest_are_dropped_and_one_line_says_so(
     assert client.exists(*keys[:3]) == 3
     (line,) = lines(log)
     assert line.startswith(
-        "more than 3 commands, such as releases, wait for the lock server: the oldest are dropped, 1"
+        "more than 3 commands, such as releases, wait for the lock server: those are dropped that are of no use "
+        "soonest, 1"
     )
 
 
 def lines(log):
-    return [record.getMessage() for record in log.records if "the oldest are dropped" in record.getMessage()]
+    return [record.getMessage() for record in log.records if "are dropped" in record.getMessage()]
 
 
 @pytest.mark.parametrize("leaves_note", [True, False])

@@ -11,7 +11,7 @@ import os
 import pytest
 
 from celery_redislock import LockUnavailable
-from celery_redislock.server import commands, tokens
+from celery_redislock.server import tokens
 from celery_redislock.server.answers import Claim, Conflict, Finished, Granted, Outstanding, Passed, Reserved
 from celery_redislock.server.connect import connect
 from celery_redislock.server.names import keys_of
@@ -285,16 +285,6 @@ class TestReserve:
         assert store.reserve(KEY, mine, 10, Passed()) == store.reserve(KEY, mine, 10, Passed()) == Reserved(KEY)
         client.set(KEY, job("other", task="shop.other"), px=60_000)
         assert store.reserve(KEY, mine, 10, Passed()) == store.reserve(KEY, mine, 10, Passed()) == Reserved(PLACE)
-
-    def test_a_key_that_is_handed_over_keeps_the_place_behind_it(self, store, client):
-        running = job("first", RUNS)
-        client.set(KEY, running, px=60_000)
-        client.set(PLACE, job("behind"), px=60_000)
-        assert store.send(commands.hand_over(KEY, running, job("first"), 3600))
-        assert client.pttl(PLACE) > 3_500_000
-        client.set(KEY, running, px=60_000)
-        assert store.send(commands.hand_over(KEY, running, job("first"), 60))
-        assert client.pttl(PLACE) > 3_500_000
 
     def test_a_key_of_another_type_is_no_job_and_nothing_is_sent_for_it(self, store, client):
         client.rpush(KEY, "no lock")

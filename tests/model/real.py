@@ -319,7 +319,7 @@ def longest_place(server: Server, command: Command, effect: Effect) -> float:
         return 0.0
     is_mine = isinstance(command, Claim | Reserve) and queued.nonce == command.claim
     is_new = queued != server.queued or (isinstance(command, Claim) and effect.reply is Reply.HELD)
-    return NEW_LEASE if (is_mine and is_new) or effect.reply is Reply.HANDED_OVER else OLD_LEASE
+    return NEW_LEASE if is_mine and is_new else OLD_LEASE
 
 
 def small_places() -> list[tuple[Server, Command]]:

@@ -9,7 +9,6 @@
 -- n key    the note of my attempt; given only where the attempt is over
 -- n value  how long that note lives, in milliseconds
 -- g key    the note that nobody comes with the next message's claim; given only where the key is handed over
--- g key    the place of the one message that may wait in the queue: it is kept for as long as the key at least
 -- k value  the token that the key is to hold next; given only where the key is handed over, or cools down
 -- k value  how long the key holds that token, in milliseconds
 -- s value  how many may hold the lock at once; given only where that is more than one. The key is then one of as many
@@ -32,10 +31,10 @@ end
 
 local flags = ARGV[1]
 local slot, number = KEYS[1], 1
-local note, note_ttl, gone, place, next_token, next_ttl, limit
+local note, note_ttl, gone, next_token, next_ttl, limit
 if flags ~= '' then
   keys_read, values_read = 2, 2
-  note, note_ttl, gone, place = optional_key('n'), optional_value('n'), optional_key('g'), optional_key('g')
+  note, note_ttl, gone = optional_key('n'), optional_value('n'), optional_key('g')
   next_token, next_ttl, limit = optional_value('k'), optional_value('k'), optional_value('s')
 end
 if limit then
@@ -57,9 +56,6 @@ if not mine then
 end
 if next_token and not (gone and redis.call('DEL', gone) == 1) then
   redis.call('SET', slot, next_token, 'PX', next_ttl)
-  if place and redis.call('PTTL', place) < tonumber(next_ttl) then
-    redis.call('PEXPIRE', place, next_ttl)
-  end
   hint_all(KEYS[1], KEYS[2])
 else
   offer_next(KEYS[1], KEYS[2], number)

@@ -32,7 +32,7 @@ end
 
 local lock, line, place, owner, token, ttl = KEYS[1], KEYS[2], KEYS[3], ARGV[2], ARGV[3], ARGV[4]
 local in_queue, task, ended, preceding = ARGV[1] == 'q', ARGV[5], ARGV[6], ARGV[7]
-local holder, queued = redis.call('GET', lock), redis.call('GET', place)
+local holder, queued = not in_queue and redis.call('GET', lock), redis.call('GET', place)
 
 if is_owned_by(owner, holder) then
   return 1
@@ -62,18 +62,15 @@ local function is_over(value)
 end
 
 local function told()
-  local taken = {}
-  for _, name in ipairs({lock, place}) do
-    local value = redis.call('GET', name)
-    if value and not (in_queue and name == lock) then
-      table.insert(taken, value)
-      table.insert(taken, redis.call('PTTL', name))
-    end
+  local taken = holder and {holder, redis.call('PTTL', lock)} or {}
+  if queued then
+    table.insert(taken, queued)
+    table.insert(taken, redis.call('PTTL', place))
   end
   return taken
 end
 
-if is_outstanding(queued) or not in_queue and is_outstanding(holder) then
+if is_outstanding(queued) or is_outstanding(holder) then
   return told()
 end
 if is_over(queued) then
