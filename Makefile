@@ -10,7 +10,7 @@ STAMP := $(VENV)/.ready
 IN_POOLS := $(patsubst %,tests/acceptance/test_%.py,line_pools line_rate_limit line_quorum)
 
 # Of these, make matrix runs every pool on every broker; make test has a case of each.
-LINE := tests/acceptance/test_handover.py tests/acceptance/test_line_backlog.py
+PRODUCTS := $(addprefix tests/acceptance/test_,handover.py line_backlog.py one_job.py deaths.py)
 
 # What make coverage runs: the model is no part of the package, and takes minutes where each line is noted.
 MEASURED := $(addprefix tests/,unit integration acceptance packaging compatibility frameworks topologies)
@@ -55,7 +55,7 @@ versions: $(STAMP)  ## The same with each Python and with what lies between olde
 	@$(BIN)/python -m nox
 
 matrix: $(STAMP)  ## Every pool on every broker; the acceptance tests without wake-ups, and with each lock server: hours
-	@LAB_EVERY_BROKER=1 $(BIN)/python -m pytest -n 3 tests/compatibility $(LINE)
+	@LAB_EVERY_BROKER=1 $(BIN)/python -m pytest -n 3 tests/compatibility $(PRODUCTS)
 	@LAB_DROPS_PUBLISH=1 $(BIN)/python -m pytest -n 3 --dist loadfile tests/acceptance
 	@LAB_LOCKS=cluster $(BIN)/python -m pytest -n 3 --dist loadfile tests/acceptance
 	@LAB_LOCKS=sentinel $(BIN)/python -m pytest -n 3 --dist loadfile tests/acceptance

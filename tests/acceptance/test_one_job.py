@@ -23,7 +23,8 @@ MIXED = "mixed"
 #: Of a publish: it asks once, once more where its caller may have seen a job end, and lengthens what it has reserved.
 SCRIPTS_OF_A_PUBLISH = 3
 
-POLICIES = pytest.mark.parametrize("policy", ["wait", "skip", "raise", "join"])
+POLICIES = ["wait", "skip", "raise", "join"]
+BROKERS = ["redis", "rabbitmq"]
 
 
 @pytest.fixture
@@ -61,8 +62,7 @@ def complaints(observer: Observer, ledger: Ledger, *, of_the_queue: bool = False
 
 
 class TestContendingCallers:
-    @POLICIES
-    @every("way, broker", [MIXED, *WAYS], ["redis", "rabbitmq"])
+    @every("policy, way, broker", POLICIES, [MIXED, *WAYS], BROKERS)
     def test_no_second_job_is_sent_while_one_is_outstanding(self, contended, ledger, policy, way, broker):
         if broker == "rabbitmq" and way == "expiry":
             pytest.skip("RabbitMQ drops what has expired, and nobody hears of it")
@@ -70,16 +70,15 @@ class TestContendingCallers:
         plan = Plan(f"one_job_{policy}", FOR, [one for one in ways if (one, broker) != ("expiry", "rabbitmq")])
         assert complaints(contended(plan), ledger) == {}
 
-    @POLICIES
-    @every("broker", ["redis", "rabbitmq"])
+    @every("policy, broker", POLICIES, BROKERS)
     def test_nor_amid_messages_and_locks_that_are_no_bare_jobs(self, contended, ledger, policy, broker):
         assert complaints(contended(Plan(f"one_job_{policy}", FOR, ["plain", *OTHERS])), ledger) == {}
 
-    @every("broker", ["redis", "rabbitmq"])
+    @every("broker", BROKERS)
     def test_nor_by_callers_inside_a_running_event_loop(self, contended, ledger, broker):
         assert complaints(contended(Plan("one_job_wait", FOR, in_a_loop=True)), ledger) == {}
 
-    @every("way, broker", ["plain", "retry", "failure"], ["redis", "rabbitmq"])
+    @every("way, broker", ["plain", "retry", "failure"], BROKERS)
     def test_in_scope_queue_no_second_job_is_sent_while_one_is_queued(self, contended, ledger, way, broker):
         assert complaints(contended(Plan("one_queued", FOR, [way])), ledger, of_the_queue=True) == {}
 
@@ -229,9 +228,8 @@ class TestWhereOnlyOthersHoldTheKeyOrStandInLine:
         assert (other.get(timeout=10), first.get(timeout=10)) == ("shared_job_too", "shared_job")
         assert ledger.items() == ["shared_job_too", "shared_job"]
 
-    @POLICIES
-    @pytest.mark.parametrize("option", ["task_id", "link"])
-    def test_a_message_that_is_not_bare(self, tasks, start_worker, ledger, policy, option):
+    @every("policy, option, broker", POLICIES, ["task_id", "link"], BROKERS)
+    def test_a_message_that_is_not_bare(self, tasks, start_worker, ledger, policy, option, broker):
         """It waits for a lock outside tasks, whatever its policy."""
         worker, task = start_worker(2), getattr(tasks, f"one_job_{policy}")
         options = {"task_id": {"task_id": "mine"}, "link": {"link": tasks.plain.si()}}[option]
