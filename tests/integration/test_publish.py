@@ -257,7 +257,7 @@ class TestHolders:
         @app.task(base=LockedTask, bind=True, lock_key="eager", lock_scope="job", lock_cooldown=60.0)
         def publishes(self):
             with ThreadPoolExecutor(1) as others:
-                published.append(others.submit(self.delay).result())
+                published.extend(others.submit(self.delay).result() for _ in range(2))
 
         @app.task(base=LockedTask, lock_key="cooling", lock_scope="job", lock_cooldown=60.0)
         def cools_down():
@@ -266,14 +266,15 @@ class TestHolders:
         publishes.apply()
         cools_down.apply()
         published.append(cools_down.delay())
-        assert [result.duplicate for result in published] == [False, False]
+        assert [result.duplicate for result in published] == [False, True, False]
+        assert published[1].id == published[0].id
         assert waiting() == 2
 
     def test_another_task_that_shares_the_key_is_no_existing_job(self, tasks, waiting):
         first = tasks.shared_job.delay("k")
         second = tasks.shared_job_too.delay("k")
         assert (second.duplicate, waiting()) == (False, 2)
-        assert tasks.shared_job.delay("k").id == first.id
+        assert (tasks.shared_job.delay("k").id, tasks.shared_job_too.delay("k").id) == (first.id, second.id)
 
     def test_in_scope_queue_the_place_is_apart_from_the_running_ones_key(self, tasks, waiting, locks):
         with busy(tasks.queued.lock_for("k")):
