@@ -14,7 +14,7 @@ from contextlib import suppress
 
 #: The length of a nonce, and of the length of the key that follows it, in bytes.
 _NONCE, _SIZE = 22, 4
-#: So many bytes are written to a pipe at once or not at all: no child writes amid what another has written.
+#: A pipe takes so many bytes at once or not at all, so the writes of two children never mix.
 _MOST = select.PIPE_BUF
 _CHUNK = 65_536
 

@@ -267,7 +267,7 @@ class Connections:
             self._spare.append(connection)
         else:
             connection.close()  # returns the connection to the pool
-            self._waiting.give(None)  # somebody may have come between
+            self._waiting.give(None)  # a caller may have arrived in between
 
     def _drop(self, connection: Connection) -> None:
         """Close it after an error, and return the spares to the pool: only the pool checks whether they live."""

@@ -1,4 +1,4 @@
-"""The places of a connection pool, and those who wait where all of them are taken."""
+"""The connections of a pool, and the callers that wait while all of them are in use."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class WaitingLine(Generic[T]):
         return gift
 
     def leave(self, mine: Waiting[T]) -> T | None:
-        """Leave the line; return what was given to `mine` meanwhile, which is for somebody else now."""
+        """Leave the line; return what was given to `mine` meanwhile, which goes to the next caller."""
         try:
             self._line.remove(mine)
         except ValueError:  # it was called

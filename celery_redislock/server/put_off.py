@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 #: Seconds until a server that has not taken one of the commands is sent the next one.
 PAUSE = 1.0
-#: The same of a command that is refused because of its key, where something else is stored: somebody must delete that.
+#: The same for a command that is refused because something else is stored under its key, until that is deleted.
 LONG_PAUSE = 60.0
 #: The commands take no longer than this at a time, in seconds: renewals may be due.
 SHIFT = 0.05
@@ -108,7 +108,7 @@ class PutOff:
         return sorted((one for one, at in commands.items() if at <= now), key=commands.__getitem__)
 
     def _send(self, one: Unsent) -> None:
-        self._put_off(one, PAUSE)  # before: if it fails by a mistake of ours, the others are sent all the same
+        self._put_off(one, PAUSE)  # before it is sent: a bug of ours must not hold up the others
         try:
             one.send(self._store)
         except LockUnavailable as error:

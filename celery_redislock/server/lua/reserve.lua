@@ -4,7 +4,7 @@
 -- KEYS[1]  the key of the lock
 -- KEYS[2]  the line of the rooms that wait for the lock
 -- KEYS[3]  the place of the one message that may wait in the queue
--- ARGV[1]  flags: q: scope "queue": only the place is reserved, whoever has the key
+-- ARGV[1]  flags: q: scope "queue": only the place is reserved, also where the key is free
 -- ARGV[2]  my owner: the first part of my token
 -- ARGV[3]  my token
 -- ARGV[4]  how long the key, or the place, is reserved, in milliseconds
