@@ -108,7 +108,7 @@ class PutOff:
         return sorted((one for one, at in commands.items() if at <= now), key=commands.__getitem__)
 
     def _send(self, one: Unsent) -> None:
-        self._put_off(one, PAUSE)  # before it is sent: a bug of ours must not hold up the others
+        self._put_off(one, PAUSE)  # first, so that a bug in sending it does not hold up the others
         try:
             one.send(self._store)
         except LockUnavailable as error:

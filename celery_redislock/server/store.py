@@ -71,7 +71,7 @@ class LockStore(Sender):
             token: Of the message's reservation.
             ttl: Seconds.
             passed: The jobs that are passed over, of which this publisher has been told.
-            in_queue: Reserve the place, whoever has the key.
+            in_queue: Reserve the place, even where the key is free.
 
         Raises:
             LockUnavailable: As `acquire`.

@@ -88,7 +88,7 @@ class NextAttempt:
             if self.is_sent or self._is_off:
                 return
             self._is_off, key = True, self._key
-        if key is not None:  # it may be handed over only after this: then a note says that nobody comes
+        if key is not None:  # the hand-over may come after this, and then finds the note that the claim is void
             server_of(self._plan.app).give_up(key, self._token.nonce, self._ttl, is_to_come=True)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How long a publish or an eager run waits for the key of a run whose outcome is stored already, in seconds.
+#: How long an eager run waits for the key of a run whose outcome is stored already, in seconds.
 MOMENT = 1.0
 #: The schemes of result backends whose results only the caller, or only one process, can read.
 PRIVATE_BACKENDS = ("rpc", "cache+memory", "cache+locmem", "disabled")

@@ -87,7 +87,7 @@ class LockPlan:
         return limited(redis_key(self._prefix, self.keys.name_of(arguments)), self._limit(arguments))
 
     def in_any_slot(self, key: str) -> str:
-        """`key` for who looks for one holder: in all slots that a lock can have, whatever its limit is now.
+        """`key` for finding one holder in any slot that a lock can have, whatever its limit is now.
 
         The user's own `lock_limit` is not called, for it may take its time, and may answer otherwise by now.
         """

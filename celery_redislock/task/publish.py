@@ -152,7 +152,7 @@ class Publication:
                 return self.send()  # the run meets its policy when it starts
 
     def _reserve_if_free(self, key: str, token: Token) -> Reserved | None:
-        """Reserve what is free, for a message that is sent in any case: somebody waits for this very message."""
+        """Reserve what is free, for a message that is sent in any case, because its own result is waited for."""
         place = keys_of(key).queued if self._is_of_queue else key
         answer = server_of(self._plan.app).store.acquire(place, token, self._plan.options.lease)
         return Reserved(place) if isinstance(answer, Granted) else None

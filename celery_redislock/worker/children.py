@@ -174,7 +174,7 @@ class Children:
                     self._condemned.discard(pid)
                     try:
                         release_of_dead(run)
-                    except Exception:  # pragma: no cover - a mistake of ours must not cost those that died with it
+                    except Exception:  # pragma: no cover - a bug must not leave the other dead children's locks
                         logger.exception("the locks of dead children could not be released; they end with their leases")
 
 

@@ -39,8 +39,8 @@ from .waiting import WaitingRoom, waiting_room_of
 
 logger = logging.getLogger(__name__)
 
-#: So many children may die with a message before its run begins; then it fails. One may have met somebody else's fate,
-#: such as the out-of-memory killer's; three of them say that the message itself kills them.
+#: A message fails when this many children have died with it before its run began. One death may be bad luck, such as
+#: the out-of-memory killer; three mean that the message itself kills them.
 MOST_DEATHS = 3
 
 _reminder = Reminder()

@@ -15,8 +15,8 @@
 --
 -- Returns 1: the key is mine
 --         2: the place is mine
---         a list of who has the key and the place: {token, milliseconds that remain or -1, token, milliseconds}; a job is
---         outstanding, or another has the place
+--         a list of who has the key and the place: {token, milliseconds that remain or -1, token, milliseconds}. A job is
+--         outstanding, or another task's job has the place
 --
 -- Sent twice, the second finds my token. If I die after this, what I have reserved ends after ARGV[4].
 
