@@ -14,7 +14,7 @@ from celery_redislock.errors import LockKeyError
 from celery_redislock.shown import shown
 
 from .console import MATCH, TASK, TIMEOUT, Nothing, app_of, reports_errors, task_of
-from .holders import held, silent
+from .holders import silent
 from .locks import Locks, oldest_first
 from .release import release
 from .scan import Row
@@ -81,8 +81,7 @@ def show(
     else:
         now = datetime.now(UTC)
         for row in rows:
-            scope = known.scope_of(row)
-            click.echo(f"{held(row, now)}{f'; scope {scope}' if scope else ''}.")
+            click.echo(known.held(row, now))
         for line in _line(Workers(app, timeout), name, rows):
             click.echo(line)
     if not rows:

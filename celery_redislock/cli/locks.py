@@ -13,10 +13,13 @@ from celery_redislock.server.names import Place, keys_of, limited
 from celery_redislock.server.tokens import known_as
 from celery_redislock.shown import shown
 
+from .holders import held
 from .scan import Row, nodes_of, scan
 
 if TYPE_CHECKING:
     from celery import Celery
+
+    from celery_redislock.task.plan import LockPlan
 
 _NEVER = datetime.max.replace(tzinfo=UTC)
 
@@ -37,9 +40,14 @@ class Locks:
         self._prefix = f"{keyprefix_of(app)}{resolve_settings(settings_of(app)).prefix}:{{"
 
     @property
+    def server(self) -> str:
+        """Which server it asks, without a password."""
+        return address(self._server.client)
+
+    @property
     def where(self) -> str:
         """Which server it asks, without a password, and what the keys begin with."""
-        return f"{address(self._server.client)}, with the prefix {shown(self._prefix.removesuffix(':{'))!r}"
+        return f"{self.server}, with the prefix {shown(self._prefix.removesuffix(':{'))!r}"
 
     def all(self, match: str | None = None, task: str | None = None) -> Iterator[Row]:
         """Who holds locks, in no order.
@@ -103,6 +111,11 @@ class Locks:
         key = limited(place.lock, MAX_LIMIT) if place.part == "slot" else place.key
         return self._server.store.release(key, row.token, exactly=True)
 
+    def held(self, row: Row, now: datetime) -> str:
+        """Who holds what `row` shows, and whether that one is alive, as a sentence."""
+        plan = plan_of(self._app, row.token.task) if row.token.attempt is not None else None
+        return held(row, now, None if plan is None else plan.options)
+
     def scope_of(self, row: Row) -> str | None:
         """The `lock_scope` of the holder's task; None where the app has no such task, or the holder is none."""
         return scope_of(self._app, row.token.task)
@@ -125,8 +138,13 @@ class Locks:
 
 def scope_of(app: Celery, task: str | None) -> str | None:
     """The `lock_scope` of a task; None where the app has no locked task of that name."""
-    plan = getattr(app.tasks.get(task), "lock_plan", None) if task else None
+    plan = plan_of(app, task)
     return None if plan is None else str(plan.options.scope)
+
+
+def plan_of(app: Celery, task: str | None) -> LockPlan | None:
+    """The lock of a task; None where the app has no locked task of that name."""
+    return getattr(app.tasks.get(task), "lock_plan", None) if task else None
 
 
 def oldest_first(row: Row) -> tuple[datetime, str]:

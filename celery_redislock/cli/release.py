@@ -14,9 +14,9 @@ from celery_redislock.server.names import Place
 from celery_redislock.shown import shown
 
 from .console import TIMEOUT, Nothing, Refused, app_of, reports_errors
-from .holders import SILENT, held
 from .locks import Locks, oldest_first
 from .scan import Row
+from .sentences import Say
 from .table import table
 from .workers import Workers
 
@@ -45,7 +45,7 @@ def release(
     app = app_of(context)
     known = Locks(app)
     rows = sorted(known.all(match), key=oldest_first) if key is None else _held_at(known, key)
-    _show(rows, Workers(app, timeout))
+    _show(known, rows, Workers(app, timeout))
     if dry_run:
         click.echo(f"{len(rows)} would be released; nothing was.")
         return
@@ -69,7 +69,7 @@ def _held_at(known: Locks, key: str) -> list[Row]:
     raise Nothing(f"Nobody holds {shown(key)}{hint}.")
 
 
-def _show(rows: Sequence[Row], workers: Workers) -> None:
+def _show(known: Locks, rows: Sequence[Row], workers: Workers) -> None:
     if not rows:
         raise Nothing("No key matches.")
     now = datetime.now(UTC)
@@ -77,7 +77,7 @@ def _show(rows: Sequence[Row], workers: Workers) -> None:
         for line in table(rows, now):
             click.echo(line)
         return
-    click.echo(f"{held(rows[0], now)}.")
+    click.echo(known.held(rows[0], now))
     click.echo(_answers(rows[0], workers))
     click.echo(_HARM[rows[0].info.state])
 
@@ -91,8 +91,8 @@ def _answers(row: Row, workers: Workers) -> str:
         return f"It was taken by a publish on {shown(host)}, so no worker can be asked about it."
     (answer,) = workers.ask("redislock_task", {"task_id": attempt.task_id}, to=[host]).values() or (None,)
     if answer is None:
-        why = f" ({workers.problem})" if workers.problem else ""
-        return f"Its worker {shown(host)} {SILENT}{why}."
+        why = f" ({workers.problem})." if workers.problem else "."
+        return f"{Say.SILENT(worker=host).rstrip('.')}{why}"
     if any(one["is"] == "running" for one in answer):
         return f"Its worker {shown(host)} answers: the task RUNS there now."
     return f"Its worker {shown(host)} answers: the task does not run there."

@@ -6,14 +6,17 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery import states
+from kombu.exceptions import EncodeError
 
 from celery_redislock.errors import LockConflict, RedisLockError, describe
-from celery_redislock.shown import shown
-from celery_redislock.task.outcome import PRIVATE_BACKENDS, backend_scheme, moment_of
+from celery_redislock.task.outcome import PRIVATE_BACKENDS, backend_scheme, joined_of, moment_of
+from celery_redislock.task.worker_execution import LONGEST_PAUSE_WHILE_FULL
 
 from .deadline import patiently
-from .table import moment
+from .sentences import Say
+from .table import duration, moment
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -21,20 +24,28 @@ if TYPE_CHECKING:
 
 #: What Celery fails a task with whose process it has lost or ended.
 _CUT_SHORT = {
-    "WorkerLostError": "its process has died",
-    "TimeLimitExceeded": "its time_limit was over, and its process was killed",
-    "Terminated": "its process was terminated",
+    WorkerLostError: "its process has died",
+    TimeLimitExceeded: "its time_limit was over, and its process was killed",
+    Terminated: "its process was terminated",
 }
+#: The calls of Celery's that store a result, or send it on to the tasks that are linked.
+_STORES = ("mark_as_done", "_dispatch_callbacks_and_chain")
 
 
 class Result(NamedTuple):
     """What the result backend knows of a task."""
 
+    task_id: str
     status: str = states.PENDING
     """Celery's state."""
     value: Any = None
     done: Any = None
     """When the task has ended, as the backend tells it; None where it does not."""
+    traceback: str = ""
+    joined: str | None = None
+    """The id of the task whose outcome this is, by the policy ``join``."""
+    again: str = ""
+    """When the broker delivers the message of a dead worker again, in words."""
     unasked: str = ""
     """Why the backend could not be asked, as a sentence; empty where it was."""
 
@@ -58,51 +69,76 @@ class Result(NamedTuple):
 
         A result's value, and the text of an error of the task's own, are not shown.
         """
-        done = f" at {moment(self.since, now)}" if self.since else ""
+        about = {"id": self.task_id, "at": f" at {moment(self.since, now)}" if self.since else ""}
+        error = type(self.value).__name__
         match self.status:
             case states.PENDING:
                 return None
+            case states.SUCCESS | states.FAILURE if self.joined is not None:
+                return "joined", Say.JOINED(other=self.joined, status=self.status, **about)
             case states.SUCCESS:
-                return "done", f"HAS RUN: its result is SUCCESS{done}."
+                return "done", Say.DONE(**about)
             case states.REVOKED:
-                return self._revoked(done)
-            case states.FAILURE if isinstance(self.value, RedisLockError):
-                return "failed", f"FAILED{done}: {shown(str(self.value))}."
-            case states.FAILURE if (cut := _CUT_SHORT.get(type(self.value).__name__)) is not None:
-                error = type(self.value).__name__
-                return "failed", f"WAS CUT SHORT{done}: {cut} ({error}). Its work may be done in part."
+                return self._revoked(about)
             case states.FAILURE:
-                error = type(self.value).__name__
-                return "failed", f"HAS RUN: its result is FAILURE{done}, by {error}; the body's own error."
+                return "failed", self._failed(about, error)
             case states.RETRY if isinstance(self.value, LockConflict):
-                return "waiting", (
-                    f"WAITS: {shown(str(self.value))}. That was so when it met its key.\n"
-                    "No worker that answers keeps it: it comes from the broker within 30 s, or its worker is silent."
-                )
+                pause = duration(LONGEST_PAUSE_WHILE_FULL)
+                return "waiting", Say.HAD_TO_WAIT(conflict=self.value, pause=pause, again=self.again, **about)
             case states.RETRY:
-                return "retry", f"HAS RUN, and is to run again: `self.retry()`, by {type(self.value).__name__}."
+                return "retry", Say.RETRIES(error=error, **about)
             case states.STARTED:
-                return "started", (
-                    "STARTED, and no worker that answers runs it: its worker is too busy to answer, or dead."
-                )
+                return "started", Say.STARTED(again=self.again, **about)
             case _:
-                return self.status.lower(), f"has the state {shown(self.status)}{done}."
+                return self.status.lower(), Say.STATUS(status=self.status, **about)
 
-    def _revoked(self, done: str) -> tuple[str, str]:
+    def _failed(self, about: Mapping[str, str], error: str) -> str:
+        if isinstance(self.value, RedisLockError):
+            return Say.REFUSED(reason=self.value, **about)
+        for kind, how in _CUT_SHORT.items():
+            if isinstance(self.value, kind):
+                return Say.CUT_SHORT(how=how, error=error, **about)
+        if isinstance(self.value, EncodeError) and any(name in self.traceback for name in _STORES):
+            return Say.NOT_STORED(error=error, **about)
+        return Say.FAILED(error=error, **about)
+
+    def _revoked(self, about: Mapping[str, str]) -> tuple[str, str]:
         """Why a task was revoked: by a policy of its lock; or it has expired, or somebody has revoked it."""
-        reason = shown(str(self.value.args[0])) if isinstance(self.value, Exception) and self.value.args else ""
+        reason = str(self.value.args[0]) if isinstance(self.value, Exception) and self.value.args else ""
         if reason.startswith(("duplicate of", "cooling down after")):
-            return "skipped", f"WAS SKIPPED{done}: {reason} (lock_on_conflict is skip)."
-        return "revoked", f"WAS REVOKED{done}: {reason or 'nobody has said why'}."
+            return "skipped", Say.SKIPPED(reason=reason, **about)
+        return "revoked", Say.REVOKED(reason=reason or "no reason is known", **about)
 
 
 def result_of(app: Celery, task_id: str) -> Result:
     """Ask the result backend of `app` for the task `task_id`."""
     scheme = backend_scheme(app)
     if scheme in PRIVATE_BACKENDS:
-        return Result(unasked=f"The app has no result backend that could be asked ({scheme}).")
+        return Result(task_id, unasked=Say.NO_BACKEND(scheme=scheme))
     try:
         meta: Mapping[str, Any] = patiently(lambda: app.backend.get_task_meta(task_id, cache=False))
     except Exception as error:  # noqa: BLE001 - each backend has its own
-        return Result(unasked=f"The result backend could not be asked: {describe(error)}.")
-    return Result(str(meta["status"]), meta.get("result"), meta.get("date_done"))
+        return Result(task_id, unasked=Say.BACKEND_AWAY(error=describe(error)))
+    return Result(
+        task_id,
+        str(meta["status"]),
+        meta.get("result"),
+        meta.get("date_done"),
+        str(meta.get("traceback") or ""),
+        joined_of(meta.get("children")),
+        _again(app),
+    )
+
+
+def _again(app: Celery) -> str:
+    """When the broker gives the message of a dead worker to another one, in words."""
+    with app.connection_for_read() as connection:
+        transport: Any = connection.transport
+    if transport.driver_type == "amqp":
+        return "RabbitMQ gives the message to another worker as soon as it sees that the connection is lost"
+    options = app.conf.broker_transport_options or {}
+    seconds = options.get("visibility_timeout") or getattr(transport.Channel, "visibility_timeout", None)
+    if not isinstance(seconds, int | float):
+        return "the broker gives the message to another worker by its own rules"
+    received = f"{duration(seconds)} after the dead one has received it (visibility_timeout)"
+    return f"the broker gives the message to another worker {received}"

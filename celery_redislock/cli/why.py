@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_redislock.info import LockInfo
 from celery_redislock.server.tokens import known_as
-from celery_redislock.shown import shown
 
-from .holders import held, silent
+from .holders import silent
 from .locks import Locks, scope_of
 from .results import Result, result_of
 from .scan import Row
-from .table import counted, duration, in_line, moment
+from .sentences import Say
+from .table import counted, duration, moment
 from .workers import Workers
 
 if TYPE_CHECKING:
     from celery import Celery
 
 #: What a key that holds the task's token tells of the task, by the state of that key.
-_TELLS = {
-    "held": "The task HOLDS a lock, and no worker that answers runs it: its worker is too busy to answer, or dead.",
-    "queued": "The task has NOT STARTED: its message is in the broker's queue, on its way, or lost.",
-    "cooling": "The task HAS RUN with success.",
-}
+_TELLS = {"held": Say.HOLDS_SOMEWHERE, "queued": Say.QUEUED, "cooling": Say.COOLS}
 
-_BUSY = "`celery inspect active` shows what keeps the processes busy."
+#: What a worker tells of a message that neither waits nor runs, by what it does with the message.
+_IN_WORKER = {"called": Say.CALLED, "reserved": Say.RESERVED, "scheduled": Say.SCHEDULED, "limited": Say.LIMITED}
 
-#: Why a message waits in line though nobody holds its key, by what its worker lacks to run it.
-_FREE = {
-    "slot": f"Nobody holds it now, and the worker has no free process for it yet. {_BUSY}",
-    "token": "Nobody holds it now, and the worker keeps the message back, by the task's rate_limit.",
-    None: "Nobody holds it now: its turn should come within seconds. If not, look into its worker's log.",
-}
+#: Why a message waits in line though its key is free, by what its worker lacks to run it.
+_LACKS = {"slot": Say.NO_PROCESS, "token": Say.NO_RATE, "server": Say.NO_SERVER}
 
 
 class Said(NamedTuple):
@@ -93,10 +86,11 @@ class Why:
         if not self.is_known:
             yield self._unknown(result)
         if self._workers.problem is not None:
-            yield Said(f"The workers could not be asked: {self._workers.problem}.")
+            yield Said(Say.WORKERS_AWAY(error=self._workers.problem))
 
-    def _about(self, state: str, *, scope: str | None = None, **known: Any) -> dict[str, Any]:
+    def _about(self, state: str, **known: Any) -> dict[str, Any]:
         """What programs are told of the task, as they are told who holds a lock."""
+        scope = scope_of(self._app, known.get("task"))
         nothing = dict.fromkeys(("key", "task", "hostname", "since", "ttl"))
         return LockInfo(**{**nothing, **known}, task_id=self._id, state=state).told(scope)
 
@@ -109,61 +103,72 @@ class Why:
 
     def _in_worker(self, seen: Seen) -> Iterator[Said]:
         worker, what = seen
-        task, lock = str(what["name"]), what["lock"]
-        told = {"key": lock, "task": task, "hostname": worker, "scope": scope_of(self._app, task)}
-        name, waited = f"Task {shown(task)}", what.get("waited", 0.0)
+        lock = what["lock"]
+        told = {"key": lock, "task": str(what["name"]), "hostname": worker}
+        named = {"task": told["task"], "worker": worker}
         match what["is"]:
             case "waiting":
-                text = f"{name} WAITS in line for {shown(lock)}, in worker {worker}, for {duration(waited)} now."
-                yield Said(text, self._about("waiting", **told, since=self._now - timedelta(seconds=waited)))
-                yield from self._holders(lock, what.get("lacks"))
-                yield Said(self._before(lock, what["place"]))
+                waited = what["waited"]
+                since = self._now - timedelta(seconds=waited)
+                text = Say.WAITS(lock=lock, waited=duration(waited), **named)
+                yield Said(text, self._about("waiting", **told, since=since))
+                yield from self._waiting(what)
             case "running":
-                yield from self._running(f"{name} RUNS in worker {worker}.", lock, told)
+                yield from self._running(what, told, named)
             case "dead":
-                died = f"{name} RAN in worker {worker}, and its process HAS DIED:"
-                text = f"{died} its result will be WorkerLostError, unless it comes again."
-                yield Said(text, self._about("died", **told))
-                again = "with retry_on_worker_lost, or with acks_late and reject_on_worker_lost"
-                yield Said(f"Its worker releases its lock. It comes again {again}; else send it again.")
-            case "reserved":
-                text = f"{name} has NOT STARTED: worker {worker} has its message, and no free process for it yet."
-                yield Said(text, self._about("reserved", **told))
-                yield Said(f"It has not asked for its lock. {_BUSY}")
-            case "scheduled":
-                text = f"{name} is NOT DUE: worker {worker} keeps its message until its eta, {shown(str(what['eta']))}."
-                yield Said(text, self._about("scheduled", **told))
-            case _:
-                text = f"{name} has NOT STARTED: worker {worker} keeps its message back, by the task's rate_limit."
-                yield Said(text, self._about("limited", **told))
+                yield Said(Say.DIED(**named), self._about("died", **told))
+                if what["comes_again"] is not None:
+                    yield Said((Say.COMES_AGAIN if what["comes_again"] else Say.COMES_NOT)())
+            case state:
+                text = _IN_WORKER[state](lock=lock, eta=what["eta"], **named)
+                yield Said(text, self._about(state, **told))
 
-    def _holders(self, lock: str, lacks: str | None = None) -> Iterator[Said]:
-        """Who holds `lock`; where nobody does, why the message waits, by what its worker `lacks`."""
+    def _waiting(self, what: Mapping[str, Any]) -> Iterator[Said]:
+        """Who holds the key of a message that waits, how many are before it, and what it waits for if that is free."""
+        lock, answers = what["lock"], self._workers.ask("redislock_waiting", {"key": what["lock"]}, to=self._answered)
+        line = [one["place"] for found in answers.values() for one in found]
+        before = sum(place < what["place"] for place in line)
+        holders = yield from self._holders(lock)
+        if holders < what["limit"]:
+            yield Said(self._why_not(what, lock if not holders else f"A slot of {lock}", before))
+        workers, messages = counted(len(answers), "worker"), counted(len(line), "message")
+        if len(line) > 1:
+            text = f"{counted(before, 'message')} {'is' if before == 1 else 'are'}"
+            yield Said((Say.BEHIND if before else Say.FIRST)(before=text, messages=messages, workers=workers))
+        elif line:
+            yield Said(Say.ALONE(workers=workers))
+
+    def _why_not(self, what: Mapping[str, Any], free: str, before: int) -> str:
+        """Why a message waits though its key is free."""
+        if what["lacks"] in _LACKS:
+            return _LACKS[what["lacks"]](free=free)
+        if what["server"] != self._locks.server:
+            return Say.ELSEWHERE(free=free, here=self._locks.server, there=what["server"])
+        return (Say.FREE if before else Say.NEXT)(free=free)
+
+    def _holders(self, lock: str) -> Generator[Said, None, int]:
+        """Who holds `lock`, or for whom it is kept; return how many there are."""
         rows = [row for row in self._locks.of(lock) if row.place.part != "queued"]
         for row in rows:
-            yield Said(f"{held(row, self._now)}.", self._locks.told(row))
-        if not rows:
-            yield Said(_FREE.get(lacks, _FREE[None]))
+            yield Said(self._locks.held(row, self._now), self._locks.told(row))
         if self._workers.problem is None:
             yield from map(Said, silent(rows, self._answered))
+        return len(rows)
 
-    def _before(self, lock: str, place: int) -> str:
-        answers = self._workers.ask("redislock_waiting", {"key": lock}, to=self._answered)
-        waiting = [one for found in answers.values() for one in found]
-        before = sum(one["place"] < place for one in waiting)
-        return f"Before it: {before}. In line: {in_line(len(waiting), len(answers))}."
-
-    def _running(self, text: str, lock: str | None, told: Mapping[str, Any]) -> Iterator[Said]:
+    def _running(self, what: Mapping[str, Any], told: Mapping[str, Any], named: Mapping[str, str]) -> Iterator[Said]:
         """What is to be said of a task that runs, and of its lock."""
-        mine = [row for row in self._locks.of(lock) if self._is_mine(row)] if lock is not None else []
-        yield Said(text, self._locks.told(mine[0]) if mine else self._about("running", **told))
+        lock, since = what["lock"], datetime.fromtimestamp(what["since"], UTC)
+        rows = self._locks.of(lock) if lock is not None else []
+        mine = [row for row in rows if self._is_mine(row)]
+        text = Say.RUNS(since=moment(since, self._now), **named)
+        yield Said(text, self._locks.told(mine[0]) if mine else self._about("running", **told, since=since))
         if lock is None:
-            yield Said("It needs no lock." if told["scope"] is None else "It has not asked for its lock.")
+            yield Said((Say.NOT_ASKED if what["needs_lock"] else Say.NEEDS_NONE)())
         elif not mine:
-            why = "it begins or ends just now, lost its lock, or runs without it"
-            yield Said(f"It does not hold {shown(lock)}: {why}.")
+            yield Said(Say.HOLDS_NOTHING(lock=lock))
+            yield from (Said(self._locks.held(row, self._now), self._locks.told(row)) for row in rows)
         for row in mine:
-            yield Said(f"It holds {shown(row.place.key)} since {moment(row.token.since, self._now)}.")
+            yield Said(Say.HOLDS(lock=row.place.key, since=moment(row.token.since, self._now)))
 
     def _is_mine(self, row: Row) -> bool:
         attempt = row.token.attempt
@@ -176,7 +181,7 @@ class Why:
         if told is None:
             return
         state, text = told
-        yield Said(f"Task {shown(self._id)} {text}", self._about(state, key=result.key, since=result.since))
+        yield Said(text, self._about(state, key=result.key, since=result.since))
         if state == "waiting" and result.key is not None:
             yield from self._holders(result.key)
 
@@ -185,15 +190,10 @@ class Why:
     def _in_redis(self) -> Iterator[Said]:
         for row in self._locks.all():
             if self._is_mine(row):
-                yield Said(_TELLS[row.info.state], self._locks.told(row))
-                yield Said(f"{held(row, self._now)}.")
+                yield Said(_TELLS[row.info.state](), self._locks.told(row))
+                yield Said(self._locks.held(row, self._now))
 
     def _unknown(self, result: Result) -> Said:
         workers = counted(len(self._answered), "worker")
-        return Said(
-            "It holds no lock, waits in no worker, and has no result.\n"
-            f"Asked: {workers}, the lock server {self._locks.where}, the result backend. {result.unasked}".rstrip()
-            + "\nIt may be in the broker's queue, have ended without a stored result, have died with its worker, or"
-            " never have been sent.\nLook for its id in the log of the workers, and at the length of its queue.",
-            self._about("unknown"),
-        )
+        text = Say.UNKNOWN(workers=workers, where=self._locks.where, unasked=result.unasked)
+        return Said(text, self._about("unknown"))

@@ -132,6 +132,10 @@ class Room:
         self._wake.set()
         return waited
 
+    def is_out(self, line: str) -> bool:
+        """Whether the server of `line` did not answer last time: in a Cluster the other nodes come first."""
+        return self._store.outage_of(key_of(line)).unreachable is not None
+
     def leave_all(self) -> list[Waiter]:
         """Let nobody wait any longer, and leave all lines, in `LEAVING` seconds; return those who waited."""
         gone = [waiter for waiter in self.waiting() if self._queues.remove(waiter)]
@@ -186,7 +190,7 @@ class Room:
         for host in tuple(self.hosts):
             host.begins_round()
         due = self._looks.due(self._queues.by_line)
-        for line in sorted(due, key=lambda line: (self._is_out(line), self._queues.place(line))):
+        for line in sorted(due, key=lambda line: (self.is_out(line), self._queues.place(line))):
             self._look_aside(self._queues.place(line))
             self._try_to_look(line, is_offered=due[line])
         self._look_aside(math.inf)
@@ -203,10 +207,6 @@ class Room:
     def _can_look(self, place: int, line: str, before: float) -> bool:
         first = self._queues.first(line)
         return place < before and (first is None or can_begin(first))
-
-    def _is_out(self, line: str) -> bool:
-        """Whether the server of `line` did not answer last time: in a Cluster the other nodes come first."""
-        return self._store.outage_of(key_of(line)).unreachable is not None
 
     def _try_to_look(self, line: str, *, is_offered: bool = False, has_slot: bool = False) -> None:
         self._aside.discard(line)

@@ -18,7 +18,7 @@ from celery_redislock.shown import shown
 from .decisions import Decision, Fail, Skip, Wait, take_turn
 from .endings import CameBackAsRetry, drop, revoke, show_as_retry
 from .join_decisions import Joining, on_joining
-from .outcome import PRIVATE_BACKENDS, Outcome, backend_scheme, outcome_of
+from .outcome import PRIVATE_BACKENDS, Outcome, backend_scheme, note_joined, outcome_of
 from .worker_execution import LONGEST_PAUSE, WorkerExecution
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ class JoiningExecution(WorkerExecution):
             )
             revoke(self.task, self.request, f"joined {whom}, which was revoked")
         self.joined = outcome
+        note_joined(self.task.app, self.request, joins)
         if isinstance(outcome.value, BaseException):
             raise outcome.value
 

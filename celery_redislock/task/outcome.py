@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery import states
 from celery.exceptions import SoftTimeLimitExceeded
+from celery.result import AsyncResult, GroupResult
 
 from celery_redislock.errors import describe
 from celery_redislock.info import LockInfo
@@ -24,6 +25,8 @@ logger = logging.getLogger(__name__)
 MOMENT = 1.0
 #: The schemes of result backends whose results only the caller, or only one process, can read.
 PRIVATE_BACKENDS = ("rpc", "cache+memory", "cache+locmem", "disabled")
+#: The id of the group, among the children of a result, that holds the one task whose outcome it is.
+JOINED = "redislock-joined"
 
 
 class Outcome(NamedTuple):
@@ -94,6 +97,19 @@ def has_ended(task: Task[..., Any], holder: LockInfo, *, cools_down: bool) -> bo
     # A result that is older than the lock is that of an earlier run under the same id. Both times are by the clock of
     # the holder's host, so they can be compared; or by the publisher's and the worker's, where the key is reserved.
     return done is None or holder.since is None or done >= holder.since
+
+
+def note_joined(app: Celery, request: Any, joins: str) -> None:
+    """Have the result of `request` tell that it is the outcome of the task `joins`: its children are stored with it."""
+    request.children.append(GroupResult(JOINED, [AsyncResult(joins, app=app)], app=app))
+
+
+def joined_of(children: Any) -> str | None:
+    """The id of the task that a run has joined, by the stored children of its result; None where it has joined none."""
+    match children:
+        case [[[str(group), _], [[[str(joins), _], _]]]] if group == JOINED:
+            return joins
+    return None
 
 
 def moment_of(value: Any) -> datetime | None:

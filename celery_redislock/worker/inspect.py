@@ -16,11 +16,14 @@ from celery.worker.request import Request
 from celery_redislock.app import server_of
 from celery_redislock.errors import RedisLockError
 from celery_redislock.info import LockInfo
+from celery_redislock.server.connect import address
+from celery_redislock.server.names import limit_of
+from celery_redislock.task.plan import LockPlan
 
 from .children import Run
 from .conflicts import CONFLICTS
 from .deaths import is_dead
-from .waiting import waiting_room_of
+from .waiting import WaitingRoom, waiting_room_of
 from .waiting_message import WaitingMessage
 
 #: How long a worker waits for the lock server before it answers without it, in seconds.
@@ -69,23 +72,41 @@ def redislock_task(state: Any, task_id: str, **_: Any) -> list[dict[str, Any]]:
     """What a worker does with the messages of a task.
 
     Returns:
-        For each: ``is``, which is ``waiting`` in line, ``running``, ``dead`` with its process, ``reserved`` for the
-        pool, ``scheduled`` by its eta or ``limited`` by its rate; the ``name`` of the task, its ``lock`` where it has
-        one, the ``eta``, and the ``place`` in line; of one that waits also what its worker ``lacks`` to run it. One
-        that is on its way to its lock's turn may be in none of these for a moment.
+        For each: ``is``, which is ``waiting`` in line, ``called`` to its lock, ``running``, ``dead`` with its process,
+        ``reserved`` for the pool, ``scheduled`` by its eta or ``limited`` by its rate; the ``name`` of the task; its
+        ``lock`` where that is known, else None; and what `_told` or `_waiting` adds. A message that is given to the
+        pool right now may be in none of these for a moment.
     """
     room = waiting_room_of(state.app)
     found: list[dict[str, Any]] = []
     if room is not None:
-        waiting = [one for one in room.waiting if str(one.request.id) == task_id]
-        found += ({"is": "waiting", "eta": None, "lacks": room.lacks(one), **one.told} for one in waiting)
-    for what, request in _requests(state.consumer):
-        if str(request.id) == task_id:
-            run = getattr(request, "run", None)
-            lock = str(run.key) if isinstance(run, Run) and run.key else None
-            eta = request.eta.isoformat() if request.eta else None
-            found.append({"is": what, "name": request.task.name, "lock": lock, "eta": eta, "place": None})
+        found += (_waiting(one, room) for one in room.waiting if str(one.request.id) == task_id)
+    found += (_told(what, one) for what, one in _requests(state.consumer) if str(one.id) == task_id)
     return found
+
+
+def _waiting(one: WaitingMessage, room: WaitingRoom) -> dict[str, Any]:
+    """Of a message that waits: its place, what its worker lacks to run it, and where the worker looks at its lock."""
+    plan: LockPlan = one.request.task.lock_plan  # type: ignore[attr-defined] # it is a `LockedTask`
+    server = address(server_of(plan.app).client)
+    return {"is": "waiting", "lacks": room.lacks(one), "limit": limit_of(one.key), "server": server, **one.told}
+
+
+def _told(what: str, request: Request) -> dict[str, Any]:
+    """Of a message that does not wait: since when it runs, whether it needs a lock, and whether it comes again."""
+    run = getattr(request, "run", None)
+    run = run if isinstance(run, Run) else None
+    key = run and run.key
+    is_called = what == "reserved" and run is not None and run.call is not None
+    return {
+        "is": "called" if is_called else what,
+        "name": request.task.name,
+        "lock": None if key is None else str(key),
+        "needs_lock": run is not None,
+        "since": request.time_start,
+        "eta": request.eta.isoformat() if request.eta else None,
+        "comes_again": getattr(request, "comes_again_if_lost", None),
+    }
 
 
 def redislock_conflicts(state: Any, **_: Any) -> int:

@@ -144,6 +144,19 @@ class LockedRequest(Request):
         nonce, call, reservation = self.delivery.nonce, self.delivery.call, self._reservation(plan)
         return Run(str(self.id), plan, nonce, reservation, retries, call, self._waited_for, self._next)
 
+    @property
+    def comes_again_if_lost(self) -> bool:
+        """Whether the message is delivered again, or the next attempt published, if the run's process dies now."""
+        task: Any = self.task
+        header = Header.read(self.request_dict.get(HEADER))
+        is_given_back = self.delivery.acks_at_begin and not self.acknowledged and header.died + 1 < MOST_DEATHS
+        is_requeued = bool(task.acks_late and task.reject_on_worker_lost)
+        retries = attempts_before(self.request_dict)
+        is_retried = getattr(task, "retry_on_worker_lost", False) and (
+            task.max_retries is None or retries < task.max_retries
+        )
+        return is_given_back or is_requeued or bool(is_retried)
+
     def _reservation(self, plan: LockPlan) -> Reservation | None:
         reservation = reservation_in(self.request_dict.get(HEADER))
         return reservation and reservation._replace(key=plan.in_any_slot(reservation.key))

@@ -232,10 +232,12 @@ class WaitingRoom(bootsteps.StartStopStep):
             self._starter.wake_up()
 
     def lacks(self, waiting: WaitingMessage) -> str | None:
-        """What the worker lacks to run the message of `waiting` soon: a ``token`` or a ``slot``; None for neither.
+        """What the worker lacks to run the message of `waiting` soon: the lock ``server``, a ``token`` or a ``slot``.
 
-        It is for people who ask why the message waits.
+        It is for people who ask why the message waits. None: it lacks nothing.
         """
+        if waiting.is_out:
+            return "server"
         return None if self._consumer is None else self._lacks(self._consumer, waiting.group)
 
     def _lacks(self, consumer: Any, name: str) -> str | None:

@@ -133,6 +133,11 @@ class WaitingMessage(Waiter):
         name: str = self.request.task.name
         return name
 
+    @property
+    def is_out(self) -> bool:
+        """Whether the lock server did not answer the room last time."""
+        return self._room.is_out(self.line)
+
     def can_begin(self) -> bool:
         """Whether the worker would run it soon: it has a slot, and a token if the task has a `rate_limit`."""
         return self._can_begin(self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from celery.bin.base import CLIContext
@@ -21,8 +21,11 @@ from click.testing import CliRunner, Result
 
 from celery_redislock import Lock, LockLost
 from celery_redislock.app import server_of
-from celery_redislock.cli import watch
+from celery_redislock.cli import deadline, watch
 from celery_redislock.cli.commands import locks as group
+from celery_redislock.server import tokens
+from celery_redislock.server.tokens import Attempt
+from tests.lab.app import make_app
 from tests.lab.kinds import left_out
 from tests.lab.servers import need, wait_until
 from tests.lab.workers import ROOT, acked, kept
@@ -284,142 +287,7 @@ def test_where_locks_are_switched_off_a_call_of_a_task_has_none_to_show(app, cli
     assert (result.exit_code, "redislock_enabled is False" in result.stderr) == (2, True)
 
 
-# Why a task has not run.
-
-
-def test_a_task_that_waits_is_told_for_whom_since_when_and_how_many_are_before_it(
-    tasks, app, cli_says, start_worker, running
-):
-    for _ in range(2):
-        start_worker(2)
-    first = tasks.work.delay("k", "first", 90)
-    running("first")
-    waiting = []
-    for number in range(3):
-        waiting.append(tasks.work.delay("k", number))
-        wait_until(lambda: kept(app, 2) == len(waiting), "it waits")
-    why = cli_says("Before it: 2. In line: 3 messages in 2 workers that answered.", "why", waiting[2].id)
-    assert "lab.work WAITS in line for redislock:{lab.work:" in why
-    assert f"is held by task {first.id} on w" in why
-    assert "It holds redislock:{lab.work:" in cli_says("RUNS in worker", "why", first.id)
-
-
-def test_a_task_that_was_skipped_is_told_whose_duplicate_it_was(tasks, app, cli_says, start_worker, running, gate):
-    start_worker(2)
-    first = tasks.until.delay("k", "first", str(gate))
-    running("first")
-    second = tasks.until.delay("k", "second", str(gate))
-    wait_until(lambda: second.state == "REVOKED", "it is skipped")
-    wait_until(lambda: asked(app, "redislock_conflicts") == [1], "its worker has counted it")
-    assert f"duplicate of {first.id}" in cli_says("WAS SKIPPED", "why", second.id)
-    gate.open()
-    first.get(timeout=20)
-    cli_says("HAS RUN: its result is SUCCESS", "why", first.id)  # its worker notes its end after its result
-
-
-def test_a_task_that_has_failed_is_told_by_what_and_the_text_of_its_own_error_is_not_shown(
-    tasks, cli_says, start_worker
-):
-    start_worker(1)
-    with tasks.on_raise.lock_for("k"):
-        refused = tasks.on_raise.delay("k", "secret")
-        wait_until(lambda: refused.state == "FAILURE", "it fails")
-    why = cli_says("FAILED at", "why", refused.id)
-    assert "the lock redislock:{k} is held by a lock outside tasks on" in why
-    broken = tasks.once.delay("k", "secret", fails=True)
-    wait_until(lambda: broken.state == "FAILURE", "it fails")
-    why = cli_says("HAS RUN: its result is FAILURE", "why", broken.id)
-    assert "by ValueError; the body's own error" in why
-    assert "secret" not in why
-
-
-def test_a_task_that_is_not_due_has_no_free_process_or_is_limited_is_told_so_and_one_that_needs_no_lock_too(
-    tasks, app, cli, start_worker
-):
-    start_worker(1, "--prefetch-multiplier", "8")
-
-    def why(result: Any) -> str:
-        return cli("why", result.id, "--timeout", "0.2").stdout  # it is asked again where that was too short
-
-    first = tasks.plain.delay(seconds=60)
-    wait_until(lambda: "It needs no lock." in why(first), "the only process runs it")
-    assert app.control.rate_limit("lab.keyed", "1/h", reply=True, limit=1, timeout=10)
-    _, limited = (tasks.keyed.delay("A1", number) for number in range(2))
-    wait_until(lambda: "by the task's rate_limit" in why(limited), "the worker keeps it back")
-    later = tasks.work.apply_async(("other",), countdown=600)
-    reserved = tasks.work.delay("another")
-    wait_until(lambda: "NOT DUE" in why(later), "the worker has the one with a countdown")
-    wait_until(lambda: "no free process for it" in why(reserved), "the worker has the other")
-
-
-def test_one_that_waits_for_a_free_key_is_told_that_its_worker_has_no_free_process(
-    tasks, app, cli_says, start_worker, running, gate
-):
-    start_worker(2)
-    with tasks.work.lock_for("k"):
-        waits = tasks.work.delay("k", "waits")
-        wait_until(lambda: kept(app) == 1, "it waits")
-        for item in ("one", "another"):
-            tasks.work.delay(item, item, gate)
-            running(item)
-    said = cli_says("no free process for it", "why", waits.id)
-    assert "WAITS in line" in said
-    assert "Nobody holds it now" in said
-    assert "within seconds" not in said
-    gate.open()
-    assert waits.get(timeout=20) == "waits"
-
-
-def test_one_that_waits_for_a_free_key_is_told_that_the_rate_limit_of_its_task_keeps_it_back(
-    tasks, app, cli_says, start_worker
-):
-    start_worker(2)
-    assert app.control.rate_limit("lab.work", "1/h", reply=True, limit=1, timeout=10)
-    with tasks.work.lock_for("k"):
-        waits = tasks.work.delay("k", "waits")
-        wait_until(lambda: kept(app) == 1, "it waits")
-        tasks.work.delay("other", "other").get(timeout=10)  # it takes the token
-    said = cli_says("by the task's rate_limit", "why", waits.id)
-    assert "WAITS in line" in said
-    assert "Nobody holds it now" in said
-    assert "within seconds" not in said
-    assert app.control.rate_limit("lab.work", "100/s", reply=True, limit=1, timeout=10)
-    assert waits.get(timeout=20) == "waits"
-
-
-def test_one_whose_process_has_died_is_told_when_it_comes_again_by_itself(
-    config, tasks, cli_says, start_worker, running, tmp_path
-):
-    config.settings["lab_replaces_late"] = str(tmp_path / "replaces")  # so Celery does not notice
-    start_worker(1)
-    run = tasks.restarted.delay("k", "first", 60)
-    os.kill(running("first"), signal.SIGKILL)
-    said = cli_says("HAS DIED", "why", run.id)
-    assert "its result will be WorkerLostError, unless it comes again" in said
-    assert "reject_on_worker_lost" in said
-    assert "retry_on_worker_lost" in said
-
-
-def test_a_job_whose_message_no_worker_has_yet_is_told_that_its_key_is_kept(tasks, cli):
-    result = tasks.job.delay("k")
-    why = cli("why", result.id, "--timeout", "0.2")
-    assert why.exit_code == 0
-    assert "NOT STARTED: its message is in the broker's queue" in why.stdout
-    assert told(cli("list", "--json"))[0]["state"] == "queued"
-    assert told(cli("list", "--json"))[0]["scope"] == "job"
-
-
-def test_a_task_that_has_expired_was_not_skipped(tasks, cli_says, start_worker):
-    expired = tasks.work.apply_async(("k",), expires=0.001)
-    start_worker(1)
-    wait_until(lambda: expired.state == "REVOKED", "its worker meets it")
-    assert ": expired." in cli_says("WAS REVOKED at", "why", expired.id)
-
-
-def test_a_task_that_nobody_knows_is_told_where_to_look(cli):
-    why = cli("why", str(uuid4()), "--timeout", "0.2")
-    assert why.exit_code == 1
-    assert "Look for its id in the log" in why.stdout
+# To release a key.
 
 
 def test_a_holder_whose_worker_is_dead_is_shown_as_one_that_does_not_answer_and_does_not_run_in_the_next_of_its_name(
@@ -427,24 +295,31 @@ def test_a_holder_whose_worker_is_dead_is_shown_as_one_that_does_not_answer_and_
 ):
     config.settings["redislock_lease"] = 120.0  # so long that all answers come before its end
     worker = start_worker(2)
-    run = tasks.work.delay("k", "first", 90)
+    tasks.work.delay("k", "first", 90)
     running("first")
-    waiting = tasks.work.delay("k", "second")
-    wait_until(lambda: waiting.state == "RETRY", "the second waits")
     (held,) = told(cli("list", "--json"))
-    assert "NOT ANSWER" not in cli_says("1 message in 1 worker that answered", "show", held["key"])
     worker.kill()
     assert "Its worker w0@lab does NOT ANSWER" in cli("show", held["key"]).stdout
-    assert "no worker that answers runs it" in cli("why", run.id).stdout
-    why = cli("why", waiting.id).stdout
-    assert "No worker that answers keeps it" in why
-    assert f"is held by task {run.id}" in why
     assert "Its worker w0@lab does NOT ANSWER" in cli("release", held["key"]).stdout
     start_worker(1, "-n", "w0@lab")
     cli_says("Its worker w0@lab answers: the task does not run there.", "release", held["key"])
 
 
-# To release a key.
+def test_where_the_broker_is_away_the_lock_server_is_asked_all_the_same(config, tasks, locks, monkeypatch):
+    monkeypatch.setattr(deadline, "PATIENCE", 0.3)  # Celery goes on trying
+    config.broker = "redis://127.0.0.1:1/0"
+    away = CLIContext(make_app(config), no_color=True, workdir=None)
+
+    def cli(*arguments: str) -> str:
+        return CliRunner().invoke(group, [*arguments, "--timeout", "0.1"], obj=away).output
+
+    with tasks.keyed.lock_for("A1") as lock:
+        shown = cli("show", lock.name)
+    assert f"{lock.name} is held by a lock outside tasks" in shown
+    assert "In line: 0. The workers could not be asked: " in shown
+    held = tokens.mint(tokens.mint_nonce(), Attempt("an-id", 0, 0), tokens.origin("w@host", "lab.work"))
+    locks.client.set("redislock:{k}", held.value)
+    assert re.search(r"Its worker w@host does NOT ANSWER: .* \(.+\)\.", cli("release", "redislock:{k}", "--dry-run"))
 
 
 def test_a_key_that_is_released_is_the_next_ones_and_its_holder_is_told_of_the_loss(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,27 +13,43 @@ from typing import Any
 
 import pytest
 from celery.bin.base import CLIContext
+from celery.bin.control import control, inspect, status
 from click.testing import CliRunner, Result
 
-from celery_redislock import Lock
+from celery_redislock import LockConflict, LockLost, LockUnavailable
 from celery_redislock.app import server_of
 from celery_redislock.cli import deadline
 from celery_redislock.cli.commands import locks as group
+from celery_redislock.cli.sentences import Say
 from tests.lab.app import make_app
 from tests.lab.kinds import left_out
 from tests.lab.servers import wait_until
 from tests.lab.workers import ROOT, kept
 
+ID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+#: What the page quotes that is no sentence of `why`.
+ERRORS = (
+    str(LockConflict("k")),
+    str(LockLost("k")),
+    str(LockUnavailable("k")),
+    "the lock server",
+    "cannot be asked",
+    "Nobody who was asked knows the task",
+    "duplicate of",
+    "cooling down after",
+    "expired revoked terminated",
+)
 PAGE = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
 FIELDS = ["key", "task", "task_id", "hostname", "since", "ttl", "state", "scope", "waiting", "reason"]
 
 Run = Callable[..., Result]
-#: A worker on a busy machine may take longer than the usual second to answer.
-PATIENTLY = ("--timeout", "3")
+#: What is asked here is in the result, so no worker need answer.
+SHORTLY = ("--timeout", "0.1")
 
 HOLDER = """
 import sys, time
-from celery_redislock import Lock
+from celery_redislock import Lock, LockConflict, LockLost, LockUnavailable
+from celery_redislock import LockConflict, LockLost, LockUnavailable
 from celery_redislock.app import server_of
 from tests.lab.worker import app
 
@@ -56,13 +72,13 @@ def locks_(app) -> Run:
 
 def why(run: Run, task_id: str) -> str:
     """What `why` says; as JSON it says the same, in one schema, of the task first."""
-    said = run("why", task_id, *PATIENTLY)
+    said = run("why", task_id, *SHORTLY)
     assert said.exit_code == 0, said.output
     return said.stdout
 
 
 def states(run: Run, task_id: str, code: int = 0) -> list[str]:
-    said = run("why", task_id, "--json", *PATIENTLY)
+    said = run("why", task_id, "--json", *SHORTLY)
     assert said.exit_code == code, said.output
     told = [json.loads(line) for line in said.stdout.splitlines()]
     assert [list(one) for one in told] == [FIELDS] * len(told)
@@ -71,69 +87,64 @@ def states(run: Run, task_id: str, code: int = 0) -> list[str]:
 
 
 def test_what_the_page_says_that_why_says_is_what_it_says():
-    """Each upper-case word of the first column is in the code."""
-    code = "".join(path.read_text() for path in (ROOT / "celery_redislock" / "cli").glob("*.py"))
-    table = PAGE.split("| it says |")[1].split("\n\n")[0]
-    words = {word for row in table.splitlines()[2:] for word in re.findall(r"\b[A-Z]{3,}\b", row.split("|")[1])}
-    assert {"WAITS", "SKIPPED", "HOLDS", "DIED"} <= words
-    assert {word for word in words if word not in code} == set()
+    """Each quotation of the first column is part of a sentence, or of an error."""
+    table = PAGE.split("| `why` says |")[1].split("\n\n")[0]
+    quotations = {one for row in table.splitlines()[2:] for one in re.findall(r"`([^`]+)`", row.split("|")[1])}
+    known = "\n".join([*(say.value for say in Say), *ERRORS])
+    assert {"WAITS in line", "HAS DIED"} <= quotations
+    assert [one for one in quotations if not is_said(one, re.sub(r"\{\w+\}", "", known))] == []
 
 
-def test_one_that_waits_behind_a_live_holder_is_told_for_whom_and_how_many_are_before_it(
-    tasks, app, locks_, start_worker, running
-):
-    start_worker(3)
-    first = tasks.work.delay("k", "first", 30)
-    running("first")
-    second, third = (tasks.work.delay("k", number) for number in range(2))
-    wait_until(lambda: kept(app) == 2, "both wait")
-    later = third if "Before it: 1" in why(locks_, third.id) else second
-    said = why(locks_, later.id)
-    assert "WAITS in line" in said
-    assert f"is held by task {first.id} on w0@lab" in said
-    assert "NOT ANSWER" not in said
-    assert states(locks_, later.id) == ["waiting", "held"]
+def is_said(quotation: str, known: str) -> bool:
+    """Whether `known` has each part of a quotation: a sentence may be filled with what another one says."""
+    return all(part.strip() in known for part in re.split("…|: ", quotation))
 
 
-def test_a_holder_whose_worker_was_killed_is_seen_in_the_first_answer_and_its_key_ends_by_itself(
-    config, tasks, app, locks_, start_worker, running
-):
-    config.settings["redislock_lease"] = 16.0  # so long that the two answers come before its end
-    dead = start_worker(1)
-    first = tasks.work.delay("k", "first", 60)
-    running("first")
-    assert app.control.cancel_consumer(config.queue, reply=True, limit=1, timeout=10)  # the next one goes to the other
-    start_worker(1)
-    second = tasks.work.delay("k", "second")
-    wait_until(lambda: kept(app, 2) == 1, "it waits in the second worker")
-    dead.kill()
-    said = why(locks_, second.id)
-    assert "Its worker w0@lab does NOT ANSWER" in said
-    assert "it is free when that time is over" in said
-    assert states(locks_, first.id) == ["held"]
-    assert second.get(timeout=40) == "second"
-    wait_until(lambda: states(locks_, second.id) == ["done"], "its end is noted, after its result")
-    assert states(locks_, first.id, 1) == ["unknown"]
-    unknown = locks_("why", first.id)
-    assert "have died with its worker" in unknown.stdout
-    assert f"with the prefix {app.conf.get('redislock_prefix', 'redislock')!r}" in unknown.stdout
+def commands() -> list[str]:
+    """The commands of the page, each once; of a pipeline those of Celery. The worker is told to end at last."""
+    found = re.findall(r"celery -A shop ([a-z][^`|\n]+)", PAGE)
+    every = dict.fromkeys(re.sub(ID, "ID", one.strip()) for one in found)
+    return sorted(every, key=lambda one: "shutdown" in one)
 
 
-def test_a_run_whose_process_was_killed_is_not_said_to_run_nor_to_have_failed_by_itself(
-    tasks, locks_, start_worker, running
-):
-    worker = start_worker(1)
-    run = tasks.work.delay("k", "first", 60)
-    os.kill(running("first"), signal.SIGKILL)
-    wait_until(lambda: tasks.work.lock_info("k") is None, "its worker has released the key")
-    said = why(locks_, run.id)
-    assert re.search(r"process HAS DIED|WAS CUT SHORT", said)
-    assert "RUNS" not in said
-    wait_until(lambda: run.state == "FAILURE", "Celery has noticed", 20)
-    assert "WAS CUT SHORT at 20" in (said := why(locks_, run.id))
-    assert "its process has died (WorkerLostError)" in said
-    assert "the body's own error" not in said
-    assert worker.process.poll() is None
+def test_every_command_of_the_page_runs(tasks, app, config, start_worker, running):
+    """In its order, against a worker in which one runs and three wait."""
+    worker = start_worker(2)
+    first, *waiting = (tasks.work.delay("A1", number, 60) for number in range(4))
+    running(0)
+    wait_until(lambda: kept(app) == len(waiting), "the others wait")
+    here = {
+        "shop.refresh": "lab.work",
+        "redislock:{stock:A1}": tasks.work.lock_for("A1").name,
+        "w1@shop-a": "w0@lab",
+        "consumer celery": f"consumer {config.queue}",
+    }
+    for line in commands():
+        command = re.sub(r"redislock:\{shop\.sync:\w+\}", here["redislock:{stock:A1}"], line)
+        for there, name in here.items():
+            command = command.replace(there, name)
+        program, *arguments = shlex.split(command.replace("ID", (first if "terminate" in line else waiting[1]).id))
+        if line == "control revoke":  # behind a pipe
+            arguments.append(waiting[2].id)
+        result = run_celery(app, program, arguments)
+        if "shutdown" not in line:  # a worker that shuts down does not reply, and the page says so
+            assert (result.exit_code, "Error" in result.output) == (0, False), f"{line}:\n{result.output}"
+    assert {"control terminate SIGTERM ID", "locks watch", "status"} <= {*commands()}
+    assert [one.state for one in (first, *waiting)] == ["REVOKED", "RETRY", "REVOKED", "REVOKED"]
+    running(1)
+    worker.kill_child()
+    worker.wait()
+
+
+def run_celery(app: Any, program: str, arguments: list[str]) -> Result:
+    """Run a command of Celery, or of its group ``locks``, in this process."""
+    obj = CLIContext(app, no_color=True, workdir=None)
+    if program != "locks":
+        its = {"control": control, "inspect": inspect, "status": status}
+        return CliRunner().invoke(its[program], arguments, obj=obj)
+    more = {"release": ["--dry-run"], "watch": ["--help"]}  # it would ask, and not end: test_cli has both
+    arguments += more.get(arguments[0], [])
+    return CliRunner().invoke(group, arguments, obj=obj)
 
 
 def test_skipped_and_cooling_down_are_told_apart_and_the_list_tells_until_when(
@@ -152,19 +163,6 @@ def test_skipped_and_cooling_down_are_told_apart_and_the_list_tells_until_when(
     assert re.search(r"WAS SKIPPED at .*: duplicate of", why(locks_, skipped.id))
     assert f": cooling down after {ran.id}" in why(locks_, cooled.id)
     assert [states(locks_, one.id) for one in (skipped, cooled)] == [["skipped"], ["skipped"]]
-
-
-def test_where_a_limit_is_reached_all_holders_are_named(tasks, app, locks_, start_worker):
-    start_worker(3)
-    slots = [Lock(server_of(app).client, tasks.three.lock_for("k").name, timeout=30, limit=3) for _ in range(3)]
-    assert all(slot.acquire(blocking=False) for slot in slots)
-    fourth = tasks.three.delay("k")
-    wait_until(lambda: kept(app) == 1, "it waits")
-    assert re.findall(r"(:slot:\d)? is held by", why(locks_, fourth.id)) == ["", ":slot:2", ":slot:3"]
-    assert states(locks_, fourth.id) == ["waiting", "held", "held", "held"]
-    for slot in slots:
-        slot.release()
-    fourth.get(timeout=20)
 
 
 @pytest.mark.parametrize("timeout", ["30", "0"])

@@ -7,11 +7,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from celery_redislock.cli.scan import Row
+from celery_redislock.cli.sentences import Say
 from celery_redislock.cli.summary import Total, prometheus, totals
 from celery_redislock.cli.table import age, duration, moment, table
 from celery_redislock.cli.watch import screen
 from celery_redislock.server.names import LimitedKey, LockKeys, Place
 from celery_redislock.server.tokens import COOLING, Attempt, Token, mint, mint_nonce, origin
+from tests.lab.workers import ROOT
 
 NOW = datetime(2026, 11, 22, 3, 4, 5, tzinfo=UTC)
 
@@ -96,3 +98,14 @@ def test_a_place_of_a_lock_is_known_by_its_key_and_what_is_none_too(lock):
 
 def test_a_place_of_a_lock_with_a_limit_is_named_as_any():
     assert Place.of(LimitedKey("redislock:{a}", 3)) == Place("redislock:{a}", "redislock:{a}")
+
+
+def test_every_sentence_of_why_has_a_test_that_reaches_it():
+    tests = (ROOT / "tests" / "acceptance" / "test_why.py").read_text(encoding="utf-8")
+    assert [one.name for one in Say if f"Say.{one.name}" not in tests] == []
+
+
+def test_a_sentence_escapes_what_is_filled_in():
+    assert Say.RESERVED(task="\x1b[31m", worker="w\n@host").startswith(
+        "Task \\x1b[31m has NOT STARTED: worker w\\n@host "
+    )

@@ -37,6 +37,19 @@ def define(app: Celery, ledger: Ledger) -> None:
                     time.sleep(30)
         return how
 
+    @locked("unstorable", lock_args=["key"], ignore_result=False)
+    def unstorable(key: Any) -> object:
+        """Returns what no serializer can store."""
+        with ledger.run(key):
+            return object()
+
+    @locked("reports", bind=True, lock_args=["key"], ignore_result=False)
+    def reports(self: Any, key: Any) -> None:
+        """Stores a state of its own, and no result."""
+        with ledger.run(key):
+            self.update_state(state="PROGRESS", meta={"done": "secret"})
+        raise Ignore
+
     @locked("hooked", lock_args=["key"], base=_FailingHook)
     def hooked(key: Any) -> None:
         """Its own after_return fails before it calls super()."""

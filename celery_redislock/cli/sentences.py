@@ -1,0 +1,104 @@
+"""Sentences: all that ``celery locks why`` can say. Each has a test that reaches it with real workers."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from celery_redislock.shown import LONGEST, shown
+
+_BUSY = "`celery inspect active` shows what keeps the processes busy."
+
+
+class Say(Enum):
+    """A sentence, with the names of what is filled in: ``Say.RESERVED(task="shop.mail", worker="w1@shop-a")``."""
+
+    # A worker has its message, which waits.
+    WAITS = "Task {task} WAITS in line for {lock}, in worker {worker}, for {waited} now."
+    ALONE = "It is the only message in line, in {workers} that answered."
+    FIRST = "It is the first of {messages} in line, in {workers} that answered."
+    BEHIND = "{before} before it, of {messages} in line, in {workers} that answered."
+    NEXT = (
+        "{free} is free, and the worker has a process for it: its turn comes within seconds, or within a minute where"
+        " the key was deleted by hand or lost."
+    )
+    FREE = "{free} is free: those before it are called first."
+    NO_PROCESS = f"{{free}} is free, but the worker has no free process for it yet. {_BUSY}"
+    NO_RATE = "{free} is free, but the worker keeps the message back, by the task's rate_limit."
+    NO_SERVER = "{free} is free, but the worker cannot reach the lock server: look into its log."
+    ELSEWHERE = "{free} is free on {here}, but the worker looks at {there}. Are these the same locks?"
+    # A worker has its message, which does not wait.
+    RUNS = "Task {task} RUNS in worker {worker}, since {since}."
+    HOLDS = "It holds {lock} since {since}."
+    NEEDS_NONE = "It needs no lock."
+    NOT_ASKED = "It has not asked for its lock yet."
+    HOLDS_NOTHING = (
+        "It does not hold {lock}: it has lost it, runs without it after an outage (lock_on_outage), or ends right now."
+    )
+    DIED = (
+        "Task {task} was in a process of worker {worker} that HAS DIED. The worker releases what it held, if anything."
+    )
+    COMES_AGAIN = "It comes again by itself, in a moment."
+    COMES_NOT = "It does not come again by itself: its result becomes WorkerLostError. Send it again."
+    CALLED = "Task {task} has its TURN for {lock}: worker {worker} gives it to a process as soon as that takes it."
+    RESERVED = (
+        f"Task {{task}} has NOT STARTED: worker {{worker}} has its message, and no free process for it yet. {_BUSY}"
+    )
+    SCHEDULED = "Task {task} is NOT DUE: worker {worker} keeps its message until its eta, {eta}."
+    LIMITED = "Task {task} has NOT STARTED: worker {worker} keeps its message back, by the task's rate_limit."
+    # The result backend knows it.
+    DONE = "Task {id} HAS RUN: its result is SUCCESS{at}."
+    JOINED = "Task {id} HAS NOT RUN: it joined task {other}, and has that task's result, {status}{at}."
+    SKIPPED = "Task {id} WAS SKIPPED{at}: {reason} (lock_on_conflict is skip)."
+    REVOKED = "Task {id} WAS REVOKED{at}: {reason}."
+    REFUSED = "Task {id} FAILED{at}: {reason}."
+    CUT_SHORT = "Task {id} WAS CUT SHORT{at}: {how} ({error}). Its work may be done in part."
+    NOT_STORED = "Task {id} HAS RUN, but its result could not be stored{at}: {error}. Its work is done all the same."
+    FAILED = "Task {id} HAS RUN: its result is FAILURE{at}, by {error}, which has nothing to do with its lock."
+    HAD_TO_WAIT = """\
+Task {id} HAD TO WAIT: {conflict}. Since then no more is known, and no worker that answers has its message. Either
+- it is in the broker's queue: a worker that shut down has put it back, or one that was full, for up to {pause}; or
+- its worker keeps it and does not answer: it is too busy or cut off; or
+- its worker is dead: {again}; or
+- it has run, and its result could not be stored: the log of its worker says so."""
+    RETRIES = (
+        "Task {id} has STARTED ONCE and is to run again, by {error}: `self.retry()`, or its worker has stopped or lost"
+        " its process. No worker that answers has its message yet."
+    )
+    STARTED = (
+        "Task {id} has STARTED, and no worker that answers runs it: its worker is shutting down, too busy, cut off or"
+        " dead. If it is dead and the task has acks_late, {again}; else send it again."
+    )
+    STATUS = "Task {id} has the state {status}{at}."
+    # The lock server knows it.
+    HOLDS_SOMEWHERE = (
+        "The task HOLDS a lock, and no worker that answers runs it: its worker is shutting down, too busy, cut off or"
+        " dead."
+    )
+    QUEUED = "The task has NOT STARTED: its message is in the broker's queue, on its way, or lost."
+    COOLS = "The task HAS RUN with success."
+    # Who holds its key.
+    HELD = "{key} is held by {who}, since {since}; {ends}."
+    FOREIGN = "{key} is held by a lock of another library, or of a `Lock` with a token of its own; {ends}."
+    KEPT = "{key} is kept for {who}, since {since}, for {ttl} yet."
+    RENEWED = "last renewed {ago} ago, so its process was alive then"
+    NOT_RENEWED = (
+        "last renewed {ago} ago, though that is due every {every}: its process is dead, stopped or cut off from the"
+        " lock server, and the key is free in {ttl}"
+    )
+    HELD_TOO_LONG = "its lock_max_hold is over, so it is not renewed any more, and the key is free in {ttl}"
+    ENDS = "it ends in {ttl} unless it is renewed"
+    NEVER_ENDS = "it never ends by itself"
+    SILENT = "Its worker {worker} does NOT ANSWER: it is shutting down, too busy, cut off or dead."
+    # Nobody knows it, or not all could be asked.
+    UNKNOWN = """\
+It holds no lock, waits in no worker, and has no result.
+Asked: {workers}, the lock server {where}, the result backend.{unasked}
+It may be in the broker's queue, have ended without a stored result, have died with its worker, or never have been sent.
+Look for its id in the log of the workers, and at the length of its queue."""
+    NO_BACKEND = " The app has no result backend that could be asked ({scheme})."
+    BACKEND_AWAY = " The result backend could not be asked: {error}."
+    WORKERS_AWAY = "The workers could not be asked: {error}."
+
+    def __call__(self, **about: object) -> str:
+        """The sentence about this: whatever is filled in may come from anywhere, so it is escaped."""
+        return str(self.value).format(**{name: shown(str(value), LONGEST) for name, value in about.items()})

@@ -1,0 +1,454 @@
+"""Why a task has not run: each sentence of ``celery locks why`` is reached with real workers, and is true there."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import signal
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
+
+from celery_redislock import Lock
+from celery_redislock.app import server_of
+from celery_redislock.cli import deadline
+from celery_redislock.cli.commands import locks as group
+from celery_redislock.cli.sentences import Say
+from celery_redislock.server import tokens
+from celery_redislock.server.tokens import Attempt
+from tests.conftest import every
+from tests.lab.app import make_app
+from tests.lab.kinds import needs_one_server
+from tests.lab.servers import wait_until
+from tests.lab.workers import acked, kept, stands_in_line
+
+pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")  # of redis-py, to Celery
+
+FIELDS = ["key", "task", "task_id", "hostname", "since", "ttl", "state", "scope", "waiting", "reason"]
+Why = Callable[..., str]
+
+
+@pytest.fixture
+def why(app) -> Why:
+    """Asks until these sentences are said, for a worker may be too busy to answer in time; returns all that is said.
+
+    ``why(result, Say.WAITS, Say.HELD)``
+    """
+
+    def ask(result: Any, *sentences: Say, of: Any = app) -> str:
+        said = [""]
+        patience = itertools.chain([0.3, 1.0], itertools.repeat(3.0))
+
+        def are_said() -> bool:
+            context = CLIContext(of, no_color=True, workdir=None)
+            run = CliRunner().invoke(group, ["why", str(result), f"--timeout={next(patience)}"], obj=context)
+            assert run.exit_code in {0, 1}, run.output
+            said.append(run.output)
+            return all(says(said[-1], one) for one in sentences)
+
+        try:
+            wait_until(are_said, f"{sentences} are said")
+        except pytest.fail.Exception:
+            pytest.fail(f"{sentences} are not said in:\n{said[-1]}")
+        return said[-1]
+
+    return ask
+
+
+@pytest.fixture
+def delete_by_hand(tasks, app, locks) -> Callable[..., None]:
+    """Deletes a key for which a message waits, which calls nobody: its room has looked, and looks again much later."""
+
+    def delete(key: str, task: Any) -> None:
+        wait_until(lambda: locks.client.pubsub_channels("redislock:room:*"), "the room hears hints")
+        with tasks.keyed.lock_for("another"):
+            last = tasks.keyed.delay("another")
+            wait_until(lambda: stands_in_line(locks.client, tasks.keyed, "another"), "the room has looked at all lines")
+        last.get(timeout=20)
+        assert stands_in_line(locks.client, task, "k")
+        locks.client.delete(key)
+
+    return delete
+
+
+def says(text: str, sentence: Say) -> bool:
+    """Whether `text` has the sentence, whatever is filled in."""
+    pattern = ".*?".join(map(re.escape, re.split(r"\{\w+\}", sentence.value)))
+    return re.search(pattern, text) is not None
+
+
+def states(app: Any, result: Any) -> list[str]:
+    """What programs are told: of the task first, and then of who holds its key."""
+    context = CLIContext(app, no_color=True, workdir=None)
+    run = CliRunner().invoke(group, ["why", str(result), "--json", "--timeout=5"], obj=context)
+    told = [json.loads(line) for line in run.stdout.splitlines()]
+    assert [list(one) for one in told] == [FIELDS] * len(told)
+    assert told[0]["task_id"] == str(result)
+    assert says(told[0]["reason"], Say.WAITS)
+    return [one["state"] for one in told]
+
+
+# It waits.
+
+
+def test_one_that_waits_is_told_who_holds_its_key_that_the_holder_lives_and_how_many_are_before_it(
+    tasks, app, why, start_worker, running
+):
+    start_worker(3)
+    first = tasks.work.delay("k", "first", 90)
+    running("first")
+    alone = tasks.work.delay("k", 0)
+    wait_until(lambda: kept(app) == 1, "it waits")
+    said = why(alone, Say.WAITS, Say.HELD, Say.RENEWED, Say.ALONE)
+    assert f"is held by task {first.id} on w0@lab" in said
+    assert "It is the only message in line, in 1 worker that answered." in said
+    behind = tasks.work.delay("k", 1)
+    wait_until(lambda: kept(app) == 2, "both wait")
+    why(alone, Say.FIRST)
+    assert states(app, alone) == ["waiting", "held"]
+    assert "1 message is before it, of 2 messages in line, in 1 worker that answered." in why(behind, Say.BEHIND)
+    said = why(first, Say.RUNS, Say.HOLDS)
+    assert "It holds redislock:{lab.work:" in said
+
+
+@needs_one_server("a key is deleted by hand")
+def test_one_that_waits_for_a_free_key_is_told_what_its_worker_lacks_or_that_its_turn_comes(
+    config, tasks, app, locks, why, start_worker, running, gate, delete_by_hand
+):
+    start_worker(2)
+    lock = Lock(server_of(app).client, tasks.work.lock_for("k").name, timeout=600, renew=False)
+    assert lock.acquire(blocking=False)
+    first, second = (tasks.work.delay("k", number) for number in range(2))
+    wait_until(lambda: kept(app) == 2, "both wait")
+    delete_by_hand(lock.name, tasks.work)
+    assert f"{lock.name} is free, and the worker has a process for it" in why(first, Say.NEXT, Say.FIRST)
+    assert "within" not in why(second, Say.FREE, Say.BEHIND)
+    elsewhere = make_app(config)
+    elsewhere.conf.redislock_url = locks.url(7)
+    assert "7, but the worker looks at " in why(first, Say.ELSEWHERE, of=elsewhere)
+    for item in ("one", "another"):
+        tasks.work.delay(item, item, gate)
+        running(item)
+    assert "within" not in why(first, Say.NO_PROCESS)
+    server_of(elsewhere).stop()
+    elsewhere.close()
+    gate.open()
+
+
+def test_one_that_waits_for_a_free_key_is_told_that_the_rate_limit_of_its_task_keeps_it_back(
+    tasks, app, why, start_worker
+):
+    start_worker(2)
+    assert app.control.rate_limit("lab.work", "1/h", reply=True, limit=1, timeout=10)
+    with tasks.work.lock_for("k"):
+        waits = tasks.work.delay("k", "waits")
+        wait_until(lambda: kept(app) == 1, "it waits")
+        tasks.work.delay("other", "other").get(timeout=10)  # it takes the token
+    assert "within" not in why(waits, Say.WAITS, Say.NO_RATE)
+    assert app.control.rate_limit("lab.work", "100/s", reply=True, limit=1, timeout=10)
+    assert waits.get(timeout=20) == "waits"
+
+
+@needs_one_server("a proxy is in front of it")
+def test_one_whose_worker_cannot_reach_the_lock_server_is_told_so(
+    config, tasks, app, locks, why, lock_proxy, start_worker
+):
+    start_worker(2)
+    direct = make_app(config)
+    direct.conf.redislock_url = locks.url()
+    lock = direct.tasks["lab.work"].lock_for("k")
+    assert lock.acquire(blocking=False)
+    waits = tasks.work.delay("k", "waits")
+    wait_until(lambda: kept(app) == 1, "it waits")
+    lock_proxy.refuse()
+    lock.release()
+    assert "within" not in why(waits, Say.WAITS, Say.NO_SERVER, of=direct)
+    lock_proxy.mend()
+    assert waits.get(timeout=30) == "waits"
+    server_of(direct).stop()
+    direct.close()
+
+
+@needs_one_server("a test writes to it by hand")
+def test_where_another_library_holds_the_key_nobody_knows_whether_it_lives(tasks, app, locks, why, start_worker):
+    start_worker(1)
+    key = tasks.work.lock_for("k").name
+    locks.client.set(key, "0c1d2e", px=60_000)
+    waits = tasks.work.delay("k", "waits")
+    why(waits, Say.WAITS, Say.FOREIGN, Say.ENDS)
+    locks.client.persist(key)
+    why(waits, Say.FOREIGN, Say.NEVER_ENDS)
+    locks.client.delete(key)
+    assert waits.get(timeout=20) == "waits"
+
+
+@needs_one_server("a key is deleted by hand")
+def test_where_a_limit_is_reached_all_holders_are_named_and_else_a_slot_is_said_to_be_free(
+    tasks, app, why, start_worker, delete_by_hand
+):
+    start_worker(3)
+    key = tasks.three.lock_for("k").name
+    slots = [Lock(server_of(app).client, key, timeout=600, limit=3) for _ in range(3)]
+    assert all(slot.acquire(blocking=False) for slot in slots)
+    fourth = tasks.three.delay("k")
+    wait_until(lambda: kept(app) == 1, "it waits")
+    assert re.findall(r"(:slot:\d)? is held by", why(fourth, Say.WAITS, Say.HELD)) == ["", ":slot:2", ":slot:3"]
+    delete_by_hand(f"{key}:slot:2", tasks.three)
+    assert f"A slot of {key} is free, and" in why(fourth, Say.NEXT)
+    slots[0].release()
+    fourth.get(timeout=20)
+
+
+def test_a_holder_is_told_that_it_is_not_renewed_after_lock_max_hold(
+    config, tasks, app, why, start_worker, running, gate
+):
+    config.settings |= {"redislock_lease": 30.0, "task_annotations": {"lab.work": {"lock_max_hold": 0.1}}}
+    start_worker(2)
+    tasks.work.delay("k", "first", gate)
+    running("first")
+    waits = tasks.work.delay("k", "second")
+    why(waits, Say.WAITS, Say.HELD, Say.HELD_TOO_LONG, of=make_app(config))
+    gate.open()
+    assert waits.get(timeout=20) == "second"
+
+
+# It runs, or is about to.
+
+
+def test_one_that_is_not_due_has_no_free_process_is_limited_or_needs_no_lock_is_told_so(tasks, app, why, start_worker):
+    start_worker(1, "--prefetch-multiplier", "8")
+    first = tasks.plain.delay(seconds=60)
+    why(first, Say.RUNS, Say.NEEDS_NONE)
+    assert app.control.rate_limit("lab.keyed", "1/h", reply=True, limit=1, timeout=10)
+    _, limited = (tasks.keyed.delay("A1", number) for number in range(2))
+    later = tasks.work.apply_async(("other",), countdown=600)
+    reserved = tasks.work.delay("another")
+    why(limited, Say.LIMITED)
+    why(later, Say.SCHEDULED)
+    why(reserved, Say.RESERVED)
+
+
+def test_a_run_that_has_not_asked_for_its_lock_is_told_since_when_it_runs(tasks, why, start_worker, ledger):
+    worker = start_worker(1)
+    run = tasks.stands_still.delay("k", "first")
+    assert "ago)" in why(run, Say.RUNS, Say.NOT_ASKED)
+    (child,) = worker.children()
+    worker.resume_child(child.pid)
+    run.get(timeout=20)
+
+
+def test_one_whose_turn_has_come_is_not_said_to_wait_though_no_process_takes_it_yet(tasks, app, why, start_worker):
+    worker = start_worker(1)
+    with tasks.work.lock_for("k"):
+        waits = tasks.work.delay("k", "waits")
+        wait_until(lambda: kept(app) == 1, "it waits")
+        (child,) = worker.children()
+        worker.pause_child(child.pid)
+    why(waits, Say.CALLED)
+    worker.resume_child(child.pid)
+    assert waits.get(timeout=20) == "waits"
+
+
+@needs_one_server("a key is deleted by hand")
+def test_a_run_that_has_lost_its_key_is_told_who_holds_it_now(tasks, app, locks, why, start_worker, running):
+    start_worker(1)
+    run = tasks.work.delay("k", "first", 60)
+    running("first")
+    wait_until(lambda: acked(app, "lab.work") == 1, "the worker knows that it runs")
+    lock = tasks.work.lock_for("k")
+    locks.client.delete(lock.name)
+    assert lock.acquire(blocking=False)
+    said = why(run, Say.RUNS, Say.HOLDS_NOTHING, Say.HELD)
+    assert "is held by a lock outside tasks" in said
+    lock.release()
+
+
+# Its process has died.
+
+
+def test_one_whose_process_has_died_is_told_whether_it_comes_again_and_not_that_it_held_a_lock(
+    config, tasks, why, start_worker, running, tmp_path
+):
+    config.settings["lab_replaces_late"] = str(tmp_path / "replaces")  # so Celery does not notice
+    start_worker(6)
+    run, again = tasks.work.delay("k", "first", 60), tasks.given_back.delay("g", "again", 60)
+    for item in ("first", "again"):
+        os.kill(running(item), signal.SIGKILL)
+    early = tasks.dying.delay("d")
+    why(run, Say.DIED, Say.COMES_NOT)
+    why(again, Say.DIED, Say.COMES_AGAIN)
+    assert "RAN" not in why(early, Say.DIED, Say.COMES_AGAIN)
+
+
+@every("broker", ["redis", "rabbitmq"])
+def test_what_a_killed_worker_has_left_is_told_with_what_is_known_and_when_it_comes_again(
+    config, tasks, app, why, start_worker, running, broker
+):
+    config.settings |= {"redislock_lease": 60.0, "task_track_started": True}
+    worker = start_worker(3, "-n", "dead@lab")
+    silent = tasks.work.delay("k", "first", 60)
+    late = tasks.ends.delay("later", "retry")
+    wait_until(lambda: late.state == "RETRY", "it is to run again")
+    running("first")
+    waits = tasks.work.delay("k", "second")
+    wait_until(lambda: waits.state == "RETRY", "it waits")
+    worker.kill()
+    when = "RabbitMQ gives" if broker == "rabbitmq" else "1h00m after the dead one has received it"
+    said = why(waits, Say.HAD_TO_WAIT, Say.HELD, Say.SILENT)
+    assert when in said
+    assert "within" not in said
+    said = why(silent, Say.STARTED, Say.HOLDS_SOMEWHERE, Say.HELD)
+    assert when in said
+    why(late, Say.RETRIES)
+
+
+def test_while_a_worker_shuts_down_its_run_is_said_to_go_on_and_its_waiting_message_to_be_on_its_way(
+    tasks, app, why, start_worker, running, gate
+):
+    worker = start_worker(2)
+    run = tasks.work.delay("k", "first", gate)
+    running("first")
+    waits = tasks.work.delay("k", "second")
+    wait_until(lambda: kept(app) == 1, "it waits")
+    worker.begin_to_stop()
+    why(run, Say.HOLDS_SOMEWHERE, Say.HELD, Say.RENEWED)
+    assert "within" not in why(waits, Say.HAD_TO_WAIT, Say.HELD, Say.RENEWED, Say.SILENT)
+    gate.open()
+    worker.wait()
+
+
+def test_a_holder_whose_worker_was_killed_is_not_renewed_and_its_key_ends_by_itself(
+    config, tasks, app, why, start_worker, running
+):
+    config.settings["redislock_lease"] = 12.0  # so long that the answers come before its end
+    dead = start_worker(1)
+    first = tasks.work.delay("k", "first", 60)
+    running("first")
+    assert app.control.cancel_consumer(config.queue, reply=True, limit=1, timeout=10)  # the next one goes to the other
+    start_worker(1)
+    second = tasks.work.delay("k", "second")
+    wait_until(lambda: kept(app, 2) == 1, "it waits in the second worker")
+    dead.kill()
+    why(second, Say.WAITS, Say.SILENT, Say.NOT_RENEWED)
+    assert second.get(timeout=40) == "second"
+    assert "have died with its worker" in why(first, Say.UNKNOWN)
+
+
+# It has ended.
+
+
+def test_what_has_ended_is_told_how_and_the_text_of_its_own_error_is_not_shown(
+    tasks, app, why, start_worker, running, gate
+):
+    start_worker(2)
+    first = tasks.until.delay("k", "first", str(gate))
+    running("first")
+    skipped = tasks.until.delay("k", "second", str(gate))
+    wait_until(lambda: skipped.state == "REVOKED", "it is skipped")
+    assert f": duplicate of {first.id} " in why(skipped, Say.SKIPPED)
+    gate.open()
+    why(first, Say.DONE)
+    with tasks.on_raise.lock_for("k"):
+        refused = tasks.on_raise.delay("k", "secret")
+        assert "the lock redislock:{k} is held by a lock outside tasks on" in why(refused, Say.REFUSED)
+    broken = tasks.once.delay("k", "secret", fails=True)
+    said = why(broken, Say.FAILED)
+    assert "by ValueError, which" in said
+    assert "secret" not in said
+    unstored = tasks.unstorable.delay("k")
+    assert "EncodeError. Its work is done all the same." in why(unstored, Say.NOT_STORED)
+    reports = tasks.reports.delay("k")
+    said = why(reports, Say.STATUS)
+    assert "has the state PROGRESS." in said
+    assert "secret" not in said
+    expired = tasks.work.apply_async(("k",), expires=0.001)
+    assert ": expired." in why(expired, Say.REVOKED)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_one_that_has_joined_another_is_not_said_to_have_run(tasks, app, why, start_worker, running, fails):
+    start_worker(2)
+    first = tasks.on_join.delay("k", "first", holds="fails" if fails else "waits")
+    running("first")
+    second = tasks.on_join.delay("k", "second")
+    assert f"it joined task {first.id}, and has that task's result, {'FAILURE' if fails else 'SUCCESS'}" in why(
+        second, Say.JOINED
+    )
+    why(first, Say.FAILED if fails else Say.DONE)
+
+
+def test_one_whose_process_was_killed_is_told_so_and_not_that_it_has_failed_by_itself(
+    tasks, why, start_worker, running
+):
+    start_worker(1)
+    run = tasks.work.delay("k", "first", 60)
+    os.kill(running("first"), signal.SIGKILL)
+    said = why(run, Say.CUT_SHORT)
+    assert "its process has died (WorkerLostError)" in said
+
+
+# Only the lock server knows it.
+
+
+def test_a_job_whose_message_no_worker_has_yet_is_told_that_its_key_is_kept_and_one_whose_key_cools_that_it_has_run(
+    config, tasks, why, start_worker
+):
+    config.settings |= {"task_ignore_result": True, "task_annotations": {"lab.cooling_job": {"lock_cooldown": 60.0}}}
+    app = make_app(config)
+    queued = app.tasks["lab.cooling_job"].delay("k")
+    why(queued, Say.QUEUED, Say.KEPT, of=app)
+    start_worker(1)
+    why(queued, Say.COOLS, Say.KEPT, of=app)
+    server_of(app).stop()
+    app.close()
+
+
+# Not all can be asked.
+
+
+def test_one_that_nobody_knows_is_told_where_to_look(why):
+    why(uuid4(), Say.UNKNOWN)
+
+
+@pytest.mark.parametrize("backend", ["disabled://", "rpc://"])
+def test_an_app_whose_results_nobody_else_can_read_is_told_so(config, why, backend):
+    config.backend = backend
+    said = why(uuid4(), Say.UNKNOWN, Say.NO_BACKEND, of=make_app(config))
+    assert f"({backend.removesuffix('://')})." in said
+
+
+def test_a_broker_or_a_result_backend_that_is_away_is_named(config, why, monkeypatch):
+    monkeypatch.setattr(deadline, "PATIENCE", 0.3)  # Celery goes on trying
+    config.broker = config.backend = "redis://127.0.0.1:1/0"
+    why(uuid4(), Say.UNKNOWN, Say.BACKEND_AWAY, Say.WORKERS_AWAY, of=make_app(config))
+
+
+ESCAPE = "\x1b[31m\n"
+
+
+@needs_one_server("a test writes to it by hand")
+def test_nothing_is_printed_as_it_came(app, tasks, locks, why):
+    """What a broker, a result backend or a lock server may hold was written by anybody."""
+    task_id = str(uuid4())
+    said = ""
+    for state, result in (
+        ("FAILURE", {"exc_type": f"Error{ESCAPE}", "exc_message": ["secret"], "exc_module": "shop"}),
+        ("RETRY", {"exc_type": f"Error{ESCAPE}", "exc_message": ["secret"], "exc_module": "shop"}),
+        ("REVOKED", {"exc_type": "TaskRevokedError", "exc_message": [ESCAPE], "exc_module": "celery.exceptions"}),
+        (f"OWN{ESCAPE}", None),
+    ):
+        meta = {"status": state, "result": result, "traceback": None, "children": [], "task_id": task_id}
+        app.backend.set(app.backend.get_key_for_task(task_id), json.dumps(meta))
+        said += why(task_id)
+    origin = tokens.origin(f"w@{ESCAPE}", f"lab{ESCAPE}")
+    token = tokens.mint(tokens.mint_nonce(), Attempt(f"id{ESCAPE}", 0, 0), origin)
+    locks.client.set("redislock:{k}", token.value, px=60_000)
+    said += why(f"id{ESCAPE}", Say.HOLDS_SOMEWHERE, Say.HELD)
+    assert "\x1b" not in said
+    assert "OWN\\x1b[31m\\n" in said
