@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery import states
-from kombu.exceptions import EncodeError
+from kombu.exceptions import EncodeError, OperationalError
 
 from celery_redislock.errors import LockConflict, RedisLockError, describe
 from celery_redislock.task.outcome import PRIVATE_BACKENDS, backend_scheme, joined_of, moment_of
@@ -30,6 +30,7 @@ _CUT_SHORT = {
 }
 #: The calls of Celery's that store a result, or send it on to the tasks that are linked.
 _STORES = ("mark_as_done", "_dispatch_callbacks_and_chain")
+_BY_ITS_RULES = "the broker gives the message to another worker by its own rules"
 
 
 class Result(NamedTuple):
@@ -98,7 +99,7 @@ class Result(NamedTuple):
         for kind, how in _CUT_SHORT.items():
             if isinstance(self.value, kind):
                 return Say.CUT_SHORT(how=how, error=error, **about)
-        if isinstance(self.value, EncodeError) and any(name in self.traceback for name in _STORES):
+        if isinstance(self.value, EncodeError | OperationalError) and any(name in self.traceback for name in _STORES):
             return Say.NOT_STORED(error=error, **about)
         return Say.FAILED(error=error, **about)
 
@@ -132,13 +133,16 @@ def result_of(app: Celery, task_id: str) -> Result:
 
 def _again(app: Celery) -> str:
     """When the broker gives the message of a dead worker to another one, in words."""
-    with app.connection_for_read() as connection:
-        transport: Any = connection.transport
+    try:
+        with app.connection_for_read() as connection:
+            transport: Any = connection.transport
+    except Exception:  # noqa: BLE001 - its library may be missing here
+        return _BY_ITS_RULES
     if transport.driver_type == "amqp":
         return "RabbitMQ gives the message to another worker as soon as it sees that the connection is lost"
     options = app.conf.broker_transport_options or {}
     seconds = options.get("visibility_timeout") or getattr(transport.Channel, "visibility_timeout", None)
     if not isinstance(seconds, int | float):
-        return "the broker gives the message to another worker by its own rules"
+        return _BY_ITS_RULES
     received = f"{duration(seconds)} after the dead one has received it (visibility_timeout)"
     return f"the broker gives the message to another worker {received}"

@@ -52,7 +52,7 @@ class Say(Enum):
     REVOKED = "Task {id} WAS REVOKED{at}: {reason}."
     REFUSED = "Task {id} FAILED{at}: {reason}."
     CUT_SHORT = "Task {id} WAS CUT SHORT{at}: {how} ({error}). Its work may be done in part."
-    NOT_STORED = "Task {id} HAS RUN, but its result could not be stored{at}: {error}. Its work is done all the same."
+    NOT_STORED = "Task {id} HAS RUN, but its result could not be stored or sent on{at}: {error}. Its work is done."
     FAILED = "Task {id} HAS RUN: its result is FAILURE{at}, by {error}, which has nothing to do with its lock."
     HAD_TO_WAIT = """\
 Task {id} HAD TO WAIT: {conflict}. Since then no more is known, and no worker that answers has its message. Either
@@ -82,7 +82,7 @@ Task {id} HAD TO WAIT: {conflict}. Since then no more is known, and no worker th
     KEPT = "{key} is kept for {who}, since {since}, for {ttl} yet."
     RENEWED = "last renewed {ago} ago, so its process was alive then"
     NOT_RENEWED = (
-        "last renewed {ago} ago, though that is due every {every}: its process is dead, stopped or cut off from the"
+        "last renewed {ago} ago, though that is due every {every}: its process is dead, hanging or cut off from the"
         " lock server, and the key is free in {ttl}"
     )
     HELD_TOO_LONG = "its lock_max_hold is over, so it is not renewed any more, and the key is free in {ttl}"

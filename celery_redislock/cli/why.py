@@ -157,7 +157,7 @@ class Why:
 
     def _running(self, what: Mapping[str, Any], told: Mapping[str, Any], named: Mapping[str, str]) -> Iterator[Said]:
         """What is to be said of a task that runs, and of its lock."""
-        lock, since = what["lock"], datetime.fromtimestamp(what["since"], UTC)
+        lock, since = what["lock"], what["since"] and datetime.fromtimestamp(what["since"], UTC)
         rows = self._locks.of(lock) if lock is not None else []
         mine = [row for row in rows if self._is_mine(row)]
         text = Say.RUNS(since=moment(since, self._now), **named)

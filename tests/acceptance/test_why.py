@@ -362,7 +362,7 @@ def test_what_has_ended_is_told_how_and_the_text_of_its_own_error_is_not_shown(
     assert "by ValueError, which" in said
     assert "secret" not in said
     unstored = tasks.unstorable.delay("k")
-    assert "EncodeError. Its work is done all the same." in why(unstored, Say.NOT_STORED)
+    assert "EncodeError. Its work is done." in why(unstored, Say.NOT_STORED)
     reports = tasks.reports.delay("k")
     said = why(reports, Say.STATUS)
     assert "has the state PROGRESS." in said
