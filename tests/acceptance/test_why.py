@@ -299,7 +299,7 @@ def test_what_a_killed_worker_has_left_is_told_with_what_is_known_and_when_it_co
     waits = tasks.work.delay("k", "second")
     wait_until(lambda: waits.state == "RETRY", "it waits")
     worker.kill()
-    when = "RabbitMQ gives" if broker == "rabbitmq" else "1h00m after the dead one has received it"
+    when = "RabbitMQ gives" if broker.startswith("amqp") else "1h00m after the dead one has received it"
     said = why(waits, Say.HAD_TO_WAIT, Say.HELD, Say.SILENT)
     assert when in said
     assert "within" not in said
