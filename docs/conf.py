@@ -77,7 +77,7 @@ def source_pages(app: Any) -> Iterator[tuple[str, dict[str, str], str]]:
         name, text = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
         language = get_lexer_for_filename(name).aliases[0]
         code = app.builder.highlighter.highlight_block(text, language, linenos="inline", linespans="L")
-        yield f"_code/{name}", {"title": name, "body": f"<h1>{name}</h1>\n{code}"}, "page.html"
+        yield f"_code/{name}", {"title": name, "body": f"<h1 class='file'>{name}</h1>\n{code}"}, "page.html"
 
 
 def only_written(text: str, pages: Path) -> str:
