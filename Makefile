@@ -77,10 +77,12 @@ check: $(STAMP)  ## ruff and mypy
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-docs: $(STAMP)  ## The site of docs/, in docs/_build; a warning is an error
+docs: $(STAMP)  ## The site of docs/, in docs/_build; a warning or a dead link is an error
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 	@$(BIN)/python docs/write_options.py
+	@rm -rf docs/_build/html  # an older site may have the page that a dead link leads to
 	@$(BIN)/python -m sphinx -W --keep-going --quiet -b html docs docs/_build/html
+	@$(BIN)/python docs/check_links.py docs/_build/html
 	@echo "open docs/_build/html/index.html"
 
 chaos: $(STAMP)  ## Random faults under load, on both brokers, and what came of it

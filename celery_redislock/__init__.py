@@ -10,7 +10,7 @@ from .errors import (
 )
 from .info import LockInfo
 from .lock.lock import Lock
-from .locked import locked
+from .locked import Locked, locked
 from .task import postrun
 from .task.locked_task import LockedTask
 from .task.result import LockedResult
@@ -24,6 +24,7 @@ __all__ = [
     "LockKeyError",
     "LockLost",
     "LockUnavailable",
+    "Locked",
     "LockedResult",
     "LockedTask",
     "RedisLockError",

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pygments.lexers import get_lexer_for_filename
+
 ROOT = Path(__file__).resolve().parents[1]
 METADATA = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-#: Where the repository can be read; None until the project's metadata says so.
-SOURCE: str | None = METADATA.get("urls", {}).get("Source")
 #: A link that leaves docs/: its text, the file or folder, and what stands after the `#`.
 OUTWARD = re.compile(r"\[([^\]]+)\]\((\.\./[^)#\s]+)#?([^)\s]*)\)")
 
@@ -31,35 +31,53 @@ autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 # Links to headings are written as GitHub makes them.
 myst_heading_anchors = 4
+# A file of the repository, as `to_source` writes it: a page that `source_pages` makes.
+myst_url_schemes = {"http": None, "https": None, "source": "_code/{{path}}.html#{{fragment}}"}
 
 
-def to_source(text: str, page: Path, repository: str | None) -> str:
+def to_source(text: str, page: Path) -> str:
     """What a page says, with the links that leave docs/ as they work on the site.
 
-    On GitHub these links lead to a file or folder beside docs/. The site has no such file, so they lead to the
-    repository, and those to a test to its line. Until it is known where that is, a link to a file gets a copy of the
-    file, as MyST makes it, and one to a folder or to another page is its text alone.
+    On GitHub these links lead to a file or folder beside docs/. The site shows such a file on a page of its own, where
+    a link to a test leads to its line. A link to a folder, or to Markdown outside docs/, becomes its text alone.
 
     Args:
         text: The page's Markdown.
         page: Its file.
-        repository: The address before a path in the repository, at the commit that the site is built from.
     """
 
     def link(found: re.Match[str]) -> str:
         label, target, name = found.groups()
         path = (page.parent / target).resolve()
-        if repository is None:
-            return found[0] if path.is_file() and path.suffix != ".md" else label
-        line = f"#L{_line_of(path, name)}" if name and path.suffix == ".py" else f"#{name}" if name else ""
-        return f"[{label}]({repository}/{path.relative_to(ROOT)}{line})"
+        if not _is_shown(path):
+            return label
+        return f"[{label}](source:{path.relative_to(ROOT)}#L-{_line_of(path, name)})"
 
     return OUTWARD.sub(link, text)
 
 
+def _is_shown(path: Path) -> bool:
+    return path.is_file() and path.suffix != ".md"
+
+
 def _line_of(path: Path, function: str) -> int:
-    before = path.read_text(encoding="utf-8").split(f"def {function}(")[0]
+    before = path.read_text(encoding="utf-8").split(f"def {function}(")[0] if function else ""
     return before.count("\n") + 1
+
+
+def source_pages(app: Any) -> Iterator[tuple[str, dict[str, str], str]]:
+    """A page for each file that a link of docs/ leads to, with an id for each line."""
+    pages = sorted(Path(app.srcdir).glob("*.md"))
+    linked = {
+        (page.parent / found[2]).resolve()
+        for page in pages
+        for found in OUTWARD.finditer(page.read_text(encoding="utf-8"))
+    }
+    for path in sorted(filter(_is_shown, linked)):
+        name, text = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+        language = get_lexer_for_filename(name).aliases[0]
+        code = app.builder.highlighter.highlight_block(text, language, linenos="inline", linespans="L")
+        yield f"_code/{name}", {"title": name, "body": f"<h1 class='file'>{name}</h1>\n{code}"}, "page.html"
 
 
 def only_written(text: str, pages: Path) -> str:
@@ -71,18 +89,9 @@ def only_written(text: str, pages: Path) -> str:
     return re.sub(r"^([\w-]+)\*\n", entry, text, flags=re.MULTILINE)
 
 
-def _repository() -> str | None:
-    if SOURCE is None:
-        return None
-    if not (ROOT / ".git").exists():  # an unpacked sdist
-        return f"{SOURCE}/blob/v{release}"
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True)  # noqa: S607
-    return f"{SOURCE}/blob/{commit.stdout.strip()}"
-
-
 def _read_docstring(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Understand Args, Returns and Raises. Used as an extension, napoleon takes "A name: its use" for a type too."""
-    from sphinx.ext.napoleon import GoogleDocstring
+    from sphinx.ext.napoleon.docstring import GoogleDocstring
 
     if what not in {"attribute", "data", "property"}:
         lines[:] = GoogleDocstring(lines).lines()
@@ -90,10 +99,10 @@ def _read_docstring(app: Any, what: str, name: str, obj: Any, options: Any, line
 
 def setup(app: Any) -> None:
     """Have Sphinx read pages and docstrings in this way."""
-    repository = _repository()
 
     def read(app: Any, name: str, source: list[str]) -> None:
-        source[0] = to_source(only_written(source[0], Path(app.srcdir)), Path(app.srcdir, f"{name}.md"), repository)
+        source[0] = to_source(only_written(source[0], Path(app.srcdir)), Path(app.srcdir, f"{name}.md"))
 
     app.connect("source-read", read)
+    app.connect("html-collect-pages", source_pages)
     app.connect("autodoc-process-docstring", _read_docstring)

@@ -25,7 +25,8 @@ EXAMPLES = ("Three examples", "A conditional UPDATE", "An upsert", "A journal wi
 NAME = "shop"
 
 #: Their functions; what uses them in a task is another block of the page, and runs in test_doc_examples.py.
-DEFINITIONS = "\n".join(python_of(PAGE, section).split("\n@app.task")[0] for section in EXAMPLES)
+FUNCTIONS = "\n".join(python_of(PAGE, section).split("\n@app.task")[0] for section in EXAMPLES)
+DEFINITIONS = f"import sqlite3\n{FUNCTIONS}"
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +259,7 @@ def waits(other, db):
 
 
 HOLDER = """
-import sqlite3, sys
+import sys
 import redis
 from celery_redislock import Lock
 lock = Lock(redis.Redis(unix_socket_path=sys.argv[1]), "shop", timeout=1, renew=True, fence=True)

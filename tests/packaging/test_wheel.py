@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import sysconfig
 import venv
+from email import message_from_bytes
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -66,6 +68,18 @@ def test_the_wheel_holds_the_package_and_its_metadata_alone(wheel: Path) -> None
     names = ZipFile(wheel).namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"celery_redislock"}
     assert [name for name in names if name.endswith("/licenses/LICENSE")]
+
+
+def test_the_description_for_a_package_index_is_the_readme_without_its_relative_links(wheel: Path) -> None:
+    """Nothing on an index's page is at their end."""
+    with ZipFile(wheel) as files:
+        (name,) = (name for name in files.namelist() if name.endswith("/METADATA"))
+        description = message_from_bytes(files.read(name)).get_payload()
+    links = re.findall(r"\]\((?!https?://)[^)]*\)", (ROOT / "README.md").read_text())
+    assert len(links) > 30
+    assert re.findall(r"\]\((?!https?://)[^)]*\)", description) == []
+    assert "[The guarantees](docs/guarantees.md) say where it ends" in (ROOT / "README.md").read_text()
+    assert "The guarantees say where it ends" in description
 
 
 def test_to_install_it_changes_nothing_for_pytest_and_adds_one_command_to_celery(wheel: Path) -> None:

@@ -1,4 +1,4 @@
-"""The site's page of options is written from the code, and its links to the code find it."""
+"""The site's page of options is written from the code, and its links lead to what they name."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 CONF = runpy.run_path(str(DOCS / "conf.py"))
+CHECK = runpy.run_path(str(DOCS / "check_links.py"))
 PAGE = DOCS / "guarantees.md"
 HERE = "../tests/unit/test_site.py"
 
@@ -21,26 +22,43 @@ def test_the_tables_of_options_are_what_make_docs_writes() -> None:
     assert written(emptied) == page
 
 
-def test_a_link_to_a_test_leads_to_its_line_in_the_repository() -> None:
-    name = "test_a_link_to_a_test_leads_to_its_line_in_the_repository"
+def test_a_link_to_a_test_leads_to_its_line_in_the_source_that_the_site_shows() -> None:
+    name = "test_a_link_to_a_test_leads_to_its_line_in_the_source_that_the_site_shows"
     line = next(
         n for n, text in enumerate(Path(__file__).read_text().split("\n"), 1) if text.startswith(f"def {name}(")
     )
-    link = CONF["to_source"](f"[a\ntest]({HERE}#{name})", PAGE, "https://example.org/blob/1")
-    assert link == f"[a\ntest](https://example.org/blob/1/tests/unit/test_site.py#L{line})"
+    link = CONF["to_source"](f"[a\ntest]({HERE}#{name})", PAGE)
+    assert link == f"[a\ntest](source:tests/unit/test_site.py#L-{line})"
 
 
-def test_a_link_to_a_folder_or_page_outside_leads_to_the_repository() -> None:
-    text = "[the scripts](../celery_redislock/server/lua), [how](../CONTRIBUTING.md#the-code), [a page](jobs.md)"
-    assert CONF["to_source"](text, PAGE, "https://example.org/blob/1") == (
-        "[the scripts](https://example.org/blob/1/celery_redislock/server/lua), "
-        "[how](https://example.org/blob/1/CONTRIBUTING.md#the-code), [a page](jobs.md)"
+def test_a_link_to_a_file_outside_leads_to_its_first_line_and_one_to_a_folder_or_page_is_text() -> None:
+    text = (
+        f"[scripts](../celery_redislock/server/lua), [how](../CONTRIBUTING.md#the-code), [this]({HERE}), [a](jobs.md)"
     )
+    assert CONF["to_source"](text, PAGE) == "scripts, how, [this](source:tests/unit/test_site.py#L-1), [a](jobs.md)"
 
 
-def test_without_a_repository_a_link_to_a_file_stays_and_others_are_text() -> None:
-    text = f"[the scripts](../celery_redislock/server/lua), [how](../CONTRIBUTING.md#the-code), [this]({HERE}#it)"
-    assert CONF["to_source"](text, PAGE, None) == f"the scripts, how, [this]({HERE}#it)"
+def test_a_dead_link_of_the_site_is_found(tmp_path: Path) -> None:
+    (tmp_path / "static").mkdir()
+    (tmp_path / "static" / "a.css").touch()
+    (tmp_path / "index.html").write_text(
+        '<a id="top"></a><link href="static/a.css"><a href="https://example.org/none"></a><a href="#top"></a>'
+        '<a href="jobs.html#retries"></a><a href="jobs.html#none"></a><a href="none.html"></a><img src="none.png">'
+    )
+    (tmp_path / "jobs.html").write_text('<h2 id="retries"></h2><a href="./index.html#top"></a>')
+    assert list(CHECK["dead_links"](tmp_path)) == [
+        f"index.html: the link {link} leads nowhere" for link in ("jobs.html#none", "none.html", "none.png")
+    ]
+
+
+def test_a_link_whose_text_says_nothing_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "index.md"
+    page.write_text(
+        "[here](jobs.md) [This\npage](jobs.md) [docs/jobs.md](jobs.md) [docs/](docs) "
+        "[the docs](docs) [jobs](jobs.md) ![here](jobs.png)"
+    )
+    found = list(CHECK["links_that_say_nothing"]([page]))
+    assert [line.split("]")[0].split("[")[1] for line in found] == ["here", "This\npage", "docs/jobs.md", "docs/"]
 
 
 def test_a_page_that_is_still_to_come_is_left_out_of_the_contents() -> None:
