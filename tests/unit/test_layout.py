@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import celery_redislock
 from celery_redislock.server import commands, scripts
 from celery_redislock.server.answers import Claim, Note
 from celery_redislock.server.names import LimitedKey
 from celery_redislock.server.scripts import Command
 from celery_redislock.server.tokens import RESERVED, known_by
-
-PACKAGE = Path(celery_redislock.__file__).parent
+from tests.house.imports import GRAPH, MODULES, PACKAGE, imported
 
 #: The rooms of the house, from the ground up: what is in one imports only what is below it. The modules that are in no
 #: folder stand where their imports allow; what only type checkers see counts as well.
@@ -41,45 +37,10 @@ ROOMS = [
 #: These serve any code, with or without Celery.
 WITHOUT_CELERY = ("keys", "server", "lock")
 
-MODULES = {
-    ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
-    for path in sorted(PACKAGE.rglob("*.py"))
-}
 SCRIPTS = {path.stem: path for path in sorted(PACKAGE.glob("server/lua/*.lua")) if path.stem != "prelude"}
 
 
-def imported(source: str) -> set[str]:
-    """All that a module imports, wherever it stands and whoever sees it: ``.store``, ``celery_redislock.info``."""
-    found = set()
-    for node in ast.walk(ast.parse(source)):
-        match node:
-            case ast.Import(names=names):
-                found |= {alias.name for alias in names}
-            case ast.ImportFrom(module=None, level=level, names=names):
-                found |= {"." * level + alias.name for alias in names}
-            case ast.ImportFrom(module=module, level=level, names=names):
-                # A name may be a module of that package.
-                found |= {"." * level + str(module)} | {f"{'.' * level}{module}.{alias.name}" for alias in names}
-    return found
-
-
-def own_imports(name: str) -> set[str]:
-    """The modules of this package that one of them imports."""
-    folder = name.split(".")[0] + "." if "." in name else ""
-    dotted = {
-        folder + one[1:] if one.startswith(".") else one.removeprefix("celery_redislock.")
-        for one in imported(MODULES[name].read_text(encoding="utf-8"))
-        if one.startswith((".", "celery_redislock."))
-    }
-    return dotted & MODULES.keys() - {name, *ROOM_OF.keys() & {room for room in ROOM_OF if is_folder(room)}}
-
-
-def is_folder(room: str) -> bool:
-    return (PACKAGE / room).is_dir()
-
-
 ROOM_OF = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
-GRAPH = {name: own_imports(name) for name in MODULES}
 
 
 def floor_of(name: str) -> int:

@@ -1,0 +1,1 @@
+"""The house: how large the package is, how deep its imports go, and where it reaches into other packages."""
