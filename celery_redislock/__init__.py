@@ -1,5 +1,6 @@
 """Celery tasks that never run twice at once: a Redis lock per task and arguments."""
 
+from .celery_port import hide_setting
 from .errors import (
     LockConfigError,
     LockConflict,
@@ -14,7 +15,7 @@ from .locked import Locked, locked
 from .task import postrun
 from .task.locked_task import LockedTask
 from .task.result import LockedResult
-from .worker import masking, start
+from .worker import start
 
 __all__ = [
     "Lock",
@@ -31,6 +32,6 @@ __all__ = [
     "locked",
 ]
 
-masking.hide_url()
+hide_setting("redislock_url")  # it may hold a password
 postrun.connect()
 start.connect()

@@ -9,9 +9,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, overload
 
-from celery import _state, current_app
-
 from .app import check_lease, is_enabled, keyprefix_of, server_of, settings_of
+from .celery_port import app_of_last_resort, app_of_this_thread, current_apps
 from .errors import LockConfigError
 from .keys.maker import KeyMaker
 from .keys.template import parse_template
@@ -219,10 +218,10 @@ def _the_app() -> Celery:
 
     In such a thread Celery itself would use a new app without settings.
     """
-    app: Celery | None = _state._tls.current_app or _state.default_app  # type: ignore[attr-defined]
-    if app is None or app.main == "default":
-        apps = [other for other in _state._get_active_apps() if other.set_as_current]  # type: ignore[attr-defined]
-        if len(apps) > 1:
-            raise LockConfigError("locked: which of the apps of this process? Give it app=, or call app.set_default()")
-        app = apps[0] if apps else app
-    return app or current_app._get_current_object()  # type: ignore[attr-defined]
+    app = app_of_this_thread()
+    if app is not None:
+        return app
+    apps = current_apps()
+    if len(apps) > 1:
+        raise LockConfigError("locked: which of the apps of this process? Give it app=, or call app.set_default()")
+    return apps[0] if apps else app_of_last_resort()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ from celery_redislock.errors import LockConfigError
 
 from .cluster_client import ClusterClient
 from .places import Places
+from .redis_port import connections_of, options_of, sentinel_options_of, sentinels_of
 
 #: redis-py's own defaults differ by constructor, up to 58 s for one command to a silent server.
 DEFAULTS: Mapping[str, Any] = {"socket_timeout": 2.0, "socket_connect_timeout": 1.0, "max_connections": 50}
@@ -40,7 +40,7 @@ def derive(client: redis.Redis, max_connections: int = 50) -> redis.Redis:
         max_connections: The most connections of the new client; the maximum of `client` counts too.
     """
     pool = client.connection_pool
-    options = {name: value for name, value in pool.connection_kwargs.items() if not _OF_POOL(name)}
+    options = options_of(pool)
     for name in ("socket_timeout", "socket_connect_timeout"):  # without them a silent server would hang the caller
         options[name] = options.get(name) or DEFAULTS[name]
     options |= {
@@ -53,8 +53,8 @@ def derive(client: redis.Redis, max_connections: int = 50) -> redis.Redis:
     kind: type[redis.ConnectionPool] = redis.BlockingConnectionPool
     if isinstance(pool, SentinelConnectionPool):
         kind = _SentinelPool
-        options |= {name: getattr(pool, name) for name in ("service_name", "is_master")}
-        options["sentinel_manager"] = _without_retries(pool.sentinel_manager)
+        options |= sentinel_options_of(pool)
+        options["sentinel_manager"] = _without_retries(options["sentinel_manager"])
     return redis.Redis(connection_pool=_discreet(kind)(connection_class=whole(pool.connection_class), **options))
 
 
@@ -83,8 +83,7 @@ class _Discreet:
     """Mixed into a pool class: hides the password that redis-py 6.4 and 7.0 show when a Sentinel knows no master."""
 
     def __repr__(self) -> str:
-        pool: Any = self
-        options = pool.connection_kwargs
+        options = options_of(self)
         return f"<{type(self).__name__} {options.get('path') or options.get('host')}:{options.get('port')}>"
 
 
@@ -108,8 +107,7 @@ class _SentinelPool(SentinelConnectionPool, redis.BlockingConnectionPool):
         """Close the connections; the Sentinels' part of the pool asks for those that nobody uses, when the primary is
         another. Before redis-py 7, a pool that lets callers wait knows no such choice.
         """
-        pool: Any = self
-        for connection in [*(pool._connections if inuse_connections else pool.pool.queue)]:
+        for connection in connections_of(self, unused_only=not inuse_connections):
             if connection is not None:  # a free place
                 connection.disconnect()
 
@@ -119,10 +117,6 @@ def _without_retries(sentinels: Sentinel) -> Sentinel:
     ours = copy.copy(sentinels)
     ours.sentinels = [derive(sentinel) for sentinel in sentinels.sentinels]
     return ours
-
-
-#: Matches the options that a redis-py pool puts among those of its connections for its own use.
-_OF_POOL = re.compile("maint_|oss_|orig_|himport_|cache|event_dispatcher$|connection_pool$").match
 
 
 def command_time(client: redis.Redis | ClusterClient) -> float:
@@ -136,10 +130,7 @@ def command_time(client: redis.Redis | ClusterClient) -> float:
     """
     if isinstance(client, ClusterClient):
         return 2 * _time_outs(client.options)
-    total = _time_outs(client.connection_pool.connection_kwargs)
-    if isinstance(client.connection_pool, SentinelConnectionPool):
-        total += sum(command_time(sentinel) for sentinel in client.connection_pool.sentinel_manager.sentinels)
-    return total
+    return _time_outs(options_of(client.connection_pool)) + sum(map(command_time, sentinels_of(client)))
 
 
 def _time_outs(options: Mapping[str, Any]) -> float:

@@ -17,6 +17,7 @@ from .clients import derive
 from .cluster_client import ClusterClient, Node
 from .connections import Connections
 from .outage import Outage
+from .redis_port import called_at_connect, nodes_of, options_of, remap_of
 from .scripts import Command
 from .store import Lease, LockStore
 
@@ -33,13 +34,12 @@ def of_cluster(client: RedisCluster | ClusterClient) -> ClusterClient:
     """A client of ours for the Cluster of `client`, with the time-outs and credentials of `client`."""
     if isinstance(client, ClusterClient):
         return client.copy()
-    manager: Any = client.nodes_manager
-    nodes = [*manager.nodes_cache.values()]
+    nodes = nodes_of(client)
     like = derive(nodes[0].redis_connection).connection_pool
-    options = {name: value for name, value in like.connection_kwargs.items() if name not in {"host", "port"}}
-    options["redis_connect_func"] = client.user_on_connect_func  # redis-py's own would keep its client alive
+    options = {name: value for name, value in options_of(like).items() if name not in {"host", "port"}}
+    options["redis_connect_func"] = called_at_connect(client)
     options["connection_class"] = like.connection_class
-    return ClusterClient([(node.host, node.port) for node in nodes], options, manager.address_remap)
+    return ClusterClient([(node.host, node.port) for node in nodes], options, remap_of(client))
 
 
 class ClusterStore(LockStore):

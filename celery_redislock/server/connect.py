@@ -12,7 +12,6 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import (
     Sentinel,
-    SentinelConnectionPool,
     SentinelManagedConnection,
     SentinelManagedSSLConnection,
 )
@@ -23,6 +22,7 @@ from . import urls
 from .clients import DEFAULTS, FIXED, command_time, derive, whole
 from .cluster_client import ClusterClient
 from .places import Places
+from .redis_port import is_behind_sentinels, options_of, sentinels_of, try_to_connect
 from .urls import Address, Kind
 
 #: The setting with the other options of a server, such as the name of a primary, by the setting that has its URL.
@@ -104,7 +104,7 @@ def _single(_: Address, options: dict[str, Any]) -> redis.Redis:
     pool = redis.BlockingConnectionPool(  # type: ignore[no-untyped-call]
         **options, connection_class=kind, retry=retry, queue_class=Places
     )
-    _show_what_is_refused(pool)
+    try_to_connect(pool)
     client = redis.Redis(connection_pool=pool)
     pool.timeout = command_time(client)
     return client
@@ -126,7 +126,7 @@ def _behind_sentinels(where: Address, options: dict[str, Any]) -> redis.Redis:
     )  # type: ignore[no-untyped-call]
     kind = SentinelManagedSSLConnection if is_tls else SentinelManagedConnection
     client = sentinels.master_for(name, connection_class=kind, **options)  # type: ignore[no-untyped-call]
-    _show_what_is_refused(client.connection_pool)
+    try_to_connect(client.connection_pool)
     command_time(client)
     return derive(client, options["max_connections"])
 
@@ -145,24 +145,19 @@ _MAKERS: Mapping[Kind, Callable[[Address, dict[str, Any]], redis.Redis | Cluster
 }
 
 
-def _show_what_is_refused(pool: redis.ConnectionPool) -> None:
-    """Make a connection, which is not opened; redis-py refuses an option that it does not know only then."""
-    pool.connection_class(**pool.connection_kwargs)
-
-
 def address(client: redis.Redis | ClusterClient) -> str:
     """The address of the server of a client from `connect`, as a URL without password, for people.
 
     It is made of what redis-py has parsed: in a URL that is slightly wrong, any part may be the password.
     """
-    options = client.options if isinstance(client, ClusterClient) else client.connection_pool.connection_kwargs
+    options = client.options if isinstance(client, ClusterClient) else options_of(client.connection_pool)
     user, db = f"{options['username']}@" if options.get("username") else "", options.get("db") or 0
     if isinstance(client, ClusterClient):
         is_tls = issubclass(client.options["connection_class"], redis.SSLConnection)
         return f"{'rediss' if is_tls else 'redis'}+cluster://{user}{client.shown}"
-    pool = client.connection_pool
-    if isinstance(pool, SentinelConnectionPool):
-        asked = [one.connection_pool.connection_kwargs for one in pool.sentinel_manager.sentinels]
+    pool: Any = client.connection_pool
+    if is_behind_sentinels(client):
+        asked = [options_of(one.connection_pool) for one in sentinels_of(client)]
         hosts = ",".join(f"{one['host']}:{one['port']}" for one in asked)
         return f"sentinel://{user}{hosts}/{db}?master_name={pool.service_name}"
     if options.get("path"):
@@ -177,6 +172,5 @@ def disconnect(client: redis.Redis | ClusterClient) -> None:
         client.close()
         return
     client.connection_pool.disconnect()
-    if isinstance(client.connection_pool, SentinelConnectionPool):
-        for sentinel in client.connection_pool.sentinel_manager.sentinels:
-            sentinel.connection_pool.disconnect()
+    for sentinel in sentinels_of(client):
+        sentinel.connection_pool.disconnect()

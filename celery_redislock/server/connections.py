@@ -10,21 +10,15 @@ from typing import Any, NamedTuple
 
 import redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
-from redis.utils import HIREDIS_AVAILABLE
 
 from celery_redislock.shown import shown
 
+from . import redis_port
 from .places import NoConnectionFree, WaitingLine
 from .scripts import Command
 
-if HIREDIS_AVAILABLE:
-    import hiredis
-
 logger = logging.getLogger(__name__)
 
-#: Makes what is sent of a command's words. redis-py's own `pack_command` first asks each word for its type, which takes
-#: three times as long as hiredis does for the rest; ours are all text. None where redis-py does not use hiredis.
-_pack: Any = hiredis.pack_command if HIREDIS_AVAILABLE else None
 #: At most so many spare connections are kept out of the pool.
 MAX_SPARE = 8
 
@@ -53,7 +47,7 @@ class Connection:
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
         #: The connection as redis-py has it.
-        self._raw: Any = client.connection
+        self._raw = redis_port.connection_of(client)
         self.late: Late | None = None
 
     def ask(self, command: Command, *, asking: bool = False) -> Any:
@@ -66,12 +60,12 @@ class Connection:
         self._send("EVALSHA", command.script.sha, command)
         self.read_late()
         try:
-            return self._raw.read_response()
+            return redis_port.answer_on(self._raw)
         except NoScriptError:  # a server that is new or has restarted
             if asking:
                 self._ask_to_follow()
             self._send("EVAL", command.script.text, command)
-            return self._raw.read_response()
+            return redis_port.answer_on(self._raw)
 
     def send_late(self, late: Late) -> None:
         """Send a command, whose answer is read later."""
@@ -85,7 +79,7 @@ class Connection:
         if late is None:
             return
         try:
-            answer = self._raw.read_response()
+            answer = redis_port.answer_on(self._raw)
         except ResponseError:  # the server has refused it: where it has restarted, it does not know the script
             self.late = None
             late.in_doubt()
@@ -99,7 +93,7 @@ class Connection:
 
     def is_answered(self) -> bool:
         """Whether an answer can be read without waiting for it."""
-        return bool(self._raw.can_read(timeout=0))
+        return redis_port.is_answered(self._raw)
 
     def drop(self) -> None:
         """Close the connection: an answer may still be on its way, and would be read as that of the next command."""
@@ -121,14 +115,13 @@ class Connection:
     def _ask_to_follow(self) -> None:
         """Have a Cluster's node answer the next command although the slot is still on its way to it."""
         self._raw.send_command("ASKING")
-        self._raw.read_response()
+        redis_port.answer_on(self._raw)
 
     def _send(self, how: str, script: str, command: Command) -> None:
         keys, values = command.keys, command.values
         words = (how, script, str(len(keys)), *keys, *values)
-        packed = self._raw.pack_command(*words) if _pack is None else [_pack(words)]
         # A check of the connection's health would take the answer that has not been read for its own.
-        self._raw.send_packed_command(packed, check_health=self.late is None)
+        redis_port.send(self._raw, words, checks_health=self.late is None)
 
 
 class Connections:

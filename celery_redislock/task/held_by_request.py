@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery._state import _task_stack  # type: ignore[attr-defined]
-
+from celery_redislock.celery_port import tasks_of_this_thread
 from celery_redislock.lock.lock import Lock
 from celery_redislock.options import LockOptions
 from celery_redislock.server.held import HeldLock
@@ -34,7 +33,7 @@ def held_by_request(store: LockStore, key: str) -> HeldLock | None:
     """
     if not _any_run:
         return None
-    for task in _task_stack.stack:
+    for task in tasks_of_this_thread():
         for request in task.request_stack.stack:
             # Where the request has no execution, a header of the message that has the same name may stand here.
             lock = getattr(request.__dict__.get(EXECUTION), "lock", None)

@@ -25,6 +25,7 @@ from celery_redislock.task.plan import LockPlan
 from celery_redislock.task.reservation import give_up_reservation
 
 from .deaths import LOOK_EVERY, Deaths, is_dead
+from .worker_port import children_of
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ class Children:
 
         For any thread.
         """
-        children, changes = tuple(pool._pool._pool), self._changes
+        children, changes = children_of(pool), self._changes
         if self._counted[:2] == (children, changes):  # asked thousands of times a second where many keys are waited for
             return self._counted[2]
         pids = [child.pid for child in children if child.pid is not None]  # it has none before its start

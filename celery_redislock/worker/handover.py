@@ -15,6 +15,7 @@ from .republish import BATCH, Closing, publish
 from .shutdown import Shutdown
 from .waiting_message import WaitingMessage
 from .windows import Windows
+from .worker_port import restore, survive_lost_connections
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class Handover:
         self._to_ack: deque[WaitingMessage] = deque()
         #: Delivery tags of messages that waited here when the connection to the broker was lost.
         self._to_restore: deque[str] = deque()
-        consumer.on_connection_error_after_connected = partial(_survive, consumer.on_connection_error_after_connected)
+        survive_lost_connections(consumer, _tell_of_survival)
 
     def start(self, consumer: Any) -> None:
         """Messages are received from now on."""
@@ -102,12 +103,10 @@ class Handover:
         Kombu does so only where the broker can still be reached; else the broker would wait for the visibility timeout.
         Other brokers do so by themselves.
         """
-        restore = getattr(getattr(channel_of(consumer), "qos", None), "restore_by_tag", None)
         while self._to_restore:
             tag = self._to_restore.popleft()
             try:
-                if restore is not None:
-                    restore(tag)
+                restore(channel_of(consumer), tag)
             except Exception:  # the connection is lost again
                 self._to_restore.append(tag)
                 raise
@@ -194,13 +193,5 @@ def channel_of(consumer: Any) -> Any:
     return getattr(consumer.task_consumer, "channel", None)
 
 
-def _survive(handle: Callable[[BaseException], None], error: BaseException) -> None:
-    """Let Celery's consumer handle a lost connection, and connect again even where kombu fails to close the old one.
-
-    Kombu 5.7 closes it twice, and the second time raises AttributeError if a message is not acked and Redis, as the
-    broker, cannot be reached: the worker would end.
-    """
-    try:
-        handle(error)
-    except AttributeError:
-        logger.warning("kombu could not close the lost connection to the broker; the worker connects again")
+def _tell_of_survival() -> None:
+    logger.warning("kombu could not close the lost connection to the broker; the worker connects again")

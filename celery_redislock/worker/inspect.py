@@ -25,6 +25,7 @@ from .conflicts import CONFLICTS
 from .deaths import is_dead
 from .waiting import WaitingRoom, waiting_room_of
 from .waiting_message import WaitingMessage
+from .worker_port import limited_requests
 
 #: How long a worker waits for the lock server before it answers without it, in seconds.
 PATIENCE = 0.5
@@ -124,8 +125,7 @@ def _requests(consumer: Any) -> Iterator[tuple[str, Request]]:
         request = next(iter(getattr(entry.entry, "args", None) or ()), None)
         if isinstance(request, Request):
             yield "scheduled", request
-    for bucket in list(consumer.task_buckets.values()):
-        yield from (("limited", request) for request, _ in (list(bucket.contents) if bucket else ()))
+    yield from (("limited", request) for request in limited_requests(consumer))
 
 
 def _waits(one: WaitingMessage, hostname: str) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from celery_redislock.message.delivery import hide_headers
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.shown import fields, run_named
 
+from .worker_port import context_of, last_answer
+
 logger = logging.getLogger(__name__)
 
 #: So many messages are published before they are acked.
@@ -103,7 +105,7 @@ def _publish(request: Request, producer: Any) -> bool:
         OSError, OperationalError: The broker cannot be reached.
     """
     task: Any = request.task
-    context = request._context  # type: ignore[attr-defined]
+    context = context_of(request)
     hide_headers(context)
     delivery = request.delivery  # type: ignore[attr-defined] # it is a `LockedRequest`
     header = Header.read(request.request_dict[HEADER])._replace(republished=True)
@@ -135,15 +137,10 @@ def put_back(channel: Any, seconds: float) -> None:
         channel: The channel that waits for the answer; None where there is none.
         seconds: How long to wait for the answer at most.
     """
-    connection = getattr(channel, "_in_poll", None)
-    if not connection:
-        return
     try:
-        if connection.can_read(seconds):
-            popped = channel.client.parse_response(connection, "BRPOP")
-            channel._in_poll = None
-            if popped:
-                with channel.conn_or_acquire() as client:
-                    client.rpush(*popped)
+        popped = last_answer(channel, seconds)
+        if popped:
+            with channel.conn_or_acquire() as client:
+                client.rpush(*popped)
     except Exception as error:  # noqa: BLE001 - the connection is lost
         logger.warning("the broker's last answer to this worker was not received: %s", describe(error))

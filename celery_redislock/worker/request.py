@@ -36,6 +36,7 @@ from .children import CHILDREN, Run
 from .conflicts import CONFLICTS
 from .reminder import Reminder
 from .waiting import WaitingRoom, waiting_room_of
+from .worker_port import context_of, forget_run, was_cancelled, was_revoked
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +164,7 @@ class LockedRequest(Request):
 
     def revoked(self) -> bool:
         """Whether the message was revoked or has expired. Then the key that was reserved for it is given up."""
-        if self._already_revoked:  # type: ignore[attr-defined]
+        if was_revoked(self):
             return True
         other = state.requests.get(self.id)
         with in_hook():
@@ -225,7 +226,7 @@ class LockedRequest(Request):
         if is_lost and self.delivery.acks_at_begin and not self.acknowledged and self._give_back(room):
             return None
         if not return_ok:  # on a lost worker Celery may publish a new attempt, with the headers of this one
-            hide_headers(self._context)  # type: ignore[attr-defined]
+            hide_headers(context_of(self))
         if isinstance(error, CameBack) or is_requeued(self.task, error):
             CHILDREN.keep_reservation(self.worker_pid, self.delivery.nonce)
         if isinstance(error, CameBackInOutage):
@@ -236,7 +237,7 @@ class LockedRequest(Request):
         elif isinstance(error, CameBackAsRetry):
             self.send_event("task-retried", exception=str(error), traceback="")
         # Its run has ended and may not have begun. In a cold shutdown the broker delivers the message again.
-        if not self.task.acks_late and not self._already_cancelled:  # type: ignore[attr-defined]
+        if not self.task.acks_late and not was_cancelled(self):
             self.acknowledge()
         return result
 
@@ -267,7 +268,7 @@ class LockedRequest(Request):
     def _wait(self, room: WaitingRoom, ending: WaitsInLine) -> None:
         """Have the message wait in line."""
         task: Any = self.task
-        if self._already_revoked:  # type: ignore[attr-defined] # it was terminated, and is acked
+        if was_revoked(self):  # it was terminated, and is acked
             same_id.task_ready(self)
             return
         CHILDREN.keep_reservation(self.worker_pid, self.delivery.nonce)
@@ -283,7 +284,7 @@ class LockedRequest(Request):
 
         Thousands of messages may wait for long, too, so each keeps as little as it can.
         """
-        self.time_start = self.worker_pid = self._apply_result = self._terminate_on_ack = None
+        forget_run(self)
 
 
 def locked_request(task: str, request: Any) -> type[LockedRequest]:

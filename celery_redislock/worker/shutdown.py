@@ -12,6 +12,8 @@ from celery.concurrency import solo
 from celery.signals import worker_shutting_down
 from celery.worker import state
 
+from .worker_port import wrap_soft_shutdown
+
 logger = logging.getLogger(__name__)
 
 #: So many seconds without a step forward, and a worker that shuts down waits for its broker no longer.
@@ -41,8 +43,7 @@ class Shutdown:
         self.steps = 0
         self.still_receives = False
         worker_shutting_down.connect(self._heard)
-        worker = consumer.controller
-        self._wait, worker.wait_for_soft_shutdown = worker.wait_for_soft_shutdown, self._wait_for_soft_shutdown
+        wrap_soft_shutdown(consumer.controller, self._wait_for_soft_shutdown)
 
     @property
     def has_begun(self) -> bool:
@@ -88,14 +89,14 @@ class Shutdown:
         driver = getattr(getattr(consumer.connection, "transport", None), "driver_type", None)
         return bool(consumer.pool.is_green) and driver == "redis"
 
-    def _wait_for_soft_shutdown(self) -> None:
-        """Called as well in such a handler, in place of the worker's own method."""
+    def _wait_for_soft_shutdown(self, wait: Callable[[], None]) -> None:
+        """Called as well in such a handler, in place of the worker's own wait."""
         conf = self._consumer.app.conf
         if conf.worker_soft_shutdown_timeout > 0 and (
             state.active_requests or conf.worker_enable_soft_shutdown_on_idle
         ):
             self._begin()
-        self._wait()
+        wait()
         if self._thread is not None:
             self._wait_for(self._thread)
 

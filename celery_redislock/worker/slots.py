@@ -21,6 +21,7 @@ from celery.worker.request import Request
 
 from .children import CHILDREN
 from .windows import slots_of
+from .worker_port import run_in_acquired_slot, wait_in_front, waiting_behind
 
 #: A slot is held for so many seconds at most: the lock server may be slow, and other messages are ready to run.
 HELD_FOR = 0.25
@@ -170,7 +171,7 @@ class SemaphoreSlots(Slots):
             if self._semaphore.value > 0:
                 self._semaphore.acquire(self._hold)
             else:
-                self._semaphore._waiting.appendleft((self._hold, (), {}))
+                wait_in_front(self._semaphore, self._hold)
 
     def _hold(self) -> None:
         """Called by the semaphore when it has a slot for a placeholder."""
@@ -189,13 +190,13 @@ class SemaphoreSlots(Slots):
 
     def _free(self, unplaced: int) -> int:
         # The semaphore counts a slot twice where a child has died or the pool has grown, so count in the pool as well.
-        queued = len(self._semaphore._waiting) - self._placeholders
+        queued = waiting_behind(self._semaphore) - self._placeholders
         in_pool = len(state.reserved_requests) - queued - unplaced
         value: int = self._semaphore.value
         return min(len(self._held) + value, slots_of(self._pool) - self._dead - in_pool)
 
     def _run_in_held(self, request: Request) -> None:
-        self._consumer.controller._process_task(request)
+        run_in_acquired_slot(self._consumer, request)
 
 
 def scale_up(consumer: Any, wanted: int) -> None:

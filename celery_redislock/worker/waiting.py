@@ -29,6 +29,7 @@ from .slots import SemaphoreSlots, Slots, scale_up
 from .starter import Starter
 from .waiting_message import Prepare, WaitingMessage, must_leave_at, was_given_back_often
 from .windows import Windows, open_windows
+from .worker_port import is_behind_semaphore, most_prefetched
 
 _WAITING_ROOM = "_redislock_waiting_room"
 
@@ -120,10 +121,10 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._starter.register(hub)
 
     def _slots_of(self, consumer: Any) -> Slots:
-        controller, hooks = consumer.controller, (self._ask_rooms, self._starter.look_again)
+        hooks = (self._ask_rooms, self._starter.look_again)
         if isinstance(consumer.pool, solo.TaskPool):
             return SoloSlots(consumer, *hooks, self._run_calls)
-        if consumer.hub is not None and consumer.on_task_request == controller._process_task_sem:
+        if consumer.hub is not None and is_behind_semaphore(consumer):
             return SemaphoreSlots(consumer, *hooks)
         return GatedSlots(consumer, *hooks, lambda: any(map(len, tuple(self._rooms))))
 
@@ -142,7 +143,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         count = sum(map(len, tuple(self._rooms)))
         if consumer is None or count >= plan.waiting_limit:
             return False
-        most = getattr(consumer.qos, "max_prefetch", None)  # Celery's `worker_eta_task_limit`
+        most = most_prefetched(consumer)
         if consumer.qos is None or (most and consumer.qos.value >= most):
             return False
         must_leave = was_given_back_often(request) or time.monotonic() >= must_leave_at(request, plan)

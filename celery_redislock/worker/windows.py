@@ -8,6 +8,8 @@ from celery.utils.quorum_queues import detect_quorum_queues
 from celery.worker import state
 from kombu.common import QoS
 
+from .worker_port import forget_tag, most_prefetched, tags_of
+
 
 class Windows(QoS):
     """Takes the place of the QoS of a worker that consumes from quorum queues of RabbitMQ.
@@ -22,7 +24,7 @@ class Windows(QoS):
     """
 
     def __init__(self, consumer: Any) -> None:
-        super().__init__(consumer.qos.callback, consumer.qos.value, consumer.qos.max_prefetch)
+        super().__init__(consumer.qos.callback, consumer.qos.value, most_prefetched(consumer))
         self._consumer = consumer
         #: The prefetch count that the next consumer of a queue is given.
         self._count: int = consumer.initial_prefetch_count
@@ -49,7 +51,7 @@ class Windows(QoS):
         """
         self.prev = self.value
         consumer = self._consumer
-        tags: dict[str, str] = dict(consumer.task_consumer._active_tags)
+        tags = tags_of(consumer.task_consumer)
         self._counts = {tag: self._counts.get(tag, self._count) for tag in tags.values()}
         for tag in self._waiting.keys() - self._counts.keys():
             del self._waiting[tag]
@@ -70,7 +72,7 @@ class Windows(QoS):
         self._count = consumer.initial_prefetch_count
         self.callback(prefetch_count=self._count)
         # While an answer is awaited, other messages are received, also one that tells this worker to leave the queue.
-        tag = tasks._active_tags.pop(queue, None)
+        tag = forget_tag(tasks, queue)
         if tag is None:
             return
         tasks.consume()

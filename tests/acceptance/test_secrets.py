@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 from celery.app import utils
 
-from celery_redislock.worker.masking import hide_url
+from celery_redislock.celery_port import hide_setting
 from tests.lab.app import make_app
 from tests.lab.kinds import needs_one_server
 from tests.lab.servers import wait_until
@@ -83,8 +83,8 @@ def test_in_a_namespace_it_is_hidden_too(config):
 
 
 def test_celerys_pattern_is_extended_once():
-    hide_url()
+    hide_setting("redislock_url")
     pattern = utils.HIDDEN_SETTINGS
     assert pattern.search("redislock_url")
-    hide_url()
+    hide_setting("redislock_url")
     assert utils.HIDDEN_SETTINGS is pattern

@@ -24,7 +24,7 @@ ROOMS = [
     ("keys",),
     ("server",),
     ("lock",),
-    ("source",),
+    ("source", "celery_port"),
     ("app",),
     ("message",),
     ("task",),
