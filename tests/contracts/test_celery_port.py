@@ -1,0 +1,123 @@
+"""What `celery_redislock.celery_port` needs of Celery."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from celery import Celery
+from celery.app.utils import Settings, bugreport
+from pydantic import BaseModel
+
+from celery_redislock import celery_port
+
+
+class Order(BaseModel):
+    number: int
+
+
+@pytest.fixture
+def app():
+    app = Celery("contracts", broker="memory://", backend="cache+memory://", set_as_current=False)
+    yield app
+    app.close()
+
+
+def test_a_thread_without_an_app_has_none(app):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(celery_port.app_of_this_thread()))
+    thread.start()
+    thread.join()
+    assert found == [None]
+
+
+def test_the_current_app_is_that_of_the_thread_that_has_set_it(app):
+    found = []
+
+    def set_and_look() -> None:
+        app.set_current()
+        found.append(celery_port.app_of_this_thread())
+
+    thread = threading.Thread(target=set_and_look)
+    thread.start()
+    thread.join()
+    assert found == [app]
+
+
+def test_apps_that_may_be_current_are_listed_and_others_are_not(app):
+    other = Celery("other", broker="memory://")
+    assert other in celery_port.current_apps()
+    assert app not in celery_port.current_apps()
+    other.close()
+
+
+def test_there_is_an_app_of_last_resort_and_it_is_no_proxy():
+    assert type(celery_port.app_of_last_resort()) is Celery
+
+
+def test_bound_tasks_are_those_that_were_bound_and_asking_binds_none(app):
+    @app.task(name="contracts.lazy", shared=False)
+    def lazy() -> None: ...
+
+    assert "contracts.lazy" not in celery_port.bound_tasks(app)
+    assert "contracts.lazy" in app.tasks
+    assert "contracts.lazy" in celery_port.bound_tasks(app)
+
+
+def test_a_hidden_setting_is_shown_as_asterisks(app):
+    celery_port.hide_setting("contracts_word")
+    app.conf.contracts_word = "secret"
+    assert isinstance(app.conf, Settings)
+    assert "secret" not in str(app.conf.humanize(with_defaults=False))
+    assert "secret" not in bugreport(app)
+
+
+def test_a_task_is_bound_when_its_app_is_asked_for(app):
+    @app.task(name="contracts.bound", shared=False)
+    def bound() -> None: ...
+
+    assert celery_port.bind(bound) is app
+
+
+def test_the_tasks_of_this_thread_are_those_that_run_in_it(app):
+    @app.task(name="contracts.inner", shared=False)
+    def inner() -> list[str]:
+        return [task.name for task in celery_port.tasks_of_this_thread()]
+
+    @app.task(name="contracts.outer", shared=False)
+    def outer() -> list[str]:
+        return inner.apply().get(disable_sync_subtasks=False)
+
+    assert outer.apply().get() == ["contracts.outer", "contracts.inner"]
+    assert [*celery_port.tasks_of_this_thread()] == []
+
+
+def test_the_body_that_autoretry_calls_can_be_replaced(app):
+    @app.task(name="contracts.retried", shared=False, autoretry_for=(OSError,))
+    def retried() -> str:
+        return "before"
+
+    task = app.tasks["contracts.retried"]
+    body = celery_port.retried_body(task)
+    assert body is not None
+    assert body() == "before"
+    celery_port.set_retried_body(task, lambda: "after")
+    assert task.apply().get() == "after"
+
+
+def test_a_task_without_autoretry_has_no_such_body(app):
+    @app.task(name="contracts.plain", shared=False)
+    def plain() -> None: ...
+
+    assert celery_port.retried_body(app.tasks["contracts.plain"]) is None
+
+
+def test_arguments_are_those_that_are_sent(app):
+    @app.task(name="contracts.model", shared=False, pydantic=True)
+    def model(order: Order) -> None: ...
+
+    task = app.tasks["contracts.model"]
+    args, kwargs = celery_port.as_sent(task, [Order(number=7)], {"order": Order(number=8)})
+    if hasattr(task, "_dump_pydantic_arguments"):  # from Celery 5.7 on
+        assert ([*args], dict(kwargs)) == ([{"number": 7}], {"order": {"number": 8}})
+    assert celery_port.as_sent(object(), ["a"], {}) == (["a"], {})

@@ -1,0 +1,100 @@
+"""What `celery_redislock.server.redis_port` needs of redis-py."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.cluster import RedisCluster
+from redis.exceptions import ResponseError
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from celery_redislock.server import redis_port
+from tests.lab.servers import wait_until
+from tests.lab.topologies import cluster
+
+
+@pytest.fixture
+def client(locks):
+    """One that has its connection to itself."""
+    pool = redis.BlockingConnectionPool.from_url(
+        locks.url(), max_connections=2, protocol=2, retry=Retry(NoBackoff(), 0)
+    )
+    client = redis.Redis(connection_pool=pool).client()
+    yield client
+    client.close()
+    pool.disconnect()
+
+
+def test_a_command_is_sent_and_its_answer_is_read_later(client):
+    connection = redis_port.connection_of(client)
+    assert not redis_port.is_answered(connection)
+    redis_port.send(connection, ("SET", "k", "1", "PX", "10000"), checks_health=True)
+    redis_port.send(connection, ("GET", "k"), checks_health=False)
+    wait_until(lambda: redis_port.is_answered(connection), "it is answered")
+    assert [redis_port.answer_on(connection) for _ in range(2)] == [b"OK", b"1"]
+
+
+def test_what_the_server_refuses_is_raised_and_the_next_answer_is_that_of_the_next_command(client):
+    connection = redis_port.connection_of(client)
+    for words in (("NONSENSE",), ("ECHO", "word")):
+        redis_port.send(connection, words, checks_health=False)
+    with pytest.raises(ResponseError):
+        redis_port.answer_on(connection)
+    assert redis_port.answer_on(connection) == b"word"
+
+
+def test_the_options_of_a_pool_are_those_that_were_given_and_a_connection_takes_them():
+    given = {"host": "example.invalid", "port": 7, "db": 2, "username": "u", "socket_timeout": 3}
+    pool = redis.Redis(**given).connection_pool
+    options = redis_port.options_of(pool)
+    assert given.items() <= options.items()
+    pool.connection_class(**options)
+
+
+def test_an_option_that_redis_py_does_not_know_is_refused_when_a_connection_is_made():
+    pool = redis.BlockingConnectionPool(no_such_option=1)
+    with pytest.raises(TypeError):
+        redis_port.try_to_connect(pool)
+
+
+def test_the_connections_of_a_pool_are_known_also_those_in_use(client):
+    pool = client.connection_pool
+    client.ping()
+    unused = [one for one in redis_port.connections_of(pool, unused_only=True) if one is not None]
+    both = [one for one in redis_port.connections_of(pool, unused_only=False) if one is not None]
+    assert redis_port.connection_of(client) not in unused
+    assert redis_port.connection_of(client) in both
+
+
+def test_a_client_behind_sentinels_tells_of_them():
+    sentinels = Sentinel([("one.invalid", 1), ("two.invalid", 2)])
+    client = sentinels.master_for("shop")
+    assert redis_port.is_behind_sentinels(client)
+    hosts = [redis_port.options_of(one.connection_pool)["host"] for one in redis_port.sentinels_of(client)]
+    assert hosts == ["one.invalid", "two.invalid"]
+    options = redis_port.sentinel_options_of(client.connection_pool)
+    assert options == {"service_name": "shop", "is_master": True, "sentinel_manager": sentinels}
+
+
+def test_a_client_of_one_server_has_no_sentinels():
+    client = redis.Redis()
+    assert not redis_port.is_behind_sentinels(client)
+    assert redis_port.sentinels_of(client) == []
+
+
+def test_a_client_of_a_cluster_tells_of_its_nodes_and_of_what_its_user_has_set(tmp_path):
+    def remap(address: tuple[str, int]) -> tuple[str, int]:
+        return address
+
+    def called(connection: object) -> None:
+        connection.on_connect()
+
+    with cluster(tmp_path) as port:
+        client = RedisCluster("127.0.0.1", port, address_remap=remap, redis_connect_func=called)
+        nodes = redis_port.nodes_of(client)
+        assert [(node.port, node.redis_connection.ping()) for node in nodes] == [(port, True)]
+        assert redis_port.remap_of(client) is remap
+        assert redis_port.called_at_connect(client) is called
+        client.close()

@@ -1,0 +1,242 @@
+"""What `celery_redislock.worker.worker_port` needs of Celery, kombu and billiard."""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery import Celery
+from celery.app.amqp import AMQP
+from celery.concurrency.prefork import TaskPool
+from celery.worker import WorkController
+from celery.worker.consumer import Consumer
+from celery.worker.request import Request
+from kombu import Connection, Queue
+from kombu.asynchronous.semaphore import LaxBoundedSemaphore
+from kombu.common import QoS
+from kombu.utils.limits import TokenBucket
+
+from celery_redislock.worker import worker_port
+from tests.lab.servers import wait_until
+
+
+@pytest.fixture
+def app():
+    app = Celery("contracts", broker="memory://", backend="cache+memory://", set_as_current=False)
+    yield app
+    app.close()
+
+
+def request_of(app: Celery) -> Request:
+    @app.task(name="contracts.task", shared=False)
+    def task() -> None: ...
+
+    sent = AMQP(app).create_task_message(str(uuid4()), "contracts.task", (), {})
+    message: Any = SimpleNamespace(
+        headers=sent.headers, properties=sent.properties, body=sent.body, payload=sent.body, decode=lambda: sent.body
+    )
+    message.delivery_info, message.content_type, message.content_encoding = {}, "application/json", "utf-8"
+    return Request(message, app=app, decoded=True, body=sent.body)
+
+
+class Worked:
+    """What a consumer does with messages of a bucket, by the methods that Celery's own has."""
+
+    disable_rate_limits = False
+
+    def __init__(self, bucket: TokenBucket) -> None:
+        self.task_buckets: dict[str, TokenBucket | None] = {"limited": bucket, "free": None}
+        self.scheduled: list[TokenBucket] = []
+        self.moved: list[object] = []
+        self._schedule_bucket_request = self.scheduled.append
+        self._limit_move_to_pool = self.moved.append
+
+
+# The pool and its semaphore.
+
+
+def test_the_children_of_a_prefork_pool_are_its_processes(app):
+    pool = TaskPool(2, app=app)
+    pool.start()
+    try:
+        pids = {child.pid for child in worker_port.children_of(pool)}
+        assert len(pids) == 2
+        assert pids == {*pool.info["processes"]}
+    finally:
+        pool.stop()
+
+
+def test_a_worker_has_the_methods_that_give_messages_to_its_pool_with_and_without_a_semaphore():
+    names = [inspect.signature(getattr(WorkController, name)) for name in ("_process_task", "_process_task_sem")]
+    assert [[*one.parameters][1:] for one in names] == [["req"], ["req"]]
+    assert "_process_task_sem" in inspect.getsource(WorkController._process_task_sem)
+    controller = SimpleNamespace(_process_task_sem=print)
+    assert worker_port.is_behind_semaphore(SimpleNamespace(on_task_request=print, controller=controller))
+    assert not worker_port.is_behind_semaphore(SimpleNamespace(on_task_request=repr, controller=controller))
+
+
+def test_what_waits_in_front_of_a_semaphore_is_called_before_what_came_earlier():
+    called: list[str] = []
+    semaphore = LaxBoundedSemaphore(1)
+    semaphore.acquire(called.append, "runs")
+    semaphore.acquire(called.append, "fetched")
+    worker_port.wait_in_front(semaphore, lambda: called.append("waiting"))
+    assert worker_port.waiting_behind(semaphore) == 2
+    semaphore.release()
+    semaphore.release()
+    assert called == ["runs", "waiting", "fetched"]
+    assert worker_port.waiting_behind(semaphore) == 0
+
+
+# A task's `rate_limit`.
+
+
+def test_a_consumer_has_what_works_with_buckets():
+    for name in ("_schedule_bucket_request", "_limit_move_to_pool", "bucket_for_task"):
+        assert callable(getattr(Consumer, name))
+    source = inspect.getsource(Consumer.reset_rate_limits)
+    assert "task_buckets" in source
+
+
+def test_a_message_is_put_into_a_bucket_in_front_and_found_there():
+    bucket = TokenBucket(1.0)
+    consumer = Worked(bucket)
+    bucket.add(("second", 1))
+    worker_port.insert_into(consumer, bucket, 0, "first")
+    assert worker_port.bucket_of(consumer, "limited") is bucket
+    assert worker_port.bucket_of(consumer, "free") is None
+    assert worker_port.requests_in(bucket) == ["first", "second"]
+    assert worker_port.limited_requests(consumer) == ["first", "second"]
+    assert consumer.scheduled == [bucket]
+
+
+def test_a_token_that_is_given_back_is_there_and_the_next_message_has_it():
+    bucket = TokenBucket(0.001)
+    consumer = Worked(bucket)
+    assert bucket.can_consume(1)
+    assert not bucket.can_consume(1)
+    worker_port.give_token_back(consumer, bucket)
+    assert bucket.can_consume(1)
+    bucket.add(("next", 1))
+    worker_port.give_token_back(consumer, bucket)
+    assert consumer.moved == ["next"]
+    assert not bucket.can_consume(1)
+
+
+# A request.
+
+
+def test_a_request_tells_how_its_task_sees_it_and_whether_it_was_revoked_or_cancelled(app):
+    request = request_of(app)
+    assert worker_port.context_of(request).id == request.id
+    assert not worker_port.was_revoked(request)
+    assert not worker_port.was_cancelled(request)
+
+
+def test_a_request_that_was_revoked_says_so(app):
+    request = request_of(app)
+    request._announce_revoked("revoked", False, None, False)
+    assert worker_port.was_revoked(request)
+
+
+def test_a_request_that_has_forgotten_its_run_terminates_nothing(app):
+    request = request_of(app)
+    request.time_start, request.worker_pid = 1.0, 7
+    request._apply_result = request._terminate_on_ack = print
+    worker_port.forget_run(request)
+    killed: list[int] = []
+    request.terminate(SimpleNamespace(terminate_job=lambda pid, _: killed.append(pid)))
+    assert killed == []
+
+
+# The connection to the broker.
+
+
+def test_a_consumer_consumes_anew_from_a_queue_whose_tag_it_has_forgotten():
+    with Connection("memory://") as connection:
+        consumer = connection.Consumer([Queue("contracts")], accept=["json"])
+        consumer.consume()
+        (tag,) = worker_port.tags_of(consumer).values()
+        assert worker_port.forget_tag(consumer, "contracts") == tag
+        assert worker_port.forget_tag(consumer, "contracts") is None
+        consumer.consume()
+        assert [*worker_port.tags_of(consumer)] == ["contracts"]
+        assert tag not in worker_port.tags_of(consumer).values()
+        consumer.cancel()
+
+
+def test_the_most_that_a_worker_keeps_is_that_of_its_quality_of_service():
+    assert worker_port.most_prefetched(SimpleNamespace(qos=QoS(print, 4, 50))) == 50
+    assert worker_port.most_prefetched(SimpleNamespace(qos=QoS(print, 4))) is None
+
+
+def test_celerys_consumer_asks_by_name_what_to_do_when_a_connection_is_lost():
+    assert "self.on_connection_error_after_connected(" in inspect.getsource(Consumer)
+
+
+def test_the_one_error_of_kombu_is_survived_and_every_other_is_raised():
+    told: list[str] = []
+    closed = SimpleNamespace(client=None)
+
+    def handle(error: BaseException) -> None:
+        if error.args == ("other",):
+            raise AttributeError("a defect of somebody else's")
+        _ = closed.client.hostname
+
+    consumer = SimpleNamespace(on_connection_error_after_connected=handle)
+    worker_port.survive_lost_connections(consumer, lambda: told.append("told"))
+    consumer.on_connection_error_after_connected(OSError("lost"))
+    assert told == ["told"]
+    with pytest.raises(AttributeError, match="somebody else"):
+        consumer.on_connection_error_after_connected(OSError("other"))
+
+
+def test_a_redis_broker_delivers_again_what_is_restored(broker_server):
+    queue = Queue(f"contracts-{uuid4().hex}")
+    with Connection(broker_server.celery_url(0)) as connection:
+        producer, channel = connection.Producer(), connection.channel()
+        producer.publish({"n": 1}, routing_key=queue.name, declare=[queue])
+        message = queue.bind(channel).get()
+        assert queue.bind(channel).get() is None
+        worker_port.restore(channel, message.delivery_tag)
+        again = queue.bind(channel).get()
+        assert again.payload == {"n": 1}
+        again.ack()
+    worker_port.restore(SimpleNamespace(), "a tag of another broker's")
+
+
+def test_the_last_answer_of_a_redis_broker_can_be_read(broker_server):
+    queue = Queue(f"contracts-{uuid4().hex}")
+    with Connection(broker_server.celery_url(0)) as connection, Connection(broker_server.celery_url(0)) as other:
+        channel = connection.channel()
+        assert worker_port.last_answer(channel, 0.0) is None
+        consumer = connection.Consumer([queue], channel=channel, accept=["json"])
+        consumer.consume()
+        connection.transport.cycle.on_poll_start()
+        channel._brpop_start()
+        assert worker_port.last_answer(channel, 0.0) is None
+        other.Producer().publish({"n": 1}, routing_key=queue.name, declare=[queue])
+        popped: list[Any] = []
+        wait_until(lambda: popped.extend(worker_port.last_answer(channel, 1.0) or ()) or popped, "the answer comes")
+        assert popped[0].decode() == queue.name
+        assert worker_port.last_answer(channel, 0.0) is None
+
+
+# The worker.
+
+
+def test_a_workers_wait_in_a_soft_shutdown_can_be_wrapped():
+    assert "wait_for_soft_shutdown" in inspect.getsource(WorkController)
+    waited: list[str] = []
+    worker = SimpleNamespace(wait_for_soft_shutdown=lambda: waited.append("its own"))
+
+    def wrap(wait: Any) -> None:
+        waited.append("before")
+        wait()
+
+    worker_port.wrap_soft_shutdown(worker, wrap)
+    worker.wait_for_soft_shutdown()
+    assert waited == ["before", "its own"]
