@@ -13,6 +13,7 @@ from reprlib import repr as short_repr
 from typing import Any, Literal, NamedTuple, get_args
 
 from .errors import LockConfigError
+from .shown import shown
 
 #: How many may hold one lock at once at most, as in lua/prelude.lua.
 MAX_LIMIT = 50
@@ -95,6 +96,8 @@ OTHER_PLUGINS = {
     "expiry": "it is celery-singleton's; instead of it write nothing, for the lock of a dead run ends with its lease; "
     "or lock_max_hold, if a second run shall begin beside one that takes too long"
 }
+#: Names that other locks give to a duration of which there are two here, without their prefix.
+_DURATIONS = frozenset({"timeout", "ttl", "expire", "expires"})
 #: Settings of the app alone, without their prefix ``redislock_``.
 SETTINGS: Mapping[str, Rule] = {
     "url": Rule(None, "a Redis URL, or None for the broker's", lambda v: v is None or (isinstance(v, str) and v != "")),
@@ -243,12 +246,36 @@ def resolve_settings(app_wide: Mapping[str, Any]) -> LockSettings:
     return LockSettings(**{name: app_wide.get(name, rule.default) for name, rule in SETTINGS.items()})
 
 
+def call_refusal(task: str, option: str) -> LockConfigError:
+    """The error that refuses `option`, a name that begins with ``lock_``, in a call of `task`."""
+    name = option.removeprefix("lock_")
+    if name in KEY_OPTIONS or name in OPTIONS:
+        setting = f", or redislock_{name} for the app" if name in OPTIONS else ""
+        where = f"set it in the decorator or the class of the task{setting}"
+        return LockConfigError(f"{task}: {option} is an option of the task, not of a call: {where}")
+    hint = _hint(name, "lock_", (*KEY_OPTIONS, *OPTIONS))
+    return LockConfigError(
+        f"{task}: {shown(option)} is not known, and options of the lock are of the task, not of a call; {hint}"
+    )
+
+
 def _refuse_unknown(where: str, prefix: str, given: Iterable[str], known: Mapping[str, Rule]) -> None:
     for name in given:
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {prefix}{near[0]}?" if near else f"known: {', '.join(prefix + k for k in known)}"
-            raise LockConfigError(f"{where}{prefix}{name} is not known; {OTHER_PLUGINS.get(name, hint)}")
+            raise LockConfigError(f"{where}{prefix}{name} is not known; {_hint(name, prefix, known)}")
+
+
+def _hint(name: str, prefix: str, known: Iterable[str]) -> str:
+    """What may be meant by `name`, which is not known; names without their prefix."""
+    if name in OTHER_PLUGINS:
+        return OTHER_PLUGINS[name]
+    if name in _DURATIONS:
+        return (
+            f"did you mean {prefix}lease, how long the lock outlives a dead holder, or {prefix}max_hold, the longest "
+            "that a run may hold it?"
+        )
+    near = get_close_matches(name, known, n=1)
+    return f"did you mean {prefix}{near[0]}?" if near else f"known: {', '.join(prefix + one for one in known)}"
 
 
 def _check(what: str, value: Any, rule: Rule, *, secret: bool = False) -> None:

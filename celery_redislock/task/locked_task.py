@@ -21,6 +21,7 @@ from celery_redislock.server.held import HeldLock
 from .attributes import LockAttributes
 from .begin import begin
 from .binding import body_of, checked_plan, guard_body, request_class, tasks_of
+from .call_options import refuse_lock_options
 from .execution import execution_of
 from .held_by_request import LockInRequests
 from .lost import is_in_hook
@@ -118,13 +119,16 @@ class LockedTask(LockAttributes, BaseTask):
             nothing was sent now.
 
         Raises:
+            LockConfigError: An option of the lock, such as `lock_scope`, is among the options of the call. Where Celery
+                itself publishes in a worker, the message is sent without it, and an error is logged.
             TypeError, LockKeyError: As `lock_for`. But in scope ``run``, and where the message is a part of a canvas,
                 has a link or has a `task_id`, the publish raises neither, and the run ends with the error.
             LockUnavailable: Redis did not answer or refused, and `lock_on_outage` is ``raise``. But where the message
                 is a part of a canvas, has a link or has a `task_id`, the run ends with the error.
         """
-        options.update(task_id=task_id, producer=producer, link=link, link_error=link_error, shadow=shadow)
         app = self._get_app()  # type: ignore[attr-defined] # binds the task, if it is not yet
+        options.update(task_id=task_id, producer=producer, link=link, link_error=link_error, shadow=shadow)
+        refuse_lock_options(self, options)
         plan = self.lock_plan
 
         def send(options: Mapping[str, Any]) -> LockedResult:
@@ -149,6 +153,15 @@ class LockedTask(LockAttributes, BaseTask):
                 return publication.send()
             raise
         return publication.publish(key, execution_of(self.request_stack.top))
+
+    def apply(self, *args: Any, **options: Any) -> Any:
+        """Run the task in this process, as Celery does.
+
+        Raises:
+            LockConfigError: As `apply_async`, of an option of the lock.
+        """
+        refuse_lock_options(self, options)
+        return super().apply(*args, **options)
 
     def before_start(self, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the lock, or end the run as the options say."""
