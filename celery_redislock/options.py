@@ -13,7 +13,6 @@ from reprlib import repr as short_repr
 from typing import Any, Literal, NamedTuple, get_args
 
 from .errors import LockConfigError
-from .shown import shown
 
 #: How many may hold one lock at once at most, as in lua/prelude.lua.
 MAX_LIMIT = 50
@@ -246,27 +245,14 @@ def resolve_settings(app_wide: Mapping[str, Any]) -> LockSettings:
     return LockSettings(**{name: app_wide.get(name, rule.default) for name, rule in SETTINGS.items()})
 
 
-def call_refusal(task: str, option: str) -> LockConfigError:
-    """The error that refuses `option`, a name that begins with ``lock_``, in a call of `task`."""
-    name = option.removeprefix("lock_")
-    if name in KEY_OPTIONS or name in OPTIONS:
-        setting = f", or redislock_{name} for the app" if name in OPTIONS else ""
-        where = f"set it in the decorator or the class of the task{setting}"
-        return LockConfigError(f"{task}: {option} is an option of the task, not of a call: {where}")
-    hint = _hint(name, "lock_", (*KEY_OPTIONS, *OPTIONS))
-    return LockConfigError(
-        f"{task}: {shown(option)} is not known, and options of the lock are of the task, not of a call; {hint}"
-    )
-
-
 def _refuse_unknown(where: str, prefix: str, given: Iterable[str], known: Mapping[str, Rule]) -> None:
     for name in given:
         if name not in known:
-            raise LockConfigError(f"{where}{prefix}{name} is not known; {_hint(name, prefix, known)}")
+            raise LockConfigError(f"{where}{prefix}{name} is not known; {meant_by(name, prefix, known)}")
 
 
-def _hint(name: str, prefix: str, known: Iterable[str]) -> str:
-    """What may be meant by `name`, which is not known; names without their prefix."""
+def meant_by(name: str, prefix: str, known: Iterable[str]) -> str:
+    """What an error says may be meant by `name`, which is not known; `name` and `known` are without their prefix."""
     if name in OTHER_PLUGINS:
         return OTHER_PLUGINS[name]
     if name in _DURATIONS:

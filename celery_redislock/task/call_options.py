@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from celery_redislock.options import call_refusal
-from celery_redislock.shown import fields, run_named
+from celery_redislock.errors import LockConfigError
+from celery_redislock.options import KEY_OPTIONS, OPTIONS, meant_by
+from celery_redislock.shown import fields, run_named, shown
 
 from .lost import is_in_hook
 from .publish import is_bare
@@ -27,10 +28,24 @@ def refuse_lock_options(task: Task[..., Any], options: dict[str, Any]) -> None:
         LockConfigError: `options` have such a name.
     """
     for name in [option for option in options if option.startswith("lock_")]:
-        refusal = call_refusal(str(task.name), name)
+        refusal = _refusal(str(task.name), name)
         if is_bare(options) or not (task.app.current_worker_task or is_in_hook()):
             raise refusal
         del options[name]
         task_id = options.get("task_id")
         about = fields("call_option", task=task.name, task_id=task_id, reason=refusal)
-        logger.error("%s: it is sent without %s: %s", run_named(str(task.name), task_id), name, refusal, extra=about)
+        logger.error(
+            "%s: it is sent without %s: %s", run_named(str(task.name), task_id), shown(name), refusal, extra=about
+        )
+
+
+def _refusal(task: str, option: str) -> LockConfigError:
+    name = option.removeprefix("lock_")
+    if name in KEY_OPTIONS or name in OPTIONS:
+        setting = f", or redislock_{name} for the app" if name in OPTIONS else ""
+        where = f"set it in the decorator or the class of the task{setting}"
+        return LockConfigError(f"{task}: {option} is an option of the task, not of a call: {where}")
+    meant = meant_by(name, "lock_", (*KEY_OPTIONS, *OPTIONS))
+    return LockConfigError(
+        f"{task}: {shown(option)} is not known, and options of the lock are of the task, not of a call; {meant}"
+    )
