@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from reprlib import repr as short_repr
 from typing import Any, Literal, NamedTuple, get_args
@@ -138,12 +138,12 @@ class LockOptions:
 class LockSettings:
     """The settings of one app, checked. The table of docs/options.md is made of these texts."""
 
-    url: str | None
+    url: str | None = field(repr=False)
     """Where the locks are: one Redis or Valkey, Sentinels or a Cluster; docs/topologies.md has an example of each. By
     default the broker, if that is Redis, else the result backend, with what Celery's own settings say of it. The
     server must not evict keys. A worker tries it out at its start, and its log says what is wrong with it."""
 
-    client_options: Mapping[str, Any]
+    client_options: Mapping[str, Any] = field(repr=False)
     """For the redis-py client, such as ``socket_timeout`` (2.0), ``socket_connect_timeout`` (1.0), ``ssl_ca_certs``,
     and ``password``, if it is not in the URL; ``master_name`` and ``sentinel_kwargs`` of Sentinels. ``celery report``,
     ``inspect conf`` and Flower show no password in it, and not `redislock_url`."""
