@@ -32,6 +32,7 @@ from .sharing import is_given, refused_in
 if TYPE_CHECKING:
     from celery import Celery
     from celery.app.task import Context
+    from celery.result import EagerResult
 
     from .result import LockedResult
 
@@ -179,7 +180,7 @@ class LockedTask(LockAttributes, BaseTask):
             raise
         return publication.publish(key, execution_of(self.request_stack.top))
 
-    def apply(self, *args: Any, **options: Any) -> Any:
+    def apply(self, *args: Any, **options: Any) -> EagerResult[Any]:
         """Run the task in this process, as Celery does.
 
         Raises:
