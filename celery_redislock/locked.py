@@ -19,6 +19,7 @@ from .lock.no_lock import NoLock
 from .options import LockOptions, check_limit, name_of, resolve_options, resolve_settings
 from .server.lock_server import LockServer
 from .server.names import limited, redis_key
+from .shown import LONGEST, shown
 from .task.body import refuse_what_outlives_its_call
 from .task.held_by_request import LockInRequests
 
@@ -100,6 +101,9 @@ class Locked:
         self._given = given
         self._settings: _Settings | None = None
         self._of_block: dict[LockServer, Lock] = {}
+
+    def __repr__(self) -> str:
+        return f"<locked {shown(self._template, LONGEST)!r}>" if self._template else "<locked>"
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate `function`: each call holds its key while it runs.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from reprlib import repr as short_repr
 from typing import Any, Literal, NamedTuple, get_args
@@ -95,6 +95,8 @@ OTHER_PLUGINS = {
     "expiry": "it is celery-singleton's; instead of it write nothing, for the lock of a dead run ends with its lease; "
     "or lock_max_hold, if a second run shall begin beside one that takes too long"
 }
+#: Names that other locks give to a duration of which there are two here, without their prefix.
+_DURATIONS = frozenset({"timeout", "ttl", "expire", "expires"})
 #: Settings of the app alone, without their prefix ``redislock_``.
 SETTINGS: Mapping[str, Rule] = {
     "url": Rule(None, "a Redis URL, or None for the broker's", lambda v: v is None or (isinstance(v, str) and v != "")),
@@ -136,12 +138,12 @@ class LockOptions:
 class LockSettings:
     """The settings of one app, checked. The table of docs/options.md is made of these texts."""
 
-    url: str | None
+    url: str | None = field(repr=False)
     """Where the locks are: one Redis or Valkey, Sentinels or a Cluster; docs/topologies.md has an example of each. By
     default the broker, if that is Redis, else the result backend, with what Celery's own settings say of it. The
     server must not evict keys. A worker tries it out at its start, and its log says what is wrong with it."""
 
-    client_options: Mapping[str, Any]
+    client_options: Mapping[str, Any] = field(repr=False)
     """For the redis-py client, such as ``socket_timeout`` (2.0), ``socket_connect_timeout`` (1.0), ``ssl_ca_certs``,
     and ``password``, if it is not in the URL; ``master_name`` and ``sentinel_kwargs`` of Sentinels. ``celery report``,
     ``inspect conf`` and Flower show no password in it, and not `redislock_url`."""
@@ -246,9 +248,20 @@ def resolve_settings(app_wide: Mapping[str, Any]) -> LockSettings:
 def _refuse_unknown(where: str, prefix: str, given: Iterable[str], known: Mapping[str, Rule]) -> None:
     for name in given:
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {prefix}{near[0]}?" if near else f"known: {', '.join(prefix + k for k in known)}"
-            raise LockConfigError(f"{where}{prefix}{name} is not known; {OTHER_PLUGINS.get(name, hint)}")
+            raise LockConfigError(f"{where}{prefix}{name} is not known; {meant_by(name, prefix, known)}")
+
+
+def meant_by(name: str, prefix: str, known: Iterable[str]) -> str:
+    """What an error says may be meant by `name`, which is not known; `name` and `known` are without their prefix."""
+    if name in OTHER_PLUGINS:
+        return OTHER_PLUGINS[name]
+    if name in _DURATIONS:
+        return (
+            f"did you mean {prefix}lease, how long the lock outlives a dead holder, or {prefix}max_hold, the longest "
+            "that a run may hold it?"
+        )
+    near = get_close_matches(name, known, n=1)
+    return f"did you mean {prefix}{near[0]}?" if near else f"known: {', '.join(prefix + one for one in known)}"
 
 
 def _check(what: str, value: Any, rule: Rule, *, secret: bool = False) -> None:

@@ -13,6 +13,8 @@ from .errors import LockConfigError
 from .server.connect import OPTIONS_SETTINGS
 from .server.urls import is_redis, kind_of
 
+#: Where a run is eager, which it mostly is in a test.
+WITHOUT_REDIS = "to test without Redis, set redislock_enabled = False"
 #: What Celery has in the transport options of a broker or a result backend behind Sentinels.
 _OF_SENTINELS = ("master_name", "min_other_sentinels", "sentinel_kwargs")
 
@@ -59,9 +61,10 @@ def source_of(conf: Any) -> Source:
             url = url.split(";")[0] if kind_of(url) == "standalone" else url
             transport_options = conf.get(OPTIONS_SETTINGS[setting]) or {}
             return Source(setting, url, options_of(conf, url), str(transport_options.get("global_keyprefix") or ""))
+    remedy = f"; {WITHOUT_REDIS}" if conf.get("task_always_eager") else ""
     raise LockConfigError(
         "neither the broker nor the result backend is a Redis, so there is no server for the locks: set "
-        'redislock_url, for instance "redis://localhost:6379/0"'
+        f'redislock_url, for instance "redis://localhost:6379/0"{remedy}'
     )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import Context
 
 from .lock.lock import Lock
@@ -11,8 +9,7 @@ from .lock.no_lock import NoLock
 from .locked import Locked
 
 
-@contextmanager
-def busy(lock: Lock | NoLock | Locked) -> Iterator[Lock | NoLock]:
+def busy(lock: Lock | NoLock | Locked) -> Busy:
     """Hold `lock` as somebody else would: ``with busy(task.lock_for(5)): task.delay(5)``.
 
     Code in ``with task.lock_for(5):`` holds the key itself, so a task that it runs eagerly meets no conflict. `busy`
@@ -22,15 +19,27 @@ def busy(lock: Lock | NoLock | Locked) -> Iterator[Lock | NoLock]:
         lock: What `LockedTask.lock_for` or `locked` returns, or a `Lock`.
 
     Returns:
-        The lock, held.
+        A context manager, which yields the lock, held.
 
     Raises:
-        LockConflict: Another holds the key already.
-        LockUnavailable: Redis did not answer or refused.
+        LockConflict: When the block begins: another holds the key already.
+        LockUnavailable: When the block begins: Redis did not answer or refused.
     """
-    elsewhere = Context()
-    entered = elsewhere.run(lock.__enter__)
-    try:
-        yield entered
-    finally:
-        elsewhere.run(lock.__exit__, None, None, None)
+    return Busy(lock)
+
+
+class Busy:
+    """What `busy` returns."""
+
+    def __init__(self, lock: Lock | NoLock | Locked) -> None:
+        self._lock = lock
+        self._elsewhere = Context()
+
+    def __repr__(self) -> str:
+        return f"<busy {self._lock!r}>"
+
+    def __enter__(self) -> Lock | NoLock:
+        return self._elsewhere.run(self._lock.__enter__)
+
+    def __exit__(self, *error: object) -> None:
+        self._elsewhere.run(self._lock.__exit__, None, None, None)

@@ -15,6 +15,7 @@ from celery_redislock.server.lock_server import LockServer
 from celery_redislock.server.names import limit_of
 from celery_redislock.server.store import LockStore
 from celery_redislock.server.tokens import Token
+from celery_redislock.shown import LONGEST, shown
 
 from .reentry import Entry, check_fence, entry_of_context
 
@@ -47,6 +48,9 @@ class Handle:
         self.local = _ThreadSlot() if thread_local else _Slot()
         self._by_context = by_context and thread_local
         self._fence = fence
+
+    def __repr__(self) -> str:
+        return f"<Lock {shown(self.key, LONGEST)} {self.state or 'not held'}>"
 
     @property
     def token(self) -> str | None:

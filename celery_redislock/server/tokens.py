@@ -85,6 +85,9 @@ class Token(str):
         token._fields = None
         return token
 
+    def __repr__(self) -> str:
+        return f"<Token {self.state} {self.name}>"  # the text has the nonce in it
+
     @classmethod
     def of(cls, value: str | bytes) -> Self:
         """The token of a text that a key holds, or that the caller of a `Lock` has chosen."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from celery.exceptions import Ignore, Reject
@@ -24,15 +24,19 @@ if TYPE_CHECKING:
 
 
 def begin(
-    task: Task[..., Any], plan: LockPlan, request: Context, args: Sequence[Any], kwargs: Mapping[str, Any]
+    task: Task[..., Any],
+    plan_of: Callable[[], LockPlan | None],
+    request: Context,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
 ) -> bool:
-    """Take the lock of a run, or end the run as its options say. Where locks are switched off, nothing happens.
+    """Take the lock of a run, or end the run as its options say. Where it has none, or locks are off, nothing happens.
 
     An error that ends the run is logged as well, so that error trackers see it.
 
     Args:
         task: The task.
-        plan: The task's plan.
+        plan_of: Returns the task's plan, or None; or raises what keeps the task from being locked.
         request: Celery's request for the run. From now on its execution is attached to it.
         args: The positional arguments of the run.
         kwargs: Its keyword arguments.
@@ -44,7 +48,8 @@ def begin(
         Exception: As `Execution.begin`.
     """
     try:
-        if not plan.enabled:
+        plan = plan_of()
+        if plan is None or not plan.enabled:
             _has_begun(Delivery.of(request))
             return False
         execution = _execution_type(plan, request)(task, plan, request)

@@ -40,7 +40,7 @@ def body_of(cls: TaskClass) -> Body:
     return Body(static if is_method else static.__func__, is_method)
 
 
-def checked_plan(app: Celery, cls: TaskClass, name: str, body: Body) -> LockPlan:
+def checked_plan(app: Celery, cls: TaskClass, name: str) -> LockPlan:
     """The plan of a task class whose body, options, request class and result backend are fit for a lock.
 
     Raises:
@@ -49,7 +49,9 @@ def checked_plan(app: Celery, cls: TaskClass, name: str, body: Body) -> LockPlan
     request: Any = cls.Request
     if isinstance(request, type):  # where it is the class's dotted name, the worker resolves it
         request_class(name, request)
-    refuse_what_outlives_its_call(f"{name}: its body", body.function, "let a plain body run it: asyncio.run()")
+    body = body_of(cls)
+    unguarded = getattr(body.function, "__redislock__", body.function)
+    refuse_what_outlives_its_call(f"{name}: its body", unguarded, "let a plain body run it: asyncio.run()")
     own = own_options(cls)
     plan = LockPlan(app, name, body.function, body.is_method, own)
     has_own_key = plan.options.args is not None or plan.options.key is not None
@@ -61,8 +63,9 @@ def checked_plan(app: Celery, cls: TaskClass, name: str, body: Body) -> LockPlan
     return plan
 
 
-def guard_body(app: Celery, cls: TaskClass, name: str, body: Body, is_locked: Callable[[], bool]) -> None:
-    """Wrap the body of a task class by `guard`, with the same arguments, unless that has been done."""
+def guard_body(app: Celery, cls: TaskClass, name: str, is_locked: Callable[[], bool]) -> None:
+    """Wrap the body of a task class by `guard`, unless that has been done."""
+    body = body_of(cls)
     if not hasattr(body.function, "__redislock__"):
         guarded = guard(cls, name, body.function, is_locked)
         setattr(cls, "run", guarded if body.is_method else staticmethod(guarded))  # noqa: B010 - mypy

@@ -47,7 +47,7 @@ def guard(
         with abort:
             return body(*args, **kwargs)
 
-    run.__redislock__ = True  # type: ignore[attr-defined]
+    run.__redislock__ = body  # type: ignore[attr-defined]
     return run
 
 

@@ -10,6 +10,7 @@ from celery_redislock.errors import LockConfigError, LockConflict, LockUnavailab
 from celery_redislock.lock.reentry import check_fence, entry_of_context
 from celery_redislock.server.answers import Conflict
 from celery_redislock.server.held import HeldLock
+from celery_redislock.source import WITHOUT_REDIS
 
 from .decisions import POLICIES, ComeBack, Fail, RunWithout, Skip, on_outage, policy_for
 from .execution import Execution
@@ -52,11 +53,11 @@ class EagerExecution(Execution):
             conflict = self._server.take(lock, 0.0, fence=self.plan.options.fence)
             if conflict is not None:
                 self._wait_or_end(lock, conflict)
-        except LockUnavailable:
+        except LockUnavailable as error:
             self._unanswered = None
             if isinstance(on_outage(self.message.delivered, 0.0, self.plan.options), RunWithout):
                 return
-            raise
+            raise LockUnavailable(error.key, f"{error.reason}; {WITHOUT_REDIS}") from error
         except (LockConflict, LockConfigError, TaskRevokedError):
             self._unanswered = None
             raise

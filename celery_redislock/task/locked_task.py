@@ -20,16 +20,19 @@ from celery_redislock.server.held import HeldLock
 
 from .attributes import LockAttributes
 from .begin import begin
-from .binding import body_of, checked_plan, guard_body, request_class, tasks_of
+from .binding import checked_plan, guard_body, request_class, tasks_of
+from .call_options import refuse_lock_options
 from .execution import execution_of
 from .held_by_request import LockInRequests
 from .lost import is_in_hook
 from .plan import LockPlan
 from .publish import Publication, is_bare
+from .sharing import is_given, refused_in
 
 if TYPE_CHECKING:
     from celery import Celery
     from celery.app.task import Context
+    from celery.result import EagerResult
 
     from .result import LockedResult
 
@@ -60,10 +63,14 @@ class LockedTask(LockAttributes, BaseTask):
     #: Celery's `track_started` of this task. Celery itself must not store STARTED: it does so before the hooks,
     #: and a copy of the message would overwrite the first run's outcome.
     _lock_track_started: ClassVar[bool] = False
+    #: Whether the task cannot be locked in this app, to which Celery has given it. It is checked when it is used.
+    _lock_is_refused: ClassVar[bool] = False
 
     @classmethod
     def bind(cls, app: Celery) -> Celery:
         """Bind to `app`, check the options, and wrap the body.
+
+        Another app's task, which Celery gives to this app too, is no reason to fail before it is used here.
 
         Raises:
             LockConfigError: An option of the task or a setting of the app is wrong.
@@ -75,19 +82,39 @@ class LockedTask(LockAttributes, BaseTask):
         try:
             cls._prepare_lock(app, name)
         except LockConfigError:
-            tasks_of(app).pop(name, None)  # so that the next use of the task fails as well
-            raise
+            if not (vars(cls).get("_lock_is_refused") or is_given(app)):
+                tasks_of(app).pop(name, None)  # so that the next use of the task fails as well
+                raise
+            cls.lock_plan, cls._lock_is_refused = None, True
+        guard_body(app, cls, name, cls._is_locked)
         return app
 
     @classmethod
     def _prepare_lock(cls, app: Celery, name: str) -> None:
-        body = body_of(cls)
-        plan = checked_plan(app, cls, name, body)
-        is_first_bind = "lock_plan" not in vars(cls)
-        cls.lock_plan = plan
-        if is_first_bind and "track_started" in vars(cls):  # else a base class, bound before, has done so
+        cls.lock_plan = checked_plan(app, cls, name)
+        cls._lock_is_refused = False
+        if "track_started" in vars(cls) and "_lock_track_started" not in vars(cls):  # else done for a base, or before
             cls._lock_track_started, cls.track_started = bool(cls.track_started), False
-        guard_body(app, cls, name, body, lambda: cls.lock_plan is not None and cls.lock_plan.enabled)
+
+    @classmethod
+    def _plan_in_use(cls) -> LockPlan | None:
+        """The plan; None for Celery's own tasks. One that was refused is made now.
+
+        Raises:
+            LockConfigError: The task cannot be locked in this app, to which Celery has given it.
+        """
+        if cls._lock_is_refused:
+            app: Celery = cls._get_app()  # type: ignore[attr-defined]
+            try:
+                cls._prepare_lock(app, str(cls.name))
+            except LockConfigError as error:
+                raise refused_in(app, error) from None
+        return cls.lock_plan
+
+    @classmethod
+    def _is_locked(cls) -> bool:
+        plan = cls._plan_in_use()
+        return plan is not None and plan.enabled
 
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
         """Give the task its request class. Celery calls this in a worker's main process, before the first message.
@@ -118,14 +145,17 @@ class LockedTask(LockAttributes, BaseTask):
             nothing was sent now.
 
         Raises:
+            LockConfigError: An option of the lock, such as `lock_scope`, is among the options of the call. Where Celery
+                itself publishes in a worker, the message is sent without it, and an error is logged.
             TypeError, LockKeyError: As `lock_for`. But in scope ``run``, and where the message is a part of a canvas,
                 has a link or has a `task_id`, the publish raises neither, and the run ends with the error.
             LockUnavailable: Redis did not answer or refused, and `lock_on_outage` is ``raise``. But where the message
                 is a part of a canvas, has a link or has a `task_id`, the run ends with the error.
         """
-        options.update(task_id=task_id, producer=producer, link=link, link_error=link_error, shadow=shadow)
         app = self._get_app()  # type: ignore[attr-defined] # binds the task, if it is not yet
-        plan = self.lock_plan
+        options.update(task_id=task_id, producer=producer, link=link, link_error=link_error, shadow=shadow)
+        refuse_lock_options(self, options)
+        plan = self._plan_in_use()
 
         def send(options: Mapping[str, Any]) -> LockedResult:
             result = cast("LockedResult", super(LockedTask, self).apply_async(args, kwargs, **options))
@@ -150,13 +180,21 @@ class LockedTask(LockAttributes, BaseTask):
             raise
         return publication.publish(key, execution_of(self.request_stack.top))
 
+    def apply(self, *args: Any, **options: Any) -> EagerResult[Any]:
+        """Run the task in this process, as Celery does.
+
+        Raises:
+            LockConfigError: As `apply_async`, of an option of the lock.
+        """
+        refuse_lock_options(self, options)
+        return super().apply(*args, **options)
+
     def before_start(self, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the lock, or end the run as the options say."""
-        plan, request = self.lock_plan, self.request_stack.top
+        request = self.request_stack.top
         if request is not None:
             hide_headers(request)
-        if plan is not None and request is not None:
-            joined = begin(self, plan, request, args, kwargs)
+            joined = begin(self, self._plan_in_use, request, args, kwargs)
             if self._lock_track_started and not joined:
                 self._store_started(task_id, request)
         super().before_start(task_id, args, kwargs)
@@ -240,9 +278,10 @@ class LockedTask(LockAttributes, BaseTask):
 
     def _plan(self) -> LockPlan:
         self.app  # noqa: B018 - binds the task, if it is not yet
-        if self.lock_plan is None:
+        plan = self._plan_in_use()
+        if plan is None:
             raise LockConfigError(f"{self.name} has no lock: it is one of Celery's own tasks")
-        return self.lock_plan
+        return plan
 
     def _key_of(self, plan: LockPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         dump = getattr(self, "_dump_pydantic_arguments", None)  # what apply_async does to pydantic models

@@ -220,9 +220,16 @@ def release_of_dead(run: Run) -> None:
             is_to_come = _is_still_to_come(server, run, run.reservation.key)
             server.store.give_up(*run.reservation, is_to_come=is_to_come)
     except LockUnavailable as error:
-        lease = run.plan.options.lease
-        about = run.fields("died", key)
-        logger.warning("%s: its process died; %s: its lock ends in %.0f s", run.name, error, lease, extra=about)
+        about = run.fields("died", key or error.key)
+        if key is None:  # only what was reserved for the message was asked for
+            text = (
+                "%s: its process died before it asked for its lock; %s; what was reserved for its message is given up "
+                "when Redis answers"
+            )
+            logger.warning(text, run.name, error, extra=about)
+        else:
+            lease = run.plan.options.lease
+            logger.warning("%s: its process died; %s: its lock ends in %.0f s", run.name, error, lease, extra=about)
         if run.reservation is not None:  # it does not end with the lease, but lives for lock_queue_ttl
             give_up_reservation(run.plan, run.reservation, run.retries)
     finally:

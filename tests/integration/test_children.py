@@ -104,6 +104,21 @@ def test_where_the_lock_server_is_away_it_says_when_the_lock_ends_and_gives_the_
     wait_until(lambda: not locks.client.exists(key), "the reservation is given up", 20)
 
 
+def test_of_a_child_that_has_not_asked_for_its_key_it_does_not_say_that_a_lock_ends(
+    lock_proxy, server, key, run, claim, locks, log
+):
+    server.store.acquire(key, tokens.mint(claim, Attempt("id", 1, 0), ORIGIN, tokens.RESERVED), LEASE)
+    lock_proxy.refuse()
+    release_of_dead(run._replace(waited_for=None))
+    assert "its process died before it asked for its lock; the lock" in log.text
+    assert "; what was reserved for its message is given up when Redis answers" in log.text
+    assert "its lock ends in" not in log.text
+    (record,) = [record for record in log.records if "its process died" in record.getMessage()]
+    assert (record.redislock_event, record.redislock_key) == ("died", key)
+    lock_proxy.mend()
+    wait_until(lambda: not locks.client.exists(key), "the reservation is given up", 20)
+
+
 def test_where_the_lock_server_is_away_and_copies_come_it_says_that_a_message_may_run_once_more(lock_proxy, run, log):
     lock_proxy.refuse()
     expect_copies([run])

@@ -455,6 +455,31 @@ class TestOutage:
         with pytest.raises(LockUnavailable, match="cannot be asked for"):
             task(policy).apply().get()
 
+    @pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
+    def test_an_eager_run_names_the_way_to_test_without_redis_and_a_workers_run_does_not(self, task, deliver):
+        task = task("raise")
+        eager = task.apply()
+        task.app.conf.task_always_eager = True
+        by_delay = task.delay()
+        for error in (eager.result, by_delay.result):
+            assert isinstance(error, LockUnavailable)
+            assert str(error).count("redislock_enabled = False") == 1
+        _, info = deliver(task.app, task.name)
+        assert isinstance(info.exception, LockUnavailable)
+        assert "redislock_enabled" not in str(info.exception)
+
+    @pytest.mark.parametrize("eager", [True, False])
+    def test_so_does_the_error_where_no_setting_names_a_server_and_all_is_eager(self, make_app, eager):
+        app = make_app()
+        app.conf.update(redislock_url=None, broker_url="memory://", result_backend=None, task_always_eager=eager)
+
+        @app.task(base=LockedTask, shared=False)
+        def task(): ...
+
+        with pytest.raises(LockConfigError, match="so there is no server for the locks") as caught:
+            task.delay()
+        assert ("redislock_enabled = False" in str(caught.value)) is eager
+
 
 def test_signals_tell_of_every_lock(tasks):
     told = []

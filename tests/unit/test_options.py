@@ -184,6 +184,14 @@ def test_a_misspelled_option_is_refused_with_the_nearest_name(name: str, meant: 
     assert refusal({name: 5}) == f"shop.bill: lock_{name} is not known; did you mean {meant}?"
 
 
+@pytest.mark.parametrize("name", ["timeout", "ttl", "expire", "expires"])
+def test_a_name_for_a_duration_is_refused_with_the_two_that_there_are(name: str) -> None:
+    meant = "lease, how long the lock outlives a dead holder, or {}max_hold, the longest that a run may hold it?"
+    assert refusal({name: 5}) == f"shop.bill: lock_{name} is not known; did you mean lock_{meant.format('lock_')}"
+    told = f"redislock_{name} is not known; did you mean redislock_{meant.format('redislock_')}"
+    assert setting_refusal(**{name: 5}) == told
+
+
 def test_an_option_like_no_other_is_refused_with_all_names() -> None:
     message = refusal({"xyzzy": 5})
     assert message.startswith("shop.bill: lock_xyzzy is not known; known: lock_args, lock_key, ")
