@@ -6,8 +6,10 @@ Each function says what it needs and why. tests/contracts has a test of each wit
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any, Literal
 
 from celery import Celery, Task, _state, current_app
 from celery.app import utils
@@ -21,9 +23,19 @@ def app_of_this_thread() -> Celery | None:
     return None if app is None or app.main == "default" else app
 
 
+def all_apps() -> list[Celery]:
+    """The apps of this process."""
+    return [*_state._get_active_apps()]  # type: ignore[attr-defined]
+
+
 def current_apps() -> list[Celery]:
-    """The apps of this process that may be the current one, in any thread."""
-    return [app for app in _state._get_active_apps() if app.set_as_current]  # type: ignore[attr-defined]
+    """Those that may be the current one, in any thread."""
+    return [app for app in all_apps() if app.set_as_current]  # type: ignore[attr-defined]
+
+
+def is_default(app: Celery) -> bool:
+    """Whether threads without a current app use `app`, as they do in a worker of `app`."""
+    return _state.default_app is app  # type: ignore[attr-defined]
 
 
 def app_of_last_resort() -> Celery:
@@ -51,9 +63,38 @@ def hide_setting(name: str) -> None:
 # Tasks.
 
 
-def bind(task: Task[..., Any]) -> Celery:
-    """Bind a task, if it is not yet, and return its app: the property `app` would be looked up on the class as well."""
-    app: Celery = task._get_app()  # type: ignore[attr-defined]
+def declared_by(app: Celery) -> Iterator[Any]:
+    """The functions that the decorator of `app` has turned into tasks, of those that were not bound before."""
+    for promise in app._pending:  # type: ignore[attr-defined]
+        try:
+            function, *_ = object.__getattribute__(promise, "_Proxy__args")
+        except AttributeError:  # it was bound before
+            continue
+        yield function
+
+
+def maker_of_task() -> tuple[Literal["app.task", "shared_task"] | None, Any]:
+    """Which decorator has made the task that is being bound, and of what function; None where none has.
+
+    Celery binds a task to every app of the process, and tells its class nothing of where it comes from: only the call
+    that makes it differs.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "_task_from_fun":
+        frame = frame.f_back
+    while frame is not None and frame.f_code.co_name == "_task_from_fun":  # a subclass may call it by `super()`
+        frame = frame.f_back
+    match frame and (frame.f_globals.get("__name__"), frame.f_code.co_name):
+        case "celery.app.base", "cons":
+            return "app.task", frame.f_locals["fun"] if frame else None
+        case "celery.app", _:
+            return "shared_task", None
+    return None, None
+
+
+def bind(task: Task[..., Any] | type[Task[..., Any]]) -> Celery:
+    """Bind a task, or its class, if it is not yet bound, and return its app."""
+    app: Celery = task._get_app()  # type: ignore[union-attr]
     return app
 
 

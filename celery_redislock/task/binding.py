@@ -10,6 +10,7 @@ from celery import Task
 from celery.utils.imports import symbol_by_name
 
 from celery_redislock.app import settings_of
+from celery_redislock.celery_port import bound_tasks, retried_body, set_retried_body
 from celery_redislock.errors import LockConflict
 from celery_redislock.options import ATTRIBUTES, name_of
 
@@ -69,10 +70,10 @@ def guard_body(app: Celery, cls: TaskClass, name: str, is_locked: Callable[[], b
     if not hasattr(body.function, "__redislock__"):
         guarded = guard(cls, name, body.function, is_locked)
         setattr(cls, "run", guarded if body.is_method else staticmethod(guarded))  # noqa: B010 - mypy
-    task = tasks_of(app).get(name)
-    original = getattr(task, "_orig_run", None)  # Celery's autoretry_for keeps the body that it calls here
-    if task is not None and original is not None and not hasattr(original, "__redislock__"):
-        task._orig_run = guard(cls, name, original, is_locked)
+    task = bound_tasks(app).get(name)
+    original = retried_body(task)
+    if original is not None and not hasattr(original, "__redislock__"):
+        set_retried_body(task, guard(cls, name, original, is_locked))
 
 
 def own_options(cls: TaskClass) -> dict[str, Any]:
@@ -118,9 +119,3 @@ def request_class(name: str, request: Any) -> type[Request]:
     locked_request = symbol_by_name("celery_redislock.worker.request:locked_request")
     made: type[Request] = locked_request(name, symbol_by_name(request))
     return made
-
-
-def tasks_of(app: Celery) -> dict[str, Any]:
-    """The tasks that were bound so far. ``app.tasks`` would bind all others too, while one is being bound."""
-    tasks: dict[str, Any] = app._tasks  # type: ignore[attr-defined]
-    return tasks

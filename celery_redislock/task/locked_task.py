@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 from celery import Task, states
 
 from celery_redislock.app import server_of
+from celery_redislock.celery_port import as_sent, bind, bound_tasks
 from celery_redislock.errors import LockConfigError, LockKeyError
 from celery_redislock.info import LockInfo
 from celery_redislock.lock.lock import Lock
@@ -20,7 +21,7 @@ from celery_redislock.server.held import HeldLock
 
 from .attributes import LockAttributes
 from .begin import begin
-from .binding import checked_plan, guard_body, request_class, tasks_of
+from .binding import checked_plan, guard_body, request_class
 from .call_options import refuse_lock_options
 from .execution import execution_of
 from .held_by_request import LockInRequests
@@ -83,7 +84,7 @@ class LockedTask(LockAttributes, BaseTask):
             cls._prepare_lock(app, name)
         except LockConfigError:
             if not (vars(cls).get("_lock_is_refused") or is_given(app)):
-                tasks_of(app).pop(name, None)  # so that the next use of the task fails as well
+                bound_tasks(app).pop(name, None)  # so that the next use of the task fails as well
                 raise
             cls.lock_plan, cls._lock_is_refused = None, True
         guard_body(app, cls, name, cls._is_locked)
@@ -104,7 +105,7 @@ class LockedTask(LockAttributes, BaseTask):
             LockConfigError: The task cannot be locked in this app, to which Celery has given it.
         """
         if cls._lock_is_refused:
-            app: Celery = cls._get_app()  # type: ignore[attr-defined]
+            app = bind(cls)
             try:
                 cls._prepare_lock(app, str(cls.name))
             except LockConfigError as error:
@@ -152,7 +153,7 @@ class LockedTask(LockAttributes, BaseTask):
             LockUnavailable: Redis did not answer or refused, and `lock_on_outage` is ``raise``. But where the message
                 is a part of a canvas, has a link or has a `task_id`, the run ends with the error.
         """
-        app = self._get_app()  # type: ignore[attr-defined] # binds the task, if it is not yet
+        app = bind(self)
         options.update(task_id=task_id, producer=producer, link=link, link_error=link_error, shadow=shadow)
         refuse_lock_options(self, options)
         plan = self._plan_in_use()
@@ -277,14 +278,11 @@ class LockedTask(LockAttributes, BaseTask):
             self.backend.store_result(task_id, meta, states.STARTED, request=request)
 
     def _plan(self) -> LockPlan:
-        self.app  # noqa: B018 - binds the task, if it is not yet
+        bind(self)
         plan = self._plan_in_use()
         if plan is None:
             raise LockConfigError(f"{self.name} has no lock: it is one of Celery's own tasks")
         return plan
 
     def _key_of(self, plan: LockPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        dump = getattr(self, "_dump_pydantic_arguments", None)  # what apply_async does to pydantic models
-        if dump is not None:
-            args, kwargs = dump(args, kwargs)
-        return plan.redis_key(args, kwargs)
+        return plan.redis_key(*as_sent(self, args, kwargs))

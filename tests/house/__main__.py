@@ -17,7 +17,7 @@ def main() -> int:
     """Measure, print, and return the exit code."""
     limits: dict[str, int] = PLAN["limits"]
     undocumented = {name for names in PLAN["undocumented"].values() for name in names}
-    chain, reaching = longest_chain(), strangers(undocumented)
+    chain, reaching = longest_chain(), strangers(PLAN["python"]["names"], undocumented)
     figures = {
         "chain": (len(chain), "modules in the longest chain of imports"),
         "modules": (len(MODULES.keys() - {"__init__", "__main__"}), "modules"),

@@ -13,21 +13,24 @@ from collections.abc import Collection, Iterator
 from .imports import MODULES
 
 _PRIVATE = re.compile(r"_(?!_)\w+").fullmatch
-#: Private by their names alone: Python's documentation has them.
-_DOCUMENTED = frozenset({"_replace", "_asdict", "_fields", "_make", "_exit"})
 
 
-def strangers(undocumented: Collection[str]) -> dict[str, list[str]]:
-    """The modules that use names of others which may change without notice, each with these names."""
+def strangers(allowed: Collection[str], undocumented: Collection[str]) -> dict[str, list[str]]:
+    """The modules that use names of others which may change without notice, each with these names.
+
+    Args:
+        allowed: Names that are private and may be used all the same.
+        undocumented: Names that look public and may not.
+    """
     trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
     ours = {one for tree in trees.values() for one in _defined(tree)}
-    used = {name: sorted(names_of_others(tree, ours, undocumented)) for name, tree in trees.items()}
+    used = {name: sorted(names_of_others(tree, ours, undocumented) - {*allowed}) for name, tree in trees.items()}
     return {name: names for name, names in used.items() if names}
 
 
 def names_of_others(tree: ast.AST, ours: Collection[str], undocumented: Collection[str]) -> set[str]:
     """The names of others in one module; `ours` are those that any module of the package defines."""
-    own = {*_defined(tree)} | _DOCUMENTED
+    own = {*_defined(tree)}
     return {
         name
         for name, is_on_self in _used(tree)

@@ -40,6 +40,7 @@ OBJECTS = {
     "LockKeyError": lambda *_: LockKeyError("shop.reserve: parameter 'sku' cannot make a lock key"),
     "LockLost": lambda *_: LockLost(KEY),
     "LockUnavailable": lambda *_: LockUnavailable(KEY),
+    "Locked": lambda *_: locked("stock:7"),
     "LockedResult": lambda *_: LockedResult("id"),
     "LockedTask": lambda *_: LockedTask,
     "RedisLockError": lambda *_: RedisLockError("why"),
