@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import redis
@@ -19,6 +21,26 @@ from celery_redislock.server.tokens import Token
 PAGE = 500
 
 
+#: In place of the token of a lock that nobody holds.
+FREE = Token.of("")
+
+
+class Waits(NamedTuple):
+    """Those who wait for a lock."""
+
+    number: int = 0
+    place: float = math.inf
+    """When the first of them was published, in microseconds since the epoch."""
+
+    def __add__(self, other: Waits) -> Waits:  # type: ignore[override]
+        return Waits(self.number + other.number, min(self.place, other.place))
+
+    @property
+    def oldest(self) -> float:
+        """How long ago the first of them was published, in seconds; 0 where there is none."""
+        return max(0.0, time.time() - self.place / 1e6)
+
+
 class Row(NamedTuple):
     """Somebody who holds a lock, a slot of it, or the place in its queue; or for whom one of these is kept."""
 
@@ -26,15 +48,35 @@ class Row(NamedTuple):
     token: Token
     ttl: float | None
     """Seconds until the key ends unless it is renewed; None for a key without expiry."""
-    waiting: int = 0
-    """How many rooms stand in line for the lock."""
-    oldest: float | None = None
-    """How long ago the first who waits for the lock was published, in seconds; None where nobody waits."""
+    rooms: Mapping[str, float] = {}
+    """The places of the rooms that stand in line for the lock, one for each process; without those that have told how
+    many messages wait in them."""
+    messages: Mapping[str, Waits] = {}
+    """The messages that wait for the lock, by their tasks, as those rooms have told."""
 
     @property
     def info(self) -> LockInfo:
         """The same in the words of `LockInfo`."""
-        return self.token.info(self.place.key, self.ttl)._replace(waiting=self.waiting)
+        return self.token.info(self.place.key, self.ttl)._replace(state=self.state)
+
+    @property
+    def state(self) -> str:
+        """As `LockInfo.state`, or ``free``."""
+        return "free" if self.token is FREE else self.token.state
+
+    @property
+    def waits(self) -> dict[str, Waits]:
+        """Those who wait, by their tasks: a room that has not told of its messages is one more for the holder's."""
+        found = dict(self.messages)
+        if self.rooms:
+            holder = self.token.task or ""
+            found[holder] = found.get(holder, Waits()) + Waits(len(self.rooms), min(self.rooms.values()))
+        return found
+
+    @property
+    def waiting(self) -> int:
+        """How many messages wait for the lock: those that were told, and one for each other room in line."""
+        return len(self.rooms) + sum(waits.number for waits in self.messages.values())
 
 
 Look = Callable[[Place], Row | None]
@@ -49,14 +91,12 @@ def nodes_of(client: redis.Redis | ClusterClient) -> list[redis.Redis]:
     return client.primaries() if isinstance(client, ClusterClient) else [client]
 
 
-def scan(node: redis.Redis, pattern: str, prefix: str, look: Look) -> Iterator[Row]:
-    """Who holds the locks of one server whose keys match `pattern`, in no order; hardly ever one of them twice.
+def scan(node: redis.Redis, pattern: str, look: Look) -> Iterator[Row]:
+    """What the keys of one server hold that match `pattern`, in no order; hardly ever one of them twice.
 
     Args:
         node: The server.
         pattern: As Redis' SCAN takes it.
-        prefix: What the keys of the app's locks begin with. Of other keys, only those that hold a token of ours are
-            locks: any string may be stored there.
         look: Is asked for a key that has moved to another server meanwhile.
 
     Raises:
@@ -64,8 +104,8 @@ def scan(node: redis.Redis, pattern: str, prefix: str, look: Look) -> Iterator[R
     """
     for places in _pages(node, pattern):
         replies = _ask(node, places)
-        rows = [row for place, *reply in zip(places, *replies, strict=True) if (row := _row(node, place, reply, look))]
-        yield from _with_oldest(node, [row for row in rows if row.place.key.startswith(prefix) or row.token.since])
+        rows = (_row(node, place, reply, look) for place, *reply in zip(places, *replies, strict=True))
+        yield from (row for row in rows if row is not None)
 
 
 def _pages(node: redis.Redis, pattern: str) -> Iterator[list[Place]]:
@@ -80,14 +120,27 @@ def _pages(node: redis.Redis, pattern: str) -> Iterator[list[Place]]:
             return
 
 
+def rooms_of(node: redis.Redis, lock: str) -> dict[str, float]:
+    """The places of the rooms that stand in line for `lock`, by their names.
+
+    Raises:
+        RedisError: Redis did not answer or refused; in a Cluster, the lock may be on another node.
+    """
+    return _rooms(node.zrange(_bytes(keys_of(lock).line), 0, -1, withscores=True))
+
+
+def _rooms(line: Any) -> dict[str, float]:
+    return {Token.of(room).nonce: place for room, place in line}
+
+
 def _ask(node: redis.Redis, places: Sequence[Place]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-    """What the keys hold, their milliseconds, and the lengths of their lines, in one round trip."""
+    """What the keys hold, their milliseconds, and their lines, in one round trip."""
     pipeline = node.pipeline(transaction=False)
     for place in places:
         key = _bytes(place.key)
         pipeline.get(key)
         pipeline.pttl(key)
-        pipeline.zcard(_bytes(keys_of(place.lock).line))
+        pipeline.zrange(_bytes(keys_of(place.lock).line), 0, -1, withscores=True)
     replies = pipeline.execute(raise_on_error=False)
     return replies[0::3], replies[1::3], replies[2::3]
 
@@ -97,17 +150,17 @@ def _row(node: redis.Redis, place: Place, reply: Sequence[Any], look: Look) -> R
         reply = _ask_importing(node, place)
     if _has_moved(reply):  # to another node, since its key was read here
         return look(place)
-    value, left, waiting = reply
-    if isinstance(waiting, AskError):  # there is no line, or it is at another node for a moment
-        waiting = 0
-    for one in (value, left, waiting):
+    value, left, line = reply
+    if isinstance(line, AskError):  # there is no line, or it is at another node for a moment
+        line = ()
+    for one in (value, left, line):
         if isinstance(one, ResponseError) and str(one).startswith("WRONGTYPE"):
             return None
         if isinstance(one, Exception):
             raise one
     if value is None:  # it was released meanwhile
         return None
-    return Row(place, Token.of(value), left / 1000 if left >= 0 else None, waiting)
+    return Row(place, Token.of(value), left / 1000 if left >= 0 else None, _rooms(line))
 
 
 def _has_moved(reply: Sequence[Any]) -> bool:
@@ -118,28 +171,16 @@ def _has_moved(reply: Sequence[Any]) -> bool:
 def _ask_importing(node: redis.Redis, place: Place) -> Sequence[Any]:
     """As `_ask`, for one place, of a node to which its slot is moved now: by single keys, for it may lack the line."""
     pipeline: Any = node.pipeline(transaction=False)
-    key = _bytes(place.key)
-    for question in (("GET", key), ("PTTL", key), ("ZCARD", _bytes(keys_of(place.lock).line))):
+    key, line = _bytes(place.key), _bytes(keys_of(place.lock).line)
+    for ask in (
+        partial(pipeline.get, key),
+        partial(pipeline.pttl, key),
+        partial(pipeline.zrange, line, 0, -1, withscores=True),
+    ):
         pipeline.execute_command("ASKING")
-        pipeline.execute_command(*question)
+        ask()
     replies: list[Any] = pipeline.execute(raise_on_error=False)
     return replies[1::2]
-
-
-def _with_oldest(node: redis.Redis, rows: Sequence[Row]) -> Iterator[Row]:
-    """The same rows; those for whose lock somebody waits are told since when."""
-    waited = [row for row in rows if row.waiting]
-    oldest: dict[str, float] = {}
-    if waited:
-        pipeline = node.pipeline(transaction=False)
-        for row in waited:
-            pipeline.zrange(_bytes(keys_of(row.place.lock).line), 0, 0, withscores=True)
-        now = time.time()
-        for row, first in zip(waited, pipeline.execute(raise_on_error=False), strict=True):
-            if isinstance(first, list) and first:
-                oldest[row.place.lock] = max(0.0, now - first[0][1] / 1e6)
-    for row in rows:
-        yield row._replace(oldest=oldest.get(row.place.lock)) if row.waiting else row
 
 
 def _text(key: str | bytes) -> str:

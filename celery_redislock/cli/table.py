@@ -9,14 +9,25 @@ from celery_redislock.shown import shown
 
 from .scan import Row
 
-#: The key is the last column: it may be long, and a line that is too long for the terminal breaks there.
-HEAD = ("STATE", "HELD FOR", "ENDS IN", "WAITING", "TASK", "TASK ID", "HOST", "KEY")
-NOTHING = "-"
+#: What the rows of a narrow terminal must tell comes first. The last column may be long.
+HEAD = ("STATE", "AGE", "WAITING", "KEY", "HOST", "ENDS IN", "TASK", "TASK ID")
+NOTHING, GAP = "-", "  "
+_NEEDED, (_KEY, _HOST, _ENDS, _TASK, _ID) = 5, range(3, 8)
+#: A key or host is not cut to fewer characters, and a task's id to exactly so many, in a narrow terminal.
+_SHORTEST = {_KEY: 32, _HOST: 8}
+_SHORT_ID = 9
 
 
-def table(rows: Iterable[Row], now: datetime) -> Iterator[str]:
-    """The lines of a table, with its head."""
-    return columns([HEAD, *(cells(row, now) for row in rows)])
+def table(rows: Iterable[Row], now: datetime, width: int | None = None) -> Iterator[str]:
+    """The lines of a table, with its head.
+
+    Args:
+        rows: Its rows.
+        now: The time.
+        width: Of the terminal; None for all columns, however wide.
+    """
+    found = [HEAD, *(cells(row, now) for row in rows)]
+    return columns(found if width is None else fitted(found, width))
 
 
 def cells(row: Row, now: datetime) -> tuple[str, ...]:
@@ -25,25 +36,50 @@ def cells(row: Row, now: datetime) -> tuple[str, ...]:
     return (
         info.state,
         age(info.since, now),
+        str(row.waiting or NOTHING),
+        shown(info.key),
+        shown(info.hostname or NOTHING),
         NOTHING if info.ttl is None else duration(info.ttl),
-        str(info.waiting or NOTHING),
         shown(info.task or NOTHING),
         shown(info.task_id or NOTHING),
-        shown(info.hostname or NOTHING),
-        shown(info.key),
     )
+
+
+def fitted(rows: Sequence[Sequence[str]], width: int) -> Sequence[Sequence[str]]:
+    """The same rows for a terminal of `width` columns: with fewer columns, and long names cut, where it is narrow."""
+    found = [*zip(*rows, strict=True)]
+    if _wide(found) <= width:
+        return rows
+    found[_ID] = tuple(_cut(cell, _SHORT_ID, behind=0) for cell in found[_ID])
+    for one in (_KEY, _HOST):
+        room = max(_SHORTEST[one], max(map(len, found[one])) + min(0, width - _wide(found[:_NEEDED])))
+        found[one] = tuple(_cut(cell, room, behind=room // 2) for cell in found[one])
+    chosen = [*range(_NEEDED)]
+    for one in (_ID, _ENDS, _TASK):
+        if _wide([found[each] for each in (*chosen, one)]) <= width:
+            chosen.append(one)
+    return [*zip(*(found[one] for one in sorted(chosen)), strict=True)]
+
+
+def _wide(columns: Sequence[Sequence[str]]) -> int:
+    return sum(max(map(len, column)) + len(GAP) for column in columns) - len(GAP)
+
+
+def _cut(text: str, most: int, behind: int) -> str:
+    """`text` with no more than `most` characters, so many of them from its end."""
+    return text if len(text) <= most else f"{text[: most - behind - 1]}…{text[len(text) - behind :]}"
 
 
 def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Each row as one line, its cells below each other."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        yield GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str, nouns: str = "") -> str:
     """A number of things in words: ``1 worker``, ``2 workers``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{number} {noun if number == 1 else nouns or f'{noun}s'}"
 
 
 def in_line(messages: int, workers: int) -> str:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -187,8 +188,8 @@ def test_the_list_tells_of_a_run_what_its_worker_tells_of_it_too(tasks, app, cli
     assert (same[0]["state"], same[0]["scope"], same[0]["waiting"]) == ("held", "run", 0)
     assert "secret" not in str((listed, inspected))
     table = cli("list").stdout.splitlines()
-    assert table[0].split()[:2] == ["STATE", "HELD"]
-    assert table[1].endswith(listed["key"])
+    assert table[0].split()[:4] == ["STATE", "AGE", "WAITING", "KEY"]
+    assert table[1].split()[3] == listed["key"]
 
 
 def test_a_worker_answers_at_once_though_the_lock_server_is_silent_and_says_that_it_does_not_know(
@@ -208,7 +209,7 @@ def test_a_worker_tells_what_waits_in_it_in_the_same_words(tasks, app, cli, cli_
     with tasks.work.lock_for("k") as lock:
         waiting = tasks.work.delay("k", "secret")
         wait_until(lambda: kept(app) == 1, "it waits")
-        wait_until(lambda: tasks.work.lock_info("k").waiting == 1, "its room stands in line")
+        wait_until(lambda: tasks.work.lock_info("k").waiting_processes == 1, "its room stands in line")
         inspect = ("celery", "-A", "tests.lab.worker", "inspect", "locks", "--json", "--timeout", "5")
         answers = json.loads(program(*inspect, "--destination", "w0@lab").stdout)
         (one,) = answers["w0@lab"]
@@ -220,10 +221,37 @@ def test_a_worker_tells_what_waits_in_it_in_the_same_words(tasks, app, cli, cli_
             "w0@lab",
         )
         assert told(cli("list", "--waiting", "--json"))[0]["waiting"] == 1
-        shown = cli_says("In line: 1 worker or process; 1 message in 1 worker that answered.", "show", lock.name)
+        shown = cli_says("Waiting: 1 message in 1 worker.", "show", lock.name)
         assert f"1. task {waiting.id}" in shown
         assert "secret" not in shown
     waiting.get(timeout=20)
+
+
+def test_each_message_that_waits_is_counted_though_its_worker_stands_in_line_once(
+    tasks, app, cli, cli_says, start_worker
+):
+    start_worker(1)
+    with tasks.work.lock_for("k") as lock:
+        waiting = [tasks.work.delay("k") for _ in range(30)]
+        wait_until(lambda: kept(app) == 30, "they wait")
+        assert "  and 20 more" in cli_says("Waiting: 30 messages in 1 worker.", "show", lock.name)
+        listed = cli("list", "--json")
+        assert ([one["waiting"] for one in told(listed)], listed.stderr) == ([30], "")
+        assert told(cli("show", lock.name, "--json"))[0]["waiting"] == 30
+        assert tasks.work.lock_info("k").waiting_processes == 1
+        lines = cli("export").stdout.splitlines()
+        assert 'celery_redislock_waiting{task="lab.work"} 30' in lines
+        assert 'celery_redislock_held{task=""} 1' in lines
+        app.control.revoke([one.id for one in waiting])
+        with ThreadPoolExecutor() as threads, tasks.work.lock_for("j"):
+            other = tasks.work.lock_for("j")
+            blocks = threads.submit(other.acquire, blocking_timeout=60)
+            wait_until(lambda: tasks.work.lock_info("j").waiting_processes == 1, "a process stands in line")
+            (one,) = told(cli("list", "--json", "--waiting", "--match", other.name))
+            assert one["waiting"] == 1
+            assert "Waiting: 1 process outside the workers that answered." in cli("show", other.name).stdout
+        assert blocks.result()
+        other.release()
 
 
 @left_out("its user may read no such key", "acl")
@@ -310,7 +338,7 @@ def test_a_task_that_was_skipped_is_told_whose_duplicate_it_was(tasks, app, cli_
     running("first")
     second = tasks.until.delay("k", "second", str(gate))
     wait_until(lambda: second.state == "REVOKED", "it is skipped")
-    wait_until(lambda: asked(app, "redislock_conflicts") == [1], "its worker has counted it")
+    wait_until(lambda: asked(app, "redislock_counts")[0]["conflicts"] == 1, "its worker has counted it")
     assert f"duplicate of {first.id}" in cli_says("WAS SKIPPED", "why", second.id)
     gate.open()
     first.get(timeout=20)
@@ -352,8 +380,8 @@ def test_a_task_that_is_not_due_has_no_free_process_or_is_limited_is_told_so_and
     wait_until(lambda: "no free process for it" in why(reserved), "the worker has the other")
 
 
-def test_one_that_waits_for_a_free_key_is_told_that_its_worker_has_no_free_process(
-    tasks, app, cli_says, start_worker, running, gate
+def test_one_that_waits_for_a_free_key_is_told_that_its_worker_has_no_free_process_and_its_key_is_listed(
+    tasks, app, cli, cli_says, start_worker, running, gate
 ):
     start_worker(2)
     with tasks.work.lock_for("k"):
@@ -366,6 +394,15 @@ def test_one_that_waits_for_a_free_key_is_told_that_its_worker_has_no_free_proce
     assert "WAITS in line" in said
     assert "Nobody holds it now" in said
     assert "within seconds" not in said
+    key = tasks.work.lock_for("k").name
+    (free,) = told(cli("list", "--waiting", "--json", "--match", key))
+    assert (free["key"], free["state"], free["waiting"], free["task_id"]) == (key, "free", 1, None)
+    assert told(cli("list", "--task", "lab.work", "--waiting", "--json")) == [free]
+    assert "Waiting: 1 message in 1 worker." in cli("show", key).stdout
+    assert cli("show", key).exit_code == 1
+    lines = cli("export").stdout.splitlines()
+    assert 'celery_redislock_held{task="lab.work"} 2' in lines
+    assert 'celery_redislock_waiting{task="lab.work"} 1' in lines
     gate.open()
     assert waits.get(timeout=20) == "waits"
 
@@ -423,7 +460,7 @@ def test_a_task_that_nobody_knows_is_told_where_to_look(cli):
 
 
 def test_a_holder_whose_worker_is_dead_is_shown_as_one_that_does_not_answer_and_does_not_run_in_the_next_of_its_name(
-    config, tasks, cli, cli_says, start_worker, running
+    config, tasks, app, cli, cli_says, start_worker, running
 ):
     config.settings["redislock_lease"] = 120.0  # so long that all answers come before its end
     worker = start_worker(2)
@@ -432,8 +469,12 @@ def test_a_holder_whose_worker_is_dead_is_shown_as_one_that_does_not_answer_and_
     waiting = tasks.work.delay("k", "second")
     wait_until(lambda: waiting.state == "RETRY", "the second waits")
     (held,) = told(cli("list", "--json"))
-    assert "NOT ANSWER" not in cli_says("1 message in 1 worker that answered", "show", held["key"])
+    assert "NOT ANSWER" not in cli_says("1 message in 1 worker", "show", held["key"])
+    assert [(one["state"], one["waiting"]) for one in asked(app, "locks")[0]] == [("held", 1), ("waiting", 0)]
     worker.kill()
+    silent = cli("list", "--json")
+    assert [one["waiting"] for one in told(silent)] == [1]
+    assert silent.stderr == "Each counts as one, whatever waits in it: 1 process outside the workers that answered.\n"
     assert "Its worker w0@lab does NOT ANSWER" in cli("show", held["key"]).stdout
     assert "no worker that answers runs it" in cli("why", run.id).stdout
     why = cli("why", waiting.id).stdout
@@ -510,7 +551,7 @@ def test_each_kind_of_holder_can_be_released_alone(app, tasks, cli, locks):
     assert [key.rpartition("}")[2] for key in keys] == ["", ":queued", "", ":slot:2"]
     assert [one["key"] for one in told(cli("show", "redislock:{seats}", "--json"))] == keys[2:]
     every = cli("release", "--match", "redislock:*", "--dry-run").stdout.splitlines()
-    assert [line.split()[-1] for line in every[1:5]] == keys
+    assert [line.split()[3] for line in every[1:5]] == keys
     assert every[5:] == ["4 would be released; nothing was."]
     for key in (keys[2], keys[1], keys[0]):
         assert cli("release", key, "--yes").exit_code == 0
@@ -530,10 +571,10 @@ def test_the_totals_are_exported_as_prometheus_takes_them(tasks, app, cli, start
     with tasks.work.lock_for("k"):
         waiting = tasks.work.delay("k")
         wait_until(lambda: kept(app) == 1, "it waits")
-        wait_until(lambda: 'celery_redislock_waiting{task=""} 1' in cli("export").stdout, "its room stands in line")
+        wait_until(lambda: 'celery_redislock_waiting{task="lab.work"} 1' in cli("export").stdout, "it is counted")
         lines = cli("export").stdout.splitlines()
         assert 'celery_redislock_held{task=""} 1' in lines
-        (oldest,) = [line for line in lines if line.startswith('celery_redislock_oldest_wait_seconds{task=""}')]
+        (oldest,) = [line for line in lines if line.startswith('celery_redislock_oldest_wait_seconds{task="lab.work"}')]
         assert 0 < float(oldest.split()[1]) < 60
     waiting.get(timeout=20)
 
@@ -552,19 +593,23 @@ def test_watch_shows_what_is_held_until_it_is_interrupted(tasks, config, tmp_pat
                 _, errors = watching.communicate(timeout=20)
             finally:
                 watching.kill()
-    assert "1 held, 0 kept, 0 in line, conflicts/s not known" in head
+    assert "1 held, 0 kept, 0 waiting, conflicts/s not known" in head
     assert names.startswith("STATE")
-    assert row.rstrip().endswith(lock.name)
+    assert row.split()[3] == lock.name
     assert (watching.returncode, errors) == (0, "")
 
 
-def test_at_a_terminal_watch_draws_each_picture_over_the_last_and_no_line_wider_than_it(tasks, config, tmp_path):
+@pytest.mark.parametrize("columns", ["40", "80"])
+def test_at_a_terminal_watch_draws_each_picture_over_the_last_and_no_line_wider_than_it(
+    tasks, config, tmp_path, columns
+):
     command = [sys.executable, "-m", "celery_redislock", "-A", "tests.lab.worker", "watch", "--timeout", "0.1"]
-    env = {**process(config, tmp_path)["env"], "COLUMNS": "40", "LINES": "10"}
+    env = {**process(config, tmp_path)["env"], "COLUMNS": columns, "LINES": "10"}
     signal.signal(signal.SIGINT, signal.default_int_handler)  # as above: it may be ignored
     ours, terminal = pty.openpty()
     drawn = b""
-    with tasks.keyed.lock_for("A1"), subprocess.Popen([*command, "--interval", "0.1"], env=env, stdout=terminal) as it:
+    lock = tasks.keyed.lock_for("A1")
+    with lock, subprocess.Popen([*command, "--interval", "0.1"], env=env, stdout=terminal) as it:
         os.close(terminal)
         try:
             while drawn.count(watch.CLEAR_BELOW.encode()) < 2:
@@ -576,8 +621,11 @@ def test_at_a_terminal_watch_draws_each_picture_over_the_last_and_no_line_wider_
     os.close(ours)
     _, first, second = drawn.decode().split(watch.HOME)[:3]
     for picture in (first, second):
-        lines = [line.removesuffix(watch.CLEAR_RIGHT) for line in picture.split("\r\n")[:3]]
+        lines = [line.removesuffix(watch.CLEAR_RIGHT) for line in picture.split("\r\n")[:-1]]
+        assert max(map(len, lines)) <= int(columns)
         assert "1 held" in lines[0]
-        assert lines[1].startswith("STATE")
-        assert lines[2].startswith("held")
-        assert max(map(len, lines)) == 40
+        (names, row) = lines[-2:]
+        assert names.startswith("STATE")
+        assert row.startswith("held")
+        if columns == "80":
+            assert row.split()[3] == lock.name

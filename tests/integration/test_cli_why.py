@@ -94,7 +94,7 @@ def test_a_broker_or_a_result_backend_that_is_away_is_named_and_what_the_lock_se
     with tasks.keyed.lock_for("A1") as lock:
         shown = cli("show", lock.name, of=app)
     assert f"{lock.name} is held by a lock outside tasks" in shown
-    assert "In line: 0. The workers could not be asked: " in shown
+    assert "The workers could not be asked: " in shown
     held = tokens.mint(tokens.mint_nonce(), Attempt("an-id", 0, 0), tokens.origin("w@host", "lab.work"))
     locks.client.set("redislock:{k}", held.value)
     released = cli("release", "redislock:{k}", "--dry-run", of=app)
