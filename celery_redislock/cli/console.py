@@ -23,13 +23,8 @@ if TYPE_CHECKING:
 
 TASK = click.option("--task", metavar="NAME", help="Only locks that are held by this task.")
 MATCH = click.option("--match", metavar="GLOB", help="Only keys that match this pattern, as Redis' SCAN takes it.")
-TIMEOUT = click.option(
-    "--timeout",
-    type=click.FloatRange(min=0.0),
-    default=1.0,
-    show_default=True,
-    help="Seconds to wait for the workers; 0 asks none of them.",
-)
+_TIMEOUT = "Seconds to wait for the workers; 0 asks none of them."
+TIMEOUT = click.option("--timeout", type=click.FloatRange(0), default=1.0, show_default=True, help=_TIMEOUT)
 
 
 class Nothing(click.ClickException):

@@ -57,7 +57,7 @@ class Locks:
 
         Args:
             match: A pattern of keys, as Redis' SCAN takes it; None for all locks of the app's tasks.
-            task: The name of the holders' task; None for any.
+            task: The name of the holder's task; of a lock that nobody holds, a task that waits. None for any.
             counts: The messages that wait. None counts one for each process in line.
             foreign: Whether to list the keys that are not `ours` too: anything may be stored there.
 
@@ -66,7 +66,7 @@ class Locks:
         """
         pattern = _literal(self.prefix) + "*" if match is None else match
         name, seen, matches = task and known_as(task), set(), matcher(pattern)
-        unseen = counts.locks if counts else set()
+        unseen = {*counts.locks} if counts else set()
         for node in nodes_of(self._server.client):
             for row in scan(node, pattern, self.look):
                 unseen.discard(row.place.lock)
@@ -75,7 +75,8 @@ class Locks:
                     yield counts.add(row) if counts else row
         for lock in sorted(unseen):  # they are free, or were just taken
             for row in self.of(lock, counts):
-                if matches(row.place.key) and (name is None or name in {row.token.task, *row.waits}):
+                tasks = row.waits if row.state == "free" else (row.token.task,)
+                if matches(row.place.key) and (name is None or name in tasks):
                     yield row
 
     def ours(self, row: Row) -> bool:
@@ -166,9 +167,5 @@ def _literal(text: str) -> str:
 def matcher(pattern: str) -> Callable[[str], object]:
     """Whether a key matches `pattern`, as Redis' SCAN matches it."""
     # fnmatch has brackets in place of the backslash, and "!" in them in place of "^".
-    like = re.sub(r"\\(.)|\[\^", _like, pattern, flags=re.DOTALL)
+    like = re.sub(r"\\(.)|\[\^", lambda found: f"[{found[1]}]" if found[1] else "[!", pattern, flags=re.DOTALL)
     return re.compile(fnmatch.translate(like)).match
-
-
-def _like(found: re.Match[str]) -> str:
-    return "[!" if found[1] is None else f"[{found[1]}]" if found[1] in "*?[" else found[1]

@@ -13,7 +13,8 @@ from celery.bin.base import CeleryCommand
 from celery_redislock.server.names import Place
 from celery_redislock.shown import LONGEST, shown
 
-from .console import TIMEOUT, Nothing, Refused, app_of, reports_errors, width
+from .console import TIMEOUT, Nothing, Refused, app_of, reports_errors
+from .counts import Counts
 from .holders import SILENT, held
 from .locks import Locks, oldest_first
 from .scan import Row
@@ -51,18 +52,23 @@ def release(
     if (key is None) is (match is None):
         raise click.UsageError("name either a KEY or a --match")
     app = app_of(context)
-    known = Locks(app)
-    found = sorted(known.all(match, foreign=True), key=oldest_first) if key is None else _held_at(known, key)
+    known, workers = Locks(app), Workers(app, timeout)
+    found = _all(known, match, workers) if key is None else _held_at(known, key)
     rows = [row for row in found if foreign or known.ours(row)]
     if len(rows) < len(found):
         _leave_out(known, found, key)
-    _show(rows, Workers(app, timeout))
+    _show(rows, workers)
     if dry_run:
         click.echo(f"{len(rows)} would be released; nothing was.")
         return
     if not yes:
         _ask(len(rows))
     _release(known, rows)
+
+
+def _all(known: Locks, match: str | None, workers: Workers) -> list[Row]:
+    found = known.all(match, counts=Counts(workers), foreign=True)
+    return sorted((row for row in found if row.state != "free"), key=oldest_first)
 
 
 def _held_at(known: Locks, key: str) -> list[Row]:
@@ -102,7 +108,7 @@ def _show(rows: Sequence[Row], workers: Workers) -> None:
         raise Nothing("No key matches.")
     now = datetime.now(UTC)
     if len(rows) > 1:
-        for line in table(rows, now, width()):
+        for line in table(rows, now):  # however wide: no key is cut
             click.echo(line)
         if strange := sum(row.token.since is None for row in rows):
             click.echo(f"{counted(strange, 'key')} without a token of this package: make sure that each is a lock.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import redis
@@ -19,8 +18,6 @@ from celery_redislock.server.tokens import Token
 #: How many places of its table of keys the server looks at for one SCAN: 0.3 ms of its time. It serves others between
 #: two pages, and also between the commands of a page, of which it reads some at a time.
 PAGE = 500
-
-
 #: In place of the token of a lock that nobody holds.
 FREE = Token.of("")
 
@@ -103,8 +100,8 @@ def scan(node: redis.Redis, pattern: str, look: Look) -> Iterator[Row]:
         RedisError: Redis did not answer or refused.
     """
     for places in _pages(node, pattern):
-        replies = _ask(node, places)
-        rows = (_row(node, place, reply, look) for place, *reply in zip(places, *replies, strict=True))
+        replies = zip(places, _ask(node, places), strict=True)
+        rows = (_row(node, place, reply, look) for place, reply in replies)
         yield from (row for row in rows if row is not None)
 
 
@@ -133,21 +130,25 @@ def _rooms(line: Any) -> dict[str, float]:
     return {Token.of(room).nonce: place for room, place in line}
 
 
-def _ask(node: redis.Redis, places: Sequence[Place]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-    """What the keys hold, their milliseconds, and their lines, in one round trip."""
-    pipeline = node.pipeline(transaction=False)
+def _ask(node: redis.Redis, places: Sequence[Place], *, importing: bool = False) -> list[tuple[Any, ...]]:
+    """What each key holds, its milliseconds, and its line, in one round trip.
+
+    Where the node is `importing` their slot it may lack one of them, and is asked with ASKING.
+    """
+    pipeline: Any = node.pipeline(transaction=False)
     for place in places:
-        key = _bytes(place.key)
-        pipeline.get(key)
-        pipeline.pttl(key)
-        pipeline.zrange(_bytes(keys_of(place.lock).line), 0, -1, withscores=True)
-    replies = pipeline.execute(raise_on_error=False)
-    return replies[0::3], replies[1::3], replies[2::3]
+        key, line = _bytes(place.key), _bytes(keys_of(place.lock).line)
+        for command, *arguments in (("get", key), ("pttl", key), ("zrange", line, 0, -1, False, True)):
+            if importing:
+                pipeline.execute_command("ASKING")
+            getattr(pipeline, command)(*arguments)
+    replies = pipeline.execute(raise_on_error=False)[1 if importing else 0 :: 2 if importing else 1]
+    return [*zip(replies[0::3], replies[1::3], replies[2::3], strict=True)]
 
 
 def _row(node: redis.Redis, place: Place, reply: Sequence[Any], look: Look) -> Row | None:
     if _has_moved(reply):  # to this node, which has not all of its slot yet
-        reply = _ask_importing(node, place)
+        (reply,) = _ask(node, [place], importing=True)
     if _has_moved(reply):  # to another node, since its key was read here
         return look(place)
     value, left, line = reply
@@ -166,21 +167,6 @@ def _row(node: redis.Redis, place: Place, reply: Sequence[Any], look: Look) -> R
 def _has_moved(reply: Sequence[Any]) -> bool:
     """Whether the key of a lock is at another node of the Cluster: ASK, or MOVED, which redis-py derives from it."""
     return any(isinstance(one, AskError) for one in reply[:2])
-
-
-def _ask_importing(node: redis.Redis, place: Place) -> Sequence[Any]:
-    """As `_ask`, for one place, of a node to which its slot is moved now: by single keys, for it may lack the line."""
-    pipeline: Any = node.pipeline(transaction=False)
-    key, line = _bytes(place.key), _bytes(keys_of(place.lock).line)
-    for ask in (
-        partial(pipeline.get, key),
-        partial(pipeline.pttl, key),
-        partial(pipeline.zrange, line, 0, -1, withscores=True),
-    ):
-        pipeline.execute_command("ASKING")
-        ask()
-    replies: list[Any] = pipeline.execute(raise_on_error=False)
-    return replies[1::2]
 
 
 def _text(key: str | bytes) -> str:

@@ -9,13 +9,14 @@ from celery_redislock.shown import shown
 
 from .scan import Row
 
-#: What the rows of a narrow terminal must tell comes first. The last column may be long.
-HEAD = ("STATE", "AGE", "WAITING", "KEY", "HOST", "ENDS IN", "TASK", "TASK ID")
+#: By importance: a narrow terminal has only the first of these columns.
+HEAD = ("STATE", "AGE", "WAITING", "KEY", "HOST", "TASK ID", "ENDS IN", "TASK")
 NOTHING, GAP = "-", "  "
-_NEEDED, (_KEY, _HOST, _ENDS, _TASK, _ID) = 5, range(3, 8)
-#: A key or host is not cut to fewer characters, and a task's id to exactly so many, in a narrow terminal.
-_SHORTEST = {_KEY: 32, _HOST: 8}
-_SHORT_ID = 9
+_NEEDED, (_KEY, _HOST, _ID, _ENDS, _TASK) = 5, range(3, 8)
+#: To how many characters a narrow terminal cuts a key and a host at most, and a task's id in any case.
+_SHORTEST, _SHORT_ID = {_KEY: 32, _HOST: 8}, 9
+#: So many of the characters of a cut key are from its end, which names the slot.
+_END_OF_KEY = 10
 
 
 def table(rows: Iterable[Row], now: datetime, width: int | None = None) -> Iterator[str]:
@@ -39,9 +40,9 @@ def cells(row: Row, now: datetime) -> tuple[str, ...]:
         str(row.waiting or NOTHING),
         shown(info.key),
         shown(info.hostname or NOTHING),
+        shown(info.task_id or NOTHING),
         NOTHING if info.ttl is None else duration(info.ttl),
         shown(info.task or NOTHING),
-        shown(info.task_id or NOTHING),
     )
 
 
@@ -50,22 +51,26 @@ def fitted(rows: Sequence[Sequence[str]], width: int) -> Sequence[Sequence[str]]
     found = [*zip(*rows, strict=True)]
     if _wide(found) <= width:
         return rows
-    found[_ID] = tuple(_cut(cell, _SHORT_ID, behind=0) for cell in found[_ID])
-    for one in (_KEY, _HOST):
-        room = max(_SHORTEST[one], max(map(len, found[one])) + min(0, width - _wide(found[:_NEEDED])))
-        found[one] = tuple(_cut(cell, room, behind=room // 2) for cell in found[one])
-    chosen = [*range(_NEEDED)]
-    for one in (_ID, _ENDS, _TASK):
-        if _wide([found[each] for each in (*chosen, one)]) <= width:
-            chosen.append(one)
-    return [*zip(*(found[one] for one in sorted(chosen)), strict=True)]
+    found[_ID] = tuple(_cut(cell, _SHORT_ID) for cell in found[_ID])
+    chosen, spare = found[:_NEEDED], max(0, _longest(found[_KEY]) - _SHORTEST[_KEY])
+    for column, spared in ((_ID, spare), (_ENDS, 0), (_TASK, 0)):
+        if _wide([*chosen, found[column]]) - spared <= width:
+            chosen.append(found[column])
+    for column, behind in ((_KEY, _END_OF_KEY), (_HOST, 0)):
+        most = max(_SHORTEST[column], _longest(found[column]) + min(0, width - _wide(chosen)))
+        chosen[column] = tuple(_cut(cell, most, behind) for cell in found[column])
+    return [*zip(*chosen, strict=True)]
+
+
+def _longest(column: Sequence[str]) -> int:
+    return max(map(len, column))
 
 
 def _wide(columns: Sequence[Sequence[str]]) -> int:
-    return sum(max(map(len, column)) + len(GAP) for column in columns) - len(GAP)
+    return sum(_longest(column) + len(GAP) for column in columns) - len(GAP)
 
 
-def _cut(text: str, most: int, behind: int) -> str:
+def _cut(text: str, most: int, behind: int = 0) -> str:
     """`text` with no more than `most` characters, so many of them from its end."""
     return text if len(text) <= most else f"{text[: most - behind - 1]}…{text[len(text) - behind :]}"
 

@@ -83,17 +83,18 @@ def test_in_a_terminal_each_row_is_one_line_with_the_state_the_age_what_waits_th
 def test_a_narrow_table_has_as_much_of_the_rest_as_there_is_room_for_and_a_wide_one_and_a_pipe_all_of_it():
     rows = [row(token=mint(mint_nonce(), Attempt("109d6949-eb3d-40eb", 0, 0), origin("w@host", "shop.bill")))]
     heads = {width: next(table(rows, NOW, width)).split()[5:] for width in (60, 70, 80, 90, 100, None)}
-    everything = ["ENDS", "IN", "TASK", "TASK", "ID"]
+    everything = ["TASK", "ID", "ENDS", "IN", "TASK"]
     assert heads == {
         60: [],
         70: ["TASK", "ID"],
-        80: ["ENDS", "IN", "TASK", "ID"],
+        80: ["TASK", "ID", "ENDS", "IN"],
         90: everything,
         100: everything,
         None: everything,
     }
     assert "109d6949…" in [*table(rows, NOW, 80)][1]
     assert "109d6949-eb3d-40eb" in [*table(rows, NOW)][1]
+    assert "109d6949…" in [*table([*rows, row(LONG)], NOW, 80)][1], "a long key makes room for it"
 
 
 def test_the_head_of_the_watch_is_broken_where_the_terminal_is_narrow():
