@@ -403,6 +403,9 @@ def test_one_that_waits_for_a_free_key_is_told_that_its_worker_has_no_free_proce
     lines = cli("export").stdout.splitlines()
     assert 'celery_redislock_held{task="lab.work"} 2' in lines
     assert 'celery_redislock_waiting{task="lab.work"} 1' in lines
+    with tasks.work.lock_for("k"):  # the worker was offered the key, and stands in line no more
+        (held,) = told(cli("list", "--waiting", "--json"))
+        assert (held["state"], held["waiting"]) == ("held", 1)
     gate.open()
     assert waits.get(timeout=20) == "waits"
 
