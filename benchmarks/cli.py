@@ -68,7 +68,7 @@ def main(findings: Findings) -> None:
         calls = client.info("commandstats")
     findings.show(table)
     each = ", ".join(
-        f"{name.upper()} {calls[f'cmdstat_{name}']['usec_per_call']:.2f}" for name in ("scan", "get", "pttl", "zcard")
+        f"{name.upper()} {calls[f'cmdstat_{name}']['usec_per_call']:.2f}" for name in ("scan", "get", "pttl", "zrange")
     )
     findings.say(
         f"**The server's time for one call**, in µs: {each}. Medians of {ROUNDS} runs; the start of Python is in."

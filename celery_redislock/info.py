@@ -28,8 +28,8 @@ class LockInfo(NamedTuple):
     """``"held"``: its holder runs; ``"queued"``: the key is reserved for a task that has not started yet;
     ``"cooling"``: the task has succeeded, and nobody gets the key until its `lock_cooldown` is over; ``"offered"``:
     nobody holds the key, and it is kept for a moment for the first in line."""
-    waiting: int = 0
-    """How many rooms stand in line for the key: one for each worker or process in which somebody waits for it. Only
+    waiting_processes: int = 0
+    """How many processes stand in line for the key: a worker counts as one, however many messages wait in it. Only
     `lock_info` asks for this; elsewhere it is 0."""
     others: tuple[LockInfo, ...] = ()
     """Who else holds the lock, where more than one may."""
@@ -47,13 +47,15 @@ class LockInfo(NamedTuple):
     def plain(self) -> tuple[Any, ...]:
         """Its values in types that every serializer can carry: `since` is ISO 8601 text."""
         since = self.since and self.since.isoformat()
-        return (*self[:4], since, self.ttl, self.state, self.waiting, tuple(other.plain for other in self.others))
+        others = tuple(other.plain for other in self.others)
+        return (*self[:4], since, self.ttl, self.state, self.waiting_processes, others)
 
-    def told(self, scope: str | None) -> dict[str, Any]:
+    def told(self, scope: str | None, waiting: int = 0) -> dict[str, Any]:
         """What the command line and ``celery inspect locks`` tell of it, in types that JSON has.
 
         Args:
             scope: The `lock_scope` of the task; None where that is not known, or the holder is no task.
+            waiting: How many messages wait for the key.
         """
         return {
             "key": self.key,
@@ -64,7 +66,7 @@ class LockInfo(NamedTuple):
             "ttl": self.ttl,
             "state": self.state,
             "scope": scope,
-            "waiting": self.waiting,
+            "waiting": waiting,
         }
 
     @property

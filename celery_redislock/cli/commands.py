@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,13 +13,14 @@ from celery.bin.base import CeleryCommand, handle_preload_options
 from celery_redislock.errors import LockKeyError
 from celery_redislock.shown import shown
 
-from .console import MATCH, TASK, TIMEOUT, Nothing, app_of, reports_errors, task_of
+from .console import MATCH, TASK, TIMEOUT, Nothing, app_of, reports_errors, task_of, width
+from .counts import Counts, outside
 from .holders import silent
 from .locks import Locks, oldest_first
 from .release import release
 from .scan import Row
 from .summary import prometheus, totals
-from .table import duration, in_line, table
+from .table import counted, duration, table
 from .watch import watch
 from .why import Why
 from .workers import Workers
@@ -37,18 +38,27 @@ def locks(context: click.Context, **_: Any) -> None:
 @locks.command(name="list", cls=CeleryCommand)
 @TASK
 @MATCH
-@click.option("--waiting", is_flag=True, help="Only locks for which somebody waits.")
+@click.option("--waiting", is_flag=True, help="Only locks for which messages wait.")
 @JSON
+@TIMEOUT
 @click.pass_context
 @reports_errors
-def list_(context: click.Context, task: str | None, match: str | None, waiting: bool, as_json: bool) -> None:
-    """List who holds locks; the oldest comes first."""
-    known = Locks(app_of(context))
-    rows = sorted((row for row in known.all(match, task) if row.waiting or not waiting), key=oldest_first)
-    _print(known, rows, as_json=as_json)
+def list_(
+    context: click.Context, task: str | None, match: str | None, waiting: bool, as_json: bool, timeout: float
+) -> None:
+    """List who holds locks, and for how many messages they are waited; the oldest comes first."""
+    app = app_of(context)
+    known, counts = Locks(app), Counts(Workers(app, timeout))
+    rows = sorted((row for row in known.all(match, task, counts) if row.waiting or not waiting), key=oldest_first)
+    if as_json:
+        _print_json(known, rows)
+    elif rows:
+        for line in table(rows, datetime.now(UTC), width()):
+            click.echo(line)
+    if missing := counts.missing(rows):
+        click.echo(missing, err=True)
     if not rows:
-        which = " for which somebody waits" if waiting else ""
-        raise Nothing(f"No lock is held{which} on {known.where}.")
+        raise Nothing(f"No lock is {'waited for' if waiting else 'held'} on {known.where}.")
 
 
 @locks.command(cls=CeleryCommand)
@@ -74,17 +84,19 @@ def show(
     if (key is None) is (task is None):
         raise click.UsageError("name either a KEY or a --task")
     name = key or _key_of(task_of(app, str(task)), _read(args, list, "--args"), _read(kwargs, dict, "--kwargs"))
-    known = Locks(app)
-    rows = known.of(name)
+    known, workers = Locks(app), Workers(app, timeout)
+    counts = Counts(workers)
+    rows = known.of(name, counts)
     if as_json:
-        _print(known, rows, as_json=True)
+        _print_json(known, rows)
     else:
         now = datetime.now(UTC)
         for row in rows:
-            click.echo(known.held(row, now))
-        for line in _line(Workers(app, timeout), name, rows):
+            if row.state != "free":
+                click.echo(known.held(row, now))
+        for line in _line(workers, counts, rows):
             click.echo(line)
-    if not rows:
+    if all(row.state == "free" for row in rows):
         raise Nothing(f"{shown(name)} is free.")
 
 
@@ -110,24 +122,29 @@ def _read(text: str, kind: type, option: str) -> Any:
     return value
 
 
-def _line(workers: Workers, key: str, rows: list[Row]) -> list[str]:
-    """Who waits for the lock, as the workers and its line tell."""
-    rooms = max((row.waiting for row in rows), default=0)
-    answers = workers.ask("redislock_waiting", {"key": rows[0].place.lock if rows else key})
+def _line(workers: Workers, counts: Counts, rows: list[Row]) -> Iterator[str]:
+    """Who waits for the lock of `rows`, as the workers and its line tell."""
+    if counts.unasked:
+        yield counts.unasked
+    else:
+        yield from silent(rows, counts.conflicts)
+    if rows and not rows[0].waiting:
+        yield "Nobody waits for it."
+    elif rows:
+        row, inside = rows[0], counts.workers(rows[0].place.lock)
+        found = [f"{counted(row.waiting - len(row.rooms), 'message')} in {counted(len(inside), 'worker')}"]
+        yield f"Waiting: {', and '.join(found[: len(inside)] + ([outside(len(row.rooms))] if row.rooms else []))}."
+        yield from _first(workers, row.place.lock, inside)
+
+
+def _first(workers: Workers, lock: str, inside: list[str]) -> Iterator[str]:
+    """The first messages that wait for `lock` in the workers `inside`."""
+    answers = workers.ask("redislock_waiting", {"key": lock}, to=inside) if inside else {}
     waiting = sorted((one["place"], worker, one) for worker, found in answers.items() for one in found)
-    told = [
-        f"  {number}. task {shown(str(one['id']))}, for {duration(one['waited'])} in worker {worker}"
-        for number, (_, worker, one) in enumerate(waiting[:10], 1)
-    ]
-    more = [f"  and {len(waiting) - 10} more"] if len(waiting) > 10 else []
-    if workers.problem is not None:
-        return [f"In line: {rooms}. The workers could not be asked: {workers.problem}."]
-    if not rows and not waiting:
-        return []
-    rooms_in_line = f"{rooms} {'worker or process' if rooms == 1 else 'workers or processes'}"
-    waits = f"In line: {rooms_in_line}; {in_line(len(waiting), len(answers))}."
-    head = waits if rooms or waiting else "Nobody waits for it."
-    return [*silent(rows, answers), head, *told, *more]
+    for number, (_, worker, one) in enumerate(waiting[:10], 1):
+        yield f"  {number}. task {shown(str(one['id']))}, for {duration(one['waited'])} in worker {worker}"
+    if len(waiting) > 10:
+        yield f"  and {len(waiting) - 10} more"
 
 
 @locks.command(cls=CeleryCommand)
@@ -152,21 +169,22 @@ def why(context: click.Context, task_id: str, as_json: bool, timeout: float) -> 
 @locks.command(cls=CeleryCommand)
 @TASK
 @MATCH
+@TIMEOUT
 @click.pass_context
 @reports_errors
-def export(context: click.Context, task: str | None, match: str | None) -> None:
+def export(context: click.Context, task: str | None, match: str | None, timeout: float) -> None:
     """Print totals, as Prometheus takes them."""
-    for line in prometheus(totals(Locks(app_of(context)).all(match, task))):
+    app = app_of(context)
+    counts = Counts(Workers(app, timeout))
+    for line in prometheus(totals(Locks(app).all(match, task, counts))):
         click.echo(line)
+    if counts.unasked:
+        click.echo(counts.unasked, err=True)
 
 
-def _print(known: Locks, rows: list[Row], *, as_json: bool) -> None:
-    if as_json:
-        for row in rows:
-            click.echo(json.dumps(known.told(row)))
-    elif rows:
-        for line in table(rows, datetime.now(UTC)):
-            click.echo(line)
+def _print_json(known: Locks, rows: list[Row]) -> None:
+    for row in rows:
+        click.echo(json.dumps(known.told(row)))
 
 
 locks.add_command(release)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import shutil
+import sys
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any
 
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 
 TASK = click.option("--task", metavar="NAME", help="Only locks that are held by this task.")
 MATCH = click.option("--match", metavar="GLOB", help="Only keys that match this pattern, as Redis' SCAN takes it.")
-TIMEOUT = click.option("--timeout", type=float, default=1.0, show_default=True, help="Seconds to wait for the workers.")
+_TIMEOUT = "Seconds to wait for the workers; 0 asks none of them."
+TIMEOUT = click.option("--timeout", type=click.FloatRange(0), default=1.0, show_default=True, help=_TIMEOUT)
 
 
 class Nothing(click.ClickException):
@@ -44,6 +47,11 @@ class Unavailable(click.ClickException):
     """The lock server cannot be asked. Celery's own commands end so where the broker cannot be reached."""
 
     exit_code = EX_UNAVAILABLE
+
+
+def width() -> int | None:
+    """How many columns the terminal has; None where the output is a pipe or a file."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def app_of(context: click.Context) -> Celery:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import fnmatch
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import AskError
 
 from celery_redislock.app import keyprefix_of, server_of, settings_of
 from celery_redislock.options import MAX_LIMIT, resolve_settings
@@ -13,8 +18,9 @@ from celery_redislock.server.names import Place, keys_of, limited
 from celery_redislock.server.tokens import known_as
 from celery_redislock.shown import shown
 
+from .counts import Counts
 from .holders import held
-from .scan import Row, nodes_of, scan
+from .scan import Row, nodes_of, rooms_of, scan
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -30,6 +36,9 @@ class Locks:
     Args:
         app: The app; its tasks are loaded.
 
+    Attributes:
+        prefix: What the keys of its tasks' locks begin with.
+
     Raises:
         LockConfigError: The app has no lock server.
     """
@@ -37,7 +46,7 @@ class Locks:
     def __init__(self, app: Celery) -> None:
         self._app = app
         self._server = server_of(app)
-        self._prefix = f"{keyprefix_of(app)}{resolve_settings(settings_of(app)).prefix}:{{"
+        self.prefix = f"{keyprefix_of(app)}{resolve_settings(settings_of(app)).prefix}:{{"
 
     @property
     def server(self) -> str:
@@ -47,28 +56,45 @@ class Locks:
     @property
     def where(self) -> str:
         """Which server it asks, without a password, and what the keys begin with."""
-        return f"{self.server}, with the prefix {shown(self._prefix.removesuffix(':{'))!r}"
+        return f"{self.server}, with the prefix {shown(self.prefix.removesuffix(':{'))!r}"
 
-    def all(self, match: str | None = None, task: str | None = None) -> Iterator[Row]:
-        """Who holds locks, in no order.
+    def all(
+        self, match: str | None = None, task: str | None = None, counts: Counts | None = None, *, foreign: bool = False
+    ) -> Iterator[Row]:
+        """Who holds locks, in no order; and the locks that nobody holds while messages wait for them.
 
         Args:
             match: A pattern of keys, as Redis' SCAN takes it; None for all locks of the app's tasks.
-            task: The name of the holders' task; None for any.
+            task: The name of the holder's task; of a lock that nobody holds, a task that waits. None for any.
+            counts: The messages that wait. None counts one for each process in line.
+            foreign: Whether to list the keys that are not `ours` too: anything may be stored there.
 
         Raises:
             RedisError: Redis did not answer or refused.
         """
-        pattern = _literal(self._prefix) + "*" if match is None else match
-        name, seen = task and known_as(task), set()
+        pattern = _literal(self.prefix) + "*" if match is None else match
+        name, seen, matches = task and known_as(task), set(), matcher(pattern)
+        unseen = {*counts.locks} if counts else set()
         for node in nodes_of(self._server.client):
-            for row in scan(node, pattern, self._prefix, self.look):
-                if row.place.key not in seen and (name is None or row.token.task == name):
+            for row in scan(node, pattern, self.look):
+                unseen.discard(row.place.lock)
+                if row.place.key not in seen and (foreign or self.ours(row)) and name in {None, row.token.task}:
                     seen.add(row.place.key)
+                    yield counts.add(row) if counts else row
+        for lock in sorted(unseen):  # they are free, or were just taken
+            for row in self.of(lock, counts):
+                tasks = row.waits if row.state == "free" else (row.token.task,)
+                if matches(row.place.key) and (name is None or name in tasks):
                     yield row
 
-    def of(self, key: str) -> list[Row]:
+    def ours(self, row: Row) -> bool:
+        """Whether a key is one of this package's: it begins with the app's prefix, or holds a token."""
+        return row.place.key.startswith(self.prefix) or row.token.since is not None
+
+    def of(self, key: str, counts: Counts | None = None) -> list[Row]:
         """Who holds the lock `key`: several where it has a limit; and for whom the place in its queue is kept.
+
+        With `counts`, a lock that nobody holds while messages wait for it has a row too.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
@@ -78,22 +104,24 @@ class Locks:
             return []
         names = keys_of(place.lock)
         first, queued = self.look(Place(names.lock, names.lock)), self.look(Place(names.queued, place.lock, "queued"))
-        return [row for row in (first, *self._others(place.lock, first), queued) if row is not None]
+        rows = [row for row in (first, *self._others(place.lock, first), queued) if row is not None]
+        return rows if counts is None else [counts.add(row) for row in rows] or counts.free(place.lock)
 
     def look(self, place: Place) -> Row | None:
         """Who holds one key; None where it is free.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused.
+            RedisError: Redis did not answer or refused.
         """
         found = self._server.store.look(place.key)
-        if found is None:
-            return None
-        waiting = found.waiting
-        if place.part == "slot":  # the line is that of the whole lock
-            whole = self._server.store.look(limited(place.lock, MAX_LIMIT))
-            waiting = 0 if whole is None else whole.waiting
-        return Row(place, found.holder, found.ttl, waiting)
+        return found and Row(place, found.holder, found.ttl, self._rooms(place.lock))
+
+    def _rooms(self, lock: str) -> dict[str, float]:
+        """The rooms that stand in line for `lock`, wherever in a Cluster that is."""
+        for node in nodes_of(self._server.client):
+            with suppress(AskError):  # the node is not, or not yet, the lock's
+                return rooms_of(node, lock)
+        return {}
 
     def release(self, row: Row) -> bool:
         """Release what `row` shows; whoever holds the key otherwise by now keeps it.
@@ -122,18 +150,15 @@ class Locks:
 
     def told(self, row: Row) -> dict[str, Any]:
         """What JSON tells of `row`."""
-        return row.info.told(self.scope_of(row))
+        return row.info.told(self.scope_of(row), row.waiting)
 
     def _others(self, lock: str, first: Row | None) -> Iterator[Row]:
         """Who holds the slots of the lock, but for the first."""
         whole = self._server.store.look(limited(lock, MAX_LIMIT))
         if whole is None or len(whole.holders) == (first is not None):
             return
-        for number in range(2, MAX_LIMIT + 1):
-            key = keys_of(lock).slot(number)
-            found = self._server.store.look(key)
-            if found is not None:
-                yield Row(Place(key, lock, "slot"), found.holder, found.ttl, whole.waiting)
+        slots = (self.look(Place(keys_of(lock).slot(number), lock, "slot")) for number in range(2, MAX_LIMIT + 1))
+        yield from (row for row in slots if row is not None)
 
 
 def scope_of(app: Celery, task: str | None) -> str | None:
@@ -155,3 +180,10 @@ def oldest_first(row: Row) -> tuple[datetime, str]:
 def _literal(text: str) -> str:
     """`text` as a pattern that matches nothing else."""
     return "".join(f"\\{one}" if one in "*?[]\\" else one for one in text)
+
+
+def matcher(pattern: str) -> Callable[[str], object]:
+    """Whether a key matches `pattern`, as Redis' SCAN matches it."""
+    # fnmatch has brackets in place of the backslash, and "!" in them in place of "^".
+    like = re.sub(r"\\(.)|\[\^", lambda found: f"[{found[1]}]" if found[1] else "[!", pattern, flags=re.DOTALL)
+    return re.compile(fnmatch.translate(like)).match

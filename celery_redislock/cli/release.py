@@ -11,13 +11,14 @@ import click
 from celery.bin.base import CeleryCommand
 
 from celery_redislock.server.names import Place
-from celery_redislock.shown import shown
+from celery_redislock.shown import LONGEST, shown
 
 from .console import TIMEOUT, Nothing, Refused, app_of, reports_errors
+from .counts import Counts
 from .locks import Locks, oldest_first
 from .scan import Row
 from .sentences import Say
-from .table import table
+from .table import counted, table
 from .workers import Workers
 
 _HARM = {
@@ -33,25 +34,41 @@ _HARM = {
 @click.option("--match", metavar="GLOB", help="All keys that match this pattern, in place of a KEY.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be released.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--foreign", is_flag=True, help="Also keys that are no locks of this app: other programs' keys.")
 @TIMEOUT
 @click.pass_context
 @reports_errors
 def release(
-    context: click.Context, key: str | None, match: str | None, dry_run: bool, yes: bool, timeout: float, **_: Any
+    context: click.Context,
+    key: str | None,
+    match: str | None,
+    dry_run: bool,
+    yes: bool,
+    foreign: bool,
+    timeout: float,
+    **_: Any,
 ) -> None:
     """Take a lock from its holder, after asking."""
     if (key is None) is (match is None):
         raise click.UsageError("name either a KEY or a --match")
     app = app_of(context)
-    known = Locks(app)
-    rows = sorted(known.all(match), key=oldest_first) if key is None else _held_at(known, key)
-    _show(known, rows, Workers(app, timeout))
+    known, workers = Locks(app), Workers(app, timeout)
+    found = _all(known, match, workers) if key is None else _held_at(known, key)
+    rows = [row for row in found if foreign or known.ours(row)]
+    if len(rows) < len(found):
+        _leave_out(known, found, key)
+    _show(known, rows, workers)
     if dry_run:
         click.echo(f"{len(rows)} would be released; nothing was.")
         return
     if not yes:
         _ask(len(rows))
     _release(known, rows)
+
+
+def _all(known: Locks, match: str | None, workers: Workers) -> list[Row]:
+    found = known.all(match, counts=Counts(workers), foreign=True)
+    return sorted((row for row in found if row.state != "free"), key=oldest_first)
 
 
 def _held_at(known: Locks, key: str) -> list[Row]:
@@ -69,15 +86,36 @@ def _held_at(known: Locks, key: str) -> list[Row]:
     raise Nothing(f"Nobody holds {shown(key)}{hint}.")
 
 
+def _leave_out(known: Locks, found: Sequence[Row], key: str | None) -> None:
+    """Say which keys are not released, because they may be anything.
+
+    Raises:
+        Refused: It is the one key that was named.
+    """
+    if key is None:
+        number = sum(not known.ours(row) for row in found)
+        click.echo(f"{counted(number, 'key')} left out, not being locks of this app; --foreign includes them.")
+        return
+    raise Refused(
+        f"Nothing was released: {shown(key, LONGEST)} is no lock of this app. It holds {len(found[0].token)} characters"
+        f" that are no token of this package, and does not begin with {shown(known.prefix)}. If it is a `Lock` with a"
+        " token of its own, or you know the program that wrote it, add --foreign."
+    )
+
+
 def _show(known: Locks, rows: Sequence[Row], workers: Workers) -> None:
     if not rows:
         raise Nothing("No key matches.")
     now = datetime.now(UTC)
     if len(rows) > 1:
-        for line in table(rows, now):
+        for line in table(rows, now):  # however wide: no key is cut
             click.echo(line)
+        if strange := sum(row.token.since is None for row in rows):
+            click.echo(f"{counted(strange, 'key')} without a token of this package: make sure that each is a lock.")
         return
     click.echo(known.held(rows[0], now))
+    if rows[0].token.since is None:
+        click.echo("It holds no token of this package: make sure that it is a lock.")
     click.echo(_answers(rows[0], workers))
     click.echo(_HARM[rows[0].info.state])
 

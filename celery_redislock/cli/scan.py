@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import redis
@@ -17,6 +18,24 @@ from celery_redislock.server.tokens import Token
 #: How many places of its table of keys the server looks at for one SCAN: 0.3 ms of its time. It serves others between
 #: two pages, and also between the commands of a page, of which it reads some at a time.
 PAGE = 500
+#: In place of the token of a lock that nobody holds.
+FREE = Token.of("")
+
+
+class Waits(NamedTuple):
+    """Those who wait for a lock."""
+
+    number: int = 0
+    place: float = math.inf
+    """When the first of them was published, in microseconds since the epoch."""
+
+    def __add__(self, other: Waits) -> Waits:  # type: ignore[override]
+        return Waits(self.number + other.number, min(self.place, other.place))
+
+    @property
+    def oldest(self) -> float:
+        """How long ago the first of them was published, in seconds; 0 where there is none."""
+        return max(0.0, time.time() - self.place / 1e6)
 
 
 class Row(NamedTuple):
@@ -26,15 +45,35 @@ class Row(NamedTuple):
     token: Token
     ttl: float | None
     """Seconds until the key ends unless it is renewed; None for a key without expiry."""
-    waiting: int = 0
-    """How many rooms stand in line for the lock."""
-    oldest: float | None = None
-    """How long ago the first who waits for the lock was published, in seconds; None where nobody waits."""
+    rooms: Mapping[str, float] = {}
+    """The places of the rooms that stand in line for the lock, one for each process; without those that have told how
+    many messages wait in them."""
+    messages: Mapping[str, Waits] = {}
+    """The messages that wait for the lock, by their tasks, as those rooms have told."""
 
     @property
     def info(self) -> LockInfo:
         """The same in the words of `LockInfo`."""
-        return self.token.info(self.place.key, self.ttl)._replace(waiting=self.waiting)
+        return self.token.info(self.place.key, self.ttl)._replace(state=self.state)
+
+    @property
+    def state(self) -> str:
+        """As `LockInfo.state`, or ``free``."""
+        return "free" if self.token is FREE else self.token.state
+
+    @property
+    def waits(self) -> dict[str, Waits]:
+        """Those who wait, by their tasks: a room that has not told of its messages is one more for the holder's."""
+        found = dict(self.messages)
+        if self.rooms:
+            holder = self.token.task or ""
+            found[holder] = found.get(holder, Waits()) + Waits(len(self.rooms), min(self.rooms.values()))
+        return found
+
+    @property
+    def waiting(self) -> int:
+        """How many messages wait for the lock: those that were told, and one for each other room in line."""
+        return len(self.rooms) + sum(waits.number for waits in self.messages.values())
 
 
 Look = Callable[[Place], Row | None]
@@ -49,23 +88,21 @@ def nodes_of(client: redis.Redis | ClusterClient) -> list[redis.Redis]:
     return client.primaries() if isinstance(client, ClusterClient) else [client]
 
 
-def scan(node: redis.Redis, pattern: str, prefix: str, look: Look) -> Iterator[Row]:
-    """Who holds the locks of one server whose keys match `pattern`, in no order; hardly ever one of them twice.
+def scan(node: redis.Redis, pattern: str, look: Look) -> Iterator[Row]:
+    """What the keys of one server hold that match `pattern`, in no order; hardly ever one of them twice.
 
     Args:
         node: The server.
         pattern: As Redis' SCAN takes it.
-        prefix: What the keys of the app's locks begin with. Of other keys, only those that hold a token of ours are
-            locks: any string may be stored there.
         look: Is asked for a key that has moved to another server meanwhile.
 
     Raises:
         RedisError: Redis did not answer or refused.
     """
     for places in _pages(node, pattern):
-        replies = _ask(node, places)
-        rows = [row for place, *reply in zip(places, *replies, strict=True) if (row := _row(node, place, reply, look))]
-        yield from _with_oldest(node, [row for row in rows if row.place.key.startswith(prefix) or row.token.since])
+        replies = zip(places, _ask(node, places), strict=True)
+        rows = (_row(node, place, reply, look) for place, reply in replies)
+        yield from (row for row in rows if row is not None)
 
 
 def _pages(node: redis.Redis, pattern: str) -> Iterator[list[Place]]:
@@ -80,66 +117,56 @@ def _pages(node: redis.Redis, pattern: str) -> Iterator[list[Place]]:
             return
 
 
-def _ask(node: redis.Redis, places: Sequence[Place]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-    """What the keys hold, their milliseconds, and the lengths of their lines, in one round trip."""
-    pipeline = node.pipeline(transaction=False)
+def rooms_of(node: redis.Redis, lock: str) -> dict[str, float]:
+    """The places of the rooms that stand in line for `lock`, by their names.
+
+    Raises:
+        RedisError: Redis did not answer or refused; in a Cluster, the lock may be on another node.
+    """
+    return _rooms(node.zrange(_bytes(keys_of(lock).line), 0, -1, withscores=True))
+
+
+def _rooms(line: Any) -> dict[str, float]:
+    return {Token.of(room).nonce: place for room, place in line}
+
+
+def _ask(node: redis.Redis, places: Sequence[Place], *, importing: bool = False) -> list[tuple[Any, ...]]:
+    """What each key holds, its milliseconds, and its line, in one round trip.
+
+    Where the node is `importing` their slot it may lack one of them, and is asked with ASKING.
+    """
+    pipeline: Any = node.pipeline(transaction=False)
     for place in places:
-        key = _bytes(place.key)
-        pipeline.get(key)
-        pipeline.pttl(key)
-        pipeline.zcard(_bytes(keys_of(place.lock).line))
-    replies = pipeline.execute(raise_on_error=False)
-    return replies[0::3], replies[1::3], replies[2::3]
+        key, line = _bytes(place.key), _bytes(keys_of(place.lock).line)
+        for command, *arguments in (("get", key), ("pttl", key), ("zrange", line, 0, -1, False, True)):
+            if importing:
+                pipeline.execute_command("ASKING")
+            getattr(pipeline, command)(*arguments)
+    replies = pipeline.execute(raise_on_error=False)[1 if importing else 0 :: 2 if importing else 1]
+    return [*zip(replies[0::3], replies[1::3], replies[2::3], strict=True)]
 
 
 def _row(node: redis.Redis, place: Place, reply: Sequence[Any], look: Look) -> Row | None:
     if _has_moved(reply):  # to this node, which has not all of its slot yet
-        reply = _ask_importing(node, place)
+        (reply,) = _ask(node, [place], importing=True)
     if _has_moved(reply):  # to another node, since its key was read here
         return look(place)
-    value, left, waiting = reply
-    if isinstance(waiting, AskError):  # there is no line, or it is at another node for a moment
-        waiting = 0
-    for one in (value, left, waiting):
+    value, left, line = reply
+    if isinstance(line, AskError):  # there is no line, or it is at another node for a moment
+        line = ()
+    for one in (value, left, line):
         if isinstance(one, ResponseError) and str(one).startswith("WRONGTYPE"):
             return None
         if isinstance(one, Exception):
             raise one
     if value is None:  # it was released meanwhile
         return None
-    return Row(place, Token.of(value), left / 1000 if left >= 0 else None, waiting)
+    return Row(place, Token.of(value), left / 1000 if left >= 0 else None, _rooms(line))
 
 
 def _has_moved(reply: Sequence[Any]) -> bool:
     """Whether the key of a lock is at another node of the Cluster: ASK, or MOVED, which redis-py derives from it."""
     return any(isinstance(one, AskError) for one in reply[:2])
-
-
-def _ask_importing(node: redis.Redis, place: Place) -> Sequence[Any]:
-    """As `_ask`, for one place, of a node to which its slot is moved now: by single keys, for it may lack the line."""
-    pipeline: Any = node.pipeline(transaction=False)
-    key = _bytes(place.key)
-    for question in (("GET", key), ("PTTL", key), ("ZCARD", _bytes(keys_of(place.lock).line))):
-        pipeline.execute_command("ASKING")
-        pipeline.execute_command(*question)
-    replies: list[Any] = pipeline.execute(raise_on_error=False)
-    return replies[1::2]
-
-
-def _with_oldest(node: redis.Redis, rows: Sequence[Row]) -> Iterator[Row]:
-    """The same rows; those for whose lock somebody waits are told since when."""
-    waited = [row for row in rows if row.waiting]
-    oldest: dict[str, float] = {}
-    if waited:
-        pipeline = node.pipeline(transaction=False)
-        for row in waited:
-            pipeline.zrange(_bytes(keys_of(row.place.lock).line), 0, 0, withscores=True)
-        now = time.time()
-        for row, first in zip(waited, pipeline.execute(raise_on_error=False), strict=True):
-            if isinstance(first, list) and first:
-                oldest[row.place.lock] = max(0.0, now - first[0][1] / 1e6)
-    for row in rows:
-        yield row._replace(oldest=oldest.get(row.place.lock)) if row.waiting else row
 
 
 def _text(key: str | bytes) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
+
+from celery_redislock.shown import shown
 
 from .scan import Row
 
@@ -15,7 +18,7 @@ class Total(NamedTuple):
     kept: int = 0
     """How many keys are kept without a holder: queued, cooling or offered."""
     waiting: int = 0
-    """How many rooms stand in line."""
+    """How many messages wait, as `Row.waiting` counts them."""
     oldest: float = 0.0
     """How long ago the first who waits was published, in seconds; 0 where nobody waits."""
 
@@ -27,22 +30,24 @@ class Total(NamedTuple):
 def totals(rows: Iterable[Row]) -> dict[str, Total]:
     """The totals by the names of the tasks; the name is empty for locks outside tasks."""
     lines: set[str] = set()
-    found: dict[str, Total] = {}
+    found: defaultdict[str, Total] = defaultdict(Total)
     for row in rows:
-        is_held = row.token.state == "held"
-        of_row = Total(int(is_held), int(not is_held))
+        if row.state != "free":
+            found[row.token.task or ""] += Total(int(row.state == "held"), int(row.state != "held"))
         if row.waiting and row.place.lock not in lines:  # all slots of a lock have one line
             lines.add(row.place.lock)
-            of_row = of_row._replace(waiting=row.waiting, oldest=row.oldest or 0.0)
-        name = row.token.task or ""
-        found[name] = found.get(name, Total()) + of_row
-    return found
+            for task, waits in row.waits.items():
+                found[task] += Total(waiting=waits.number, oldest=waits.oldest)
+    return dict(found)
 
 
 METRICS = {
     "held": ("celery_redislock_held", "Locks and slots that are held now."),
     "kept": ("celery_redislock_kept", "Keys that are kept and have no holder: queued, cooling or offered."),
-    "waiting": ("celery_redislock_waiting", "Workers and processes that stand in line for a lock."),
+    "waiting": (
+        "celery_redislock_waiting",
+        "Messages that wait for a lock; where none are known, each process in line.",
+    ),
     "oldest": ("celery_redislock_oldest_wait_seconds", "How long ago the first who waits for a lock was published."),
 }
 
@@ -57,5 +62,4 @@ def prometheus(found: dict[str, Total]) -> Iterator[str]:
 
 
 def _escaped(label: str) -> str:
-    text = label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return text.encode("utf-8", "backslashreplace").decode()
+    return shown(label).replace("\\", "\\\\").replace('"', '\\"')

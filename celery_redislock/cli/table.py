@@ -9,14 +9,26 @@ from celery_redislock.shown import shown
 
 from .scan import Row
 
-#: The key is the last column: it may be long, and a line that is too long for the terminal breaks there.
-HEAD = ("STATE", "HELD FOR", "ENDS IN", "WAITING", "TASK", "TASK ID", "HOST", "KEY")
-NOTHING = "-"
+#: By importance: a narrow terminal has only the first of these columns.
+HEAD = ("STATE", "AGE", "WAITING", "KEY", "HOST", "TASK ID", "ENDS IN", "TASK")
+NOTHING, GAP = "-", "  "
+_NEEDED, (_KEY, _HOST, _ID, _ENDS, _TASK) = 5, range(3, 8)
+#: To how many characters a narrow terminal cuts a key and a host at most, and a task's id in any case.
+_SHORTEST, _SHORT_ID = {_KEY: 32, _HOST: 8}, 9
+#: So many of the characters of a cut key are from its end, which names the slot.
+_END_OF_KEY = 10
 
 
-def table(rows: Iterable[Row], now: datetime) -> Iterator[str]:
-    """The lines of a table, with its head."""
-    return columns([HEAD, *(cells(row, now) for row in rows)])
+def table(rows: Iterable[Row], now: datetime, width: int | None = None) -> Iterator[str]:
+    """The lines of a table, with its head.
+
+    Args:
+        rows: Its rows.
+        now: The time.
+        width: Of the terminal; None for all columns, however wide.
+    """
+    found = [HEAD, *(cells(row, now) for row in rows)]
+    return columns(found if width is None else fitted(found, width))
 
 
 def cells(row: Row, now: datetime) -> tuple[str, ...]:
@@ -25,30 +37,54 @@ def cells(row: Row, now: datetime) -> tuple[str, ...]:
     return (
         info.state,
         age(info.since, now),
-        NOTHING if info.ttl is None else duration(info.ttl),
-        str(info.waiting or NOTHING),
-        shown(info.task or NOTHING),
-        shown(info.task_id or NOTHING),
-        shown(info.hostname or NOTHING),
+        str(row.waiting or NOTHING),
         shown(info.key),
+        shown(info.hostname or NOTHING),
+        shown(info.task_id or NOTHING),
+        NOTHING if info.ttl is None else duration(info.ttl),
+        shown(info.task or NOTHING),
     )
+
+
+def fitted(rows: Sequence[Sequence[str]], width: int) -> Sequence[Sequence[str]]:
+    """The same rows for a terminal of `width` columns: with fewer columns, and long names cut, where it is narrow."""
+    found = [*zip(*rows, strict=True)]
+    if _wide(found) <= width:
+        return rows
+    found[_ID] = tuple(_cut(cell, _SHORT_ID) for cell in found[_ID])
+    chosen, spare = found[:_NEEDED], max(0, _longest(found[_KEY]) - _SHORTEST[_KEY])
+    for column, spared in ((_ID, spare), (_ENDS, 0), (_TASK, 0)):
+        if _wide([*chosen, found[column]]) - spared <= width:
+            chosen.append(found[column])
+    for column, behind in ((_KEY, _END_OF_KEY), (_HOST, 0)):
+        most = max(_SHORTEST[column], _longest(found[column]) + min(0, width - _wide(chosen)))
+        chosen[column] = tuple(_cut(cell, most, behind) for cell in found[column])
+    return [*zip(*chosen, strict=True)]
+
+
+def _longest(column: Sequence[str]) -> int:
+    return max(map(len, column))
+
+
+def _wide(columns: Sequence[Sequence[str]]) -> int:
+    return sum(_longest(column) + len(GAP) for column in columns) - len(GAP)
+
+
+def _cut(text: str, most: int, behind: int = 0) -> str:
+    """`text` with no more than `most` characters, so many of them from its end."""
+    return text if len(text) <= most else f"{text[: most - behind - 1]}…{text[len(text) - behind :]}"
 
 
 def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Each row as one line, its cells below each other."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        yield GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str, nouns: str = "") -> str:
     """A number of things in words: ``1 worker``, ``2 workers``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def in_line(messages: int, workers: int) -> str:
-    """How many messages wait for a lock, as the workers tell."""
-    return f"{counted(messages, 'message')} in {counted(workers, 'worker')} that answered"
+    return f"{number} {noun if number == 1 else nouns or f'{noun}s'}"
 
 
 def age(since: datetime | None, now: datetime) -> str:

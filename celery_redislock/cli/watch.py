@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -12,7 +13,8 @@ from typing import Any
 import click
 from celery.bin.base import CeleryCommand
 
-from .console import MATCH, TASK, TIMEOUT, app_of, reports_errors
+from .console import MATCH, TASK, TIMEOUT, app_of, reports_errors, width
+from .counts import Counts
 from .locks import Locks, oldest_first
 from .scan import Row
 from .summary import Total, totals
@@ -26,20 +28,14 @@ SHOWN = 200
 
 
 class Rate:
-    """How many runs a second find their key held, as the workers count them.
+    """How many runs a second find their key held, as the workers count them."""
 
-    Args:
-        workers: The workers.
-    """
-
-    def __init__(self, workers: Workers) -> None:
-        self._workers = workers
+    def __init__(self) -> None:
         self._counts: dict[str, int] = {}
         self._at = 0.0
 
-    def told(self) -> str:
+    def told(self, counts: dict[str, int]) -> str:
         """The rate since the last call, in words. A worker counts once it has answered twice."""
-        counts = self._workers.ask("redislock_conflicts")
         now = time.monotonic()
         both = counts.keys() & self._counts.keys()
         new = sum(max(0, counts[worker] - self._counts[worker]) for worker in both)
@@ -64,36 +60,41 @@ def watch(
 ) -> None:
     """Show the list again and again, until Ctrl-C."""
     app = app_of(context)
-    known, rate = Locks(app), Rate(Workers(app, timeout))
+    known, rate = Locks(app), Rate()
     try:
         while True:
             began = time.monotonic()
-            rows = list(known.all(match, task))
-            told = rate.told()
+            counts = Counts(Workers(app, timeout))
+            told = rate.told(counts.conflicts)
+            rows = list(known.all(match, task, counts))
             took = time.monotonic() - began
-            _draw(list(screen(rows, told, took)))
+            _draw([*screen(rows, told, took, counts.missing(rows), width())])
             time.sleep(max(interval - took, took))  # the lock server has other work too
     except KeyboardInterrupt:
         return
 
 
-def screen(rows: Sequence[Row], conflicts: str, took: float) -> Iterator[str]:
-    """One picture: a line with the totals, and the table."""
+def screen(
+    rows: Sequence[Row], conflicts: str, took: float, missing: str | None = None, width: int | None = None
+) -> Iterator[str]:
+    """One picture: the totals, what they do not count, and the table."""
     now = datetime.now(UTC)
     total = sum(totals(rows).values(), Total())
     oldest = f", oldest wait {duration(total.oldest)}" if total.waiting else ""
-    yield (
-        f"{now:%H:%M:%S} UTC  {total.held} held, {total.kept} kept, {total.waiting} in line{oldest}, {conflicts}"
+    head = (
+        f"{now:%H:%M:%S} UTC  {total.held} held, {total.kept} kept, {total.waiting} waiting{oldest}, {conflicts}"
         f"  (looked for {duration(took)})"
     )
+    for line in filter(None, (head, missing)):
+        yield from [line] if width is None else textwrap.wrap(line, width)
     if rows:
-        yield from table(sorted(rows, key=lambda row: (-row.waiting, *oldest_first(row)))[:SHOWN], now)
+        yield from table(sorted(rows, key=lambda row: (-row.waiting, *oldest_first(row)))[:SHOWN], now, width)
 
 
 def _draw(lines: Sequence[str]) -> None:
     if not sys.stdout.isatty():
         click.echo("\n".join(lines))
         return
-    width, height = shutil.get_terminal_size()
-    cut = [line[:width] for line in lines[: height - 1]]
+    columns, height = shutil.get_terminal_size()
+    cut = [line[:columns] for line in lines[: height - 1]]
     click.echo(HOME + "".join(f"{line}{CLEAR_RIGHT}\n" for line in cut) + CLEAR_BELOW, nl=False)

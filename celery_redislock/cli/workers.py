@@ -19,7 +19,8 @@ class Workers:
 
     Args:
         app: The app.
-        timeout: Seconds to wait for answers. Who has not answered by then may be busy, stopped or gone.
+        timeout: Seconds to wait for answers; 0 asks nobody. A worker that has not answered by then may be busy, stopped
+            or gone.
 
     Attributes:
         problem: Why no worker could be asked, in words; None as long as the broker has taken all questions.
@@ -40,6 +41,9 @@ class Workers:
             arguments: Its arguments.
             to: The names of the workers that are asked; None for all. If all of these answer, it takes no longer.
         """
+        if not self._timeout:  # Celery would wait for ever
+            self.problem = "--timeout is 0"
+            return {}
         try:
             replies = patiently(
                 lambda: self._app.control.broadcast(

@@ -47,7 +47,7 @@ class Conflict(NamedTuple):
     def info(self, key: str) -> LockInfo:
         """The holders of `key` in words: the first, and `LockInfo.others`."""
         return self.holder.info(key, self.ttl)._replace(
-            waiting=self.waiting, others=tuple(other.info(key, None) for other in self.others)
+            waiting_processes=self.waiting, others=tuple(other.info(key, None) for other in self.others)
         )
 
 

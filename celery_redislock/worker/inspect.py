@@ -6,6 +6,7 @@ The worker's event loop answers, so nothing here waits for the lock server for l
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -36,7 +37,7 @@ def connect() -> None:
     inspect_command()(locks)
     inspect_command(args=[("key", str)], signature="[key]")(redislock_waiting)
     inspect_command(args=[("task_id", str)], signature="<task id>")(redislock_task)
-    inspect_command()(redislock_conflicts)
+    inspect_command()(redislock_counts)
 
 
 def locks(state: Any, **_: Any) -> list[dict[str, Any]]:
@@ -46,12 +47,13 @@ def locks(state: Any, **_: Any) -> list[dict[str, Any]]:
     knows only the nonce of the run's token.
 
     Returns:
-        As `LockInfo.told`; a run of which the lock server could not be asked has the state ``unknown``, and a message
-        that waits ``waiting``.
+        As `LockInfo.told`, ``waiting`` being the messages that wait in this worker for what a run holds. A run of which
+        the lock server could not be asked has the state ``unknown``, and a message that waits ``waiting``.
     """
     room = waiting_room_of(state.app)
-    waiting = [] if room is None else [_waits(one, state.hostname) for one in room.waiting]
-    return [*_held(state.hostname), *waiting]
+    waiting = [] if room is None else room.waiting
+    counts = Counter(str(one.key) for one in waiting)
+    return [*_held(state.hostname, counts), *(_waits(one, state.hostname) for one in waiting)]
 
 
 def redislock_waiting(state: Any, key: str | None = None, **_: Any) -> list[dict[str, Any]]:
@@ -110,9 +112,21 @@ def _told(what: str, request: Request) -> dict[str, Any]:
     }
 
 
-def redislock_conflicts(state: Any, **_: Any) -> int:
-    """How many runs of this worker have found their key held, since it started."""
-    return CONFLICTS.count
+def redislock_counts(state: Any, **_: Any) -> dict[str, Any]:
+    """How many messages wait in a worker, and how many of its runs have found their key held.
+
+    Returns:
+        ``lines``: for each lock and task its key, the task's name, how many wait, and the place of the first: when it
+        was published, in microseconds since the epoch. Callers of a `Lock` in this process count as well; their task
+        has no name. ``rooms``: under which names this process stands in line in Redis. ``conflicts``: since its start.
+    """
+    room = waiting_room_of(state.app)
+    rooms = [] if room is None else room.rooms
+    found: dict[tuple[str, str], list[int]] = {}
+    for waiter in (one for room in rooms for one in room.waiting()):
+        found.setdefault((str(waiter.key), waiter.group), []).append(waiter.place)
+    lines = [(key, task, len(places), min(places)) for (key, task), places in found.items()]
+    return {"lines": lines, "rooms": [room.token.nonce for room in rooms], "conflicts": CONFLICTS.count}
 
 
 def _requests(consumer: Any) -> Iterator[tuple[str, Request]]:
@@ -134,7 +148,7 @@ def _waits(one: WaitingMessage, hostname: str) -> dict[str, Any]:
     return info.told(task.lock_plan.options.scope)
 
 
-def _held(hostname: str) -> Iterator[dict[str, Any]]:
+def _held(hostname: str, waiting: Counter[str]) -> Iterator[dict[str, Any]]:
     """What the runs hold that the pool has accepted: the lock server says whether the key holds their token."""
     given = (getattr(request, "run", None) for request in set(worker.active_requests))
     runs = [run for run in given if isinstance(run, Run) and run.key is not None]
@@ -144,7 +158,7 @@ def _held(hostname: str) -> Iterator[dict[str, Any]]:
     asks.join(PATIENCE)
     for run, answer in [(run, answers.get(run.nonce, _unknown(run, hostname))) for run in runs]:
         if answer is not None:
-            yield answer.told(run.plan.options.scope)
+            yield answer.told(run.plan.options.scope, waiting[str(run.key)])
 
 
 def _ask(runs: Sequence[Run], answers: dict[str, LockInfo | None]) -> None:
@@ -156,8 +170,7 @@ def _ask(runs: Sequence[Run], answers: dict[str, LockInfo | None]) -> None:
         except RedisLockError:
             return
         mine = [one for one in (found.holders if found else ()) if one.nonce == run.nonce and one.state == "held"]
-        held = mine and found and mine[0].info(key, found.ttl)._replace(waiting=found.waiting)
-        answers[run.nonce] = held or None
+        answers[run.nonce] = mine[0].info(key, found.ttl) if found and mine else None
 
 
 def _unknown(run: Run, hostname: str) -> LockInfo:

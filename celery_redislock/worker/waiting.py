@@ -133,8 +133,13 @@ class WaitingRoom(bootsteps.StartStopStep):
         """The messages that wait here, in the order of their places."""
         return sorted(self._unordered(), key=lambda one: one.place)
 
+    @property
+    def rooms(self) -> tuple[Room, ...]:
+        """The rooms in which they wait."""
+        return tuple(self._rooms)
+
     def _unordered(self) -> list[WaitingMessage]:
-        waiters = (waiter for room in tuple(self._rooms) for waiter in room.waiting())
+        waiters = (waiter for room in self.rooms for waiter in room.waiting())
         return [one for one in waiters if isinstance(one, WaitingMessage)]
 
     def may_keep(self, request: Request, plan: LockPlan) -> bool:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -190,8 +191,8 @@ def test_the_list_tells_of_a_run_what_its_worker_tells_of_it_too(tasks, app, cli
     assert (same[0]["state"], same[0]["scope"], same[0]["waiting"]) == ("held", "run", 0)
     assert "secret" not in str((listed, inspected))
     table = cli("list").stdout.splitlines()
-    assert table[0].split()[:2] == ["STATE", "HELD"]
-    assert table[1].endswith(listed["key"])
+    assert table[0].split()[:4] == ["STATE", "AGE", "WAITING", "KEY"]
+    assert table[1].split()[3] == listed["key"]
 
 
 def test_a_worker_answers_at_once_though_the_lock_server_is_silent_and_says_that_it_does_not_know(
@@ -211,7 +212,7 @@ def test_a_worker_tells_what_waits_in_it_in_the_same_words(tasks, app, cli, cli_
     with tasks.work.lock_for("k") as lock:
         waiting = tasks.work.delay("k", "secret")
         wait_until(lambda: kept(app) == 1, "it waits")
-        wait_until(lambda: tasks.work.lock_info("k").waiting == 1, "its room stands in line")
+        wait_until(lambda: tasks.work.lock_info("k").waiting_processes == 1, "its room stands in line")
         inspect = ("celery", "-A", "tests.lab.worker", "inspect", "locks", "--json", "--timeout", "5")
         answers = json.loads(program(*inspect, "--destination", "w0@lab").stdout)
         (one,) = answers["w0@lab"]
@@ -223,10 +224,37 @@ def test_a_worker_tells_what_waits_in_it_in_the_same_words(tasks, app, cli, cli_
             "w0@lab",
         )
         assert told(cli("list", "--waiting", "--json"))[0]["waiting"] == 1
-        shown = cli_says("In line: 1 worker or process; 1 message in 1 worker that answered.", "show", lock.name)
+        shown = cli_says("Waiting: 1 message in 1 worker.", "show", lock.name)
         assert f"1. task {waiting.id}" in shown
         assert "secret" not in shown
     waiting.get(timeout=20)
+
+
+def test_each_message_that_waits_is_counted_though_its_worker_stands_in_line_once(
+    tasks, app, cli, cli_says, start_worker
+):
+    start_worker(1)
+    with tasks.work.lock_for("k") as lock:
+        waiting = [tasks.work.delay("k") for _ in range(30)]
+        wait_until(lambda: kept(app) == 30, "they wait")
+        assert "  and 20 more" in cli_says("Waiting: 30 messages in 1 worker.", "show", lock.name)
+        listed = cli("list", "--json")
+        assert ([one["waiting"] for one in told(listed)], listed.stderr) == ([30], "")
+        assert told(cli("show", lock.name, "--json"))[0]["waiting"] == 30
+        assert tasks.work.lock_info("k").waiting_processes == 1
+        lines = cli("export").stdout.splitlines()
+        assert 'celery_redislock_waiting{task="lab.work"} 30' in lines
+        assert 'celery_redislock_held{task=""} 1' in lines
+        app.control.revoke([one.id for one in waiting])
+        with ThreadPoolExecutor() as threads, tasks.work.lock_for("j"):
+            other = tasks.work.lock_for("j")
+            blocks = threads.submit(other.acquire, blocking_timeout=60)
+            wait_until(lambda: tasks.work.lock_info("j").waiting_processes == 1, "a process stands in line")
+            (one,) = told(cli("list", "--json", "--waiting", "--match", other.name))
+            assert one["waiting"] == 1
+            assert "Waiting: 1 process outside the workers that answered." in cli("show", other.name).stdout
+        assert blocks.result()
+        other.release()
 
 
 @left_out("its user may read no such key", "acl")
@@ -287,11 +315,36 @@ def test_where_locks_are_switched_off_a_call_of_a_task_has_none_to_show(app, cli
     assert (result.exit_code, "redislock_enabled is False" in result.stderr) == (2, True)
 
 
+def test_a_key_that_nobody_holds_is_listed_while_messages_wait_for_it(tasks, app, cli, start_worker, running, gate):
+    start_worker(2)
+    with tasks.work.lock_for("k"):
+        waits = tasks.work.delay("k", "waits")
+        wait_until(lambda: kept(app) == 1, "it waits")
+        assert [(one["state"], one["waiting"]) for one in asked(app, "locks")[0]] == [("waiting", 0)]
+        for item in ("one", "another"):
+            tasks.work.delay(item, item, gate)
+            running(item)
+    key = tasks.work.lock_for("k").name
+    (free,) = told(cli("list", "--waiting", "--json", "--match", key, "--timeout", "3"))
+    assert (free["key"], free["state"], free["waiting"], free["task_id"]) == (key, "free", 1, None)
+    assert told(cli("list", "--task", "lab.work", "--waiting", "--json", "--timeout", "3")) == [free]
+    shown = cli("show", key, "--timeout", "3")
+    assert (shown.exit_code, "Waiting: 1 message in 1 worker." in shown.stdout) == (1, True)
+    lines = cli("export", "--timeout", "3").stdout.splitlines()
+    assert 'celery_redislock_held{task="lab.work"} 2' in lines
+    assert 'celery_redislock_waiting{task="lab.work"} 1' in lines
+    with tasks.work.lock_for("k"):  # the worker was offered the key, and stands in line no more
+        (held,) = told(cli("list", "--waiting", "--json", "--timeout", "3"))
+        assert (held["state"], held["waiting"]) == ("held", 1)
+    gate.open()
+    assert waits.get(timeout=20) == "waits"
+
+
 # To release a key.
 
 
 def test_a_holder_whose_worker_is_dead_is_shown_as_one_that_does_not_answer_and_does_not_run_in_the_next_of_its_name(
-    config, tasks, cli, cli_says, start_worker, running
+    config, tasks, app, cli, cli_says, start_worker, running
 ):
     config.settings["redislock_lease"] = 120.0  # so long that all answers come before its end
     worker = start_worker(2)
@@ -299,6 +352,9 @@ def test_a_holder_whose_worker_is_dead_is_shown_as_one_that_does_not_answer_and_
     running("first")
     (held,) = told(cli("list", "--json"))
     worker.kill()
+    silent = cli("list", "--json")
+    assert [one["waiting"] for one in told(silent)] == [1]
+    assert silent.stderr == "Each counts as one, whatever waits in it: 1 process outside the workers that answered.\n"
     assert "Its worker w0@lab does NOT ANSWER" in cli("show", held["key"]).stdout
     assert "Its worker w0@lab does NOT ANSWER" in cli("release", held["key"]).stdout
     start_worker(1, "-n", "w0@lab")
@@ -316,7 +372,7 @@ def test_where_the_broker_is_away_the_lock_server_is_asked_all_the_same(config, 
     with tasks.keyed.lock_for("A1") as lock:
         shown = cli("show", lock.name)
     assert f"{lock.name} is held by a lock outside tasks" in shown
-    assert "In line: 0. The workers could not be asked: " in shown
+    assert "The workers could not be asked: " in shown
     held = tokens.mint(tokens.mint_nonce(), Attempt("an-id", 0, 0), tokens.origin("w@host", "lab.work"))
     locks.client.set("redislock:{k}", held.value)
     assert re.search(r"Its worker w@host does NOT ANSWER: .* \(.+\)\.", cli("release", "redislock:{k}", "--dry-run"))
@@ -385,7 +441,7 @@ def test_each_kind_of_holder_can_be_released_alone(app, tasks, cli, locks):
     assert [key.rpartition("}")[2] for key in keys] == ["", ":queued", "", ":slot:2"]
     assert [one["key"] for one in told(cli("show", "redislock:{seats}", "--json"))] == keys[2:]
     every = cli("release", "--match", "redislock:*", "--dry-run").stdout.splitlines()
-    assert [line.split()[-1] for line in every[1:5]] == keys
+    assert [line.split()[3] for line in every[1:5]] == keys
     assert every[5:] == ["4 would be released; nothing was."]
     for key in (keys[2], keys[1], keys[0]):
         assert cli("release", key, "--yes").exit_code == 0
@@ -405,10 +461,10 @@ def test_the_totals_are_exported_as_prometheus_takes_them(tasks, app, cli, start
     with tasks.work.lock_for("k"):
         waiting = tasks.work.delay("k")
         wait_until(lambda: kept(app) == 1, "it waits")
-        wait_until(lambda: 'celery_redislock_waiting{task=""} 1' in cli("export").stdout, "its room stands in line")
+        wait_until(lambda: 'celery_redislock_waiting{task="lab.work"} 1' in cli("export").stdout, "it is counted")
         lines = cli("export").stdout.splitlines()
         assert 'celery_redislock_held{task=""} 1' in lines
-        (oldest,) = [line for line in lines if line.startswith('celery_redislock_oldest_wait_seconds{task=""}')]
+        (oldest,) = [line for line in lines if line.startswith('celery_redislock_oldest_wait_seconds{task="lab.work"}')]
         assert 0 < float(oldest.split()[1]) < 60
     waiting.get(timeout=20)
 
@@ -427,19 +483,23 @@ def test_watch_shows_what_is_held_until_it_is_interrupted(tasks, config, tmp_pat
                 _, errors = watching.communicate(timeout=20)
             finally:
                 watching.kill()
-    assert "1 held, 0 kept, 0 in line, conflicts/s not known" in head
+    assert "1 held, 0 kept, 0 waiting, conflicts/s not known" in head
     assert names.startswith("STATE")
-    assert row.rstrip().endswith(lock.name)
+    assert row.split()[3] == lock.name
     assert (watching.returncode, errors) == (0, "")
 
 
-def test_at_a_terminal_watch_draws_each_picture_over_the_last_and_no_line_wider_than_it(tasks, config, tmp_path):
+@pytest.mark.parametrize("columns", ["40", "80"])
+def test_at_a_terminal_watch_draws_each_picture_over_the_last_and_no_line_wider_than_it(
+    tasks, config, tmp_path, columns
+):
     command = [sys.executable, "-m", "celery_redislock", "-A", "tests.lab.worker", "watch", "--timeout", "0.1"]
-    env = {**process(config, tmp_path)["env"], "COLUMNS": "40", "LINES": "10"}
+    env = {**process(config, tmp_path)["env"], "COLUMNS": columns, "LINES": "10"}
     signal.signal(signal.SIGINT, signal.default_int_handler)  # as above: it may be ignored
     ours, terminal = pty.openpty()
     drawn = b""
-    with tasks.keyed.lock_for("A1"), subprocess.Popen([*command, "--interval", "0.1"], env=env, stdout=terminal) as it:
+    lock = tasks.keyed.lock_for("A1")
+    with lock, subprocess.Popen([*command, "--interval", "0.1"], env=env, stdout=terminal) as it:
         os.close(terminal)
         try:
             while drawn.count(watch.CLEAR_BELOW.encode()) < 2:
@@ -451,8 +511,11 @@ def test_at_a_terminal_watch_draws_each_picture_over_the_last_and_no_line_wider_
     os.close(ours)
     _, first, second = drawn.decode().split(watch.HOME)[:3]
     for picture in (first, second):
-        lines = [line.removesuffix(watch.CLEAR_RIGHT) for line in picture.split("\r\n")[:3]]
+        lines = [line.removesuffix(watch.CLEAR_RIGHT) for line in picture.split("\r\n")[:-1]]
+        assert max(map(len, lines)) <= int(columns)
         assert "1 held" in lines[0]
-        assert lines[1].startswith("STATE")
-        assert lines[2].startswith("held")
-        assert max(map(len, lines)) == 40
+        (names, row) = lines[-2:]
+        assert names.startswith("STATE")
+        assert row.startswith("held")
+        if columns == "80":
+            assert row.split()[3] == lock.name

@@ -192,7 +192,7 @@ class TestJoin:
 
         with ThreadPoolExecutor() as threads:
             threads.submit(holds_the_key_until_celery_has_stored_that)
-            wait_until(lambda: tasks.on_join.lock_info("k").waiting, "it stands in line first")
+            wait_until(lambda: tasks.on_join.lock_info("k").waiting_processes, "it stands in line first")
             last = chain(tasks.on_join.si("k", "duplicate"), tasks.plain.s()).apply_async()
         for result in (last.parent, last):
             result.get(timeout=PATIENCE, propagate=False)

@@ -420,7 +420,7 @@ def test_in_a_rolling_deploy_no_more_than_the_larger_limit_run_at_once(
     if new > old:
         wait_until(lambda: len(ledger.running()) == new, "as many run as the new worker admits to")
     before.begin_to_stop(signal.SIGTERM)
-    wait_until(lambda: task.lock_info("k").waiting == 1, "the old worker has left the line")
+    wait_until(lambda: task.lock_info("k").waiting_processes == 1, "the old worker has left the line")
     gate.open()
     before.wait()
     wait_until(lambda: len(ledger.running()) == new, "as many run as the new worker admits to")

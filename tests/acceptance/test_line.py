@@ -76,7 +76,7 @@ def test_a_message_waits_for_no_child_that_is_to_be_killed_or_replaced_while_ano
         with pytest.raises(TimeLimitExceeded):
             limited.get(timeout=20)
         tasks.work.apply_async(("k", "later"), queue=other)
-        wait_until(lambda: tasks.work.lock_info("k").waiting == 2, "both workers stand in line")
+        wait_until(lambda: tasks.work.lock_info("k").waiting_processes == 2, "both workers stand in line")
         time.sleep(0.5)  # the room looks every 0.05 s for a slot: it would stand in line with one that is none
     wait_until(lambda: ledger.items() == ["limited", "later"], "the later one runs")
     at_last.open()
@@ -95,7 +95,7 @@ def test_a_message_for_which_a_slot_is_held_waits_all_the_same_where_no_child_li
     worker = start_worker(1)
     with tasks.work.lock_for("k"):
         waits = tasks.work.delay("k", "waits")
-        wait_until(lambda: tasks.work.lock_info("k").waiting == 1, "it waits, and its slot was free")
+        wait_until(lambda: tasks.work.lock_info("k").waiting_processes == 1, "it waits, and its slot was free")
         stranger = tasks.work.delay("s", "stranger", gate)
         running("stranger")
         limited = tasks.work.apply_async(("l", "limited", never), time_limit=2)
@@ -103,11 +103,11 @@ def test_a_message_for_which_a_slot_is_held_waits_all_the_same_where_no_child_li
     with tasks.work.lock_for("k"):  # the room has declined the key
         gate.open()
         assert stranger.get(timeout=20) == "stranger"
-        wait_until(lambda: tasks.work.lock_info("k").waiting == 1, "its room stands in line")
+        wait_until(lambda: tasks.work.lock_info("k").waiting_processes == 1, "its room stands in line")
         with pytest.raises(TimeLimitExceeded):
             limited.get(timeout=20)
         tasks.work.apply_async(("k", "later"), queue=other)
-        wait_until(lambda: tasks.work.lock_info("k").waiting == 2, "both workers stand in line")
+        wait_until(lambda: tasks.work.lock_info("k").waiting_processes == 2, "both workers stand in line")
     wait_until(lambda: ledger.items() == ["stranger", "limited", "later"], "the later one runs")
     at_last.open()
     assert waits.get(timeout=20) == "waits"
@@ -128,7 +128,7 @@ def test_a_message_waits_for_no_idle_child_that_has_died_while_another_worker_ha
         (child,) = worker.children()
         worker.kill_child(child.pid)
         tasks.work.apply_async(("k", "later"), queue=other)
-        wait_until(lambda: tasks.work.lock_info("k").waiting == 2, "both workers stand in line")
+        wait_until(lambda: tasks.work.lock_info("k").waiting_processes == 2, "both workers stand in line")
     wait_until(lambda: ledger.items() == ["later"], "the later one runs")
     at_last.open()
     assert waits.get(timeout=20) == "waits"
@@ -230,7 +230,7 @@ def test_a_worker_tells_what_waits_in_it_and_the_lock_how_many_rooms_wait(tasks,
             (result.id, "lab.work", lock.name) for result in waiting
         ]
         assert "secret" not in str(told)
-        wait_until(lambda: tasks.work.lock_info("k").waiting == 1, "their room stands in line")
+        wait_until(lambda: tasks.work.lock_info("k").waiting_processes == 1, "their room stands in line")
     for result in waiting:
         result.get(timeout=20)
     assert asked(app) == []

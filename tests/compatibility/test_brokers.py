@@ -158,7 +158,7 @@ def test_what_waits_in_a_killed_worker_is_lost_as_the_worker_has_said(tasks, sta
     with tasks.counted_late.lock_for("k"):
         lost = tasks.counted_late.delay("k", "lost")
         wait_until(lambda: kept(tasks.work.app) == 1, "it waits")
-        wait_until(lambda: tasks.counted_late.lock_info("k").waiting, "its room stands in line")
+        wait_until(lambda: tasks.counted_late.lock_info("k").waiting_processes, "its room stands in line")
         killed.kill()
         start()
     assert tasks.counted_late.delay("k", "next").get(timeout=20) == [

@@ -110,7 +110,7 @@ def test_system_exit_gives_the_key_back_and_who_waits_has_its_turn(tasks, start,
         start(1)
     with tasks.ends.lock_for("k", "any"):
         tasks.ends.delay("k", "exit")
-        wait_until(lambda: tasks.ends.lock_info("k", "any").waiting == 1, "the first one stands in line")
+        wait_until(lambda: tasks.ends.lock_info("k", "any").waiting_processes == 1, "the first one stands in line")
         following = tasks.ends.delay("k", "success")
         wait_until(lambda: kept(tasks.ends.app, 1 + (pool == "solo")) == 2, "both wait")
     assert following.get(timeout=20) == "success"

@@ -39,7 +39,7 @@ product = services.save("tea", 3)
 print(tasks.index.lock_plan.options.lease, tasks.index.AsyncResult)
 with tasks.reserve.lock_for(product.pk, 1):
     waits = tasks.reserve.delay(product.pk, 1)
-    while not tasks.reserve.lock_info(product.pk).waiting: pass
+    while not tasks.reserve.lock_info(product.pk).waiting_processes: pass
     services.restock(product.pk, 7)
 print(waits.get(timeout=20), services.restock(product.pk, 1))
 """
@@ -64,7 +64,7 @@ with transaction.atomic():
     tasks.plain.delay_on_commit(1)
 with tasks.plain.lock_for(7):
     waits = tasks.plain.delay(7)
-    while not tasks.plain.lock_info(7).waiting: pass
+    while not tasks.plain.lock_info(7).waiting_processes: pass
 print(waits.get(timeout=20))
 """
     assert project.run("-c", SETUP + program) == "7\n"

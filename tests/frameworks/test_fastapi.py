@@ -123,7 +123,7 @@ async def main():
     is_held.wait()
     async with anyio.create_task_group() as group:  # cancelled while its thread waits for the key
         group.start_soon(hold, lambda: None)
-        while not (await run_sync(reserve.lock_info, "7")).waiting: pass
+        while not (await run_sync(reserve.lock_info, "7")).waiting_processes: pass
         group.cancel_scope.cancel()
         is_over.set()
     print(reserve.lock_info("7"))

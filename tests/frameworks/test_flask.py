@@ -27,7 +27,7 @@ def test_bodies_have_their_context_and_their_lock(project):
 print(daily_report.delay("monday").get(timeout=20))
 with reserve.lock_for("7", 1):
     waits = reserve.delay("7", 2)
-    while not reserve.lock_info("7").waiting: pass
+    while not reserve.lock_info("7").waiting_processes: pass
 print(waits.get(timeout=20), reserve.lock_plan.options.lease)
 """
     assert project.run("-c", SETUP + program).splitlines() == ["shop: report of monday", "shop: 2 of 7 12.0"]

@@ -82,7 +82,7 @@ with busy(skip.lock_for("k")):
     results |= {"skipped": skip.delay("k"), "waited": wait.delay("k"), "refused": refuse.delay("k")}
     for name in ("skipped", "refused"):
         results[name].get(timeout=30, propagate=False)
-    while not (skip.lock_info("k").waiting and results["waited"].state == "RETRY"): pass
+    while not (skip.lock_info("k").waiting_processes and results["waited"].state == "RETRY"): pass
 results["keyless"] = skip.delay(1.5)
 results["job"] = job.delay("j")
 assert all(job.delay("j").duplicate for _ in range(3))

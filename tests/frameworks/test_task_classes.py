@@ -119,7 +119,7 @@ def test_a_message_that_waits_in_line_can_be_aborted(project):
     program = """
 with clean.lock_for("products"):
     waits = clean.delay("products", 1)
-    while not (clean.lock_info("products").waiting and waits.state == "RETRY"): pass
+    while not (clean.lock_info("products").waiting_processes and waits.state == "RETRY"): pass
     waits.abort()
 print(waits.get(timeout=30))
 """
@@ -134,7 +134,7 @@ waits.abort()
 with clean.lock_for("products"):
     print(waits.state, flush=True)
     open("held", "w").close()
-    while not (clean.lock_info("products").waiting and waits.state == "RETRY"): pass
+    while not (clean.lock_info("products").waiting_processes and waits.state == "RETRY"): pass
 print(waits.get(timeout=30))
 """
     (project.folder / "program.py").write_text(SETUP + program)

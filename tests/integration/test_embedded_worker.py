@@ -97,8 +97,8 @@ with start_worker(app, pool="solo", perform_ping_check=False):
     with other.lock_for():
         with waits.lock_for():
             result = waits.delay()
-            while not waits.lock_info().waiting: time.sleep(0.01)
-        while not other.lock_info().waiting: time.sleep(0.01)
+            while not waits.lock_info().waiting_processes: time.sleep(0.01)
+        while not other.lock_info().waiting_processes: time.sleep(0.01)
     print(result.get(timeout=30) == thread)
 """
 

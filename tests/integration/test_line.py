@@ -295,10 +295,10 @@ class TestARoomThatStands:
 
     def test_is_counted_by_who_inspects_the_key(self, holder, store, room):
         holder("one").acquire()
-        assert store.inspect(KEY).waiting == 0
+        assert store.inspect(KEY).waiting_processes == 0
         store.stand(KEY, room(), 10, None)
         store.stand(KEY, room(), 11, None)
-        assert store.inspect(KEY).waiting == 2
+        assert store.inspect(KEY).waiting_processes == 2
 
 
 class TestARoomThatLeaves:

@@ -111,7 +111,7 @@ def tell(info: LockInfo) -> str:
     assert_type(info.task_id, str | None)
     assert_type(info.since, datetime | None)
     assert_type(info.ttl, float | None)
-    assert_type(info.waiting, int)
+    assert_type(info.waiting_processes, int)
     return f"{info.key} {info.state} {info.task} {info.hostname}"
 
 

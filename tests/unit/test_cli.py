@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from celery_redislock.cli.scan import Row
+from celery_redislock.cli.locks import matcher
+from celery_redislock.cli.scan import FREE, Row, Waits
 from celery_redislock.cli.sentences import Say
 from celery_redislock.cli.summary import Total, prometheus, totals
 from celery_redislock.cli.table import age, duration, moment, table
@@ -25,7 +27,8 @@ def row(
     token = mint(mint_nonce(), attempt, origin("w@host", task))
     place = Place.of(key)
     assert place is not None
-    return Row(place, token, 12.0, waiting, 30.0 if waiting else None)._replace(**fields)
+    rooms = {f"room {number}": (time.time() - 30) * 1e6 for number in range(waiting)}
+    return Row(place, token, 12.0, rooms)._replace(**fields)
 
 
 @pytest.mark.parametrize(
@@ -56,24 +59,94 @@ def test_the_table_has_its_columns_below_each_other_and_nothing_unprintable():
     places = {line.index(word) for line, word in zip(lines, ["KEY", "redislock", "redislock"], strict=True)}
     assert len(places) == 1
     assert "\x1b" not in "".join(lines)
-    assert lines[1].split()[:4:3] == ["held", "2"]
+    assert lines[1].split()[:3:2] == ["held", "2"]
+
+
+LONG = f"redislock:{{shop.bill.send:{'0123456789abcdef' * 2}}}"
+
+
+@pytest.mark.parametrize("host", ["w1@shop", "celery@worker-01.eu.example.com"])
+@pytest.mark.parametrize("key", ["redislock:{stock:A1}", LONG])
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_in_a_terminal_each_row_is_one_line_with_the_state_the_age_what_waits_the_key_and_the_host(width, key, host):
+    token = mint(mint_nonce(), Attempt("109d6949-eb3d-40eb-acec-ea7f16ee6db2", 0, 0), origin(host, "shop.bill"))
+    head, line = table([row(key, waiting=500, token=token)], datetime.now(UTC), width)
+    assert len(line) <= width
+    assert head.split()[:5] == ["STATE", "AGE", "WAITING", "KEY", "HOST"]
+    state, age, waiting, shown_key, shown_host, *_ = line.split()
+    assert (state, age, waiting) == ("held", "0.0s", "500")
+    for shown, whole, shortest in ((shown_key, key, 32), (shown_host, host, 16)):
+        first, _, last = shown.partition("…")
+        assert whole.startswith(first)
+        assert whole.endswith(last)
+        assert len(shown) >= min(len(whole), shortest)
+
+
+def test_a_narrow_table_has_as_much_of_the_rest_as_there_is_room_for_and_a_wide_one_and_a_pipe_all_of_it():
+    rows = [row(token=mint(mint_nonce(), Attempt("109d6949-eb3d-40eb", 0, 0), origin("w@host", "shop.bill")))]
+    heads = {width: next(table(rows, NOW, width)).split()[5:] for width in (60, 70, 80, 90, 100, None)}
+    everything = ["TASK", "ID", "ENDS", "IN", "TASK"]
+    assert heads == {
+        60: [],
+        70: ["TASK", "ID"],
+        80: ["TASK", "ID", "ENDS", "IN"],
+        90: everything,
+        100: everything,
+        None: everything,
+    }
+    assert "109d6949…" in [*table(rows, NOW, 80)][1]
+    assert "109d6949-eb3d-40eb" in [*table(rows, NOW)][1]
+    assert "109d6949…" in [*table([*rows, row(LONG)], NOW, 80)][1], "a long key makes room for it"
+
+
+def test_the_head_of_the_watch_is_broken_where_the_terminal_is_narrow():
+    *head, names, _ = screen([row(waiting=1)], "0.0 conflicts/s in 2 workers", 0.1, "One is not counted.", 80)
+    assert len(head) == 3
+    assert max(map(len, head)) <= 80
+    assert head[0].endswith("conflicts/s in 2")
+    assert head[2] == "One is not counted."
+    assert names.startswith("STATE")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matched", "others"),
+    [
+        ("redislock:*", ["redislock:{a}", "redislock:"], ["other:{a}"]),
+        ("h?llo[^a-c]", ["hellod", "hxllo!"], ["helloa", "hllod"]),
+        (r"\*\[a\]\\?", ["*[a]\\x"], ["x[a]\\x", "*a\\x"]),
+    ],
+)
+def test_a_free_key_matches_a_pattern_as_the_server_matches_the_others(pattern, matched, others):
+    matches = matcher(pattern)
+    assert all(matches(key) for key in matched)
+    assert not any(matches(key) for key in others)
+
+
+def test_messages_are_counted_for_their_own_task_and_a_process_that_told_of_none_for_the_holders():
+    waits = {"shop.refund": Waits(500, 1e6), "": Waits(1, 2e6)}
+    found = totals([row(waiting=2, messages=waits), row("redislock:{b}", None, token=FREE, messages=waits)])
+    assert {task: total[:3] for task, total in found.items()} == {
+        "shop.bill": (1, 0, 2),
+        "shop.refund": (0, 0, 1000),
+        "": (0, 0, 2),
+    }
 
 
 def test_totals_count_a_line_once_however_many_slots_its_lock_has():
     lock = "redislock:{shop.bill:7}"
     slots = [row(lock, waiting=2), row(LockKeys(lock).slot(2), waiting=2), row("redislock:{x}", None)]
-    assert totals(slots) == {"shop.bill": Total(2, 0, 2, 30.0), "": Total(1)}
+    assert totals(slots) == {"shop.bill": Total(2, 0, 2, pytest.approx(30, abs=5)), "": Total(1)}
     cooling = row()
     assert totals([cooling._replace(token=Token.of(COOLING + cooling.token[1:]))]) == {"shop.bill": Total(0, 1)}
 
 
 def test_prometheus_gets_a_gauge_for_each_total_with_the_task_as_its_label():
-    lines = [*prometheus({'a"\n': Total(1, 2, 3, 4.5)})]
+    lines = [*prometheus({'a"\n\x1b': Total(1, 2, 3, 4.5)})]
     assert [line for line in lines if not line.startswith("#")] == [
-        'celery_redislock_held{task="a\\"\\n"} 1',
-        'celery_redislock_kept{task="a\\"\\n"} 2',
-        'celery_redislock_waiting{task="a\\"\\n"} 3',
-        'celery_redislock_oldest_wait_seconds{task="a\\"\\n"} 4.5',
+        'celery_redislock_held{task="a\\"\\\\n\\\\x1b"} 1',
+        'celery_redislock_kept{task="a\\"\\\\n\\\\x1b"} 2',
+        'celery_redislock_waiting{task="a\\"\\\\n\\\\x1b"} 3',
+        'celery_redislock_oldest_wait_seconds{task="a\\"\\\\n\\\\x1b"} 4.5',
     ]
     assert [line.split()[:3] for line in lines[:2]] == [
         ["#", "HELP", "celery_redislock_held"],
@@ -83,8 +156,8 @@ def test_prometheus_gets_a_gauge_for_each_total_with_the_task_as_its_label():
 
 def test_watch_shows_what_is_waited_for_first():
     head, _, first, _ = screen([row(), row("redislock:{b}", waiting=1)], "0.0 conflicts/s in 1 workers", 0.1)
-    assert "2 held, 0 kept, 1 in line, oldest wait 30s, 0.0 conflicts/s in 1 workers" in head
-    assert first.endswith("redislock:{b}")
+    assert "2 held, 0 kept, 1 waiting, oldest wait 30s, 0.0 conflicts/s in 1 workers" in head
+    assert first.split()[3] == "redislock:{b}"
 
 
 @pytest.mark.parametrize("lock", ["redislock:{shop.bill:7}", "report"])

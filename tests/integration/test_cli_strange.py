@@ -1,0 +1,163 @@
+"""The command line amid what others have stored: keys of other programs, and names that would steer a terminal."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner, Result
+
+from celery_redislock import Lock
+from celery_redislock.app import server_of
+from celery_redislock.cli import deadline
+from celery_redislock.cli.commands import locks as group
+from celery_redislock.server import tokens
+from celery_redislock.server.names import keys_of
+from celery_redislock.server.tokens import Attempt
+from tests.lab.app import make_app
+from tests.lab.kinds import left_out
+from tests.lab.servers import wait_until
+
+#: Clears the screen of a terminal.
+EVIL = "\x1b[2J"
+KEY = f"redislock:{{{EVIL}}}"
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def cli(app) -> Cli:
+    """Runs a command in this process: ``cli("list")``; there is no terminal."""
+
+    def run(command: str, *arguments: str, of: Celery = app) -> Result:
+        context = CLIContext(of, no_color=True, workdir=None)
+        return CliRunner().invoke(group, [command, "--timeout", "0.3", *arguments], obj=context)
+
+    return run
+
+
+@pytest.fixture
+def evil_worker(app) -> Iterator[None]:
+    """Something on the broker that answers like a worker, and has put an escape into every name."""
+    message = {"id": EVIL, "name": EVIL, "lock": KEY, "waited": 1.0, "place": 1}
+    handlers = {
+        "redislock_counts": lambda _: {"lines": [[KEY, EVIL, 2, 1]], "rooms": [EVIL], "conflicts": 1},
+        "redislock_waiting": lambda _, **__: [message],
+        "redislock_task": lambda _, **__: [{"is": EVIL, **message}],
+    }
+    stop = threading.Event()
+
+    def answer() -> None:
+        with app.connection() as connection:
+            node = app.control.mailbox.Node(f"w{EVIL}@lab", None, handlers=handlers, channel=connection.default_channel)
+            with node.listen():
+                while not stop.is_set():
+                    try:
+                        connection.drain_events(timeout=0.1)
+                    except TimeoutError:
+                        continue
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    yield
+    stop.set()
+    thread.join()
+
+
+def test_nothing_that_was_stored_or_answered_reaches_the_terminal_unescaped(app, cli, locks, evil_worker):
+    origin = tokens.origin(f"w{EVIL}@lab", EVIL)
+    locks.client.set(KEY, tokens.mint(tokens.mint_nonce(), Attempt(EVIL, 0, 0), origin).value, px=60_000)
+    locks.client.set(keys_of(KEY).slot(2), EVIL)
+    room = tokens.of_room(tokens.mint_nonce(), EVIL)
+    locks.client.zadd(keys_of(KEY).line, {room.value: 1})
+    wait_until(lambda: "Waiting: 2 messages in 1 worker, and 1 process" in cli("show", KEY).stdout, "it answers")
+    printed = [
+        cli(*command)
+        for command in (
+            ["list"],
+            ["list", "--json"],
+            ["list", "--match", f"*{EVIL[-1]}*", "--waiting"],
+            ["show", KEY],
+            ["show", KEY, "--json"],
+            ["export"],
+            ["release", KEY],
+            ["release", "--match", "*"],
+            ["release", keys_of(KEY).slot(2), "--dry-run"],
+            ["release", f"{EVIL} nothing"],
+        )
+    ]
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 1.5)  # as Ctrl-C, while it rests
+    printed.append(cli("watch", "--interval", "60"))
+    assert [result.exit_code for result in printed] == [0, 0, 0, 0, 0, 0, 3, 3, 0, 1, 0]
+    for result in printed:
+        assert all(character.isprintable() or character == "\n" for character in result.output), result.output
+    assert sum(r"\x1b[2J" in result.output for result in printed) == 9, "as text; JSON has its own escapes"
+
+
+@left_out("its user may use no such name", "acl")
+def test_a_key_of_another_program_is_released_only_by_those_who_say_that_they_know_it(app, cli, locks):
+    locks.client.set("counter", "4711")
+    locks.client.set("redislock:{theirs}", "0c1d2e", px=30_000)
+    own = Lock(server_of(app).client, "report", timeout=30)
+    assert own.acquire(blocking=False)
+    refused = cli("release", "counter", "--yes")
+    assert refused.exit_code == 3
+    assert "counter is no lock of this app. It holds 4 characters that are no token of this package" in refused.stderr
+    assert "does not begin with redislock:{" in refused.stderr
+    assert "add --foreign" in refused.stderr
+    assert "4711" not in refused.output
+    assert cli("release", "counter", "--dry-run").exit_code == 3
+
+    some = cli("release", "--match", "*", "--dry-run")
+    assert some.exit_code == 0
+    assert "1 key left out, not being locks of this app; --foreign includes them." in some.stdout
+    assert "1 key without a token of this package: make sure that each is a lock." in some.stdout
+    assert "2 would be released" in some.stdout
+    assert "3 would be released" in cli("release", "--match", "*", "--dry-run", "--foreign").stdout
+    assert cli("release", "--match", "count*", "--yes").exit_code == 1
+
+    assert "holds no token of this package: make sure" in cli("release", "redislock:{theirs}", "--dry-run").stdout
+    assert cli("release", "redislock:{theirs}", "--yes").exit_code == 0
+    assert cli("release", "report", "--yes").exit_code == 0
+    assert not own.owned()
+    assert locks.client.get("counter") == b"4711"
+    assert cli("release", "counter", "--foreign", "--yes").exit_code == 0
+    assert not locks.client.exists("counter")
+
+
+@left_out("its user may use no such name", "acl")
+def test_a_lock_with_a_token_that_its_owner_has_chosen_is_foreign(app, cli):
+    own = Lock(server_of(app).client, "report", timeout=30)
+    assert own.acquire(blocking=False, token="chosen")  # noqa: S106
+    assert cli("release", "report", "--yes").exit_code == 3
+    assert own.owned()
+    assert cli("release", "report", "--yes", "--foreign").exit_code == 0
+    assert not own.owned()
+
+
+def test_where_no_worker_can_be_asked_processes_are_counted_and_that_is_said(config, cli, locks, monkeypatch):
+    monkeypatch.setattr(deadline, "PATIENCE", 0.3)  # Celery goes on trying
+    locks.client.set("redislock:{a}", tokens.mint(tokens.mint_nonce(), None, tokens.origin("host", None)).value)
+    for _ in range(2):
+        room = tokens.of_room(tokens.mint_nonce(), "host")
+        locks.client.zadd(keys_of("redislock:{a}").line, {room.value: 1})
+    outside = "2 processes outside the workers that answered."
+    assert cli("list").stderr == f"Each counts as one, whatever waits in it: {outside}\n"
+    config.broker = "redis://127.0.0.1:1/0"
+    away = make_app(config)
+    listed = cli("list", "--json", of=away)
+    assert (json.loads(listed.stdout)["waiting"], len(listed.stderr.splitlines())) == (2, 1)
+    for command in (["list"], ["export"]):
+        result = cli(*command, of=away)
+        assert (result.exit_code, "The workers could not be asked: " in result.stderr) == (0, True)
+    assert 'celery_redislock_waiting{task=""} 2' in result.stdout
+    assert f"Waiting: {outside}" in cli("show", "redislock:{a}", of=away).stdout
+    away.close()
+    unasked = cli("list", "--timeout", "0").stderr
+    assert unasked == "The workers could not be asked: --timeout is 0. Each process in line counts as one.\n"
