@@ -350,7 +350,11 @@ def test_a_holder_whose_worker_is_dead_is_shown_as_one_that_does_not_answer_and_
     worker = start_worker(2)
     tasks.work.delay("k", "first", 90)
     running("first")
-    (held,) = told(cli("list", "--json"))
+    tasks.work.delay("k", "second")
+    wait_until(lambda: kept(app) == 1, "the second waits")
+    wait_until(lambda: tasks.work.lock_info("k").waiting_processes == 1, "its room stands in line")
+    (held,) = told(cli("list", "--json", "--timeout", "3"))
+    assert [(one["state"], one["waiting"]) for one in asked(app, "locks")[0]] == [("held", 1), ("waiting", 0)]
     worker.kill()
     silent = cli("list", "--json")
     assert [one["waiting"] for one in told(silent)] == [1]
