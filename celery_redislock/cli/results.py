@@ -56,6 +56,11 @@ class Result(NamedTuple):
         return self.status in states.READY_STATES
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether the task had to wait when its result was last stored."""
+        return self.status == states.RETRY and isinstance(self.value, LockConflict)
+
+    @property
     def since(self) -> datetime | None:
         """When the task has ended."""
         return moment_of(self.done)
@@ -83,7 +88,7 @@ class Result(NamedTuple):
                 return self._revoked(about)
             case states.FAILURE:
                 return "failed", self._failed(about, error)
-            case states.RETRY if isinstance(self.value, LockConflict):
+            case states.RETRY if self.is_waiting:
                 pause = duration(LONGEST_PAUSE_WHILE_FULL)
                 return "waiting", Say.HAD_TO_WAIT(conflict=self.value, pause=pause, again=self.again, **about)
             case states.RETRY:

@@ -57,7 +57,7 @@ class Say(Enum):
     HAD_TO_WAIT = """\
 Task {id} HAD TO WAIT: {conflict}. Since then no more is known, and no worker that answers has its message. Either
 - it is in the broker's queue: a worker that shut down has put it back, or one that was full, for up to {pause}; or
-- its worker keeps it and does not answer: it is too busy or cut off; or
+- its worker keeps it, or runs it, and does not answer: it is shutting down, too busy or cut off; or
 - its worker is dead: {again}; or
 - it has run, and its result could not be stored: the log of its worker says so."""
     RETRIES = (
@@ -70,17 +70,14 @@ Task {id} HAD TO WAIT: {conflict}. Since then no more is known, and no worker th
     )
     STATUS = "Task {id} has the state {status}{at}."
     # The lock server knows it.
-    HOLDS_SOMEWHERE = (
-        "The task HOLDS a lock, and no worker that answers runs it: its worker is shutting down, too busy, cut off or"
-        " dead."
-    )
+    HOLDS_SOMEWHERE = "The task HOLDS a lock, and no worker that answers runs it."
     QUEUED = "The task has NOT STARTED: its message is in the broker's queue, on its way, or lost."
     COOLS = "The task HAS RUN with success."
     # Who holds its key.
     HELD = "{key} is held by {who}, since {since}; {ends}."
     FOREIGN = "{key} is held by a lock of another library, or of a `Lock` with a token of its own; {ends}."
     KEPT = "{key} is kept for {who}, since {since}, for {ttl} yet."
-    RENEWED = "last renewed {ago} ago, so its process was alive then"
+    RENEWED = "acquired or renewed {ago} ago, so its process was alive then"
     NOT_RENEWED = (
         "last renewed {ago} ago, though that is due every {every}: its process is dead, hanging or cut off from the"
         " lock server, and the key is free in {ttl}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -65,7 +65,6 @@ class Why:
         self._locks = locks
         self._workers = workers
         self._id = task_id
-        self._now = datetime.now(UTC)
         self.is_known = True
 
     def said(self) -> Iterator[Said]:
@@ -78,15 +77,24 @@ class Why:
         for one in seen:
             yield from self._in_worker(one)
         result = result_of(self._app, self._id)
-        told = [*self._in_result(result)] if result.has_ended or not seen else []
-        if not result.has_ended and not seen:
-            told += self._in_redis()
+        told: list[Said] = []
+        if result.has_ended:
+            told = [*self._in_result(result)]
+        elif not seen:
+            rows = [row for row in self._locks.all() if self._is_mine(row)]
+            if not (result.is_waiting and any(row.info.state == "held" for row in rows)):  # that was before it ran
+                told = [*self._in_result(result)]
+            told += self._in_redis(rows)
         yield from told
         self.is_known = bool(told or seen)
         if not self.is_known:
             yield self._unknown(result)
         if self._workers.problem is not None:
             yield Said(Say.WORKERS_AWAY(error=self._workers.problem))
+
+    @property
+    def _now(self) -> datetime:
+        return datetime.now(UTC)
 
     def _about(self, state: str, **known: Any) -> dict[str, Any]:
         """What programs are told of the task, as they are told who holds a lock."""
@@ -182,16 +190,17 @@ class Why:
             return
         state, text = told
         yield Said(text, self._about(state, key=result.key, since=result.since))
-        if state == "waiting" and result.key is not None:
+        if result.is_waiting and result.key is not None:
             yield from self._holders(result.key)
 
     # What the lock server knows.
 
-    def _in_redis(self) -> Iterator[Said]:
-        for row in self._locks.all():
-            if self._is_mine(row):
-                yield Said(_TELLS[row.info.state](), self._locks.told(row))
-                yield Said(self._locks.held(row, self._now))
+    def _in_redis(self, rows: Sequence[Row]) -> Iterator[Said]:
+        for row in rows:
+            yield Said(_TELLS[row.info.state](), self._locks.told(row))
+            yield Said(self._locks.held(row, self._now))
+        if any(row.info.state == "held" for row in rows):
+            yield from map(Said, silent(rows, self._answered))
 
     def _unknown(self, result: Result) -> Said:
         workers = counted(len(self._answered), "worker")
