@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: demo test proof compat topologies coverage oldest versions matrix twins wheel check house docs chaos mutants format bench bench-full clean
+.PHONY: demo test proof compat topologies coverage oldest versions matrix twins wheel check contracts house docs chaos mutants format bench bench-full clean
 
 # These run in every pool too, and are part of make compat.
 IN_POOLS := $(patsubst %,tests/acceptance/test_%.py,line_pools line_rate_limit line_quorum)
@@ -76,6 +76,9 @@ check: $(STAMP)  ## ruff and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+contracts: $(STAMP)  ## What the ports need of Celery, kombu, billiard and redis-py, with their newest releases and pre-releases
+	@$(BIN)/python -m nox --session contracts
 
 house: $(STAMP)  ## How large the package is, how deep its imports go, and where it reaches into other packages
 	@$(BIN)/python -m tests.house

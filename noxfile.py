@@ -49,6 +49,17 @@ LEGS: dict[str, tuple[str, list[str]]] = {
 }
 
 
+@nox.session(default=False)
+def contracts(session: nox.Session) -> None:
+    """The contracts of the ports with the newest releases of what they reach into, pre-releases included."""
+    session.install("--editable", ".[dev]")
+    session.install(
+        "--upgrade", "--pre", "--upgrade-strategy", "eager", "celery", "kombu", "billiard", "redis", "hiredis"
+    )
+    session.run("python", "-m", "pip", "list")
+    session.run("python", "-m", "pytest", "tests/contracts", *session.posargs)
+
+
 @nox.session
 @nox.parametrize(("python", "pins"), list(LEGS.values()), ids=list(LEGS))
 def tests(session: nox.Session, pins: Sequence[str]) -> None:
