@@ -9,11 +9,11 @@ from typing import Any
 
 import redis
 
-from celery_redislock.server import commands
-from celery_redislock.server.answers import Note
-from celery_redislock.server.connections import Connection, Late
-from celery_redislock.server.scripts import Command
-from celery_redislock.server.tokens import Token
+from celery_redislock.connection.connections import Connection, Late
+from celery_redislock.protocol import commands
+from celery_redislock.protocol.answers import Note
+from celery_redislock.protocol.scripts import Command
+from celery_redislock.protocol.tokens import Token
 
 from .timing import Case
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import redis
 from rich.table import Table
 
-from celery_redislock.server import commands, scripts, tokens
-from celery_redislock.server.connect import connect
-from celery_redislock.server.scripts import Command
+from celery_redislock.connection.connect import connect
+from celery_redislock.protocol import commands, scripts, tokens
+from celery_redislock.protocol.scripts import Command
 
 from .findings import Findings
 from .server import valkey

@@ -17,8 +17,8 @@ import redis
 from celery import Celery
 from rich.table import Table
 
-from celery_redislock.server import tokens
-from celery_redislock.server.names import LockKeys
+from celery_redislock.protocol import tokens
+from celery_redislock.protocol.names import LockKeys
 
 from .findings import Findings
 from .server import valkey

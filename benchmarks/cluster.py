@@ -15,11 +15,11 @@ import redis
 from redis.crc import key_slot
 from rich.table import Table
 
-from celery_redislock.server import commands, tokens
-from celery_redislock.server.cluster import ClusterStore
-from celery_redislock.server.connect import connect
-from celery_redislock.server.scripts import Command
-from celery_redislock.server.store import LockStore
+from celery_redislock.connection.cluster import ClusterStore
+from celery_redislock.connection.connect import connect
+from celery_redislock.connection.store import LockStore
+from celery_redislock.protocol import commands, tokens
+from celery_redislock.protocol.scripts import Command
 from tests.lab.nodes import three_nodes, url_of
 
 from .findings import Findings

@@ -11,10 +11,10 @@ from celery import Celery
 from redis.lock import Lock as RedisPyLock
 
 from celery_redislock import LockedTask
-from celery_redislock.server import tokens
-from celery_redislock.server.connect import connect
-from celery_redislock.server.store import LockStore
-from celery_redislock.server.tokens import Token
+from celery_redislock.connection.connect import connect
+from celery_redislock.connection.store import LockStore
+from celery_redislock.protocol import tokens
+from celery_redislock.protocol.tokens import Token
 
 from .bare import two_calls
 from .findings import Findings

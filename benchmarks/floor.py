@@ -11,13 +11,13 @@ from typing import Any
 
 from celery import Task
 
-from celery_redislock.server import commands, tokens
-from celery_redislock.server.answers import Note
-from celery_redislock.server.connect import connect
-from celery_redislock.server.connections import Connections, Late
-from celery_redislock.server.names import keys_of
-from celery_redislock.server.scripts import Command
-from celery_redislock.server.tokens import Attempt
+from celery_redislock.connection.connect import connect
+from celery_redislock.connection.connections import Connections, Late
+from celery_redislock.protocol import commands, tokens
+from celery_redislock.protocol.answers import Note
+from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.scripts import Command
+from celery_redislock.protocol.tokens import Attempt
 
 LEASE = 30.0
 #: The same in the publisher and in the child: the run finds its own reservation.

@@ -23,10 +23,10 @@ from celery import Celery
 from rich.table import Table
 
 from celery_redislock import LockedTask
-from celery_redislock.server import tokens
-from celery_redislock.server.connect import connect
-from celery_redislock.server.names import limited
-from celery_redislock.server.store import LockStore
+from celery_redislock.connection.connect import connect
+from celery_redislock.connection.store import LockStore
+from celery_redislock.protocol import tokens
+from celery_redislock.protocol.names import limited
 
 from .cycle import store_cycle
 from .findings import YES, Findings

@@ -7,7 +7,7 @@ from uuid import UUID
 import redis
 from rich.table import Table
 
-from celery_redislock.server import commands, scripts, tokens
+from celery_redislock.protocol import commands, scripts, tokens
 
 from .findings import Findings
 from .server import valkey

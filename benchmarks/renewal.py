@@ -9,11 +9,11 @@ from typing import NamedTuple
 import redis
 from rich.table import Table
 
-from celery_redislock.server import tokens
-from celery_redislock.server.answers import Granted
-from celery_redislock.server.connect import connect
-from celery_redislock.server.held import HeldLock
-from celery_redislock.server.lock_server import LockServer
+from celery_redislock.connection.connect import connect
+from celery_redislock.hold.held import HeldLock
+from celery_redislock.lock.lock_server import LockServer
+from celery_redislock.protocol import tokens
+from celery_redislock.protocol.answers import Granted
 
 from .findings import Findings
 from .server import valkey

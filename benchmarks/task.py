@@ -16,11 +16,11 @@ from kombu.message import Message
 
 from celery_redislock import LockedTask
 from celery_redislock.app import server_of
+from celery_redislock.connection.connect import connect
 from celery_redislock.message.delivery import DELIVERY, Delivery
-from celery_redislock.server import tokens
-from celery_redislock.server.connect import connect
-from celery_redislock.server.names import keys_of
-from celery_redislock.server.tokens import Attempt, Token
+from celery_redislock.protocol import tokens
+from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.tokens import Attempt, Token
 
 from .bare import two_calls, with_late_answer
 from .delay import delayed

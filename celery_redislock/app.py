@@ -6,11 +6,11 @@ import functools
 import os
 from typing import TYPE_CHECKING, Any
 
+from .connection.clients import command_time
+from .connection.connect import connect
 from .errors import LockConfigError
+from .lock.lock_server import LockServer, servers_of
 from .options import resolve_settings
-from .server.clients import command_time
-from .server.connect import connect
-from .server.lock_server import LockServer, servers_of
 from .source import source_of
 
 if TYPE_CHECKING:

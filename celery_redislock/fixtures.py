@@ -18,7 +18,7 @@ import pytest
 import redis
 
 from .app import names_of
-from .server.lock_server import servers_of
+from .lock.lock_server import servers_of
 
 if TYPE_CHECKING:
     from celery import Celery

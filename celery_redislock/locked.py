@@ -15,10 +15,10 @@ from .errors import LockConfigError
 from .keys.maker import KeyMaker
 from .keys.template import parse_template
 from .lock.lock import Lock
+from .lock.lock_server import LockServer
 from .lock.no_lock import NoLock
 from .options import LockOptions, check_limit, name_of, resolve_options, resolve_settings
-from .server.lock_server import LockServer
-from .server.names import limited, redis_key
+from .protocol.names import limited, redis_key
 from .shown import LONGEST, shown
 from .task.body import refuse_what_outlives_its_call
 from .task.held_by_request import LockInRequests

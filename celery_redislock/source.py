@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .connection.connect import OPTIONS_SETTINGS
+from .connection.urls import is_redis, kind_of
 from .errors import LockConfigError
-from .server.connect import OPTIONS_SETTINGS
-from .server.urls import is_redis, kind_of
 
 #: Where a run is eager, which it mostly is in a test.
 WITHOUT_REDIS = "to test without Redis, set redislock_enabled = False"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from .server.held import HeldLock
+from .hold.held import HeldLock
 from .signals import lock_acquired, lock_conflict, lock_lost, lock_released, lock_unavailable
 
 try:

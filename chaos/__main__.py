@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from celery_redislock.server.names import GONE, NOTE
+from celery_redislock.protocol.names import GONE, NOTE
 from chaos.callers import Callers
 from chaos.check import Verdict, check
 from chaos.complaints import complaints_in

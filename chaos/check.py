@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from celery_redislock.server.tokens import Token
+from celery_redislock.protocol.tokens import Token
 from chaos import excuses, missing
 from chaos.jobs import Job, jobs, of_pair, pairs
 from chaos.load import LATE

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from celery_redislock.server.scripts import ACQUIRE, RELEASE, RENEW
+from celery_redislock.protocol.scripts import ACQUIRE, RELEASE, RENEW
 from chaos.slots import Place, Slot
 from chaos.stage import Stage
 from chaos.tasks import LEASE

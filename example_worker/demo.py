@@ -13,7 +13,7 @@ from celery import states
 from kombu.exceptions import OperationalError
 from rich.console import Console
 
-from celery_redislock.server.names import NOTE
+from celery_redislock.protocol.names import NOTE
 
 from . import ledger, private
 from .app import app

@@ -14,8 +14,8 @@ from celery.platforms import EX_UNAVAILABLE
 from redis.exceptions import RedisError
 
 from celery_redislock.app import server_of
+from celery_redislock.connection.connect import address
 from celery_redislock.errors import LockConfigError, LockUnavailable, describe
-from celery_redislock.server.connect import address
 from celery_redislock.shown import LONGEST, shown
 
 if TYPE_CHECKING:

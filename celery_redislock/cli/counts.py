@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from celery_redislock.server.names import Place
-from celery_redislock.server.tokens import known_as
+from celery_redislock.protocol.names import Place
+from celery_redislock.protocol.tokens import known_as
 
 from .scan import FREE, Row, Waits
 from .table import counted

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from datetime import datetime
 
+from celery_redislock.hold.term import INTERVAL
 from celery_redislock.options import LockOptions
-from celery_redislock.server.term import INTERVAL
 
 from .scan import Row
 from .sentences import Say

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import AskError
 
 from celery_redislock.app import keyprefix_of, server_of, settings_of
+from celery_redislock.connection.connect import address
 from celery_redislock.options import MAX_LIMIT, resolve_settings
-from celery_redislock.server.connect import address
-from celery_redislock.server.names import Place, keys_of, limited
-from celery_redislock.server.tokens import known_as
+from celery_redislock.protocol.names import Place, keys_of, limited
+from celery_redislock.protocol.tokens import known_as
 from celery_redislock.shown import shown
 
 from .counts import Counts

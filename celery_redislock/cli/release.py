@@ -10,7 +10,7 @@ from typing import Any
 import click
 from celery.bin.base import CeleryCommand
 
-from celery_redislock.server.names import Place
+from celery_redislock.protocol.names import Place
 from celery_redislock.shown import LONGEST, shown
 
 from .console import TIMEOUT, Nothing, Refused, app_of, reports_errors

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import redis
 from redis.exceptions import AskError, ResponseError
 
+from celery_redislock.connection.cluster_client import ClusterClient
 from celery_redislock.info import LockInfo
-from celery_redislock.server.cluster_client import ClusterClient
-from celery_redislock.server.names import Place, keys_of
-from celery_redislock.server.tokens import Token
+from celery_redislock.protocol.names import Place, keys_of
+from celery_redislock.protocol.tokens import Token
 
 #: How many places of its table of keys the server looks at for one SCAN: 0.3 ms of its time. It serves others between
 #: two pages, and also between the commands of a page, of which it reads some at a time.

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_redislock.info import LockInfo
-from celery_redislock.server.tokens import known_as
+from celery_redislock.protocol.tokens import known_as
 
 from .holders import silent
 from .locks import Locks, scope_of

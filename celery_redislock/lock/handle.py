@@ -9,12 +9,12 @@ from typing import Any
 
 from redis.exceptions import LockError
 
+from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockConfigError, LockLost
-from celery_redislock.server.held import HeldLock, State
-from celery_redislock.server.lock_server import LockServer
-from celery_redislock.server.names import limit_of
-from celery_redislock.server.store import LockStore
-from celery_redislock.server.tokens import Token
+from celery_redislock.hold.held import HeldLock, State
+from celery_redislock.lock.lock_server import LockServer
+from celery_redislock.protocol.names import limit_of
+from celery_redislock.protocol.tokens import Token
 from celery_redislock.shown import LONGEST, shown
 
 from .reentry import Entry, check_fence, entry_of_context

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from celery.utils.quorum_queues import detect_quorum_queues
 
-from celery_redislock.server.answers import NOTE_TTL
+from celery_redislock.protocol.answers import NOTE_TTL
 
 if TYPE_CHECKING:
     from celery import Celery

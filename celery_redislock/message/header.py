@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
 
-from celery_redislock.server.tokens import is_nonce, is_publish
+from celery_redislock.protocol.tokens import is_nonce, is_publish
 
 _random = random.SystemRandom()
 #: The name of the message header.

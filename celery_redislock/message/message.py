@@ -11,8 +11,8 @@ from celery.exceptions import Reject, SoftTimeLimitExceeded
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_redislock.errors import LockUnavailable, describe
-from celery_redislock.server import tokens
-from celery_redislock.server.tokens import Attempt
+from celery_redislock.protocol import tokens
+from celery_redislock.protocol.tokens import Attempt
 from celery_redislock.shown import fields, run_named
 
 from .broker import Broker, was_delivered_before

@@ -7,9 +7,9 @@ from typing import Any
 from celery.exceptions import TaskRevokedError
 
 from celery_redislock.errors import LockConfigError, LockConflict, LockUnavailable
+from celery_redislock.hold.held import HeldLock
 from celery_redislock.lock.reentry import check_fence, entry_of_context
-from celery_redislock.server.answers import Conflict
-from celery_redislock.server.held import HeldLock
+from celery_redislock.protocol.answers import Conflict
 from celery_redislock.source import WITHOUT_REDIS
 
 from .decisions import POLICIES, ComeBack, Fail, RunWithout, Skip, on_outage, policy_for

@@ -12,14 +12,14 @@ from celery import states
 from celery_redislock import signals
 from celery_redislock.app import server_of
 from celery_redislock.errors import LockUnavailable
+from celery_redislock.hold.held import HeldLock
 from celery_redislock.info import LockInfo
 from celery_redislock.message.facts import Facts
 from celery_redislock.message.message import Message
-from celery_redislock.server import tokens
-from celery_redislock.server.answers import Claim, Conflict, Finished, Granted, Note
-from celery_redislock.server.held import HeldLock
-from celery_redislock.server.names import keys_of
-from celery_redislock.server.tokens import Token
+from celery_redislock.protocol import tokens
+from celery_redislock.protocol.answers import Claim, Conflict, Finished, Granted, Note
+from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.tokens import Token
 from celery_redislock.shown import shown
 
 from . import decisions

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from celery_redislock.celery_port import tasks_of_this_thread
+from celery_redislock.connection.store import LockStore
+from celery_redislock.hold.held import HeldLock
 from celery_redislock.lock.lock import Lock
 from celery_redislock.options import LockOptions
-from celery_redislock.server.held import HeldLock
-from celery_redislock.server.names import limit_of
-from celery_redislock.server.store import LockStore
+from celery_redislock.protocol.names import limit_of
 
 #: The request attribute that holds the `Execution`.
 EXECUTION = "redislock_execution"

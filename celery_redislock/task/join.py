@@ -10,9 +10,9 @@ from celery import states
 
 from celery_redislock import signals
 from celery_redislock.errors import LockConfigError, LockConflict, LockUnavailable
+from celery_redislock.hold.held import HeldLock
 from celery_redislock.info import LockInfo
-from celery_redislock.server.answers import Conflict
-from celery_redislock.server.held import HeldLock
+from celery_redislock.protocol.answers import Conflict
 from celery_redislock.shown import shown
 
 from .decisions import Decision, Fail, Skip, Wait, take_turn

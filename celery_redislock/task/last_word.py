@@ -6,12 +6,12 @@ import logging
 import time
 from typing import NamedTuple
 
-from celery_redislock.server import commands
-from celery_redislock.server.answers import Note
-from celery_redislock.server.held import NOT_OURS, HeldLock
-from celery_redislock.server.keeper import Keeper
-from celery_redislock.server.scripts import Command
-from celery_redislock.server.tokens import Token
+from celery_redislock.hold.held import NOT_OURS, HeldLock
+from celery_redislock.hold.keeper import Keeper
+from celery_redislock.protocol import commands
+from celery_redislock.protocol.answers import Note
+from celery_redislock.protocol.scripts import Command
+from celery_redislock.protocol.tokens import Token
 
 logger = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from celery import Task, states
 from celery_redislock.app import server_of
 from celery_redislock.celery_port import as_sent, bind, bound_tasks
 from celery_redislock.errors import LockConfigError, LockKeyError
+from celery_redislock.hold.held import HeldLock
 from celery_redislock.info import LockInfo
 from celery_redislock.lock.lock import Lock
 from celery_redislock.lock.no_lock import NoLock
 from celery_redislock.message.comeback import ignores_result
 from celery_redislock.message.delivery import hide_headers
-from celery_redislock.server.held import HeldLock
 
 from .attributes import LockAttributes
 from .begin import begin

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from celery_redislock.app import server_of
 from celery_redislock.message.asked_keys import ASKED_KEYS
 from celery_redislock.message.header import Header, Reservation
-from celery_redislock.server import commands, tokens
-from celery_redislock.server.tokens import Attempt, Token, known_by
+from celery_redislock.protocol import commands, tokens
+from celery_redislock.protocol.tokens import Attempt, Token, known_by
 
 from .decisions import hands_over
 

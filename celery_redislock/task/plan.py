@@ -11,8 +11,8 @@ from celery_redislock.errors import LockKeyError
 from celery_redislock.keys.maker import KeyMaker, blame
 from celery_redislock.message.broker import Broker
 from celery_redislock.options import LIMIT, MAX_LIMIT, name_of, resolve_options, resolve_settings
-from celery_redislock.server import tokens
-from celery_redislock.server.names import limited, redis_key
+from celery_redislock.protocol import tokens
+from celery_redislock.protocol.names import limited, redis_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,10 +16,10 @@ from celery_redislock.app import server_of
 from celery_redislock.errors import LockUnavailable
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.message.publish_time import publish_time
-from celery_redislock.server import commands, tokens
-from celery_redislock.server.answers import Granted, Outstanding, Passed, Reserved
-from celery_redislock.server.names import keys_of
-from celery_redislock.server.tokens import Attempt, Token
+from celery_redislock.protocol import commands, tokens
+from celery_redislock.protocol.answers import Granted, Outstanding, Passed, Reserved
+from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.tokens import Attempt, Token
 from celery_redislock.shown import fields, run_named
 
 from .decisions import hands_over

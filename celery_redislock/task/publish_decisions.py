@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from celery_redislock.info import LockInfo
-from celery_redislock.server.answers import Passed
-from celery_redislock.server.tokens import is_whole
+from celery_redislock.protocol.answers import Passed
+from celery_redislock.protocol.tokens import is_whole
 
 from .decisions import HasEnded, follows
 

@@ -9,10 +9,10 @@ from celery import states
 
 from celery_redislock import signals
 from celery_redislock.errors import LockConflict, LockUnavailable
+from celery_redislock.hold.held import HeldLock
 from celery_redislock.info import LockInfo
 from celery_redislock.message.asked_keys import ASKED_KEYS
-from celery_redislock.server.answers import Conflict, Finished, Granted
-from celery_redislock.server.held import HeldLock
+from celery_redislock.protocol.answers import Conflict, Finished, Granted
 
 from . import decisions
 from .decisions import ComeBack, Decision, Fail, Refuse, RunWithout, Skip, Wait

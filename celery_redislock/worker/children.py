@@ -13,11 +13,11 @@ from celery.worker import state
 
 from celery_redislock.app import server_of
 from celery_redislock.errors import LockUnavailable
+from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.message.asked_keys import ASKED_KEYS
 from celery_redislock.message.header import Reservation
-from celery_redislock.server import commands
-from celery_redislock.server.lock_server import LockServer
-from celery_redislock.server.tokens import RESERVED, known_by
+from celery_redislock.protocol import commands
+from celery_redislock.protocol.tokens import RESERVED, known_by
 from celery_redislock.shown import fields, run_named
 from celery_redislock.task.decisions import may_be_handed_a_key
 from celery_redislock.task.lost import NextAttempt

@@ -15,10 +15,10 @@ from celery.worker.control import inspect_command
 from celery.worker.request import Request
 
 from celery_redislock.app import server_of
+from celery_redislock.connection.connect import address
 from celery_redislock.errors import RedisLockError
 from celery_redislock.info import LockInfo
-from celery_redislock.server.connect import address
-from celery_redislock.server.names import limit_of
+from celery_redislock.protocol.names import limit_of
 from celery_redislock.task.plan import LockPlan
 
 from .children import Run

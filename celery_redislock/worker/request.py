@@ -24,7 +24,7 @@ from celery_redislock.message.comeback import custom_headers
 from celery_redislock.message.delivery import DELIVERY, Delivery, hide_headers, is_requeued
 from celery_redislock.message.early_acks import EARLY_ACKS
 from celery_redislock.message.header import HEADER, Header, Reservation, reservation_in
-from celery_redislock.server.tokens import mint_nonce
+from celery_redislock.protocol.tokens import mint_nonce
 from celery_redislock.shown import fields, run_named
 from celery_redislock.task.endings import CameBack, CameBackAsRetry, CameBackInOutage, Skipped, WaitsInLine
 from celery_redislock.task.lost import NextAttempt, attempts_before, in_hook, next_attempt

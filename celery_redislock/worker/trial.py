@@ -10,15 +10,15 @@ import redis
 from redis import exceptions
 
 from celery_redislock.app import client_of, settings_of
+from celery_redislock.connection.cluster import ClusterStore
+from celery_redislock.connection.cluster_client import ClusterClient
+from celery_redislock.connection.connect import address, disconnect
+from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockUnavailable, describe
 from celery_redislock.options import resolve_settings
-from celery_redislock.server import tokens
-from celery_redislock.server.cluster import ClusterStore
-from celery_redislock.server.cluster_client import ClusterClient
-from celery_redislock.server.connect import address, disconnect
-from celery_redislock.server.names import redis_key
-from celery_redislock.server.scripts import Command
-from celery_redislock.server.store import LockStore
+from celery_redislock.protocol import tokens
+from celery_redislock.protocol.names import redis_key
+from celery_redislock.protocol.scripts import Command
 from celery_redislock.source import source_of
 
 from . import server_advice

@@ -16,8 +16,8 @@ from celery.worker.request import Request
 from kombu.common import ignore_errors
 
 from celery_redislock.app import server_of
+from celery_redislock.line.room import Room
 from celery_redislock.message.header import Header
-from celery_redislock.server.room import Room
 from celery_redislock.task.endings import WaitsInLine
 from celery_redislock.task.plan import LockPlan
 

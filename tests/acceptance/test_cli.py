@@ -24,8 +24,8 @@ from celery_redislock import Lock, LockLost
 from celery_redislock.app import server_of
 from celery_redislock.cli import deadline, watch
 from celery_redislock.cli.commands import locks as group
-from celery_redislock.server import tokens
-from celery_redislock.server.tokens import Attempt
+from celery_redislock.protocol import tokens
+from celery_redislock.protocol.tokens import Attempt
 from tests.lab.app import make_app
 from tests.lab.kinds import left_out
 from tests.lab.servers import need, wait_until

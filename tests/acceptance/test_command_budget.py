@@ -23,12 +23,12 @@ from redis.crc import key_slot
 
 from celery_redislock import LockConflict
 from celery_redislock.app import server_of
+from celery_redislock.hold.held import HeldLock
+from celery_redislock.hold.keeper import Keeper
+from celery_redislock.line.looks import OFFERED_FOR
 from celery_redislock.message.header import HEADER, Header
-from celery_redislock.server import tokens
-from celery_redislock.server.held import HeldLock
-from celery_redislock.server.keeper import Keeper
-from celery_redislock.server.looks import OFFERED_FOR
-from celery_redislock.server.tokens import mint_publish
+from celery_redislock.protocol import tokens
+from celery_redislock.protocol.tokens import mint_publish
 from tests.lab.app import make_app
 from tests.lab.kinds import ON_A_CLUSTER
 from tests.lab.recorder import load_scripts, recording

@@ -7,7 +7,7 @@ from celery import chain, chord
 from celery.exceptions import TaskRevokedError
 
 from celery_redislock import LockConflict
-from celery_redislock.server.lock_server import LockServer
+from celery_redislock.lock.lock_server import LockServer
 from tests.lab.servers import wait_until
 from tests.lab.wake_ups import A_MINUTE, counts_on_wake_ups
 

@@ -6,8 +6,8 @@ import pytest
 from celery import Task
 
 from celery_redislock.message.header import HEADER, Header
-from celery_redislock.server.names import NOTE
-from celery_redislock.server.tokens import mint_publish
+from celery_redislock.protocol.names import NOTE
+from celery_redislock.protocol.tokens import mint_publish
 from tests.conftest import on_every_broker
 from tests.lab.app import make_app
 from tests.lab.servers import wait_until

@@ -8,8 +8,8 @@ from celery.exceptions import TaskRevokedError
 from kombu.exceptions import OperationalError
 
 from celery_redislock import LockKeyError, LockUnavailable
-from celery_redislock.server.names import GONE
-from celery_redislock.server.scripts import ACQUIRE, RELEASE, RENEW, RESERVE
+from celery_redislock.protocol.names import GONE
+from celery_redislock.protocol.scripts import ACQUIRE, RELEASE, RENEW, RESERVE
 from tests.conftest import on_every_broker
 from tests.lab.servers import need_pool, wait_until
 

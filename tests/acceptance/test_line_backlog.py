@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from celery_redislock.server.scripts import STAND
+from celery_redislock.protocol.scripts import STAND
 from tests.conftest import every
 from tests.lab.servers import need_pool, wait_until
 from tests.lab.wake_ups import counts_on_wake_ups

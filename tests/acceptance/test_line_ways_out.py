@@ -13,7 +13,7 @@ from celery.worker import WorkController
 
 from celery_redislock import LockConflict, LockLost, LockUnavailable
 from celery_redislock.app import server_of
-from celery_redislock.server.names import keys_of
+from celery_redislock.protocol.names import keys_of
 from tests.acceptance.test_outages import CANNOT, consumes_again
 from tests.conftest import on_every_broker, on_every_queue
 from tests.lab.app import make_app

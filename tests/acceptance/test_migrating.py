@@ -21,9 +21,9 @@ from celery_singleton.config import Config as SingletonConfig
 from kombu.exceptions import SerializerNotInstalled
 
 from celery_redislock import LockUnavailable
+from celery_redislock.connection.connect import connect
 from celery_redislock.options import KEY_OPTIONS, OPTIONS, SETTINGS
-from celery_redislock.server.connect import connect
-from celery_redislock.server.names import NOTE
+from celery_redislock.protocol.names import NOTE
 from tests.lab.kinds import needs_one_server
 from tests.lab.moving import PAGE, Alarm, make_moving_app, make_step_app
 from tests.lab.servers import free_port, wait_until

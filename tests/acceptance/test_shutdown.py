@@ -9,7 +9,7 @@ import pytest
 from celery import states
 from celery.worker import WorkController
 
-from celery_redislock.server.names import NOTE
+from celery_redislock.protocol.names import NOTE
 from tests.conftest import on_every_broker
 from tests.lab.gate import Gate
 from tests.lab.servers import wait_until

@@ -20,8 +20,8 @@ from celery_redislock.app import server_of
 from celery_redislock.cli import deadline
 from celery_redislock.cli.commands import locks as group
 from celery_redislock.cli.sentences import Say
-from celery_redislock.server import tokens
-from celery_redislock.server.tokens import Attempt
+from celery_redislock.protocol import tokens
+from celery_redislock.protocol.tokens import Attempt
 from tests.conftest import every
 from tests.lab.app import make_app
 from tests.lab.kinds import needs_one_server

@@ -1,4 +1,4 @@
-"""What `celery_redislock.server.redis_port` needs of redis-py."""
+"""What `celery_redislock.connection.redis_port` needs of redis-py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from redis.exceptions import ResponseError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from celery_redislock.server import redis_port
+from celery_redislock.connection import redis_port
 from tests.lab.servers import wait_until
 from tests.lab.topologies import cluster
 

@@ -14,14 +14,14 @@ from celery import Celery, states
 from celery._state import _set_task_join_will_block
 from celery.app.trace import build_tracer
 
-from celery_redislock.server import tokens
-from celery_redislock.server.answers import Note
-from celery_redislock.server.connect import connect
-from celery_redislock.server.held import HeldLock
-from celery_redislock.server.keeper import Keeper
-from celery_redislock.server.names import keys_of
-from celery_redislock.server.store import LockStore
-from celery_redislock.server.tokens import Attempt
+from celery_redislock.connection.connect import connect
+from celery_redislock.connection.store import LockStore
+from celery_redislock.hold.held import HeldLock
+from celery_redislock.hold.keeper import Keeper
+from celery_redislock.protocol import tokens
+from celery_redislock.protocol.answers import Note
+from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.tokens import Attempt
 from tests.lab import offers
 from tests.lab.app import Config
 from tests.lab.servers import Valkey, wait_until
@@ -112,7 +112,7 @@ def hold(store: LockStore, keeper: Keeper) -> Iterator[Callable[..., HeldLock]]:
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease of 30 s is renewed every 0.3 s: a keeper goes by time, and no lock is lost while the machine pauses."""
     for module in ("term", "keeper"):
-        monkeypatch.setattr(f"celery_redislock.server.{module}.INTERVAL", 0.01)
+        monkeypatch.setattr(f"celery_redislock.hold.{module}.INTERVAL", 0.01)
 
 
 @pytest.fixture

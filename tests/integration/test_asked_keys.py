@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from celery_redislock.message.asked_keys import AskedKeys
-from celery_redislock.server.tokens import mint_nonce
+from celery_redislock.protocol.tokens import mint_nonce
 
 
 def in_a_child(do: Callable[[], None]) -> None:

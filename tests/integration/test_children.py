@@ -9,8 +9,8 @@ import pytest
 from billiard import Process
 
 from celery_redislock.app import server_of
-from celery_redislock.server import commands, tokens
-from celery_redislock.server.tokens import Attempt
+from celery_redislock.protocol import commands, tokens
+from celery_redislock.protocol.tokens import Attempt
 from celery_redislock.task.plan import LockPlan
 from celery_redislock.worker.children import Children, Reservation, Run, expect_copies, release_of_dead
 from tests.lab.servers import wait_until

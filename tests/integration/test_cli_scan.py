@@ -7,10 +7,10 @@ import redis
 
 from celery_redislock.cli.locks import Locks
 from celery_redislock.cli.scan import PAGE, scan
-from celery_redislock.server import tokens
-from celery_redislock.server.names import keys_of
-from celery_redislock.server.store import LockStore
-from celery_redislock.server.tokens import Attempt
+from celery_redislock.connection.store import LockStore
+from celery_redislock.protocol import tokens
+from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.tokens import Attempt
 
 from .conftest import KEY
 

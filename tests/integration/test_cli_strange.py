@@ -16,9 +16,9 @@ from celery_redislock import Lock
 from celery_redislock.app import server_of
 from celery_redislock.cli import deadline
 from celery_redislock.cli.commands import locks as group
-from celery_redislock.server import tokens
-from celery_redislock.server.names import keys_of
-from celery_redislock.server.tokens import Attempt
+from celery_redislock.protocol import tokens
+from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.tokens import Attempt
 from tests.lab.app import make_app
 from tests.lab.kinds import left_out
 from tests.lab.servers import wait_until

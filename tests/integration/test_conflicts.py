@@ -8,9 +8,9 @@ import pytest
 from celery import states
 from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError
 
-from celery_redislock.server import tokens
-from celery_redislock.server.scripts import RELEASE
-from celery_redislock.server.tokens import Attempt
+from celery_redislock.protocol import tokens
+from celery_redislock.protocol.scripts import RELEASE
+from celery_redislock.protocol.tokens import Attempt
 from tests.lab.app import make_app
 from tests.lab.interruption import raised_at
 from tests.lab.proxy import Proxy

@@ -11,7 +11,7 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from celery_redislock.message.early_acks import EARLY_ACKS, EarlyAcks
-from celery_redislock.server.tokens import mint_nonce
+from celery_redislock.protocol.tokens import mint_nonce
 from celery_redislock.worker.acking import ack_what_has_begun
 from celery_redislock.worker.request import locked_request
 

@@ -15,14 +15,14 @@ from celery.app.trace import build_tracer
 from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_redislock import LockedTask, signals
+from celery_redislock.connection.store import LockStore
 from celery_redislock.message import message
 from celery_redislock.message.delivery import Delivery
 from celery_redislock.message.header import Header
-from celery_redislock.server import commands, tokens
-from celery_redislock.server.names import NOTE, keys_of
-from celery_redislock.server.scripts import ACQUIRE
-from celery_redislock.server.store import LockStore
-from celery_redislock.server.tokens import Attempt
+from celery_redislock.protocol import commands, tokens
+from celery_redislock.protocol.names import NOTE, keys_of
+from celery_redislock.protocol.scripts import ACQUIRE
+from celery_redislock.protocol.tokens import Attempt
 from tests.lab.app import make_app
 from tests.lab.interruption import raised_at
 from tests.lab.servers import free_port, wait_until

@@ -8,11 +8,11 @@ import pytest
 import redis
 
 from celery_redislock import Lock, LockConfigError, LockedTask
-from celery_redislock.server.answers import Granted
-from celery_redislock.server.connect import connect
-from celery_redislock.server.names import keys_of
-from celery_redislock.server.scripts import ACQUIRE
-from celery_redislock.server.store import LockStore
+from celery_redislock.connection.connect import connect
+from celery_redislock.connection.store import LockStore
+from celery_redislock.protocol.answers import Granted
+from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.scripts import ACQUIRE
 from celery_redislock.testing import busy
 from tests.integration.conftest import KEY
 from tests.lab.app import make_app

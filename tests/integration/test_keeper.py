@@ -15,9 +15,9 @@ import pytest
 
 from celery_redislock import LockLost
 from celery_redislock.app import server_of
-from celery_redislock.server import tokens
-from celery_redislock.server.answers import Granted
-from celery_redislock.server.scripts import ACQUIRE, RELEASE, RENEW
+from celery_redislock.protocol import tokens
+from celery_redislock.protocol.answers import Granted
+from celery_redislock.protocol.scripts import ACQUIRE, RELEASE, RENEW
 from tests.integration.conftest import KEY
 from tests.lab.app import make_app
 from tests.lab.renewals import held_by
@@ -198,7 +198,7 @@ def test_many_locks_are_renewed_together(hold, keeper, private_locks):
 def test_removing_while_renewing_does_not_tell_of_a_loss(hold, keeper, store, log, monkeypatch):
     """A task that ends in the middle of a renewal released its key itself."""
     for module in ("term", "keeper"):
-        monkeypatch.setattr(f"celery_redislock.server.{module}.INTERVAL", 0.0001)  # the keeper renews all the time
+        monkeypatch.setattr(f"celery_redislock.hold.{module}.INTERVAL", 0.0001)  # the keeper renews all the time
     held = [hold(f"{KEY}{number}") for number in range(50)]
     for _ in range(400):
         lock = held.pop(0)

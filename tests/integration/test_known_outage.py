@@ -13,10 +13,10 @@ from redis.exceptions import RedisError
 
 from celery_redislock import LockUnavailable
 from celery_redislock.app import server_of
-from celery_redislock.server import outage
-from celery_redislock.server.answers import Granted
-from celery_redislock.server.connections import Connections
-from celery_redislock.server.tokens import Token
+from celery_redislock.connection import outage
+from celery_redislock.connection.connections import Connections
+from celery_redislock.protocol.answers import Granted
+from celery_redislock.protocol.tokens import Token
 from tests.integration.conftest import KEY
 from tests.lab.servers import wait_until
 

@@ -13,13 +13,13 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from celery_redislock import signals
 from celery_redislock.app import server_of
-from celery_redislock.server import commands
-from celery_redislock.server.answers import Conflict, Granted
-from celery_redislock.server.connect import connect
-from celery_redislock.server.connections import Connection
-from celery_redislock.server.names import keys_of
-from celery_redislock.server.scripts import RELEASE
-from celery_redislock.server.store import LockStore
+from celery_redislock.connection.connect import connect
+from celery_redislock.connection.connections import Connection
+from celery_redislock.connection.store import LockStore
+from celery_redislock.protocol import commands
+from celery_redislock.protocol.answers import Conflict, Granted
+from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.scripts import RELEASE
 from tests.integration.conftest import KEY
 from tests.lab.app import make_app
 from tests.lab.interruption import raised_at

@@ -13,11 +13,11 @@ from celery import Celery
 from celery.exceptions import Reject
 
 from celery_redislock import Lock, LockConfigError, LockConflict, LockedTask, LockKeyError, LockUnavailable, locked
-from celery_redislock.server import commands, tokens
-from celery_redislock.server.answers import Claim, Conflict, Finished, Granted, Note, Taken
-from celery_redislock.server.lock_server import LockServer
-from celery_redislock.server.names import LimitedKey, channel_of, keys_of, limit_of
-from celery_redislock.server.tokens import CALLED, RESERVED, SEEN, Attempt, Token, known_by, mint_nonce
+from celery_redislock.lock.lock_server import LockServer
+from celery_redislock.protocol import commands, tokens
+from celery_redislock.protocol.answers import Claim, Conflict, Finished, Granted, Note, Taken
+from celery_redislock.protocol.names import LimitedKey, channel_of, keys_of, limit_of
+from celery_redislock.protocol.tokens import CALLED, RESERVED, SEEN, Attempt, Token, known_by, mint_nonce
 from tests.integration.conftest import KEY
 from tests.lab.renewals import begin_renewal
 from tests.lab.servers import wait_until

@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from celery_redislock import Lock, LockConfigError, LockConflict, LockLost, LockUnavailable
-from celery_redislock.server.lock_server import LockServer
-from celery_redislock.server.scripts import ACQUIRE, RELEASE, RENEW
+from celery_redislock.lock.lock_server import LockServer
+from celery_redislock.protocol.scripts import ACQUIRE, RELEASE, RENEW
 from celery_redislock.testing import busy
 from tests.lab.interruption import raised_at
 from tests.lab.renewals import begin_renewal, held_by

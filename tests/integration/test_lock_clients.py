@@ -16,10 +16,10 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from celery_redislock import Lock, LockConfigError
+from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.lock.reentry import entry_of_context
-from celery_redislock.server.lock_server import LockServer
-from celery_redislock.server.names import keys_of
-from celery_redislock.server.scripts import ACQUIRE, EXPECT, GIVE_UP, INSPECT, LEAVE, RELEASE, RENEW, STAND
+from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.scripts import ACQUIRE, EXPECT, GIVE_UP, INSPECT, LEAVE, RELEASE, RENEW, STAND
 from tests.lab.renewals import renew
 from tests.lab.servers import Valkey, free_port, wait_until
 from tests.lab.topologies import cluster, sentinel

@@ -15,10 +15,11 @@ import pytest
 import redis
 
 from celery_redislock import Lock, LockConfigError, LockedTask, LockUnavailable, locked
-from celery_redislock.server import looks, tokens
-from celery_redislock.server.lock_server import LockServer
-from celery_redislock.server.names import channel_of, keys_of
-from celery_redislock.server.tokens import Token
+from celery_redislock.line import looks
+from celery_redislock.lock.lock_server import LockServer
+from celery_redislock.protocol import tokens
+from celery_redislock.protocol.names import channel_of, keys_of
+from celery_redislock.protocol.tokens import Token
 from celery_redislock.testing import busy
 from tests.lab.app import make_app
 from tests.lab.interruption import raised_at

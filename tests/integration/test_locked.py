@@ -12,7 +12,7 @@ import pytest
 from celery import Celery, _state
 
 from celery_redislock import Lock, LockConfigError, LockConflict, LockedTask, LockKeyError, locked
-from celery_redislock.server.names import keys_of
+from celery_redislock.protocol.names import keys_of
 from celery_redislock.testing import busy
 from tests.lab.renewals import begin_renewal
 from tests.lab.servers import wait_until

@@ -12,7 +12,7 @@ from celery.exceptions import TaskRevokedError
 
 from celery_redislock import LockConflict, LockedTask, LockKeyError, LockUnavailable, locked
 from celery_redislock.message.delivery import Delivery
-from celery_redislock.server.tokens import Attempt, mint, mint_nonce, origin
+from celery_redislock.protocol.tokens import Attempt, mint, mint_nonce, origin
 from celery_redislock.testing import busy
 from tests.lab.app import make_app
 from tests.lab.servers import free_port

@@ -10,8 +10,8 @@ import pytest
 
 from celery_redislock.app import server_of
 from celery_redislock.message.header import Header, Reservation
-from celery_redislock.server import commands, tokens
-from celery_redislock.server.tokens import Attempt, known_by
+from celery_redislock.protocol import commands, tokens
+from celery_redislock.protocol.tokens import Attempt, known_by
 from celery_redislock.task.lost import NOTICED_WITHIN, next_attempt
 from celery_redislock.worker.children import Run, release_of_dead
 from tests.lab.servers import wait_until

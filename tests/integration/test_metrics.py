@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from celery_redislock import metrics, signals
-from celery_redislock.server import held
+from celery_redislock.hold import held
 from celery_redislock.testing import busy
 from tests.lab.workers import ROOT
 

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from celery_redislock.server import tokens
-from celery_redislock.server.scripts import PRELUDE
-from celery_redislock.server.tokens import CALLED, COOLING, OFFERED, RESERVED, RUNS, SEEN, Attempt, Token, known_by
+from celery_redislock.protocol import tokens
+from celery_redislock.protocol.scripts import PRELUDE
+from celery_redislock.protocol.tokens import CALLED, COOLING, OFFERED, RESERVED, RUNS, SEEN, Attempt, Token, known_by
 from tests.integration.conftest import KEY
 
 NONCES = ["A" * 22, "A" * 21 + "B", "-" * 22]

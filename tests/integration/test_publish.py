@@ -15,10 +15,10 @@ from celery import Celery, Task, chain, chord, group
 from kombu.exceptions import OperationalError
 
 from celery_redislock import LockedResult, LockedTask, LockKeyError, LockUnavailable, signals
-from celery_redislock.server import tokens
-from celery_redislock.server.names import keys_of
-from celery_redislock.server.store import LockStore
-from celery_redislock.server.tokens import Attempt
+from celery_redislock.connection.store import LockStore
+from celery_redislock.protocol import tokens
+from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.tokens import Attempt
 from celery_redislock.testing import busy
 from tests.lab.app import Config, make_app
 from tests.lab.servers import free_port, wait_until

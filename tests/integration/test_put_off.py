@@ -8,12 +8,12 @@ from collections import Counter
 
 import pytest
 
-from celery_redislock.server import tokens
-from celery_redislock.server.answers import Note
-from celery_redislock.server.connect import connect
-from celery_redislock.server.lock_server import LockServer
-from celery_redislock.server.names import keys_of
-from celery_redislock.server.put_off import PAUSE
+from celery_redislock.connection.connect import connect
+from celery_redislock.hold.put_off import PAUSE
+from celery_redislock.lock.lock_server import LockServer
+from celery_redislock.protocol import tokens
+from celery_redislock.protocol.answers import Note
+from celery_redislock.protocol.names import keys_of
 from celery_redislock.task.last_word import LastWord
 from tests.integration.conftest import KEY
 from tests.integration.test_refusals import read_only, with_rights, without_rights, writable
@@ -65,7 +65,7 @@ def put_off(client):
 
 
 def test_one_that_is_refused_because_of_its_key_holds_up_no_other(server, put_off, client, monkeypatch):
-    monkeypatch.setattr("celery_redislock.server.put_off.LONG_PAUSE", 0.2)
+    monkeypatch.setattr("celery_redislock.hold.put_off.LONG_PAUSE", 0.2)
     client.rpush(KEY, "something else")
     token = put_off(server, KEY)
     put_off(server, OTHER)
@@ -134,7 +134,7 @@ def test_one_that_is_of_no_use_any_more_is_dropped_and_one_without_end_is_sent(b
 def test_where_there_are_too_many_those_of_no_use_soonest_are_dropped_and_one_line_says_so(
     behind, lock_proxy, put_off, client, log, monkeypatch
 ):
-    monkeypatch.setattr("celery_redislock.server.put_off.MOST", 3)
+    monkeypatch.setattr("celery_redislock.hold.put_off.MOST", 3)
     keys = [f"{KEY}:{number}" for number in range(6)]
     lock_proxy.refuse()
     put_off(behind, keys[0])

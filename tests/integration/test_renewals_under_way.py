@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from celery_redislock import Lock, LockUnavailable
-from celery_redislock.server.scripts import RELEASE, RENEW
+from celery_redislock.protocol.scripts import RELEASE, RENEW
 from tests.lab.renewals import begin_renewal, held_by
 from tests.lab.servers import wait_until
 

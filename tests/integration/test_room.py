@@ -13,16 +13,17 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import redis
 
-from celery_redislock.server import commands, listener, looks, queues, tokens
-from celery_redislock.server.answers import Conflict, Granted
-from celery_redislock.server.connect import connect
-from celery_redislock.server.lock_server import LockServer
-from celery_redislock.server.names import channel_of, keys_of
-from celery_redislock.server.outage import Outage
-from celery_redislock.server.room import Room
-from celery_redislock.server.store import LockStore
-from celery_redislock.server.tokens import Attempt, Token
-from celery_redislock.server.waiter import Waiter
+from celery_redislock.connection.connect import connect
+from celery_redislock.connection.outage import Outage
+from celery_redislock.connection.store import LockStore
+from celery_redislock.line import listener, looks, queues
+from celery_redislock.line.room import Room
+from celery_redislock.line.waiter import Waiter
+from celery_redislock.lock.lock_server import LockServer
+from celery_redislock.protocol import commands, tokens
+from celery_redislock.protocol.answers import Conflict, Granted
+from celery_redislock.protocol.names import channel_of, keys_of
+from celery_redislock.protocol.tokens import Attempt, Token
 from tests.integration.conftest import KEY
 from tests.lab.servers import wait_until
 
@@ -669,7 +670,7 @@ class TestWhatFails:
                 asked.append("pass_on")
                 return super().pass_on(*args)
 
-        monkeypatch.setattr("celery_redislock.server.room.SHORT_LOOK", 0.02)
+        monkeypatch.setattr("celery_redislock.line.room.SHORT_LOOK", 0.02)
         room = make_room(kind=Noting)
         guests = [Guest(10), Guest(10, key="another"), Guest(20)]
         enter(room, *guests)

@@ -11,13 +11,13 @@ import redis
 from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_redislock import Lock, LockUnavailable
-from celery_redislock.server import tokens
-from celery_redislock.server.answers import Conflict, Finished, Granted
-from celery_redislock.server.clients import derive
-from celery_redislock.server.connect import connect
-from celery_redislock.server.names import keys_of
-from celery_redislock.server.scripts import ACQUIRE, INSPECT, RELEASE, RENEW
-from celery_redislock.server.store import LockStore
+from celery_redislock.connection.clients import derive
+from celery_redislock.connection.connect import connect
+from celery_redislock.connection.store import LockStore
+from celery_redislock.protocol import tokens
+from celery_redislock.protocol.answers import Conflict, Finished, Granted
+from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.scripts import ACQUIRE, INSPECT, RELEASE, RENEW
 from tests.integration.conftest import KEY, look_all_at_once
 from tests.lab.interruption import raised_at
 from tests.lab.servers import wait_until

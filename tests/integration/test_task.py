@@ -11,7 +11,7 @@ from celery import Celery, Task, shared_task
 from celery.exceptions import TaskRevokedError
 
 from celery_redislock import LockConfigError, LockConflict, LockedTask, LockUnavailable
-from celery_redislock.server.names import keys_of
+from celery_redislock.protocol.names import keys_of
 from celery_redislock.signals import lock_acquired, lock_conflict, lock_released
 from celery_redislock.testing import busy
 from tests.lab.servers import wait_until

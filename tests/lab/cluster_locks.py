@@ -13,7 +13,7 @@ from typing import Any
 
 from redis.cluster import RedisCluster
 
-from celery_redislock.server.names import NOTE
+from celery_redislock.protocol.names import NOTE
 from tests.lab.nodes import Nodes, three_nodes
 from tests.lab.proxy import Fault, Proxy
 from tests.lab.servers import wait_until

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from hashlib import sha1
 from typing import Any
 
-from celery_redislock.server import looks, scripts
+from celery_redislock.line import looks
+from celery_redislock.protocol import scripts
 
 _TIMES = "OFFER_MS, CALLED_MS, LINE_MS = {}, {}, 150000"
 

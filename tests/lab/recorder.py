@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from redis.client import Monitor
 
-from celery_redislock.server import scripts
+from celery_redislock.protocol import scripts
 from tests.lab.cluster_locks import ClusterLocks
 from tests.lab.servers import Valkey
 

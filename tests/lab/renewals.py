@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from celery_redislock import Lock
-from celery_redislock.server.held import HeldLock
-from celery_redislock.server.lock_server import LockServer
+from celery_redislock.hold.held import HeldLock
+from celery_redislock.lock.lock_server import LockServer
 from tests.lab.servers import wait_until
 
 

@@ -21,7 +21,7 @@ import psutil
 import pytest
 import redis
 
-from celery_redislock.server.names import NOTE
+from celery_redislock.protocol.names import NOTE
 from tests.lab.measured import kill_group
 
 

@@ -12,7 +12,7 @@ from billiard.pool import Pool, TimeoutHandler
 from celery.signals import worker_process_init, worker_ready
 
 from celery_redislock import LockInfo
-from celery_redislock.server.held import HeldLock
+from celery_redislock.hold.held import HeldLock
 from celery_redislock.signals import lock_conflict, lock_lost
 from celery_redislock.worker import acking, reminder
 from celery_redislock.worker.waiting import WaitingRoom

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 from celery import Celery
 
-from celery_redislock.server.names import keys_of
+from celery_redislock.protocol.names import keys_of
 from tests.lab import nursery
 from tests.lab.app import Config
 from tests.lab.ledger import Ledger

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence, Set
 
-from celery_redislock.server.tokens import Attempt
+from celery_redislock.protocol.tokens import Attempt
 
 from .commands import (
     Acquire,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from celery_redislock.server.tokens import Attempt
+from celery_redislock.protocol.tokens import Attempt
 
 from .commands import Command
 

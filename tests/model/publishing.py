@@ -8,7 +8,7 @@ from collections.abc import Iterator, Set
 from enum import Enum
 from typing import NamedTuple
 
-from celery_redislock.server.answers import Passed
+from celery_redislock.protocol.answers import Passed
 from celery_redislock.task.publish_decisions import Answer, Published, on_first, on_second
 
 from . import known

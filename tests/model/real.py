@@ -10,12 +10,12 @@ import itertools
 
 import redis
 
-from celery_redislock.server import commands, tokens
-from celery_redislock.server.answers import Claim as ClaimOfMessage
-from celery_redislock.server.answers import Conflict, Finished, Granted, Note, Outstanding, Passed, Reserved, Taken
-from celery_redislock.server.names import keys_of, limited
-from celery_redislock.server.store import LockStore
-from celery_redislock.server.tokens import RESERVED, RUNS, SEEN, Attempt, Token, known_by
+from celery_redislock.connection.store import LockStore
+from celery_redislock.protocol import commands, tokens
+from celery_redislock.protocol.answers import Claim as ClaimOfMessage
+from celery_redislock.protocol.answers import Conflict, Finished, Granted, Note, Outstanding, Passed, Reserved, Taken
+from celery_redislock.protocol.names import keys_of, limited
+from celery_redislock.protocol.tokens import RESERVED, RUNS, SEEN, Attempt, Token, known_by
 
 from .commands import (
     Acquire,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_redislock.server.tokens import Attempt
+from celery_redislock.protocol.tokens import Attempt
 
 from .executions import LOST, Ending, Message
 from .explore import Scenario

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from celery_redislock.server.tokens import Attempt
+from celery_redislock.protocol.tokens import Attempt
 
 
 class Key(NamedTuple):

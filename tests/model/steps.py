@@ -10,7 +10,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Set
 
-from celery_redislock.server.tokens import Attempt
+from celery_redislock.protocol.tokens import Attempt
 from celery_redislock.task import decisions
 from celery_redislock.task.decisions import ComeBack, Skip
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_redislock.server.connect import connect
+from celery_redislock.connection.connect import connect
 from tests.lab.servers import Valkey
 
 from .commands import Acquire, Claim, Command, Enter, GiveUp, HandOver, Leave, Release, Renew, Reply, Reserve, Stand

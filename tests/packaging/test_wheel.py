@@ -23,7 +23,7 @@ import json
 from importlib.metadata import distribution
 from pathlib import Path
 import celery_redislock
-from celery_redislock.server.store import LockStore
+from celery_redislock.connection.store import LockStore
 
 folder = Path(celery_redislock.__file__).parent
 print(json.dumps({
@@ -101,7 +101,7 @@ def test_every_file_of_the_package_is_installed(installed: tuple[Path, dict[str,
     ours = {str(path.relative_to(source)) for path in source.rglob("*") if path.suffix in {".py", ".lua", ".typed"}}
     files = set(installed[1]["files"])
     assert ours - files == set()
-    assert {"py.typed", "server/lua/acquire.lua", "server/lua/release.lua", "server/lua/renew.lua"} <= files
+    assert {"py.typed", "protocol/lua/acquire.lua", "protocol/lua/release.lua", "protocol/lua/renew.lua"} <= files
 
 
 def test_every_public_name_is_there(installed: tuple[Path, dict[str, Any]]) -> None:

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from celery_redislock.server import tokens
-from celery_redislock.server.answers import Claim, Note
-from celery_redislock.server.connect import connect
-from celery_redislock.server.held import HeldLock
-from celery_redislock.server.names import keys_of, limit_of
-from celery_redislock.server.scripts import RELEASE, Command
-from celery_redislock.server.store import LockStore
-from celery_redislock.server.tokens import RESERVED, Attempt, Token
+from celery_redislock.connection.connect import connect
+from celery_redislock.connection.store import LockStore
+from celery_redislock.hold.held import HeldLock
+from celery_redislock.protocol import tokens
+from celery_redislock.protocol.answers import Claim, Note
+from celery_redislock.protocol.names import keys_of, limit_of
+from celery_redislock.protocol.scripts import RELEASE, Command
+from celery_redislock.protocol.tokens import RESERVED, Attempt, Token
 from tests.lab.proxy import Fault, Proxy
 from tests.lab.servers import Valkey
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from celery_redislock.server import sender
+from celery_redislock.connection import sender
 from tests.lab.proxy import Proxy
 from tests.lab.servers import Valkey
 

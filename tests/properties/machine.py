@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 
+from celery_redislock.connection.connect import disconnect
 from celery_redislock.errors import LockUnavailable
-from celery_redislock.server.answers import Granted
-from celery_redislock.server.connect import disconnect
-from celery_redislock.server.held import HeldLock
-from celery_redislock.server.names import limited
-from celery_redislock.server.scripts import RELEASE
-from celery_redislock.server.tokens import Attempt, Token
+from celery_redislock.hold.held import HeldLock
+from celery_redislock.protocol.answers import Granted
+from celery_redislock.protocol.names import limited
+from celery_redislock.protocol.scripts import RELEASE
+from celery_redislock.protocol.tokens import Attempt, Token
 
 from .clients import Client, Late, Message, Stage
 from .view import SLACK, Act, View, check_change, look, owner_of

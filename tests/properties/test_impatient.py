@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from celery_redislock.server import commands
-from celery_redislock.server.answers import Granted
-from celery_redislock.server.connect import disconnect
-from celery_redislock.server.scripts import RELEASE
-from celery_redislock.server.tokens import Attempt
+from celery_redislock.connection.connect import disconnect
+from celery_redislock.protocol import commands
+from celery_redislock.protocol.answers import Granted
+from celery_redislock.protocol.scripts import RELEASE
+from celery_redislock.protocol.tokens import Attempt
 
 from .clients import TIME_OUT, Client
 from .machine import KEY

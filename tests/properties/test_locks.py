@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from celery_redislock.errors import LockLost
-from celery_redislock.server import commands
-from celery_redislock.server.answers import Finished, Granted, Taken
-from celery_redislock.server.names import keys_of
-from celery_redislock.server.scripts import Command
-from celery_redislock.server.tokens import Attempt
+from celery_redislock.protocol import commands
+from celery_redislock.protocol.answers import Finished, Granted, Taken
+from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.scripts import Command
+from celery_redislock.protocol.tokens import Attempt
 
 from .clients import FAULTS, Client, Late, Message
 from .machine import CLIENTS, Unanswered, Watched

@@ -18,9 +18,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from redis.exceptions import LockError
 
 from celery_redislock import Lock, LockUnavailable
-from celery_redislock.server.lock_server import LockServer
-from celery_redislock.server.names import channel_of, line_of
-from celery_redislock.server.scripts import ACQUIRE, RELEASE
+from celery_redislock.lock.lock_server import LockServer
+from celery_redislock.protocol.names import channel_of, line_of
+from celery_redislock.protocol.scripts import ACQUIRE, RELEASE
 from tests.lab.renewals import held_by
 
 from .clients import Stage

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import redis
 
-from celery_redislock.server.names import keys_of
+from celery_redislock.protocol.names import keys_of
 
 #: Two readings of one time to live may differ by so many milliseconds.
 SLACK = 10

@@ -13,13 +13,13 @@ from celery.exceptions import TaskRevokedError
 
 from celery_redislock import Lock, RedisLockError
 from celery_redislock.app import server_of
-from celery_redislock.server import tokens
-from celery_redislock.server.answers import Claim, Note
-from celery_redislock.server.connect import connect, disconnect
-from celery_redislock.server.lock_server import LockServer
-from celery_redislock.server.names import keys_of, limited
-from celery_redislock.server.store import LockStore
-from celery_redislock.server.tokens import Attempt
+from celery_redislock.connection.connect import connect, disconnect
+from celery_redislock.connection.store import LockStore
+from celery_redislock.lock.lock_server import LockServer
+from celery_redislock.protocol import tokens
+from celery_redislock.protocol.answers import Claim, Note
+from celery_redislock.protocol.names import keys_of, limited
+from celery_redislock.protocol.tokens import Attempt
 from celery_redislock.worker.trial import try_lock_server
 from tests.lab.app import make_app
 from tests.lab.gate import Gate

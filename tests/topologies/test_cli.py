@@ -7,7 +7,7 @@ import pytest
 from celery_redislock import Lock
 from celery_redislock.app import server_of
 from celery_redislock.cli.locks import Locks
-from celery_redislock.server.tokens import mint_nonce, of_room
+from celery_redislock.protocol.tokens import mint_nonce, of_room
 from tests.lab.app import make_app
 from tests.lab.nodes import url_of
 

@@ -8,8 +8,8 @@ import pytest
 import redis
 
 from celery_redislock import Lock, LockUnavailable
-from celery_redislock.server.connect import address, connect
-from celery_redislock.server.lock_server import LockServer
+from celery_redislock.connection.connect import address, connect
+from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.worker.trial import try_lock_server
 from tests.lab.proxy import Proxy
 from tests.lab.renewals import renew

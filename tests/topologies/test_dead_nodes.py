@@ -9,9 +9,9 @@ from statistics import median
 import pytest
 
 from celery_redislock import Lock, LockUnavailable
-from celery_redislock.server import tokens
-from celery_redislock.server.lock_server import LockServer
-from celery_redislock.server.names import keys_of
+from celery_redislock.lock.lock_server import LockServer
+from celery_redislock.protocol import tokens
+from celery_redislock.protocol.names import keys_of
 from tests.lab.renewals import begin_renewal, renew
 from tests.lab.servers import wait_until
 

@@ -9,7 +9,7 @@ from celery import Celery
 
 from celery_redislock import LockedTask
 from celery_redislock.app import server_of
-from celery_redislock.server.connect import disconnect
+from celery_redislock.connection.connect import disconnect
 from tests.lab.servers import wait_until
 from tests.lab.workers import waiting_in
 

@@ -7,8 +7,8 @@ from contextlib import suppress
 import pytest
 
 from celery_redislock import Lock, LockUnavailable
-from celery_redislock.server.connect import connect, disconnect
-from celery_redislock.server.lock_server import LockServer
+from celery_redislock.connection.connect import connect, disconnect
+from celery_redislock.lock.lock_server import LockServer
 from tests.lab.lock_servers import AclLocks, SentinelLocks, TlsLocks, behind_proxy
 from tests.lab.servers import wait_until
 

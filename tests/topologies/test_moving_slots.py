@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from celery_redislock import Lock
-from celery_redislock.server.names import keys_of
+from celery_redislock.protocol.names import keys_of
 from tests.lab.renewals import renew
 from tests.lab.servers import wait_until
 

@@ -10,8 +10,8 @@ from celery import Celery
 
 from celery_redislock import Lock, LockUnavailable
 from celery_redislock.app import client_of
-from celery_redislock.server.connect import address, connect
-from celery_redislock.server.lock_server import LockServer
+from celery_redislock.connection.connect import address, connect
+from celery_redislock.lock.lock_server import LockServer
 from tests.lab.renewals import renew
 from tests.lab.servers import free_port, wait_until
 from tests.lab.topologies import WATCHED, pair, sentinel

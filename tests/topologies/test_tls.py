@@ -10,8 +10,8 @@ from celery import Celery
 
 from celery_redislock import Lock, LockUnavailable
 from celery_redislock.app import client_of
-from celery_redislock.server.connect import connect, disconnect
-from celery_redislock.server.lock_server import LockServer
+from celery_redislock.connection.connect import connect, disconnect
+from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.worker.trial import try_lock_server
 from tests.lab.app import make_app
 from tests.lab.servers import wait_until

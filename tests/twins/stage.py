@@ -11,7 +11,7 @@ from typing import Any
 
 from celery import Celery
 
-from celery_redislock.server.names import GONE
+from celery_redislock.protocol.names import GONE
 from tests.lab.app import Config, make_app
 from tests.lab.servers import Valkey
 from tests.lab.workers import worker

@@ -8,7 +8,7 @@ from itertools import islice
 
 import pytest
 
-from celery_redislock.server import tokens
+from celery_redislock.protocol import tokens
 from chaos import excuses, jobs, stalls, turns, windows
 from chaos.check import check
 from chaos.complaints import complaints_in

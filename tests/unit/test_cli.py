@@ -13,8 +13,8 @@ from celery_redislock.cli.sentences import Say
 from celery_redislock.cli.summary import Total, prometheus, totals
 from celery_redislock.cli.table import age, duration, moment, table
 from celery_redislock.cli.watch import screen
-from celery_redislock.server.names import LimitedKey, LockKeys, Place
-from celery_redislock.server.tokens import COOLING, Attempt, Token, mint, mint_nonce, origin
+from celery_redislock.protocol.names import LimitedKey, LockKeys, Place
+from celery_redislock.protocol.tokens import COOLING, Attempt, Token, mint, mint_nonce, origin
 from tests.lab.workers import ROOT
 
 NOW = datetime(2026, 11, 22, 3, 4, 5, tzinfo=UTC)

@@ -14,10 +14,10 @@ import redis
 from celery import Celery
 
 from celery_redislock import LockedTask
+from celery_redislock.connection import urls
+from celery_redislock.connection.clients import command_time
+from celery_redislock.connection.connect import connect
 from celery_redislock.errors import LockConfigError
-from celery_redislock.server import urls
-from celery_redislock.server.clients import command_time
-from celery_redislock.server.connect import connect
 from celery_redislock.source import Source, source_of
 
 from .wire import SECRET
@@ -152,8 +152,8 @@ def test_the_url_cannot_change_what_the_store_relies_on(query: str) -> None:
 WITHOUT_HIREDIS = """
 import sys
 sys.modules["hiredis"] = None  # as where it is not installed
-from celery_redislock.server.clients import derive
-from celery_redislock.server.connect import connect
+from celery_redislock.connection.clients import derive
+from celery_redislock.connection.connect import connect
 client = connect(sys.argv[1], {})
 for ours in (client, derive(client)):
     pool = ours.connection_pool

@@ -9,8 +9,8 @@ import pytest
 from celery_redislock.info import LockInfo
 from celery_redislock.message.facts import Delivered, Facts
 from celery_redislock.options import ConflictPolicy, LockOptions, resolve_options
-from celery_redislock.server.answers import Passed
-from celery_redislock.server.tokens import Attempt
+from celery_redislock.protocol.answers import Passed
+from celery_redislock.protocol.tokens import Attempt
 from celery_redislock.task.decisions import (
     POLICIES,
     ComeBack,

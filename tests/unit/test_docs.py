@@ -155,7 +155,7 @@ def test_what_the_model_leaves_out_is_named_with_the_test_that_stands_in() -> No
     model = "".join(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("tests/model/*.py")))
     decided = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8").split("\n## Decisions")[1]
     decisions = set(re.findall(r"^\| `(on_\w+|leaves_note|may_be_handed_a_key)`", decided, re.MULTILINE))
-    scripts = {path.stem for path in ROOT.glob("celery_redislock/server/lua/*.lua")} - {"prelude"}
+    scripts = {path.stem for path in ROOT.glob("celery_redislock/protocol/lua/*.lua")} - {"prelude"}
     known = {name for name in decisions if re.search(rf"\b(decisions\.)?{name}\(", model)}
     known |= {name for name in scripts if f"store.{name.removesuffix('_slot')}(" in model}
     assert {"on_conflict", "on_first", "acquire_slot", "stand"} <= known

@@ -8,10 +8,10 @@ from typing import get_args
 
 import pytest
 
+from celery_redislock.connection.store import LockStore
 from celery_redislock.options import ATTRIBUTES, ConflictPolicy, Scope
-from celery_redislock.server import tokens
-from celery_redislock.server.names import LockKeys
-from celery_redislock.server.store import LockStore
+from celery_redislock.protocol import tokens
+from celery_redislock.protocol.names import LockKeys
 from celery_redislock.task import decisions, join_decisions, publish_decisions
 from celery_redislock.task.decisions import POLICIES
 from celery_redislock.task.locked_task import LockedTask
@@ -25,7 +25,7 @@ DOCS = ROOT / "docs"
 PAGE = (DOCS / "how-it-works.md").read_text(encoding="utf-8")
 CODE = "".join(path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py")))
 MODULES = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"}
-SCRIPTS = {path.stem for path in PACKAGE.glob("server/lua/*.lua")}
+SCRIPTS = {path.stem for path in PACKAGE.glob("protocol/lua/*.lua")}
 
 
 def section(page: str, heading: str) -> str:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from redis.crc import key_slot
 
 from celery_redislock import LockConfigError, LockedTask, LockKeyError
-from celery_redislock.server.names import keys_of
+from celery_redislock.protocol.names import keys_of
 
 from .wire import over_the_wire
 

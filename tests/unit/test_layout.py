@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from celery_redislock.server import commands, scripts
-from celery_redislock.server.answers import Claim, Note
-from celery_redislock.server.names import LimitedKey
-from celery_redislock.server.scripts import Command
-from celery_redislock.server.tokens import RESERVED, known_by
+from celery_redislock.protocol import commands, scripts
+from celery_redislock.protocol.answers import Claim, Note
+from celery_redislock.protocol.names import LimitedKey
+from celery_redislock.protocol.scripts import Command
+from celery_redislock.protocol.tokens import RESERVED, known_by
 from tests.house.imports import GRAPH, MODULES, PACKAGE, imported
 
 #: The rooms of the house, from the ground up: what is in one imports only what is below it. The modules that are in no
@@ -22,7 +22,9 @@ from tests.house.imports import GRAPH, MODULES, PACKAGE, imported
 ROOMS = [
     ("info", "errors", "shown", "signals", "options"),
     ("keys",),
-    ("server",),
+    ("protocol",),
+    ("connection",),
+    ("hold", "line"),
     ("lock",),
     ("source", "celery_port"),
     ("app",),
@@ -35,9 +37,9 @@ ROOMS = [
     ("__main__",),
 ]
 #: These serve any code, with or without Celery.
-WITHOUT_CELERY = ("keys", "server", "lock")
+WITHOUT_CELERY = ("keys", "protocol", "connection", "hold", "line", "lock")
 
-SCRIPTS = {path.stem: path for path in sorted(PACKAGE.glob("server/lua/*.lua")) if path.stem != "prelude"}
+SCRIPTS = {path.stem: path for path in sorted(PACKAGE.glob("protocol/lua/*.lua")) if path.stem != "prelude"}
 
 
 ROOM_OF = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}

@@ -6,8 +6,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from celery_redislock.server.names import LockKeys, is_line, key_of, keys_of, limit_of, limited, line_of, redis_key
-from celery_redislock.server.tokens import Attempt
+from celery_redislock.protocol.names import LockKeys, is_line, key_of, keys_of, limit_of, limited, line_of, redis_key
+from celery_redislock.protocol.tokens import Attempt
 
 
 def all_of(keys: LockKeys) -> list[str]:

@@ -9,8 +9,8 @@ import weakref
 
 import pytest
 
-from celery_redislock.server.queues import Queues
-from celery_redislock.server.waiter import Waiter
+from celery_redislock.line.queues import Queues
+from celery_redislock.line.waiter import Waiter
 
 
 class Guest(Waiter):

@@ -33,7 +33,7 @@ def test_a_link_to_a_test_leads_to_its_line_in_the_source_that_the_site_shows() 
 
 def test_a_link_to_a_file_outside_leads_to_its_first_line_and_one_to_a_folder_or_page_is_text() -> None:
     text = (
-        f"[scripts](../celery_redislock/server/lua), [how](../CONTRIBUTING.md#the-code), [this]({HERE}), [a](jobs.md)"
+        f"[scripts](../celery_redislock/protocol/lua), [how](../CONTRIBUTING.md#the-code), [this]({HERE}), [a](jobs.md)"
     )
     assert CONF["to_source"](text, PAGE) == "scripts, how, [this](source:tests/unit/test_site.py#L-1), [a](jobs.md)"
 

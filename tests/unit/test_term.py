@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from celery_redislock.server import term
-from celery_redislock.server.term import Renewal, Term
+from celery_redislock.hold import term
+from celery_redislock.hold.term import Renewal, Term
 
 LEASE, SHORT, LONG = 10.0, 4.0, 60.0
 #: Seconds between two events: what is shortened does not end before the last of them.

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from celery_redislock.info import LockInfo
-from celery_redislock.server.tokens import (
+from celery_redislock.protocol.tokens import (
     COOLING,
     RESERVED,
     RUNS,

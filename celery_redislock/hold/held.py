@@ -10,14 +10,14 @@ from typing import Any, Literal
 
 from redis.exceptions import RedisError
 
+from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockLost, LockUnavailable, describe
+from celery_redislock.protocol.answers import Granted
+from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.tokens import Token
 from celery_redislock.shown import fields
 
-from .answers import Granted
-from .names import keys_of
-from .store import LockStore
 from .term import Term
-from .tokens import Token
 
 logger = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
+from celery_redislock.protocol.scripts import Command
 from celery_redislock.shown import shown
 
 from . import redis_port
 from .places import NoConnectionFree, WaitingLine
-from .scripts import Command
 
 logger = logging.getLogger(__name__)
 

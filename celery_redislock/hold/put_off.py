@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 from redis.exceptions import ResponseError
 
+from celery_redislock.connection.outage import Outage
+from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockUnavailable
 from celery_redislock.shown import fields
-
-from .outage import Outage
-from .store import LockStore
 
 logger = logging.getLogger(__name__)
 

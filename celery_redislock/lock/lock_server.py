@@ -13,22 +13,22 @@ from typing import Any
 import redis
 from redis.cluster import RedisCluster
 
+from celery_redislock.connection.clients import command_time, derive
+from celery_redislock.connection.cluster import ClusterStore, of_cluster
+from celery_redislock.connection.cluster_client import ClusterClient
+from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockConfigError, LockUnavailable
+from celery_redislock.hold.held import HeldLock
+from celery_redislock.hold.keeper import Keeper
+from celery_redislock.hold.term import TRUSTED
 from celery_redislock.info import LockInfo
+from celery_redislock.line import looks
+from celery_redislock.line.room import Room
+from celery_redislock.line.waiter import Waiter
+from celery_redislock.protocol.answers import NOTE_TTL, Conflict, Granted
+from celery_redislock.protocol.scripts import Command
 
-from . import looks
-from .answers import NOTE_TTL, Conflict, Granted
-from .clients import command_time, derive
-from .cluster import ClusterStore, of_cluster
-from .cluster_client import ClusterClient
 from .event_loop import running_loop
-from .held import HeldLock
-from .keeper import Keeper
-from .room import Room
-from .scripts import Command
-from .store import LockStore
-from .term import TRUSTED
-from .waiter import Waiter
 
 _SERVERS = "_redislock_servers"
 #: Seconds between two looks at a key whose release wakes nobody.

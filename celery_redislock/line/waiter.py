@@ -8,10 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from celery_redislock.errors import LockUnavailable
+from celery_redislock.protocol.names import line_of
+from celery_redislock.protocol.tokens import Token
 from celery_redislock.shown import shown
-
-from .names import line_of
-from .tokens import Token
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 -- This text stands before every script: what all scripts know of the token that a lock's key holds.
 --
--- A token that server/tokens.py has minted is "<state><nonce> <attempt> <time> <host> <task>". Any other value was
+-- A token that protocol/tokens.py has minted is "<state><nonce> <attempt> <time> <host> <task>". Any other value was
 -- stored by another library, or chosen by the caller of a `Lock`: it counts as running, and no script marks it. An
 -- owner is the "<state><nonce>" of a minted token, or the whole of another value.
 

@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TypeVar
 
-from .tokens import Token
+from celery_redislock.protocol.tokens import Token
+
 from .waiter import Waiter
 
 N = TypeVar("N", int, float)

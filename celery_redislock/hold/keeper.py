@@ -11,10 +11,11 @@ from contextlib import contextmanager
 
 from redis.exceptions import RedisError
 
+from celery_redislock.connection.store import LockStore
+from celery_redislock.protocol.scripts import RENEW
+
 from .held import HELD_TOO_LONG, KEY_GONE, PAST_DEADLINE, HeldLock
 from .put_off import PutOff, Unsent
-from .scripts import RENEW
-from .store import LockStore
 from .term import INTERVAL, Renewal
 
 logger = logging.getLogger(__name__)

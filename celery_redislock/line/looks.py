@@ -9,8 +9,9 @@ import time
 from collections import deque
 from collections.abc import Collection
 
-from .answers import Conflict
-from .names import is_line
+from celery_redislock.protocol.answers import Conflict
+from celery_redislock.protocol.names import is_line
+
 from .queues import Queue
 from .waiter import Waiter
 

@@ -12,13 +12,14 @@ from redis.exceptions import AskError, ClusterDownError, MovedError, RedisError,
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from . import commands
+from celery_redislock.protocol import commands
+from celery_redislock.protocol.scripts import Command
+
 from .clients import derive
 from .cluster_client import ClusterClient, Node
 from .connections import Connections
 from .outage import Outage
 from .redis_port import called_at_connect, nodes_of, options_of, remap_of
-from .scripts import Command
 from .store import Lease, LockStore
 
 #: While a slot moves, some of a lock's keys may be at one node and some at another, and both refuse its commands. That

@@ -14,13 +14,24 @@ from redis.exceptions import RedisError
 
 from celery_redislock.errors import LockUnavailable, describe
 from celery_redislock.info import LockInfo
+from celery_redislock.protocol import commands
+from celery_redislock.protocol.answers import (
+    NOTE_TTL,
+    Claim,
+    Conflict,
+    Finished,
+    Granted,
+    Note,
+    Outstanding,
+    Passed,
+    Reserved,
+    Taken,
+)
+from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.scripts import ACQUIRE_SLOT, Command
+from celery_redislock.protocol.tokens import Token
 
-from . import commands
-from .answers import NOTE_TTL, Claim, Conflict, Finished, Granted, Note, Outstanding, Passed, Reserved, Taken
-from .names import keys_of
-from .scripts import ACQUIRE_SLOT, Command
 from .sender import Sender
-from .tokens import Token
 
 logger = logging.getLogger(__name__)
 

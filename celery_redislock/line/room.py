@@ -15,19 +15,20 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from celery_redislock.connection.outage import Outage
+from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockUnavailable
+from celery_redislock.protocol import commands, tokens
+from celery_redislock.protocol.answers import Conflict
+from celery_redislock.protocol.names import channel_of, key_of, limit_of
+from celery_redislock.protocol.tokens import Token
 from celery_redislock.shown import shown
 
-from . import commands, looks, queues, tokens
-from .answers import Conflict
+from . import looks, queues
 from .aside import Aside
 from .listener import Listener
 from .looks import SHORT_LOOK, Looks, look_in
-from .names import channel_of, key_of, limit_of
-from .outage import Outage
 from .queues import Queue, Queues
-from .store import LockStore
-from .tokens import Token
 from .waiter import Waiter, begin, can_begin
 
 logger = logging.getLogger(__name__)

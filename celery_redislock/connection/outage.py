@@ -11,8 +11,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_redislock.errors import describe
-
-from .scripts import ACQUIRE, Script
+from celery_redislock.protocol.scripts import ACQUIRE, Script
 
 logger = logging.getLogger(__name__)
 

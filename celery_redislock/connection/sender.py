@@ -13,11 +13,11 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_redislock.errors import LockUnavailable, describe
+from celery_redislock.protocol import commands
+from celery_redislock.protocol.scripts import Command, Script
 
-from . import commands
 from .connections import Connections, Late
 from .outage import Outage
-from .scripts import Command, Script
 
 _random = random.SystemRandom()
 #: The longest pause before a command is sent a second time, in seconds. If both fail, the server is in an outage.
