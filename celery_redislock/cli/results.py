@@ -14,9 +14,9 @@ from celery_redislock.errors import LockConflict, RedisLockError, describe
 from celery_redislock.task.outcome import PRIVATE_BACKENDS, backend_scheme, joined_of, moment_of
 from celery_redislock.task.worker_execution import LONGEST_PAUSE_WHILE_FULL
 
-from .deadline import patiently
 from .sentences import Say
 from .table import duration, moment
+from .workers import patiently
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -14,8 +14,7 @@ from typing import Any
 
 from celery_redislock.errors import LockConfigError, LockKeyError
 
-from .printable import UNSAFE, printable
-from .template import Arguments, Namer, check_parameters, parse_template, template_namer
+from .template import UNSAFE, Arguments, Namer, check_parameters, parse_template, printable, template_namer
 from .wire import digest, encode, wire
 
 Binder = Callable[[Sequence[Any], Mapping[str, Any]], dict[str, Any]]

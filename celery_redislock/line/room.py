@@ -25,9 +25,8 @@ from celery_redislock.protocol.tokens import Token
 from celery_redislock.shown import shown
 
 from . import looks, queues
-from .aside import Aside
 from .listener import Listener
-from .looks import SHORT_LOOK, Looks, look_in
+from .looks import SHORT_LOOK, Aside, Looks, look_in
 from .queues import Queue, Queues
 from .waiter import Waiter, begin, can_begin
 

@@ -16,7 +16,6 @@ from celery_redislock.options import ATTRIBUTES, name_of
 
 from .body import guard, refuse_what_outlives_its_call
 from .join import check_backend
-from .leftovers import is_of_another_plugin, warn_of_leftovers
 from .plan import LockPlan
 
 if TYPE_CHECKING:
@@ -24,6 +23,22 @@ if TYPE_CHECKING:
     from celery.worker.request import Request
 
     TaskClass = type[Task[..., Any]]
+
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from celery import Task
+
+from celery_redislock.app import is_nobodys
+from celery_redislock.celery_port import all_apps, declared_by, is_default, maker_of_task
+from celery_redislock.errors import LockConfigError
+
+from .attributes import LockAttributes
+
+if TYPE_CHECKING:
+    from celery import Celery
 
 
 class Body(NamedTuple):
@@ -119,3 +134,76 @@ def request_class(name: str, request: Any) -> type[Request]:
     locked_request = symbol_by_name("celery_redislock.worker.request:locked_request")
     made: type[Request] = locked_request(name, symbol_by_name(request))
     return made
+
+
+logger = logging.getLogger(__name__)
+
+#: The options by which the other plugins lock, and whose they are.
+_PLUGINS = {"once": "celery-once", "unique_on": "celery-singleton", "raise_on_duplicate": "celery-singleton"}
+#: The pairs of task and option that this process has warned of: several apps may bind one task.
+_said: set[tuple[str, str]] = set()
+
+
+def warn_of_leftovers(cls: type[Task[..., Any]], task: str, key: str) -> None:
+    """Warn, once in a process, of each option of another plugin that a task has, and say what to write instead.
+
+    `key` is a sentence about the task's key that ends the warning; it may be empty.
+    """
+    for name, value in _leftovers_of(cls):
+        if (task, name) not in _said:
+            _said.add((task, name))
+            logger.warning(
+                "task %s: %s is %s's and does nothing here; instead of it write %s.%s",
+                *(task, name, _PLUGINS[name], _instead_of(name, value), key),
+            )
+
+
+def is_of_another_plugin(base: type) -> bool:
+    """Whether a base of a locked task's class is Celery's or another plugin's: its options work there."""
+    return issubclass(base, Task) and not issubclass(base, LockAttributes)
+
+
+def _leftovers_of(cls: type[Task[..., Any]]) -> Iterator[tuple[str, Any]]:
+    others = [base for base in cls.__mro__ if is_of_another_plugin(base)]
+    for name in _PLUGINS:
+        value = getattr(cls, name, None)
+        if value is not None and not callable(value) and not any(name in vars(base) for base in others):
+            yield name, value
+
+
+def _instead_of(name: str, value: Any) -> str:
+    if name == "raise_on_duplicate":
+        return "lock_scope='job', and raise where the `duplicate` of what delay() returns is true"
+    if name == "unique_on":
+        return _written(value or None, "job")
+    options = value if isinstance(value, Mapping) else {}
+    return _written(options.get("keys"), "queue" if options.get("unlock_before_run") else "job")
+
+
+def _written(names: Any, scope: str) -> str:
+    names = [names] if isinstance(names, str) else names
+    args = f"lock_args={list(names)!r}, " if isinstance(names, list | tuple | set) else ""
+    return f"{args}lock_scope={scope!r}"
+
+
+def is_given(app: Celery) -> bool:
+    """Whether the task that is being bound to `app` is another app's, and Celery has made it for `app` as well.
+
+    A shared task belongs to every app alike. It counts as another's where somebody has set up another app, unless `app`
+    is the default app, as a worker's is.
+    """
+    maker, function = maker_of_task()
+    match maker:
+        case "app.task":  # of any app, this one's too
+            return not any(declared is function for declared in declared_by(app))
+        case "shared_task":
+            return not is_default(app) and any(other is not app and not is_nobodys(other) for other in all_apps())
+    return False
+
+
+def refused_in(app: Celery, error: LockConfigError) -> LockConfigError:
+    """`error`, for the use of a task in an app to which Celery has given it."""
+    return LockConfigError(
+        f"{error} (in the app {app.main!r}, which has this task because Celery shares tasks among all apps of a "
+        "process: set that app up for it, or call the task by the app that defines it)"
+    )

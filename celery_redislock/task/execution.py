@@ -25,8 +25,8 @@ from celery_redislock.shown import shown
 from . import decisions
 from .abort import Abort
 from .decisions import Decision
+from .endings import LastWord
 from .held_by_request import EXECUTION
-from .last_word import LastWord
 from .outcome import Outcome, has_ended
 from .reservation import give_up_reservation, reservation_ttl
 

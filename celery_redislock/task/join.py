@@ -15,9 +15,8 @@ from celery_redislock.info import LockInfo
 from celery_redislock.protocol.answers import Conflict
 from celery_redislock.shown import shown
 
-from .decisions import Decision, Fail, Skip, Wait, take_turn
+from .decisions import Decision, Fail, Joining, Skip, Wait, on_joining, take_turn
 from .endings import CameBackAsRetry, drop, revoke, show_as_retry
-from .join_decisions import Joining, on_joining
 from .outcome import PRIVATE_BACKENDS, Outcome, backend_scheme, note_joined, outcome_of
 from .worker_execution import LONGEST_PAUSE, WorkerExecution
 

@@ -14,21 +14,20 @@ from celery_redislock.celery_port import as_sent, bind, bound_tasks
 from celery_redislock.errors import LockConfigError, LockKeyError
 from celery_redislock.hold.held import HeldLock
 from celery_redislock.info import LockInfo
+from celery_redislock.lock.handle import NoLock
 from celery_redislock.lock.lock import Lock
-from celery_redislock.lock.no_lock import NoLock
 from celery_redislock.message.comeback import ignores_result
 from celery_redislock.message.delivery import hide_headers
 
 from .attributes import LockAttributes
 from .begin import begin
-from .binding import checked_plan, guard_body, request_class
+from .binding import checked_plan, guard_body, is_given, refused_in, request_class
 from .call_options import refuse_lock_options
 from .execution import execution_of
 from .held_by_request import LockInRequests
 from .lost import is_in_hook
 from .plan import LockPlan
 from .publish import Publication, is_bare
-from .sharing import is_given, refused_in
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -14,8 +14,8 @@ from celery import uuid
 from celery_redislock import signals
 from celery_redislock.app import server_of
 from celery_redislock.errors import LockUnavailable
+from celery_redislock.message.facts import publish_time
 from celery_redislock.message.header import HEADER, Header
-from celery_redislock.message.publish_time import publish_time
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.answers import Granted, Outstanding, Passed, Reserved
 from celery_redislock.protocol.names import keys_of

@@ -6,9 +6,11 @@ from typing import Any
 
 from celery import bootsteps
 from celery.worker import state
+from celery.worker.state import active_requests
 
 from celery_redislock.message.early_acks import EARLY_ACKS
 
+from .children import expect_copies
 from .request import LockedRequest
 
 #: Where a worker has no event loop, seconds between two looks which runs have begun.
@@ -98,3 +100,20 @@ def ack_what_has_begun() -> None:
 def has_more_to_come() -> bool:
     """Whether a child is to accept one more message besides this one, at which what children have said is read."""
     return len(state.reserved_requests) > len(state.active_requests) + 1
+
+
+class ExpectCopies(bootsteps.StartStopStep):
+    """A step of the worker's consumer. Where acks may be lost, it has the runs leave notes for copies of their message.
+
+    A copy may wait in the queue until its run has ended, and must be dropped then. A run that ends unfinished, with its
+    message requeued, leaves no note all the same, so that its message runs again.
+    """
+
+    def stop(self, parent: Any) -> None:
+        """Called when the consumer stops: to connect again, or for good because the worker shuts down."""
+        # In a shutdown with Redis as the broker, acks that Celery sends now or has just sent may be lost as well, so
+        # every run counts as unacked. With RabbitMQ the consumer stops only after its runs have ended: there are none.
+        for_good = parent.blueprint.state != bootsteps.RUN  # type: ignore[attr-defined]
+        requests = [request for request in tuple(active_requests) if isinstance(request, LockedRequest)]
+        unacked = [one for one in requests if for_good or (one.task.acks_late and not one.acknowledged)]
+        expect_copies([run for one in unacked if (run := one.run) is not None])

@@ -16,6 +16,7 @@ from celery_redislock.task.decisions import (
     ComeBack,
     Decision,
     Fail,
+    Joining,
     Refuse,
     RunWithout,
     Skip,
@@ -23,9 +24,9 @@ from celery_redislock.task.decisions import (
     leaves_note,
     may_be_handed_a_key,
     on_conflict,
+    on_joining,
     on_outage,
 )
-from celery_redislock.task.join_decisions import Joining, on_joining
 from celery_redislock.task.publish_decisions import Answer, AskAgain, Published, on_first, on_second
 
 FRESH = Delivered(acks_late=False, is_redelivered=False, is_overdue=False, is_marked_begun=False, is_republished=False)
