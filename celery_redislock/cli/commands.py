@@ -46,7 +46,7 @@ def locks(context: click.Context, **_: Any) -> None:
 def list_(
     context: click.Context, task: str | None, match: str | None, waiting: bool, as_json: bool, timeout: float
 ) -> None:
-    """List who holds locks, and for how many messages they are waited; the oldest comes first."""
+    """List who holds locks and how many messages wait for each, the oldest first."""
     app = app_of(context)
     known, counts = Locks(app), Counts(Workers(app, timeout))
     rows = sorted((row for row in known.all(match, task, counts) if row.waiting or not waiting), key=oldest_first)

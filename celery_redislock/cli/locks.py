@@ -74,7 +74,7 @@ class Locks:
         """
         pattern = _literal(self.prefix) + "*" if match is None else match
         name, seen, matches = task and known_as(task), set(), matcher(pattern)
-        unseen = {*counts.locks} if counts else set()
+        unseen = {lock for lock in counts.locks if matches(lock)} if counts else set()
         for node in nodes_of(self._server.client):
             for row in scan(node, pattern, self.look):
                 unseen.discard(row.place.lock)

@@ -105,7 +105,7 @@ def _leave_out(known: Locks, found: Sequence[Row], key: str | None) -> None:
 
 def _show(known: Locks, rows: Sequence[Row], workers: Workers) -> None:
     if not rows:
-        raise Nothing("No key matches.")
+        raise Nothing("No key of this app matches.")
     now = datetime.now(UTC)
     if len(rows) > 1:
         for line in table(rows, now):  # however wide: no key is cut

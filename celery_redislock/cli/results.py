@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: What Celery fails a task with whose process it has lost or ended.
 _CUT_SHORT = {
     WorkerLostError: "its process has died",
-    TimeLimitExceeded: "its time_limit was over, and its process was killed",
+    TimeLimitExceeded: "it exceeded its time_limit, and its process was killed",
     Terminated: "its process was terminated",
 }
 #: The calls of Celery's that store a result, or send it on to the tasks that are linked.
@@ -58,7 +58,13 @@ class Result(NamedTuple):
     @property
     def is_waiting(self) -> bool:
         """Whether the task had to wait when its result was last stored."""
-        return self.status == states.RETRY and isinstance(self.value, LockConflict)
+        # A retry by a body that has met another lock is stored with its traceback.
+        return self.status == states.RETRY and isinstance(self.value, LockConflict) and not self.traceback
+
+    @property
+    def may_be_of_a_chain(self) -> bool:
+        """Whether the result may be that of an earlier task of a chain: Celery gives it to all the later ones."""
+        return self.status in {states.FAILURE, states.REVOKED} and self.joined is None
 
     @property
     def since(self) -> datetime | None:
@@ -92,7 +98,7 @@ class Result(NamedTuple):
                 pause = duration(LONGEST_PAUSE_WHILE_FULL)
                 return "waiting", Say.HAD_TO_WAIT(conflict=self.value, pause=pause, again=self.again, **about)
             case states.RETRY:
-                return "retry", Say.RETRIES(error=error, **about)
+                return "retry", Say.RETRIES(after=f" after {error}" if self.value is not None else "", **about)
             case states.STARTED:
                 return "started", Say.STARTED(again=self.again, **about)
             case _:
@@ -120,11 +126,11 @@ def result_of(app: Celery, task_id: str) -> Result:
     """Ask the result backend of `app` for the task `task_id`."""
     scheme = backend_scheme(app)
     if scheme in PRIVATE_BACKENDS:
-        return Result(task_id, unasked=Say.NO_BACKEND(scheme=scheme))
+        return Result(task_id, again=_again(app), unasked=Say.NO_BACKEND(scheme=scheme))
     try:
         meta: Mapping[str, Any] = patiently(lambda: app.backend.get_task_meta(task_id, cache=False))
     except Exception as error:  # noqa: BLE001 - each backend has its own
-        return Result(task_id, unasked=Say.BACKEND_AWAY(error=describe(error)))
+        return Result(task_id, again=_again(app), unasked=Say.BACKEND_AWAY(error=describe(error)))
     return Result(
         task_id,
         str(meta["status"]),

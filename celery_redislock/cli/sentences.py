@@ -14,9 +14,9 @@ class Say(Enum):
 
     # A worker has its message, which waits.
     WAITS = "Task {task} WAITS in line for {lock}, in worker {worker}, for {waited} now."
-    ALONE = "It is the only message in line, in {workers} that answered."
-    FIRST = "It is the first of {messages} in line, in {workers} that answered."
-    BEHIND = "{before} before it, of {messages} in line, in {workers} that answered."
+    ALONE = "No other message waits for it in the {workers} that answered."
+    FIRST = "It is the first of {messages} that wait in the {workers} that answered."
+    BEHIND = "{before} ahead of it; {messages} wait in the {workers} that answered."
     NEXT = (
         "{free} is free, and the worker has a process for it: its turn comes within seconds, or within a minute where"
         " the key was deleted by hand or lost."
@@ -37,8 +37,8 @@ class Say(Enum):
     DIED = (
         "Task {task} was in a process of worker {worker} that HAS DIED. The worker releases what it held, if anything."
     )
-    COMES_AGAIN = "It comes again by itself, in a moment."
-    COMES_NOT = "It does not come again by itself: its result becomes WorkerLostError. Send it again."
+    COMES_AGAIN = "Its message is delivered again shortly, or its next attempt is sent."
+    COMES_NOT = "Its message is not delivered again: its result becomes WorkerLostError. Send it again."
     CALLED = "Task {task} has its TURN for {lock}: worker {worker} gives it to a process as soon as that takes it."
     RESERVED = (
         f"Task {{task}} has NOT STARTED: worker {{worker}} has its message, and no free process for it yet. {_BUSY}"
@@ -53,7 +53,8 @@ class Say(Enum):
     REFUSED = "Task {id} FAILED{at}: {reason}."
     CUT_SHORT = "Task {id} WAS CUT SHORT{at}: {how} ({error}). Its work may be done in part."
     NOT_STORED = "Task {id} HAS RUN, but its result could not be stored or sent on{at}: {error}. Its work is done."
-    FAILED = "Task {id} HAS RUN: its result is FAILURE{at}, by {error}, which has nothing to do with its lock."
+    FAILED = "Task {id} FAILED{at}, by {error}."
+    CHAIN = "In a chain, the tasks after one that failed or was revoked have its result, and never start."
     HAD_TO_WAIT = """\
 Task {id} HAD TO WAIT: {conflict}. Since then no more is known, and no worker that answers has its message. Either
 - it is in the broker's queue: a worker that shut down has put it back, or one that was full, for up to {pause}; or
@@ -61,35 +62,42 @@ Task {id} HAD TO WAIT: {conflict}. Since then no more is known, and no worker th
 - its worker is dead: {again}; or
 - it has run, and its result could not be stored: the log of its worker says so."""
     RETRIES = (
-        "Task {id} has STARTED ONCE and is to run again, by {error}: `self.retry()`, or its worker has stopped or lost"
-        " its process. No worker that answers has its message yet."
+        "Task {id} HAS STARTED and is to RUN AGAIN{after}: it retries itself, or its worker has stopped or lost its"
+        " process. No worker that answers has its message yet."
     )
     STARTED = (
-        "Task {id} has STARTED, and no worker that answers runs it: its worker is shutting down, too busy, cut off or"
-        " dead. If it is dead and the task has acks_late, {again}; else send it again."
+        "Task {id} HAS STARTED, and no worker that answers runs it: its worker is shutting down, too busy, cut off or"
+        " dead, or its message is in the broker's queue again. If its worker is dead and the task has acks_late,"
+        " {again}; else send it again."
     )
     STATUS = "Task {id} has the state {status}{at}."
     # The lock server knows it.
     HOLDS_SOMEWHERE = "The task HOLDS a lock, and no worker that answers runs it."
-    QUEUED = "The task has NOT STARTED: its message is in the broker's queue, on its way, or lost."
+    QUEUED = (
+        "The task has NOT STARTED: its message is in the broker's queue, in a worker that does not answer, or lost. If"
+        " that worker is dead, {again}."
+    )
+    NEXT_ATTEMPT = "Its key is kept for its next attempt, which no worker that answers has."
     COOLS = "The task HAS RUN with success."
     # Who holds its key.
     HELD = "{key} is held by {who}, since {since}; {ends}."
     FOREIGN = "{key} is held by a lock of another library, or of a `Lock` with a token of its own; {ends}."
-    KEPT = "{key} is kept for {who}, since {since}, for {ttl} yet."
+    KEPT = "{key} is kept for {who}, since {since}, for another {ttl}."
     RENEWED = "acquired or renewed {ago} ago, so its process was alive then"
     NOT_RENEWED = (
-        "last renewed {ago} ago, though that is due every {every}: its process is dead, hanging or cut off from the"
-        " lock server, and the key is free in {ttl}"
+        "last renewed {ago} ago, though that is due every {every} with the lock_lease that is set here: its process is"
+        " dead, hanging or cut off from the lock server, and the key is free in {ttl}"
     )
     HELD_TOO_LONG = "its lock_max_hold is over, so it is not renewed any more, and the key is free in {ttl}"
     ENDS = "it ends in {ttl} unless it is renewed"
     NEVER_ENDS = "it never ends by itself"
-    SILENT = "Its worker {worker} does NOT ANSWER: it is shutting down, too busy, cut off or dead."
+    SILENT = (
+        "Its worker {worker} does NOT ANSWER: it is shutting down, too busy, cut off, dead, or uses another broker."
+    )
     # Nobody knows it, or not all could be asked.
     UNKNOWN = """\
-It holds no lock, waits in no worker, and has no result.
-Asked: {workers}, the lock server {where}, the result backend.{unasked}
+No lock, no worker and no result that could be asked tells of it.
+Asked: {asked}.{unasked}
 It may be in the broker's queue, have ended without a stored result, have died with its worker, or never have been sent.
 Look for its id in the log of the workers, and at the length of its queue."""
     NO_BACKEND = " The app has no result backend that could be asked ({scheme})."

@@ -48,7 +48,7 @@ METRICS = {
         "celery_redislock_waiting",
         "Messages that wait for a lock; where none are known, each process in line.",
     ),
-    "oldest": ("celery_redislock_oldest_wait_seconds", "How long ago the first who waits for a lock was published."),
+    "oldest": ("celery_redislock_oldest_wait_seconds", "How long ago the first message in line was published."),
 }
 
 

@@ -73,10 +73,9 @@ class Why:
         Raises:
             RedisError: The lock server did not answer or refused.
         """
-        seen = self._seen()
+        seen, result = self._seen(), result_of(self._app, self._id)
         for one in seen:
-            yield from self._in_worker(one)
-        result = result_of(self._app, self._id)
+            yield from self._in_worker(one, result)
         told: list[Said] = []
         if result.has_ended:
             told = [*self._in_result(result)]
@@ -84,7 +83,7 @@ class Why:
             rows = [row for row in self._locks.all() if self._is_mine(row)]
             if not (result.is_waiting and any(row.info.state == "held" for row in rows)):  # that was before it ran
                 told = [*self._in_result(result)]
-            told += self._in_redis(rows)
+            told += self._in_redis(rows, result)
         yield from told
         self.is_known = bool(told or seen)
         if not self.is_known:
@@ -109,7 +108,7 @@ class Why:
         self._answered = list(answers)
         return [Seen(worker, what) for worker, found in sorted(answers.items()) for what in found]
 
-    def _in_worker(self, seen: Seen) -> Iterator[Said]:
+    def _in_worker(self, seen: Seen, result: Result) -> Iterator[Said]:
         worker, what = seen
         lock = what["lock"]
         told = {"key": lock, "task": str(what["name"]), "hostname": worker}
@@ -125,7 +124,7 @@ class Why:
                 yield from self._running(what, told, named)
             case "dead":
                 yield Said(Say.DIED(**named), self._about("died", **told))
-                if what["comes_again"] is not None:
+                if what["comes_again"] is not None and not result.has_ended:
                     yield Said((Say.COMES_AGAIN if what["comes_again"] else Say.COMES_NOT)())
             case state:
                 text = _IN_WORKER[state](lock=lock, eta=what["eta"], **named)
@@ -190,19 +189,27 @@ class Why:
             return
         state, text = told
         yield Said(text, self._about(state, key=result.key, since=result.since))
+        if result.may_be_of_a_chain:
+            yield Said(Say.CHAIN())
         if result.is_waiting and result.key is not None:
             yield from self._holders(result.key)
 
     # What the lock server knows.
 
-    def _in_redis(self, rows: Sequence[Row]) -> Iterator[Said]:
+    def _in_redis(self, rows: Sequence[Row], result: Result) -> Iterator[Said]:
         for row in rows:
-            yield Said(_TELLS[row.info.state](), self._locks.told(row))
+            attempt, state = row.token.attempt, row.info.state
+            is_next = state == "queued" and attempt is not None and (attempt.retries or attempt.replaced)
+            say = Say.NEXT_ATTEMPT if is_next else _TELLS[state]
+            yield Said(say(again=result.again), self._locks.told(row))
             yield Said(self._locks.held(row, self._now))
         if any(row.info.state == "held" for row in rows):
             yield from map(Said, silent(rows, self._answered))
 
     def _unknown(self, result: Result) -> Said:
-        workers = counted(len(self._answered), "worker")
-        text = Say.UNKNOWN(workers=workers, where=self._locks.where, unasked=result.unasked)
-        return Said(text, self._about("unknown"))
+        asked = [f"the lock server {self._locks.where}"]
+        if self._workers.problem is None:
+            asked.insert(0, counted(len(self._answered), "worker"))
+        if not result.unasked:
+            asked.append("the result backend")
+        return Said(Say.UNKNOWN(asked=", ".join(asked), unasked=result.unasked), self._about("unknown"))

@@ -29,7 +29,9 @@ def refuse_lock_options(task: Task[..., Any], options: dict[str, Any]) -> None:
     """
     for name in [option for option in options if option.startswith("lock_")]:
         refusal = _refusal(str(task.name), name)
-        if is_bare(options) or not (task.app.current_worker_task or is_in_hook()):
+        # Celery publishes an errback in the main process with the id of the task that has failed.
+        is_by_celery = task.app.current_worker_task or is_in_hook() or options.get("parent_id")
+        if is_bare(options) or not is_by_celery:
             raise refusal
         del options[name]
         task_id = options.get("task_id")
@@ -47,5 +49,5 @@ def _refusal(task: str, option: str) -> LockConfigError:
         return LockConfigError(f"{task}: {option} is an option of the task, not of a call: {where}")
     meant = meant_by(name, "lock_", (*KEY_OPTIONS, *OPTIONS))
     return LockConfigError(
-        f"{task}: {shown(option)} is not known, and options of the lock are of the task, not of a call; {meant}"
+        f"{task}: {shown(option)} is not known, and lock options belong on the task, not on a call; {meant}"
     )

@@ -107,7 +107,7 @@ def note_joined(app: Celery, request: Any, joins: str) -> None:
 def joined_of(children: Any) -> str | None:
     """The id of the task that a run has joined, by the stored children of its result; None where it has joined none."""
     match children:
-        case [[[str(group), _], [[[str(joins), _], _]]]] if group == JOINED:
+        case [[[str(group), _], [[[str(joins), _], _]]], *_] if group == JOINED:  # links and chains come behind it
             return joins
     return None
 

@@ -156,7 +156,7 @@ class LockedRequest(Request):
         is_retried = getattr(task, "retry_on_worker_lost", False) and (
             task.max_retries is None or retries < task.max_retries
         )
-        return is_given_back or is_requeued or bool(is_retried)
+        return not was_revoked(self) and (is_given_back or is_requeued or bool(is_retried))
 
     def _reservation(self, plan: LockPlan) -> Reservation | None:
         reservation = reservation_in(self.request_dict.get(HEADER))

@@ -202,6 +202,7 @@ class TestFaults:
         result = tasks.dying_job.apply_async(("k",), queue="later")
         lock_proxy.refuse()
         app.control.add_consumer("later")
-        wait_until(lambda: f"task lab.dying_job[{result.id}]: its process died; " in worker.output(), "it has died")
+        died = f"task lab.dying_job[{result.id}]: its process died before it asked for its lock; "
+        wait_until(lambda: died in worker.output(), "it has died")
         lock_proxy.mend()
         nothing_is_left()

@@ -12,6 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from celery import chain
 from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
@@ -107,12 +108,12 @@ def test_one_that_waits_is_told_who_holds_its_key_that_the_holder_lives_and_how_
     wait_until(lambda: kept(app) == 1, "it waits")
     said = why(alone, Say.WAITS, Say.HELD, Say.RENEWED, Say.ALONE)
     assert f"is held by task {first.id} on w0@lab" in said
-    assert "It is the only message in line, in 1 worker that answered." in said
+    assert "No other message waits for it in the 1 worker that answered." in said
     behind = tasks.work.delay("k", 1)
     wait_until(lambda: kept(app) == 2, "both wait")
     why(alone, Say.FIRST)
     assert states(app, alone) == ["waiting", "held"]
-    assert "1 message is before it, of 2 messages in line, in 1 worker that answered." in why(behind, Say.BEHIND)
+    assert "1 message is ahead of it; 2 messages wait in the 1 worker that answered." in why(behind, Say.BEHIND)
     said = why(first, Say.RUNS, Say.HOLDS)
     assert "It holds redislock:{lab.work:" in said
 
@@ -294,7 +295,8 @@ def test_what_a_killed_worker_has_left_is_told_with_what_is_known_and_when_it_co
     worker = start_worker(3, "-n", "dead@lab")
     silent = tasks.work.delay("k", "first", 60)
     late = tasks.ends.delay("later", "retry")
-    wait_until(lambda: late.state == "RETRY", "it is to run again")
+    kept_for = tasks.three_again.delay("r", "item", times=1, countdown=60)
+    wait_until(lambda: late.state == kept_for.state == "RETRY", "they are to run again")
     running("first")
     waits = tasks.work.delay("k", "second")
     wait_until(lambda: waits.state == "RETRY", "it waits")
@@ -306,6 +308,7 @@ def test_what_a_killed_worker_has_left_is_told_with_what_is_known_and_when_it_co
     said = why(silent, Say.STARTED, Say.HOLDS_SOMEWHERE, Say.HELD)
     assert when in said
     why(late, Say.RETRIES)
+    assert "NOT STARTED" not in why(kept_for, Say.RETRIES, Say.NEXT_ATTEMPT)
 
 
 def test_while_a_worker_shuts_down_its_run_is_said_to_go_on_and_its_waiting_message_to_be_on_its_way(
@@ -359,9 +362,10 @@ def test_what_has_ended_is_told_how_and_the_text_of_its_own_error_is_not_shown(
     with tasks.on_raise.lock_for("k"):
         refused = tasks.on_raise.delay("k", "secret")
         assert "the lock redislock:{k} is held by a lock outside tasks on" in why(refused, Say.REFUSED)
-    broken = tasks.once.delay("k", "secret", fails=True)
-    said = why(broken, Say.FAILED)
-    assert "by ValueError, which" in said
+    broken = chain(tasks.once.si("k", "secret", fails=True), tasks.plain.si()).apply_async()
+    assert "RUN" not in why(broken, Say.FAILED, Say.CHAIN)
+    said = why(broken.parent, Say.FAILED)
+    assert "by ValueError." in said
     assert "secret" not in said
     unstored = tasks.unstorable.delay("k")
     assert "EncodeError. Its work is done." in why(unstored, Say.NOT_STORED)
@@ -378,7 +382,7 @@ def test_one_that_has_joined_another_is_not_said_to_have_run(tasks, app, why, st
     start_worker(2)
     first = tasks.on_join.delay("k", "first", holds="fails" if fails else "waits")
     running("first")
-    second = tasks.on_join.delay("k", "second")
+    second = tasks.on_join.apply_async(("k", "second"), link=tasks.plain.si())
     assert f"it joined task {first.id}, and has that task's result, {'FAILURE' if fails else 'SUCCESS'}" in why(
         second, Say.JOINED
     )

