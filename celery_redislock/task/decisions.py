@@ -3,7 +3,7 @@
 They are pure functions of what is known of a message (`celery_redislock.message.facts`), of a key's holder
 (`LockInfo`), and of the task's options. `WorkerExecution`, its subclass `JoiningExecution` and `EagerExecution` carry
 out what they return. What becomes of a publish is decided in `publish_decisions`, and what a run does that has joined
-another task in `join_decisions`. The model in tests/model imports these functions too, so that a wrong rule breaks one
+another task in `on_joining`. The model in tests/model imports these functions too, so that a wrong rule breaks one
 of the model's promises.
 
 A new policy is one function here, its name in `POLICIES`, and its name in `options.ConflictPolicy`.

@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 
 from celery_redislock import Lock, LockLost
 from celery_redislock.app import server_of
-from celery_redislock.cli import deadline, watch
+from celery_redislock.cli import watch, workers
 from celery_redislock.cli.commands import locks as group
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.tokens import Attempt
@@ -366,7 +366,7 @@ def test_a_holder_whose_worker_is_dead_is_shown_as_one_that_does_not_answer_and_
 
 
 def test_where_the_broker_is_away_the_lock_server_is_asked_all_the_same(config, tasks, locks, monkeypatch):
-    monkeypatch.setattr(deadline, "PATIENCE", 0.3)  # Celery goes on trying
+    monkeypatch.setattr(workers, "PATIENCE", 0.3)  # Celery goes on trying
     config.broker = "redis://127.0.0.1:1/0"
     away = CLIContext(make_app(config), no_color=True, workdir=None)
 

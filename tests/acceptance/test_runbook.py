@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from celery_redislock import LockConflict, LockLost, LockUnavailable
 from celery_redislock.app import server_of
-from celery_redislock.cli import deadline
+from celery_redislock.cli import workers
 from celery_redislock.cli.commands import locks as group
 from celery_redislock.cli.sentences import Say
 from tests.lab.app import make_app
@@ -188,7 +188,7 @@ def test_where_lock_server_broker_and_results_are_silent_every_command_ends_and_
     config, private_locks, locks_, monkeypatch
 ):
     """They are one server, as in the README. Celery's own commands wait for it for ever."""
-    monkeypatch.setattr(deadline, "PATIENCE", 0.3)
+    monkeypatch.setattr(workers, "PATIENCE", 0.3)
     config.broker, config.backend, config.locks = private_locks.celery_url(0), private_locks.celery_url(1), None
     app = make_app(config)
     app.conf.redislock_client_options = {"socket_timeout": 0.5}

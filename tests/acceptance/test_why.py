@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from celery_redislock import Lock
 from celery_redislock.app import server_of
-from celery_redislock.cli import deadline
+from celery_redislock.cli import workers
 from celery_redislock.cli.commands import locks as group
 from celery_redislock.cli.sentences import Say
 from celery_redislock.protocol import tokens
@@ -430,7 +430,7 @@ def test_an_app_whose_results_nobody_else_can_read_is_told_so(config, why, backe
 
 
 def test_a_broker_or_a_result_backend_that_is_away_is_named(config, why, monkeypatch):
-    monkeypatch.setattr(deadline, "PATIENCE", 0.3)  # Celery goes on trying
+    monkeypatch.setattr(workers, "PATIENCE", 0.3)  # Celery goes on trying
     config.broker = config.backend = "redis://127.0.0.1:1/0"
     why(uuid4(), Say.UNKNOWN, Say.BACKEND_AWAY, Say.WORKERS_AWAY, of=make_app(config))
 

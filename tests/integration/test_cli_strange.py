@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from celery_redislock import Lock
 from celery_redislock.app import server_of
-from celery_redislock.cli import deadline
+from celery_redislock.cli import workers
 from celery_redislock.cli.commands import locks as group
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import keys_of
@@ -142,7 +142,7 @@ def test_a_lock_with_a_token_that_its_owner_has_chosen_is_foreign(app, cli):
 
 
 def test_where_no_worker_can_be_asked_processes_are_counted_and_that_is_said(config, cli, locks, monkeypatch):
-    monkeypatch.setattr(deadline, "PATIENCE", 0.3)  # Celery goes on trying
+    monkeypatch.setattr(workers, "PATIENCE", 0.3)  # Celery goes on trying
     locks.client.set("redislock:{a}", tokens.mint(tokens.mint_nonce(), None, tokens.origin("host", None)).value)
     for _ in range(2):
         room = tokens.of_room(tokens.mint_nonce(), "host")
