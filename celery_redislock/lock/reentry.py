@@ -16,7 +16,8 @@ from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockConfigError
 from celery_redislock.hold.held import HeldLock
 from celery_redislock.hold.keeper import Keeper
-from celery_redislock.lock.lock_server import running_task
+
+from .event_loop import running_task
 
 #: The entries of the current context. The references are weak, so that the renewal of a lock that is dropped without a
 #: release ends, although its context lives on.

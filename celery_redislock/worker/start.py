@@ -18,7 +18,7 @@ from .trial import try_lock_server
 
 logger = logging.getLogger(__name__)
 
-CONSUMER_STEPS = "acking:AckWhatHasBegun", "redelivery:ExpectCopies", "waiting:WaitingRoom"
+CONSUMER_STEPS = "acking:AckWhatHasBegun", "acking:ExpectCopies", "waiting:WaitingRoom"
 
 
 def connect() -> None:

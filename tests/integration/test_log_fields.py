@@ -112,7 +112,7 @@ def test_an_error_of_another_library_is_one_line():
 #: Lines that concern no single run and no single key.
 OF_THE_PROCESS = {
     "server_advice", "keeper", "connections", "outage", "listener", "waiter", "room", "children", "reminder",
-    "handover", "leftovers", "trial", "start", "store", "lock", "outcome", "broker_advice", "republish",
+    "handover", "binding", "trial", "start", "store", "lock", "outcome", "broker_advice", "republish",
     "shutdown", "starter",
 }  # fmt: skip
 
