@@ -23,6 +23,8 @@ from tests.lab.measured import kill_group
 from tests.lab.nursery import Nursling
 from tests.lab.servers import running, wait_until, wait_until_stopped
 
+#: The states of a process that runs nothing.
+STILL = {psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE}
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -124,10 +126,17 @@ class Worker:
         return [self.process.pid, *(child.pid for child in self.children())]
 
     def _kill(self, pid: int) -> None:
+        """Kill a process, which stands still before that: so the moment is known from which on it runs nothing."""
         at = None
-        with suppress(ProcessLookupError):  # a child ends with its main process: Celery asks the kernel for that
+        with suppress(
+            ProcessLookupError, psutil.NoSuchProcess
+        ):  # a child ends with its main process: Celery asks for that
+            os.kill(pid, signal.SIGSTOP)
+            wait_until(lambda: psutil.Process(pid).status() in STILL, f"{pid} stands still", 10)
+            at = (
+                time.monotonic()
+            )  # not after the kill: others may see its end, and take its key, before this process goes on
             os.kill(pid, signal.SIGKILL)
-            at = time.monotonic()  # from now on the process runs no instruction; its end is seen later
         wait_until(lambda: is_dead(pid), f"{pid} is dead", 10)
         self.ledger.died(pid, at)
 
