@@ -63,6 +63,7 @@ class Worked:
 #: In a process of its own: this one has threads, and a child that is forked from it may stand still for ever.
 PREFORK = """
 from celery import Celery
+from celery.concurrency.prefork import TaskPool
 from celery_redislock.worker import worker_port
 
 app = Celery("contracts", broker="memory://", backend="cache+memory://")
