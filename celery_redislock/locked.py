@@ -14,9 +14,9 @@ from .celery_port import app_of_last_resort, app_of_this_thread, current_apps
 from .errors import LockConfigError
 from .keys.maker import KeyMaker
 from .keys.template import parse_template
-from .lock.handle import NoLock
 from .lock.lock import Lock
 from .lock.lock_server import LockServer
+from .lock.no_lock import NoLock
 from .options import LockOptions, check_limit, name_of, resolve_options, resolve_settings
 from .protocol.names import limited, redis_key
 from .shown import LONGEST, shown

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextvars import Context
 
-from .lock.handle import NoLock
 from .lock.lock import Lock
+from .lock.no_lock import NoLock
 from .locked import Locked
 
 

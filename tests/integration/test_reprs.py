@@ -22,7 +22,7 @@ from celery_redislock import (
     locked,
     signals,
 )
-from celery_redislock.lock.handle import NoLock
+from celery_redislock.lock.no_lock import NoLock
 from celery_redislock.options import resolve_options, resolve_settings
 from celery_redislock.source import source_of
 from celery_redislock.testing import busy

@@ -9,7 +9,7 @@ from typing import Any, Literal, assert_type
 import redis
 
 from celery_redislock import Lock, LockConflict, LockedTask, LockInfo, LockLost, LockUnavailable, locked
-from celery_redislock.lock.handle import NoLock
+from celery_redislock.lock.no_lock import NoLock
 from celery_redislock.testing import busy
 
 

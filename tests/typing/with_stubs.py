@@ -9,7 +9,7 @@ from celery import Celery
 from celery.exceptions import Retry
 
 from celery_redislock import Lock, LockedResult, LockedTask, LockInfo, LockUnavailable, locked, signals
-from celery_redislock.lock.handle import NoLock
+from celery_redislock.lock.no_lock import NoLock
 from celery_redislock.signals import lock_conflict
 from celery_redislock.testing import busy
 

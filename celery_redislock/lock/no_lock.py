@@ -1,0 +1,55 @@
+"""NoLock: what code gets in place of a lock where there is none."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+
+class NoLock:
+    """Stands for a lock in a direct call, in a run without a lock, and where `redislock_enabled` is False.
+
+    Its methods succeed without asking Redis, and its `state` is ``"none"``.
+    """
+
+    token: None = None
+    fence: None = None
+    remaining = 0.0
+    state: Literal["none"] = "none"
+
+    def __init__(self, key: str = "") -> None:
+        self.key = self.name = key
+
+    def __repr__(self) -> str:
+        return f"<NoLock {self.key}>" if self.key else "<NoLock>"
+
+    def acquire(self, *args: Any, **kwargs: Any) -> Literal[True]:
+        """Do nothing; return True."""
+        return True
+
+    def release(self) -> None:
+        """Do nothing."""
+
+    def check(self) -> None:
+        """Do nothing."""
+
+    def extend(self, *args: Any, **kwargs: Any) -> Literal[True]:
+        """Do nothing; return True."""
+        return True
+
+    def reacquire(self) -> Literal[True]:
+        """Do nothing; return True."""
+        return True
+
+    def locked(self) -> bool:
+        """Return False: nobody holds a key."""
+        return False
+
+    def owned(self) -> bool:
+        """Return True, so that code which goes on only while it owns its lock goes on."""
+        return True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Do nothing."""
