@@ -38,7 +38,7 @@ myst_url_schemes = {"http": None, "https": None, "source": "_code/{{path}}.html#
 def to_source(text: str, page: Path) -> str:
     """What a page says, with the links that leave docs/ as they work on the site.
 
-    On GitHub these links lead to a file or folder beside docs/. The site shows such a file on a page of its own, where
+    On GitHub these links lead to a file or folder next to docs/. The site shows such a file on a page of its own, where
     a link to a test leads to its line. A link to a folder, or to Markdown outside docs/, becomes its text alone.
 
     Args:

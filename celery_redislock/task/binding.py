@@ -189,7 +189,7 @@ def _written(names: Any, scope: str) -> str:
 def is_given(app: Celery) -> bool:
     """Whether the task that is being bound to `app` is another app's, and Celery has made it for `app` as well.
 
-    A shared task belongs to every app alike. It counts as another's where somebody has set up another app, unless `app`
+    A shared task belongs to every app alike. It counts as another's where another app is set up, unless `app`
     is the default app, as a worker's is.
     """
     maker, function = maker_of_task()
