@@ -18,8 +18,8 @@ class Say(Enum):
     FIRST = "It is the first of {messages} that wait in the {workers} that answered."
     BEHIND = "{before} ahead of it; {messages} wait in the {workers} that answered."
     NEXT = (
-        "{free} is free, and the worker has a process for it: its turn comes within seconds, or within a minute where"
-        " the key was deleted by hand or lost."
+        "{free} is free, and the worker has a process for it: its turn comes within seconds, unless an earlier one"
+        " waits in a worker that does not answer; or within a minute where the key was deleted by hand or lost."
     )
     FREE = "{free} is free: those before it are called first."
     NO_PROCESS = f"{{free}} is free, but the worker has no free process for it yet. {_BUSY}"

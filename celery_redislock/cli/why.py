@@ -136,7 +136,8 @@ class Why:
         line = [one["place"] for found in answers.values() for one in found]
         before = sum(place < what["place"] for place in line)
         holders = yield from self._holders(lock)
-        if holders < what["limit"]:
+        # Where a worker has not answered again, an earlier message may wait in it.
+        if holders < what["limit"] and (what["lacks"] in _LACKS or len(answers) == len(self._answered)):
             yield Said(self._why_not(what, lock if not holders else f"A slot of {lock}", before))
         workers, messages = counted(len(answers), "worker"), counted(len(line), "message")
         if len(line) > 1:
