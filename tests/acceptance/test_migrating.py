@@ -466,6 +466,7 @@ def test_with_a_pause_no_two_runs_overlap_and_none_is_lost(site, gate):
     worker = site.start("Before")
     running = site.publish("Before", "a", gate)
     wait_until(site.ledger.running, "one runs")
+    site.wait_until_all_is_acked()
     worker.begin_to_stop()
     gate.open()
     worker.wait()
