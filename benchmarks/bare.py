@@ -11,8 +11,7 @@ import redis
 
 from celery_redislock.connection.connections import Connection, Late
 from celery_redislock.protocol import commands
-from celery_redislock.protocol.answers import Note
-from celery_redislock.protocol.scripts import Command
+from celery_redislock.protocol.scripts import Command, Note
 from celery_redislock.protocol.tokens import Token
 
 from .timing import Case

@@ -14,9 +14,8 @@ from celery import Task
 from celery_redislock.connection.connect import connect
 from celery_redislock.connection.connections import Connections, Late
 from celery_redislock.protocol import commands, tokens
-from celery_redislock.protocol.answers import Note
 from celery_redislock.protocol.names import keys_of
-from celery_redislock.protocol.scripts import Command
+from celery_redislock.protocol.scripts import Command, Note
 from celery_redislock.protocol.tokens import Attempt
 
 LEASE = 30.0

@@ -10,10 +10,10 @@ import redis
 from rich.table import Table
 
 from celery_redislock.connection.connect import connect
-from celery_redislock.hold.held import HeldLock
+from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol import tokens
-from celery_redislock.protocol.answers import Granted
+from celery_redislock.protocol.scripts import Granted
 
 from .findings import Findings
 from .server import valkey

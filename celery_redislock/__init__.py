@@ -12,9 +12,9 @@ from .errors import (
 from .info import LockInfo
 from .lock.lock import Lock
 from .locked import Locked, locked
-from .task import postrun
+from .task import run_hooks
 from .task.locked_task import LockedTask
-from .task.result import LockedResult
+from .task.publish import LockedResult
 from .worker import start
 
 __all__ = [
@@ -33,5 +33,5 @@ __all__ = [
 ]
 
 hide_setting("redislock_url")  # it may hold a password
-postrun.connect()
+run_hooks.connect()
 start.connect()

@@ -1,5 +1,20 @@
 """``python -m celery_redislock -A proj``: as ``celery -A proj locks``."""
 
-from .cli.program import main
+from __future__ import annotations
+
+import click
+from celery.bin.celery import celery
+
+from .cli.commands import locks
+
+
+def main() -> None:
+    """Run the command line. Its global options are those of Celery's own, and so is the code that loads the app."""
+    program = click.Group("celery_redislock", params=celery.params, callback=celery.callback, help=locks.help)
+    program.invoke_without_command = True
+    for name, command in locks.commands.items():
+        program.add_command(command, name)
+    program(auto_envvar_prefix="CELERY", prog_name="python -m celery_redislock")
+
 
 main()

@@ -12,8 +12,7 @@ from celery.exceptions import ImproperlyConfigured
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import LockError, LockNotOwnedError
 
-from .info import LockInfo
-from .shown import LONGEST, shown
+from .info import LONGEST, LockInfo, shown
 
 
 def describe(error: BaseException) -> str:

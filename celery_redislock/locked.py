@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, overload
 from .app import check_lease, is_enabled, keyprefix_of, server_of, settings_of
 from .celery_port import app_of_last_resort, app_of_this_thread, current_apps
 from .errors import LockConfigError
-from .keys.maker import KeyMaker
-from .keys.template import parse_template
+from .info import LONGEST, shown
+from .keys.arguments import parse_template
+from .keys.key_maker import KeyMaker
 from .lock.lock import Lock
 from .lock.lock_server import LockServer
 from .lock.no_lock import NoLock
 from .options import LockOptions, check_limit, name_of, resolve_options, resolve_settings
 from .protocol.names import limited, redis_key
-from .shown import LONGEST, shown
-from .task.body import refuse_what_outlives_its_call
-from .task.held_by_request import LockInRequests
+from .task.binding import refuse_what_outlives_its_call
+from .task.locked_task import LockInRequests
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from billiard import current_process
 from celery.signals import worker_process_init, worker_process_shutdown
 
-from .hold.held import HELD_TOO_LONG, KEY_GONE, NOT_OURS, PAST_DEADLINE, HeldLock
+from .hold.held_lock import HELD_TOO_LONG, KEY_GONE, NOT_OURS, PAST_DEADLINE, HeldLock
 from .signals import lock_acquired, lock_conflict, lock_lost, lock_released, lock_unavailable
 
 try:

@@ -13,9 +13,7 @@ from reprlib import repr as short_repr
 from typing import Any, Literal, NamedTuple, get_args
 
 from .errors import LockConfigError
-
-#: How many may hold one lock at once at most, as in lua/prelude.lua.
-MAX_LIMIT = 50
+from .protocol.names import MAX_LIMIT
 
 #: The values of the options that are choices. The first is the default, but for `lock_on_conflict`: see
 #: `resolve_options`.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from .hold.held import HeldLock
+from .hold.held_lock import HeldLock
 from .signals import lock_acquired, lock_conflict, lock_lost, lock_released, lock_unavailable
 
 try:
@@ -19,8 +19,8 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from celery_redislock.errors import LockUnavailable
-    from celery_redislock.info import LockInfo
+    from .errors import LockUnavailable
+    from .info import LockInfo
 
 #: The span in which each held lock was taken. A loss is told in a thread, which has no current span.
 _spans: WeakKeyDictionary[HeldLock, Span] = WeakKeyDictionary()

@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from celery_redislock.line.room import Room
-from celery_redislock.line.waiter import Waiter
+from celery_redislock.line.waiters import Waiter
 from celery_redislock.worker.waiting_message import WaitingMessage
 from chaos.windows import TOLD_AGAIN
 from tests.lab.ledger import Ledger

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from celery_redislock.options import KEY_OPTIONS, OPTIONS, SETTINGS, LockSettings, Rule
-from celery_redislock.task.attributes import LockAttributes
+from celery_redislock.task.plan import LockAttributes
 
 PAGE = Path(__file__).with_name("options.md")
 HEAD = "| {} | default | what it may be | meaning |\n| --- | --- | --- | --- |\n"

@@ -16,10 +16,11 @@ from redis.exceptions import RedisError
 from celery_redislock.app import server_of
 from celery_redislock.connection.connect import address
 from celery_redislock.errors import LockConfigError, LockUnavailable, describe
-from celery_redislock.shown import LONGEST, shown
+from celery_redislock.info import LONGEST, shown
 
 if TYPE_CHECKING:
     from celery import Celery
+
 
 TASK = click.option("--task", metavar="NAME", help="Only locks that are held by this task.")
 MATCH = click.option("--match", metavar="GLOB", help="Only keys that match this pattern, as Redis' SCAN takes it.")

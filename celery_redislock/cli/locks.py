@@ -13,14 +13,14 @@ from redis.exceptions import AskError
 
 from celery_redislock.app import keyprefix_of, server_of, settings_of
 from celery_redislock.connection.connect import address
-from celery_redislock.options import MAX_LIMIT, resolve_settings
-from celery_redislock.protocol.names import Place, keys_of, limited
+from celery_redislock.info import shown
+from celery_redislock.options import resolve_settings
+from celery_redislock.protocol.names import MAX_LIMIT, Place, keys_of, limited
 from celery_redislock.protocol.tokens import known_as
-from celery_redislock.shown import shown
 
-from .counts import Counts
-from .holders import held
 from .scan import Row, nodes_of, rooms_of, scan
+from .sentences import held
+from .workers import Counts
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -10,16 +10,15 @@ from typing import Any
 import click
 from celery.bin.base import CeleryCommand
 
+from celery_redislock.info import LONGEST, shown
 from celery_redislock.protocol.names import Place
-from celery_redislock.shown import LONGEST, shown
 
 from .console import TIMEOUT, Nothing, Refused, app_of, reports_errors
-from .counts import Counts
 from .locks import Locks, oldest_first
 from .scan import Row
 from .sentences import Say
 from .table import counted, table
-from .workers import Workers
+from .workers import Counts, Workers
 
 _HARM = {
     "held": "Its run is not stopped. It goes on without its lock, is told so at its next renewal, and another may run.",

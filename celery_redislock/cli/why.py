@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from celery_redislock.info import LockInfo
 from celery_redislock.protocol.tokens import known_as
 
-from .holders import silent
 from .locks import Locks, scope_of
 from .results import Result, result_of
 from .scan import Row
-from .sentences import Say
+from .sentences import Say, silent
 from .table import counted, duration, moment
 from .workers import Workers
 
@@ -44,7 +43,7 @@ class Seen(NamedTuple):
 
     worker: str
     what: Mapping[str, Any]
-    """As `celery_redislock.worker.inspect.redislock_task` answers."""
+    """As `celery_redislock.worker.remote_control.redislock_task` answers."""
 
 
 class Why:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
+from celery_redislock.info import shown
 from celery_redislock.protocol.scripts import Command
-from celery_redislock.shown import shown
 
 from . import redis_port
 from .places import NoConnectionFree, WaitingLine

@@ -15,9 +15,12 @@ from redis.exceptions import RedisError
 from celery_redislock.errors import LockUnavailable, describe
 from celery_redislock.info import LockInfo
 from celery_redislock.protocol import commands
-from celery_redislock.protocol.answers import (
+from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.scripts import (
+    ACQUIRE_SLOT,
     NOTE_TTL,
     Claim,
+    Command,
     Conflict,
     Finished,
     Granted,
@@ -27,8 +30,6 @@ from celery_redislock.protocol.answers import (
     Reserved,
     Taken,
 )
-from celery_redislock.protocol.names import keys_of
-from celery_redislock.protocol.scripts import ACQUIRE_SLOT, Command
 from celery_redislock.protocol.tokens import Token
 
 from .sender import Sender

@@ -14,9 +14,8 @@ from redis.exceptions import RedisError
 from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol.scripts import RENEW
 
-from .held import HELD_TOO_LONG, KEY_GONE, PAST_DEADLINE, HeldLock
+from .held_lock import HELD_TOO_LONG, INTERVAL, KEY_GONE, PAST_DEADLINE, HeldLock, Renewal
 from .put_off import PutOff, Unsent
-from .term import INTERVAL, Renewal
 
 logger = logging.getLogger(__name__)
 

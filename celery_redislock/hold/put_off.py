@@ -14,7 +14,7 @@ from redis.exceptions import ResponseError
 from celery_redislock.connection.outage import Outage
 from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockUnavailable
-from celery_redislock.shown import fields
+from celery_redislock.info import fields
 
 logger = logging.getLogger(__name__)
 

@@ -18,17 +18,16 @@ from typing import Any, Protocol
 from celery_redislock.connection.outage import Outage
 from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockUnavailable
+from celery_redislock.info import shown
 from celery_redislock.protocol import commands, tokens
-from celery_redislock.protocol.answers import Conflict
 from celery_redislock.protocol.names import channel_of, key_of, limit_of
+from celery_redislock.protocol.scripts import Conflict
 from celery_redislock.protocol.tokens import Token
-from celery_redislock.shown import shown
 
-from . import looks, queues
+from . import schedule, waiters
 from .listener import Listener
-from .looks import SHORT_LOOK, Aside, Looks, look_in
-from .queues import Queue, Queues
-from .waiter import Waiter, begin, can_begin
+from .schedule import SHORT_LOOK, Aside, Looks, look_in
+from .waiters import Queue, Queues, Waiter, begin, can_begin
 
 logger = logging.getLogger(__name__)
 
@@ -235,7 +234,8 @@ class Room:
         if first is None or queue is None:
             self._queues.by_line.pop(line, None)
             self._leave(line, queue)
-        elif queue.lapsed(looks.CALLED_FOR) >= limit_of(first.key):  # then there was no slot: let other rooms go first
+        elif queue.lapsed(schedule.CALLED_FOR) >= limit_of(first.key):
+            # There was no slot for those who were called: let other rooms go first.
             self._looks.within(line, SHORT_LOOK)
             if is_offered:
                 self._leave(line, queue)
@@ -260,7 +260,7 @@ class Room:
         """Stand in line without a slot."""
         if queue.must_enter(first.place):
             queue.stand(first.place)  # also where no answer comes
-            self._looks.within(first.line, queues.REFRESHED)
+            self._looks.within(first.line, waiters.REFRESHED)
             self._store.enter(first.key, self.token, first.place)
 
     def _stand(self, queue: Queue, first: Waiter) -> None:

@@ -13,16 +13,15 @@ from typing import Any, Literal, Self
 from redis.exceptions import LockError
 
 from celery_redislock.errors import LockConfigError, LockConflict, LockUnavailable
-from celery_redislock.hold.held import KEY_GONE, NOT_OURS, HeldLock
-from celery_redislock.lock.lock_server import LockServer
+from celery_redislock.hold.held_lock import KEY_GONE, NOT_OURS, HeldLock
 from celery_redislock.options import check_limit
 from celery_redislock.protocol import tokens
-from celery_redislock.protocol.answers import Conflict
 from celery_redislock.protocol.names import limit_of, limited
+from celery_redislock.protocol.scripts import Conflict
 from celery_redislock.protocol.tokens import Token
 
-from .handle import Handle
-from .reentry import Entry
+from .handle import Entry, Handle
+from .lock_server import LockServer
 
 logger = logging.getLogger(__name__)
 

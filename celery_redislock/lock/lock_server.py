@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import threading
 import time
 import weakref
+from asyncio import AbstractEventLoop, _get_running_loop
 from collections.abc import Callable
 from typing import Any
 
@@ -18,17 +20,13 @@ from celery_redislock.connection.cluster import ClusterStore, of_cluster
 from celery_redislock.connection.cluster_client import ClusterClient
 from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockConfigError, LockUnavailable
-from celery_redislock.hold.held import HeldLock
+from celery_redislock.hold.held_lock import TRUSTED, HeldLock
 from celery_redislock.hold.keeper import Keeper
-from celery_redislock.hold.term import TRUSTED
 from celery_redislock.info import LockInfo
-from celery_redislock.line import looks
+from celery_redislock.line import schedule
 from celery_redislock.line.room import Room
-from celery_redislock.line.waiter import Waiter
-from celery_redislock.protocol.answers import NOTE_TTL, Conflict, Granted
-from celery_redislock.protocol.scripts import Command
-
-from .event_loop import running_loop
+from celery_redislock.line.waiters import Waiter
+from celery_redislock.protocol.scripts import NOTE_TTL, Command, Conflict, Granted
 
 _SERVERS = "_redislock_servers"
 #: Seconds between two looks at a key whose release wakes nobody.
@@ -156,7 +154,7 @@ class LockServer:
 
     def pass_on(self, key: str, call: bytes) -> None:
         """Have the keeper pass `key` on, as `LockStore.pass_on`: the waiter that was called does not ask for it."""
-        until = time.monotonic() + looks.CALLED_FOR / TRUSTED
+        until = time.monotonic() + schedule.CALLED_FOR / TRUSTED
         self.keeper.later(key, until, lambda store: store.pass_on(key, call))
 
 
@@ -206,3 +204,20 @@ def servers_of(owner: Any) -> dict[int, LockServer]:
     """The lock servers of a pool or an app, by process id: after a fork, those of the parent are of no use."""
     servers: dict[int, LockServer] = vars(owner).setdefault(_SERVERS, {})
     return servers
+
+
+def running_loop() -> AbstractEventLoop | None:
+    """The event loop that runs the caller, or None: a caller that blocks would stop the whole loop."""
+    loop = _get_running_loop()
+    if loop is None:
+        return None
+    # To asyncio all greenlets of gevent are one thread, so the loop of another greenlet may be found here. An asyncio
+    # loop notes in `_thread_id` the greenlet that runs it. (A loop of uvloop does not.)
+    runs_in = getattr(loop, "_thread_id", None)
+    return loop if runs_in in {None, threading.get_ident()} else None
+
+
+def running_task() -> asyncio.Task[object] | None:
+    """The asyncio task that runs the caller, or None."""
+    loop = running_loop()
+    return None if loop is None else asyncio.current_task(loop)

@@ -1,16 +1,108 @@
-"""Delivery: what the worker's main process tells the pool child about one delivery of a message."""
+"""Facts: what is known of a delivered message, as values. `celery_redislock.task.decisions` decides by them."""
 
 from __future__ import annotations
 
+import io
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery.exceptions import Reject
+from celery.utils.time import maybe_make_aware
+
+from celery_redislock.protocol.tokens import Attempt
 
 from .header import HEADER
 
 if TYPE_CHECKING:
     from celery import Task
     from celery.app.task import Context
+
+
+class Delivered(NamedTuple):
+    """How a message has come to its worker: what tells whether it may be a copy, and whether its work has begun."""
+
+    acks_late: bool
+    """The worker acks the message at the end of the run, not before its begin."""
+    is_redelivered: bool
+    """The broker says that it has delivered the message before."""
+    is_overdue: bool
+    """The worker has had the message for about the visibility timeout, so the broker delivers it to another worker."""
+    is_marked_begun: bool
+    """The message's header says that a process may have begun to run it."""
+    is_republished: bool
+    """A worker has published the message again, or has tried to, instead of running it."""
+
+    @property
+    def is_delivered_again(self) -> bool:
+        """Whether the broker has delivered the message to more than one worker, or is about to."""
+        return self.is_overdue or self.is_redelivered or self.is_marked_begun
+
+    @property
+    def may_be_a_copy(self) -> bool:
+        """Whether there may be two of the message: another delivery of it has begun before, or is still to come.
+
+        The execution of such a message reads the note of its attempt, and leaves one. What a worker publishes again may
+        be in the queue twice, for kombu sends once more what the broker has not confirmed; and the message that the
+        worker had may go on, too. What only waits in line in one worker is there once.
+        """
+        return self.is_republished or self.is_delivered_again
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a process may have died in the midst of running the message, so that no policy may drop it.
+
+        A redelivered message that is acked late may have begun: nobody can know. A message that is acked early counts
+        as not begun: it is acked in the moment in which its body begins, and after the ack the broker does not deliver
+        it again. A message that is only overdue has not begun either.
+        """
+        return self.is_marked_begun or (self.acks_late and self.is_redelivered)
+
+
+class Facts(NamedTuple):
+    """What is known of a message whose key is held by another execution."""
+
+    delivered: Delivered
+    attempt: Attempt
+    causes: frozenset[str]
+    """The ids of the message's own task, of its parent and of its root, shortened as they are in tokens."""
+    is_owed_its_key: bool = False
+    """The key was reserved for the message: the reservation has ended before the message began."""
+    joins: str | None = None
+    """The id of the task whose outcome the message waits for, by the policy ``join``."""
+    has_expired: bool = False
+    """The message's `expires` is over: Celery would not begin it any more."""
+    waited: float = 0.0
+    """Seconds since the message first had to wait; 0 before that."""
+
+
+_last = 0
+
+
+def publish_time(options: Mapping[str, Any]) -> int:
+    """When a message that is published now is due, in microseconds since the epoch, by this host's clock.
+
+    Of two publishes in one process, the later has the greater number. Options that Celery will refuse count as not
+    given.
+    """
+    global _last
+    now = time.time_ns() // 1000
+    _last = now = max(now, _last + 1)
+    countdown, eta = options.get("countdown"), options.get("eta")
+    try:
+        if countdown:
+            return now + int(countdown * 1_000_000)
+        if isinstance(eta, datetime):
+            return int(maybe_make_aware(eta, UTC).timestamp() * 1_000_000)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    return now
+
 
 #: The name of the request's attribute, and of the entry in the request's dict, that holds the `Delivery`, as a tuple.
 DELIVERY = "redislock_delivery"
@@ -59,3 +151,87 @@ def hide_headers(request: Context) -> None:
     if isinstance(request.headers, dict):
         request.headers.pop(DELIVERY, None)
         request.headers.pop(HEADER, None)
+
+
+#: The length of a nonce, and of the length of the key that follows it, in bytes.
+_NONCE, _SIZE = 22, 4
+#: A pipe takes so many bytes at once or not at all, so the writes of two children never mix.
+_MOST = select.PIPE_BUF
+_CHUNK = 65_536
+
+
+class AskedKeys:
+    """The keys that the runs of one worker have asked for.
+
+    A child tells by a pipe that it has inherited. What is in the pipe outlives the child.
+    """
+
+    def __init__(self) -> None:
+        self._pipe: io.FileIO | None = None
+        self._writer = -1
+        self._main = 0
+        self._rest = b""
+        self._keys: dict[str, str] = {}
+        self._reading = threading.Lock()
+
+    def open(self) -> None:
+        """Make the pipe. The worker's main process calls it once, before it forks its children."""
+        if self._main != os.getpid():
+            reader, self._writer = os.pipe()
+            for end in (reader, self._writer):
+                os.set_blocking(end, False)
+            self._pipe = io.FileIO(reader, closefd=False)
+            self._main = os.getpid()
+
+    def asks(self, nonce: str, key: str) -> None:
+        """Tell that the run of the delivery `nonce` asks for `key`. Called where the run is, before it asks.
+
+        While the pipe is full, nothing is told: the key of a child that dies then ends with its lease.
+        """
+        if self._main == os.getpid():
+            self._keys[nonce] = key
+        elif self._pipe is not None:
+            name = key.encode(errors="surrogatepass")
+            told = b"%b%0*d%b" % (nonce.encode(), _SIZE, len(name), name)
+            if len(told) <= _MOST:
+                with suppress(BlockingIOError):
+                    os.write(self._writer, told)
+
+    def key_of(self, nonce: str) -> str | None:
+        """The key that the run of the delivery `nonce` has asked for; None where it has not asked. For any thread."""
+        self.read()
+        return self._keys.get(nonce)
+
+    def forget(self, nonce: str) -> None:
+        """Forget the run of the delivery `nonce`, which is over."""
+        self._keys.pop(nonce, None)
+
+    def read(self) -> None:
+        """Read what the children have told. Called in the main process, at any time."""
+        if self._pipe is None:
+            return
+        with self._reading:
+            while chunk := self._pipe.read(_CHUNK):
+                self._note(self._rest + chunk)
+                if len(chunk) < _CHUNK:
+                    return
+
+    def _note(self, told: bytes) -> None:
+        start = 0
+        while (begin := start + _NONCE + _SIZE) <= len(told):
+            end = begin + int(told[begin - _SIZE : begin])
+            if end > len(told):
+                break
+            nonce = told[start : start + _NONCE].decode()
+            self._keys[nonce] = told[begin:end].decode(errors="surrogatepass")
+            start = end
+        self._rest = told[start:]
+
+
+#: Those of this process, and of the children that it forks.
+ASKED_KEYS = AskedKeys()
+
+
+#: Called with the nonce of each delivery whose run begins and whose message is to be acked then. A worker adds its own
+#: function before it forks its children.
+ON_BEGIN: list[Callable[[str], None]] = []

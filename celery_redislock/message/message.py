@@ -11,15 +11,13 @@ from celery.exceptions import Reject, SoftTimeLimitExceeded
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_redislock.errors import LockUnavailable, describe
+from celery_redislock.info import fields, run_named
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.tokens import Attempt
-from celery_redislock.shown import fields, run_named
 
-from .broker import Broker, was_delivered_before
-from .comeback import publish_again
-from .delivery import Delivery
-from .facts import Delivered, Facts
+from .delivery import Delivered, Delivery, Facts
 from .header import HEADER, NO_HEADER, Header
+from .republish import Broker, publish_again, was_delivered_before
 
 if TYPE_CHECKING:
     from celery import Task
@@ -75,7 +73,7 @@ class Message:
         return run_named(self._task.name, self._request.id)
 
     def fields(self, event: str, **about: object) -> dict[str, str]:
-        """The fields of a log line about the message, as `celery_redislock.shown.fields`."""
+        """The fields of a log line about the message, as `celery_redislock.info.fields`."""
         return fields(event, task=self._task.name, task_id=self._request.id, **about)
 
     @property

@@ -10,7 +10,6 @@ import functools
 import math
 from collections.abc import Sequence
 
-from .answers import NOTE_TTL, Claim, Note, Passed
 from .names import keys_of, limit_of
 from .scripts import (
     ACQUIRE,
@@ -20,11 +19,15 @@ from .scripts import (
     GIVE_UP,
     INSPECT,
     LEAVE,
+    NOTE_TTL,
     RELEASE,
     RENEW,
     RESERVE,
     STAND,
+    Claim,
     Command,
+    Note,
+    Passed,
     Text,
 )
 from .tokens import RESERVED, Token, cooling, escape, for_limit, known_by, known_in_line

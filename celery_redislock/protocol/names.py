@@ -6,8 +6,8 @@ import functools
 import re
 from typing import NamedTuple, Self
 
-from celery_redislock.options import MAX_LIMIT
-
+#: How many may hold one lock at once at most, as in lua/prelude.lua.
+MAX_LIMIT = 50
 #: NOTE stands between the lock's key and an attempt, GONE between the lock's key and a claim.
 NOTE, GONE = ":note:", ":gone:"
 #: The longest key for which a room that does not know it heeds a hint, in characters.
@@ -19,7 +19,7 @@ class LimitedKey(str):
     """The key of a lock that more than one may hold at once.
 
     Attributes:
-        limit: How many, 2 to `celery_redislock.options.MAX_LIMIT`. An acquire takes a slot up to that number; who looks
+        limit: How many, 2 to `MAX_LIMIT`. An acquire takes a slot up to that number; who looks
             for a holder finds it above that number too.
     """
 

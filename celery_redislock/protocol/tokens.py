@@ -16,8 +16,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple, Self
 from urllib.parse import quote, unquote
 
-from celery_redislock.info import LockInfo
-from celery_redislock.shown import run_named, shown
+from celery_redislock.info import LockInfo, run_named, shown
 
 #: The states of a key: the first character of its token. The values of other libraries begin with none of these: they
 #: are hexadecimal, as redis-py's, a UUID, a number, or base64, and begin with a letter, a digit, "+" or "/".

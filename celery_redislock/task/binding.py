@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery import Task
-from celery.utils.imports import symbol_by_name
 
-from celery_redislock.app import settings_of
-from celery_redislock.celery_port import bound_tasks, retried_body, set_retried_body
-from celery_redislock.errors import LockConflict
+from celery_redislock.app import is_nobodys, settings_of
+from celery_redislock.celery_port import (
+    all_apps,
+    bound_tasks,
+    declared_by,
+    is_default,
+    maker_of_task,
+    retried_body,
+    set_retried_body,
+)
+from celery_redislock.errors import LockConfigError, LockConflict
 from celery_redislock.options import ATTRIBUTES, name_of
 
-from .body import guard, refuse_what_outlives_its_call
+from .execution import execution_of
 from .join import check_backend
 from .plan import LockPlan
+from .stray_options import is_of_another_plugin, warn_of_leftovers
 
 if TYPE_CHECKING:
     from celery import Celery
-    from celery.worker.request import Request
 
     TaskClass = type[Task[..., Any]]
-
-
-import logging
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
-
-from celery import Task
-
-from celery_redislock.app import is_nobodys
-from celery_redislock.celery_port import all_apps, declared_by, is_default, maker_of_task
-from celery_redislock.errors import LockConfigError
-
-from .attributes import LockAttributes
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 
 class Body(NamedTuple):
@@ -57,14 +49,11 @@ def body_of(cls: TaskClass) -> Body:
 
 
 def checked_plan(app: Celery, cls: TaskClass, name: str) -> LockPlan:
-    """The plan of a task class whose body, options, request class and result backend are fit for a lock.
+    """The plan of a task class whose body, options and result backend are fit for a lock.
 
     Raises:
         LockConfigError: One of them is not fit.
     """
-    request: Any = cls.Request
-    if isinstance(request, type):  # where it is the class's dotted name, the worker resolves it
-        request_class(name, request)
     body = body_of(cls)
     unguarded = getattr(body.function, "__redislock__", body.function)
     refuse_what_outlives_its_call(f"{name}: its body", unguarded, "let a plain body run it: asyncio.run()")
@@ -124,68 +113,6 @@ def expect_conflicts(cls: TaskClass) -> None:
         cls.throws = (*throws, LockConflict)
 
 
-def request_class(name: str, request: Any) -> type[Request]:
-    """The class of a task's requests in the worker's main process: the user's class, with `LockedRequest` in front.
-
-    Raises:
-        LockConfigError: `request` is no request class.
-    """
-    # Imported by its name, and only now: a process that publishes does not load Celery's worker modules.
-    locked_request = symbol_by_name("celery_redislock.worker.request:locked_request")
-    made: type[Request] = locked_request(name, symbol_by_name(request))
-    return made
-
-
-logger = logging.getLogger(__name__)
-
-#: The options by which the other plugins lock, and whose they are.
-_PLUGINS = {"once": "celery-once", "unique_on": "celery-singleton", "raise_on_duplicate": "celery-singleton"}
-#: The pairs of task and option that this process has warned of: several apps may bind one task.
-_said: set[tuple[str, str]] = set()
-
-
-def warn_of_leftovers(cls: type[Task[..., Any]], task: str, key: str) -> None:
-    """Warn, once in a process, of each option of another plugin that a task has, and say what to write instead.
-
-    `key` is a sentence about the task's key that ends the warning; it may be empty.
-    """
-    for name, value in _leftovers_of(cls):
-        if (task, name) not in _said:
-            _said.add((task, name))
-            logger.warning(
-                "task %s: %s is %s's and does nothing here; instead of it write %s.%s",
-                *(task, name, _PLUGINS[name], _instead_of(name, value), key),
-            )
-
-
-def is_of_another_plugin(base: type) -> bool:
-    """Whether a base of a locked task's class is Celery's or another plugin's: its options work there."""
-    return issubclass(base, Task) and not issubclass(base, LockAttributes)
-
-
-def _leftovers_of(cls: type[Task[..., Any]]) -> Iterator[tuple[str, Any]]:
-    others = [base for base in cls.__mro__ if is_of_another_plugin(base)]
-    for name in _PLUGINS:
-        value = getattr(cls, name, None)
-        if value is not None and not callable(value) and not any(name in vars(base) for base in others):
-            yield name, value
-
-
-def _instead_of(name: str, value: Any) -> str:
-    if name == "raise_on_duplicate":
-        return "lock_scope='job', and raise where the `duplicate` of what delay() returns is true"
-    if name == "unique_on":
-        return _written(value or None, "job")
-    options = value if isinstance(value, Mapping) else {}
-    return _written(options.get("keys"), "queue" if options.get("unlock_before_run") else "job")
-
-
-def _written(names: Any, scope: str) -> str:
-    names = [names] if isinstance(names, str) else names
-    args = f"lock_args={list(names)!r}, " if isinstance(names, list | tuple | set) else ""
-    return f"{args}lock_scope={scope!r}"
-
-
 def is_given(app: Celery) -> bool:
     """Whether the task that is being bound to `app` is another app's, and Celery has made it for `app` as well.
 
@@ -207,3 +134,55 @@ def refused_in(app: Celery, error: LockConfigError) -> LockConfigError:
         f"{error} (in the app {app.main!r}, which has this task because Celery shares tasks among all apps of a "
         "process: set that app up for it, or call the task by the app that defines it)"
     )
+
+
+def guard(
+    cls: type[Task[..., Any]], name: str, body: Callable[..., Any], is_locked: Callable[[], bool]
+) -> Callable[..., Any]:
+    """Wrap a task's body, so that it runs only after its lock was asked for.
+
+    The wrapper raises LockConfigError where a worker has run no `before_start` of `LockedTask`. It returns the outcome
+    of another task, instead of running the body, where the run has joined one. With `lock_on_lost="abort"` it lets
+    LockLost end the body. In a direct call, which runs none of Celery's hooks, it only calls the body.
+    """
+
+    @functools.wraps(body)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        request = cls.request_stack.top
+        if request is None or request.called_directly:
+            return body(*args, **kwargs)
+        execution = execution_of(request)
+        if execution is None:
+            if not is_locked():
+                return body(*args, **kwargs)
+            raise LockConfigError(
+                f"{name}: its before_start was overridden without super().before_start(task_id, args, kwargs), so the "
+                "lock was not taken and the body was not run"
+            )
+        if execution.joined is not None:
+            return execution.joined.value
+        abort = execution.abort
+        if abort is None or abort.is_armed:
+            # Where `abort` is armed, the body itself has called this wrapper, by `self.run()` or `super().run()`.
+            return body(*args, **kwargs)
+        with abort:
+            return body(*args, **kwargs)
+
+    run.__redislock__ = body  # type: ignore[attr-defined]
+    return run
+
+
+def refuse_what_outlives_its_call(what: str, function: Any, remedy: str) -> None:
+    """Refuse a function that has returned before it runs: its lock would be released at once.
+
+    A call of an async function or of a generator only makes an object, which runs later.
+
+    Raises:
+        LockConfigError: `function` is async or a generator. The message names it by `what`, and the `remedy`.
+    """
+    call = function if inspect.isroutine(function) else getattr(function, "__call__", None)  # noqa: B004
+    kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    if any(kind(function) or kind(call) for kind in kinds):
+        raise LockConfigError(
+            f"{what} is async or a generator: it runs after its call has returned and its lock is gone; {remedy}"
+        )

@@ -1,6 +1,6 @@
 """Decisions: what becomes of a run and of its message, as values.
 
-They are pure functions of what is known of a message (`celery_redislock.message.facts`), of a key's holder
+They are pure functions of what is known of a message (`celery_redislock.message.delivery`), of a key's holder
 (`LockInfo`), and of the task's options. `WorkerExecution`, its subclass `JoiningExecution` and `EagerExecution` carry
 out what they return. What becomes of a publish is decided in `publish_decisions`, and what a run does that has joined
 another task in `on_joining`. The model in tests/model imports these functions too, so that a wrong rule breaks one
@@ -11,16 +11,17 @@ A new policy is one function here, its name in `POLICIES`, and its name in `opti
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from typing import NamedTuple
 
 from celery import states
 
-from celery_redislock.info import LockInfo
-from celery_redislock.message.facts import Delivered, Facts
+from celery_redislock.info import LockInfo, shown
+from celery_redislock.message.delivery import Delivered, Facts
 from celery_redislock.options import LockOptions
-from celery_redislock.shown import shown
+from celery_redislock.protocol.scripts import Passed
+from celery_redislock.protocol.tokens import is_whole
 
 #: An attempt that ended in one of these states is over: a copy of its message must not run. An attempt whose message
 #: was rejected or requeued, whose body raised SystemExit or whose process died is not: its message is to run again.
@@ -221,3 +222,57 @@ def on_joining(*, is_ready: bool, will_run_again: bool, has_key: bool, waited: f
     if not has_key:
         return Joining.ASK
     return Joining.COME_BACK if will_run_again and waited < options.queue_ttl else Joining.RUN
+
+
+class Published(NamedTuple):
+    """What is known of a message that is to be published, where nobody but the caller knows of it."""
+
+    task: str
+    """The task's name."""
+    causes: frozenset[str]
+    """The ids of the tasks that cause it, shortened as they are in tokens."""
+
+
+class Answer(NamedTuple):
+    """The message is not sent: the caller is given the result of this job, which is outstanding."""
+
+    job: LockInfo
+
+
+class AskAgain(NamedTuple):
+    """The key, or the place in the queue, is asked for once more, and these jobs are passed over."""
+
+    passed: Passed
+
+
+def on_first(message: Published, taken: Iterable[LockInfo], has_ended: HasEnded) -> Answer | AskAgain:
+    """What becomes of a publish that is told who has the key and the place in the queue.
+
+    A job that the caller may have seen end is no answer, nor is one that has caused the message, for the message is to
+    follow it. `has_ended` is called only where the caller would be given the job's result.
+    """
+    ended, preceding = set[str](), set[str]()
+    for job in taken:
+        if not is_job(message, job) or follows(message.causes, job):
+            preceding.add(str(job.task_id))
+        elif has_ended(job):
+            ended.add(str(job.task_id))
+        else:
+            return Answer(job)
+    return AskAgain(Passed(frozenset(ended), frozenset(preceding)))
+
+
+def on_second(message: Published, taken: Iterable[LockInfo], passed: Passed) -> Answer | None:
+    """What becomes of a publish that is told so once more, though it passes over some; None: it is sent as it is.
+
+    A job that was not there at the first time is newer than the call, so the caller cannot have seen it end.
+    """
+    known = passed.ended | passed.preceding
+    return next((Answer(job) for job in taken if is_job(message, job) and job.task_id not in known), None)
+
+
+def is_job(message: Published, holder: LockInfo) -> bool:
+    """Whether `holder` is a job of the message's task, with a result that the caller can be given."""
+    # An eager run, of `apply()`, has no result that others can read. Its host is not named as a worker is, with an "@".
+    has_a_result = holder.state == "queued" or "@" in (holder.hostname or "")
+    return holder.task == message.task and has_a_result and holder.task_id is not None and is_whole(holder.task_id)

@@ -12,7 +12,7 @@ from celery import states
 from celery.exceptions import Ignore, SoftTimeLimitExceeded, TaskRevokedError
 
 from celery_redislock.errors import LockConflict, describe
-from celery_redislock.message.comeback import ignores_result
+from celery_redislock.message.republish import ignores_result
 
 from .outcome import PRIVATE_BACKENDS, backend_scheme
 
@@ -27,11 +27,10 @@ if TYPE_CHECKING:
 import time
 from typing import NamedTuple
 
-from celery_redislock.hold.held import NOT_OURS, HeldLock
+from celery_redislock.hold.held_lock import NOT_OURS, HeldLock
 from celery_redislock.hold.keeper import Keeper
 from celery_redislock.protocol import commands
-from celery_redislock.protocol.answers import Note
-from celery_redislock.protocol.scripts import Command
+from celery_redislock.protocol.scripts import Command, Note
 from celery_redislock.protocol.tokens import Token
 
 logger = logging.getLogger(__name__)

@@ -11,30 +11,62 @@ from celery import states
 
 from celery_redislock import signals
 from celery_redislock.app import server_of
+from celery_redislock.celery_port import tasks_of_this_thread
+from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockUnavailable
-from celery_redislock.hold.held import HeldLock
-from celery_redislock.info import LockInfo
-from celery_redislock.message.facts import Facts
+from celery_redislock.hold.held_lock import HeldLock
+from celery_redislock.info import LockInfo, shown
+from celery_redislock.message.delivery import Facts
 from celery_redislock.message.message import Message
 from celery_redislock.protocol import tokens
-from celery_redislock.protocol.answers import Claim, Conflict, Finished, Granted, Note
 from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.scripts import Claim, Conflict, Finished, Granted, Note
 from celery_redislock.protocol.tokens import Token
-from celery_redislock.shown import shown
 
 from . import decisions
 from .abort import Abort
 from .decisions import Decision
 from .endings import LastWord
-from .held_by_request import EXECUTION
 from .outcome import Outcome, has_ended
-from .reservation import give_up_reservation, reservation_ttl
+from .plan import give_up_reservation, reservation_ttl
 
 if TYPE_CHECKING:
     from celery import Task
     from celery.app.task import Context
 
     from .plan import LockPlan
+
+
+#: The request attribute that holds the `Execution`.
+EXECUTION = "redislock_execution"
+
+#: Whether any request of this process has had an execution. In most processes that use a `Lock` none has, and to look
+#: at Celery's stack costs a tenth of a Redis command.
+_any_run = False
+
+
+def attach(request: Any, execution: Any) -> None:
+    """Let `held_by_request` find what `execution` holds, for as long as `request` is on Celery's stack."""
+    global _any_run
+    _any_run = True
+    setattr(request, EXECUTION, execution)
+
+
+def held_by_request(store: LockStore, key: str) -> HeldLock | None:
+    """The lock on `key` that a request of this thread or greenlet holds and has not lost; None where there is none.
+
+    The thread may have several requests: a task that is applied eagerly runs inside another.
+    """
+    if not _any_run:
+        return None
+    for task in tasks_of_this_thread():
+        for request in task.request_stack.stack:
+            # Where the request has no execution, a header of the message that has the same name may stand here.
+            lock = getattr(request.__dict__.get(EXECUTION), "lock", None)
+            if isinstance(lock, HeldLock) and lock.key == key and lock.store is store and lock.remaining > 0:
+                return lock
+    return None
+
 
 logger = logging.getLogger(__name__)
 

@@ -10,10 +10,9 @@ from celery import states
 
 from celery_redislock import signals
 from celery_redislock.errors import LockConfigError, LockConflict, LockUnavailable
-from celery_redislock.hold.held import HeldLock
-from celery_redislock.info import LockInfo
-from celery_redislock.protocol.answers import Conflict
-from celery_redislock.shown import shown
+from celery_redislock.hold.held_lock import HeldLock
+from celery_redislock.info import LockInfo, shown
+from celery_redislock.protocol.scripts import Conflict
 
 from .decisions import Decision, Fail, Joining, Skip, Wait, on_joining, take_turn
 from .endings import CameBackAsRetry, drop, revoke, show_as_retry

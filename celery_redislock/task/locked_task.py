@@ -3,42 +3,62 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 from celery import Task, states
+from celery.utils.imports import symbol_by_name
 
 from celery_redislock.app import server_of
 from celery_redislock.celery_port import as_sent, bind, bound_tasks
+from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockConfigError, LockKeyError
-from celery_redislock.hold.held import HeldLock
+from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.info import LockInfo
 from celery_redislock.lock.lock import Lock
 from celery_redislock.lock.no_lock import NoLock
-from celery_redislock.message.comeback import ignores_result
 from celery_redislock.message.delivery import hide_headers
+from celery_redislock.message.republish import ignores_result
+from celery_redislock.options import LockOptions
+from celery_redislock.protocol.names import limit_of
 
-from .attributes import LockAttributes
-from .begin import begin
-from .binding import checked_plan, guard_body, is_given, refused_in, request_class
-from .call_options import refuse_lock_options
-from .execution import execution_of
-from .held_by_request import LockInRequests
+from .binding import checked_plan, guard_body, is_given, refused_in
+from .execution import execution_of, held_by_request
 from .lost import is_in_hook
-from .plan import LockPlan
+from .plan import LockAttributes, LockPlan
 from .publish import Publication, is_bare
+from .run_hooks import begin
+from .stray_options import refuse_lock_options
 
 if TYPE_CHECKING:
     from celery import Celery
     from celery.app.task import Context
     from celery.result import EagerResult
 
-    from .result import LockedResult
+    from .publish import LockedResult
 
     BaseTask: TypeAlias = Task[..., Any]
 else:
     BaseTask = Task
+
+
+class LockInRequests(Lock):
+    """The lock of a task's key or of `locked`: code inside a run or a block that holds the key holds it already."""
+
+    def __init__(self, client: Any, key: str, options: LockOptions, *, thread_local: bool) -> None:
+        super().__init__(
+            *(client, key, options.lease),
+            blocking_timeout=options.block_for,
+            thread_local=thread_local,
+            renew=True,
+            reentrant=True,
+            fence=options.fence,
+            limit=limit_of(key),
+        )
+
+    def _held_around(self, store: LockStore) -> HeldLock | None:
+        return held_by_request(store, self.key)
 
 
 class LockedTask(LockAttributes, BaseTask):
@@ -52,7 +72,6 @@ class LockedTask(LockAttributes, BaseTask):
     """
 
     abstract = True
-    Request: Any = "celery_redislock.worker.request:LockedRequest"
 
     if TYPE_CHECKING:
 
@@ -60,6 +79,8 @@ class LockedTask(LockAttributes, BaseTask):
             """Send a message with these arguments, by `apply_async`."""
 
     lock_plan: ClassVar[LockPlan | None] = None
+    #: Makes the class of a task's requests in a worker, of the task's name and its own `Request`; or refuses that.
+    request_class: ClassVar[Callable[[str, Any], Any]]
     #: Celery's `track_started` of this task. Celery itself must not store STARTED: it does so before the hooks,
     #: and a copy of the message would overwrite the first run's outcome.
     _lock_track_started: ClassVar[bool] = False
@@ -91,6 +112,9 @@ class LockedTask(LockAttributes, BaseTask):
 
     @classmethod
     def _prepare_lock(cls, app: Celery, name: str) -> None:
+        request: Any = cls.Request
+        if isinstance(request, type):  # where it is the class's dotted name, the worker resolves it
+            cls.request_class(name, request)
         cls.lock_plan = checked_plan(app, cls, name)
         cls._lock_is_refused = False
         if "track_started" in vars(cls) and "_lock_track_started" not in vars(cls):  # else done for a base, or before
@@ -124,7 +148,7 @@ class LockedTask(LockAttributes, BaseTask):
         Raises:
             LockConfigError: The task's ``Request`` is no request class.
         """
-        type(self).Request = request_class(self.name, self.Request)
+        type(self).Request = type(self).request_class(self.name, symbol_by_name(self.Request))
         return super().start_strategy(app, consumer, **options)
 
     def apply_async(

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from celery_redislock.app import server_of
-from celery_redislock.message.asked_keys import ASKED_KEYS
+from celery_redislock.message.delivery import ASKED_KEYS
 from celery_redislock.message.header import Header, Reservation
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.tokens import Attempt, Token, known_by

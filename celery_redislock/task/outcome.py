@@ -11,8 +11,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery.result import AsyncResult, GroupResult
 
 from celery_redislock.errors import describe
-from celery_redislock.info import LockInfo
-from celery_redislock.shown import shown
+from celery_redislock.info import LockInfo, shown
 
 if TYPE_CHECKING:
     from celery import Celery, Task

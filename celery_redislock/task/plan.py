@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from celery_redislock.app import check_lease, command_time_of, is_enabled, is_nobodys, keyprefix_of, settings_of
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+
+from celery_redislock.app import (
+    check_lease,
+    command_time_of,
+    is_enabled,
+    is_nobodys,
+    keyprefix_of,
+    server_of,
+    settings_of,
+)
 from celery_redislock.errors import LockKeyError
-from celery_redislock.keys.maker import KeyMaker, blame
-from celery_redislock.message.broker import Broker
-from celery_redislock.options import LIMIT, MAX_LIMIT, name_of, resolve_options, resolve_settings
+from celery_redislock.keys.key_maker import KeyMaker, blame
+from celery_redislock.message.header import Reservation
+from celery_redislock.message.republish import Broker
+from celery_redislock.options import (
+    LIMIT,
+    ConflictPolicy,
+    LockOptions,
+    OnLost,
+    OnOutage,
+    Scope,
+    name_of,
+    resolve_options,
+    resolve_settings,
+)
 from celery_redislock.protocol import tokens
-from celery_redislock.protocol.names import limited, redis_key
+from celery_redislock.protocol.names import MAX_LIMIT, limited, redis_key
+
+from .decisions import may_be_handed_a_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,3 +148,108 @@ def _signature(body: Callable[..., Any], is_method: bool) -> inspect.Signature:
     if not is_method:
         return signature
     return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+class LockAttributes:
+    """What may be set on a `LockedTask`. Durations are seconds.
+
+    The class has annotations and no values: an option that is not set is looked up in the app's settings, and then in
+    the defaults of `celery_redislock.options`. The tables of docs/options.md are made of these texts.
+    """
+
+    lock_args: Sequence[str] | set[str] | frozenset[str] | None
+    """Names of the parameters that make the key; ``()`` is one run per task; None, the default, is all of them."""
+
+    lock_key: str | Callable[[Mapping[str, Any]], str] | None
+    """A template over parameter names, ``"stock:{sku}"``, that several tasks can share; or a callable that takes the
+    bound arguments and returns a string. Excludes `lock_args`."""
+
+    lock_scope: Scope
+    """How long the key is held: ``"run"``, the default, while the body runs; ``"job"`` from the publish to the end;
+    ``"queue"``: one runs and one waits. See docs/jobs.md."""
+
+    lock_on_conflict: ConflictPolicy | None
+    """How a duplicate ends: ``"skip"``, ``"wait"``, ``"raise"`` or ``"join"``. By default ``"skip"`` where all
+    arguments make the key, else, and in scope ``"queue"``, ``"wait"``. See docs/conflicts.md."""
+
+    lock_lease: float
+    """How long a lock outlives a dead holder. A living one renews it every third of that time. 30 by default."""
+
+    lock_max_hold: float | None
+    """Stop renewing the lock after this long, so that a hung task cannot hold it for ever. None, the default: never."""
+
+    lock_wait_for: float | None
+    """Fail with `LockConflict` after waiting in line for this long (``"wait"``, ``"join"``), or with `LockUnavailable`
+    after waiting so long for a lock server that does not answer. None, the default: never."""
+
+    lock_block_for: float
+    """How long `lock_for` and eager runs block for a key. 10 by default."""
+
+    lock_hold_on_retry: bool
+    """Keep the key across the task's own ``self.retry()``. False by default; always so in scope ``"job"``."""
+
+    lock_cooldown: float
+    """Keep the key for this long after a success. 0 by default."""
+
+    lock_queue_ttl: float
+    """For scopes ``"job"`` and ``"queue"``, and a retry that is left the key: how long the key outlives a message that
+    never starts, on top of its countdown or eta, and at most until the message expires. 3600 by default."""
+
+    lock_on_lost: OnLost
+    """What happens when the lock is lost while the body runs: ``"warn"``, the default, logs a warning; ``"abort"``
+    raises `LockLost` in the body. A call into C gets it when it returns. Under gevent and eventlet nothing is raised:
+    use ``self.lock.check()`` there."""
+
+    lock_on_outage: OnOutage
+    """What happens when Redis cannot be asked: ``"retry"`` later, until it can, the default; ``"raise"``
+    `LockUnavailable`; or ``"run"`` without the lock."""
+
+    lock_limit: int | Callable[[Mapping[str, Any]], int]
+    """How many runs may hold the key at once, 1 to 50; or a callable that takes the bound arguments and returns that
+    number. 1 by default. See docs/limits.md."""
+
+    lock_fence: bool
+    """Hand out a fencing number, ``self.lock.fence``. False by default. See docs/fencing.md."""
+
+
+def reservation_ttl(app: Celery, lock: LockOptions, options: Mapping[str, Any], expires: Any) -> float:
+    """Seconds that a key is reserved: `lock_queue_ttl` and the message's delay, but at most until the message expires.
+
+    Of the `options` of the publish, `countdown`, `eta` and `expires` count; `expires` is the task's own, for a publish
+    without one.
+    """
+    ttl = lock.queue_ttl + max(0.0, _seconds(app, options.get("countdown") or options.get("eta")) or 0.0)
+    end = _seconds(app, options.get("expires", expires))
+    return ttl if end is None else min(ttl, end)
+
+
+def give_up_reservation(plan: LockPlan, reservation: Reservation, retries: int | None, eta: Any = None) -> None:
+    """Have the keeper give up the reservation of a message that does not run, or runs without its lock.
+
+    Args:
+        plan: The plan of the message's task.
+        reservation: What is given up.
+        retries: How often the task had called `self.retry()` before it sent the message.
+        eta: When the message is due, where that may be in the future.
+    """
+    ttl = reservation_ttl(plan.app, plan.options, {"eta": eta}, None)
+    is_to_come = may_be_handed_a_key(retries, plan.options)
+    server_of(plan.app).give_up(plan.in_any_slot(reservation.key), reservation.claim, ttl, is_to_come=is_to_come)
+
+
+def _seconds(app: Celery, moment: Any) -> float | None:
+    """Seconds from now until `moment`, which Celery takes as a number of seconds, as ISO 8601 text, or as a date.
+
+    None where there is no moment. None also for a value that Celery refuses: Celery raises the error itself, when it
+    sends the message or in the worker.
+    """
+    if moment is None:
+        return None
+    try:
+        if isinstance(moment, int | float):
+            return float(moment)
+        text = moment if isinstance(moment, str) else moment.isoformat()
+        due: datetime = maybe_make_aware(maybe_iso8601(text), app.timezone)  # type: ignore[arg-type]
+        return (due - datetime.now(UTC)).total_seconds()
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        return None

@@ -10,23 +10,23 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from celery import uuid
+from celery.result import AsyncResult
 
 from celery_redislock import signals
 from celery_redislock.app import server_of
 from celery_redislock.errors import LockUnavailable
-from celery_redislock.message.facts import publish_time
+from celery_redislock.info import fields, run_named
+from celery_redislock.message.delivery import publish_time
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.protocol import commands, tokens
-from celery_redislock.protocol.answers import Granted, Outstanding, Passed, Reserved
 from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.scripts import Granted, Outstanding, Passed, Reserved
 from celery_redislock.protocol.tokens import Attempt, Token
-from celery_redislock.shown import fields, run_named
 
-from .decisions import hands_over
+from .decisions import Answer, Published, hands_over, on_first, on_second
 from .lost import lost_before
 from .outcome import has_ended
-from .publish_decisions import Answer, Published, on_first, on_second
-from .reservation import reservation_ttl
+from .plan import reservation_ttl
 
 if TYPE_CHECKING:
     from celery import Task
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from .execution import Execution
     from .plan import LockPlan
-    from .result import LockedResult
+
 
 logger = logging.getLogger(__name__)
 
@@ -243,3 +243,15 @@ class Publication:
 
     def _reservation_ttl(self) -> float:
         return reservation_ttl(self._plan.app, self._plan.options, self._options, self._task.expires)
+
+
+if TYPE_CHECKING:
+
+    class LockedResult(AsyncResult[Any]):
+        """What `delay` and `apply_async` of a `LockedTask` return: Celery's own result, with one attribute more."""
+
+        duplicate: bool
+        """Whether an equal job was queued or ran already, so that nothing was sent and this is that job's result."""
+
+else:
+    LockedResult = AsyncResult

@@ -13,16 +13,15 @@ from celery.worker import state
 
 from celery_redislock.app import server_of
 from celery_redislock.errors import LockUnavailable
+from celery_redislock.info import fields, run_named
 from celery_redislock.lock.lock_server import LockServer
-from celery_redislock.message.asked_keys import ASKED_KEYS
+from celery_redislock.message.delivery import ASKED_KEYS
 from celery_redislock.message.header import Reservation
 from celery_redislock.protocol import commands
 from celery_redislock.protocol.tokens import RESERVED, known_by
-from celery_redislock.shown import fields, run_named
 from celery_redislock.task.decisions import may_be_handed_a_key
 from celery_redislock.task.lost import NextAttempt
-from celery_redislock.task.plan import LockPlan
-from celery_redislock.task.reservation import give_up_reservation
+from celery_redislock.task.plan import LockPlan, give_up_reservation
 
 from .deaths import LOOK_EVERY, Deaths, is_dead
 from .worker_port import children_of
@@ -65,7 +64,7 @@ class Run(NamedTuple):
         return run_named(self.plan.task, self.task_id)
 
     def fields(self, event: str, key: str | None) -> dict[str, str]:
-        """The fields of a log line about the run, as `celery_redislock.shown.fields`."""
+        """The fields of a log line about the run, as `celery_redislock.info.fields`."""
         return fields(event, task=self.plan.task, task_id=self.task_id, key=key)
 
 

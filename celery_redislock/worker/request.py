@@ -20,21 +20,19 @@ from kombu.serialization import registry  # type: ignore[attr-defined]
 
 from celery_redislock.app import server_of
 from celery_redislock.errors import LockConfigError
-from celery_redislock.message.comeback import custom_headers
+from celery_redislock.info import fields, run_named
 from celery_redislock.message.delivery import DELIVERY, Delivery, hide_headers, is_requeued
-from celery_redislock.message.early_acks import EARLY_ACKS
 from celery_redislock.message.header import HEADER, Header, Reservation, reservation_in
+from celery_redislock.message.republish import custom_headers
 from celery_redislock.protocol.tokens import mint_nonce
-from celery_redislock.shown import fields, run_named
 from celery_redislock.task.endings import CameBack, CameBackAsRetry, CameBackInOutage, Skipped, WaitsInLine
 from celery_redislock.task.lost import NextAttempt, attempts_before, in_hook, next_attempt
-from celery_redislock.task.plan import LockPlan
-from celery_redislock.task.reservation import give_up_reservation
+from celery_redislock.task.plan import LockPlan, give_up_reservation
 
-from . import same_id
+from . import worker_port
 from .children import CHILDREN, Run
-from .conflicts import CONFLICTS
-from .reminder import Reminder
+from .early_acks import EARLY_ACKS
+from .run_counts import CONFLICTS, Reminder
 from .waiting import WaitingRoom, waiting_room_of
 from .worker_port import context_of, forget_run, was_cancelled, was_revoked
 
@@ -170,7 +168,7 @@ class LockedRequest(Request):
         with in_hook():
             if not super().revoked():
                 return False
-        same_id.find_again(self, other)
+        worker_port.find_again(self, other)
         run = self.run
         if run is not None and run.call is not None and run.key is not None:
             server_of(run.plan.app).pass_on(run.key, run.call)
@@ -259,7 +257,7 @@ class LockedRequest(Request):
         self._forget_run()
         self.request_dict[HEADER] = header.wire
         if room is None:
-            same_id.task_ready(self)
+            worker_port.task_ready(self)
             self.reject(requeue=True)
         else:
             room.send_on(self, header, task.lock_plan, self.prepare_run)
@@ -269,7 +267,7 @@ class LockedRequest(Request):
         """Have the message wait in line."""
         task: Any = self.task
         if was_revoked(self):  # it was terminated, and is acked
-            same_id.task_ready(self)
+            worker_port.task_ready(self)
             return
         CHILDREN.keep_reservation(self.worker_pid, self.delivery.nonce)
         self._forget_run()
@@ -300,6 +298,8 @@ def locked_request(task: str, request: Any) -> type[LockedRequest]:
 
 @functools.cache
 def _in_front_of(request: type[Request]) -> type[LockedRequest]:
+    if issubclass(LockedRequest, request):
+        return LockedRequest
     if issubclass(request, LockedRequest):
         return request
     both = types.new_class(request.__name__, (LockedRequest, request))

@@ -11,7 +11,7 @@ from celery.utils.functional import maybe_list
 from celery.worker import state
 from celery.worker.request import Request
 
-from celery_redislock.shown import fields, run_named
+from celery_redislock.info import fields, run_named
 
 from .waiting_message import WaitingMessage
 

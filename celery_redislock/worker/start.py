@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Any
 
-from celery.signals import celeryd_after_setup, worker_init, worker_shutting_down
+from celery.signals import celeryd_after_setup, task_postrun, worker_init, worker_shutting_down
+from celery.worker import state
 
-from celery_redislock.message.asked_keys import ASKED_KEYS
-from celery_redislock.message.early_acks import EARLY_ACKS
+from celery_redislock.message.delivery import ASKED_KEYS, ON_BEGIN
 from celery_redislock.options import ATTRIBUTES
 from celery_redislock.task.locked_task import LockedTask
 
-from . import broker_advice, cut_short, inspect
-from .acking import ack_what_has_begun
-from .trial import try_lock_server
+from . import advice, remote_control
+from .early_acks import EARLY_ACKS, AckWhatHasBegun, ExpectCopies, ack_what_has_begun
+from .request import locked_request
+from .server_check import try_lock_server
+from .waiting import WaitingRoom
 
 logger = logging.getLogger(__name__)
-
-CONSUMER_STEPS = "acking:AckWhatHasBegun", "acking:ExpectCopies", "waiting:WaitingRoom"
 
 
 def connect() -> None:
     """Have Celery call the functions of this module when a worker starts in this process."""
+    LockedTask.request_class = staticmethod(locked_request)
     worker_init.connect(prepare, weak=False)
     worker_shutting_down.connect(lambda **_: ack_what_has_begun(), weak=False)
-    inspect.connect()
+    remote_control.connect()
     # Not at worker_init: Celery sets up its logging after that.
     celeryd_after_setup.connect(warn_of_unlocked_tasks, weak=False)
     celeryd_after_setup.connect(try_servers, weak=False)
@@ -47,11 +49,11 @@ def prepare(sender: Any = None, **_: Any) -> None:
     """
     if not any(isinstance(task, LockedTask) for task in sender.app.tasks.values()):
         return
-    steps = sender.app.steps["consumer"]
-    steps.update({f"{__package__}.{step}" for step in CONSUMER_STEPS})
+    sender.app.steps["consumer"].update({AckWhatHasBegun, ExpectCopies, WaitingRoom})
     EARLY_ACKS.open()
+    ON_BEGIN[:] = [EARLY_ACKS.begins]
     ASKED_KEYS.open()
-    cut_short.connect()
+    task_postrun.connect(forget, weak=False)
 
 
 def try_servers(instance: Any = None, **_: Any) -> None:
@@ -62,4 +64,19 @@ def try_servers(instance: Any = None, **_: Any) -> None:
     plans = [task.lock_plan for task in instance.app.tasks.values() if isinstance(task, LockedTask)]
     for app in {plan.app for plan in plans if plan is not None and plan.enabled}:
         try_lock_server(app)
-        broker_advice.warn(app)
+        advice.warn_of_broker(app)
+
+
+def forget(task_id: str = "", **_: Any) -> None:
+    """Have Celery forget the request of a run that has ended by SystemExit, or by another error that is no Exception.
+
+    In the pools `threads`, `gevent` and `eventlet` Celery 5.7 fails amid its own handling of such a run: the request
+    counts as running as long as the worker lives. Those who wait in line in this worker wait for a free slot, and that
+    run would keep its slot for ever. In a child of `prefork` there is nothing to forget.
+    """
+    error = sys.exception()
+    if error is None or isinstance(error, Exception):
+        return
+    request = state.requests.get(task_id)
+    if request is not None:
+        state.task_ready(request)

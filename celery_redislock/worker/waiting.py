@@ -21,14 +21,13 @@ from celery_redislock.message.header import Header
 from celery_redislock.task.endings import WaitsInLine
 from celery_redislock.task.plan import LockPlan
 
-from . import rate_limit, same_id
-from .gate import GatedSlots, SoloSlots
+from . import rate_limit, worker_port
+from .children import CHILDREN
 from .handover import Handover, channel_of
 from .revoked import RevokedMessages, has_ended
-from .slots import SemaphoreSlots, Slots, scale_up
-from .starter import Starter
+from .slots import SemaphoreSlots, Slots, Windows, open_windows, scale_up
+from .starter import GatedSlots, SoloSlots, Starter
 from .waiting_message import Prepare, WaitingMessage, must_leave_at, was_given_back_often
-from .windows import Windows, open_windows
 from .worker_port import is_behind_semaphore, most_prefetched
 
 _WAITING_ROOM = "_redislock_waiting_room"
@@ -163,7 +162,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._keep(request, WaitsInLine("", "", header.place, header, False), plan, prepare, leaves=True)
 
     def _keep(self, request: Request, ending: WaitsInLine, plan: LockPlan, prepare: Prepare, *, leaves: bool) -> None:
-        same_id.task_ready(request)
+        worker_port.task_ready(request)
         consumer = self._consumer
         if consumer is None:
             self._handover.let_go([request])
@@ -215,7 +214,7 @@ class WaitingRoom(bootsteps.StartStopStep):
     def begins_round(self) -> None:
         """Have `can_begin` answer by what is free from now on."""
         if self._consumer is not None:
-            self._slots.begins_round()
+            self._slots.begins_round(CHILDREN.living)
 
     def can_begin(self, waiting: WaitingMessage) -> bool:
         """Whether the message of `waiting` would run at once if it were called, or as soon as it has its token."""
@@ -325,7 +324,7 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     def _keep_on(self, waiting: WaitingMessage) -> None:
         """Have a message wait on that was called: another one has taken its slot meanwhile."""
-        same_id.task_ready(waiting.request)
+        worker_port.task_ready(waiting.request)
         self._keep_unacked(self._consumer, waiting.request)
         self.give_token_back(waiting.request)
         waiting.wait_on()

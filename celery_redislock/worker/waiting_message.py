@@ -15,11 +15,11 @@ from celery.worker.request import Request
 
 from celery_redislock.app import server_of
 from celery_redislock.errors import LockUnavailable
-from celery_redislock.line.waiter import Waiter
+from celery_redislock.info import fields, run_named
+from celery_redislock.line.waiters import Waiter
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.protocol.names import limit_of, limited
 from celery_redislock.protocol.tokens import RESERVED, Token, known_by
-from celery_redislock.shown import fields, run_named
 from celery_redislock.task.endings import WaitsInLine
 from celery_redislock.task.plan import LockPlan
 

@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 
 from celery_redislock import Lock, LockLost
 from celery_redislock.app import server_of
-from celery_redislock.cli import watch, workers
+from celery_redislock.cli import commands, workers
 from celery_redislock.cli.commands import locks as group
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.tokens import Attempt
@@ -506,16 +506,16 @@ def test_at_a_terminal_watch_draws_each_picture_over_the_last_and_no_line_wider_
     with lock, subprocess.Popen([*command, "--interval", "0.1"], env=env, stdout=terminal) as it:
         os.close(terminal)
         try:
-            while drawn.count(watch.CLEAR_BELOW.encode()) < 2:
+            while drawn.count(commands.CLEAR_BELOW.encode()) < 2:
                 drawn += os.read(ours, 1000)
             it.send_signal(signal.SIGINT)
             assert it.wait(30) == 0
         finally:
             it.kill()
     os.close(ours)
-    _, first, second = drawn.decode().split(watch.HOME)[:3]
+    _, first, second = drawn.decode().split(commands.HOME)[:3]
     for picture in (first, second):
-        lines = [line.removesuffix(watch.CLEAR_RIGHT) for line in picture.split("\r\n")[:-1]]
+        lines = [line.removesuffix(commands.CLEAR_RIGHT) for line in picture.split("\r\n")[:-1]]
         assert max(map(len, lines)) <= int(columns)
         assert "1 held" in lines[0]
         (names, row) = lines[-2:]

@@ -16,11 +16,11 @@ from celery.app.trace import build_tracer
 
 from celery_redislock.connection.connect import connect
 from celery_redislock.connection.store import LockStore
-from celery_redislock.hold.held import HeldLock
+from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.hold.keeper import Keeper
 from celery_redislock.protocol import tokens
-from celery_redislock.protocol.answers import Note
 from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.scripts import Note
 from celery_redislock.protocol.tokens import Attempt
 from tests.lab import offers
 from tests.lab.app import Config

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from celery_redislock.message.asked_keys import AskedKeys
+from celery_redislock.message.delivery import AskedKeys
 from celery_redislock.protocol.tokens import mint_nonce
 
 

@@ -10,9 +10,8 @@ import pytest
 from celery.worker import state
 from celery.worker.request import Request
 
-from celery_redislock.message.early_acks import EARLY_ACKS, EarlyAcks
 from celery_redislock.protocol.tokens import mint_nonce
-from celery_redislock.worker.acking import ack_what_has_begun
+from celery_redislock.worker.early_acks import EARLY_ACKS, EarlyAcks, ack_what_has_begun
 from celery_redislock.worker.request import locked_request
 
 

@@ -13,9 +13,8 @@ import redis
 from celery import Celery
 
 from celery_redislock import LockConflict, LockedTask, locked
-from celery_redislock.app import server_of
+from celery_redislock.app import server_of, source_of
 from celery_redislock.fixtures import _redislock_url, redislock_server  # noqa: F401
-from celery_redislock.source import source_of
 from celery_redislock.testing import busy
 from tests.lab.renewals import renew
 from tests.lab.servers import wait_until

@@ -16,8 +16,7 @@ import pytest
 from celery_redislock import LockLost
 from celery_redislock.app import server_of
 from celery_redislock.protocol import tokens
-from celery_redislock.protocol.answers import Granted
-from celery_redislock.protocol.scripts import ACQUIRE, RELEASE, RENEW
+from celery_redislock.protocol.scripts import ACQUIRE, RELEASE, RENEW, Granted
 from tests.integration.conftest import KEY
 from tests.lab.app import make_app
 from tests.lab.renewals import held_by

@@ -17,9 +17,8 @@ from celery_redislock.connection.connect import connect
 from celery_redislock.connection.connections import Connection
 from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol import commands
-from celery_redislock.protocol.answers import Conflict, Granted
 from celery_redislock.protocol.names import keys_of
-from celery_redislock.protocol.scripts import RELEASE
+from celery_redislock.protocol.scripts import RELEASE, Conflict, Granted
 from tests.integration.conftest import KEY
 from tests.lab.app import make_app
 from tests.lab.interruption import raised_at

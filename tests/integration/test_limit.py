@@ -15,8 +15,8 @@ from celery.exceptions import Reject
 from celery_redislock import Lock, LockConfigError, LockConflict, LockedTask, LockKeyError, LockUnavailable, locked
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol import commands, tokens
-from celery_redislock.protocol.answers import Claim, Conflict, Finished, Granted, Note, Taken
 from celery_redislock.protocol.names import LimitedKey, channel_of, keys_of, limit_of
+from celery_redislock.protocol.scripts import Claim, Conflict, Finished, Granted, Note, Taken
 from celery_redislock.protocol.tokens import CALLED, RESERVED, SEEN, Attempt, Token, known_by, mint_nonce
 from tests.integration.conftest import KEY
 from tests.lab.renewals import begin_renewal

@@ -16,8 +16,8 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from celery_redislock import Lock, LockConfigError
+from celery_redislock.lock.handle import entry_of_context
 from celery_redislock.lock.lock_server import LockServer
-from celery_redislock.lock.reentry import entry_of_context
 from celery_redislock.protocol.names import keys_of
 from celery_redislock.protocol.scripts import ACQUIRE, EXPECT, GIVE_UP, INSPECT, LEAVE, RELEASE, RENEW, STAND
 from tests.lab.renewals import renew

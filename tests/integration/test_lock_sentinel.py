@@ -12,7 +12,7 @@ import redis
 from redis.sentinel import Sentinel
 
 from celery_redislock import Lock, LockUnavailable
-from celery_redislock.hold.held import PAST_DEADLINE
+from celery_redislock.hold.held_lock import PAST_DEADLINE
 from tests.lab.proxy import Proxy
 from tests.lab.renewals import begin_renewal, held_by
 from tests.lab.servers import wait_until

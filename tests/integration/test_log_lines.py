@@ -121,7 +121,7 @@ class TestWhatIsNext:
         assert re.fullmatch(HELD + r"wait: after lock_wait_for \(0\.1 s\) it fails with LockConflict", said)
 
     def test_it_says_when_it_comes_back_the_least_that_the_broker_takes(self, app, task, deliver, ours, monkeypatch):
-        monkeypatch.setattr("celery_redislock.message.broker.Broker.delays_natively", True)
+        monkeypatch.setattr("celery_redislock.message.republish.Broker.delays_natively", True)
         task = task(lock_on_conflict="join")
         app.backend.mark_as_retry("holder", RuntimeError("later"))
         deliver(app, task.name, "k", redislock={"times": 1, "since": time.time(), "begun": False, "joins": "holder"})
@@ -176,7 +176,7 @@ class TestErrorsBeforeTheBody:
 
     @pytest.fixture
     def reported(self, log):
-        return lambda: [record for record in log.records if record.name == "celery_redislock.task.failures"]
+        return lambda: [record for record in log.records if record.name == "celery_redislock.task.run_hooks"]
 
     @pytest.mark.parametrize(
         ("options", "args", "error", "says"),

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from celery_redislock import metrics, signals
-from celery_redislock.hold import held
+from celery_redislock.hold import held_lock
 from celery_redislock.testing import busy
 from tests.lab.workers import ROOT
 
@@ -59,7 +59,7 @@ def test_a_publish_that_is_answered_with_an_existing_job_is_counted(tasks, count
 
 
 def test_every_way_to_lose_a_lock_has_its_word():
-    ways = {value for name, value in vars(held).items() if name.isupper() and isinstance(value, str)}
+    ways = {value for name, value in vars(held_lock).items() if name.isupper() and isinstance(value, str)}
     assert len(ways) == 4
     assert metrics.REASONS.keys() == ways
     assert all(re.fullmatch(r"[a-z_]+", word) for word in metrics.REASONS.values())

@@ -12,8 +12,8 @@ from celery_redislock.connection.connect import connect
 from celery_redislock.hold.put_off import PAUSE
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol import tokens
-from celery_redislock.protocol.answers import Note
 from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.scripts import Note
 from celery_redislock.task.endings import LastWord
 from tests.integration.conftest import KEY
 from tests.integration.test_refusals import read_only, with_rights, without_rights, writable

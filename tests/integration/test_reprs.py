@@ -22,9 +22,9 @@ from celery_redislock import (
     locked,
     signals,
 )
+from celery_redislock.app import source_of
 from celery_redislock.lock.no_lock import NoLock
 from celery_redislock.options import resolve_options, resolve_settings
-from celery_redislock.source import source_of
 from celery_redislock.testing import busy
 
 SECRET = "hunter2hunter2"  # noqa: S105

@@ -16,13 +16,13 @@ import redis
 from celery_redislock.connection.connect import connect
 from celery_redislock.connection.outage import Outage
 from celery_redislock.connection.store import LockStore
-from celery_redislock.line import listener, looks, queues
+from celery_redislock.line import listener, schedule, waiters
 from celery_redislock.line.room import Room
-from celery_redislock.line.waiter import Waiter
+from celery_redislock.line.waiters import Waiter
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol import commands, tokens
-from celery_redislock.protocol.answers import Conflict, Granted
 from celery_redislock.protocol.names import channel_of, keys_of
+from celery_redislock.protocol.scripts import Conflict, Granted
 from celery_redislock.protocol.tokens import Attempt, Token
 from tests.integration.conftest import KEY
 from tests.lab.servers import wait_until
@@ -96,7 +96,7 @@ def running(holder):
 @pytest.fixture
 def no_look(monkeypatch):
     """A room that waits to be handed a key does not look at it: only what it hears makes it look."""
-    monkeypatch.setattr(looks, "WATCHED", (60.0, 60.0))
+    monkeypatch.setattr(schedule, "WATCHED", (60.0, 60.0))
 
 
 def in_line(client, *rooms):
@@ -171,7 +171,7 @@ def test_those_with_the_same_place_are_called_one_after_the_other_as_they_came(r
 
 def test_while_one_whose_call_has_lapsed_is_on_its_way_no_second_one_is_called(make_room, running, client, monkeypatch):
     """It has no slot, whatever its room says: another room goes first."""
-    monkeypatch.setattr(looks, "CALLED_FOR", 0.0)
+    monkeypatch.setattr(schedule, "CALLED_FOR", 0.0)
     room, other = make_room(), make_room()
     first, second, elsewhere = Guest(10), Guest(20), Guest(30)
     first.coming = True
@@ -277,7 +277,7 @@ def test_a_room_that_has_passed_enters_again_only_with_a_slot(room, running, cli
 
 
 def test_a_room_without_a_slot_says_again_that_it_stands_before_its_line_ends(room, running, client, monkeypatch):
-    monkeypatch.setattr(queues, "REFRESHED", 0.1)
+    monkeypatch.setattr(waiters, "REFRESHED", 0.1)
     guest = Guest(10)
     guest.has_slot = False
     room.enter(guest)
@@ -632,7 +632,7 @@ class TestWhatFails:
         wait_until(lambda: gc.collect() is not None and len(left) < 150, "the room forgets them")
 
     def test_a_server_that_restarts_empty_forgets_nobody(self, private_locks, room, running, monkeypatch):
-        monkeypatch.setattr(looks, "SHORT_LOOK", 60.0)  # nothing but the new connection makes the room look
+        monkeypatch.setattr(schedule, "SHORT_LOOK", 60.0)  # nothing but the new connection makes the room look
         guest = Guest(10)
         room.enter(guest)
         hears(private_locks.client, room)

@@ -7,7 +7,7 @@ from contextvars import Context
 from types import SimpleNamespace
 
 import pytest
-from celery import Celery, Task, shared_task
+from celery import Celery, Task, _state, shared_task
 from celery.exceptions import TaskRevokedError
 
 from celery_redislock import LockConfigError, LockConflict, LockedTask, LockUnavailable
@@ -374,7 +374,9 @@ class TestBinding:
             app.AsyncResult("id").forget()
         assert seen == ["STARTED", "STARTED", "PENDING"]
 
-    def test_a_shared_task_has_its_own_lock_settings_in_every_app(self, make_app):
+    def test_a_shared_task_has_its_own_lock_settings_in_every_app(self, make_app, monkeypatch):
+        # Else the task would belong to every app that a later test of this process makes.
+        monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
         apps = [make_app(), make_app()]
         apps[0].conf.redislock_prefix = "one"
         apps[1].conf.redislock_prefix = "two"

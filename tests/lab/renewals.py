@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery_redislock import Lock
-from celery_redislock.hold.held import HeldLock
+from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.lock.lock_server import LockServer
 from tests.lab.servers import wait_until
 

@@ -12,9 +12,9 @@ from billiard.pool import Pool, TimeoutHandler
 from celery.signals import worker_process_init, worker_ready
 
 from celery_redislock import LockInfo
-from celery_redislock.hold.held import HeldLock
+from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.signals import lock_conflict, lock_lost
-from celery_redislock.worker import acking, reminder
+from celery_redislock.worker import early_acks, run_counts
 from celery_redislock.worker.waiting import WaitingRoom
 from tests.lab import offers
 from tests.lab.app import Config, make_app
@@ -26,7 +26,7 @@ from tests.lab.receivers import break_receivers
 faulthandler.register(signal.SIGUSR2)
 config = Config.from_env()
 app = make_app(config)
-reminder.EVERY = config.settings.get("lab_reminder", reminder.EVERY)
+run_counts.EVERY = config.settings.get("lab_reminder", run_counts.EVERY)
 if config.settings.get("lab_long_offers"):
     offers.lengthen()
 if config.settings.get("lab_no_pidfd"):  # as on macOS
@@ -79,8 +79,8 @@ if config.settings.get("lab_begins_late"):  # who is called begins when the file
 
 
 if config.settings.get("lab_slow_acks"):  # what children say is heard late: the results come first, as they may
-    acking.HEARD_AFTER = 0.2
-    acking.has_more_to_come = lambda: True
+    early_acks.HEARD_AFTER = 0.2
+    early_acks.has_more_to_come = lambda: True
 
 
 @worker_ready.connect

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence, Set
 from functools import cache
 
 from celery_redislock.info import LockInfo
-from celery_redislock.message.facts import Delivered, Facts
+from celery_redislock.message.delivery import Delivered, Facts
 from celery_redislock.options import LockOptions, resolve_options
 from celery_redislock.task import decisions
 

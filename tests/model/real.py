@@ -12,9 +12,9 @@ import redis
 
 from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol import commands, tokens
-from celery_redislock.protocol.answers import Claim as ClaimOfMessage
-from celery_redislock.protocol.answers import Conflict, Finished, Granted, Note, Outstanding, Passed, Reserved, Taken
 from celery_redislock.protocol.names import keys_of, limited
+from celery_redislock.protocol.scripts import Claim as ClaimOfMessage
+from celery_redislock.protocol.scripts import Conflict, Finished, Granted, Note, Outstanding, Passed, Reserved, Taken
 from celery_redislock.protocol.tokens import RESERVED, RUNS, SEEN, Attempt, Token, known_by
 
 from .commands import (

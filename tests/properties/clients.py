@@ -8,11 +8,10 @@ from typing import Any
 
 from celery_redislock.connection.connect import connect
 from celery_redislock.connection.store import LockStore
-from celery_redislock.hold.held import HeldLock
+from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.protocol import tokens
-from celery_redislock.protocol.answers import Claim, Note
 from celery_redislock.protocol.names import keys_of, limit_of
-from celery_redislock.protocol.scripts import RELEASE, Command
+from celery_redislock.protocol.scripts import RELEASE, Claim, Command, Note
 from celery_redislock.protocol.tokens import RESERVED, Attempt, Token
 from tests.lab.proxy import Fault, Proxy
 from tests.lab.servers import Valkey

@@ -11,10 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 
 from celery_redislock.connection.connect import disconnect
 from celery_redislock.errors import LockUnavailable
-from celery_redislock.hold.held import HeldLock
-from celery_redislock.protocol.answers import Granted
+from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.protocol.names import limited
-from celery_redislock.protocol.scripts import RELEASE
+from celery_redislock.protocol.scripts import RELEASE, Granted
 from celery_redislock.protocol.tokens import Attempt, Token
 
 from .clients import Client, Late, Message, Stage

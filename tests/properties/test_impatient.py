@@ -8,8 +8,7 @@ import pytest
 
 from celery_redislock.connection.connect import disconnect
 from celery_redislock.protocol import commands
-from celery_redislock.protocol.answers import Granted
-from celery_redislock.protocol.scripts import RELEASE
+from celery_redislock.protocol.scripts import RELEASE, Granted
 from celery_redislock.protocol.tokens import Attempt
 
 from .clients import TIME_OUT, Client

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from celery_redislock import LockedTask
-from celery_redislock.keys.template import UNSAFE, printable
+from celery_redislock.keys.arguments import UNSAFE, printable
 from celery_redislock.protocol.names import LockKeys, redis_key
 from celery_redislock.protocol.tokens import Attempt
 from tests.unit.wire import hostile_text, key_maker, over_the_wire, wire_form

@@ -8,9 +8,8 @@ from hypothesis.stateful import rule
 
 from celery_redislock.errors import LockLost
 from celery_redislock.protocol import commands
-from celery_redislock.protocol.answers import Finished, Granted, Taken
 from celery_redislock.protocol.names import keys_of
-from celery_redislock.protocol.scripts import Command
+from celery_redislock.protocol.scripts import Command, Finished, Granted, Taken
 from celery_redislock.protocol.tokens import Attempt
 
 from .clients import FAULTS, Client, Late, Message

@@ -17,10 +17,10 @@ from celery_redislock.connection.connect import connect, disconnect
 from celery_redislock.connection.store import LockStore
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol import tokens
-from celery_redislock.protocol.answers import Claim, Note
 from celery_redislock.protocol.names import keys_of, limited
+from celery_redislock.protocol.scripts import Claim, Note
 from celery_redislock.protocol.tokens import Attempt
-from celery_redislock.worker.trial import try_lock_server
+from celery_redislock.worker.server_check import try_lock_server
 from tests.lab.app import make_app
 from tests.lab.gate import Gate
 from tests.lab.servers import wait_until

@@ -10,7 +10,7 @@ import redis
 from celery_redislock import Lock, LockUnavailable
 from celery_redislock.connection.connect import address, connect
 from celery_redislock.lock.lock_server import LockServer
-from celery_redislock.worker.trial import try_lock_server
+from celery_redislock.worker.server_check import try_lock_server
 from tests.lab.proxy import Proxy
 from tests.lab.renewals import renew
 from tests.lab.servers import free_port, wait_until

@@ -12,7 +12,7 @@ from celery_redislock import Lock, LockUnavailable
 from celery_redislock.app import client_of
 from celery_redislock.connection.connect import connect, disconnect
 from celery_redislock.lock.lock_server import LockServer
-from celery_redislock.worker.trial import try_lock_server
+from celery_redislock.worker.server_check import try_lock_server
 from tests.lab.app import make_app
 from tests.lab.servers import wait_until
 from tests.lab.tls import Certificates, tls_cluster, tls_sentinel, tls_server

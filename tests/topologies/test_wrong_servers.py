@@ -7,7 +7,7 @@ import logging
 import pytest
 import redis
 
-from celery_redislock.worker.trial import try_lock_server
+from celery_redislock.worker.server_check import try_lock_server
 from tests.lab.app import make_app
 from tests.lab.proxy import Proxy
 from tests.lab.servers import Valkey, free_port, wait_until

@@ -7,7 +7,7 @@ from typing import Any
 from celery.worker.control import inspect_command, scheduled
 from celery.worker.state import active_requests, reserved_requests
 
-from celery_redislock.worker.inspect import redislock_waiting
+from celery_redislock.worker.remote_control import redislock_waiting
 from tests.lab.worker import app
 from tests.twins.tasks import define_tasks, write_down_events
 

@@ -11,9 +11,9 @@ from celery import Celery
 from celery.app.task import Context
 
 from celery_redislock import LockedTask
-from celery_redislock.message.broker import OVERDUE, Broker
 from celery_redislock.message.message import Message
-from celery_redislock.worker.broker_advice import FORGETFUL, lines
+from celery_redislock.message.republish import OVERDUE, Broker
+from celery_redislock.worker.advice import FORGETFUL, lines
 from celery_redislock.worker.waiting_message import LONGEST_WAIT
 
 #: A queue's own visibility timeout where nobody has set one, kombu's default for a queue that it makes, the longest.

@@ -7,12 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from celery_redislock.cli.commands import screen
 from celery_redislock.cli.locks import matcher
 from celery_redislock.cli.scan import FREE, Row, Waits
 from celery_redislock.cli.sentences import Say
-from celery_redislock.cli.summary import Total, prometheus, totals
-from celery_redislock.cli.table import age, duration, moment, table
-from celery_redislock.cli.watch import screen
+from celery_redislock.cli.table import Total, age, duration, moment, prometheus, table, totals
 from celery_redislock.protocol.names import LimitedKey, LockKeys, Place
 from celery_redislock.protocol.tokens import COOLING, Attempt, Token, mint, mint_nonce, origin
 from tests.lab.workers import ROOT

@@ -13,9 +13,8 @@ from celery.app.task import Context
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_redislock.message.broker import DEFAULT_VISIBILITY_TIMEOUT, Broker
-from celery_redislock.message.comeback import custom_headers, queue_of
 from celery_redislock.message.header import LONGEST_AHEAD, MAX_KEY, Header
+from celery_redislock.message.republish import DEFAULT_VISIBILITY_TIMEOUT, Broker, custom_headers, queue_of
 from celery_redislock.protocol.tokens import mint_nonce, mint_publish
 
 GOOD: dict[str, Any] = {

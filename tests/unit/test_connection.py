@@ -14,11 +14,10 @@ import redis
 from celery import Celery
 
 from celery_redislock import LockedTask
-from celery_redislock.connection import urls
+from celery_redislock.app import Source, source_of
 from celery_redislock.connection.clients import command_time
-from celery_redislock.connection.connect import connect
+from celery_redislock.connection.connect import connect, parse_address
 from celery_redislock.errors import LockConfigError
-from celery_redislock.source import Source, source_of
 
 from .wire import SECRET
 
@@ -91,7 +90,7 @@ def test_without_a_redis_of_the_apps_the_remedy_is_named(broker: str | None, bac
 
 def test_what_is_no_sentinel_in_a_list_of_sentinels_is_none():
     """A list of brokers may end with a semicolon, or go on with a broker of another kind."""
-    assert urls.read("sentinel://one:1/2;amqp://broker//;sentinel://two:2;").nodes == (("one", 1), ("two", 2))
+    assert parse_address("sentinel://one:1/2;amqp://broker//;sentinel://two:2;").nodes == (("one", 1), ("two", 2))
 
 
 @pytest.mark.parametrize("url", ["amqp://host", "redis+other://host", "http://host", "host", "7:"])
@@ -153,7 +152,7 @@ WITHOUT_HIREDIS = """
 import sys
 sys.modules["hiredis"] = None  # as where it is not installed
 from celery_redislock.connection.clients import derive
-from celery_redislock.connection.connect import connect
+from celery_redislock.connection.connect import connect, parse_address
 client = connect(sys.argv[1], {})
 for ours in (client, derive(client)):
     pool = ours.connection_pool

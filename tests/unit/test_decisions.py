@@ -7,16 +7,19 @@ from typing import get_args
 import pytest
 
 from celery_redislock.info import LockInfo
-from celery_redislock.message.facts import Delivered, Facts
+from celery_redislock.message.delivery import Delivered, Facts
 from celery_redislock.options import ConflictPolicy, LockOptions, resolve_options
-from celery_redislock.protocol.answers import Passed
+from celery_redislock.protocol.scripts import Passed
 from celery_redislock.protocol.tokens import Attempt
 from celery_redislock.task.decisions import (
     POLICIES,
+    Answer,
+    AskAgain,
     ComeBack,
     Decision,
     Fail,
     Joining,
+    Published,
     Refuse,
     RunWithout,
     Skip,
@@ -24,10 +27,11 @@ from celery_redislock.task.decisions import (
     leaves_note,
     may_be_handed_a_key,
     on_conflict,
+    on_first,
     on_joining,
     on_outage,
+    on_second,
 )
-from celery_redislock.task.publish_decisions import Answer, AskAgain, Published, on_first, on_second
 
 FRESH = Delivered(acks_late=False, is_redelivered=False, is_overdue=False, is_marked_begun=False, is_republished=False)
 MESSAGE = Facts(FRESH, Attempt("mine", 0, 0), frozenset({"mine", "my parent", "my root"}))

@@ -12,7 +12,7 @@ from celery_redislock.connection.store import LockStore
 from celery_redislock.options import ATTRIBUTES, ConflictPolicy, Scope
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import LockKeys
-from celery_redislock.task import decisions, publish_decisions
+from celery_redislock.task import decisions
 from celery_redislock.task.decisions import POLICIES
 from celery_redislock.task.locked_task import LockedTask
 from celery_redislock.worker.request import LockedRequest
@@ -128,7 +128,7 @@ def test_the_hooks_are_those_that_the_code_has() -> None:
 
 def test_the_decisions_are_functions_of_their_modules() -> None:
     names = quoted(column(section(PAGE, "## Decisions")))
-    there = vars(decisions) | vars(publish_decisions)
+    there = vars(decisions)
     assert [name for name in names if not callable(there.get(name))] == []
     assert {name for name in there if name.startswith("on_")} <= set(names)
 
@@ -156,5 +156,5 @@ def test_the_options_are_the_same_in_the_code_and_on_their_page() -> None:
 def test_who_adds_something_is_told_the_files(what: str) -> None:
     article = "an" if what == "option" else "a"
     named = files_named(section(PAGE, f"### Adding {article} {what}"))
-    assert named >= {"celery_redislock/options.py", "celery_redislock/task/attributes.py", "README.md"}
+    assert named >= {"celery_redislock/options.py", "celery_redislock/task/plan.py", "README.md"}
     assert all((ROOT / name).is_file() for name in named)

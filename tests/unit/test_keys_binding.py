@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_redislock.keys.maker import binder
+from celery_redislock.keys.key_maker import binder
 
 from .wire import key_maker
 

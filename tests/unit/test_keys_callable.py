@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_redislock.errors import LockKeyError
-from celery_redislock.keys.maker import MAX_NAME
+from celery_redislock.keys.key_maker import MAX_NAME
 
 from .wire import SECRET, hostile_text, key_maker, over_the_wire
 

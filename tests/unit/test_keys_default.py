@@ -19,7 +19,7 @@ from kombu.utils.json import register_type
 from pydantic import BaseModel
 
 from celery_redislock.errors import LockConfigError, LockKeyError
-from celery_redislock.keys.maker import MAX_NAME
+from celery_redislock.keys.key_maker import MAX_NAME
 
 from .wire import SECRET, key_maker, over_the_wire, wire_form
 

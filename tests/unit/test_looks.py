@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from celery_redislock.line.looks import Looks
+from celery_redislock.line.schedule import Looks
 
 
 @pytest.mark.parametrize(

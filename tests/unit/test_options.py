@@ -21,7 +21,7 @@ from celery_redislock.options import (
     resolve_options,
     resolve_settings,
 )
-from celery_redislock.task.attributes import LockAttributes
+from celery_redislock.task.plan import LockAttributes
 
 from .wire import SECRET
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_redislock.message.facts import publish_time
+from celery_redislock.message.delivery import publish_time
 
 SECOND = 1_000_000
 

@@ -9,8 +9,7 @@ import weakref
 
 import pytest
 
-from celery_redislock.line.queues import Queues
-from celery_redislock.line.waiter import Waiter
+from celery_redislock.line.waiters import Queues, Waiter
 
 
 class Guest(Waiter):

@@ -7,9 +7,8 @@ from typing import Any
 
 from celery.concurrency import prefork, solo, thread
 
-from celery_redislock.worker.gate import GatedSlots
-from celery_redislock.worker.starter import Starter
-from celery_redislock.worker.windows import slots_of
+from celery_redislock.worker.slots import slots_of
+from celery_redislock.worker.starter import GatedSlots, Starter
 
 
 def test_a_pool_has_its_slots_between_its_start_and_its_end() -> None:

@@ -12,10 +12,9 @@ import redis
 from celery import Celery
 from redis.sentinel import SentinelConnectionPool, SentinelManagedSSLConnection
 
-from celery_redislock.app import client_of, command_time_of, keyprefix_of
+from celery_redislock.app import client_of, command_time_of, keyprefix_of, source_of
 from celery_redislock.connection.cluster_client import ClusterClient
 from celery_redislock.errors import LockConfigError
-from celery_redislock.source import source_of
 
 from .wire import SECRET
 

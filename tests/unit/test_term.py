@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from celery_redislock.hold import term
-from celery_redislock.hold.term import Renewal, Term
+from celery_redislock.hold import held_lock
+from celery_redislock.hold.held_lock import Renewal, Term
 
 LEASE, SHORT, LONG = 10.0, 4.0, 60.0
 #: Seconds between two events: what is shortened does not end before the last of them.
@@ -57,7 +57,7 @@ def play(clock: SimpleNamespace, senders: Sequence[str], order: Sequence[Event])
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(term, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(held_lock, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 from kombu.serialization import dumps, loads
 
-from celery_redislock.keys.maker import KeyMaker
+from celery_redislock.keys.key_maker import KeyMaker
 
 #: What no message may show.
 SECRET = "hunter2hunter2"  # noqa: S105

@@ -22,8 +22,8 @@ from celery_redislock.protocol.names import limit_of
 from celery_redislock.task.plan import LockPlan
 
 from .children import Run
-from .conflicts import CONFLICTS
 from .deaths import is_dead
+from .run_counts import CONFLICTS
 from .waiting import WaitingRoom, waiting_room_of
 from .waiting_message import WaitingMessage
 from .worker_port import limited_requests

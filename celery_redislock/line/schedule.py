@@ -9,11 +9,10 @@ import time
 from collections import Counter, deque
 from collections.abc import Collection
 
-from celery_redislock.protocol.answers import Conflict
 from celery_redislock.protocol.names import is_line
+from celery_redislock.protocol.scripts import Conflict
 
-from .queues import Queue
-from .waiter import Waiter
+from .waiters import Queue, Waiter
 
 _random = random.SystemRandom()
 #: A key is kept for so many seconds for a room to which it is offered, by lua/prelude.lua.

@@ -14,8 +14,18 @@ from typing import Any
 
 from celery_redislock.errors import LockConfigError, LockKeyError
 
-from .template import UNSAFE, Arguments, Namer, check_parameters, parse_template, printable, template_namer
-from .wire import digest, encode, wire
+from .arguments import (
+    UNSAFE,
+    Arguments,
+    Namer,
+    check_parameters,
+    digest,
+    encode,
+    parse_template,
+    printable,
+    template_namer,
+    wire,
+)
 
 Binder = Callable[[Sequence[Any], Mapping[str, Any]], dict[str, Any]]
 

@@ -1,4 +1,4 @@
-"""Server advice: what a worker says at its start of a lock server that works: where it is, and its faults."""
+"""Advice: what a worker says at its start of its lock server and its broker, and of what is wrong with them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 from redis import exceptions
 
 from celery_redislock.app import is_enabled
-from celery_redislock.task.locked_task import LockedTask
+from celery_redislock.message.republish import DEFAULT_VISIBILITY_TIMEOUT, Broker
+from celery_redislock.task.plan import LockPlan
 
 if TYPE_CHECKING:
     import redis
-    from celery import Celery
+    from celery import Celery, Task
+
 
 logger = logging.getLogger(__name__)
 
@@ -101,11 +103,10 @@ def warn_of_eviction(infos: Sequence[Mapping[str, Any]], where: str) -> None:
         )
 
 
-def locked_tasks(app: Celery) -> Sequence[tuple[LockedTask, float]]:
+def locked_tasks(app: Celery) -> Sequence[tuple[Task[..., Any], float]]:
     """The tasks of `app` that have a lock, and their leases in seconds; none where locks are switched off."""
-    tasks = [task for _, task in sorted(app.tasks.items()) if isinstance(task, LockedTask)]
-    plans = [(task, task.lock_plan) for task in tasks]
-    return [(task, plan.options.lease) for task, plan in plans if plan is not None] if is_enabled(app) else []
+    plans = [(task, getattr(task, "lock_plan", None)) for _, task in sorted(app.tasks.items())]
+    return [(task, plan.options.lease) for task, plan in plans if isinstance(plan, LockPlan)] if is_enabled(app) else []
 
 
 def _seconds_ahead(client: redis.Redis) -> float:
@@ -126,3 +127,51 @@ def _idle_timeout(client: redis.Redis) -> int:
     except exceptions.ResponseError:  # many hosted servers have no CONFIG
         return 0
     return int(told.get("timeout") or 0)
+
+
+#: Kombu's transports that take a message out of its queue for good when they deliver it, and ack nothing.
+FORGETFUL = frozenset(
+    "memory filesystem sqlalchemy sqla mongodb zookeeper consul etcd pyro azurestoragequeues".split()  # noqa: SIM905
+)
+
+
+def warn_of_broker(app: Celery) -> None:
+    """Log what is wrong with the broker of `app`, if that costs its locked tasks anything. It opens no connection."""
+    with app.connection_for_read() as connection:
+        transport, is_redis = str(connection.transport_cls), connection.transport.driver_type == "redis"
+        options = connection.transport_options or {}
+    if is_redis:
+        _warn_of_early_copies(app)
+    for line in lines(transport, options):
+        logger.warning(line)
+
+
+def _warn_of_early_copies(app: Celery) -> None:
+    """Warn where a Redis broker delivers messages of late-acked tasks again before a dead holder's lock has ended."""
+    timeout = Broker(app).visibility_timeout
+    late = [(task.name, lease) for task, lease in locked_tasks(app) if task.acks_late and lease > timeout]
+    if late:
+        more = f" and {len(late) - 3} more" if len(late) > 3 else ""
+        logger.warning(
+            "the broker delivers a message again that is not acked after %g s (visibility_timeout), which is less than "
+            "the lease of tasks that ack late: %s; copies come while their runs go on: set visibility_timeout in "
+            "broker_transport_options to more than the longest run takes",
+            *(timeout, ", ".join(f"{name} ({lease:g} s)" for name, lease in late[:3]) + more),
+        )
+
+
+def lines(transport: str, options: Mapping[str, Any]) -> list[str]:
+    """What a worker says of what its broker cannot do."""
+    said = []
+    if transport in FORGETFUL:
+        said.append(
+            f"the broker {transport} forgets a message when it delivers it: what runs or waits in line in a worker is "
+            "lost if that worker is killed, also with acks_late; use Redis or RabbitMQ where that must not happen"
+        )
+    if transport.lower() == "sqs" and not options.get("visibility_timeout"):
+        said.append(
+            "the visibility timeout of the SQS queues is not known: a message that waits in line is delivered twice if "
+            f"it is shorter than {DEFAULT_VISIBILITY_TIMEOUT:g} s; set visibility_timeout in broker_transport_options "
+            "to the shortest that a queue has"
+        )
+    return said

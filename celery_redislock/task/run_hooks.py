@@ -1,0 +1,141 @@
+"""Run hooks: what Celery calls right before and after a body. A run gets its `Execution`, which takes the key."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from celery.exceptions import Ignore, Reject
+from celery.signals import task_postrun
+
+from celery_redislock.errors import describe
+from celery_redislock.info import fields, run_named
+from celery_redislock.message.delivery import ON_BEGIN, Delivery, is_requeued
+from celery_redislock.message.header import HEADER, reservation_in
+
+from .execution import EXECUTION, Execution, attach, execution_of
+from .join import JoiningExecution
+from .plan import LockAttributes, LockPlan, give_up_reservation
+from .worker_execution import EagerExecution, WorkerExecution
+
+if TYPE_CHECKING:
+    from celery import Task
+    from celery.app.task import Context
+
+
+logger = logging.getLogger(__name__)
+
+
+class _TracebackOnce(logging.Filter):
+    """Keeps the traceback out of this line: Celery's own line shows it. Error trackers read it from `exc_info`."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.exc_text = "(its traceback is in Celery's own line)"  # formatters write this in place of the traceback
+        return True
+
+
+logger.addFilter(_TracebackOnce())
+
+
+def begin(
+    task: Task[..., Any],
+    plan_of: Callable[[], LockPlan | None],
+    request: Context,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> bool:
+    """Take the lock of a run, or end the run as its options say. Where it has none, or locks are off, nothing happens.
+
+    An error that ends the run is logged as well, so that error trackers see it.
+
+    Args:
+        task: The task.
+        plan_of: Returns the task's plan, or None; or raises what keeps the task from being locked.
+        request: Celery's request for the run. From now on its execution is attached to it.
+        args: The positional arguments of the run.
+        kwargs: Its keyword arguments.
+
+    Returns:
+        Whether the run ends with the outcome of another task, by the policy ``join``.
+
+    Raises:
+        Exception: As `Execution.begin`.
+    """
+    try:
+        plan = plan_of()
+        if plan is None or not plan.enabled:
+            _has_begun(Delivery.of(request))
+            return False
+        execution = _execution_type(plan, request)(task, plan, request)
+        attach(request, execution)
+        execution.begin(args, kwargs)
+    except (Ignore, Reject):
+        raise
+    except Exception as error:
+        report(task, request, error)
+        raise
+    _has_begun(execution.message.delivery)
+    return execution.joined is not None
+
+
+def _has_begun(delivery: Delivery | None) -> None:
+    """Have the worker's main process ack the message of a run that begins, if it is acked early."""
+    if delivery is not None and delivery.acks_at_begin:
+        for report_begin in ON_BEGIN:
+            report_begin(delivery.nonce)
+
+
+def _execution_type(plan: LockPlan, request: Context) -> type[Execution]:
+    if request.is_eager:
+        return EagerExecution
+    return JoiningExecution if plan.options.on_conflict == "join" else WorkerExecution
+
+
+def report(task: Task[..., Any], request: Context, error: Exception) -> None:
+    """Log what keeps a body from running, unless the task `throws` that error or somebody else sees it.
+
+    Celery logs the error as well, right after this line.
+    """
+    if task.throws and isinstance(error, task.throws):
+        return
+    execution = execution_of(request)
+    if request.is_eager or (execution is not None and execution.joined is not None):
+        return  # the caller of an eager run gets the error; the error of a joined task came from that task's body
+    about = fields("failed", task=task.name, task_id=request.id, key=(execution and execution.key) or None)
+    name = run_named(task.name, request.id)
+    logger.error("%s: its body is not run: %s", name, describe(error), exc_info=error, extra=about)
+
+
+def connect() -> None:
+    """Have Celery call `release` whenever a task has run in this process."""
+    task_postrun.connect(release, weak=False)
+
+
+def release(sender: Any = None, state: str | None = None, retval: Any = None, **_: Any) -> None:
+    """Release the key of a run for which Celery has not called `after_return`.
+
+    Celery does not do so for RETRY, Ignore, Reject, replace(), an error in a hook and SystemExit.
+
+    Args:
+        sender: The task.
+        state: The state that Celery reports.
+        retval: The result, or the exception that ended the run.
+    """
+    if not isinstance(sender, LockAttributes):
+        return
+    task: Any = sender
+    request = task.request_stack.top
+    execution = execution_of(request)
+    if execution is not None:
+        # Celery reports SUCCESS also for a run that a shutdown's SystemExit or a hook's Reject has cut short. Its
+        # result may not be stored, nor the next step of its chain sent, so the attempt must not count as over.
+        execution.end(state if sys.exception() is None else None)
+        # The execution and the request refer to each other: together they would keep the arguments in memory.
+        delattr(execution.request, EXECUTION)
+    elif not is_requeued(task, retval):
+        # The run has ended before it asked for the key.
+        plan, reservation = task.lock_plan, reservation_in(getattr(request, HEADER, None))
+        if reservation is not None and plan is not None and plan.enabled:
+            give_up_reservation(plan, reservation, request.retries)

@@ -1,0 +1,190 @@
+"""Trial: a worker tries its lock server before the first task needs it, and logs what is wrong and what to do."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import redis
+from redis import exceptions
+from redis.sentinel import MasterNotFoundError
+
+from celery_redislock.app import client_of, settings_of, source_of
+from celery_redislock.connection.cluster import ClusterStore
+from celery_redislock.connection.cluster_client import ClusterClient
+from celery_redislock.connection.connect import address, disconnect
+from celery_redislock.connection.store import LockStore
+from celery_redislock.errors import LockUnavailable, describe
+from celery_redislock.options import resolve_settings
+from celery_redislock.protocol import tokens
+from celery_redislock.protocol.names import redis_key
+from celery_redislock.protocol.scripts import Command
+
+from . import advice
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+
+logger = logging.getLogger(__name__)
+
+#: The lease of the key that the trial takes, in seconds. A worker that is killed meanwhile leaves it for so long.
+LEASE = 10.0
+
+
+class _Once(LockStore):
+    """A store that sends each command only once and logs no outage: `try_lock_server` logs one line."""
+
+    def _call(self, command: Command) -> tuple[Any, float, bool]:
+        sent_at = time.monotonic()
+        return self._send(command), sent_at, False
+
+
+class _OnceInACluster(_Once, ClusterStore):
+    """The same in a Cluster."""
+
+
+def try_lock_server(app: Celery) -> None:
+    """Try the lock server of `app`; log one line if tasks cannot use it.
+
+    It raises nothing, so that the worker starts in any case. It leaves no connection and no thread, which the pool's
+    children would inherit by their fork.
+    """
+    where, names = "of the app", {"url": "redislock_url", "options": "redislock_client_options"}
+    try:
+        settings = resolve_settings(settings_of(app))
+        source, client = source_of(app.conf), client_of(app)
+        where, names = address(client), {"url": source.setting, "options": source.options_setting}
+        prefix = source.keyprefix + settings.prefix
+        advice.introduce(app, prefix, where)
+        store = _OnceInACluster(client) if isinstance(client, ClusterClient) else _Once(client)
+        try:
+            _try_out(store, redis_key(prefix, f"worker start:{tokens.mint_nonce()}"))
+            infos = _infos(client)
+            advice.warn_of_age(infos, where, names["url"])
+            advice.warn_of_eviction(infos, where)
+            if isinstance(client, redis.Redis):  # each node of a Cluster has its own clock and its own time-out
+                advice.warn_of_server(client, where)
+        finally:
+            disconnect(client)
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with the server, the worker starts
+        cause = error.__cause__ or error if isinstance(error, LockUnavailable) else error
+        remedy = remedy_for(cause)
+        logger.log(
+            remedy.level,
+            "the lock server %s cannot be used: %s; %s; until then lock_on_outage decides about runs",
+            *(where, describe(cause).rstrip("."), remedy.what.format(**names)),
+        )
+
+
+def _try_out(store: LockStore, key: str) -> None:
+    """Do what tasks do, with a key of this worker's own: renew it, take it, find it held, and release it."""
+    mine, other = (tokens.mint(tokens.mint_nonce(), None, tokens.origin(None, None)) for _ in range(2))
+    store.renew([(key, mine, LEASE)])  # first, while there is no key: if it fails, no key is left behind
+    for one in (mine, other):
+        store.acquire(key, one, LEASE)
+    store.release(key, mine)
+
+
+def _infos(client: redis.Redis | ClusterClient) -> list[dict[str, Any]]:
+    """What the server, or each node of a Cluster, says of itself; nothing where its user may not run INFO."""
+    try:
+        return client.info("default") if isinstance(client, ClusterClient) else [client.info("default")]
+    except exceptions.ResponseError:
+        return []
+
+
+class Remedy(NamedTuple):
+    """What a person can do about some errors."""
+
+    errors: tuple[type[BaseException], ...]
+    """The exceptions for which it helps."""
+    level: int
+    """The level of the log line: ERROR where nothing but a person can mend it, WARNING where it may pass by itself."""
+    what: str
+    """``{url}`` stands for the setting that names the server, ``{options}`` for that of its options."""
+
+
+#: The first that fits counts: many of redis-py's errors are ConnectionErrors too.
+_REMEDIES = (
+    Remedy(
+        (MasterNotFoundError,),
+        logging.ERROR,
+        "no Sentinel named a primary: check master_name and the Sentinels' own sentinel_kwargs in {options}, the hosts "
+        "in {url}, and whether the primary is up",
+    ),
+    Remedy(
+        (exceptions.AuthenticationError, exceptions.AuthenticationWrongNumberOfArgsError),
+        logging.ERROR,
+        "check the user and the password in {url} or redislock_client_options",
+    ),
+    Remedy(
+        (exceptions.NoPermissionError,),
+        logging.ERROR,
+        "its user lacks rights: docs/security.md lists those that it needs, to keys that begin with redislock_prefix",
+    ),
+    Remedy(
+        (exceptions.ReadOnlyError, exceptions.MasterDownError),
+        logging.ERROR,
+        "it is a replica: name its primary in {url}",
+    ),
+    Remedy(
+        (exceptions.ClusterDownError,),
+        logging.WARNING,
+        "the Cluster is down: CLUSTER INFO tells which slots nobody serves",
+    ),
+    Remedy(
+        (exceptions.MovedError, exceptions.ClusterError),
+        logging.ERROR,
+        "it is a node of a Cluster: name it by redis+cluster:// in redislock_url",
+    ),
+    Remedy(
+        (exceptions.InvalidResponse,),
+        logging.ERROR,
+        "what answers there is no Redis: check the host and the port in {url}",
+    ),
+    Remedy((ssl.SSLError,), logging.ERROR, "check whether it speaks TLS (rediss://), and the ssl_ options of {url}"),
+    Remedy((socket.gaierror,), logging.WARNING, "this host name is not known (yet): check {url}, and the network"),
+    Remedy(
+        (ConnectionRefusedError, FileNotFoundError),
+        logging.WARNING,
+        "nothing listens there (yet): check {url}, and whether the server runs",
+    ),
+    Remedy(
+        (exceptions.TimeoutError, TimeoutError),
+        logging.WARNING,
+        "it did not answer in time: check {url} (rediss:// only if it speaks TLS), the server and the firewall",
+    ),
+    Remedy(
+        (exceptions.RedisClusterException,),
+        logging.ERROR,
+        "check that {url} names nodes of a Cluster, and with CLUSTER INFO that all its slots are served",
+    ),
+    Remedy((exceptions.OutOfMemoryError,), logging.WARNING, "it is full: give it more memory"),
+    Remedy(
+        (exceptions.ConnectionError,),
+        logging.WARNING,
+        "check {url} (rediss:// if it speaks TLS), and the server",
+    ),
+)
+_OTHER = Remedy(
+    (),
+    logging.ERROR,
+    "check {url}: its scheme says what answers there (one server, Sentinels or a Cluster), and its database must exist",
+)
+
+
+def remedy_for(error: BaseException) -> Remedy:
+    """The remedy for an error, or for one that it was raised from: redis-py wraps the errors of the socket."""
+    chain = [*_chain(error)]
+    return next((one for one in _REMEDIES if any(isinstance(each, one.errors) for each in chain)), _OTHER)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
