@@ -48,7 +48,7 @@ class LockInfo(NamedTuple):
         others = tuple(other.plain for other in self.others)
         return (*self[:4], since, self.ttl, self.state, self.waiting_processes, others)
 
-    def told(self, scope: str | None, waiting: int = 0) -> dict[str, Any]:
+    def to_json(self, scope: str | None, waiting: int = 0) -> dict[str, Any]:
         """What the command line and ``celery inspect locks`` tell of it, in types that JSON has.
 
         Args:
@@ -119,5 +119,5 @@ def fields(event: str, **about: object) -> dict[str, str]:
         about: What it concerns: ``task``, ``task_id``, ``key``, ``holder`` (in words), ``holder_id``, ``reason``; what
             is None is left out.
     """
-    told = {"event": event, **about}
-    return {f"redislock_{name}": shown(str(value), LONGEST) for name, value in told.items() if value is not None}
+    about = {"event": event, **about}
+    return {f"redislock_{name}": shown(str(value), LONGEST) for name, value in about.items() if value is not None}

@@ -20,7 +20,7 @@ from chaos.complaints import complaints_in
 from chaos.coroner import Coroner
 from chaos.crowd import gather
 from chaos.drills import Drills
-from chaos.faults import CALM, WARM, Strike, begin, plan
+from chaos.faults import CALM, WARM, Strike, plan, start
 from chaos.load import Load, wait_for_the_end
 from chaos.report import offences, table
 from chaos.stage import Stage, open_stage
@@ -102,7 +102,7 @@ def _strike(stage: Stage, seed: int, seconds: float) -> None:
             break
         time.sleep(strike.pause)
         print(f"  {seconds - end + time.monotonic():6.1f} s  {strike.name}", flush=True)
-        begin(stage, strike)
+        start(stage, strike)
     stage.wait()
     stage.mend()
     print(f"  {seconds:6.1f} s  calm: {CALM:g} s of load without faults", flush=True)
@@ -114,7 +114,7 @@ def _strike(stage: Stage, seed: int, seconds: float) -> None:
     for sender in (load, callers):
         sender.join()
     for slot in range(len(stage.slots)):  # healthy workers run what is left
-        begin(stage, Strike(0, WARM, slot, 0))
+        start(stage, Strike(0, WARM, slot, 0))
     stage.wait()
     stage.mend()
     print(f"  {seconds:6.1f} s  all is mended; waiting for what is under way", flush=True)

@@ -112,7 +112,7 @@ def of_another_run(story: Story, earlier: list[Run], run: Run) -> str | None:
         return "it had been sent back, and its worker ended, stood still or lost its connection before the ack"
     if _was_published_twice(story, run):
         return "its message was published twice"
-    leaves_no_note = first.told < NEVER or story.strikes(STOPS, first.start, first.end + ACK, first.pid)
+    leaves_no_note = first.noticed < NEVER or story.strikes(STOPS, first.start, first.end + ACK, first.pid)
     if leaves_no_note and run.start - received >= RESTORED:
         return "the visibility timeout passed before its ack"
     if _cut(story, received, first.end + ACK) and story.strikes(OUTAGES, first.start, first.end + ACK):
@@ -143,7 +143,7 @@ def _stood_still_as_it_received(story: Story, run: Run) -> bool:
 
 
 def _lost_its_lock(story: Story, first: Run, second: Run) -> bool:
-    return second.start >= first.told or of_overlap(story, first, second) is not None
+    return second.start >= first.noticed or of_overlap(story, first, second) is not None
 
 
 def _first_receipt(story: Story, task_id: str, before: float) -> float:

@@ -73,7 +73,7 @@ def plan(seed: str, slots: int) -> Iterator[Strike]:
             calm = 0.0
 
 
-def begin(stage: Stage, strike: Strike) -> None:
+def start(stage: Stage, strike: Strike) -> None:
     """Begin a fault, as soon as what it strikes has recovered from the last fault."""
     place_of, act = FAULTS[strike.name]
     place = place_of(stage, strike)

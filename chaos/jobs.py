@@ -63,7 +63,7 @@ def of_pair(story: Story, first: Job, second: Job) -> str | None:
         return DATA_LOST
     if first.is_unasked or second.is_unasked:
         return UNASKED
-    if any(run.told <= end for run in first.runs):
+    if any(run.noticed <= end for run in first.runs):
         return TOLD
     workers, pids = {line["worker"] for line in story.received[first.task_id]}, {run.pid for run in first.runs}
     for stop in story.strikes(STOPS, start, end):

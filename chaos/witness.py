@@ -20,7 +20,12 @@ from tests.lab.ledger import Ledger
 
 def write_down_waiting(ledger: Ledger) -> None:
     """Write down, from now on, who waits in this process and who is called."""
-    enter, leave_all, begin, can_begin = Room.enter, Room.leave_all, WaitingMessage.begin, WaitingMessage.can_begin
+    enter, leave_all, take_turn, is_ready = (
+        Room.enter,
+        Room.leave_all,
+        WaitingMessage.take_turn,
+        WaitingMessage.is_ready,
+    )
     told: dict[str, float] = {}
 
     def write(event: str, **facts: Any) -> None:
@@ -36,10 +41,10 @@ def write_down_waiting(ledger: Ledger) -> None:
 
     def begins(waiting: WaitingMessage, *, called: bool) -> None:
         write("begins", **who(waiting), called=called)
-        begin(waiting, called=called)
+        take_turn(waiting, called=called)
 
-    def may_begin(waiting: WaitingMessage) -> bool:
-        has_slot = can_begin(waiting)
+    def may_run(waiting: WaitingMessage) -> bool:
+        has_slot = is_ready(waiting)
         if not has_slot and time.monotonic() > told.get(waiting.key, 0.0) + TOLD_AGAIN:
             told[waiting.key] = time.monotonic()
             write("full", key=waiting.key)
@@ -52,7 +57,7 @@ def write_down_waiting(ledger: Ledger) -> None:
     for owner, name, witness in (
         (Room, "enter", enters),
         (Room, "leave_all", all_leave),
-        (WaitingMessage, "begin", begins),
-        (WaitingMessage, "can_begin", may_begin),
+        (WaitingMessage, "take_turn", begins),
+        (WaitingMessage, "is_ready", may_run),
     ):
         setattr(owner, name, witness)

@@ -161,8 +161,8 @@ def why(context: click.Context, task_id: str, as_json: bool, timeout: float) -> 
     for one in reason.said():
         if not as_json:
             click.echo(one.text)
-        elif one.told is not None:
-            click.echo(json.dumps({**one.told, "reason": one.text}))
+        elif one.about is not None:
+            click.echo(json.dumps({**one.about, "reason": one.text}))
     if not reason.is_known:
         raise Nothing(f"Nobody who was asked knows the task {shown(task_id)}.")
 
@@ -185,7 +185,7 @@ def export(context: click.Context, task: str | None, match: str | None, timeout:
 
 def _print_json(known: Locks, rows: list[Row]) -> None:
     for row in rows:
-        click.echo(json.dumps(known.told(row)))
+        click.echo(json.dumps(known.to_json(row)))
 
 
 locks.add_command(release)
@@ -204,7 +204,7 @@ class Rate:
         self._counts: dict[str, int] = {}
         self._at = 0.0
 
-    def told(self, counts: dict[str, int]) -> str:
+    def text(self, counts: dict[str, int]) -> str:
         """The rate since the last call, in words. A worker counts once it has answered twice."""
         now = time.monotonic()
         both = counts.keys() & self._counts.keys()
@@ -235,10 +235,10 @@ def watch(
         while True:
             began = time.monotonic()
             counts = Counts(Workers(app, timeout))
-            told = rate.told(counts.conflicts)
+            rate_text = rate.text(counts.conflicts)
             rows = list(known.all(match, task, counts))
             took = time.monotonic() - began
-            _draw([*screen(rows, told, took, counts.missing(rows), width())])
+            _draw([*screen(rows, rate_text, took, counts.missing(rows), width())])
             time.sleep(max(interval - took, took))  # the lock server has other work too
     except KeyboardInterrupt:
         return

@@ -148,9 +148,9 @@ class Locks:
         """The `lock_scope` of the holder's task; None where the app has no such task, or the holder is none."""
         return scope_of(self._app, row.token.task)
 
-    def told(self, row: Row) -> dict[str, Any]:
+    def to_json(self, row: Row) -> dict[str, Any]:
         """What JSON tells of `row`."""
-        return row.info.told(self.scope_of(row), row.waiting)
+        return row.info.to_json(self.scope_of(row), row.waiting)
 
     def _others(self, lock: str, first: Row | None) -> Iterator[Row]:
         """Who holds the slots of the lock, but for the first."""

@@ -76,7 +76,7 @@ class Result(NamedTuple):
         """The key for which the task waits, or has failed."""
         return self.value.key if isinstance(self.value, LockConflict) else None
 
-    def told(self, now: datetime) -> tuple[str, str] | None:
+    def described(self, now: datetime) -> tuple[str, str] | None:
         """The state in a word for programs, and what is to be said; None where the backend knows nothing.
 
         A result's value, and the text of an error of the task's own, are not shown.

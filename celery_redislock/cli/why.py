@@ -26,7 +26,7 @@ _TELLS = {"held": Say.HOLDS_SOMEWHERE, "queued": Say.QUEUED, "cooling": Say.COOL
 _IN_WORKER = {"called": Say.CALLED, "reserved": Say.RESERVED, "scheduled": Say.SCHEDULED, "limited": Say.LIMITED}
 
 #: Why a message waits in line though its key is free, by what its worker lacks to run it.
-_LACKS = {"slot": Say.NO_PROCESS, "token": Say.NO_RATE, "server": Say.NO_SERVER}
+_LACKS = {"slot": Say.NO_PROCESS, "rate": Say.NO_RATE, "server": Say.NO_SERVER}
 
 
 class Said(NamedTuple):
@@ -34,8 +34,8 @@ class Said(NamedTuple):
 
     text: str
     """For people."""
-    told: Mapping[str, Any] | None = None
-    """For programs: of the task, or of who holds its key, as `LockInfo.told`; None where there is nothing to add."""
+    about: Mapping[str, Any] | None = None
+    """For programs: of the task, or of who holds its key, as `LockInfo.to_json`; None where there is nothing to add."""
 
 
 class Seen(NamedTuple):
@@ -75,16 +75,16 @@ class Why:
         seen, result = self._seen(), result_of(self._app, self._id)
         for one in seen:
             yield from self._in_worker(one, result)
-        told: list[Said] = []
+        found: list[Said] = []
         if result.has_ended:
-            told = [*self._in_result(result)]
+            found = [*self._in_result(result)]
         elif not seen:
             rows = [row for row in self._locks.all() if self._is_mine(row)]
             if not (result.is_waiting and any(row.info.state == "held" for row in rows)):  # that was before it ran
-                told = [*self._in_result(result)]
-            told += self._in_redis(rows, result)
-        yield from told
-        self.is_known = bool(told or seen)
+                found = [*self._in_result(result)]
+            found += self._in_redis(rows, result)
+        yield from found
+        self.is_known = bool(found or seen)
         if not self.is_known:
             yield self._unknown(result)
         if self._workers.problem is not None:
@@ -98,7 +98,7 @@ class Why:
         """What programs are told of the task, as they are told who holds a lock."""
         scope = scope_of(self._app, known.get("task"))
         nothing = dict.fromkeys(("key", "task", "hostname", "since", "ttl"))
-        return LockInfo(**{**nothing, **known}, task_id=self._id, state=state).told(scope)
+        return LockInfo(**{**nothing, **known}, task_id=self._id, state=state).to_json(scope)
 
     # What the workers know.
 
@@ -110,24 +110,24 @@ class Why:
     def _in_worker(self, seen: Seen, result: Result) -> Iterator[Said]:
         worker, what = seen
         lock = what["lock"]
-        told = {"key": lock, "task": str(what["name"]), "hostname": worker}
-        named = {"task": told["task"], "worker": worker}
+        about = {"key": lock, "task": str(what["name"]), "hostname": worker}
+        named = {"task": about["task"], "worker": worker}
         match what["is"]:
             case "waiting":
                 waited = what["waited"]
                 since = self._now - timedelta(seconds=waited)
                 text = Say.WAITS(lock=lock, waited=duration(waited), **named)
-                yield Said(text, self._about("waiting", **told, since=since))
+                yield Said(text, self._about("waiting", **about, since=since))
                 yield from self._waiting(what)
             case "running":
-                yield from self._running(what, told, named)
+                yield from self._running(what, about, named)
             case "dead":
-                yield Said(Say.DIED(**named), self._about("died", **told))
+                yield Said(Say.DIED(**named), self._about("died", **about))
                 if what["comes_again"] is not None and not result.has_ended:
                     yield Said((Say.COMES_AGAIN if what["comes_again"] else Say.COMES_NOT)())
             case state:
                 text = _IN_WORKER[state](lock=lock, eta=what["eta"], **named)
-                yield Said(text, self._about(state, **told))
+                yield Said(text, self._about(state, **about))
 
     def _waiting(self, what: Mapping[str, Any]) -> Iterator[Said]:
         """Who holds the key of a message that waits, how many are before it, and what it waits for if that is free."""
@@ -157,23 +157,23 @@ class Why:
         """Who holds `lock`, or for whom it is kept; return how many there are."""
         rows = [row for row in self._locks.of(lock) if row.place.part != "queued"]
         for row in rows:
-            yield Said(self._locks.held(row, self._now), self._locks.told(row))
+            yield Said(self._locks.held(row, self._now), self._locks.to_json(row))
         if self._workers.problem is None:
             yield from map(Said, silent(rows, self._answered))
         return len(rows)
 
-    def _running(self, what: Mapping[str, Any], told: Mapping[str, Any], named: Mapping[str, str]) -> Iterator[Said]:
+    def _running(self, what: Mapping[str, Any], about: Mapping[str, Any], named: Mapping[str, str]) -> Iterator[Said]:
         """What is to be said of a task that runs, and of its lock."""
         lock, since = what["lock"], what["since"] and datetime.fromtimestamp(what["since"], UTC)
         rows = self._locks.of(lock) if lock is not None else []
         mine = [row for row in rows if self._is_mine(row)]
         text = Say.RUNS(since=moment(since, self._now), **named)
-        yield Said(text, self._locks.told(mine[0]) if mine else self._about("running", **told, since=since))
+        yield Said(text, self._locks.to_json(mine[0]) if mine else self._about("running", **about, since=since))
         if lock is None:
             yield Said((Say.NOT_ASKED if what["needs_lock"] else Say.NEEDS_NONE)())
         elif not mine:
             yield Said(Say.HOLDS_NOTHING(lock=lock))
-            yield from (Said(self._locks.held(row, self._now), self._locks.told(row)) for row in rows)
+            yield from (Said(self._locks.held(row, self._now), self._locks.to_json(row)) for row in rows)
         for row in mine:
             yield Said(Say.HOLDS(lock=row.place.key, since=moment(row.token.since, self._now)))
 
@@ -184,10 +184,10 @@ class Why:
     # What the result backend knows.
 
     def _in_result(self, result: Result) -> Iterator[Said]:
-        told = result.told(self._now)
-        if told is None:
+        described = result.described(self._now)
+        if described is None:
             return
-        state, text = told
+        state, text = described
         yield Said(text, self._about(state, key=result.key, since=result.since))
         if result.may_be_of_a_chain:
             yield Said(Say.CHAIN())
@@ -201,7 +201,7 @@ class Why:
             attempt, state = row.token.attempt, row.info.state
             is_next = state == "queued" and attempt is not None and (attempt.retries or attempt.replaced)
             say = Say.NEXT_ATTEMPT if is_next else _TELLS[state]
-            yield Said(say(again=result.again), self._locks.told(row))
+            yield Said(say(again=result.again), self._locks.to_json(row))
             yield Said(self._locks.held(row, self._now))
         if any(row.info.state == "held" for row in rows):
             yield from map(Said, silent(rows, self._answered))

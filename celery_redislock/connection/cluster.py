@@ -60,10 +60,10 @@ class ClusterStore(LockStore):
         """As `Sender.outage_of`: that of the node which has the slot of `key`."""
         return self._cluster.outage_of(_slot(key))
 
-    def send_late(self, command: Command, told: Callable[[Any], object], in_doubt: Callable[[], object]) -> None:
+    def send_late(self, command: Command, on_reply: Callable[[Any], object], in_doubt: Callable[[], object]) -> None:
         """As `Sender.send_late`, but the answer is waited for: it may be that the slot has moved."""
         answer, resent = self._ask(command)
-        told(resent or answer)
+        on_reply(resent or answer)
 
     def read_late(self, seconds: float, longest: float) -> bool:
         """There is nothing to read."""

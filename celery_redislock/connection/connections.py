@@ -27,7 +27,7 @@ class Late(NamedTuple):
     """A command whose sender does not wait for its answer. It must be safe to send it once more."""
 
     command: Command
-    told: Callable[[Any], object]
+    on_reply: Callable[[Any], object]
     """Is called with what the script has answered."""
     in_doubt: Callable[[], object]
     """Is called where the server has refused the command, or the connection was lost before the answer was read: the
@@ -86,7 +86,7 @@ class Connection:
             return
         self.late = None
         try:
-            late.told(answer)
+            late.on_reply(answer)
         except Exception:
             key = shown(late.command.keys[0])
             logger.exception("the lock server's answer %r about the lock %s could not be told to its run", answer, key)

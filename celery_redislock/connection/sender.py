@@ -56,7 +56,7 @@ class Sender:
             raise LockUnavailable(command.keys[0], describe(error)) from error
         return reply, resent
 
-    def send_late(self, command: Command, told: Callable[[Any], object], in_doubt: Callable[[], object]) -> None:
+    def send_late(self, command: Command, on_reply: Callable[[Any], object], in_doubt: Callable[[], object]) -> None:
         """Send `command`, which must be safe to send once more, and return without its answer.
 
         The answer is read together with that of the next command on the same connection, or by the keeper. Only the
@@ -64,21 +64,21 @@ class Sender:
 
         Args:
             command: Such as a release.
-            told: Is called with what the script has answered; in the thread that reads the answer, so it must be quick.
-            in_doubt: Is called, in that thread, where the script may not have run.
+            on_reply: Called with the script's reply, in the thread that reads it, so it must be quick.
+            in_doubt: Called, in that thread, when the script may not have run.
 
         Raises:
             LockUnavailable: Redis did not answer or refused, and `in_doubt` is not called.
         """
         if command.script in self.known:
             try:
-                self._connections.send_late(Late(command, told, in_doubt, time.monotonic()))
+                self._connections.send_late(Late(command, on_reply, in_doubt, time.monotonic()))
                 return
             except (RedisConnectionError, RedisTimeoutError):
                 pass  # the server may have closed the connection meanwhile: the command is sent once more
         answer, resent = self._ask(command)
         self.known.add(command.script)
-        told(resent or answer)
+        on_reply(resent or answer)
 
     def read_late(self, seconds: float, longest: float) -> bool:
         """As `Connections.read_late`."""

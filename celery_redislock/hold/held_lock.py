@@ -80,7 +80,7 @@ class Term:
         now = time.monotonic()  # a renewal under way may reach the server only now
         return now + max(self.lease, self._asked_until - now) / TRUSTED
 
-    def begin(self, sent_at: float) -> None:
+    def start_lease(self, sent_at: float) -> None:
         """Note that the server has granted the key for a lease, no earlier than at `sent_at`."""
         with self._guard:
             self._count(sent_at, self.lease)
@@ -253,7 +253,7 @@ class HeldLock(Term):
             if isinstance(result, Granted):
                 self.granted(result)
             elif self._has_stored(token):
-                self.begin(sent_at)
+                self.start_lease(sent_at)
             else:
                 return False
         except BaseException:
@@ -280,7 +280,7 @@ class HeldLock(Term):
         self.fence = grant.fence
         if grant.slot > 1:
             self.slot = keys_of(self.key).slot(grant.slot)
-        self.begin(grant.sent_at)
+        self.start_lease(grant.sent_at)
         if self.max_hold is not None:
             self.stop_at = grant.sent_at + self.max_hold
 

@@ -60,7 +60,7 @@ class PutOff:
         self._look_at = -math.inf
         self._has_news = False
         self._dropped = 0
-        self._told_at = -math.inf
+        self._logged_at = -math.inf
 
     @property
     def next_at(self) -> float:
@@ -130,9 +130,9 @@ class PutOff:
         if soonest.until <= now:
             return  # nothing is lost
         self._dropped += 1
-        if now < self._told_at + TELL_EVERY:
+        if now < self._logged_at + TELL_EVERY:
             return
-        dropped, self._dropped, self._told_at = self._dropped, 0, now
+        dropped, self._dropped, self._logged_at = self._dropped, 0, now
         logger.warning(
             "more than %d commands, such as releases, wait for the lock server: those are dropped that are of no use "
             "soonest, %d so far; what they were to release ends by itself",

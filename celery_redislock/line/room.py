@@ -27,7 +27,7 @@ from celery_redislock.protocol.tokens import Token
 from . import schedule, waiters
 from .listener import Listener
 from .schedule import SHORT_LOOK, Aside, Looks, look_in
-from .waiters import Queue, Queues, Waiter, begin, can_begin
+from .waiters import Queue, Queues, Waiter, give_turn, is_ready
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +40,8 @@ LEAVING = 2.0
 class Host(Protocol):
     """Who knows whether waiters can begin. It is called in the thread of their room."""
 
-    def begins_round(self) -> None:
-        """The room is about to ask `Waiter.can_begin` of some of its waiters."""
+    def starts_round(self) -> None:
+        """The room is about to ask `Waiter.is_ready` of some of its waiters."""
 
     def ends_round(self, room: Room, aside: Mapping[str, int]) -> None:
         """The room has looked. In so many lines, counted by `Waiter.group`, the first waiter cannot begin now."""
@@ -183,11 +183,11 @@ class Room:
             self._looks.soon(line)
         for waiter in self._queues.end(time.monotonic()):
             self._looks.soon(waiter.line)
-            begin(waiter, called=False)
+            give_turn(waiter, called=False)
         self._silent = {outage: until for outage, until in self._silent.items() if until > time.monotonic()}
         self._pass_on()
         for host in tuple(self.hosts):
-            host.begins_round()
+            host.starts_round()
         due = self._looks.due(self._queues.by_line)
         for line in sorted(due, key=lambda line: (self.is_out(line), self._queues.place(line))):
             self._look_aside(self._queues.place(line))
@@ -205,7 +205,7 @@ class Room:
 
     def _can_look(self, place: int, line: str, before: float) -> bool:
         first = self._queues.first(line)
-        return place < before and (first is None or can_begin(first))
+        return place < before and (first is None or is_ready(first))
 
     def _try_to_look(self, line: str, *, is_offered: bool = False, has_slot: bool = False) -> None:
         self._aside.discard(line)
@@ -239,7 +239,7 @@ class Room:
             self._looks.within(line, SHORT_LOOK)
             if is_offered:
                 self._leave(line, queue)
-        elif has_slot or can_begin(first):
+        elif has_slot or is_ready(first):
             self._stand(queue, first)
         else:
             self._aside.put(line, first.group, first.place)
@@ -271,24 +271,24 @@ class Room:
         next_place = following.place if following else None
         answer = self._store.stand(key, self.token, first.place, next_place, first.number)
         if isinstance(answer, Conflict):
-            self._let_begin(line, answer.holders)
+            self._give_turns(line, answer.holders)
             self._looks.later(line, look_in(answer, queue, first, hears=self._listener.hears))
             return
         queue.place = next_place
         self._looks.later(line, look_in(None, queue, first, hears=self._listener.hears))
-        if self._queues.remove(first) and begin(first, called=True):
+        if self._queues.remove(first) and give_turn(first, called=True):
             queue.call(first)
         else:  # it has left meanwhile, or fails
             self._called_and_gone.append(first)
             self._wake.set()
         if queue.watching:
             others = self._store.look(key) if limit_of(key) > 1 else None
-            self._let_begin(line, others.holders if others else ())
+            self._give_turns(line, others.holders if others else ())
 
-    def _let_begin(self, line: str, holders: Sequence[Token]) -> None:
+    def _give_turns(self, line: str, holders: Sequence[Token]) -> None:
         """Let those begin who need not wait for their turn, now that `holders` have the key."""
         for waiter in self._queues.take_out(line, holders):
-            begin(waiter, called=False)
+            give_turn(waiter, called=False)
 
     def _pass_on(self) -> None:
         """Pass on the keys for which somebody was called who does not ask for them."""

@@ -52,7 +52,7 @@ class Waiter(ABC):
         """The line in which it waits. Those of its room who wait for one key with one limit wait in one line."""
         return line_of(self.key)
 
-    def can_begin(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether there is a slot for it now."""
         return True
 
@@ -69,7 +69,7 @@ class Waiter(ABC):
         return False
 
     @abstractmethod
-    def begin(self, *, called: bool) -> None:
+    def take_turn(self, *, called: bool) -> None:
         """It waits no longer, and is to ask for the key itself.
 
         Args:
@@ -80,19 +80,19 @@ class Waiter(ABC):
         """The server did not answer the room. The waiter stays in line, unless it leaves."""
 
 
-def can_begin(waiter: Waiter) -> bool:
+def is_ready(waiter: Waiter) -> bool:
     """Whether there is a slot for `waiter`. A defect of one waiter must not cost the others their turn."""
     try:
-        return waiter.can_begin()
+        return waiter.is_ready()
     except BaseException:
         logger.exception("who waits for the lock %s cannot tell whether it can begin; it begins", shown(waiter.key))
         return True
 
 
-def begin(waiter: Waiter, *, called: bool) -> bool:
-    """Let `waiter` begin, as `Waiter.begin`; return whether it did."""
+def give_turn(waiter: Waiter, *, called: bool) -> bool:
+    """Let `waiter` begin, as `Waiter.take_turn`; return whether it did."""
     try:
-        waiter.begin(called=called)
+        waiter.take_turn(called=called)
     except BaseException:  # also a sys.exit() in it
         logger.exception(
             "who waited for the lock %s could not begin, and the next in line has its turn; a message is delivered "

@@ -254,7 +254,7 @@ class Handle:
         if limit_of(self.key) > 1:
             raise LockConfigError(f"lock {self.key}: a lock with a limit cannot take over the token of another object")
         held = HeldLock(LockServer.behind(self.redis).store, self.key, Token.of(token), self.timeout or math.inf)
-        held.begin(time.monotonic())
+        held.start_lease(time.monotonic())
         return Entry(held, None)
 
     def _limited(self, verb: str) -> HeldLock:

@@ -135,13 +135,13 @@ class LockServer:
             if conflict is not None:
                 return conflict
 
-    def send_late(self, command: Command, told: Callable[[Any], object], in_doubt: Callable[[], object]) -> None:
+    def send_late(self, command: Command, on_reply: Callable[[Any], object], in_doubt: Callable[[], object]) -> None:
         """As `LockStore.send_late`; and where this process has nothing else to ask, the keeper reads the answer.
 
         Raises:
             LockUnavailable: As `LockStore.send_late`.
         """
-        self.store.send_late(command, told, in_doubt)
+        self.store.send_late(command, on_reply, in_doubt)
         self.keeper.expect_answers()
 
     def give_up(self, key: str, claim: str, ttl: float, *, is_to_come: bool) -> None:
@@ -169,8 +169,8 @@ class BlockedCaller(Waiter):
         self._is_called = False
         self._error: LockUnavailable | None = None
 
-    def begin(self, *, called: bool) -> None:
-        """As `Waiter.begin`."""
+    def take_turn(self, *, called: bool) -> None:
+        """As `Waiter.take_turn`."""
         self._is_called = called
         self._ended.set()
 

@@ -134,8 +134,8 @@ class Delivery(NamedTuple):
     @classmethod
     def of(cls, request: Context) -> Delivery | None:
         """What the main process tells of the message of `request`; None where there is no main process."""
-        told = getattr(request, DELIVERY, None)
-        return cls._make(told) if isinstance(told, tuple) else None
+        values = getattr(request, DELIVERY, None)
+        return cls._make(values) if isinstance(values, tuple) else None
 
 
 def is_requeued(task: Task[..., Any], outcome: Any) -> bool:
@@ -192,10 +192,10 @@ class AskedKeys:
             self._keys[nonce] = key
         elif self._pipe is not None:
             name = key.encode(errors="surrogatepass")
-            told = b"%b%0*d%b" % (nonce.encode(), _SIZE, len(name), name)
-            if len(told) <= _MOST:
+            report = b"%b%0*d%b" % (nonce.encode(), _SIZE, len(name), name)
+            if len(report) <= _MOST:
                 with suppress(BlockingIOError):
-                    os.write(self._writer, told)
+                    os.write(self._writer, report)
 
     def key_of(self, nonce: str) -> str | None:
         """The key that the run of the delivery `nonce` has asked for; None where it has not asked. For any thread."""
@@ -216,16 +216,16 @@ class AskedKeys:
                 if len(chunk) < _CHUNK:
                     return
 
-    def _note(self, told: bytes) -> None:
+    def _note(self, reports: bytes) -> None:
         start = 0
-        while (begin := start + _NONCE + _SIZE) <= len(told):
-            end = begin + int(told[begin - _SIZE : begin])
-            if end > len(told):
+        while (name_at := start + _NONCE + _SIZE) <= len(reports):
+            end = name_at + int(reports[name_at - _SIZE : name_at])
+            if end > len(reports):
                 break
-            nonce = told[start : start + _NONCE].decode()
-            self._keys[nonce] = told[begin:end].decode(errors="surrogatepass")
+            nonce = reports[start : start + _NONCE].decode()
+            self._keys[nonce] = reports[name_at:end].decode(errors="surrogatepass")
             start = end
-        self._rest = told[start:]
+        self._rest = reports[start:]
 
 
 #: Those of this process, and of the children that it forks.

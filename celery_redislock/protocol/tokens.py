@@ -108,22 +108,22 @@ class Token(str):
     @property
     def attempt(self) -> Attempt | None:
         """The attempt of the task that owns the token; None outside tasks."""
-        return self._told.attempt
+        return self._parsed.attempt
 
     @property
     def since(self) -> datetime | None:
         """When the token was minted; None where it was not minted here."""
-        return self._told.since
+        return self._parsed.since
 
     @property
     def hostname(self) -> str | None:
         """The host on which the token was minted; None where that is not known."""
-        return self._told.hostname
+        return self._parsed.hostname
 
     @property
     def task(self) -> str | None:
         """The task's name; None outside tasks."""
-        return self._told.task
+        return self._parsed.task
 
     @property
     def task_field(self) -> str:
@@ -143,7 +143,7 @@ class Token(str):
         return LockInfo(str(key), task_id, self.task, self.hostname, self.since, ttl, self.state)
 
     @property
-    def _told(self) -> _Fields:
+    def _parsed(self) -> _Fields:
         if self._fields is None:
             self._fields = _parse(self)
         return self._fields

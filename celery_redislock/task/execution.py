@@ -26,7 +26,7 @@ from celery_redislock.protocol.tokens import Token
 from . import decisions
 from .abort import Abort
 from .decisions import Decision
-from .endings import LastWord
+from .ended_early import LastWord
 from .outcome import Outcome, has_ended
 from .plan import give_up_reservation, reservation_ttl
 
@@ -117,7 +117,7 @@ class Execution:
         #: What the key holds until this run acquires it, where the message was called: it has its turn in line.
         self._call = self.message.delivery.call
 
-    def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def acquire(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take the key of this call, or end the run as its options say.
 
         Raises:
@@ -205,7 +205,7 @@ class Execution:
         self._release_was_sent = True
         lock.on_lost = partial(_announce_loss, self.task)  # the body is over; and nothing keeps its arguments
         try:
-            self._server.send_late(word.command, word.told, partial(word.send_again, keeper, UNREAD))
+            self._server.send_late(word.command, word.on_reply, partial(word.send_again, keeper, UNREAD))
         except LockUnavailable as error:
             word.send_again(keeper, error)
             self.lock = self._unanswered = None

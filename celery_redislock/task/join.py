@@ -15,7 +15,7 @@ from celery_redislock.info import LockInfo, shown
 from celery_redislock.protocol.scripts import Conflict
 
 from .decisions import Decision, Fail, Joining, Skip, Wait, on_joining, take_turn
-from .endings import CameBackAsRetry, drop, revoke, show_as_retry
+from .ended_early import CameBackAsRetry, drop, revoke, show_as_retry
 from .outcome import PRIVATE_BACKENDS, Outcome, backend_scheme, note_joined, outcome_of
 from .worker_execution import LONGEST_PAUSE, WorkerExecution
 

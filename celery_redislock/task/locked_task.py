@@ -28,7 +28,7 @@ from .execution import execution_of, held_by_request
 from .lost import is_in_hook
 from .plan import LockAttributes, LockPlan
 from .publish import Publication, is_bare
-from .run_hooks import begin
+from .run_hooks import before_body
 from .stray_options import refuse_lock_options
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ class LockedTask(LockAttributes, BaseTask):
         request = self.request_stack.top
         if request is not None:
             hide_headers(request)
-            joined = begin(self, self._plan_in_use, request, args, kwargs)
+            joined = before_body(self, self._plan_in_use, request, args, kwargs)
             if self._lock_track_started and not joined:
                 self._store_started(task_id, request)
         super().before_start(task_id, args, kwargs)

@@ -39,7 +39,7 @@ class _TracebackOnce(logging.Filter):
 logger.addFilter(_TracebackOnce())
 
 
-def begin(
+def before_body(
     task: Task[..., Any],
     plan_of: Callable[[], LockPlan | None],
     request: Context,
@@ -61,26 +61,26 @@ def begin(
         Whether the run ends with the outcome of another task, by the policy ``join``.
 
     Raises:
-        Exception: As `Execution.begin`.
+        Exception: As `Execution.acquire`.
     """
     try:
         plan = plan_of()
         if plan is None or not plan.enabled:
-            _has_begun(Delivery.of(request))
+            _report_begin(Delivery.of(request))
             return False
         execution = _execution_type(plan, request)(task, plan, request)
         attach(request, execution)
-        execution.begin(args, kwargs)
+        execution.acquire(args, kwargs)
     except (Ignore, Reject):
         raise
     except Exception as error:
         report(task, request, error)
         raise
-    _has_begun(execution.message.delivery)
+    _report_begin(execution.message.delivery)
     return execution.joined is not None
 
 
-def _has_begun(delivery: Delivery | None) -> None:
+def _report_begin(delivery: Delivery | None) -> None:
     """Have the worker's main process ack the message of a run that begins, if it is acked early."""
     if delivery is not None and delivery.acks_at_begin:
         for report_begin in ON_BEGIN:

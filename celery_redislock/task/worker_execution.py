@@ -20,7 +20,7 @@ from celery_redislock.protocol.scripts import Conflict, Finished, Granted
 
 from . import decisions
 from .decisions import POLICIES, ComeBack, Decision, Fail, Refuse, RunWithout, Skip, Wait, on_outage, policy_for
-from .endings import (
+from .ended_early import (
     CameBack,
     CameBackAsRetry,
     CameBackInOutage,

@@ -113,20 +113,20 @@ def _seconds_ahead(client: redis.Redis) -> float:
     """How far the server's clock is ahead of this host's, at least; 0.0 where it may not be asked."""
     asked_at = time.time()
     try:
-        told: Any = client.time()
+        reply: Any = client.time()
     except exceptions.ResponseError:
         return 0.0
-    answered_at, now = time.time(), told[0] + told[1] / 1e6
+    answered_at, now = time.time(), reply[0] + reply[1] / 1e6
     return float(now - min(max(now, asked_at), answered_at))
 
 
 def _idle_timeout(client: redis.Redis) -> int:
     """After how many seconds the server closes an idle connection; 0 for never, or where it may not be asked."""
     try:
-        told: Any = client.config_get("timeout")
+        reply: Any = client.config_get("timeout")
     except exceptions.ResponseError:  # many hosted servers have no CONFIG
         return 0
-    return int(told.get("timeout") or 0)
+    return int(reply.get("timeout") or 0)
 
 
 #: Kombu's transports that take a message out of its queue for good when they deliver it, and ack nothing.

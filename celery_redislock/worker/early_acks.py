@@ -102,7 +102,7 @@ class EarlyAcks:
         self._accepted.pop(nonce, None)
         self._begun.discard(nonce)
 
-    def begins(self, nonce: str) -> None:
+    def report_begin(self, nonce: str) -> None:
         """Tell the main process that the run of the delivery `nonce` begins. Called where the run is."""
         if self._main == os.getpid():
             self._ack(nonce)

@@ -52,13 +52,13 @@ class Shutdown:
         wrap_soft_shutdown(consumer.controller, self._wait_for_soft_shutdown)
 
     @property
-    def has_begun(self) -> bool:
+    def is_under_way(self) -> bool:
         """Whether the worker shuts down. Its consumer also stops where it is to connect again."""
         return self._thread is not None or self._consumer.blueprint.state in _ENDS
 
     def finish(self) -> None:
         """Hand over what waits, unless that has begun before, and wait for it."""
-        self._begin()
+        self._start()
         if self._thread is not None:
             self._wait_for(self._thread)
 
@@ -81,12 +81,12 @@ class Shutdown:
         if sender != self._consumer.hostname:
             return
         if isinstance(self._consumer.pool, solo.TaskPool) and state.active_requests:
-            self._begin()
+            self._start()
         elif self._consumer.hub is not None:
             self._wake_up()
         elif self._is_green_on_redis:
             self.still_receives = True
-            self._consumer.timer.call_after(0.0, self._begin)  # gevent's handler must not wait for a thread to start
+            self._consumer.timer.call_after(0.0, self._start)  # gevent's handler must not wait for a thread to start
 
     @property
     def _is_green_on_redis(self) -> bool:
@@ -101,12 +101,12 @@ class Shutdown:
         if conf.worker_soft_shutdown_timeout > 0 and (
             state.active_requests or conf.worker_enable_soft_shutdown_on_idle
         ):
-            self._begin()
+            self._start()
         wait()
         if self._thread is not None:
             self._wait_for(self._thread)
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         if self._thread is None and self._consumer.task_consumer is not None:
             self._thread = _thread(self._hand_over)  # before it starts, for it asks whether the shutdown has begun
             self._thread.start()
@@ -177,7 +177,7 @@ class Handover:
 
         `channel` is the one on which the worker has consumed, where it is about to stop.
         """
-        if not self.shutdown.has_begun:
+        if not self.shutdown.is_under_way:
             self._to_ack.clear()  # they are delivered again, and dropped
             self.restore(requests)
             return

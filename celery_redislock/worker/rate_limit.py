@@ -16,7 +16,7 @@ from celery.worker.request import Request
 
 from celery_redislock.message.header import HEADER, Header
 
-from .worker_port import bucket_of, give_token_back, insert_into, requests_in
+from .worker_port import bucket_of, give_rate_token_back, insert_into, requests_in
 
 #: A message is called to its key if it gets a token within so many seconds. The key is kept for it for longer.
 SOON = 2.0
@@ -33,7 +33,7 @@ def called(consumer: Any, name: str) -> int:
     return 0 if bucket is None else _called(bucket)
 
 
-def has_token(consumer: Any, name: str, before: int) -> bool:
+def has_rate_token(consumer: Any, name: str, before: int) -> bool:
     """Whether a message of the task `name` would soon have a token, after `before` others. For any thread."""
     bucket = bucket_of(consumer, name)
     if bucket is None:
@@ -42,7 +42,7 @@ def has_token(consumer: Any, name: str, before: int) -> bool:
     return seconds <= SOON
 
 
-def begin(consumer: Any, request: Request) -> None:
+def run(consumer: Any, request: Request) -> None:
     """Have the pool run `request`, which has waited, with the next token of its task: before all that have not."""
     task: Any = request.task
     bucket = bucket_of(consumer, task.name)  # the request's own name may be its shadow's
@@ -57,7 +57,7 @@ def give_back(consumer: Any, name: str) -> None:
     """Give a token of the task `name` back, and let the next message have it."""
     bucket = bucket_of(consumer, name)
     if bucket is not None:
-        give_token_back(consumer, bucket)
+        give_rate_token_back(consumer, bucket)
 
 
 def _called(bucket: Any) -> int:

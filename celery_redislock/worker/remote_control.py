@@ -47,8 +47,8 @@ def locks(state: Any, **_: Any) -> list[dict[str, Any]]:
     knows only the nonce of the run's token.
 
     Returns:
-        As `LockInfo.told`, ``waiting`` being the messages that wait in this worker for what a run holds. A run of which
-        the lock server could not be asked has the state ``unknown``, and a message that waits ``waiting``.
+        As `LockInfo.to_json`; ``waiting`` counts the messages in this worker that wait for the key of a run. The state
+        is ``unknown`` where the lock server could not be asked, and ``waiting`` for a message that waits.
     """
     room = waiting_room_of(state.app)
     waiting = [] if room is None else room.waiting
@@ -68,7 +68,7 @@ def redislock_waiting(state: Any, key: str | None = None, **_: Any) -> list[dict
         was published, in microseconds since the epoch.
     """
     room = waiting_room_of(state.app)
-    return [] if room is None else [one.told for one in room.waiting if key in {None, str(one.key)}]
+    return [] if room is None else [one.to_json for one in room.waiting if key in {None, str(one.key)}]
 
 
 def redislock_task(state: Any, task_id: str, **_: Any) -> list[dict[str, Any]]:
@@ -77,14 +77,14 @@ def redislock_task(state: Any, task_id: str, **_: Any) -> list[dict[str, Any]]:
     Returns:
         For each: ``is``, which is ``waiting`` in line, ``called`` to its lock, ``running``, ``dead`` with its process,
         ``reserved`` for the pool, ``scheduled`` by its eta or ``limited`` by its rate; the ``name`` of the task; its
-        ``lock`` where that is known, else None; and what `_told` or `_waiting` adds. A message that is given to the
-        pool right now may be in none of these for a moment.
+        ``lock`` if it is known, else None; and what `_described` or `_waiting` adds. A message that is just being given
+        to the pool may be in none of these for a moment.
     """
     room = waiting_room_of(state.app)
     found: list[dict[str, Any]] = []
     if room is not None:
         found += (_waiting(one, room) for one in room.waiting if str(one.request.id) == task_id)
-    found += (_told(what, one) for what, one in _requests(state.consumer) if str(one.id) == task_id)
+    found += (_described(what, one) for what, one in _requests(state.consumer) if str(one.id) == task_id)
     return found
 
 
@@ -92,10 +92,10 @@ def _waiting(one: WaitingMessage, room: WaitingRoom) -> dict[str, Any]:
     """Of a message that waits: its place, what its worker lacks to run it, and where the worker looks at its lock."""
     plan: LockPlan = one.request.task.lock_plan  # type: ignore[attr-defined] # it is a `LockedTask`
     server = address(server_of(plan.app).client)
-    return {"is": "waiting", "lacks": room.lacks(one), "limit": limit_of(one.key), "server": server, **one.told}
+    return {"is": "waiting", "lacks": room.lacks(one), "limit": limit_of(one.key), "server": server, **one.to_json}
 
 
-def _told(what: str, request: Request) -> dict[str, Any]:
+def _described(what: str, request: Request) -> dict[str, Any]:
     """Of a message that does not wait: since when it runs, whether it needs a lock, and whether it comes again."""
     run = getattr(request, "run", None)
     run = run if isinstance(run, Run) else None
@@ -145,7 +145,7 @@ def _requests(consumer: Any) -> Iterator[tuple[str, Request]]:
 def _waits(one: WaitingMessage, hostname: str) -> dict[str, Any]:
     task: Any = one.request.task
     info = LockInfo(str(one.key), str(one.request.id), task.name, hostname, one.began_at, None, "waiting")
-    return info.told(task.lock_plan.options.scope)
+    return info.to_json(task.lock_plan.options.scope)
 
 
 def _held(hostname: str, waiting: Counter[str]) -> Iterator[dict[str, Any]]:
@@ -158,7 +158,7 @@ def _held(hostname: str, waiting: Counter[str]) -> Iterator[dict[str, Any]]:
     asks.join(PATIENCE)
     for run, answer in [(run, answers.get(run.nonce, _unknown(run, hostname))) for run in runs]:
         if answer is not None:
-            yield answer.told(run.plan.options.scope, waiting[str(run.key)])
+            yield answer.to_json(run.plan.options.scope, waiting[str(run.key)])
 
 
 def _ask(runs: Sequence[Run], answers: dict[str, LockInfo | None]) -> None:

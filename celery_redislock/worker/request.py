@@ -25,7 +25,7 @@ from celery_redislock.message.delivery import DELIVERY, Delivery, hide_headers, 
 from celery_redislock.message.header import HEADER, Header, Reservation, reservation_in
 from celery_redislock.message.republish import custom_headers
 from celery_redislock.protocol.tokens import mint_nonce
-from celery_redislock.task.endings import CameBack, CameBackAsRetry, CameBackInOutage, Skipped, WaitsInLine
+from celery_redislock.task.ended_early import CameBack, CameBackAsRetry, CameBackInOutage, Skipped, WaitsInLine
 from celery_redislock.task.lost import NextAttempt, attempts_before, in_hook, next_attempt
 from celery_redislock.task.plan import LockPlan, give_up_reservation
 
@@ -216,7 +216,7 @@ class LockedRequest(Request):
     def _ends(self, exc_info: Any, error: Any, send_failed_event: bool, return_ok: bool) -> Any:
         room = waiting_room_of(self.app)
         if room is not None and isinstance(error, CameBack | Skipped):
-            room.give_token_back(self)
+            room.give_rate_token_back(self)
         if room is not None and isinstance(error, WaitsInLine):
             return self._wait(room, error)
         # With `return_ok` the run itself has raised the error: that of a task that it has joined.

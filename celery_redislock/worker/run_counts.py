@@ -7,7 +7,7 @@ import threading
 import time
 
 from celery_redislock.errors import LockConflict
-from celery_redislock.task.endings import CameBack, CameBackInOutage, Skipped
+from celery_redislock.task.ended_early import CameBack, CameBackInOutage, Skipped
 
 
 class Conflicts:

@@ -42,7 +42,7 @@ HELD_FOR = 0.25
 class Slots(ABC):
     """The slots of the pool of one worker.
 
-    `free`, `begins_round` and `ends_round` are for the rooms' threads. All else is for the thread that gives messages
+    `free`, `starts_round` and `ends_round` are for the rooms' threads. All else is for the thread that gives messages
     to the pool: the event loop, where the worker has one.
 
     Args:
@@ -72,7 +72,7 @@ class Slots(ABC):
         """How many waiting messages could run at once."""
         return self._free(0)
 
-    def begins_round(self, living: Callable[[Any], int]) -> None:
+    def starts_round(self, living: Callable[[Any], int]) -> None:
         """Count the children that are dead: Celery may take five seconds to see it, and their slots are none.
 
         `living` is asked how many children of the pool live.

@@ -51,7 +51,7 @@ def prepare(sender: Any = None, **_: Any) -> None:
         return
     sender.app.steps["consumer"].update({AckWhatHasBegun, ExpectCopies, WaitingRoom})
     EARLY_ACKS.open()
-    ON_BEGIN[:] = [EARLY_ACKS.begins]
+    ON_BEGIN[:] = [EARLY_ACKS.report_begin]
     ASKED_KEYS.open()
     task_postrun.connect(forget, weak=False)
 

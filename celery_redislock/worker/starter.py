@@ -52,7 +52,7 @@ class Starter:
         self._consumer = None
 
     def register(self, hub: Any) -> None:
-        """Be called by the event loop, which begins."""
+        """Have the event loop, which is starting, call this starter."""
         hub.add_reader(self._reader, self._woken_up)
 
     def wake_up(self) -> None:
@@ -222,9 +222,9 @@ class SoloSlots(Slots):
         self._has_seen = False
         self._has_decided = threading.Event()
 
-    def begins_round(self, living: Callable[[Any], int]) -> None:
+    def starts_round(self, living: Callable[[Any], int]) -> None:
         """Only a round that has seen the held slot decides about it."""
-        super().begins_round(living)
+        super().starts_round(living)
         self._has_seen = bool(self._held)
 
     def ends_round(self, wanted: int) -> bool:

@@ -18,7 +18,7 @@ from kombu.common import ignore_errors
 from celery_redislock.app import server_of
 from celery_redislock.line.room import Room
 from celery_redislock.message.header import Header
-from celery_redislock.task.endings import WaitsInLine
+from celery_redislock.task.ended_early import WaitsInLine
 from celery_redislock.task.plan import LockPlan
 
 from . import rate_limit, worker_port
@@ -57,7 +57,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._starter = Starter(self._run_calls)
         self._slots = self._slots_of(parent)
         parent.on_task_request = self._admit
-        stop, run = partial(self._stop, parent), partial(self.begin, called=False)
+        stop, run = partial(self._stop, parent), partial(self.give_to_pool, called=False)
         self._handover = Handover(parent, stop, self._starter.wake_up, run)
         #: Where there is no event loop, Celery's timer is a thread, which threads of a pool must not start twice.
         self._timing = threading.Lock()
@@ -73,7 +73,7 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     def stop(self, parent: Any) -> None:
         """Leave all lines. If the worker shuts down, hand over all that waits; else the broker delivers it again."""
-        if self._handover.shutdown.has_begun:
+        if self._handover.shutdown.is_under_way:
             self._handover.shutdown.finish()
         else:
             self._stop(parent)
@@ -84,7 +84,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._revoked.stop()
         self._handover.stop()
         self._slots.clear()
-        if self._handover.shutdown.has_begun:
+        if self._handover.shutdown.is_under_way:
             ignore_errors(parent, parent.task_consumer.cancel)  # it must not receive what is published again
         self._let_go_of_all(None if self._handover.shutdown.still_receives else channel_of(parent))
 
@@ -173,7 +173,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         room = server_of(plan.app).room
         self._rooms.add(room)
         room.hosts.add(self)
-        waiting = WaitingMessage(request, ending, plan, prepare, self.can_begin, self.is_coming, self._end_wait)
+        waiting = WaitingMessage(request, ending, plan, prepare, self.is_ready, self.is_coming, self._end_wait)
         if leaves or waiting.must_leave:
             self._handover.leave(waiting)
         else:
@@ -189,7 +189,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         if not called and waiting.must_leave:
             self._handover.leave(waiting)
         else:
-            self.begin(waiting, called)
+            self.give_to_pool(waiting, called)
 
     @staticmethod
     def _keep_unacked(consumer: Any, request: Request) -> None:
@@ -211,12 +211,12 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     # What the rooms ask and tell, each in its own thread.
 
-    def begins_round(self) -> None:
-        """Have `can_begin` answer by what is free from now on."""
+    def starts_round(self) -> None:
+        """Have `is_ready` answer by what is free from now on."""
         if self._consumer is not None:
-            self._slots.begins_round(CHILDREN.living)
+            self._slots.starts_round(CHILDREN.living)
 
-    def can_begin(self, waiting: WaitingMessage) -> bool:
+    def is_ready(self, waiting: WaitingMessage) -> bool:
         """Whether the message of `waiting` would run at once if it were called, or as soon as it has its token."""
         return self._consumer is not None and self._lacks(self._consumer, waiting.group) is None
 
@@ -237,9 +237,9 @@ class WaitingRoom(bootsteps.StartStopStep):
             self._starter.wake_up()
 
     def lacks(self, waiting: WaitingMessage) -> str | None:
-        """What the worker lacks to run the message of `waiting` soon: the lock ``server``, a ``token`` or a ``slot``.
+        """What keeps the message of `waiting` from running soon: the lock ``server``, its ``rate`` limit, or a ``slot``.
 
-        It is for people who ask why the message waits. None: it lacks nothing.
+        For `celery locks why`. None: nothing but the key.
         """
         if waiting.is_out:
             return "server"
@@ -249,11 +249,11 @@ class WaitingRoom(bootsteps.StartStopStep):
         in_bucket = rate_limit.called(consumer, name)
         on_their_way = [one for one, _ in self._calls.copy()]
         before = in_bucket + sum(one.group == name for one in on_their_way)
-        if not rate_limit.has_token(consumer, name, before):
-            return "token"
+        if not rate_limit.has_rate_token(consumer, name, before):
+            return "rate"
         return None if self._slots.free > in_bucket + len(on_their_way) else "slot"
 
-    def begin(self, waiting: WaitingMessage, called: bool) -> None:
+    def give_to_pool(self, waiting: WaitingMessage, called: bool) -> None:
         """Have the pool run the message of `waiting`."""
         if self._consumer is not None:
             self._calls.append((waiting, called))
@@ -292,14 +292,14 @@ class WaitingRoom(bootsteps.StartStopStep):
             return
         if called:
             in_bucket = rate_limit.called(consumer, waiting.group)
-            if not rate_limit.has_token(consumer, waiting.group, in_bucket):
+            if not rate_limit.has_rate_token(consumer, waiting.group, in_bucket):
                 waiting.wait_on()
                 self._revoked.look_later(consumer)
                 return
             self._called[request] = waiting
         self._let_go(consumer, request)
         waiting.prepare(waiting.call if called else None)
-        rate_limit.begin(consumer, request)
+        rate_limit.run(consumer, request)
 
     @staticmethod
     def _let_go(consumer: Any, request: Request) -> None:
@@ -326,11 +326,11 @@ class WaitingRoom(bootsteps.StartStopStep):
         """Have a message wait on that was called: another one has taken its slot meanwhile."""
         worker_port.task_ready(waiting.request)
         self._keep_unacked(self._consumer, waiting.request)
-        self.give_token_back(waiting.request)
+        self.give_rate_token_back(waiting.request)
         waiting.wait_on()
         self._revoked.look_later(self._consumer)
 
-    def give_token_back(self, request: Request) -> None:
+    def give_rate_token_back(self, request: Request) -> None:
         """Give the token of `rate_limit` back that `request` has taken: its body has not run."""
         consumer, name = self._consumer, request.task.name
         if consumer is None or not rate_limit.limits(consumer, name):

@@ -20,7 +20,7 @@ from celery_redislock.line.waiters import Waiter
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.protocol.names import limit_of, limited
 from celery_redislock.protocol.tokens import RESERVED, Token, known_by
-from celery_redislock.task.endings import WaitsInLine
+from celery_redislock.task.ended_early import WaitsInLine
 from celery_redislock.task.plan import LockPlan
 
 logger = logging.getLogger(__name__)
@@ -45,15 +45,15 @@ class WaitingMessage(Waiter):
         request, ending, plan: Celery's request for it, how its run has ended, and the lock of its task.
         prepare: Prepares the request for its next execution. It is given what the key holds until then; None where the
             key is not kept for it.
-        can_begin: Whether the worker would run it soon.
+        is_ready: Whether the worker would run it soon.
         is_coming: Whether its request is on its way to a child of the pool.
         run: Has the pool run it; whether its turn has come is given, too.
     """
 
     # Thousands of them may wait, so each keeps as little as it can.
     __slots__ = (
-        "_can_begin",
         "_is_coming",
+        "_is_ready",
         "_room",
         "_run",
         "_runs_in_outage",
@@ -77,7 +77,7 @@ class WaitingMessage(Waiter):
         ending: WaitsInLine,
         plan: LockPlan,
         prepare: Prepare,
-        can_begin: Callable[[WaitingMessage], bool],
+        is_ready: Callable[[WaitingMessage], bool],
         is_coming: Callable[[Request], bool],
         run: Callable[[WaitingMessage, bool], None],
     ) -> None:
@@ -93,7 +93,7 @@ class WaitingMessage(Waiter):
         self.watches = self.claim is not None or self.joins is not None
         self.deadline = _deadline(request, header, plan)
         self._since = time.monotonic()
-        self._can_begin, self._is_coming, self._run = can_begin, is_coming, run
+        self._is_ready, self._is_coming, self._run = is_ready, is_coming, run
         self._runs_in_outage = plan.options.on_outage != "retry"
 
     @property
@@ -102,7 +102,7 @@ class WaitingMessage(Waiter):
         return self._room.call_of(self)
 
     @property
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """What ``celery inspect redislock_waiting`` tells of it; its arguments stay out."""
         return {
             "id": str(self.request.id),
@@ -138,9 +138,9 @@ class WaitingMessage(Waiter):
         """Whether the lock server did not answer the room last time."""
         return self._room.is_out(self.line)
 
-    def can_begin(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether the worker would run it soon: it has a slot, and a token if the task has a `rate_limit`."""
-        return self._can_begin(self)
+        return self._is_ready(self)
 
     def is_coming(self) -> bool:
         """Whether it was called, and no child has accepted it yet."""
@@ -156,7 +156,7 @@ class WaitingMessage(Waiter):
         """Whether `holder` is the task that the message has joined, or a reservation, which may be that task's."""
         return holder.state == "queued" or (holder.state == "held" and holder.info("", None).task_id == self.joins)
 
-    def begin(self, *, called: bool) -> None:
+    def take_turn(self, *, called: bool) -> None:
         """Have the pool run the message again: the key is offered to it, or it can wait no longer."""
         if called:
             waited, name = time.monotonic() - self._since, self.request.task.name
@@ -186,9 +186,9 @@ class WaitingMessage(Waiter):
 
     def unavailable(self, error: LockUnavailable) -> None:
         """Have the pool run the message, if `lock_on_outage` says what becomes of it while the lock server is away."""
-        if self._runs_in_outage and self.can_begin():
+        if self._runs_in_outage and self.is_ready():
             self._room.leave(self)
-            self.begin(called=False)
+            self.take_turn(called=False)
 
 
 def _deadline(request: Request, header: Header, plan: LockPlan) -> float:

@@ -63,7 +63,7 @@ def insert_into(consumer: Any, bucket: Any, index: int, request: Request) -> Non
     consumer._schedule_bucket_request(bucket)
 
 
-def give_token_back(consumer: Any, bucket: Any) -> None:
+def give_rate_token_back(consumer: Any, bucket: Any) -> None:
     """Give a token back to a bucket, which has no method for it, and run the message that can have it."""
     missing = bucket.expected_time(bucket.capacity) * bucket.fill_rate
     bucket.can_consume(-min(1.0, missing))
@@ -113,8 +113,8 @@ def most_prefetched(consumer: Any) -> int | None:
     return getattr(consumer.qos, "max_prefetch", None) or None
 
 
-def survive_lost_connections(consumer: Any, told: Callable[[], None]) -> None:
-    """Have `consumer` connect again where kombu fails while it closes a lost connection; `told` is called then.
+def survive_lost_connections(consumer: Any, on_failure: Callable[[], None]) -> None:
+    """Have `consumer` connect again where kombu fails while it closes a lost connection; `on_failure` is called then.
 
     Kombu 5.7 closes it twice, and the second time raises AttributeError if a message is not acked and Redis, as the
     broker, cannot be reached: the worker would end.
@@ -127,7 +127,7 @@ def survive_lost_connections(consumer: Any, told: Callable[[], None]) -> None:
         except AttributeError as failure:
             if failure.name != "hostname" or failure.obj is not None:
                 raise
-            told()
+            on_failure()
 
     consumer.on_connection_error_after_connected = survive
 

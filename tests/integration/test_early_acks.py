@@ -39,7 +39,7 @@ def acks(monkeypatch: pytest.MonkeyPatch) -> Iterator[EarlyAcks]:
 def begins_in_a_child(acks: EarlyAcks, nonce: str) -> None:
     if not (pid := os.fork()):
         try:
-            acks.begins(nonce)
+            acks.report_begin(nonce)
         finally:
             os._exit(0)
     os.waitpid(pid, 0)

@@ -42,7 +42,7 @@ class Guest(Waiter):
         self.asked = 0
         self.error = None
 
-    def can_begin(self):
+    def is_ready(self):
         self.asked += 1
         return self.has_slot
 
@@ -52,7 +52,7 @@ class Guest(Waiter):
     def need_not_wait(self, holders):
         return any(holder.owner == self.claim for holder in holders)
 
-    def begin(self, *, called):
+    def take_turn(self, *, called):
         self.began.append(called)
 
     def unavailable(self, error):
@@ -299,7 +299,7 @@ def test_who_had_no_slot_is_asked_again_without_being_told(room, running):
 def test_who_had_no_slot_is_asked_once_for_each_that_may_be_free(room):
     """An answer may hold for one asking only, as where the next of those who wait gets the slot."""
     guest, answers = Guest(10), iter([False, True])
-    guest.can_begin = lambda: next(answers, False)
+    guest.is_ready = lambda: next(answers, False)
     room.enter(guest)
     assert guest.comes()
 
@@ -743,7 +743,7 @@ class TestWhatFails:
 
     def test_who_cannot_tell_whether_it_can_begin_begins(self, room, running, store, holder, client, log):
         bad, good = Guest(10), Guest(20)
-        bad.can_begin = lambda: 1 / 0
+        bad.is_ready = lambda: 1 / 0
         enter(room, bad, good)
         in_line(client, room)
         running.release()

@@ -31,7 +31,7 @@ class Run:
     start: float
     end: float = NEVER
     """When the body ended, or its process died; infinite where neither has been written down."""
-    told: float = NEVER
+    noticed: float = NEVER
     """When its holder was told that the lock is lost."""
 
 
@@ -96,7 +96,7 @@ class Ledger:
                 runs[line["pid"], line["start"]] = Run(**values)
         deaths = [line for line in lines if line["event"] == "died"]
         losses = [line for line in lines if line["event"] == "lost"]
-        complete = [_told(_ended(run, deaths), losses) for run in runs.values()]
+        complete = [_with_loss(_ended(run, deaths), losses) for run in runs.values()]
         return sorted(complete, key=lambda run: run.start)
 
     def running(self) -> list[Run]:
@@ -138,11 +138,11 @@ class Ledger:
 
     def overlaps(self) -> list[tuple[Run, Run]]:
         """Pairs of runs of one key at the same time, the first of which had not been told that its lock is lost."""
-        return [(first, second) for first, second in self._overlaps() if second.start < first.told]
+        return [(first, second) for first, second in self._overlaps() if second.start < first.noticed]
 
     def excused_overlaps(self) -> list[tuple[Run, Run]]:
         """The other pairs: the second began only after the first had been told."""
-        return [(first, second) for first, second in self._overlaps() if second.start >= first.told]
+        return [(first, second) for first, second in self._overlaps() if second.start >= first.noticed]
 
     def _overlaps(self) -> Iterator[tuple[Run, Run]]:
         going_on: dict[str, list[Run]] = {}
@@ -158,10 +158,10 @@ def _ended(run: Run, deaths: list[dict[str, Any]]) -> Run:
     return replace(run, end=min(after)) if after and run.end == NEVER else run
 
 
-def _told(run: Run, losses: list[dict[str, Any]]) -> Run:
+def _with_loss(run: Run, losses: list[dict[str, Any]]) -> Run:
     """`run` with the first loss of which its own process was told while it ran."""
     own = [line["at"] for line in losses if (line["pid"], line["task_id"]) == (run.pid, run.task_id)]
-    return replace(run, told=min((at for at in own if run.start <= at <= run.end), default=NEVER))
+    return replace(run, noticed=min((at for at in own if run.start <= at <= run.end), default=NEVER))
 
 
 def _task_id() -> str:

@@ -57,18 +57,18 @@ class Late:
 
     def __init__(self) -> None:
         self.expected = self.is_ambiguous = False
-        self.told: list[Any] = []
+        self.replies: list[Any] = []
         self.doubts = 0
 
     def doubt(self) -> None:
         self.doubts += 1
 
     def check(self, *, at_the_end: bool) -> None:
-        verdicts = len(self.told) + self.doubts
+        verdicts = len(self.replies) + self.doubts
         assert verdicts <= 1, "one release has two verdicts"
         assert verdicts or not at_the_end, "a release has no verdict"
-        if self.told and not self.is_ambiguous:
-            assert bool(self.told[0]) is self.expected, "a release was told the answer to another"
+        if self.replies and not self.is_ambiguous:
+            assert bool(self.replies[0]) is self.expected, "a release was told the answer to another"
 
 
 class Client:

@@ -33,7 +33,7 @@ class Watched(RuleBasedStateMachine):
     stage: ClassVar[Stage]
 
     @initialize(limit=st.sampled_from([1, 1, 2, 3]))
-    def begin(self, limit: int) -> None:
+    def set_up(self, limit: int) -> None:
         self.stage.server.client.flushall()
         self.stage.server.client.script_flush()  # each beginning is the same
         self.stage.server.client.script_load(RELEASE.text)

@@ -64,7 +64,7 @@ class Waiters(RuleBasedStateMachine):
     stage: ClassVar[Stage]
 
     @initialize(limit=st.sampled_from([1, 2]))
-    def begin(self, limit: int) -> None:
+    def set_up(self, limit: int) -> None:
         self.stage.server.client.flushall()
         self.limit = limit
         self.users = [User(self.stage.proxy.url, limit, renew=number % 2 == 0) for number in range(4)]

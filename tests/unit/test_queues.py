@@ -18,7 +18,7 @@ class Guest(Waiter):
     def __init__(self, place, key="k", deadline=math.inf, watches=False):
         self.key, self.place, self.deadline, self.watches = key, place, deadline, watches
 
-    def begin(self, *, called):
+    def take_turn(self, *, called):
         """It is never called here."""
 
 

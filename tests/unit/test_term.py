@@ -40,7 +40,7 @@ def play(clock: SimpleNamespace, senders: Sequence[str], order: Sequence[Event])
     """What the holder counts on at the end, and when the server ends the key; it is checked after each event."""
     clock.now = 0.0
     one, ends, sent = Term(LEASE), LEASE, {}
-    one.begin(clock.now)
+    one.start_lease(clock.now)
     for number, event in order:
         clock.now += TICK
         if event == "send":
@@ -94,7 +94,7 @@ def test_what_is_answered_before_the_next_is_sent_counts_in_full(
 
 def test_the_keeper_does_not_take_back_what_was_asked_for(clock: SimpleNamespace) -> None:
     one = Term(LEASE)
-    one.begin(0.0)
+    one.start_lease(0.0)
     one.answered(one.extending(LONG))
     clock.now = 20.0
     assert one.renewing().ttl == LONG - 20.0
@@ -104,5 +104,5 @@ def test_the_keeper_does_not_take_back_what_was_asked_for(clock: SimpleNamespace
 
 def test_a_time_without_end_has_none(clock: SimpleNamespace) -> None:
     one = Term(float("inf"))
-    one.begin(0.0)
+    one.start_lease(0.0)
     assert one.deadline == one.renew_at == float("inf")

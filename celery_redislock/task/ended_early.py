@@ -1,4 +1,4 @@
-"""Endings: how a run ends without its body.
+"""Ended early: how a run ends without its body.
 
 Such a run raises an `Ignore`, whose class tells the worker's main process what has ended the run.
 """
@@ -6,13 +6,19 @@ Such a run raises an `Ignore`, whose class tells the worker's main process what 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, NoReturn
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from celery import states
 from celery.exceptions import Ignore, SoftTimeLimitExceeded, TaskRevokedError
 
 from celery_redislock.errors import LockConflict, describe
+from celery_redislock.hold.held_lock import NOT_OURS, HeldLock
+from celery_redislock.hold.keeper import Keeper
 from celery_redislock.message.republish import ignores_result
+from celery_redislock.protocol import commands
+from celery_redislock.protocol.scripts import Command, Note
+from celery_redislock.protocol.tokens import Token
 
 from .outcome import PRIVATE_BACKENDS, backend_scheme
 
@@ -23,15 +29,6 @@ if TYPE_CHECKING:
     from celery_redislock.message.header import Header
     from celery_redislock.message.message import Message
 
-
-import time
-from typing import NamedTuple
-
-from celery_redislock.hold.held_lock import NOT_OURS, HeldLock
-from celery_redislock.hold.keeper import Keeper
-from celery_redislock.protocol import commands
-from celery_redislock.protocol.scripts import Command, Note
-from celery_redislock.protocol.tokens import Token
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +151,7 @@ class LastWord(NamedTuple):
             return commands.cool_down(key, token, self.cooldown, self.note)
         return commands.release(key, token.owner, self.note)
 
-    def told(self, was_held: int) -> None:
+    def on_reply(self, was_held: int) -> None:
         """Deal with the answer: whether the key was still the run's."""
         if not was_held and self.lock.was_granted and not self.was_sent_before:
             self.lock.lose(NOT_OURS)
