@@ -237,9 +237,10 @@ class WaitingRoom(bootsteps.StartStopStep):
             self._starter.wake_up()
 
     def lacks(self, waiting: WaitingMessage) -> str | None:
-        """What keeps the message of `waiting` from running soon: the lock ``server``, its ``rate`` limit, or a ``slot``.
+        """What keeps the message of `waiting` from running soon, for ``celery locks why``.
 
-        For `celery locks why`. None: nothing but the key.
+        ``server``: the lock server does not answer; ``rate``: its task's rate limit; ``slot``: the pool is full. None:
+        nothing but its key.
         """
         if waiting.is_out:
             return "server"
