@@ -111,7 +111,7 @@ def hold(store: LockStore, keeper: Keeper) -> Iterator[Callable[..., HeldLock]]:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease of 30 s is renewed every 0.3 s: a keeper goes by time, and no lock is lost while the machine pauses."""
-    for module in ("term", "keeper"):
+    for module in ("held_lock", "keeper"):
         monkeypatch.setattr(f"celery_redislock.hold.{module}.INTERVAL", 0.01)
 
 

@@ -196,7 +196,7 @@ def test_many_locks_are_renewed_together(hold, keeper, private_locks):
 
 def test_removing_while_renewing_does_not_tell_of_a_loss(hold, keeper, store, log, monkeypatch):
     """A task that ends in the middle of a renewal released its key itself."""
-    for module in ("term", "keeper"):
+    for module in ("held_lock", "keeper"):
         monkeypatch.setattr(f"celery_redislock.hold.{module}.INTERVAL", 0.0001)  # the keeper renews all the time
     held = [hold(f"{KEY}{number}") for number in range(50)]
     for _ in range(400):

@@ -111,9 +111,8 @@ def test_an_error_of_another_library_is_one_line():
 
 #: Lines that concern no single run and no single key.
 OF_THE_PROCESS = {
-    "server_advice", "keeper", "connections", "outage", "listener", "waiter", "room", "children", "reminder",
-    "handover", "binding", "trial", "start", "store", "lock", "outcome", "broker_advice", "republish",
-    "shutdown", "starter",
+    "advice", "keeper", "connections", "outage", "listener", "waiters", "room", "children", "run_counts", "handover",
+    "binding", "stray_options", "server_check", "start", "store", "lock", "outcome", "requeue", "starter",
 }  # fmt: skip
 
 

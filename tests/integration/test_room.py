@@ -734,7 +734,7 @@ class TestWhatFails:
 
     def test_who_cannot_begin_costs_nobody_else(self, room, running, store, holder, client, log):
         bad, good = Guest(10), Guest(20)
-        bad.begin = lambda *, called: client.persist(KEY) / 0  # and the key does not lapse
+        bad.take_turn = lambda *, called: client.persist(KEY) / 0  # and the key does not lapse
         enter(room, bad, good)
         in_line(client, room)
         running.release()

@@ -228,7 +228,7 @@ def test_a_visibility_timeout_shorter_than_a_lease_is_warned_of(config, log, tim
     app = make_app(config)
     app.task(name="lab.a_late", base=LockedTask, shared=False, acks_late=True)(nothing)
     app.task(name="lab.an_early", base=LockedTask, shared=False)(nothing)
-    advice.warn(app)
+    advice.warn_of_broker(app)
     lines = [record.getMessage() for record in log.records]
     assert len(lines) == warned
     if warned:

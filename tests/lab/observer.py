@@ -78,9 +78,11 @@ class Observer:
     def late_answers(self) -> list[Call]:
         """Calls that were answered with a job that had ended, and whose end somebody had seen, before the call.
 
-        A job that begins in the moment in which it is revoked runs, though it is shown as revoked: it has not ended.
+        A job that is revoked just as it starts runs, though its state is REVOKED from then on. Its end is not seen: it
+        still holds its key for a moment after its body.
         """
         ends = {job.call.id: job.end for job in self.jobs if job.call.id in self._runs}
+        ends |= dict.fromkeys(ends.keys() & self._revoked.keys(), NEVER)
         answered = [call for call in self.calls if call.sent_at is None]
         return [one for one in answered if max(self._seen.get(one.id, NEVER), ends.get(one.id, 0.0)) < one.asked_at]
 
