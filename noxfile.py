@@ -2,7 +2,7 @@
 
 Each leg is an environment of its own. The oldest Python has the oldest of all, each Python the newest of all, and what
 lies between has one leg each. ``--session "tests(newest-3.12)"`` runs one leg, ``--python 3.12`` those of one Python.
-What follows ``--`` goes to pytest in place of `FAST`, as ``-- tests`` for all tests.
+What follows ``--`` goes to pytest instead of `FAST`, as ``-- tests`` for all tests.
 """
 
 from __future__ import annotations

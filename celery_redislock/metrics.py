@@ -42,16 +42,16 @@ def _process() -> str:
     return _names.get(pid) or str(pid)
 
 
-def _take_place(**_: Any) -> None:
-    """In a new child of the worker's pool: name its files by its place in the pool.
+def _name_by_index(**_: Any) -> None:
+    """In a new child of the worker's pool: name its files by its index in the pool.
 
     By default each process has files of its own, which stay when it ends, for its counts must stay. With
-    `worker_max_tasks_per_child` they would be more with each child. So the child that takes the place of another one in
-    the pool goes on with its files: no two children have one place at once.
+    `worker_max_tasks_per_child` they would be more with each child. So the child that comes after another one in
+    the pool goes on with its files: no two children have one index at once.
     """
-    place = getattr(current_process(), "index", None)
-    if place is not None:
-        _names[os.getpid()] = f"{os.getppid()}-{place}"
+    index = getattr(current_process(), "index", None)
+    if index is not None:
+        _names[os.getpid()] = f"{os.getppid()}-{index}"
 
 
 _IS_MULTI_PROCESS = "PROMETHEUS_MULTIPROC_DIR" in os.environ
@@ -92,7 +92,7 @@ def connect() -> None:
     lock_lost.connect(_lost, weak=False)
     lock_unavailable.connect(_unavailable, weak=False)
     if _IS_MULTI_PROCESS:
-        worker_process_init.connect(_take_place, weak=False)
+        worker_process_init.connect(_name_by_index, weak=False)
         worker_process_shutdown.connect(_forget_gauges, weak=False)
 
 
@@ -123,5 +123,5 @@ def _unavailable(sender: Task[..., Any], **_: Any) -> None:
 
 def _forget_gauges(**_: Any) -> None:
     """Remove the app's own gauges of live processes from the files of this child, which ends."""
-    for name in {_process(), str(os.getpid())}:  # what was set before `_take_place` is under its pid
+    for name in {_process(), str(os.getpid())}:  # what was set before `_name_by_index` is under its pid
         mark_process_dead(name)  # type: ignore[no-untyped-call]

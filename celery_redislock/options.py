@@ -154,7 +154,7 @@ class LockSettings:
 
     waiting_limit: int
     """How many messages one worker keeps waiting. More go back to the broker, and come back after 1 to 300 s with their
-    place."""
+    rank."""
 
 
 def resolve_options(

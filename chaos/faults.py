@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from celery_redislock.protocol.scripts import ACQUIRE, RELEASE, RENEW
-from chaos.slots import Place, Slot
+from chaos.slots import Slot, Target
 from chaos.stage import Stage
 from chaos.tasks import LEASE
 from chaos.windows import RECOVERED
@@ -75,9 +75,9 @@ def plan(seed: str, slots: int) -> Iterator[Strike]:
 
 def start(stage: Stage, strike: Strike) -> None:
     """Begin a fault, as soon as what it strikes has recovered from the last fault."""
-    place_of, act = FAULTS[strike.name]
-    place = place_of(stage, strike)
-    place.do(partial(act, stage, place, strike.name, random.Random(strike.seed)))
+    target_of, act = FAULTS[strike.name]
+    target = target_of(stage, strike)
+    target.do(partial(act, stage, target, strike.name, random.Random(strike.seed)))
 
 
 @contextmanager
@@ -136,7 +136,7 @@ def _shut_down(stage: Stage, slot: Slot, name: str, chance: random.Random) -> No
     slot.start()
 
 
-def _restart_locks(stage: Stage, place: Place, name: str, chance: random.Random) -> None:
+def _restart_locks(stage: Stage, target: Target, name: str, chance: random.Random) -> None:
     with written_down(stage, name):
         if isinstance(stage.locks, ClusterLocks):
             stage.locks.restart_one(chance.randrange(3))
@@ -144,12 +144,12 @@ def _restart_locks(stage: Stage, place: Place, name: str, chance: random.Random)
             stage.locks.restart()
 
 
-def _cut_locks(stage: Stage, place: Place, name: str, chance: random.Random) -> None:
+def _cut_locks(stage: Stage, target: Target, name: str, chance: random.Random) -> None:
     with written_down(stage, name):
         stage.lock_proxy.cut()
 
 
-def _drop_reply(stage: Stage, place: Place, name: str, chance: random.Random) -> None:
+def _drop_reply(stage: Stage, target: Target, name: str, chance: random.Random) -> None:
     script = chance.choice([*SCRIPTS])
     nth, hang = chance.randint(1, 2 if script is RENEW else 5), chance.random() < 0.3
     with written_down(stage, name, script=SCRIPTS[script]) as line:
@@ -160,7 +160,7 @@ def _drop_reply(stage: Stage, place: Place, name: str, chance: random.Random) ->
         line["struck"] = bool(fault.struck)
 
 
-def _outage(stage: Stage, place: Place, name: str, chance: random.Random) -> None:
+def _outage(stage: Stage, target: Target, name: str, chance: random.Random) -> None:
     with written_down(stage, name):
         if name == REFUSE:
             stage.lock_proxy.refuse()
@@ -170,7 +170,7 @@ def _outage(stage: Stage, place: Place, name: str, chance: random.Random) -> Non
         stage.lock_proxy.mend()
 
 
-def _cut_broker(stage: Stage, place: Place, name: str, chance: random.Random) -> None:
+def _cut_broker(stage: Stage, target: Target, name: str, chance: random.Random) -> None:
     with written_down(stage, name, publishers=stage.kind == "rabbitmq"):
         if stage.kind == "rabbitmq":
             stage.broker_proxy.cut()
@@ -198,7 +198,7 @@ def _in_slot(stage: Stage, strike: Strike) -> Slot:
     return stage.slots[strike.slot]
 
 
-def _at(server: str) -> Callable[[Stage, Strike], Place]:
+def _at(server: str) -> Callable[[Stage, Strike], Target]:
     return lambda stage, strike: stage.servers[server]
 
 

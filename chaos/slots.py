@@ -1,4 +1,4 @@
-"""Places where faults strike one after the other; a slot is a place with a worker in it."""
+"""Targets, which faults strike one after the other; a slot is one with a worker in it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SLOW = 8
 HANGS = 40
 
 
-class Place:
-    """Where one thing at a time happens, in a thread of its own."""
+class Target:
+    """What one thing at a time happens to, in a thread of its own."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1)
@@ -47,8 +47,8 @@ class Place:
         self._thread.shutdown(cancel_futures=True)
 
 
-class Slot(Place):
-    """A place for a worker; where one has ended, another is started."""
+class Slot(Target):
+    """A target with a worker; where one has ended, another is started."""
 
     def __init__(self, config: Config, folder: Path) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Slot(Place):
         folder.mkdir()
 
     def do(self, action: Callable[[], object]) -> None:
-        """As `Place.do`, with a worker that lives when `action` begins."""
+        """As `Target.do`, with a worker that lives when `action` begins."""
 
         def act() -> None:
             self.see_off(0.0)
@@ -80,7 +80,7 @@ class Slot(Place):
             self.start()
 
     def start(self) -> None:
-        """Start another worker in place of the last one."""
+        """Start another worker after the last one."""
         self._end.close()
         self._started += 1
         name = f"{self._folder.name}-{self._started}@chaos"
@@ -126,7 +126,7 @@ class Slot(Place):
         return stack.partition("Thread 0x")[0].partition("Current thread")[0]
 
     def close(self) -> None:
-        """Close the place, and end its workers."""
+        """Close the target, and end its workers."""
         super().close()
         self._end.close()
         for _, end, *_ in self._leaving:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from chaos.slots import Place, Slot
+from chaos.slots import Slot, Target
 from tests.lab.app import Config
 from tests.lab.cluster_locks import ClusterLocks, Proxies, cluster_locks
 from tests.lab.kinds import TIME_OUTS
@@ -68,10 +68,10 @@ class Stage:
         )
         #: The same servers without the proxies, so that no fault strikes: for the load and the checks.
         self.direct = replace(self.config, broker=broker, locks=self.locks.url())
-        self.servers = {"locks": Place(), "broker": Place()}
+        self.servers = {"locks": Target(), "broker": Target()}
         self.slots = [Slot(self.config, folder / f"slot{number}") for number in range(SLOTS)]
-        for place in [*self.servers.values(), *self.slots]:
-            stack.callback(place.close)
+        for target in [*self.servers.values(), *self.slots]:
+            stack.callback(target.close)
         for slot in self.slots:
             slot.do(slot.start)
         for slot in self.slots:
@@ -79,8 +79,8 @@ class Stage:
 
     def wait(self) -> None:
         """Wait until the last faults are over."""
-        for place in [*self.servers.values(), *self.slots]:
-            place.wait()
+        for target in [*self.servers.values(), *self.slots]:
+            target.wait()
 
     def mend(self) -> None:
         """Mend the proxies, and wait until every worker that should have ended is gone."""
@@ -101,7 +101,7 @@ def open_stage(kind: str, folder: Path, *, on_a_cluster: bool = False) -> Iterat
         on_a_cluster: Whether the locks are on a Cluster of three nodes.
     """
     with ExitStack() as stack:
-        # While the places are closed, which takes seconds, a second Ctrl+C must not leave processes behind.
+        # While the targets are closed, which takes seconds, a second Ctrl+C must not leave processes behind.
         stack.callback(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT))
         opened = Stage(kind, folder, stack, on_a_cluster=on_a_cluster)
         stack.callback(signal.signal, signal.SIGINT, signal.SIG_IGN)

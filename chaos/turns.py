@@ -1,6 +1,6 @@
 """Order and starvation: what the checker says of those who wait in line.
 
-All of this holds where no fault has struck lately; a fault may cost a wake-up, a room its place, or a key its line.
+All of this holds where no fault has struck lately; a fault may cost a wake-up, a room its rank, or a key its line.
 
 - Who waits is not passed by one who was published later. The one excuse: the worker of the first had no free slot, for
   then the room of another worker goes first. In one worker nothing excuses it.

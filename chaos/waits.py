@@ -20,7 +20,7 @@ class Wait:
     task_id: str
     key: str
     """As the bodies write it into the ledger."""
-    place: int
+    rank: int
     worker: int
     start: float
     end: float
@@ -36,8 +36,8 @@ class Turn:
     task_id: str
     worker: int
     """0 where it has not waited, so that nobody has written down in which worker it ran."""
-    place: int
-    """Its place; 0 where it has not waited."""
+    rank: int
+    """Its rank; 0 where it has not waited."""
     earliest: float
     latest: float
     """When it had its turn: where it has not waited, only its first word tells."""
@@ -62,7 +62,7 @@ def _wait(line: Line, begins: list[Line], gone: list[float]) -> Wait:
     begin: Line = next((one for one in begins if one["at"] >= line["at"]), never)
     end = min([begin["at"], *(at for at in gone if at >= line["at"])])
     is_called = begin["called"] and end == begin["at"]
-    facts: dict[str, Any] = {"task_id": line.get("task_id", ""), "place": line["place"], "worker": line["worker"]}
+    facts: dict[str, Any] = {"task_id": line.get("task_id", ""), "rank": line["rank"], "worker": line["worker"]}
     return Wait(
         **facts,
         key=key_of(line),
@@ -82,7 +82,7 @@ def turns(story: Story, waited: list[Wait]) -> dict[str, list[Turn]]:
     turns: dict[str, list[Turn]] = defaultdict(list)
     for wait in waited:
         if wait.is_called:
-            turns[wait.key].append(Turn(wait.task_id, wait.worker, wait.place, wait.end, wait.end))
+            turns[wait.key].append(Turn(wait.task_id, wait.worker, wait.rank, wait.end, wait.end))
     waiting = {wait.task_id for wait in waited}
     for run in story.runs:
         if run.task_id not in waiting:
@@ -92,11 +92,11 @@ def turns(story: Story, waited: list[Wait]) -> dict[str, list[Turn]]:
 
 def is_later(story: Story, turn: Turn, wait: Wait) -> bool:
     """Whether who had the turn was published after the one who waits."""
-    if turn.place:
-        return turn.place > wait.place
+    if turn.rank:
+        return turn.rank > wait.rank
     published = [line["at"] for line in story.published[turn.task_id]]
     before = [line["at"] for line in story.published[wait.task_id] if line["at"] <= wait.start]
-    return bool(published and before) and min(published) > max(before)  # nobody knows the place of who did not wait
+    return bool(published and before) and min(published) > max(before)  # nobody knows the rank of who did not wait
 
 
 def was_full(story: Story, wait: Wait, start: float, end: float) -> float | None:

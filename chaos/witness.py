@@ -32,7 +32,7 @@ def write_down_waiting(ledger: Ledger) -> None:
         ledger.write({"event": event, "worker": os.getpid(), "at": time.monotonic(), **facts})
 
     def who(waiter: Waiter) -> dict[str, Any]:
-        facts = {"key": waiter.key, "place": waiter.place, "waiter": id(waiter)}
+        facts = {"key": waiter.key, "rank": waiter.rank, "waiter": id(waiter)}
         return {**facts, "task_id": waiter.request.id} if isinstance(waiter, WaitingMessage) else facts
 
     def enters(room: Room, waiter: Waiter) -> None:

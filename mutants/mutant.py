@@ -49,7 +49,7 @@ class Mutant(NamedTuple):
     def changed(self, files: Mapping[str, str] | None = None) -> dict[str, str]:
         """The text of each file that the patch changes, after it.
 
-        The place of a change is where its old lines stand, and not where its line numbers say: they move with each edit
+        A change goes where its old lines stand, and not where its line numbers say: they move with each edit
         of the code. So these lines must stand there exactly once; `patch` would take the nearest that look like them.
 
         Args:
@@ -64,10 +64,10 @@ class Mutant(NamedTuple):
                 text = files[path] if files else (ROOT / path).read_text(encoding="utf-8")
                 texts[path] = text.splitlines(keepends=True)
             lines, count = texts[path], len(old)
-            places = [start for start in range(len(lines)) if lines[start : start + count] == old]
-            if len(places) != 1:
+            starts = [start for start in range(len(lines)) if lines[start : start + count] == old]
+            if len(starts) != 1:
                 raise Misfit(f"{self.name}: these lines must be in {path} once, and no more:\n{''.join(old)}")
-            lines[places[0] : places[0] + count] = new
+            lines[starts[0] : starts[0] + count] = new
         return {path: "".join(lines) for path, lines in texts.items()}
 
     def _hunks(self) -> Iterator[tuple[str, list[str], list[str]]]:

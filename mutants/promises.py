@@ -17,7 +17,7 @@ class Promise(Enum):
     POLICY = "A duplicate, and nothing else, meets its policy"
     PUBLISH = "A publish is answered with a job that its caller can wait for, or is sent"
     RESERVED = "A key is reserved for its message alone, and no longer than that may come"
-    LINE = "Who waits has a turn, in the order of the places, and no key idles beside who waits"
+    LINE = "Who waits has a turn, in the order of the ranks, and no key idles beside who waits"
     ACKS = "What waits in a worker stays with the broker, and the worker goes on fetching"
     FENCE = "Each holder has a greater fencing number than all before it"
     KEYS = "One call has one key, and different calls have different ones"

@@ -80,7 +80,7 @@ def rabbitmq_url(session_folder: Path) -> Iterator[str]:
 
 @pytest.fixture
 def private_locks(tmp_path: Path) -> Iterator[Valkey]:
-    """A lock server of the test's own, in place of the shared one: it may kill, pause and restart it."""
+    """A lock server of the test's own, instead of the shared one: it may kill, pause and restart it."""
     with lock_server_in(tmp_path / "locks") as server:
         yield server
 

@@ -64,7 +64,7 @@ def list_(
 
 @locks.command(cls=CeleryCommand)
 @click.argument("key", required=False)
-@click.option("--task", metavar="NAME", help="The task whose lock is shown, in place of a KEY.")
+@click.option("--task", metavar="NAME", help="The task whose lock is shown, instead of a KEY.")
 @click.option("--args", metavar="JSON", default="[]", help="The positional arguments of a call of the task.")
 @click.option("--kwargs", metavar="JSON", default="{}", help="The keyword arguments of that call.")
 @JSON
@@ -132,16 +132,16 @@ def _line(workers: Workers, counts: Counts, rows: list[Row]) -> Iterator[str]:
     if rows and not rows[0].waiting:
         yield "Nobody waits for it."
     elif rows:
-        row, inside = rows[0], counts.workers(rows[0].place.lock)
+        row, inside = rows[0], counts.workers(rows[0].part.lock)
         found = [f"{counted(row.waiting - len(row.rooms), 'message')} in {counted(len(inside), 'worker')}"]
         yield f"Waiting: {', and '.join(found[: len(inside)] + ([outside(len(row.rooms))] if row.rooms else []))}."
-        yield from _first(workers, row.place.lock, inside)
+        yield from _first(workers, row.part.lock, inside)
 
 
 def _first(workers: Workers, lock: str, inside: list[str]) -> Iterator[str]:
     """The first messages that wait for `lock` in the workers `inside`."""
     answers = workers.ask("redislock_waiting", {"key": lock}, to=inside) if inside else {}
-    waiting = sorted((one["place"], worker, one) for worker, found in answers.items() for one in found)
+    waiting = sorted((one["rank"], worker, one) for worker, found in answers.items() for one in found)
     for number, (_, worker, one) in enumerate(waiting[:10], 1):
         yield f"  {number}. task {shown(str(one['id']))}, for {duration(one['waited'])} in worker {worker}"
     if len(waiting) > 10:

@@ -15,7 +15,7 @@ from celery_redislock.app import keyprefix_of, server_of, settings_of
 from celery_redislock.connection.connect import address
 from celery_redislock.info import shown
 from celery_redislock.options import resolve_settings
-from celery_redislock.protocol.names import MAX_LIMIT, Place, keys_of, limited
+from celery_redislock.protocol.names import MAX_LIMIT, LockPart, keys_of, limited
 from celery_redislock.protocol.tokens import known_as
 
 from .scan import Row, nodes_of, rooms_of, scan
@@ -77,19 +77,19 @@ class Locks:
         unseen = {lock for lock in counts.locks if matches(lock)} if counts else set()
         for node in nodes_of(self._server.client):
             for row in scan(node, pattern, self.look):
-                unseen.discard(row.place.lock)
-                if row.place.key not in seen and (foreign or self.ours(row)) and name in {None, row.token.task}:
-                    seen.add(row.place.key)
+                unseen.discard(row.part.lock)
+                if row.part.key not in seen and (foreign or self.ours(row)) and name in {None, row.token.task}:
+                    seen.add(row.part.key)
                     yield counts.add(row) if counts else row
         for lock in sorted(unseen):  # they are free, or were just taken
             for row in self.of(lock, counts):
                 tasks = row.waits if row.state == "free" else (row.token.task,)
-                if matches(row.place.key) and (name is None or name in tasks):
+                if matches(row.part.key) and (name is None or name in tasks):
                     yield row
 
     def ours(self, row: Row) -> bool:
         """Whether a key is one of this package's: it begins with the app's prefix, or holds a token."""
-        return row.place.key.startswith(self.prefix) or row.token.since is not None
+        return row.part.key.startswith(self.prefix) or row.token.since is not None
 
     def of(self, key: str, counts: Counts | None = None) -> list[Row]:
         """Who holds the lock `key`: several where it has a limit; and for whom the place in its queue is kept.
@@ -99,22 +99,23 @@ class Locks:
         Raises:
             LockUnavailable: Redis did not answer or refused.
         """
-        place = Place.of(key)
-        if place is None:
+        part = LockPart.of(key)
+        if part is None:
             return []
-        names = keys_of(place.lock)
-        first, queued = self.look(Place(names.lock, names.lock)), self.look(Place(names.queued, place.lock, "queued"))
-        rows = [row for row in (first, *self._others(place.lock, first), queued) if row is not None]
-        return rows if counts is None else [counts.add(row) for row in rows] or counts.free(place.lock)
+        names = keys_of(part.lock)
+        first = self.look(LockPart(names.lock, names.lock))
+        queued = self.look(LockPart(names.queued, part.lock, "queued"))
+        rows = [row for row in (first, *self._others(part.lock, first), queued) if row is not None]
+        return rows if counts is None else [counts.add(row) for row in rows] or counts.free(part.lock)
 
-    def look(self, place: Place) -> Row | None:
+    def look(self, part: LockPart) -> Row | None:
         """Who holds one key; None where it is free.
 
         Raises:
             RedisError: Redis did not answer or refused.
         """
-        found = self._server.store.look(place.key)
-        return found and Row(place, found.holder, found.ttl, self._rooms(place.lock))
+        found = self._server.store.look(part.key)
+        return found and Row(part, found.holder, found.ttl, self._rooms(part.lock))
 
     def _rooms(self, lock: str) -> dict[str, float]:
         """The rooms that stand in line for `lock`, wherever in a Cluster that is."""
@@ -135,8 +136,7 @@ class Locks:
         Raises:
             LockUnavailable: Redis did not answer or refused.
         """
-        place = row.place
-        key = limited(place.lock, MAX_LIMIT) if place.part == "slot" else place.key
+        key = limited(row.part.lock, MAX_LIMIT) if row.part.kind == "slot" else row.part.key
         return self._server.store.release(key, row.token, exactly=True)
 
     def held(self, row: Row, now: datetime) -> str:
@@ -157,7 +157,7 @@ class Locks:
         whole = self._server.store.look(limited(lock, MAX_LIMIT))
         if whole is None or len(whole.holders) == (first is not None):
             return
-        slots = (self.look(Place(keys_of(lock).slot(number), lock, "slot")) for number in range(2, MAX_LIMIT + 1))
+        slots = (self.look(LockPart(keys_of(lock).slot(number), lock, "slot")) for number in range(2, MAX_LIMIT + 1))
         yield from (row for row in slots if row is not None)
 
 
@@ -174,7 +174,7 @@ def plan_of(app: Celery, task: str | None) -> LockPlan | None:
 
 def oldest_first(row: Row) -> tuple[datetime, str]:
     """The order in which rows are shown: who has held its key for longest comes first."""
-    return row.token.since or _NEVER, row.place.key
+    return row.token.since or _NEVER, row.part.key
 
 
 def _literal(text: str) -> str:
@@ -184,6 +184,6 @@ def _literal(text: str) -> str:
 
 def matcher(pattern: str) -> Callable[[str], object]:
     """Whether a key matches `pattern`, as Redis' SCAN matches it."""
-    # fnmatch has brackets in place of the backslash, and "!" in them in place of "^".
+    # fnmatch has brackets instead of the backslash, and "!" in them instead of "^".
     like = re.sub(r"\\(.)|\[\^", lambda found: f"[{found[1]}]" if found[1] else "[!", pattern, flags=re.DOTALL)
     return re.compile(fnmatch.translate(like)).match

@@ -11,7 +11,7 @@ import click
 from celery.bin.base import CeleryCommand
 
 from celery_redislock.info import LONGEST, shown
-from celery_redislock.protocol.names import Place
+from celery_redislock.protocol.names import LockPart
 
 from .console import TIMEOUT, Nothing, Refused, app_of, reports_errors
 from .locks import Locks, oldest_first
@@ -30,7 +30,7 @@ _HARM = {
 
 @click.command(cls=CeleryCommand)
 @click.argument("key", required=False)
-@click.option("--match", metavar="GLOB", help="All keys that match this pattern, in place of a KEY.")
+@click.option("--match", metavar="GLOB", help="All keys that match this pattern, instead of a KEY.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be released.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--foreign", is_flag=True, help="Also keys that are no locks of this app: other programs' keys.")
@@ -76,11 +76,11 @@ def _held_at(known: Locks, key: str) -> list[Row]:
     Raises:
         Nothing: Nobody does.
     """
-    place = Place.of(key)
-    row = None if place is None else known.look(place)
+    part = LockPart.of(key)
+    row = None if part is None else known.look(part)
     if row is not None:
         return [row]
-    others = [shown(other.place.key) for other in known.of(key)]
+    others = [shown(other.part.key) for other in known.of(key)]
     hint = f"; held are {', '.join(others)}: name one of them" if others else ""
     raise Nothing(f"Nobody holds {shown(key)}{hint}.")
 
@@ -150,7 +150,7 @@ def _ask(count: int) -> None:
 def _release(known: Locks, rows: Sequence[Row]) -> None:
     refused = [row for row in rows if not known.release(row)]
     for row in refused:
-        click.echo(f"{shown(row.place.key)} was not released: it is not held by this holder any more.", err=True)
+        click.echo(f"{shown(row.part.key)} was not released: it is not held by this holder any more.", err=True)
     click.echo(f"released: {len(rows) - len(refused)}")
     if refused:
         raise Refused(f"Not released, because their holders had changed: {len(refused)}.")

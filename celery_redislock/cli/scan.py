@@ -12,13 +12,13 @@ from redis.exceptions import AskError, ResponseError
 
 from celery_redislock.connection.cluster_client import ClusterClient
 from celery_redislock.info import LockInfo
-from celery_redislock.protocol.names import Place, keys_of
+from celery_redislock.protocol.names import LockPart, keys_of
 from celery_redislock.protocol.tokens import Token
 
-#: How many places of its table of keys the server looks at for one SCAN: 0.3 ms of its time. It serves others between
+#: How many entries of its table of keys the server looks at for one SCAN: 0.3 ms of its time. It serves others between
 #: two pages, and also between the commands of a page, of which it reads some at a time.
 PAGE = 500
-#: In place of the token of a lock that nobody holds.
+#: Instead of the token of a lock that nobody holds.
 FREE = Token.of("")
 
 
@@ -26,27 +26,27 @@ class Waits(NamedTuple):
     """Those who wait for a lock."""
 
     number: int = 0
-    place: float = math.inf
+    rank: float = math.inf
     """When the first of them was published, in microseconds since the epoch."""
 
     def __add__(self, other: Waits) -> Waits:  # type: ignore[override]
-        return Waits(self.number + other.number, min(self.place, other.place))
+        return Waits(self.number + other.number, min(self.rank, other.rank))
 
     @property
     def oldest(self) -> float:
         """How long ago the first of them was published, in seconds; 0 where there is none."""
-        return max(0.0, time.time() - self.place / 1e6)
+        return max(0.0, time.time() - self.rank / 1e6)
 
 
 class Row(NamedTuple):
     """Somebody who holds a lock, a slot of it, or the place in its queue; or for whom one of these is kept."""
 
-    place: Place
+    part: LockPart
     token: Token
     ttl: float | None
     """Seconds until the key ends unless it is renewed; None for a key without expiry."""
     rooms: Mapping[str, float] = {}
-    """The places of the rooms that stand in line for the lock, one for each process; without those that have told how
+    """The ranks of the rooms that stand in line for the lock, one for each process; without those that have told how
     many messages wait in them."""
     messages: Mapping[str, Waits] = {}
     """The messages that wait for the lock, by their tasks, as those rooms have told."""
@@ -54,7 +54,7 @@ class Row(NamedTuple):
     @property
     def info(self) -> LockInfo:
         """The same in the words of `LockInfo`."""
-        return self.token.info(self.place.key, self.ttl)._replace(state=self.state)
+        return self.token.info(self.part.key, self.ttl)._replace(state=self.state)
 
     @property
     def state(self) -> str:
@@ -76,8 +76,8 @@ class Row(NamedTuple):
         return len(self.rooms) + sum(waits.number for waits in self.messages.values())
 
 
-Look = Callable[[Place], Row | None]
-"""Asks for one place, wherever in a Cluster its key is now."""
+Look = Callable[[LockPart], Row | None]
+"""Asks for one part, wherever in a Cluster its key is now."""
 
 
 def nodes_of(client: redis.Redis | ClusterClient) -> list[redis.Redis]:
@@ -99,26 +99,26 @@ def scan(node: redis.Redis, pattern: str, look: Look) -> Iterator[Row]:
     Raises:
         RedisError: Redis did not answer or refused.
     """
-    for places in _pages(node, pattern):
-        replies = zip(places, _ask(node, places), strict=True)
-        rows = (_row(node, place, reply, look) for place, reply in replies)
+    for parts in _pages(node, pattern):
+        replies = zip(parts, _ask(node, parts), strict=True)
+        rows = (_row(node, part, reply, look) for part, reply in replies)
         yield from (row for row in rows if row is not None)
 
 
-def _pages(node: redis.Redis, pattern: str) -> Iterator[list[Place]]:
+def _pages(node: redis.Redis, pattern: str) -> Iterator[list[LockPart]]:
     cursor: Any = 0
     while True:
         answer: Any = node.scan(cursor, match=_bytes(pattern), count=PAGE, _type="string")
         cursor, keys = answer
-        places = [place for key in keys if (place := Place.of(_text(key))) is not None]
-        if places:
-            yield places
+        parts = [part for key in keys if (part := LockPart.of(_text(key))) is not None]
+        if parts:
+            yield parts
         if not cursor:
             return
 
 
 def rooms_of(node: redis.Redis, lock: str) -> dict[str, float]:
-    """The places of the rooms that stand in line for `lock`, by their names.
+    """The ranks of the rooms that stand in line for `lock`, by their names.
 
     Raises:
         RedisError: Redis did not answer or refused; in a Cluster, the lock may be on another node.
@@ -127,17 +127,17 @@ def rooms_of(node: redis.Redis, lock: str) -> dict[str, float]:
 
 
 def _rooms(line: Any) -> dict[str, float]:
-    return {Token.of(room).nonce: place for room, place in line}
+    return {Token.of(room).nonce: rank for room, rank in line}
 
 
-def _ask(node: redis.Redis, places: Sequence[Place], *, importing: bool = False) -> list[tuple[Any, ...]]:
+def _ask(node: redis.Redis, parts: Sequence[LockPart], *, importing: bool = False) -> list[tuple[Any, ...]]:
     """What each key holds, its milliseconds, and its line, in one round trip.
 
     Where the node is `importing` their slot it may lack one of them, and is asked with ASKING.
     """
     pipeline: Any = node.pipeline(transaction=False)
-    for place in places:
-        key, line = _bytes(place.key), _bytes(keys_of(place.lock).line)
+    for part in parts:
+        key, line = _bytes(part.key), _bytes(keys_of(part.lock).line)
         for command, *arguments in (("get", key), ("pttl", key), ("zrange", line, 0, -1, False, True)):
             if importing:
                 pipeline.execute_command("ASKING")
@@ -146,11 +146,11 @@ def _ask(node: redis.Redis, places: Sequence[Place], *, importing: bool = False)
     return [*zip(replies[0::3], replies[1::3], replies[2::3], strict=True)]
 
 
-def _row(node: redis.Redis, place: Place, reply: Sequence[Any], look: Look) -> Row | None:
+def _row(node: redis.Redis, part: LockPart, reply: Sequence[Any], look: Look) -> Row | None:
     if _has_moved(reply):  # to this node, which has not all of its slot yet
-        (reply,) = _ask(node, [place], importing=True)
+        (reply,) = _ask(node, [part], importing=True)
     if _has_moved(reply):  # to another node, since its key was read here
-        return look(place)
+        return look(part)
     value, left, line = reply
     if isinstance(line, AskError):  # there is no line, or it is at another node for a moment
         line = ()
@@ -161,7 +161,7 @@ def _row(node: redis.Redis, place: Place, reply: Sequence[Any], look: Look) -> R
             raise one
     if value is None:  # it was released meanwhile
         return None
-    return Row(place, Token.of(value), left / 1000 if left >= 0 else None, _rooms(line))
+    return Row(part, Token.of(value), left / 1000 if left >= 0 else None, _rooms(line))
 
 
 def _has_moved(reply: Sequence[Any]) -> bool:

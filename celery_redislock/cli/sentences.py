@@ -128,7 +128,7 @@ def held(row: Row, now: datetime, options: LockOptions | None = None) -> str:
         now: The time.
         options: The options of the holder's task: they tell when the key was last renewed. None where they are unknown.
     """
-    key, info = row.place.key, row.info
+    key, info = row.part.key, row.info
     if info.state != "held":
         return Say.KEPT(key=key, who=info.who, since=moment(info.since, now), ttl=duration(row.ttl or 0.0))
     ends = _ends(row, now, options)

@@ -135,8 +135,8 @@ def totals(rows: Iterable[Row]) -> dict[str, Total]:
     for row in rows:
         if row.state != "free":
             found[row.token.task or ""] += Total(int(row.state == "held"), int(row.state != "held"))
-        if row.waiting and row.place.lock not in lines:  # all slots of a lock have one line
-            lines.add(row.place.lock)
+        if row.waiting and row.part.lock not in lines:  # all slots of a lock have one line
+            lines.add(row.part.lock)
             for task, waits in row.waits.items():
                 found[task] += Total(waiting=waits.number, oldest=waits.oldest)
     return dict(found)

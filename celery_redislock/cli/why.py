@@ -132,8 +132,8 @@ class Why:
     def _waiting(self, what: Mapping[str, Any]) -> Iterator[Said]:
         """Who holds the key of a message that waits, how many are before it, and what it waits for if that is free."""
         lock, answers = what["lock"], self._workers.ask("redislock_waiting", {"key": what["lock"]}, to=self._answered)
-        line = [one["place"] for found in answers.values() for one in found]
-        before = sum(place < what["place"] for place in line)
+        line = [one["rank"] for found in answers.values() for one in found]
+        before = sum(rank < what["rank"] for rank in line)
         holders = yield from self._holders(lock)
         # Where a worker has not answered again, an earlier message may wait in it.
         if holders < what["limit"] and (what["lacks"] in _LACKS or len(answers) == len(self._answered)):
@@ -155,7 +155,7 @@ class Why:
 
     def _holders(self, lock: str) -> Generator[Said, None, int]:
         """Who holds `lock`, or for whom it is kept; return how many there are."""
-        rows = [row for row in self._locks.of(lock) if row.place.part != "queued"]
+        rows = [row for row in self._locks.of(lock) if row.part.kind != "queued"]
         for row in rows:
             yield Said(self._locks.held(row, self._now), self._locks.to_json(row))
         if self._workers.problem is None:
@@ -175,7 +175,7 @@ class Why:
             yield Said(Say.HOLDS_NOTHING(lock=lock))
             yield from (Said(self._locks.held(row, self._now), self._locks.to_json(row)) for row in rows)
         for row in mine:
-            yield Said(Say.HOLDS(lock=row.place.key, since=moment(row.token.since, self._now)))
+            yield Said(Say.HOLDS(lock=row.part.key, since=moment(row.token.since, self._now)))
 
     def _is_mine(self, row: Row) -> bool:
         attempt = row.token.attempt

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery_redislock.errors import describe
 from celery_redislock.info import shown
-from celery_redislock.protocol.names import Place
+from celery_redislock.protocol.names import LockPart
 from celery_redislock.protocol.tokens import known_as
 
 from .scan import FREE, Row, Waits
@@ -126,9 +126,9 @@ class Counts:
         self._rooms = {str(room) for answer in answers.values() for room in answer["rooms"]}
         self._workers: defaultdict[str, set[str]] = defaultdict(set)
         for worker, answer in answers.items():
-            for lock, task, number, place in answer["lines"]:
+            for lock, task, number, rank in answer["lines"]:
                 tasks, name = self.locks.setdefault(str(lock), {}), known_as(str(task))
-                tasks[name] = tasks.get(name, Waits()) + Waits(int(number), int(place))
+                tasks[name] = tasks.get(name, Waits()) + Waits(int(number), int(rank))
                 self._workers[str(lock)].add(worker)
 
     def workers(self, lock: str) -> list[str]:
@@ -136,13 +136,13 @@ class Counts:
         return sorted(self._workers.get(lock, ()))
 
     def add(self, row: Row) -> Row:
-        """`row` with the messages that wait for its lock, in place of the rooms that have told of theirs."""
-        rooms = {room: place for room, place in row.rooms.items() if room not in self._rooms}
-        return row._replace(rooms=rooms, messages=self.locks.get(row.place.lock, {}))
+        """`row` with the messages that wait for its lock, instead of the rooms that have told of theirs."""
+        rooms = {room: rank for room, rank in row.rooms.items() if room not in self._rooms}
+        return row._replace(rooms=rooms, messages=self.locks.get(row.part.lock, {}))
 
     def free(self, lock: str) -> list[Row]:
         """A row for `lock`, which nobody holds, if messages wait for it: their workers have no free process."""
-        return [self.add(Row(Place(lock, lock), FREE, None))] if lock in self.locks else []
+        return [self.add(Row(LockPart(lock, lock), FREE, None))] if lock in self.locks else []
 
     def missing(self, rows: Sequence[Row]) -> str | None:
         """What the numbers of `rows` do not count, as a sentence; None where they count everything."""

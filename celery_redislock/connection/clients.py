@@ -15,7 +15,7 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 from celery_redislock.errors import LockConfigError
 
 from .cluster_client import ClusterClient
-from .places import Places
+from .pool import FreeConnections
 from .redis_port import connections_of, options_of, sentinel_options_of, sentinels_of
 
 #: redis-py's own defaults differ by constructor, up to 58 s for one command to a silent server.
@@ -49,7 +49,7 @@ def derive(client: redis.Redis, max_connections: int = 50) -> redis.Redis:
         "max_connections": min(pool.max_connections, max_connections),
     }
     options["timeout"] = options["socket_timeout"] + options["socket_connect_timeout"]
-    options["queue_class"] = Places
+    options["queue_class"] = FreeConnections
     kind: type[redis.ConnectionPool] = redis.BlockingConnectionPool
     if isinstance(pool, SentinelConnectionPool):
         kind = _SentinelPool
@@ -95,7 +95,7 @@ def _discreet(kind: type[Any]) -> type[Any]:
 class _SentinelPool(SentinelConnectionPool, redis.BlockingConnectionPool):
     """A Sentinel's pool that lets its callers wait for a connection, and counts its connections right.
 
-    Before redis-py 8.1, each connection to a former primary, and each that failed, took a place of the pool.
+    Before redis-py 8.1, each connection to a former primary, and each that failed, counted as one of the pool.
     """
 
     def owns_connection(self, connection: Any) -> bool:
@@ -108,7 +108,7 @@ class _SentinelPool(SentinelConnectionPool, redis.BlockingConnectionPool):
         another. Before redis-py 7, a pool that lets callers wait knows no such choice.
         """
         for connection in connections_of(self, unused_only=not inuse_connections):
-            if connection is not None:  # a free place
+            if connection is not None:  # None stands for one to be made
                 connection.disconnect()
 
 

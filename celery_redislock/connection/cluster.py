@@ -100,8 +100,8 @@ class ClusterStore(LockStore):
         by_slot: dict[int, list[Lease]] = {}
         for lock in locks:
             by_slot.setdefault(_slot(lock[0]), []).append(lock)
-        placed = [(self._cluster.owner(slot), of_slot) for slot, of_slot in by_slot.items()]
-        return sorted(placed, key=lambda one: self._cluster.outage(one[0]).unreachable is not None)
+        by_node = [(self._cluster.owner(slot), of_slot) for slot, of_slot in by_slot.items()]
+        return sorted(by_node, key=lambda one: self._cluster.outage(one[0]).unreachable is not None)
 
     def _renew_slot(self, locks: Sequence[Lease]) -> list[bool | RedisError]:
         try:

@@ -23,7 +23,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from .outage import Outage
-from .places import Places
+from .pool import FreeConnections
 
 #: The host and the port of a node.
 Node = tuple[str, int]
@@ -82,7 +82,7 @@ class ClusterClient:
         """A client of one node, which connects with its first command. It makes a caller wait for a free connection."""
         host, port = address
         options = {**self.options, "host": host, "port": port, "max_connections": max_connections}
-        options |= {"retry": Retry(NoBackoff(), 0), "queue_class": Places}
+        options |= {"retry": Retry(NoBackoff(), 0), "queue_class": FreeConnections}
         options.setdefault("timeout", options["socket_timeout"] + options["socket_connect_timeout"])
         return redis.Redis(connection_pool=redis.BlockingConnectionPool(**options))  # type: ignore[no-untyped-call]
 

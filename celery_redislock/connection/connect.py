@@ -24,7 +24,7 @@ from celery_redislock.errors import LockConfigError, describe
 
 from .clients import DEFAULTS, FIXED, command_time, derive, whole
 from .cluster_client import ClusterClient
-from .places import Places
+from .pool import FreeConnections
 from .redis_port import is_behind_sentinels, options_of, sentinels_of, try_to_connect
 
 Kind = Literal["standalone", "sentinel", "cluster"]
@@ -210,7 +210,7 @@ def _single(_: Address, options: dict[str, Any]) -> redis.Redis:
     kind = whole(options.pop("connection_class"))
     retry = Retry(NoBackoff(), 0)
     pool = redis.BlockingConnectionPool(  # type: ignore[no-untyped-call]
-        **options, connection_class=kind, retry=retry, queue_class=Places
+        **options, connection_class=kind, retry=retry, queue_class=FreeConnections
     )
     try_to_connect(pool)
     client = redis.Redis(connection_pool=pool)

@@ -15,7 +15,7 @@ from celery_redislock.info import shown
 from celery_redislock.protocol.scripts import Command
 
 from . import redis_port
-from .places import NoConnectionFree, WaitingLine
+from .pool import ConnectionQueue, NoConnectionFree
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ class Connections:
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
         self._spare: list[Connection] = []
-        self._waiting: WaitingLine[Connection] = WaitingLine()
+        self._queue: ConnectionQueue[Connection] = ConnectionQueue()
         self._pid = os.getpid()
         self._is_closed = False
         # Half of the pool's connections stay there, so that a thread that waits for one gets one.
@@ -187,7 +187,7 @@ class Connections:
                     connection.read_late()
                 elif now - late.sent_at > longest:
                     connection.drop()
-                    self._waiting.give(None)  # the pool has a place for one now
+                    self._queue.give(None)  # the pool may make one now
                     continue
             except BaseException as error:
                 self._drop(connection)
@@ -211,7 +211,7 @@ class Connections:
         if self._pid != os.getpid():  # after a fork: the spares are the parent's connections
             self._pid = os.getpid()
             self._spare.clear()
-            self._waiting = WaitingLine()
+            self._queue = ConnectionQueue()
         if self._is_closed:
             self._spare.clear()  # on them may be late answers, which will never come
         try:
@@ -233,34 +233,34 @@ class Connections:
             NoConnectionFree: The server has answered nobody for as long as the pool makes a caller wait.
         """
         pool: Any = self._client.connection_pool
-        mine = self._waiting.stand()
+        mine = self._queue.add()
         try:
             while True:
                 try:
-                    return self._spare_or_new()  # it may have been returned before this caller stood in line
+                    return self._spare_or_new()  # it may have been returned before this caller was queued
                 except NoConnectionFree:
-                    given = self._waiting.wait(mine, pool.timeout)
+                    given = self._queue.wait(mine, pool.timeout)
                 if given is not None:
                     return given
-                mine = self._waiting.stand(first=True)
+                mine = self._queue.add(first=True)
         except BaseException:
-            self._waiting.give(None)  # if this caller was called, the next one is in its stead
+            self._queue.give(None)  # if this caller was called, the next one is in its stead
             raise
         finally:
-            unused = self._waiting.leave(mine)
+            unused = self._queue.leave(mine)
             if unused is not None:
                 self._put(unused)
 
     def _put(self, connection: Connection) -> None:
         if self._is_closed:
             connection.drop()
-        elif self._waiting.give(connection):
+        elif self._queue.give(connection):
             pass
         elif len(self._spare) < self._max_spare:
             self._spare.append(connection)
         else:
             connection.close()  # returns the connection to the pool
-            self._waiting.give(None)  # a caller may have arrived in between
+            self._queue.give(None)  # a caller may have arrived in between
 
     def _drop(self, connection: Connection) -> None:
         """Close it after an error, and return the spares to the pool: only the pool checks whether they live."""
@@ -270,4 +270,4 @@ class Connections:
                 self._spare.pop().close()
             except IndexError:
                 break
-        self._waiting.give(None)  # the pool has places now
+        self._queue.give(None)  # the pool may make some now

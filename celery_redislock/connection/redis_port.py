@@ -63,7 +63,7 @@ def options_of(pool: Any) -> dict[str, Any]:
 
 
 def connections_of(pool: Any, *, unused_only: bool) -> list[Any]:
-    """The connections of a pool that lets callers wait; None stands for a place where none was made yet."""
+    """The connections of a pool that lets callers wait; None stands for one that was not made yet."""
     return [*(pool.pool.queue if unused_only else pool._connections)]
 
 

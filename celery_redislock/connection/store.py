@@ -208,35 +208,35 @@ class LockStore(Sender):
         found = self.look(key)
         return found and found.info(key)
 
-    def enter(self, key: str, room: Token, place: int) -> None:
+    def enter(self, key: str, room: Token, rank: int) -> None:
         """Let a room stand in line for `key` which has no slot for its first waiter.
 
         Args:
             key: The key in Redis.
             room: The token of the room.
-            place: Of the room's first waiter for this key, in microseconds since the epoch.
+            rank: Of the room's first waiter for this key, in microseconds since the epoch.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
-            ValueError: The place is no place.
+            ValueError: The rank is no rank.
         """
-        self._ask(commands.enter(key, room, place))
+        self._ask(commands.enter(key, room, rank))
 
-    def stand(self, key: str, room: Token, place: int, next_place: int | None, number: int = 0) -> Taken | Conflict:
+    def stand(self, key: str, room: Token, rank: int, next_rank: int | None, number: int = 0) -> Taken | Conflict:
         """Let a room stand in line for `key`, and take the key where it is the turn of the room's first waiter.
 
         Args:
             key: The key in Redis.
             room: The token of the room.
-            place: Of the room's first waiter for this key, in microseconds since the epoch.
-            next_place: Of the room's next waiter for this key; None where there is none.
-            number: Tells the first waiter from others of the room with the same place, as for `tokens.call`.
+            rank: Of the room's first waiter for this key, in microseconds since the epoch.
+            next_rank: Of the room's next waiter for this key; None where there is none.
+            number: Tells the first waiter from others of the room with the same rank, as for `tokens.call`.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
-            ValueError: A place is no place.
+            ValueError: A rank is no rank.
         """
-        reply, _ = self._ask(commands.stand(key, room, place, next_place, number))
+        reply, _ = self._ask(commands.stand(key, room, rank, next_rank, number))
         return Taken() if isinstance(reply, int) else _conflict(reply)
 
     def leave(self, key: str, room: Token) -> bool:

@@ -236,7 +236,7 @@ class HeldLock(Term):
         self.answered(renewal)
 
     def rename(self, token: Token, *, fence: bool) -> bool:
-        """Let the key hold `token`, which the caller of a `Lock` has chosen, in place of the minted token.
+        """Let the key hold `token`, which the caller of a `Lock` has chosen, instead of the minted token.
 
         The key is acquired with a minted token first: another caller may choose an equal token, so after a lost reply
         only a minted one shows that the key was granted to this lock.

@@ -1,6 +1,6 @@
 """Room: where those of one process wait for their turn at the keys of one server. It does not know Celery.
 
-A room stands in the line of each key for which somebody in it waits, at the place of its first waiter for that key.
+A room stands in the line of each key for which somebody in it waits, with the rank of its first waiter for that key.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ class Room:
         """Let `waiter` wait, until it begins or leaves.
 
         Raises:
-            ValueError: Its place is no place.
+            ValueError: Its rank is no rank.
         """
-        commands.check_place(waiter.place)
+        commands.check_rank(waiter.rank)
         if not waiter.number:  # one that comes again may still have its call
             waiter.number = next(self._numbers)  # type: ignore[misc] # each subclass has a slot or a dict for it
         self._start()
@@ -116,7 +116,7 @@ class Room:
 
     def call_of(self, waiter: Waiter) -> bytes:
         """What the key of `waiter` holds from its call until it has acquired the key."""
-        return tokens.call(tokens.for_limit(self.token, limit_of(waiter.key)), waiter.place, waiter.number).value
+        return tokens.call(tokens.for_limit(self.token, limit_of(waiter.key)), waiter.rank, waiter.number).value
 
     def leave(self, waiter: Waiter) -> None:
         """Let `waiter` wait no longer. If it was called already, it does not ask for the key: the key is passed on."""
@@ -189,8 +189,8 @@ class Room:
         for host in tuple(self.hosts):
             host.starts_round()
         due = self._looks.due(self._queues.by_line)
-        for line in sorted(due, key=lambda line: (self.is_out(line), self._queues.place(line))):
-            self._look_aside(self._queues.place(line))
+        for line in sorted(due, key=lambda line: (self.is_out(line), self._queues.rank(line))):
+            self._look_aside(self._queues.rank(line))
             self._try_to_look(line, is_offered=due[line])
         self._look_aside(math.inf)
         for host in tuple(self.hosts):
@@ -199,13 +199,13 @@ class Room:
         return self._pause()
 
     def _look_aside(self, before: float) -> None:
-        """Look at the lines aside with a place before this one, while their first waiters can begin."""
-        while line := next((line for place, line in self._aside.heads() if self._can_look(place, line, before)), None):
+        """Look at the lines aside with a smaller rank than this, while their first waiters can begin."""
+        while line := next((line for rank, line in self._aside.heads() if self._can_look(rank, line, before)), None):
             self._try_to_look(line, has_slot=True)
 
-    def _can_look(self, place: int, line: str, before: float) -> bool:
+    def _can_look(self, rank: int, line: str, before: float) -> bool:
         first = self._queues.first(line)
-        return place < before and (first is None or is_ready(first))
+        return rank < before and (first is None or is_ready(first))
 
     def _try_to_look(self, line: str, *, is_offered: bool = False, has_slot: bool = False) -> None:
         self._aside.discard(line)
@@ -225,7 +225,7 @@ class Room:
     def _look(self, line: str, is_offered: bool, has_slot: bool) -> None:
         """See whether it is the turn of the first who waits in `line`, or leave it.
 
-        If that one cannot begin now, the room keeps its place in line until the key is offered to it.
+        If that one cannot begin now, the room keeps its rank in line until the key is offered to it.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
@@ -242,7 +242,7 @@ class Room:
         elif has_slot or is_ready(first):
             self._stand(queue, first)
         else:
-            self._aside.put(line, first.group, first.place)
+            self._aside.put(line, first.group, first.rank)
             if is_offered:
                 queue.has_declined = True
                 self._leave(line, queue)
@@ -251,30 +251,30 @@ class Room:
 
     def _leave(self, line: str, queue: Queue | None) -> None:
         """Leave `line`, if the room may stand in it: even without a queue, for a command may have come late."""
-        if queue is None or queue.place is not None:
+        if queue is None or queue.rank is not None:
             self._store.leave(key_of(line), self.token)
         if queue is not None:
-            queue.place = None
+            queue.rank = None
 
     def _enter(self, queue: Queue, first: Waiter) -> None:
         """Stand in line without a slot."""
-        if queue.must_enter(first.place):
-            queue.stand(first.place)  # also where no answer comes
+        if queue.must_enter(first.rank):
+            queue.stand(first.rank)  # also where no answer comes
             self._looks.within(first.line, waiters.REFRESHED)
-            self._store.enter(first.key, self.token, first.place)
+            self._store.enter(first.key, self.token, first.rank)
 
     def _stand(self, queue: Queue, first: Waiter) -> None:
         key, line = first.key, first.line
         following = self._queues.second(line)
-        queue.stand(first.place)  # also where no answer comes
+        queue.stand(first.rank)  # also where no answer comes
         queue.has_declined = False
-        next_place = following.place if following else None
-        answer = self._store.stand(key, self.token, first.place, next_place, first.number)
+        next_rank = following.rank if following else None
+        answer = self._store.stand(key, self.token, first.rank, next_rank, first.number)
         if isinstance(answer, Conflict):
             self._give_turns(line, answer.holders)
             self._looks.later(line, look_in(answer, queue, first, hears=self._listener.hears))
             return
-        queue.place = next_place
+        queue.rank = next_rank
         self._looks.later(line, look_in(None, queue, first, hears=self._listener.hears))
         if self._queues.remove(first) and give_turn(first, called=True):
             queue.call(first)

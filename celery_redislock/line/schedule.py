@@ -122,15 +122,15 @@ def look_in(conflict: Conflict | None, queue: Queue, first: Waiter, *, hears: bo
 
 
 class Aside:
-    """Those lines, by the groups of their first waiters; in each group the earliest place first.
+    """Those lines, by the groups of their first waiters; in each group the smallest rank first.
 
     A room may have thousands of them, so a look at one costs nothing for the others.
     """
 
     def __init__(self) -> None:
-        #: The group and the place of each line's first waiter.
+        #: The group and the rank of each line's first waiter.
         self._lines: dict[str, tuple[str, int]] = {}
-        #: For each group a heap of places and lines, of which some are not aside any more.
+        #: For each group a heap of ranks and lines, of which some are not aside any more.
         self._heaps: dict[str, list[tuple[int, str]]] = {}
         self._counts: Counter[str] = Counter()
 
@@ -142,13 +142,13 @@ class Aside:
         """How many lines of each group are aside."""
         return self._counts
 
-    def put(self, line: str, group: str, place: int) -> None:
+    def put(self, line: str, group: str, rank: int) -> None:
         """Put `line` aside."""
         self.discard(line)
-        self._lines[line] = group, place
+        self._lines[line] = group, rank
         self._counts[group] += 1
         heap = self._heaps.setdefault(group, [])
-        heapq.heappush(heap, (place, line))
+        heapq.heappush(heap, (rank, line))
         if len(heap) > 2 * self._counts[group] + 100:  # most of them are not aside any more
             heap[:] = sorted({entry for entry in heap if self._is_aside(group, *entry)})
 
@@ -161,7 +161,7 @@ class Aside:
                 del self._counts[group], self._heaps[group]
 
     def heads(self) -> list[tuple[int, str]]:
-        """The earliest place and its line, of each group, the earliest first."""
+        """The smallest rank and its line, of each group, the smallest first."""
         heads = []
         for group, heap in self._heaps.items():
             while not self._is_aside(group, *heap[0]):
@@ -169,5 +169,5 @@ class Aside:
             heads.append(heap[0])
         return sorted(heads)
 
-    def _is_aside(self, group: str, place: int, line: str) -> bool:
-        return self._lines.get(line) == (group, place)
+    def _is_aside(self, group: str, rank: int, line: str) -> bool:
+        return self._lines.get(line) == (group, rank)

@@ -25,8 +25,8 @@ class Waiter(ABC):
 
     Attributes:
         key: The key in Redis.
-        place: Its place in line: microseconds since the epoch, by the server's clock.
-        number: Tells it from other waiters of its room with the same place; 0 before it has entered.
+        rank: Its rank in line: microseconds since the epoch, by the server's clock.
+        number: Tells it from other waiters of its room with the same rank; 0 before it has entered.
         deadline: When it waits no longer, by `time.monotonic()`.
         watches: Whether `need_not_wait` may ever be true.
         look_every: Seconds between two looks while another library's lock holds the key, whose release tells nobody;
@@ -36,7 +36,7 @@ class Waiter(ABC):
     __slots__ = ()
 
     key: str
-    place: int
+    rank: int
     number: int = 0
     deadline: float = math.inf
     watches: bool = False
@@ -114,8 +114,8 @@ class Queue:
     """Those who wait in one line, and what their room knows of it.
 
     Attributes:
-        heap: The waiters by place, and then in the order in which they came; some of them may wait no longer.
-        place: Where the room stands in line, as far as it knows; None where it does not.
+        heap: The waiters by rank, and then in the order in which they came; some of them may wait no longer.
+        rank: With which the room stands in line, as far as it knows; None where it does not.
         refreshed: When it last told the server so, by `time.monotonic()`.
         has_declined: Whether it was offered the key while it had no slot. It stays out of line until it has one.
         watching: Those who may begin before their turn.
@@ -125,7 +125,7 @@ class Queue:
 
     def __init__(self) -> None:
         self.heap: list[tuple[int, int, Waiter]] = []
-        self.place: int | None = None
+        self.rank: int | None = None
         self.refreshed = -math.inf
         self.has_declined = False
         self.watching: list[Waiter] = []
@@ -141,13 +141,13 @@ class Queue:
         self.called = [(at, waiter) for at, waiter in self.called if waiter.is_coming()]
         return sum(time.monotonic() - at > seconds for at, _ in self.called)
 
-    def stand(self, place: int) -> None:
-        """The room stands at `place` from now on."""
-        self.place, self.refreshed = place, time.monotonic()
+    def stand(self, rank: int) -> None:
+        """The room stands in line with `rank` from now on."""
+        self.rank, self.refreshed = rank, time.monotonic()
 
-    def must_enter(self, place: int) -> bool:
-        """Whether the room, which has no slot, is to enter the line at `place`, so that nobody later passes it."""
-        is_there = self.place is not None and self.place <= place and time.monotonic() < self.refreshed + REFRESHED
+    def must_enter(self, rank: int) -> bool:
+        """Whether the room, which has no slot, is to enter the line with `rank`, so that nobody later passes it."""
+        is_there = self.rank is not None and self.rank <= rank and time.monotonic() < self.refreshed + REFRESHED
         return not is_there and not self.has_declined
 
 
@@ -188,9 +188,9 @@ class Queues:
         return self._waiters.pop(waiter, False)
 
     def take_in(self) -> list[str]:
-        """Give the newcomers their places; return the lines in which to look for them.
+        """Give the newcomers their ranks; return the lines in which to look for them.
 
-        These are the lines in which the room's place has changed, or is none yet; and those that a newcomer watches,
+        These are the lines in which the room's rank has changed, or is none yet; and those that a newcomer watches,
         for what it waits for may have come before it.
         """
         changed = []
@@ -199,13 +199,13 @@ class Queues:
             queue = self.by_line.setdefault(waiter.line, Queue())
             number = next(self._order)
             self._taken_in += 1
-            heapq.heappush(queue.heap, (waiter.place, number, waiter))
+            heapq.heappush(queue.heap, (waiter.rank, number, waiter))
             if waiter.watches:
                 queue.watching.append(waiter)
                 queue.watched_since = time.monotonic()
             if waiter.deadline != math.inf:
                 heapq.heappush(self._deadlines, (waiter.deadline, number, waiter))
-            if waiter.watches or queue.place is None or self.first(waiter.line) is waiter:
+            if waiter.watches or queue.rank is None or self.first(waiter.line) is waiter:
                 changed.append(waiter.line)
         return changed
 
@@ -263,10 +263,10 @@ class Queues:
         queue.watching = [waiter for waiter in queue.watching if self._waits(waiter)]
         return taken_out
 
-    def place(self, line: str) -> int:
-        """The place of the first of those who wait in `line`; 0 where there is none."""
+    def rank(self, line: str) -> int:
+        """The rank of the first of those who wait in `line`; 0 where there is none."""
         first = self.first(line)
-        return first.place if first else 0
+        return first.rank if first else 0
 
     def _waits(self, waiter: Waiter) -> bool:
         return waiter in self._waiters

@@ -96,7 +96,7 @@ class Lock(Handle):
         """Acquire the key.
 
         Args:
-            sleep, blocking, blocking_timeout: In place of those of the lock.
+            sleep, blocking, blocking_timeout: Instead of those of the lock.
             token: The token that the key is to hold, where a caller must know it beforehand; else a fresh one.
 
         Returns:

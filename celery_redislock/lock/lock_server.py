@@ -109,9 +109,9 @@ class LockServer:
         if running_loop() is not None:
             raise _would_stop_the_loop(conflict.info(held.key))
         end = math.inf if timeout is None else time.monotonic() + timeout
-        place = conflict.now or time.time_ns() // 1000
+        rank = conflict.now or time.time_ns() // 1000
         while conflict is not None:
-            caller = BlockedCaller(held.key, place, poll)
+            caller = BlockedCaller(held.key, rank, poll)
             self.room.enter(caller)
             try:
                 if not caller.is_called_before(end):
@@ -161,9 +161,9 @@ class LockServer:
 class BlockedCaller(Waiter):
     """The caller of `LockServer.take`, which blocks its own thread."""
 
-    def __init__(self, key: str, place: int, poll: float) -> None:
+    def __init__(self, key: str, rank: int, poll: float) -> None:
         self.key = key
-        self.place = place
+        self.rank = rank
         self.look_every = poll
         self._ended = threading.Event()
         self._is_called = False

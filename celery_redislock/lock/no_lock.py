@@ -1,4 +1,4 @@
-"""NoLock: what code gets in place of a lock where there is none."""
+"""NoLock: what code gets instead of a lock where there is none."""
 
 from __future__ import annotations
 

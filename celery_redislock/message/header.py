@@ -31,7 +31,7 @@ class Reservation(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a message carries: the name of its publish, its reservation, its place in line, how often it has waited."""
+    """What a message carries: the name of its publish, its reservation, its rank in line, how often it has waited."""
 
     publish: str = ""
     """The name of the message's publish, from `mint_publish`. It stays when the message comes back."""
@@ -52,8 +52,8 @@ class Header(NamedTuple):
     published: int = 0
     """When the message was published, or, with a countdown or an eta, is due; in microseconds since the epoch, by the
     clock of its publisher's host. 0: it does not tell."""
-    place: int = 0
-    """The message's place in the line for its key, from `place_at`; 0 before it has waited."""
+    rank: int = 0
+    """The message's rank in the line for its key, from `rank_at`; 0 before it has waited."""
     republished: bool = False
     """A worker has published the message again, or has tried to. It stays, for a twin of the message may come late."""
     died: int = 0
@@ -78,27 +78,27 @@ class Header(NamedTuple):
         """What is sent under `HEADER`: the fields that differ from their defaults, all of which are empty or zero."""
         return {name: value for name, value in zip(self._fields, self, strict=True) if value}
 
-    def next(self, *, begun: bool, joins: str | None = None, place: int = 0) -> Self:
+    def next(self, *, begun: bool, joins: str | None = None, rank: int = 0) -> Self:
         """The header with which the message waits once more.
 
         Args:
             begun: Whether the work may have begun; a message that was marked so stays so.
             joins: The id of the task whose outcome the message waits for; None to keep the one that it has.
-            place: The message's place in line; 0 to keep the one that it has.
+            rank: The message's rank in line; 0 to keep the one that it has.
         """
-        since, place = self.since or time.time(), place or self.place
+        since, rank = self.since or time.time(), rank or self.rank
         return self._replace(
-            times=self.times + 1, since=since, begun=self.begun or begun, joins=joins or self.joins, place=place
+            times=self.times + 1, since=since, begun=self.begun or begun, joins=joins or self.joins, rank=rank
         )
 
-    def place_at(self, now: int) -> int:
-        """The message's place in the line for its key: who was published first, goes first. It is set once.
+    def rank_at(self, now: int) -> int:
+        """The message's rank in the line for its key: who was published first, goes first. It is set once.
 
         Clocks of hosts differ, so the time of the publish is kept within the hour before `now`, the lock server's time.
         All are microseconds since the epoch.
         """
-        if self.place:
-            return min(self.place, now)
+        if self.rank:
+            return min(self.rank, now)
         return min(max(self.published, now - LONGEST_AHEAD), now) if self.published else now
 
     def delay(self, shortest: float, longest: float) -> float:
@@ -135,7 +135,7 @@ _IS_SOUND: Mapping[str, Callable[[Any], bool]] = {
     "begun": lambda value: type(value) is bool,
     "joins": lambda value: isinstance(value, str),
     "published": _is_time,
-    "place": _is_time,
+    "rank": _is_time,
     "republished": lambda value: type(value) is bool,
     "died": lambda value: type(value) is int and 0 < value < 1000,
 }

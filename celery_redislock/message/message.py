@@ -114,11 +114,11 @@ class Message:
         """Seconds until the message is tried again, as `Header.delay`, within what the broker can do."""
         return self._broker.countdown(self.header.delay(shortest, longest))
 
-    def wait(self, place: int, *, is_begun: bool = False, joins: str | None = None) -> Header | None:
+    def wait(self, rank: int, *, is_begun: bool = False, joins: str | None = None) -> Header | None:
         """Have the message wait in the room of this worker's main process, still unacked.
 
         Args:
-            place: The message's place in the line for its key.
+            rank: The message's rank in the line for its key.
             is_begun: Whether its work may have begun, so that no policy may drop the message at its turn.
             joins: The id of the task whose outcome the message waits for.
 
@@ -128,12 +128,12 @@ class Message:
         """
         if not self.delivery.may_wait:
             return None
-        self.header = self.header.next(begun=is_begun, joins=joins, place=place)
+        self.header = self.header.next(begun=is_begun, joins=joins, rank=rank)
         self.was_sent_back = True
         return self.header
 
     def send_back(
-        self, delay: float, key: str, *, is_begun: bool = False, joins: str | None = None, place: int = 0
+        self, delay: float, key: str, *, is_begun: bool = False, joins: str | None = None, rank: int = 0
     ) -> bool:
         """Publish the message again, to be tried after about `delay` seconds.
 
@@ -142,7 +142,7 @@ class Message:
             key: The key in Redis, for the error.
             is_begun: Whether its work may have begun, so that no policy may drop the message when it comes back.
             joins: The id of the task whose outcome the message waits for.
-            place: The message's place in the line for its key; 0 where it has none.
+            rank: The message's rank in the line for its key; 0 where it has none.
 
         Returns:
             True where the message was sent. False where the broker cannot be reached and the message was acked early,
@@ -152,7 +152,7 @@ class Message:
             Reject: The broker cannot be reached; the message is not acked yet and goes back to the queue.
             LockUnavailable: This process has kept the message for `keep_for` seconds in vain; the run is lost.
         """
-        self.header = self.header.next(begun=is_begun, joins=joins, place=place)._replace(republished=True)
+        self.header = self.header.next(begun=is_begun, joins=joins, rank=rank)._replace(republished=True)
         try:
             publish_again(
                 *(self._task, self._request, self.header, delay),

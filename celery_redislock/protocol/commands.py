@@ -152,24 +152,24 @@ def inspect(key: str) -> Command:
     return Command(INSPECT, (key, keys_of(key).line), (str(limit_of(key)),))
 
 
-def enter(key: str, room: Token, place: int) -> Command:
+def enter(key: str, room: Token, rank: int) -> Command:
     """Enter the line of `key`: arguments as `LockStore.enter`.
 
     Raises:
-        ValueError: The place is no place.
+        ValueError: The rank is no rank.
     """
-    return Command(ENTER, (keys_of(key).line,), (for_limit(room, limit_of(key)).value, _place(place)))
+    return Command(ENTER, (keys_of(key).line,), (for_limit(room, limit_of(key)).value, _rank(rank)))
 
 
-def stand(key: str, room: Token, place: int, next_place: int | None, number: int = 0) -> Command:
+def stand(key: str, room: Token, rank: int, next_rank: int | None, number: int = 0) -> Command:
     """Stand in line for `key`: arguments as `LockStore.stand`.
 
     Raises:
-        ValueError: A place is no place.
+        ValueError: A rank is no rank.
     """
-    following = "" if next_place is None else _place(next_place)
-    check_place(place)
-    values = (for_limit(room, limit_of(key)).value, known_in_line(place, number), following)
+    following = "" if next_rank is None else _rank(next_rank)
+    check_rank(rank)
+    values = (for_limit(room, limit_of(key)).value, known_in_line(rank, number), following)
     return Command(STAND, (key, keys_of(key).line), values)
 
 
@@ -178,19 +178,19 @@ def leave(key: str, room: Token) -> Command:
     return Command(LEAVE, (key, keys_of(key).line), (for_limit(room, limit_of(key)).value,))
 
 
-def check_place(place: int) -> None:
-    """Refuse what the scripts could not compare with other places: a Redis score is exact up to 53 bits.
+def check_rank(rank: int) -> None:
+    """Refuse what the scripts could not compare with other ranks: a Redis score is exact up to 53 bits.
 
     Raises:
-        ValueError: `place` is no place.
+        ValueError: `rank` is no rank.
     """
-    if type(place) is not int or not 0 <= place < 2**53:
-        raise ValueError(f"{place!r} is no place: a place is a number of microseconds since the epoch")
+    if type(rank) is not int or not 0 <= rank < 2**53:
+        raise ValueError(f"{rank!r} is no rank: a rank is a number of microseconds since the epoch")
 
 
-def _place(place: int) -> str:
-    check_place(place)
-    return str(place)
+def _rank(rank: int) -> str:
+    check_rank(rank)
+    return str(rank)
 
 
 @functools.lru_cache(256)  # a process uses few different leases

@@ -79,7 +79,7 @@ class LockKeys:
     Attributes:
         lock: The key that the lock's holder owns.
         queued: The place of the one message that may wait in the queue, in scope ``queue``.
-        line: The rooms that wait for the lock, each with the place of its first waiter.
+        line: The rooms that wait for the lock, each with the rank of its first waiter.
         fence: The last fencing number.
     """
 
@@ -110,14 +110,14 @@ class LockKeys:
 keys_of = functools.lru_cache(1024)(LockKeys)
 
 
-class Place(NamedTuple):
-    """What a key in Redis is to a lock: a place that somebody may hold."""
+class LockPart(NamedTuple):
+    """A key in Redis that somebody may hold, as a part of its lock."""
 
     key: str
     """The key in Redis."""
     lock: str
     """The key of the lock; the same as `key`, unless that is one of its slots, or the place in its queue."""
-    part: str = "lock"
+    kind: str = "lock"
     """``"lock"``, ``"slot"`` or ``"queued"``."""
 
     @classmethod
@@ -126,15 +126,15 @@ class Place(NamedTuple):
         found = _PART(key)
         if found is None:
             return cls(key, key)
-        stem, part = found["stem"], found["part"].split(":")[1]
-        if part not in {"slot", "queued"}:
+        stem, kind = found["stem"], found["kind"].split(":")[1]
+        if kind not in {"slot", "queued"}:
             return None
         # Where the whole of it is a hash tag, it was made of a lock's name without one.
         whole_is_tag = stem.startswith("{") and stem.find("}") == len(stem) - 1
-        return cls(key, stem[1:-1] if whole_is_tag else stem, part)
+        return cls(key, stem[1:-1] if whole_is_tag else stem, kind)
 
 
-_PART = re.compile(rf"(?P<stem>.*\}})(?P<part>:queued|:line|:fence|:slot:\d+|{NOTE}.*|{GONE}.*)", re.DOTALL).fullmatch
+_PART = re.compile(rf"(?P<stem>.*\}})(?P<kind>:queued|:line|:fence|:slot:\d+|{NOTE}.*|{GONE}.*)", re.DOTALL).fullmatch
 
 
 def redis_key(prefix: str, name: str) -> str:

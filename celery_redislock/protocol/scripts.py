@@ -93,8 +93,8 @@ class Conflict(NamedTuple):
 class Reserved(NamedTuple):
     """The answer to a publisher: its message may be sent."""
 
-    place: str
-    """What is reserved for it: the key in Redis, or the place in the queue."""
+    key: str
+    """The key in Redis that is reserved for it: the lock's, or the place in the queue."""
 
 
 class Outstanding(NamedTuple):

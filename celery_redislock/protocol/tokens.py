@@ -171,7 +171,7 @@ def known_by(nonce: str, state: str = RUNS) -> Token:
 def of_room(nonce: str, hostname: str, keyprefix: str = "") -> Token:
     """The token of a room, which a key holds while it is offered to that room.
 
-    In place of a task it has, behind a `NOTHING`, what precedes the name of the room's channel.
+    Instead of a task it has, behind a `NOTHING`, what precedes the name of the room's channel.
     """
     return mint(nonce, None, f"{escape(hostname)} {NOTHING}{escape(keyprefix)}", OFFERED)
 
@@ -181,20 +181,20 @@ def for_limit(room: Token, limit: int) -> Token:
     return room if limit == 1 else Token.of(f"{room} {limit}")
 
 
-def call(room: Token, place: int, number: int = 0) -> Token:
+def call(room: Token, rank: int, number: int = 0) -> Token:
     """The call of a waiter: what the key holds from then on until that waiter has acquired the key.
 
     `room` is the token of the room that has called it, from `for_limit`. `number` tells the waiter from others of the
-    room with the same place.
+    room with the same rank.
 
     lua/stand.lua makes the same.
     """
-    return Token.of(f"{CALLED}{room[1:]} {known_in_line(place, number)}")
+    return Token.of(f"{CALLED}{room[1:]} {known_in_line(rank, number)}")
 
 
-def known_in_line(place: int, number: int) -> str:
-    """How a call names a waiter: by its place, and by its number where it has one."""
-    return f"{place}-{number}" if number else str(place)
+def known_in_line(rank: int, number: int) -> str:
+    """How a call names a waiter: by its rank, and by its number where it has one."""
+    return f"{rank}-{number}" if number else str(rank)
 
 
 def cooling(token: Token) -> Token:
@@ -226,7 +226,7 @@ def is_nonce(value: Any) -> bool:
 
 
 def escape(field: str) -> str:
-    """`field` as one printable word, so that it can neither end its place in a token nor break a log line."""
+    """`field` as one printable word, so that it can neither end its field in a token nor break a log line."""
     if len(field) <= MAX_NAME and _PLAIN(field):
         return field
     return quote(known_as(field), safe="@:+,", errors="surrogatepass")

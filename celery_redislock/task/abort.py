@@ -66,7 +66,7 @@ class Abort:
 
 
 class _TakenBack(BaseException):
-    """Is raised in place of a LockLost that comes too late, and caught at once."""
+    """Is raised instead of a LockLost that comes too late, and caught at once."""
 
 
 def _take_back(thread: int) -> None:

@@ -47,14 +47,14 @@ class WaitsInLine(CameBack):
     Args:
         reason: Why, in words.
         key: The key in Redis.
-        place: The message's place in the line for the key, in microseconds since the epoch.
+        rank: The message's rank in the line for the key, in microseconds since the epoch.
         header: What the message carries for the plugin from now on.
         is_shown: Whether the state RETRY is stored; the main process still has to send the event.
     """
 
-    def __init__(self, reason: str, key: str, place: int, header: Header, is_shown: bool) -> None:
-        super().__init__(reason, key, place, header, is_shown)  # as pickle makes it again, on the way to that process
-        self.key, self.place, self.header, self.is_shown = key, place, header, is_shown
+    def __init__(self, reason: str, key: str, rank: int, header: Header, is_shown: bool) -> None:
+        super().__init__(reason, key, rank, header, is_shown)  # as pickle makes it again, on the way to that process
+        self.key, self.rank, self.header, self.is_shown = key, rank, header, is_shown
 
 
 class CameBackInOutage(CameBack):
@@ -109,7 +109,7 @@ def show_as_retry(task: Task[..., Any], request: Context, message: Message, erro
 
 
 def show_as_ignored(task: Task[..., Any], request: Context, message: Message) -> None:
-    """Store the state IGNORED in place of RETRY, which an earlier attempt has stored, or this one when it had to wait.
+    """Store the state IGNORED instead of RETRY, which an earlier attempt has stored, or this one when it had to wait.
 
     Celery stores nothing for an `Ignore`, so a run that has joined this task would go on waiting for its next attempt.
     """

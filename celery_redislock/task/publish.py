@@ -71,7 +71,7 @@ class Publication:
         self._header = Header(tokens.mint_publish(), published=publish_time(options))
 
     def send(self) -> LockedResult:
-        """Send the message with a header of this publish, in place of one that was copied from another message.
+        """Send the message with a header of this publish, instead of one that was copied from another message.
 
         Raises:
             Exception: Any error of the broker's.
@@ -145,7 +145,7 @@ class Publication:
             return self.send()  # the run asks Redis again, and ends as the options say
         match answer:
             case Reserved():
-                return self._send_reserved(token, key, answer.place)
+                return self._send_reserved(token, key, answer.key)
             case Answer():
                 return self._answer_with(answer.job)
             case None:
@@ -153,9 +153,9 @@ class Publication:
 
     def _reserve_if_free(self, key: str, token: Token) -> Reserved | None:
         """Reserve what is free, for a message that is sent in any case, because its own result is waited for."""
-        place = keys_of(key).queued if self._is_of_queue else key
-        answer = server_of(self._plan.app).store.acquire(place, token, self._plan.options.lease)
-        return Reserved(place) if isinstance(answer, Granted) else None
+        reserved = keys_of(key).queued if self._is_of_queue else key
+        answer = server_of(self._plan.app).store.acquire(reserved, token, self._plan.options.lease)
+        return Reserved(reserved) if isinstance(answer, Granted) else None
 
     def _reserve(self, key: str, token: Token) -> Reserved | Answer | None:
         """Reserve the key or the place in the queue, or find the job that answers the caller, in two commands at most.
@@ -192,10 +192,10 @@ class Publication:
             causes |= {parent.request.id, parent.request.root_id}
         return frozenset(tokens.known_as(str(one)) for one in causes if one)
 
-    def _send_reserved(self, token: Token, key: str, place: str) -> LockedResult:
-        """Send the message for which `token` reserves `place`: the key, or the place in the queue."""
+    def _send_reserved(self, token: Token, key: str, reserved: str) -> LockedResult:
+        """Send the message for which `token` holds `reserved`: the key, or the place in the queue."""
         server = server_of(self._plan.app)
-        self._header = self._header._replace(claim=token.nonce, key=key, queued=place != key)
+        self._header = self._header._replace(claim=token.nonce, key=key, queued=reserved != key)
         ttl = self._reservation_ttl()
         try:
             result = self.send()
@@ -207,9 +207,9 @@ class Publication:
         ends = time.monotonic() + self._plan.options.lease
         try:
             server.send_late(
-                commands.lengthen(place, token, ttl),
+                commands.lengthen(reserved, token, ttl),
                 lambda _: None,
-                lambda: server.keeper.later(place, ends, lambda store: store.lengthen(place, token, ttl)),
+                lambda: server.keeper.later(reserved, ends, lambda store: store.lengthen(reserved, token, ttl)),
             )
         except LockUnavailable as error:
             task, task_id, lease = self._task.name, self._options["task_id"], self._plan.options.lease

@@ -32,7 +32,7 @@ class _TracebackOnce(logging.Filter):
     """Keeps the traceback out of this line: Celery's own line shows it. Error trackers read it from `exc_info`."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        record.exc_text = "(its traceback is in Celery's own line)"  # formatters write this in place of the traceback
+        record.exc_text = "(its traceback is in Celery's own line)"  # formatters write this instead of the traceback
         return True
 
 

@@ -150,16 +150,16 @@ class WorkerExecution(Execution):
             is_begun: As for `Message.wait`.
             joins: As for `Message.wait`.
         """
-        place = self.message.header.place_at(conflict.now or time.time_ns() // 1000)
-        header = None if conflict.cannot_wait else self.message.wait(place, is_begun=is_begun, joins=joins)
+        rank = self.message.header.rank_at(conflict.now or time.time_ns() // 1000)
+        header = None if conflict.cannot_wait else self.message.wait(rank, is_begun=is_begun, joins=joins)
         if header is not None:
             self._tell(holder, f"{what}: it waits in line")
             reason = f"{LockConflict(holder.key, holder)}; it waits in line"
-            raise WaitsInLine(reason, self.key, place, header, is_shown)
+            raise WaitsInLine(reason, self.key, rank, header, is_shown)
         is_full = not self.message.delivery.may_wait
         pause = self.message.pause(SHORTEST_PAUSE, LONGEST_PAUSE_WHILE_FULL if is_full else LONGEST_PAUSE)
         self._tell(holder, f"{what}: it comes back in {pause:.2f} s")
-        if self.message.send_back(pause, self.key, is_begun=is_begun, joins=joins, place=place):
+        if self.message.send_back(pause, self.key, is_begun=is_begun, joins=joins, rank=rank):
             ending = CameBackAsRetry if is_shown else CameBack
             raise ending(f"{LockConflict(holder.key, holder)}; it comes back")
 

@@ -96,7 +96,7 @@ class Shutdown:
         return bool(consumer.pool.is_green) and driver == "redis"
 
     def _wait_for_soft_shutdown(self, wait: Callable[[], None]) -> None:
-        """Called as well in such a handler, in place of the worker's own wait."""
+        """Called as well in such a handler, instead of the worker's own wait."""
         conf = self._consumer.app.conf
         if conf.worker_soft_shutdown_timeout > 0 and (
             state.active_requests or conf.worker_enable_soft_shutdown_on_idle
@@ -285,7 +285,7 @@ class Leaving:
             batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
             if not batch:
                 self._thread = None
-        return sorted(batch, key=lambda one: one.place)
+        return sorted(batch, key=lambda one: one.rank)
 
 
 def channel_of(consumer: Any) -> Any:

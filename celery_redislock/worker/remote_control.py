@@ -57,14 +57,14 @@ def locks(state: Any, **_: Any) -> list[dict[str, Any]]:
 
 
 def redislock_waiting(state: Any, key: str | None = None, **_: Any) -> list[dict[str, Any]]:
-    """The messages that wait in line in a worker, in the order of their places.
+    """The messages that wait in line in a worker, in the order of their ranks.
 
     Args:
         state: Celery's state of the worker.
         key: The key of the lock for which they wait; None for any.
 
     Returns:
-        For each: ``id``, ``name`` of the task, ``lock``, the seconds that it has ``waited``, and its ``place``: when it
+        For each: ``id``, ``name`` of the task, ``lock``, the seconds that it has ``waited``, and its ``rank``: when it
         was published, in microseconds since the epoch.
     """
     room = waiting_room_of(state.app)
@@ -89,7 +89,7 @@ def redislock_task(state: Any, task_id: str, **_: Any) -> list[dict[str, Any]]:
 
 
 def _waiting(one: WaitingMessage, room: WaitingRoom) -> dict[str, Any]:
-    """Of a message that waits: its place, what its worker lacks to run it, and where the worker looks at its lock."""
+    """Of a message that waits: its rank, what its worker lacks to run it, and where the worker looks at its lock."""
     plan: LockPlan = one.request.task.lock_plan  # type: ignore[attr-defined] # it is a `LockedTask`
     server = address(server_of(plan.app).client)
     return {"is": "waiting", "lacks": room.lacks(one), "limit": limit_of(one.key), "server": server, **one.to_json}
@@ -116,7 +116,7 @@ def redislock_counts(state: Any, **_: Any) -> dict[str, Any]:
     """How many messages wait in a worker, and how many of its runs have found their key held.
 
     Returns:
-        ``lines``: for each lock and task its key, the task's name, how many wait, and the place of the first: when it
+        ``lines``: for each lock and task its key, the task's name, how many wait, and the rank of the first: when it
         was published, in microseconds since the epoch. Callers of a `Lock` in this process count as well; their task
         has no name. ``rooms``: under which names this process stands in line in Redis. ``conflicts``: since its start.
     """
@@ -124,8 +124,8 @@ def redislock_counts(state: Any, **_: Any) -> dict[str, Any]:
     rooms = [] if room is None else room.rooms
     found: dict[tuple[str, str], list[int]] = {}
     for waiter in (one for room in rooms for one in room.waiting()):
-        found.setdefault((str(waiter.key), waiter.group), []).append(waiter.place)
-    lines = [(key, task, len(places), min(places)) for (key, task), places in found.items()]
+        found.setdefault((str(waiter.key), waiter.group), []).append(waiter.rank)
+    lines = [(key, task, len(ranks), min(ranks)) for (key, task), ranks in found.items()]
     return {"lines": lines, "rooms": [room.token.nonce for room in rooms], "conflicts": CONFLICTS.count}
 
 

@@ -1,6 +1,6 @@
 """Republish: messages that have waited in a worker are published again, as they are now, and the originals are acked.
 
-The broker's own copy lacks what a message has learned while it waited: its place, since when it waits, and whether its
+The broker's own copy lacks what a message has learned while it waited: its rank, since when it waits, and whether its
 work may have begun. Where publishing fails, the broker delivers that copy again.
 """
 

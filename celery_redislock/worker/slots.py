@@ -1,4 +1,4 @@
-"""Slots: the places in a worker's pool. One that becomes free goes to a message that waits, before what was fetched.
+"""Slots: those of a worker's pool. One that becomes free goes to a message that waits, before what was fetched.
 
 A waiting message is called to its key only while a slot is free for it. A worker with a backlog never has a free slot:
 Celery gives each one to the next message that it has fetched. So if a waiting message lacks nothing but a slot, the
@@ -122,7 +122,7 @@ class Slots(ABC):
         """Have the pool run a message that was fetched."""
 
     @abstractmethod
-    def _free(self, unplaced: int) -> int:
+    def _free(self, starting: int) -> int:
         """As `free`, where so many of the requests that Celery has reserved have no slot yet."""
 
     @abstractmethod
@@ -158,13 +158,13 @@ class Slots(ABC):
 class SemaphoreSlots(Slots):
     """Those of ``prefork``, where Celery's semaphore keeps fetched messages until a slot is free.
 
-    For a slot that is to be held, a placeholder stands in front of them.
+    For a slot that is to be held, a dummy waits in front of them.
     """
 
     def __init__(self, consumer: Any, on_held: Callable[[], None], look_again: Callable[[float], None]) -> None:
         super().__init__(consumer, on_held, look_again)
         self._semaphore = consumer.controller.semaphore
-        self._placeholders = 0
+        self._dummies = 0
 
     def admit(self, request: Request) -> None:
         """The semaphore keeps `request` until a slot is free."""
@@ -175,22 +175,22 @@ class SemaphoreSlots(Slots):
     def clear(self) -> None:
         """Celery has emptied the semaphore."""
         super().clear()
-        self._placeholders = 0
+        self._dummies = 0
 
     def _hold_more(self) -> None:
         # The next slot may be that of a run that was called. While another one is free, that is not needed.
         coming = len(self._followed) if self._semaphore.value <= 0 else 0
-        missing = min(self._claims + coming, slots_of(self._pool)) - len(self._held) - self._placeholders
+        missing = min(self._claims + coming, slots_of(self._pool)) - len(self._held) - self._dummies
         for _ in range(missing):
-            self._placeholders += 1
+            self._dummies += 1
             if self._semaphore.value > 0:
                 self._semaphore.acquire(self._hold)
             else:
                 wait_in_front(self._semaphore, self._hold)
 
     def _hold(self) -> None:
-        """Called by the semaphore when it has a slot for a placeholder."""
-        self._placeholders -= 1
+        """Called by the semaphore when it has a slot for a dummy."""
+        self._dummies -= 1
         self._held.append(time.monotonic())
         self._consumer.hub.call_soon(self._is_held)  # once Celery has noted that the run before has ended
 
@@ -203,10 +203,10 @@ class SemaphoreSlots(Slots):
     def _give_up(self) -> None:
         self._semaphore.release()
 
-    def _free(self, unplaced: int) -> int:
+    def _free(self, starting: int) -> int:
         # The semaphore counts a slot twice where a child has died or the pool has grown, so count in the pool as well.
-        queued = waiting_behind(self._semaphore) - self._placeholders
-        in_pool = len(state.reserved_requests) - queued - unplaced
+        queued = waiting_behind(self._semaphore) - self._dummies
+        in_pool = len(state.reserved_requests) - queued - starting
         value: int = self._semaphore.value
         return min(len(self._held) + value, slots_of(self._pool) - self._dead - in_pool)
 
@@ -227,7 +227,7 @@ def scale_up(consumer: Any, wanted: int) -> None:
 
 
 class Windows(QoS):
-    """Takes the place of the QoS of a worker that consumes from quorum queues of RabbitMQ.
+    """What a worker has instead of Celery's QoS if it consumes from quorum queues of RabbitMQ.
 
     There a prefetch count holds for each consumer of a queue by itself, and only for consumers that begin after it was
     set. Messages that wait would fill the consumer's window, and nothing else would be delivered. So the worker then
@@ -261,8 +261,8 @@ class Windows(QoS):
     def update(self) -> int:
         """Consume anew where too many of a consumer's messages wait. Called by the event loop while `prev` has changed.
 
-        The messages that do not wait must have as many places in the window as the pool has slots. While fewer are left
-        but all slots are taken, that can wait: this worker would fetch more and more that another one could run.
+        The window must let in as many messages that do not wait as the pool has slots. While it lets in fewer, but all
+        slots are taken, that can wait: this worker would fetch more and more that another one could run.
         """
         self.prev = self.value
         consumer = self._consumer
@@ -273,10 +273,10 @@ class Windows(QoS):
         slots = slots_of(consumer.pool)
         for queue, tag in tags.items():
             waiting = len(self._waiting.get(tag, ()))
-            places = self._counts[tag] - waiting
-            if not waiting or places >= slots:
+            left = self._counts[tag] - waiting
+            if not waiting or left >= slots:
                 continue
-            if places <= 0 or len(state.reserved_requests) < slots:
+            if left <= 0 or len(state.reserved_requests) < slots:
                 self._consume_anew(queue)
             else:
                 self.prev = None  # look again

@@ -192,7 +192,7 @@ class GatedSlots(Slots):
     def _idle(self) -> int:
         return slots_of(self._pool) - self._dead - len(self._running) - len(self._held)
 
-    def _free(self, unplaced: int) -> int:
+    def _free(self, starting: int) -> int:
         return max(0, self._idle()) + len(self._held)
 
     def _run_in_held(self, request: Request) -> None:
@@ -264,5 +264,5 @@ class SoloSlots(Slots):
     def _give_up(self) -> None:
         """Nothing: the fetched message runs next."""
 
-    def _free(self, unplaced: int) -> int:
-        return max(0, slots_of(self._pool) - len(state.reserved_requests) + unplaced) + len(self._held)
+    def _free(self, starting: int) -> int:
+        return max(0, slots_of(self._pool) - len(state.reserved_requests) + starting) + len(self._held)

@@ -96,7 +96,7 @@ class WaitingRoom(bootsteps.StartStopStep):
             gone += [one for one in room.leave_all() if isinstance(one, WaitingMessage)]
         gone += self._take_calls() + self._handover.take_back()  # now the room's thread adds no more
         self._wanted.clear()
-        self._handover.let_go([one.request for one in sorted(gone, key=lambda one: one.place)], channel)
+        self._handover.let_go([one.request for one in sorted(gone, key=lambda one: one.rank)], channel)
 
     def _take_calls(self) -> list[WaitingMessage]:
         """Take out what is on its way to the pool. The keys for which it was called are passed on."""
@@ -129,8 +129,8 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     @property
     def waiting(self) -> list[WaitingMessage]:
-        """The messages that wait here, in the order of their places."""
-        return sorted(self._unordered(), key=lambda one: one.place)
+        """The messages that wait here, in the order of their ranks."""
+        return sorted(self._unordered(), key=lambda one: one.rank)
 
     @property
     def rooms(self) -> tuple[Room, ...]:
@@ -159,7 +159,7 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     def send_on(self, request: Request, header: Header, plan: LockPlan, prepare: Prepare) -> None:
         """Publish the message of `request` again with `header`; where that fails, have the pool run it once more."""
-        self._keep(request, WaitsInLine("", "", header.place, header, False), plan, prepare, leaves=True)
+        self._keep(request, WaitsInLine("", "", header.rank, header, False), plan, prepare, leaves=True)
 
     def _keep(self, request: Request, ending: WaitsInLine, plan: LockPlan, prepare: Prepare, *, leaves: bool) -> None:
         worker_port.task_ready(request)
@@ -316,7 +316,7 @@ class WaitingRoom(bootsteps.StartStopStep):
             self._run(consumer, waiting, called=False)
 
     def _admit(self, request: Request) -> None:
-        """Called by Celery with each message that it has reserved: in place of Celery's `on_task_request`."""
+        """Called by Celery with each message that it has reserved: instead of Celery's `on_task_request`."""
         waiting = self._called.pop(request, None)
         if waiting is None:
             self._slots.admit(request)

@@ -63,8 +63,8 @@ class WaitingMessage(Waiter):
         "joins",
         "key",
         "number",
-        "place",
         "prepare",
+        "rank",
         "request",
         "watches",
     )
@@ -83,7 +83,7 @@ class WaitingMessage(Waiter):
     ) -> None:
         # All that wait for one key share its name.
         self.key = limited(sys.intern(str(ending.key)), limit_of(ending.key))
-        self.place, self.number = ending.place, 0
+        self.rank, self.number = ending.rank, 0
         self.request = request
         self.prepare = prepare
         self._room = server_of(plan.app).room
@@ -109,7 +109,7 @@ class WaitingMessage(Waiter):
             "name": self.request.task.name,
             "lock": str(self.key),
             "waited": round(time.monotonic() - self._since, 3),
-            "place": self.place,
+            "rank": self.rank,
         }
 
     @property
@@ -180,7 +180,7 @@ class WaitingMessage(Waiter):
         return self._room.withdraw(self)
 
     def wait_on(self) -> None:
-        """Wait on at its place, although it was called: the room passes the key on."""
+        """Wait on with its rank, although it was called: the room passes the key on."""
         self.pass_on()
         self._room.enter(self)
 

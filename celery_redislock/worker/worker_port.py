@@ -159,7 +159,7 @@ def last_answer(channel: Any, seconds: float) -> Any:
 
 
 def wrap_soft_shutdown(worker: Any, wrap: Callable[[Callable[[], None]], None]) -> None:
-    """Have `wrap` called in place of the worker's wait in a soft shutdown, with that wait. No signal tells of it."""
+    """Have `wrap` called instead of the worker's wait in a soft shutdown, with that wait. No signal tells of it."""
     wait = worker.wait_for_soft_shutdown
     worker.wait_for_soft_shutdown = lambda: wrap(wait)
 

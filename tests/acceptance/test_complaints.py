@@ -451,7 +451,7 @@ def test_complaint_19_locks_are_behind_sentinels_in_a_cluster_or_over_tls(config
             results = [app.tasks["lab.work"].delay("k", number) for number in range(3)]
             wait_until(lambda: kept(app) == 3, "all wait")
         assert [result.get(timeout=40) for result in results] == [0, 1, 2]
-        # Not in which order: with time-outs as short as the leases here, a busy machine has outages, which end a place.
+        # Not in which order: with time-outs as short as the leases here, a busy machine has outages, which mix them up.
         assert sorted(ledger.items()) == ["0", "1", "2"]
         assert ledger.overlaps() == []
         app.close()

@@ -18,7 +18,7 @@ from tests.lab.workers import kept, waiting_in
 
 #: Seconds in which ten messages run once their key is free.
 SOON = 3.0
-#: A worker of these looks every two seconds whether it must stop, and, on Redis with all places of its window taken,
+#: A worker of these looks every two seconds whether it must stop, and, on Redis with its window full,
 #: whether it may fetch more.
 GREEN = {"gevent", "eventlet"}
 POOLS = ("prefork", "threads", *sorted(GREEN))

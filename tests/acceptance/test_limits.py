@@ -55,7 +55,7 @@ def with_limit(config):
 
 @counts_on_wake_ups("sixty messages have their turn, one every five seconds for each worker")
 @on_every_queue
-def test_sixty_messages_run_three_at_once_on_two_workers_each_about_in_the_order_of_the_places(
+def test_sixty_messages_run_three_at_once_on_two_workers_each_about_in_the_order_of_the_ranks(
     tasks, start_worker, ledger, started, gate, nothing_is_left
 ):
     for _ in range(2):
@@ -76,7 +76,7 @@ def test_sixty_messages_run_three_at_once_on_two_workers_each_about_in_the_order
         of_worker.setdefault(psutil.Process(run.pid).ppid(), []).append(int(run.item))
     assert len(of_worker) == 2
     for mine in of_worker.values():
-        assert mean(abs(mine.index(number) - place) for place, number in enumerate(sorted(mine))) < 3
+        assert mean(abs(mine.index(number) - turn) for turn, number in enumerate(sorted(mine))) < 3
     nothing_is_left()
 
 

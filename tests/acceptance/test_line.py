@@ -12,10 +12,10 @@ from tests.lab.gate import Gate
 from tests.lab.offers import lengthen
 from tests.lab.servers import wait_until
 from tests.lab.wake_ups import counts_on_wake_ups, few
-from tests.lab.workers import first_place, kept, stands_in_line
+from tests.lab.workers import first_rank, kept, stands_in_line
 
 
-@counts_on_wake_ups("two workers that hear nothing may change places, and the commands are counted")
+@counts_on_wake_ups("two workers that hear nothing may change their order, and the commands are counted")
 @on_every_queue
 def test_thirty_messages_for_one_key_run_in_order_on_two_workers_each_right_after_the_other(
     tasks, start_worker, ledger, locks
@@ -25,7 +25,7 @@ def test_thirty_messages_for_one_key_run_in_order_on_two_workers_each_right_afte
     with tasks.work.lock_for("k"):
         results = [tasks.work.delay("k", number, 0.05) for number in range(30)]
         wait_until(lambda: kept(tasks.work.app, 2) == 30, "all wait")
-        wait_until(lambda: stands_in_line(locks.client, tasks.work, "k", 2), "each worker at the place of its first")
+        wait_until(lambda: stands_in_line(locks.client, tasks.work, "k", 2), "each worker with the rank of its first")
         locks.calls()
     for result in results:
         result.get(timeout=30)
@@ -149,8 +149,8 @@ def test_a_message_whose_slot_is_taken_while_it_is_called_waits_on_and_another_w
         wait_until(lambda: kept(tasks.work.app, 2) == 1, "it waits")
         tasks.work.apply_async(("k", "later"), queue=other)
         wait_until(lambda: kept(tasks.work.app, 2) == 2, "the later one waits in the other worker")
-        wait_until(lambda: stands_in_line(locks.client, tasks.work, "k", 2), "each at its place")
-        first = str(first_place(locks.client, tasks.work, "k")).encode()
+        wait_until(lambda: stands_in_line(locks.client, tasks.work, "k", 2), "each with its rank")
+        first = str(first_rank(locks.client, tasks.work, "k")).encode()
         call = lock_proxy.hold(b"EVALSHA", first, before=True)  # not a look of the other worker
     call.wait()
     stranger = tasks.work.delay("l", "stranger", gate)

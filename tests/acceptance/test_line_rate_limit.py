@@ -12,7 +12,7 @@ from tests.lab.app import make_app
 from tests.lab.paces import tokens_noted
 from tests.lab.servers import need_pool, wait_until
 from tests.lab.wake_ups import counts_on_wake_ups
-from tests.lab.workers import first_place, kept, stands_in_line
+from tests.lab.workers import first_rank, kept, stands_in_line
 
 
 @pytest.fixture
@@ -106,8 +106,8 @@ def test_a_message_whose_token_is_taken_while_it_is_called_waits_on_and_another_
         wait_until(lambda: kept(work.app, 2) == 1, "it waits")
         work.apply_async(("k", "later"), queue=other)
         wait_until(lambda: kept(work.app, 2) == 2, "the later one waits in the other worker")
-        wait_until(lambda: stands_in_line(locks.client, work, "k", 2), "each at its place")
-        first = str(first_place(locks.client, work, "k")).encode()
+        wait_until(lambda: stands_in_line(locks.client, work, "k", 2), "each with its rank")
+        first = str(first_rank(locks.client, work, "k")).encode()
         call = lock_proxy.hold(b"EVALSHA", first, before=True)  # not a look of the other worker
     call.wait()
     assert work.delay("other", "takes the token").get(timeout=10)

@@ -35,7 +35,7 @@ def in_line(task, worker, count=5, key="k", seconds=0.02):
     with task.lock_for(key):
         results = [task.delay(key, number, seconds) for number in range(count)]
         wait_until(lambda: waiting_in(worker) >= count and kept(task.app) >= count, "all wait")
-        wait_until(lambda: stands_in_line(client, task, key), "its room stands at the place of the first")
+        wait_until(lambda: stands_in_line(client, task, key), "its room stands with the rank of the first")
         yield results
 
 
@@ -55,8 +55,8 @@ def each_runs_once(ledger, locks):
     return wait
 
 
-def place_in_line(task, locks):
-    """The place of the first room in the line for the key k; None where there is no line."""
+def rank_in_line(task, locks):
+    """The rank of the first room in the line for the key k; None where there is no line."""
     rooms = locks.client.zrange(keys_of(task.lock_for("k").key).line, 0, 0, withscores=True)
     return rooms[0][1] if rooms else None
 
@@ -141,15 +141,15 @@ def test_a_shutdown_gives_back_what_waits_and_another_worker_runs_it(
     config.settings["worker_soft_shutdown_timeout"] = timeout
     first = start_worker(2)
     with in_line(tasks.work, first) as results:
-        place = place_in_line(tasks.work, locks)
+        rank = rank_in_line(tasks.work, locks)
         # A shutdown that interrupts the reading of a report, or the talk with RabbitMQ about a new consumer, may wait
         # for ever: Celery's handler of SIGQUIT talks over the same connection. Who answers has come to the end of both.
         assert tasks.work.app.control.ping(timeout=10, limit=1)
         first.stop(sig)
-        assert place_in_line(tasks.work, locks) is None
+        assert rank_in_line(tasks.work, locks) is None
         second = start_worker(2)
         wait_until(lambda: waiting_in(second) == 5 and kept(tasks.work.app) == 5, "they wait in the other worker")
-        wait_until(lambda: place_in_line(tasks.work, locks) == place, "each at its place")
+        wait_until(lambda: rank_in_line(tasks.work, locks) == rank, "each with its rank")
     each_runs_once(results)
 
 
@@ -181,7 +181,7 @@ def test_what_waits_when_the_broker_goes_away_waits_again_when_it_is_back(
     direct = make_app(replace(config, broker=broker))  # the connections of the other app are lost too
     worker = start_worker(2)
     with in_line(tasks.work, worker) as results:
-        place = place_in_line(tasks.work, locks)
+        rank = rank_in_line(tasks.work, locks)
         # Amid a reply to a control command it would wait for its broker without a word.
         wait_until(lambda: waits_for_events(worker.process.pid), "its main process does nothing else")
         getattr(broker_proxy, how)()
@@ -190,7 +190,7 @@ def test_what_waits_when_the_broker_goes_away_waits_again_when_it_is_back(
             wait_until(lambda: "Cannot connect to" in worker.output(), "it cannot connect")
             broker_proxy.mend()
         wait_until(lambda: waiting_in(worker) >= 10 and kept(direct) == 5, "they wait again")
-        wait_until(lambda: place_in_line(tasks.work, locks) == place, "each at its place")
+        wait_until(lambda: rank_in_line(tasks.work, locks) == rank, "each with its rank")
     each_runs_once(results)
     direct.close()
 
@@ -471,12 +471,12 @@ ODD = [-5, 0, "first", 2**80, 1.5, float("inf"), None, [1], {"a": 1}, True]
 
 
 @counts_on_wake_ups("forty messages have their turn, one every five seconds")
-def test_a_message_that_claims_an_odd_place_waits_and_runs(app, tasks, start_worker, ledger):
+def test_a_message_that_claims_an_odd_rank_waits_and_runs(app, tasks, start_worker, ledger):
     worker = start_worker(2)
     with tasks.work.lock_for("k"):
         results = [
             app.send_task("lab.work", ("k", f"{field} {number}"), headers={"redislock": {field: odd}})
-            for field in ("place", "published", "since", "times")
+            for field in ("rank", "published", "since", "times")
             for number, odd in enumerate(ODD)
         ]
         wait_until(lambda: waiting_in(worker) == len(results), "all wait")

@@ -72,7 +72,7 @@ def test_totals_are_exact_over_fifty_recycled_children_whose_files_do_not_pile_u
     seen(scrape, {"acquired_total": CHILDREN, "hold_seconds_count": CHILDREN}, task="lab.work")
     assert len({run.pid for run in ledger.runs()}) == CHILDREN
     kinds = sorted(file.name.split("_")[0] for file in folder.iterdir())
-    assert kinds == ["counter"] * 2 + ["histogram"] * 2, "two for each place in the pool"
+    assert kinds == ["counter"] * 2 + ["histogram"] * 2, "two for each child of the pool"
 
 
 def test_a_killed_child_leaves_what_it_has_counted_and_its_successor_counts_on(tasks, start_worker, running, scrape):

@@ -54,10 +54,10 @@ def test_a_skipped_member_fails_its_chord_at_once(holder, tasks):
         get(result)
 
 
-@pytest.mark.parametrize("place", ["first", "middle", "last"])
-def test_a_skipped_step_of_a_chain_inside_a_chord_header_fails_the_chord_at_once(holder, tasks, place):
-    steps = [tasks.once.si(place, n) for n in range(3)]
-    steps[["first", "middle", "last"].index(place)] = tasks.once.si("k", "duplicate")
+@pytest.mark.parametrize("position", ["first", "middle", "last"])
+def test_a_skipped_step_of_a_chain_inside_a_chord_header_fails_the_chord_at_once(holder, tasks, position):
+    steps = [tasks.once.si(position, n) for n in range(3)]
+    steps[["first", "middle", "last"].index(position)] = tasks.once.si("k", "duplicate")
     result = chord([tasks.plain.si(), chain(*steps)], tasks.plain.s()).delay()
     with pytest.raises((ChordError, TaskRevokedError), match="duplicate of"):
         get(result)

@@ -164,7 +164,7 @@ def test_what_waits_in_a_killed_worker_is_lost_as_the_worker_has_said(tasks, sta
     assert tasks.counted_late.delay("k", "next").get(timeout=20) == [
         "next",
         0,
-    ]  # no place in the line of a dead room is in its way
+    ]  # no rank in the line of a dead room is in its way
     assert ledger.items() == ["next"]
     assert lost.state == states.RETRY
 

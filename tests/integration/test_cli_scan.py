@@ -23,7 +23,7 @@ def test_all_of_many_locks_are_found_once_among_as_many_notes_and_no_command_ask
             pipeline.set(keys_of(key).note("an-id/0/0"), "", px=60_000)
         pipeline.execute()
     locks.client.config_resetstat()
-    found = [row.place.key for row in Locks(app).all()]
+    found = [row.part.key for row in Locks(app).all()]
     assert len(found) == len(keys)
     assert set(found) == keys
     calls = {name.removeprefix("cmdstat_"): stats["calls"] for name, stats in locks.client.info("commandstats").items()}
@@ -37,7 +37,7 @@ def test_a_key_that_is_no_string_any_more_or_not_there_is_left_out_and_a_strange
     locks.client.set(b"redislock:{\xff}", a_token().value)
     locks.client.rpush("redislock:{a list}", "x")
     (row,) = scan(locks.client, "redislock:{*", never)
-    assert row.place.key == "redislock:{\udcff}"
+    assert row.part.key == "redislock:{\udcff}"
 
 
 def test_a_lock_that_is_released_while_it_is_looked_at_is_left_out(locks):
@@ -52,7 +52,7 @@ def test_a_lock_that_is_released_while_it_is_looked_at_is_left_out(locks):
     for name in "ab":
         locks.client.set(f"redislock:{{{name}}}", a_token().value)
     with Released.from_url(locks.url()) as client:
-        assert [row.place.key for row in scan(client, "redislock:{*", never)] == ["redislock:{b}"]
+        assert [row.part.key for row in scan(client, "redislock:{*", never)] == ["redislock:{b}"]
 
 
 def test_the_first_who_waits_tells_since_when(store: LockStore, holder, locks):
@@ -62,7 +62,7 @@ def test_the_first_who_waits_tells_since_when(store: LockStore, holder, locks):
     room = tokens.of_room(tokens.mint_nonce(), "host")
     store.stand(KEY, room, (now - 100) * 1_000_000, None)
     (row,) = scan(locks.client, "redislock:{*", never)
-    assert (row.place.key, row.waiting) == (KEY, 1)
+    assert (row.part.key, row.waiting) == (KEY, 1)
     assert row.waits["shop.bill"].oldest == pytest.approx(100, abs=5)
 
 
@@ -80,5 +80,5 @@ def a_token():
     return tokens.mint(tokens.mint_nonce(), Attempt("an-id", 0, 0), tokens.origin("w@host", "lab.work"))
 
 
-def never(place):
-    raise AssertionError(f"{place} has not moved")
+def never(part):
+    raise AssertionError(f"{part} has not moved")

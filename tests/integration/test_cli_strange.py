@@ -44,7 +44,7 @@ def cli(app) -> Cli:
 @pytest.fixture
 def evil_worker(app) -> Iterator[None]:
     """Something on the broker that answers like a worker, and has put an escape into every name."""
-    message = {"id": EVIL, "name": EVIL, "lock": KEY, "waited": 1.0, "place": 1}
+    message = {"id": EVIL, "name": EVIL, "lock": KEY, "waited": 1.0, "rank": 1}
     handlers = {
         "redislock_counts": lambda _: {"lines": [[KEY, EVIL, 2, 1]], "rooms": [EVIL], "conflicts": 1},
         "redislock_waiting": lambda _, **__: [message],

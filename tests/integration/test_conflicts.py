@@ -51,7 +51,7 @@ class TestJoin:
     def test_two_that_join_a_holder_without_an_outcome_run_one_after_the_other(
         self, deliver, app, tasks, queued, ledger
     ):
-        with tasks.on_join.lock_for("k"):  # in the place of the first one's run
+        with tasks.on_join.lock_for("k"):  # instead of the first one's run
             assert deliver(app, "lab.on_join", "k", "second", **joining("dead"))[0] == states.IGNORED
         (message,) = queued()
         assert message["redislock"]["joins"] == "dead"

@@ -58,7 +58,7 @@ class TestDroppedReply:
         assert client.incr("key") == 4
         assert (second.struck, third.struck) == (1, 1)
 
-    def test_one_of_a_pipeline_is_found_by_its_place(self, connect, locks, lock_proxy):
+    def test_one_of_a_pipeline_is_found_by_its_number(self, connect, locks, lock_proxy):
         """Many commands in one packet, replies of every form: the third is met by its own reply."""
         client = connect()
         fault = lock_proxy.drop_reply(to=b"GET", where=b"absent", hang=True)

@@ -25,11 +25,11 @@ def room():
 
 @pytest.fixture
 def line(client):
-    """Who stands in line, by owner, with the place."""
+    """Who stands in line, by owner, with the rank."""
 
     def read():
         found = client.zrange(LINE, 0, -1, withscores=True)
-        return [(Token.of(member).owner, place) for member, place in found]
+        return [(Token.of(member).owner, rank) for member, rank in found]
 
     return read
 
@@ -50,12 +50,12 @@ def kept(client):
     return read
 
 
-def called(room, place):
-    return f"{CALLED}{room[1:]} {place}".encode()
+def called(room, rank):
+    return f"{CALLED}{room[1:]} {rank}".encode()
 
 
 class TestARelease:
-    def test_offers_the_key_to_the_room_with_the_earliest_place(self, holder, store, room, line, kept):
+    def test_offers_the_key_to_the_room_with_the_smallest_rank(self, holder, store, room, line, kept):
         first, second, running = room(), room(), holder("running")
         running.acquire()
         assert isinstance(store.stand(KEY, second, 20, None), Conflict)
@@ -78,8 +78,8 @@ class TestARelease:
     def test_tells_the_next_room_that_lives_to_look_once_the_offer_has_ended(self, holder, store, room, client):
         rooms, running = [room() for _ in range(5)], holder("running")
         running.acquire()
-        for place, one in enumerate(rooms):
-            store.stand(KEY, one, place, None)
+        for rank, one in enumerate(rooms):
+            store.stand(KEY, one, rank, None)
         with client.pubsub() as third, client.pubsub() as last:
             for heard, one in ((third, rooms[2]), (last, rooms[4])):
                 heard.subscribe(channel_of(one.nonce))
@@ -124,8 +124,8 @@ class TestARelease:
         """A message that waits in one of them may be the one that gets the key, and the key may end sooner now."""
         rooms, running = [room(), room()], holder("running")
         running.acquire()
-        for place, one in enumerate(rooms):
-            store.stand(KEY, one, place, None)
+        for rank, one in enumerate(rooms):
+            store.stand(KEY, one, rank, None)
         with client.pubsub() as heard:
             for one in rooms:
                 heard.subscribe(channel_of(one.nonce))
@@ -243,9 +243,9 @@ class TestARoomThatStands:
         assert kept() == (OFFERED, earlier.owner)
         assert line() == [(mine.owner, 10)]
 
-    @pytest.mark.parametrize("next_place", [None, 30])
+    @pytest.mark.parametrize("next_rank", [None, 30])
     def test_passes_on_what_is_offered_to_it_where_its_first_waiter_has_left_and_another_room_is_earlier_now(
-        self, holder, store, room, line, kept, next_place
+        self, holder, store, room, line, kept, next_rank
     ):
         mine, earlier, running = room(), room(), holder("running")
         running.acquire()
@@ -254,11 +254,11 @@ class TestARoomThatStands:
         running.release()
         assert kept() == (OFFERED, mine.owner)
         for _ in range(2):  # the second as after a lost answer
-            assert isinstance(store.stand(KEY, mine, 20, next_place), Conflict)
+            assert isinstance(store.stand(KEY, mine, 20, next_rank), Conflict)
             assert kept() == (OFFERED, earlier.owner)
             assert line() == [(mine.owner, 20)]
 
-    def test_keeps_what_is_offered_to_it_where_another_room_has_the_same_place(self, store, room, line, client):
+    def test_keeps_what_is_offered_to_it_where_another_room_has_the_same_rank(self, store, room, line, client):
         """Else two rooms could pass it to and fro."""
         for mine, other in permutations((room(), room())):
             client.set(KEY, mine.value, px=1000)
@@ -287,10 +287,10 @@ class TestARoomThatStands:
         assert client.get(KEY) == called(mine, 10)
         assert line() == [(mine.owner, 20)]
 
-    @pytest.mark.parametrize("place", [None, "10", 1.5, -1, True, 2**53, float("nan")])
-    def test_with_a_place_that_is_none_asks_nobody(self, store, room, client, place):
-        with pytest.raises(ValueError, match="is no place"):
-            store.stand(KEY, room(), place, None)
+    @pytest.mark.parametrize("rank", [None, "10", 1.5, -1, True, 2**53, float("nan")])
+    def test_with_a_rank_that_is_none_asks_nobody(self, store, room, client, rank):
+        with pytest.raises(ValueError, match="is no rank"):
+            store.stand(KEY, room(), rank, None)
         assert client.keys() == []
 
     def test_is_counted_by_who_inspects_the_key(self, holder, store, room):

@@ -33,8 +33,8 @@ LINE = keys_of(KEY).line
 class Guest(Waiter):
     """Waits in a room, and notes how it began: True where it was called."""
 
-    def __init__(self, place, key=KEY, deadline=math.inf, look_every=None, claim=None):
-        self.key, self.place, self.deadline, self.look_every, self.claim = key, place, deadline, look_every, claim
+    def __init__(self, rank, key=KEY, deadline=math.inf, look_every=None, claim=None):
+        self.key, self.rank, self.deadline, self.look_every, self.claim = key, rank, deadline, look_every, claim
         self.watches = claim is not None
         self.began = []
         self.has_slot = True
@@ -136,22 +136,22 @@ def test_who_waits_is_called_by_the_release(room, running, client):
 
 
 @pytest.mark.usefixtures("long_offers")
-def test_those_of_one_room_come_by_their_places(room, running, store, holder, client):
-    guests = [Guest(place) for place in (30, 10, 20)]
+def test_those_of_one_room_come_by_rank(room, running, store, holder, client):
+    guests = [Guest(rank) for rank in (30, 10, 20)]
     enter(room, *guests)
     in_line(client, room)
     wait_until(lambda: client.zscore(LINE, room.token) == 10, "the first counts")
     running.release()
-    for place in (10, 20, 30):
-        guest = next(one for one in guests if one.place == place)
+    for rank in (10, 20, 30):
+        guest = next(one for one in guests if one.rank == rank)
         assert guest.comes()
-        assert sorted(one.place for one in guests if one.began) == list(range(10, place + 1, 10))
+        assert sorted(one.rank for one in guests if one.began) == list(range(10, rank + 1, 10))
         take_turn(store, holder, room)
     assert client.keys() == []
 
 
 @pytest.mark.usefixtures("long_offers")
-def test_those_with_the_same_place_are_called_one_after_the_other_as_they_came(room, running, store, holder, client):
+def test_those_with_the_same_rank_are_called_one_after_the_other_as_they_came(room, running, store, holder, client):
     guests = [Guest(10) for _ in range(3)]
     enter(room, *guests)
     in_line(client, room)
@@ -191,7 +191,7 @@ def test_while_one_whose_call_has_lapsed_is_on_its_way_no_second_one_is_called(m
 
 
 @pytest.mark.usefixtures("long_offers")
-def test_those_of_several_rooms_come_by_their_places(make_room, running, store, holder, client):
+def test_those_of_several_rooms_come_by_rank(make_room, running, store, holder, client):
     first, second = make_room(), make_room()
     early, late, last = Guest(10), Guest(20), Guest(30)
     enter(second, late)
@@ -214,7 +214,7 @@ def test_a_newcomer_who_is_not_the_first_sends_nothing(room, running, client, lo
     room.enter(Guest(10))
     in_line(client, room)
     locks.calls()
-    enter(room, *(Guest(place) for place in range(11, 50)))
+    enter(room, *(Guest(rank) for rank in range(11, 50)))
     room.enter(Guest(9))
     wait_until(lambda: client.zscore(LINE, room.token) == 9, "the one who is counts")
     assert locks.calls()["evalsha"] <= 5  # for that one, and perhaps the look after the subscription, or the next one
@@ -254,9 +254,9 @@ def test_who_has_no_slot_stands_in_line_before_who_comes_later(make_room, runnin
     assert late.began == []
 
 
-def test_who_comes_first_without_a_slot_takes_the_place_of_the_room(room, running, client):
-    for place in (20, 30, 10):
-        guest = Guest(place)
+def test_who_comes_first_without_a_slot_gives_the_room_its_rank(room, running, client):
+    for rank in (20, 30, 10):
+        guest = Guest(rank)
         guest.has_slot = False
         room.enter(guest)
     wait_until(lambda: client.zscore(LINE, room.token) == 10, "the first counts")
@@ -387,7 +387,7 @@ def test_who_was_called_and_died_costs_as_long_as_the_key_is_kept(room, running,
 
 
 def test_a_key_that_is_handed_over_to_one_who_waits_calls_that_one_at_once(room, running, store, client, no_look):
-    """Whatever its place: the key is reserved for its message, and nobody else can have it."""
+    """Whatever its rank: the key is reserved for its message, and nobody else can have it."""
     reserved = tokens.mint(tokens.mint_nonce(), Attempt("id", 1, 0), tokens.origin("host", "task"), tokens.RESERVED)
     first, owner, last = Guest(10), Guest(20, claim=reserved.owner), Guest(30, claim=b"~another")
     enter(room, first, owner, last)
@@ -566,8 +566,8 @@ def test_its_threads_end_with_the_users_client(locks):
     wait_until(lambda: not any(thread.is_alive() for thread in threads), "they have ended")
 
 
-def test_a_place_that_is_none_is_refused_at_the_door(room):
-    with pytest.raises(ValueError, match="is no place"):
+def test_a_rank_that_is_none_is_refused_at_the_door(room):
+    with pytest.raises(ValueError, match="is no rank"):
         room.enter(Guest("10"))
     assert len(room) == 0
 
@@ -827,7 +827,7 @@ def test_a_lock_of_another_library_is_looked_at_every_so_often(room, client):
 
 
 def test_many_enter_and_leave_at_once_and_nobody_is_forgotten(room, store, holder, client):
-    guests = [Guest(place, key=f"{KEY}{place % 7}") for place in range(1, 300)]
+    guests = [Guest(rank, key=f"{KEY}{rank % 7}") for rank in range(1, 300)]
     leaving = guests[::3]
     staying = [guest for guest in guests if guest not in leaving]
 

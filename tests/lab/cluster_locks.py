@@ -1,4 +1,4 @@
-"""A Cluster of three nodes in the place of the one lock server: with LAB_LOCKS=cluster, by `make matrix`.
+"""A Cluster of three nodes instead of the one lock server: with LAB_LOCKS=cluster, by `make matrix`.
 
 What stands in for the one server, and for the proxy before it, does to all nodes what a test does to the one.
 """
@@ -29,7 +29,7 @@ class _Client(RedisCluster):
 
 
 class ClusterLocks:
-    """A Cluster in the place of the one lock server, with as much of its interface as the tests need."""
+    """A Cluster instead of the one lock server, with as much of its interface as the tests need."""
 
     def __init__(self, nodes: Nodes) -> None:
         self.nodes = nodes
@@ -82,7 +82,7 @@ class ClusterLocks:
 
     @contextmanager
     def behind_proxy(self) -> Iterator[Proxies]:
-        """A proxy before each node; the nodes tell its port in place of their own. `client` passes none of them."""
+        """A proxy before each node; the nodes tell its port instead of their own. `client` passes none of them."""
         with ExitStack() as stack:
             proxies = [stack.enter_context(Proxy(node.url()).serve()) for node in self.nodes.primaries]
             self._at.update((one.port, node.port) for one, node in zip(proxies, self.nodes.primaries, strict=True))

@@ -1,4 +1,4 @@
-"""A gate: what holds bodies up until the test opens it, in the place of a number of seconds that might be too few."""
+"""A gate: what holds bodies up until the test opens it, instead of a number of seconds that might be too few."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class Gate(str):
-    """The name of a file; a task takes it in the place of its `seconds`, and runs until the file is there."""
+    """The name of a file; a task takes it instead of its `seconds`, and runs until the file is there."""
 
     __slots__ = ()
 

@@ -57,8 +57,8 @@ def try_it(
         folder: Where the two modules and the worker's log are written.
         variables: `celerys_own`, so that the example need not be changed to find the test's server, and what decides
             which celery-redislock is imported.
-        shop: In place of the README's `shop.py`.
-        calls: In place of its `calls.py`.
+        shop: Instead of the README's `shop.py`.
+        calls: Instead of its `calls.py`.
         concurrency: The worker's concurrency.
 
     Returns:

@@ -153,7 +153,7 @@ def kept(app: Celery, workers: int = 1) -> int:
 
 
 def stands_in_line(client: Any, task: Any, key: object, workers: int = 1) -> bool:
-    """Whether each of so many workers stands in the line for `key` at the place of the first message that it keeps.
+    """Whether each of so many workers stands in the line for `key` with the rank of the first message that it keeps.
 
     It does a moment after it keeps that message: who releases the key before may call a later one of another worker.
 
@@ -165,14 +165,14 @@ def stands_in_line(client: Any, task: Any, key: object, workers: int = 1) -> boo
     """
     name = task.lock_for(key).key
     replies = task.app.control.broadcast("redislock_waiting", {"key": name}, reply=True, limit=workers, timeout=5)
-    first = [told[0]["place"] for reply in replies or () for told in reply.values() if told]
-    return sorted(first) == [place for _, place in client.zrange(keys_of(name).line, 0, -1, withscores=True)]
+    first = [told[0]["rank"] for reply in replies or () for told in reply.values() if told]
+    return sorted(first) == [rank for _, rank in client.zrange(keys_of(name).line, 0, -1, withscores=True)]
 
 
-def first_place(client: Any, task: Any, key: object) -> int:
-    """The place of the first room in the line for `key`; as for `stands_in_line`."""
-    ((_, place),) = client.zrange(keys_of(task.lock_for(key).key).line, 0, 0, withscores=True)
-    return int(place)
+def first_rank(client: Any, task: Any, key: object) -> int:
+    """The rank of the first room in the line for `key`; as for `stands_in_line`."""
+    ((_, rank),) = client.zrange(keys_of(task.lock_for(key).key).line, 0, 0, withscores=True)
+    return int(rank)
 
 
 def acked(app: Celery, task: str) -> int:

@@ -52,10 +52,10 @@ class Acquire(NamedTuple):
     """The room from which the asker was called."""
     limit: int = 1
     """How many may hold the lock at once. The asker takes no free slot of a higher number."""
-    place: int = 0
-    """The place for which the asker was called: a room may have called others."""
+    rank: int = 0
+    """The rank for which the asker was called: a room may have called others."""
     number: int = 0
-    """What tells the asker from others of its room with the same place."""
+    """What tells the asker from others of its room with the same rank."""
 
     @property
     def claim(self) -> str:
@@ -71,7 +71,7 @@ class Claim(NamedTuple):
     claim: str
     room: str = ""
     limit: int = 1
-    place: int = 0
+    rank: int = 0
     number: int = 0
 
 
@@ -111,7 +111,7 @@ class Release(NamedTuple):
     """Whether a copy may wait in the queue, where no acquire of it can mark the slot: the note is left in any case."""
     limit: int = 1
     """The owner's limit. The main process does not know it, and names the greatest."""
-    place: int = 0
+    rank: int = 0
     """That of the call that is released; else 0."""
     number: int = 0
 
@@ -126,7 +126,7 @@ class HandOver(NamedTuple):
     attempt: Attempt
     """The next attempt."""
     limit: int = 1
-    place: int = 0
+    rank: int = 0
     number: int = 0
 
 
@@ -140,10 +140,10 @@ class GiveUp(NamedTuple):
 
 
 class Enter(NamedTuple):
-    """A room that has no slot takes its place in the line for the first who waits in it."""
+    """A room that has no slot enters the line for the first who waits in it."""
 
     room: str
-    place: int
+    rank: int
     limit: int = 1
 
     @property
@@ -152,16 +152,16 @@ class Enter(NamedTuple):
 
 
 class Stand(NamedTuple):
-    """A room asks for a slot for the first who waits in it, or takes its place in the line."""
+    """A room asks for a slot for the first who waits in it, or enters the line."""
 
     room: str
-    place: int
-    next_place: int | None
-    """The place of the one who waits behind the first; None where nobody does."""
+    rank: int
+    next_rank: int | None
+    """The rank of the one who waits behind the first; None where nobody does."""
     limit: int = 1
     """That of those who wait: a room has one queue for each."""
     number: int = 0
-    """What tells the first from others of its room with the same place."""
+    """What tells the first from others of its room with the same rank."""
 
     @property
     def member(self) -> str:

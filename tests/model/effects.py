@@ -39,7 +39,7 @@ def offer(server: Server, slots: Iterable[int], mistakes: Mistakes) -> Server:
         anybody = Mistake.SLOT_ABOVE_THE_LIMIT in mistakes
         member = server.first_for(1 if anybody else slot)
         if server.slots[slot - 1] is None and member and Mistake.RELEASE_OFFERS_NOTHING not in mistakes:
-            server = server.put(slot, Key(f"?{member}", NOBODY)).placed(member, None)
+            server = server.put(slot, Key(f"?{member}", NOBODY)).ranked(member, None)
     return server
 
 
@@ -180,8 +180,8 @@ def _called(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> lis
     """The slots to which whoever sends `command` was called."""
     if not command.room:
         return []
-    call = Key(f"!{member_of(command.room, command.limit)}", NOBODY, place=command.place, number=command.number)
-    if Mistake.CALL_NAMES_NO_PLACE in mistakes:
+    call = Key(f"!{member_of(command.room, command.limit)}", NOBODY, rank=command.rank, number=command.number)
+    if Mistake.CALL_NAMES_NO_RANK in mistakes:
         return [slot for slot, key in enumerate(server.slots, 1) if key and key.nonce == call.nonce]
     return [slot for slot, key in enumerate(server.slots, 1) if key == call]
 
@@ -204,21 +204,21 @@ def _refused(server: Server, limit: int) -> Effect:
 
 
 def enter(server: Server, command: Enter, mistakes: Mistakes) -> Effect:
-    return Effect(Reply.ENTERED, server.placed(command.member, command.place))
+    return Effect(Reply.ENTERED, server.ranked(command.member, command.rank))
 
 
 def stand(server: Server, command: Stand, mistakes: Mistakes) -> Effect:
     member, limit = command.member, command.limit
-    server = server.placed(member, command.place)
-    if Mistake.OFFERED_ROOM_IGNORES_AN_EARLIER_PLACE not in mistakes:
+    server = server.ranked(member, command.rank)
+    if Mistake.OFFERED_ROOM_IGNORES_A_SMALLER_RANK not in mistakes:
         for slot in _offered(server, command):
-            if any(place < command.place and limit_of(other) >= slot for place, other in server.line):
+            if any(rank < command.rank and limit_of(other) >= slot for rank, other in server.line):
                 server = server.put(slot, None)
     mine = _slot_of_room(server, command)
     if mine:
         server = _called_in(server, mine, command, mistakes)
     for slot in server.free(limit):
-        anybody = Mistake.STAND_IGNORES_AN_EARLIER_PLACE in mistakes
+        anybody = Mistake.STAND_IGNORES_A_SMALLER_RANK in mistakes
         if not mine and (anybody or server.first_for(slot) == member):
             mine = slot
             server = _called_in(server, mine, command, mistakes)
@@ -229,7 +229,7 @@ def stand(server: Server, command: Stand, mistakes: Mistakes) -> Effect:
 
 def _slot_of_room(server: Server, command: Stand) -> int:
     """The slot to which the first who waits in the room is called already, or that is offered to the room; 0: none."""
-    called = Key(f"!{command.member}", NOBODY, place=command.place, number=command.number)
+    called = Key(f"!{command.member}", NOBODY, rank=command.rank, number=command.number)
     seen = list(enumerate(server.slots[: command.limit], 1))
     already = [slot for slot, key in seen if key == called]
     return next(iter([*already, *_offered(server, command)[-1:]]), 0)
@@ -242,17 +242,17 @@ def _offered(server: Server, command: Stand) -> list[int]:
 
 
 def _called_in(server: Server, slot: int, command: Stand, mistakes: Mistakes) -> Server:
-    """The slot keeps the key for the first who waits in the room, and the next one has the room's place in line."""
-    called = Key(f"!{command.member}", NOBODY, place=command.place, number=command.number)
+    """The slot keeps the key for the first who waits in the room, and the next one has the room's rank in line."""
+    called = Key(f"!{command.member}", NOBODY, rank=command.rank, number=command.number)
     # Where the command was sent before, the next waiter may have been offered another slot by that.
     is_offered = any(number != slot for number in _offered(server, command))
     kept = Key(f"?{command.member}", NOBODY) if Mistake.CALL_IS_AN_OFFER in mistakes else called
-    return server.placed(command.member, None if is_offered else command.next_place).put(slot, kept)
+    return server.ranked(command.member, None if is_offered else command.next_rank).put(slot, kept)
 
 
 def leave(server: Server, command: Leave, mistakes: Mistakes) -> Effect:
     mine = {f"?{command.member}"} | ({f"!{command.member}"} if Mistake.SECOND_ENDS_THE_CALL in mistakes else set())
-    left = server.placed(command.member, None)
+    left = server.ranked(command.member, None)
     offered = [slot for slot, key in enumerate(left.slots[: command.limit], 1) if key is not None and key.nonce in mine]
     for slot in offered:
         left = left.put(slot, None)
@@ -290,8 +290,8 @@ def _slot_to_release(server: Server, command: Release | HandOver, mistakes: Mist
     if Mistake.RELEASE_WITHOUT_OWNER_CHECK in mistakes and server.slots[0] is not None:
         return 1
     for slot, key in enumerate(_in_reach(server, command.limit), 1):
-        called = key is not None and (key.nonce, key.place, key.number)
-        if called == (command.nonce, command.place, command.number):
+        called = key is not None and (key.nonce, key.rank, key.number)
+        if called == (command.nonce, command.rank, command.number):
             return slot
     return 0
 

@@ -30,7 +30,7 @@ class Message(NamedTuple):
     """The header says that the work has begun, so that no policy may drop the message."""
     after: str = ""
     """The id of a task whose end the publisher had seen. The message must not be dropped in favour of that task."""
-    place: int = 0
+    rank: int = 0
     """The message's rank in a line. Copies of it have the same."""
 
     @property
@@ -128,7 +128,7 @@ class Execution(NamedTuple):
     begun: bool = False
     """The same header says that the work has begun."""
     number: int = 0
-    """What tells it from others of its room with the same place: what a key holds for it names both."""
+    """What tells it from others of its room with the same rank: what a key holds for it names both."""
 
     @property
     def attempt(self) -> Attempt:

@@ -272,7 +272,7 @@ def _forget(world: World, room: str) -> World:
     def member(old: str) -> str:
         return member_of(name, limit_of(old)) if room_of(old) == room else old
 
-    line = tuple(sorted((place, member(old)) for place, old in server.line))
+    line = tuple(sorted((rank, member(old)) for rank, old in server.line))
     slots = tuple(
         key._replace(nonce=key.nonce[0] + member(key.member)) if key is not None and key.member else key
         for key in server.slots

@@ -48,21 +48,21 @@ LINE, QUEUED = keys_of(KEY).line, keys_of(KEY).queued
 def small_lines() -> list[tuple[Server, Command]]:
     """Every command that has to do with the line, in every state of the key, on lines of up to two rooms.
 
-    The explorations do not meet all of them. For one, they meet no room that stands in line with a place which is not
+    The explorations do not meet all of them. For one, they meet no room that stands in line with a rank which is not
     its own any more, because the first who waited in it has left.
     """
     copy = Attempt("copy", 0, 0)
     offers = [Key(nonce, NOBODY) for nonce in ("?r1", "?r2")]
-    calls = [Key(f"!{room}", NOBODY, place=place) for room, place in (("r1", 10), ("r1", 20), ("r2", 15))]
-    calls.append(Key("!r1", NOBODY, place=10, number=1))
+    calls = [Key(f"!{room}", NOBODY, rank=rank) for room, rank in (("r1", 10), ("r1", 20), ("r2", 15))]
+    calls.append(Key("!r1", NOBODY, rank=10, number=1))
     owned = [Key(nonce, Attempt(nonce, 0, 0)) for nonce in ("n1", "n2", "h1")]
     r1_first, r1_last, r2 = (10, "r1"), (20, "r1"), (15, "r2")
     asked = [("", 1, 0), ("r1", 1, 10), ("r1", 1, 10, 1)]
     lines = [(), (r1_first,), (r1_last,), (r2,), (r1_first, r2), (r2, r1_last), ((15, "r1"), r2)]
     commands: list[Command] = [
-        *(Stand("r1", place, next_place) for place in (10, 15, 20) for next_place in (None, 25)),
-        *(Stand("r1", 10, next_place, 1, number=1) for next_place in (None, 10)),
-        *(Enter("r1", place) for place in (10, 15, 20)),
+        *(Stand("r1", rank, next_rank) for rank in (10, 15, 20) for next_rank in (None, 25)),
+        *(Stand("r1", 10, next_rank, 1, number=1) for next_rank in (None, 10)),
+        *(Enter("r1", rank) for rank in (10, 15, 20)),
         Leave("r1"),
         *(Acquire("n1", Attempt("n1", 0, 0), reads_note, *call) for reads_note in (False, True) for call in asked),
         *(Acquire("n1", copy, True, *call) for call in asked),
@@ -81,13 +81,13 @@ def small_slots() -> list[tuple[Server, Command]]:
     values = [
         None,
         *(Key(nonce, NOBODY) for nonce in ("?r1 2", "?r2")),
-        *(Key(nonce, NOBODY, place=place) for nonce, place in (("!r1 2", 10), ("!r1 2", 20), ("!r2 2", 15))),
+        *(Key(nonce, NOBODY, rank=rank) for nonce, rank in (("!r1 2", 10), ("!r1 2", 20), ("!r2 2", 15))),
         *(Key("n1", mine), Key("n2", Attempt("n2", 0, 0)), Key("n8", copy), Key("h8", copy), Key("h1", mine)),
     ]
     lines = [(), ((15, "r2"), (20, "r1 2")), ((20, "r1 2"), (25, "r2 2"))]
     calls = [("", 2, 0), ("r1", 2, 10)]
     commands: list[Command] = [
-        *(Stand("r1", place, next_place, 2) for place, next_place in ((10, None), (20, None), (20, 30))),
+        *(Stand("r1", rank, next_rank, 2) for rank, next_rank in ((10, None), (20, None), (20, 30))),
         *(Stand("r1", 10, None), Leave("r1", 2), Leave("r2"), Enter("r1", 10, 2)),
         *(Acquire("n1", mine, reads_note, *call) for reads_note in (False, True) for call in calls),
         *(Acquire("n1", over, True, *call) for call in calls),
@@ -130,7 +130,7 @@ class Keys:
         if server.queued:
             pipe.set(QUEUED, self.value(server.queued), px=int(OLD_LEASE * 1000))
         if server.line:
-            pipe.zadd(LINE, {self.member(member): place for place, member in server.line})
+            pipe.zadd(LINE, {self.member(member): rank for rank, member in server.line})
             pipe.expire(LINE, 60)
         pipe.execute()
 
@@ -150,13 +150,13 @@ class Keys:
                 passed = Passed(ended, preceding)
                 answer = self.store.reserve(key, self.token(claim, attempt), NEW_LEASE, passed)
                 if isinstance(answer, Reserved):
-                    return Reply.GRANTED if answer.place == key else Reply.QUEUED, answer
+                    return Reply.GRANTED if answer.key == key else Reply.QUEUED, answer
                 return Reply.HELD, answer
             case Release(nonce, over, unseen_copy):
                 left = Note(note(over), in_any_case=unseen_copy) if over else None
                 if nonce[0] == "!":
                     answer = self.store.pass_on(
-                        key, tokens.call(self.member(nonce[1:]), command.place, command.number).value
+                        key, tokens.call(self.member(nonce[1:]), command.rank, command.number).value
                     )
                 else:
                     answer = self.store.release(key, owner(nonce), left)
@@ -175,11 +175,11 @@ class Keys:
             case Renew(nonce, slot):
                 answer = self.store.renew([(keys_of(KEY).slot(slot), owner(nonce), NEW_LEASE)])
                 return Reply.RENEWED if answer == [True] else Reply.NOT_MINE, answer
-            case Enter(room, place):
-                answer = self.store.enter(key, self.room(room), place)
+            case Enter(room, rank):
+                answer = self.store.enter(key, self.room(room), rank)
                 return Reply.ENTERED, answer
-            case Stand(room, place, next_place):
-                answer = self.store.stand(key, self.room(room), place, next_place, command.number)
+            case Stand(room, rank, next_rank):
+                answer = self.store.stand(key, self.room(room), rank, next_rank, command.number)
                 return Reply.TAKEN if isinstance(answer, Taken) else Reply.HELD, answer
             case Leave(room):
                 answer = self.store.leave(key, self.room(room))
@@ -198,14 +198,14 @@ class Keys:
             pipe.pttl(name)
         left = dict(zip(others, pipe.execute(), strict=True))
         assert all(milliseconds > 0 for milliseconds in left.values()), left
-        members = [(int(place), member.decode()) for member, place in line]
+        members = [(int(rank), member.decode()) for member, rank in line]
         decoded = [value and value.decode() for value in values]
         return decoded, set(others) - {*names, LINE}, members, [left.get(name, 0) / 1000 for name in names]
 
     def value(self, key: Key) -> str:
         if key.member:
             member = self.member(key.member)
-            return tokens.call(member, key.place, key.number) if key.nonce[0] == "!" else member
+            return tokens.call(member, key.rank, key.number) if key.nonce[0] == "!" else member
         token = self.token(key.nonce, key.attempt)
         return SEEN + token[1:] if key.marked else token
 
@@ -217,7 +217,7 @@ class Keys:
 
     def call(self, command: Acquire | Claim) -> bytes:
         """What a run that was called knows of the slot that is kept for it."""
-        return tokens.call(self.member(member_of(command.room, command.limit)), command.place, command.number).value
+        return tokens.call(self.member(member_of(command.room, command.limit)), command.rank, command.number).value
 
     def token(self, nonce: str, attempt: Attempt) -> Token:
         return self.tokens.setdefault((nonce, attempt), tokens.mint(real(nonce), attempt, ORIGIN, state(nonce)))
@@ -242,7 +242,7 @@ def note(attempt: Attempt) -> str:
 
 
 def plain(server: Server, command: Command) -> tuple[Server, Command]:
-    """The pair with plain names and places, and without the notes of others: many pairs differ in nothing else."""
+    """The pair with plain names and ranks, and without the notes of others: many pairs differ in nothing else."""
     names: dict[str, str] = {}
 
     def name(old: str) -> str:
@@ -259,17 +259,17 @@ def plain(server: Server, command: Command) -> tuple[Server, Command]:
     given |= {field: name(given[field]) for field in ("claim", "room") if given.get(field)}
     if given.get("nonce"):
         given["nonce"] = owner(given["nonce"])
-    places = {given.get("place"), given.get("next_place"), *(place for place, _ in server.line)}
-    places |= {key.place for key in server.keys}
-    ranks = {place: rank for rank, place in enumerate(sorted(place for place in places if place), 10)}
-    given |= {field: ranks[given[field]] for field in ("place", "next_place") if given.get(field)}
+    ranks = {given.get("rank"), given.get("next_rank"), *(rank for rank, _ in server.line)}
+    ranks |= {key.rank for key in server.keys}
+    small = {rank: number for number, rank in enumerate(sorted(rank for rank in ranks if rank), 10)}
+    given |= {field: small[given[field]] for field in ("rank", "next_rank") if given.get(field)}
     slots = tuple(
-        key and key._replace(nonce=owner(key.nonce), place=ranks.get(key.place, 0) if key.nonce[0] == "!" else 0)
+        key and key._replace(nonce=owner(key.nonce), rank=small.get(key.rank, 0) if key.nonce[0] == "!" else 0)
         for key in (*server.slots, server.queued)
     )
     notes = server.notes & {getattr(command, "attempt", None), getattr(command, "note", None)}
     gone = frozenset(names[claim] for claim in server.gone & set(names))
-    line = tuple(sorted((ranks.get(place, 0), member(old)) for place, old in server.line))
+    line = tuple(sorted((small.get(rank, 0), member(old)) for rank, old in server.line))
     return Server(slots[:-1], notes, gone, line, slots[-1]), type(command)(**given)
 
 
@@ -291,7 +291,7 @@ def follow(keys: Keys, server: Server, command: Command) -> None:
     assert values == [keys.value(key) if key else None for key in (*after.slots, after.queued)], story
     claims = {keys_of(KEY).gone(real(claim)) for claim in after.gone}
     assert notes == {note(attempt) for attempt in after.notes} | claims, story
-    assert line == [(place, keys.member(member)) for place, member in after.line], story
+    assert line == [(rank, keys.member(member)) for rank, member in after.line], story
     longests = [longest_lease(server, command, effect, slot) for slot in range(1, len(leases))]
     for lease, longest in zip(leases, [*longests, longest_place(server, command, effect)], strict=True):
         assert longest / 2 < lease <= longest or lease == longest == 0, story
@@ -303,7 +303,7 @@ def longest_lease(server: Server, command: Command, effect: Effect, slot: int) -
     if key is None:
         return 0.0
     is_called = isinstance(command, Stand) and key == Key(
-        f"!{command.member}", NOBODY, place=command.place, number=command.number
+        f"!{command.member}", NOBODY, rank=command.rank, number=command.number
     )
     stood, stands = ({member for _, member in one.line} for one in (server, effect.server))
     is_offered_again = key.is_offered and key.member in stood - stands
@@ -324,7 +324,7 @@ def longest_place(server: Server, command: Command, effect: Effect) -> float:
 
 def small_places() -> list[tuple[Server, Command]]:
     """Every command that has to do with the place in the queue, in every state of it and of the key."""
-    others = [Key("?r1", NOBODY), Key("!r1", NOBODY, place=10)]
+    others = [Key("?r1", NOBODY), Key("!r1", NOBODY, rank=10)]
     jobs = [Key(nonce, Attempt(nonce, 0, 0)) for nonce in ("n1", "n2", "h1", "h2")]
     again = Key("n8", Attempt("h2", 0, 0))  # the job that was queued with the claim h2, and runs by now
     commands: list[Command] = [

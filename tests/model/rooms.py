@@ -55,7 +55,7 @@ class Rooms:
         elif self._is_known(world.server, member_of(room, limit)):
             yield self._ask(world, Leave(room, limit), "leaves the line")
         elif waiting:
-            yield self._ask(world, Enter(room, waiting[0].message.place, limit), "enters the line without a slot")
+            yield self._ask(world, Enter(room, waiting[0].message.rank, limit), "enters the line without a slot")
 
     def _may_call(self, world: World, room: str, limit: int) -> bool:
         """Whether the room may call somebody: a slot is free, and nobody whose call has lapsed is on the way."""
@@ -101,7 +101,7 @@ class Rooms:
         after = world.take_slot(one.home)
         if Mistake.CALLED_IN_VAIN in self.mistakes:
             return Step(label, after)
-        command = Release(f"!{member_of(one.home, one.limit)}", None, False, one.limit, one.message.place, one.number)
+        command = Release(f"!{member_of(one.home, one.limit)}", None, False, one.limit, one.message.rank, one.number)
         waits = after.put(one._replace(phase=Phase.WAITING, called=False))
         return Step(label, waits._replace(server=apply(world.server, command).server), (world.server, command))
 
@@ -144,8 +144,8 @@ class Rooms:
     @staticmethod
     def _ask_for(waiting: list[Execution]) -> Stand:
         """The command that asks for a slot for the first who waits in a room."""
-        first, next_place = waiting[0], waiting[1].message.place if len(waiting) > 1 else None
-        return Stand(first.home, first.message.place, next_place, first.limit, first.number)
+        first, next_rank = waiting[0], waiting[1].message.rank if len(waiting) > 1 else None
+        return Stand(first.home, first.message.rank, next_rank, first.limit, first.number)
 
     @staticmethod
     def _outnumber(world: World, room: str, limit: int) -> bool:
@@ -203,7 +203,7 @@ class Rooms:
     def _were_called(world: World, key: Key) -> bool:
         """Whether somebody whom `key` has called is still on the way."""
         on_the_way = [one for one in world.called if one.called and member_of(one.home, one.limit) == key.member]
-        return any((one.message.place, one.number) == (key.place, key.number) for one in on_the_way)
+        return any((one.message.rank, one.number) == (key.rank, key.number) for one in on_the_way)
 
     @staticmethod
     def _is_open(key: Key | None) -> bool:
@@ -212,11 +212,11 @@ class Rooms:
 
     @staticmethod
     def _passes_by(world: World, step: Step, slot: int) -> bool:
-        """Whether an open slot went to somebody although a room with an earlier place, which may have it, waited."""
+        """Whether an open slot went to somebody although a room with a smaller rank, which may have it, waited."""
         command, server = step.asked[1] if step.asked else None, world.server
         if isinstance(command, Stand):
-            # Of two rooms with one place either may be offered the slot, which it then need not pass on.
-            mine = (command.place, "" if server.slots[slot - 1] else command.member)
+            # Of two rooms with one rank either may be offered the slot, which it then need not pass on.
+            mine = (command.rank, "" if server.slots[slot - 1] else command.member)
             others = [entry for entry in step.world.server.line if entry[1] != command.member]
             return any(entry < mine and limit_of(entry[1]) >= slot for entry in others)
         if not isinstance(command, Acquire | Claim) or command.room:

@@ -132,10 +132,10 @@ ONE_JOB = Scenario(
 )
 JOB_AMONG_OTHERS = Scenario(
     "two publishers of one job, whose key a message has, or waits for, that is none",
-    (Message(NEXT, place=1),),
+    (Message(NEXT, rank=1),),
     dict.fromkeys((A, NEXT, STRANGER), (SUCCESS,)),
     Faults(1, revokes=1, lapses=1),
-    (Publisher(Message(A, place=2)), Publisher(Message(STRANGER, place=3))),
+    (Publisher(Message(A, rank=2)), Publisher(Message(STRANGER, rank=3))),
 )
 FOLLOWED_JOB = Scenario(
     "a job that retries itself and publishes its successor, beside another publisher of it",
@@ -186,15 +186,15 @@ JOB_SEEN_TO_END = Scenario(
 )
 LINE = Scenario(
     "three messages that wait in the rooms of two workers",
-    (Message(A, place=1), Message(NEXT, place=2, acks_late=False), Message(STRANGER, place=3)),
+    (Message(A, rank=1), Message(NEXT, rank=2, acks_late=False), Message(STRANGER, rank=3)),
     {A: (SUCCESS,), NEXT: (SUCCESS,), STRANGER: (FAILURE,)},
     Faults(),
     slots=(2, 1),
     has_others=True,
 )
 EQUALS_IN_LINE = Scenario(
-    "three messages that wait in one worker, two of them with the same place",
-    (Message(A, place=1), Message(NEXT, place=1, acks_late=False), Message(STRANGER, place=2)),
+    "three messages that wait in one worker, two of them with the same rank",
+    (Message(A, rank=1), Message(NEXT, rank=1, acks_late=False), Message(STRANGER, rank=2)),
     {A: (SUCCESS,), NEXT: (SUCCESS,), STRANGER: (FAILURE,)},
     Faults(1, lapses=1, revokes=1),
     slots=(2,),
@@ -202,7 +202,7 @@ EQUALS_IN_LINE = Scenario(
 )
 BROKEN_LINE = Scenario(
     "two messages that wait in the rooms of two workers, one of which may be gone",
-    (Message(A, place=1), Message(STRANGER, place=2, acks_late=False)),
+    (Message(A, rank=1), Message(STRANGER, rank=2, acks_late=False)),
     {A: (SUCCESS,), STRANGER: (FAILURE,)},
     Faults(1, deaths=1, disconnects=1, lapses=1, lost_replies=1, revokes=1),
     slots=(1, 1),
@@ -217,21 +217,21 @@ BACKLOG = Scenario(
 )
 TWINS_IN_LINE = Scenario(
     "a message that waits for a stranger, and copies of it",
-    (Message(A, place=1), Message(STRANGER, place=2)),
+    (Message(A, rank=1), Message(STRANGER, rank=2)),
     {A: (SUCCESS,), STRANGER: (SUCCESS,)},
     Faults(2, disconnects=1, deaths=1, lapses=1, lost_replies=1),
 )
 HANDED_ON = Scenario(
     "a message that waits for a stranger, and is published again by its worker",
-    (Message(A, place=1), Message(STRANGER, place=2, acks_late=False)),
+    (Message(A, rank=1), Message(STRANGER, rank=2, acks_late=False)),
     {A: (SUCCESS,), STRANGER: (SUCCESS,)},
     Faults(2, handovers=1, doublings=1, deaths=1, disconnects=1),
 )
 FULL_ROOMS = Scenario(
     "a key reserved for a message, while the room of the only worker is full",
-    (Message(A, place=1), Message(NEXT, place=2), Message(STRANGER, place=3, acks_late=False)),
+    (Message(A, rank=1), Message(NEXT, rank=2), Message(STRANGER, rank=3, acks_late=False)),
     {
-        A: (Ending("RETRY", Message(A_RETRIED, place=4), hands_over=True),),
+        A: (Ending("RETRY", Message(A_RETRIED, rank=4), hands_over=True),),
         **dict.fromkeys((A_RETRIED, NEXT, STRANGER), (SUCCESS,)),
     },
     Faults(),
@@ -240,8 +240,8 @@ FULL_ROOMS = Scenario(
 )
 SKIPPED_IN_LINE = Scenario(
     "a message, one of a caller who has seen it end and skips duplicates, and copies of the first",
-    (Message(A, place=1),),
-    {A: (Ending("SUCCESS", caller=Message(STRANGER, policy="skip", place=2)),), STRANGER: (SUCCESS,)},
+    (Message(A, rank=1),),
+    {A: (Ending("SUCCESS", caller=Message(STRANGER, policy="skip", rank=2)),), STRANGER: (SUCCESS,)},
     Faults(2, timeouts=1, deaths=1, lapses=1),
 )
 
@@ -249,14 +249,14 @@ SKIPPED_IN_LINE = Scenario(
 
 SLOTS = Scenario(
     "two slots for three messages",
-    (Message(A, place=1), Message(NEXT, place=2, acks_late=False), Message(STRANGER, place=3)),
+    (Message(A, rank=1), Message(NEXT, rank=2, acks_late=False), Message(STRANGER, rank=3)),
     {A: (SUCCESS,), NEXT: (SUCCESS,), STRANGER: (FAILURE,)},
     Faults(1, timeouts=1, deaths=1, lost_replies=1, lapses=1, pauses=1),
     limits=(2,),
 )
 COPIES_IN_SLOTS = Scenario(
     "two slots for two messages and copies of them",
-    (Message(A, place=1), Message(STRANGER, place=2)),
+    (Message(A, rank=1), Message(STRANGER, rank=2)),
     {A: (SUCCESS,), STRANGER: (FAILURE,)},
     Faults(2, timeouts=2, deaths=1),
     limits=(2,),
@@ -270,8 +270,8 @@ SLOT_HANDED_OVER = Scenario(
 )
 SLOT_HANDED_OVER_AMONG_STRANGERS = Scenario(
     "a slot handed over to a retry, which may be revoked, beside a stranger",
-    (Message(A, place=1), Message(STRANGER, place=2, acks_late=False)),
-    {A: (Ending("RETRY", Message(A_RETRIED, place=3), hands_over=True),), A_RETRIED: (SUCCESS,), STRANGER: (SUCCESS,)},
+    (Message(A, rank=1), Message(STRANGER, rank=2, acks_late=False)),
+    {A: (Ending("RETRY", Message(A_RETRIED, rank=3), hands_over=True),), A_RETRIED: (SUCCESS,), STRANGER: (SUCCESS,)},
     Faults(1, revokes=1, lapses=1),
     limits=(2,),
 )
@@ -288,7 +288,7 @@ SKIPPED_BESIDE_SLOTS = Scenario(
 )
 SLOTS_OF_ONE_ROOM = Scenario(
     "two slots for four messages of one worker, of which one may be put back into the queue",
-    (Message(A, place=1), Message(NEXT, place=2, acks_late=False), Message(STRANGER, place=3), Message(OTHER, place=4)),
+    (Message(A, rank=1), Message(NEXT, rank=2, acks_late=False), Message(STRANGER, rank=3), Message(OTHER, rank=4)),
     {A: (SUCCESS, REQUEUED), NEXT: (SUCCESS,), STRANGER: (FAILURE,), OTHER: (SUCCESS,)},
     Faults(),
     slots=(3,),
@@ -296,7 +296,7 @@ SLOTS_OF_ONE_ROOM = Scenario(
 )
 SLOTS_OF_TWO_ROOMS = Scenario(
     "two slots for three messages that wait in the rooms of two workers",
-    (Message(A, place=1), Message(NEXT, place=2, acks_late=False), Message(STRANGER, place=3)),
+    (Message(A, rank=1), Message(NEXT, rank=2, acks_late=False), Message(STRANGER, rank=3)),
     {A: (SUCCESS,), NEXT: (SUCCESS,), STRANGER: (FAILURE,)},
     Faults(1, lapses=1),
     slots=(2, 1),
@@ -305,14 +305,14 @@ SLOTS_OF_TWO_ROOMS = Scenario(
 )
 DEPLOY = Scenario(
     "two messages and a copy, while some workers know the limit 1 and some the limit 2",
-    (Message(A, place=1), Message(STRANGER, place=2)),
+    (Message(A, rank=1), Message(STRANGER, rank=2)),
     {A: (SUCCESS,), STRANGER: (SUCCESS,)},
     Faults(1, timeouts=1, deaths=1, lost_replies=1),
     limits=(1, 2),
 )
 LINE_IN_A_DEPLOY = Scenario(
     "three messages in the rooms of two workers, of which each knows the limits 1 and 2",
-    (Message(A, place=1), Message(NEXT, place=2), Message(STRANGER, place=3)),
+    (Message(A, rank=1), Message(NEXT, rank=2), Message(STRANGER, rank=3)),
     dict.fromkeys((A, NEXT, STRANGER), (SUCCESS,)),
     Faults(),
     slots=(1, 2),
@@ -320,7 +320,7 @@ LINE_IN_A_DEPLOY = Scenario(
 )
 TWO_LIMITS_IN_LINE = Scenario(
     "four messages of one worker, some with the limit 1 and some with the limit 2",
-    (*LINE_IN_A_DEPLOY.messages, Message(OTHER, place=4)),
+    (*LINE_IN_A_DEPLOY.messages, Message(OTHER, rank=4)),
     dict.fromkeys((A, NEXT, STRANGER, OTHER), (SUCCESS,)),
     Faults(),
     slots=(3,),

@@ -18,10 +18,10 @@ class Key(NamedTuple):
     line, to which the slot is offered, ``?r1``, or from which somebody is on the way to it, ``!r1``."""
     attempt: Attempt
     marked: bool = False
-    place: int = 0
-    """The place of the one who is on the way."""
+    rank: int = 0
+    """The rank of the one who is on the way."""
     number: int = 0
-    """What tells that one from others of its room with the same place."""
+    """What tells that one from others of its room with the same rank."""
 
     @property
     def is_reserved(self) -> bool:
@@ -71,7 +71,7 @@ class Server(NamedTuple):
     gone: frozenset[str] = frozenset()
     """The claims that were given up before a run handed its slot over under them: no message will come with them."""
     line: tuple[tuple[int, str], ...] = ()
-    """The rooms that wait for the lock, each with its place: that of the first of those who wait in it. In order."""
+    """The rooms that wait for the lock, each with its rank: that of the first of those who wait in it. In order."""
     queued: Key | None = None
     """The place in the queue, reserved for a message that is to run after the lock's holder; None where it is free."""
 
@@ -112,7 +112,7 @@ class Server(NamedTuple):
         """This state with `key` in the slot of this number."""
         return self._replace(slots=(*self.slots[: slot - 1], key, *self.slots[slot:]))
 
-    def placed(self, member: str, place: int | None) -> Server:
-        """This state with `member` at `place` in the line; None: not in the line."""
+    def ranked(self, member: str, rank: int | None) -> Server:
+        """This state with `member` in the line with `rank`; None: not in the line."""
         others = [entry for entry in self.line if entry[1] != member]
-        return self._replace(line=tuple(sorted(others if place is None else [*others, (place, member)])))
+        return self._replace(line=tuple(sorted(others if rank is None else [*others, (rank, member)])))

@@ -137,7 +137,7 @@ class Steps:
                     yield Step(label, revoked)
                     continue
                 call = f"!{member_of(one.home, one.limit)}"
-                release = Release(call, None, False, one.limit, one.message.place, one.number)
+                release = Release(call, None, False, one.limit, one.message.rank, one.number)
                 server = self._apply(revoked, release).server
                 yield Step(label, revoked._replace(server=server), (world.server, release))
 
@@ -230,11 +230,11 @@ class Steps:
 
     @staticmethod
     def _number(world: World, one: Execution) -> int:
-        """A number that no other of the room has who has the place of `one`. The code just counts those who come."""
-        place = one.message.place
+        """A number that no other of the room has who has the rank of `one`. The code just counts those who come."""
+        rank = one.message.rank
         others = [other for other in world.executions if other.home == one.home and other.nonce != one.nonce]
-        taken = {other.number for other in others if other.message.place == place}
-        taken |= {key.number for key in world.server.keys if key.room == one.home and key.place == place}
+        taken = {other.number for other in others if other.message.rank == rank}
+        taken |= {key.number for key in world.server.keys if key.room == one.home and key.rank == rank}
         return next(number for number in itertools.count() if number not in taken)
 
     def _skip(self, world: World, one: Execution, holders: tuple[Key, ...], asked: tuple[Server, Command]) -> Step:
@@ -431,7 +431,7 @@ class Steps:
 
     def _acquire(self, one: Execution) -> Acquire | Claim:
         message, reads_note = one.message, known.reads_note(one, self.mistakes)
-        called = (one.home, one.limit, one.message.place, one.number) if one.called else ("", one.limit)
+        called = (one.home, one.limit, one.message.rank, one.number) if one.called else ("", one.limit)
         if message.claim:
             return Claim(self._token(one), one.attempt, reads_note, message.claim, *called)
         return Acquire(one.nonce, one.attempt, reads_note, *called)

@@ -107,11 +107,11 @@ class World(NamedTuple):
         return attempt in self.history.stored
 
     def waiting_in(self, room: str, limit: int | None = None) -> list[Execution]:
-        """Who waits in `room`, in the order of their places; those with this limit, or all."""
+        """Who waits in `room`, in the order of their ranks; those with this limit, or all."""
         waiting = [one for one in self.executions if one.phase is Phase.WAITING and one.home == room]
         if limit is not None:
             waiting = [one for one in waiting if one.limit == limit]
-        return sorted(waiting, key=lambda one: one.message.place)
+        return sorted(waiting, key=lambda one: one.message.rank)
 
     def take_slot(self, room: str) -> World:
         """This state with a slot of that worker taken by a task with another key."""
@@ -279,7 +279,7 @@ def _renamed(server: Server, names: dict[str, str]) -> Server:
         return key if nonce == key.nonce else key._replace(nonce=nonce)
 
     slots = tuple(key and renamed(key) for key in server.slots)
-    line = tuple((place, member(old, f"rdead{place}")) for place, old in server.line)
+    line = tuple((rank, member(old, f"rdead{rank}")) for rank, old in server.line)
     return server._replace(slots=slots, line=line)
 
 

@@ -72,7 +72,7 @@ class Late:
 
 
 class Client:
-    """One who takes the lock and waits for it, with a store and a place for one held lock."""
+    """One who takes the lock and waits for it, with a store and at most one held lock."""
 
     def __init__(self, proxy: Proxy, key: str) -> None:
         self.key = key
@@ -111,8 +111,8 @@ class Client:
         self.attempt = attempt
         return tokens.mint(tokens.mint_nonce(), attempt, ORIGIN)
 
-    def call_at(self, place: int) -> bytes:
-        return tokens.call(tokens.for_limit(self.room, limit_of(self.key)), place).value
+    def call_at(self, rank: int) -> bytes:
+        return tokens.call(tokens.for_limit(self.room, limit_of(self.key)), rank).value
 
     def age(self, seconds: float) -> None:
         """Let all that it waits for come nearer by so many seconds."""

@@ -26,7 +26,7 @@ def impatient(proxy: Proxy) -> type[redis.Connection]:
 
 
 class ImpatientSocket(socket.socket):
-    """Takes the place of `connected`, and times out as soon as nothing can come any more."""
+    """Is called instead of `connected`, and times out as soon as nothing can come any more."""
 
     def __init__(self, connected: socket.socket, proxy: Proxy) -> None:
         timeout, port = connected.gettimeout(), connected.getsockname()[1]

@@ -24,7 +24,7 @@ CLIENTS = 4
 
 
 class Unanswered:
-    """In place of an answer: the server may have done what it was asked, or not."""
+    """Instead of an answer: the server may have done what it was asked, or not."""
 
 
 class Watched(RuleBasedStateMachine):
@@ -93,7 +93,7 @@ class Watched(RuleBasedStateMachine):
         if twice and command is not None and not isinstance(answer, Unanswered):
             self.stage.repeat(command)
             before = self.see(act)
-            if all(place.ends > self.view.now + SLACK for place in before.places.values()):
+            if all(kept.ends > self.view.now + SLACK for kept in before.kept.values()):
                 assert self.view.contents() == before.contents(), f"{command} was sent twice"
         return answer
 
@@ -105,9 +105,9 @@ class Watched(RuleBasedStateMachine):
         held = HeldLock(client.store, self.key, token, lease)
         held.granted(answer)
         client.held, client.is_robbed = held, False
-        place = self.view.places.get(held.slot)
-        assert place is not None, "granted, and the key is free"
-        assert place.owner == owner_of(token), "granted, and the key is another's"
+        kept = self.view.kept.get(held.slot)
+        assert kept is not None, "granted, and the key is free"
+        assert kept.owner == owner_of(token), "granted, and the key is another's"
         if self.limit == 1:
             assert answer.fence is not None, "a grant without a fence"
             assert answer.fence > self.fence, "a fence that is not greater than the one before"
@@ -121,10 +121,10 @@ class Watched(RuleBasedStateMachine):
         believers = [client for client in self.clients if client.believes]  # after the look: time passes meanwhile
         for client in believers:
             assert client.held
-            place = self.view.places.get(client.held.slot)
-            assert place is not None, "one who takes itself for the holder has no key"
-            assert place.owner == client.owner, "one who takes itself for the holder has another's key"
-            left = (place.ends - self.view.now) / 1000
+            kept = self.view.kept.get(client.held.slot)
+            assert kept is not None, "one who takes itself for the holder has no key"
+            assert kept.owner == client.owner, "one who takes itself for the holder has another's key"
+            left = (kept.ends - self.view.now) / 1000
             assert client.held.deadline <= seen + left + SLACK / 1000, "its own deadline is later than the key's end"
         assert len({client.held.slot for client in believers if client.held}) == len(believers), "two have one slot"
         assert len(believers) <= self.limit, "more hold the lock than may"

@@ -20,7 +20,7 @@ from .view import SLACK, Act, act, attempt_of, owner_of
 WHO = st.integers(0, CLIENTS - 1)
 SENT = {"fault": st.sampled_from(FAULTS), "twice": st.booleans()}
 LEASES = st.sampled_from([10.0, 60.0])
-PLACES = st.integers(1, 9)
+RANKS = st.integers(1, 9)
 #: Some of them end offers and calls, some leases, some everything.
 SPANS = st.sampled_from([0.5, 1.1, 5.1, 9.5, 30.0, 61.0, 200.0])
 #: By the last three nobody waits for the answer; each is followed by what befalls it.
@@ -40,7 +40,7 @@ class Locks(Watched):
         those = [client for client in self.clients if client.held is not None]
         return those[number % len(those)] if those else None
 
-    @rule(who=WHO, lease=LEASES, copy=st.none() | WHO, of=st.none() | WHO, hint=st.none() | PLACES, **SENT)
+    @rule(who=WHO, lease=LEASES, copy=st.none() | WHO, of=st.none() | WHO, hint=st.none() | RANKS, **SENT)
     def acquire(
         self, who: int, lease: float, copy: int | None, of: int | None, hint: int | None, fault: str, twice: bool
     ) -> None:
@@ -77,7 +77,7 @@ class Locks(Watched):
         has_note = self.stage.server.client.exists(note)  # it may be over by the end
         answer = self.do(client, Act(frozenset(owns), frozenset({mine})), fault, ask, twice=twice)
         if isinstance(answer, Finished):
-            values = [place.value for view in (self.before, self.view) for place in view.places.values()]
+            values = [kept.value for view in (self.before, self.view) for kept in view.kept.values()]
             is_cooling = any(value[0] == "=" and attempt_of(value) == str(attempt) for value in values)
             assert is_cooling or has_note or self.stage.server.client.exists(note), "finished, and nobody has said so"
         self.take(client, token, lease, answer)
@@ -93,14 +93,14 @@ class Locks(Watched):
             answer = self.do(client, act(client.owner), fault, lambda: held.extend(ttl), twice=twice)
         except LockLost:
             self.see(act(client.owner))  # the key may have ended on the way
-            assert not held.was_lost or not self.view.place_of(client.owner), "told that it lost a key which it has"
+            assert not held.was_lost or not self.view.kept_of(client.owner), "told that it lost a key which it has"
             client.held = None
             return
-        place = self.view.place_of(client.owner)
+        kept = self.view.kept_of(client.owner)
         if not isinstance(answer, Unanswered):
-            assert place, "renewed what is not there"
+            assert kept, "renewed what is not there"
             longest = (held.lease if ttl is None else ttl) * 1000
-            assert place.ends <= self.view.now + longest, "extended by more than was asked for"
+            assert kept.ends <= self.view.now + longest, "extended by more than was asked for"
 
     @rule(who=WHO, how=st.sampled_from(ENDINGS), **SENT)
     def release(self, who: int, how: str, fault: str, twice: bool) -> None:
@@ -120,12 +120,12 @@ class Locks(Watched):
         if how in LATE:
             self.release_late(client, owner, command, LATE[how])
             return
-        before = self.view.place_of(owner)
+        before = self.view.kept_of(owner)
         not_over = how == "not over"
         release = (lambda: store.release(self.key, token)) if not_over else (lambda: store.send(command))
         answer = self.do(client, doing, fault, release, twice=twice)
         if not isinstance(answer, Unanswered):
-            assert self.view.place_of(owner) is None, "released, and still there"
+            assert self.view.kept_of(owner) is None, "released, and still there"
             was_there = before is not None and before.ends > self.view.now
             assert answer or not was_there, "told that a key was lost which was there"
             assert before or not answer or store.sends > 1, "told that a key was released which was lost"
@@ -144,9 +144,9 @@ class Locks(Watched):
         self.stage.commands += 1
         client.sent = command, act(owner)
         if not isinstance(answer, Unanswered):
-            place = self.before.place_of(owner)
-            late.expected = place is not None
-            may_have_ended = place is not None and place.ends <= self.view.now + SLACK
+            kept = self.before.kept_of(owner)
+            late.expected = kept is not None
+            may_have_ended = kept is not None and kept.ends <= self.view.now + SLACK
             late.is_ambiguous = may_have_ended or client.store.sends > 1
             self.late.append(late)
 
@@ -159,7 +159,7 @@ class Locks(Watched):
         doing = act(message.owner)
         answer = self.do(client, doing, fault, lambda: client.store.acquire(key, message.token, 30.0), twice=twice)
         if isinstance(answer, Granted):
-            assert self.view.places[key].owner == message.owner
+            assert self.view.kept[key].owner == message.owner
             self.messages.append(message)
 
     @rule(who=WHO, of=WHO, to_come=st.booleans(), **SENT)
@@ -179,29 +179,29 @@ class Locks(Watched):
             token = client.token
             self.do(client, Act(), fault, lambda: client.store.expect_copy(self.key, token), twice=twice)
 
-    @rule(who=WHO, place=PLACES, later=st.none() | PLACES, **SENT)
-    def stand(self, who: int, place: int, later: int | None, fault: str, twice: bool) -> None:
+    @rule(who=WHO, rank=RANKS, later=st.none() | RANKS, **SENT)
+    def stand(self, who: int, rank: int, later: int | None, fault: str, twice: bool) -> None:
         """A room stands in line. If its first waiter is called, that one is to acquire the key."""
         client = self.clients[who]
-        call = client.call_at(place)
+        call = client.call_at(rank)
         offer, called = owner_of(client.room), owner_of(call.decode())
-        following = None if later is None else place + later
+        following = None if later is None else rank + later
         answer = self.do(
             client,
             Act(frozenset({offer, called}), frozenset({called})),
             fault,
-            lambda: client.store.stand(self.key, client.room, place, following),
+            lambda: client.store.stand(self.key, client.room, rank, following),
             twice=twice,
         )
         if isinstance(answer, Taken):
-            assert self.view.place_of(called) or self.before.place_of(called), "called, and no key is kept"
+            assert self.view.kept_of(called) or self.before.kept_of(called), "called, and no key is kept"
             client.call = call
 
-    @rule(who=WHO, place=PLACES, how=st.sampled_from(["over", "late"]))
-    def offer(self, who: int, place: int, how: str) -> None:
+    @rule(who=WHO, rank=RANKS, how=st.sampled_from(["over", "late"]))
+    def offer(self, who: int, rank: int, how: str) -> None:
         """Somebody waits, and then the holder releases."""
         if self.holder(who):
-            self.stand(who, place, None, "none", twice=False)
+            self.stand(who, rank, None, "none", twice=False)
             self.release(who, how, "none", twice=False)
 
     @rule(who=WHO, **SENT)
@@ -210,7 +210,7 @@ class Locks(Watched):
         offer = owner_of(client.room)
         answer = self.do(client, act(offer), fault, lambda: client.store.leave(self.key, client.room), twice=twice)
         if not isinstance(answer, Unanswered):
-            assert self.view.place_of(offer) is None
+            assert self.view.kept_of(offer) is None
             assert offer not in self.view.line
 
     @rule(who=WHO)
@@ -229,8 +229,8 @@ class Locks(Watched):
         self.stage.age(seconds)
         for client in self.clients:
             client.age(seconds)
-        places = {name: place._replace(ends=place.ends - seconds * 1000) for name, place in before.places.items()}
-        self.view = before._replace(places=places)
+        kept = {name: one._replace(ends=one.ends - seconds * 1000) for name, one in before.kept.items()}
+        self.view = before._replace(kept=kept)
         self.see(Act())
 
     @rule(number=st.integers(1, 3), how=st.sampled_from(THEFTS), then_extends=st.booleans())
@@ -238,8 +238,8 @@ class Locks(Watched):
         """A stranger deletes or overwrites a key, as no client of ours does; or the server restarts empty."""
         name = keys_of(self.key).slot(1 + (number - 1) % self.limit)
         self.see(Act())
-        gone = {"fence": set(), "restart": self.view.places.keys()}.get(how, {name})
-        stolen = [place.owner for key, place in self.view.places.items() if key in gone]
+        gone = {"fence": set(), "restart": self.view.kept.keys()}.get(how, {name})
+        stolen = [kept.owner for key, kept in self.view.kept.items() if key in gone]
         for client in self.clients:
             client.is_robbed = client.is_robbed or (client.held is not None and client.owner in stolen)
         match how:

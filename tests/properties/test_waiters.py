@@ -131,7 +131,7 @@ class Waiters(RuleBasedStateMachine):
         there = look(self.stage.server.client, self.users[0].lock.key)
         holders = [one for one, user in zip(believed, self.users, strict=True) if one and user.holds() == one]
         honest = [one for one in holders if one not in self.stolen]
-        owners = {place.owner for place in there.places.values()}
+        owners = {kept.owner for kept in there.kept.values()}
         assert set(honest) <= owners, "one who takes itself for the holder has no key"
         assert len(honest) <= self.limit, "more hold the lock than may"
 

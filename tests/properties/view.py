@@ -24,7 +24,7 @@ def attempt_of(value: str) -> str:
     return value.split(" ")[1] if _MINTED(value) else "*"
 
 
-class Place(NamedTuple):
+class Kept(NamedTuple):
     """What one key holds, and until when, in milliseconds of the server's clock."""
 
     value: str
@@ -39,16 +39,16 @@ class View(NamedTuple):
     """The keys that somebody may hold, by name; and who stands in line."""
 
     now: float
-    places: dict[str, Place]
+    kept: dict[str, Kept]
     line: dict[str, float]
     fence: bytes | None
 
-    def place_of(self, owner: str) -> Place | None:
-        return next((place for place in self.places.values() if place.owner == owner), None)
+    def kept_of(self, owner: str) -> Kept | None:
+        return next((kept for kept in self.kept.values() if kept.owner == owner), None)
 
     def contents(self) -> object:
         """All but the times to live."""
-        return {name: place.value for name, place in self.places.items()}, self.line, self.fence
+        return {name: kept.value for name, kept in self.kept.items()}, self.line, self.fence
 
 
 class Act(NamedTuple):
@@ -72,18 +72,18 @@ def look(client: redis.Redis, lock: str) -> View:
         pipe.pttl(name)
     (seconds, micros), line, fence, values, *left = pipe.execute()
     now = seconds * 1000 + micros / 1000
-    places = {
-        name: Place(value.decode(), now + ttl if ttl >= 0 else float("inf"))
+    kept = {
+        name: Kept(value.decode(), now + ttl if ttl >= 0 else float("inf"))
         for name, value, ttl in zip(names, values, left, strict=True)
         if value is not None
     }
-    return View(now, places, {owner_of(room.decode()): place for room, place in line}, fence)
+    return View(now, kept, {owner_of(room.decode()): rank for room, rank in line}, fence)
 
 
 def check_change(before: View, after: View, act: Act) -> None:
     """Only its owner, or expiry, removes or extends a key; and what is free is given only to who asks, or is next."""
-    for name in before.places.keys() | after.places.keys():
-        old, new = before.places.get(name), after.places.get(name)
+    for name in before.kept.keys() | after.kept.keys():
+        old, new = before.kept.get(name), after.kept.get(name)
         story = f"{name}: {old} became {new}, by {act}"
         has_ended = old is not None and old.ends <= after.now + SLACK
         if old and new and old.owner == new.owner and not (has_ended and new.ends > old.ends + SLACK):

@@ -28,7 +28,7 @@ def test_the_locks_of_all_nodes_are_listed_shown_and_released(app):
     room = of_room(mint_nonce(), "host")
     server_of(app).store.enter(names[0], room, 1)
     locks = Locks(app)
-    rows = {row.place.key: row for row in locks.all()}
+    rows = {row.part.key: row for row in locks.all()}
     assert sorted(rows) == sorted(names)
     assert locks.of(names[0]) == [rows[names[0]]._replace(ttl=pytest.approx(10, abs=5))]
     assert rows[names[0]].waiting == 1
@@ -43,10 +43,10 @@ def test_a_lock_whose_slot_moves_just_now_is_listed_once(app, nodes):
     assert lock.acquire(blocking=False)
     server_of(app).store.enter(name, of_room(mint_nonce(), "host"), 1)
     with nodes.moving(name, nodes.primaries[1]) as source:
-        assert [row.place.key for row in Locks(app).all(match="redislock:*")] == [name]
+        assert [row.part.key for row in Locks(app).all(match="redislock:*")] == [name]
         nodes.move_keys(name, source, nodes.primaries[1])
-        assert [row.place.key for row in Locks(app).all(match="redislock:*")] == [name]
-    assert [row.place.key for row in Locks(app).all(match="redislock:*")] == [name]
+        assert [row.part.key for row in Locks(app).all(match="redislock:*")] == [name]
+    assert [row.part.key for row in Locks(app).all(match="redislock:*")] == [name]
     lock.release()
 
 
@@ -58,6 +58,6 @@ def test_keys_behind_a_prefix_of_the_broker_are_listed_and_no_others(config, pri
     with app.tasks["lab.keyed"].lock_for("A1") as lock:
         private_locks.client.set("another-redislock:{stock:A1}", "a value")
         (row,) = Locks(app).all()
-        assert row.place.key == lock.name
+        assert row.part.key == lock.name
         assert [one.token for one in Locks(app).of(lock.name)] == [row.token]
     app.close()

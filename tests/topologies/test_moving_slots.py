@@ -14,7 +14,7 @@ from tests.lab.servers import wait_until
 
 
 @pytest.fixture
-def place(nodes):
+def move(nodes):
     """A key, the node that has its slot, and the node to which the slot moves."""
     key = nodes.key_of(nodes.primaries[0])
     return key, nodes.primaries[0], nodes.primaries[1]
@@ -27,8 +27,8 @@ def renew_at(node, lock, key):
     assert node.client.pttl(key) > 15_000
 
 
-def test_a_lock_is_renewed_and_released_where_its_slot_has_gone(nodes, client, place):
-    key, _, new = place
+def test_a_lock_is_renewed_and_released_where_its_slot_has_gone(nodes, client, move):
+    key, _, new = move
     with Lock(client, key, timeout=30, renew=True) as lock:
         nodes.move(key, new)
         renew_at(new, lock, key)
@@ -38,8 +38,8 @@ def test_a_lock_is_renewed_and_released_where_its_slot_has_gone(nodes, client, p
         assert new.client.exists(key)
 
 
-def test_locks_are_renewed_in_a_slot_that_stays_open(nodes, client, place):
-    key, old, new = place
+def test_locks_are_renewed_in_a_slot_that_stays_open(nodes, client, move):
+    key, old, new = move
     tagged = [f"{{{key}}}:{number}" for number in range(3)]
     locks = [Lock(client, name, timeout=30, renew=True) for name in tagged]
     for lock in locks:
@@ -53,8 +53,8 @@ def test_locks_are_renewed_in_a_slot_that_stays_open(nodes, client, place):
         lock.release()
 
 
-def test_who_asks_for_a_lock_while_its_slot_is_open_gets_it_when_the_slot_is_closed(nodes, client, place):
-    key, _, new = place
+def test_who_asks_for_a_lock_while_its_slot_is_open_gets_it_when_the_slot_is_closed(nodes, client, move):
+    key, _, new = move
     with ThreadPoolExecutor() as threads:
         with nodes.moving(key, new):
             taken = threads.submit(Lock(client, key, timeout=10, thread_local=False).acquire, blocking_timeout=10)
@@ -63,8 +63,8 @@ def test_who_asks_for_a_lock_while_its_slot_is_open_gets_it_when_the_slot_is_clo
     assert new.client.exists(key)
 
 
-def test_who_waits_gets_the_lock_at_its_release_although_the_slot_has_moved(nodes, client, place):
-    key, old, new = place
+def test_who_waits_gets_the_lock_at_its_release_although_the_slot_has_moved(nodes, client, move):
+    key, old, new = move
     holder = Lock(client, key, timeout=30)
     holder.acquire()
     with ThreadPoolExecutor() as threads:
@@ -75,8 +75,8 @@ def test_who_waits_gets_the_lock_at_its_release_although_the_slot_has_moved(node
         assert waiting.result(10)  # who is not told looks when the lease ends
 
 
-def test_each_slot_of_a_limit_moves_with_its_lock(nodes, client, place):
-    key, old, new = place
+def test_each_slot_of_a_limit_moves_with_its_lock(nodes, client, move):
+    key, old, new = move
     first, second = (Lock(client, key, timeout=30, renew=True, limit=2) for _ in range(2))
     assert first.acquire()
     assert second.acquire()
@@ -102,8 +102,8 @@ def test_a_lock_is_renewed_where_its_slot_moves_to_a_node_that_is_new(nodes, cli
         nodes.move(key, source)
 
 
-def test_a_lock_stays_held_and_waited_for_while_a_whole_slot_moves_at_once(nodes, client, place):
-    key, old, new = place
+def test_a_lock_stays_held_and_waited_for_while_a_whole_slot_moves_at_once(nodes, client, move):
+    key, old, new = move
     with ThreadPoolExecutor() as threads:
         holder = Lock(client, key, timeout=30, renew=True, thread_local=False)
         holder.acquire()

@@ -37,7 +37,7 @@ def test_messages_for_keys_on_each_node_run_in_order_and_at_once(nodes, tasks, s
     results = [tasks.work.delay(key, f"{key}.{number}", 0.02) for number in range(10) for key in keys]
     wait_until(lambda: kept(tasks.work.app, 2) == 30, "all wait")
     lines = list(zip(nodes.primaries, keys, strict=True))
-    wait_until(lambda: all(stands_in_line(one.client, tasks.work, key, 2) for one, key in lines), "at their places")
+    wait_until(lambda: all(stands_in_line(one.client, tasks.work, key, 2) for one, key in lines), "with their ranks")
     for holder in holders:
         holder.release()
     for result in results:

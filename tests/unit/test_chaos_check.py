@@ -63,8 +63,8 @@ class Book:
     def died(self, at, pid=CHILD):
         self.ledger.write({"event": "died", "pid": pid, "at": at})
 
-    def waits(self, task_id, start, end=None, place=1, *, worker=MAIN, key="key", called=True):
-        line = {"task_id": task_id, "key": f"redislock:{{chaos:{key}}}", "place": place}
+    def waits(self, task_id, start, end=None, rank=1, *, worker=MAIN, key="key", called=True):
+        line = {"task_id": task_id, "key": f"redislock:{{chaos:{key}}}", "rank": rank}
         line |= {"worker": worker, "waiter": f"{task_id} {start}"}
         self.ledger.write({"event": "waits", "at": start, **line})
         if end is not None:
@@ -445,8 +445,8 @@ class TestOrder:
         book.run("holder", 0.5, 3)
 
         def turns(a, b, worker=OTHER):
-            book.waits("a", 1, a, place=1)
-            book.waits("b", 1.1, b, place=2, worker=worker)
+            book.waits("a", 1, a, rank=1)
+            book.waits("b", 1.1, b, rank=2, worker=worker)
             for task_id, at in (("a", a), ("b", b)):
                 book.run(task_id, at + 0.01, at + 1, pid=OTHER)
 
@@ -466,8 +466,8 @@ class TestOrder:
     def test_one_who_came_just_when_the_other_had_its_turn_is_not_passed(self, book, broken):
         for task_id in ("a", "b"):
             book.sent(task_id)
-        book.waits("b", 0.5, 1.0, place=2, worker=OTHER)
-        book.waits("a", 0.9, 2.0, place=1)
+        book.waits("b", 0.5, 1.0, rank=2, worker=OTHER)
+        book.waits("a", 0.9, 2.0, rank=1)
         book.run("b", 1.01, 2, pid=OTHER)
         book.run("a", 2.01, 3)
         assert broken() == []
@@ -517,7 +517,7 @@ class TestOrder:
         book.waits("a", -30)
         times = {"at": -29, "from": -29, "until": -29}
         book.ledger.write({**gone, **times, "worker": MAIN, "struck": True, "pids": []})
-        book.waits("b", 1, 2, place=2, worker=OTHER)
+        book.waits("b", 1, 2, rank=2, worker=OTHER)
         book.run("b", 2, 3)
         book.run("a", 4, 5)
         assert broken() == []
@@ -531,7 +531,7 @@ class TestStarvation:
         for number in range(passes):
             task_id, at = f"b{number}", 1.0 + number
             book.sent(task_id)
-            book.waits(task_id, 0.5, at, place=2 + number, worker=OTHER)
+            book.waits(task_id, 0.5, at, rank=2 + number, worker=OTHER)
             book.full(at)
             book.run(task_id, at + 0.01, at + 1, pid=OTHER)
         book.run("holder", 1.01 + passes, 40)
@@ -590,8 +590,8 @@ class TestStarvation:
         for task_id in ("holder", "a", "b"):
             book.sent(task_id)
         book.run("holder", 0, 1)
-        book.waits("a", 0.5, 1.01, place=1)
-        book.waits("b", 0.5, 5.6, place=2, worker=OTHER)
+        book.waits("a", 0.5, 1.01, rank=1)
+        book.waits("b", 0.5, 5.6, rank=2, worker=OTHER)
         book.run("a", 4.5, 5.5)
         book.run("b", 5.61, 6, pid=OTHER)
         assert broken() == ["key idled for 3.5 s while a message waited for it"]
@@ -619,7 +619,7 @@ class TestStalls:
 
     def test_it_is_told_once_for_all_that_wait_there(self, stalled, book, broken):
         book.sent("b")
-        book.waits("b", 1.5, 7.5, place=2)
+        book.waits("b", 1.5, 7.5, rank=2)
         book.run("b", 8, 9)
         book.ended(3, 4.5)
         assert broken() == [self.STALLED]
@@ -628,7 +628,7 @@ class TestStalls:
         """The room of a full worker calls one after the other, and each finds the key kept for the next."""
         for number in range(4):
             book.sent(f"m{number}")
-            book.waits(f"m{number}", 0.5, 2 + 5 * number, place=number)
+            book.waits(f"m{number}", 0.5, 2 + 5 * number, rank=number)
             book.full(1.9 + 5 * number)
             book.run(f"m{number}", 20 + number, 21 + number, item=f"m{number}/0")
         book.run("holder", 0, 1)

@@ -1,4 +1,4 @@
-"""What the command line prints: times, tables, totals; and which keys are places of a lock."""
+"""What the command line prints: times, tables, totals; and which keys are parts of a lock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celery_redislock.cli.locks import matcher
 from celery_redislock.cli.scan import FREE, Row, Waits
 from celery_redislock.cli.sentences import Say
 from celery_redislock.cli.table import Total, age, duration, moment, prometheus, table, totals
-from celery_redislock.protocol.names import LimitedKey, LockKeys, Place
+from celery_redislock.protocol.names import LimitedKey, LockKeys, LockPart
 from celery_redislock.protocol.tokens import COOLING, Attempt, Token, mint, mint_nonce, origin
 from tests.lab.workers import ROOT
 
@@ -24,10 +24,10 @@ def row(
 ) -> Row:
     attempt = Attempt("an-id", 0, 0) if task else None
     token = mint(mint_nonce(), attempt, origin("w@host", task))
-    place = Place.of(key)
-    assert place is not None
+    part = LockPart.of(key)
+    assert part is not None
     rooms = {f"room {number}": (time.time() - 30) * 1e6 for number in range(waiting)}
-    return Row(place, token, 12.0, rooms)._replace(**fields)
+    return Row(part, token, 12.0, rooms)._replace(**fields)
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,8 @@ def test_a_moment_is_in_utc_and_tells_how_long_ago_it_was():
 
 def test_the_table_has_its_columns_below_each_other_and_nothing_unprintable():
     lines = [*table([row(waiting=2), row("redislock:{\x1b[31m}", None)], NOW)]
-    places = {line.index(word) for line, word in zip(lines, ["KEY", "redislock", "redislock"], strict=True)}
-    assert len(places) == 1
+    columns = {line.index(word) for line, word in zip(lines, ["KEY", "redislock", "redislock"], strict=True)}
+    assert len(columns) == 1
     assert "\x1b" not in "".join(lines)
     assert lines[1].split()[:3:2] == ["held", "2"]
 
@@ -160,16 +160,16 @@ def test_watch_shows_what_is_waited_for_first():
 
 
 @pytest.mark.parametrize("lock", ["redislock:{shop.bill:7}", "report"])
-def test_a_place_of_a_lock_is_known_by_its_key_and_what_is_none_too(lock):
+def test_a_part_of_a_lock_is_known_by_its_key_and_what_is_none_too(lock):
     keys = LockKeys(lock)
-    assert Place.of(lock) == Place(lock, lock)
-    assert Place.of(keys.slot(2)) == Place(keys.slot(2), lock, "slot")
-    assert Place.of(keys.queued) == Place(keys.queued, lock, "queued")
-    assert {Place.of(key) for key in (keys.line, keys.fence, keys.note("a/0/0"), keys.gone("x"))} == {None}
+    assert LockPart.of(lock) == LockPart(lock, lock)
+    assert LockPart.of(keys.slot(2)) == LockPart(keys.slot(2), lock, "slot")
+    assert LockPart.of(keys.queued) == LockPart(keys.queued, lock, "queued")
+    assert {LockPart.of(key) for key in (keys.line, keys.fence, keys.note("a/0/0"), keys.gone("x"))} == {None}
 
 
-def test_a_place_of_a_lock_with_a_limit_is_named_as_any():
-    assert Place.of(LimitedKey("redislock:{a}", 3)) == Place("redislock:{a}", "redislock:{a}")
+def test_a_part_of_a_lock_with_a_limit_is_named_as_any():
+    assert LockPart.of(LimitedKey("redislock:{a}", 3)) == LockPart("redislock:{a}", "redislock:{a}")
 
 
 def test_every_sentence_of_why_has_a_test_that_reaches_it():

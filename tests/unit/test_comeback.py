@@ -1,4 +1,4 @@
-"""Coming back: the header of a message that has waited, its place in line, and how long it stays away."""
+"""Coming back: the header of a message that has waited, its rank in line, and how long it stays away."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GOOD: dict[str, Any] = {
     "joins": "an id",
     "published": 1_700_000_000_000_000,
     "died": 2,
-    "place": 1_700_000_000_000_001,
+    "rank": 1_700_000_000_000_001,
 }
 #: The lock server's time, in microseconds.
 NOW = 1_800_000_000_000_000
@@ -43,7 +43,7 @@ MALFORMED_FIELDS = [
     *(("joins", value) for value in (0, True, None, b"id", [], {})),
     *(
         (field, value)
-        for field in ("published", "place")
+        for field in ("published", "rank")
         for value in (0, -1, 1.5e15, 2**53, 10**30, True, None, "1700000000000000", math.nan, math.inf, [1], {})
     ),
 ]
@@ -65,42 +65,42 @@ def test_what_was_left_to_a_message_stays_when_it_comes_back() -> None:
     assert header.next(begun=False)[:3] == header[:3]
 
 
-def test_a_place_once_set_stays_where_the_message_waits_again() -> None:
-    placed = Header(**GOOD).next(begun=False, place=7)
-    assert placed.place == 7
-    assert placed.next(begun=False).place == 7
+def test_a_rank_once_set_stays_where_the_message_waits_again() -> None:
+    ranked = Header(**GOOD).next(begun=False, rank=7)
+    assert ranked.rank == 7
+    assert ranked.next(begun=False).rank == 7
 
 
 @pytest.mark.parametrize(
-    ("header", "place"),
+    ("header", "rank"),
     [
         (Header(), NOW),
         (Header(published=NOW - 5), NOW - 5),
         (Header(published=NOW + 5), NOW),
         (Header(published=NOW - 2 * LONGEST_AHEAD), NOW - LONGEST_AHEAD),
-        (Header(published=NOW - 5, place=NOW - 7), NOW - 7),
-        (Header(published=NOW - 5, place=NOW - 2 * LONGEST_AHEAD), NOW - 2 * LONGEST_AHEAD),
-        (Header(place=NOW + 5), NOW),
+        (Header(published=NOW - 5, rank=NOW - 7), NOW - 7),
+        (Header(published=NOW - 5, rank=NOW - 2 * LONGEST_AHEAD), NOW - 2 * LONGEST_AHEAD),
+        (Header(rank=NOW + 5), NOW),
     ],
     ids=[
         "tells nothing",
         "published",
         "a clock that is ahead",
         "a clock that is far behind",
-        "has a place",
+        "has a rank",
         "has waited for long",
-        "a place that is yet to come",
+        "a rank that is yet to come",
     ],
 )
-def test_the_place_in_line_is_the_time_of_the_publish_within_the_lock_servers_last_hour(
-    header: Header, place: int
+def test_the_rank_in_line_is_the_time_of_the_publish_within_the_lock_servers_last_hour(
+    header: Header, rank: int
 ) -> None:
-    assert header.place_at(NOW) == place
+    assert header.rank_at(NOW) == rank
 
 
-@given(st.fixed_dictionaries({"published": st.integers() | st.floats(), "place": st.integers() | st.text()}))
-def test_whatever_a_header_claims_its_place_is_one_that_the_lock_server_can_order(header: Any) -> None:
-    assert 0 < Header.read(header).place_at(NOW) <= NOW
+@given(st.fixed_dictionaries({"published": st.integers() | st.floats(), "rank": st.integers() | st.text()}))
+def test_whatever_a_header_claims_its_rank_is_one_that_the_lock_server_can_order(header: Any) -> None:
+    assert 0 < Header.read(header).rank_at(NOW) <= NOW
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from celery_redislock.line.waiters import Queues, Waiter
 class Guest(Waiter):
     """Waits, and is forgotten."""
 
-    def __init__(self, place, key="k", deadline=math.inf, watches=False):
-        self.key, self.place, self.deadline, self.watches = key, place, deadline, watches
+    def __init__(self, rank, key="k", deadline=math.inf, watches=False):
+        self.key, self.rank, self.deadline, self.watches = key, rank, deadline, watches
 
     def take_turn(self, *, called):
         """It is never called here."""
@@ -47,16 +47,16 @@ def enter(queues, *guests):
 
 @pytest.mark.parametrize("watches", [False, True])
 def test_those_who_have_expired_behind_the_first_are_not_kept(queues, watches):
-    enter(queues, *(Guest(place) for place in range(3)))
-    ended = enter(queues, *(Guest(place, deadline=10.0, watches=watches) for place in range(3, 3003)))
+    enter(queues, *(Guest(rank) for rank in range(3)))
+    ended = enter(queues, *(Guest(rank, deadline=10.0, watches=watches) for rank in range(3, 3003)))
     assert round_of(queues, now=11.0) == 3000
     assert kept(ended) < 30
-    assert [queues.first("1 k").place, queues.second("1 k").place, len(queues)] == [0, 1, 3]
+    assert [queues.first("1 k").rank, queues.second("1 k").rank, len(queues)] == [0, 1, 3]
 
 
 @pytest.mark.parametrize("watches", [False, True])
 def test_those_who_leave_are_not_kept_in_any_line(queues, watches):
-    guests = [Guest(place, key=f"k{place % 7}", watches=watches) for place in range(3000)]
+    guests = [Guest(rank, key=f"k{rank % 7}", watches=watches) for rank in range(3000)]
     refs = enter(queues, *guests)
     for guest in guests[30:]:
         queues.remove(guest)
@@ -68,25 +68,25 @@ def test_those_who_leave_are_not_kept_in_any_line(queues, watches):
 
 
 def test_the_order_is_kept_while_others_leave(queues):
-    guests = [Guest((place * 7919) % 1000) for place in range(1000)]
+    guests = [Guest((rank * 7919) % 1000) for rank in range(1000)]
     enter(queues, *guests)
-    for number, guest in enumerate(sorted(guests, key=lambda one: one.place)):
+    for number, guest in enumerate(sorted(guests, key=lambda one: one.rank)):
         if number % 10:
             queues.remove(guest)
     round_of(queues)
     order = []
     while first := queues.first("1 k"):
-        order.append(first.place)
+        order.append(first.rank)
         queues.remove(first)
     assert order == list(range(0, 1000, 10))
 
 
 def test_many_who_come_and_go_one_by_one_cost_little(queues):
     """Each round may look at all, but only after as many have ended."""
-    enter(queues, *(Guest(place) for place in range(5000)))
+    enter(queues, *(Guest(rank) for rank in range(5000)))
     began = time.process_time()
-    for place in range(5000, 10_000):
-        guest = Guest(place, deadline=1e9)
+    for rank in range(5000, 10_000):
+        guest = Guest(rank, deadline=1e9)
         queues.add(guest)
         round_of(queues)
         queues.remove(guest)
@@ -94,7 +94,7 @@ def test_many_who_come_and_go_one_by_one_cost_little(queues):
 
 
 def test_who_was_called_and_waits_on_does_not_stand_behind_itself(queues):
-    """Its room would stand in line at its place when it is called again, before those of other rooms."""
+    """Its room would stand in line with its rank when it is called again, before those of other rooms."""
     first, second = Guest(1), Guest(2)
     enter(queues, first, second)
     queues.remove(first)

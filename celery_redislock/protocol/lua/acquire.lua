@@ -91,7 +91,7 @@ end
 local is_free = store('NX')
 if is_free and not call and redis.call('EXISTS', line) == 1 then
   is_free = false
-  offer_next(lock, line, 1)  -- in place of my token: who stands in line comes before who happens by
+  offer_next(lock, line, 1)  -- instead of my token: who stands in line comes before who happens by
 end
 
 local function has_its_place()

@@ -10,7 +10,7 @@
 --         0: the key was not offered to me
 --
 -- Sent twice, the second finds nothing that is mine; but it offers a key that is free to the next room, as anybody may
--- at any time. If my process dies before this, my place costs the time of one offer, or ends with the line.
+-- at any time. If my process dies before this, my rank costs the time of one offer, or ends with the line.
 
 local lock, line, room = KEYS[1], KEYS[2], ARGV[1]
 local was_offered = 0

@@ -17,10 +17,10 @@ class NoConnectionFree(RedisConnectionError):
     """All connections of the pool are in use."""
 
 
-class Places:
-    """What a redis-py pool keeps its connections in, in place of a `queue.LifoQueue`. None stands for one to be made.
+class FreeConnections:
+    """What a redis-py pool keeps its connections in, instead of a `queue.LifoQueue`. None stands for one to be made.
 
-    It lets nobody wait: that is for a `WaitingLine`. A queue's mutex could stay locked where a time limit strikes.
+    It lets nobody wait: that is for a `ConnectionQueue`. A queue's mutex could stay locked where a time limit strikes.
 
     Args:
         most: How many connections the pool may have.
@@ -60,8 +60,8 @@ class Places:
         return len(self.queue)
 
 
-class Waiting(Generic[T]):
-    """Somebody who waits in a `WaitingLine`."""
+class QueuedCaller(Generic[T]):
+    """Somebody who waits in a `ConnectionQueue`."""
 
     def __init__(self) -> None:
         self.gift: T | None = None
@@ -70,20 +70,20 @@ class Waiting(Generic[T]):
         self.called.acquire()
 
 
-class WaitingLine(Generic[T]):
+class ConnectionQueue(Generic[T]):
     """Those who wait for what others return, each of whom is given it by hand, in the order in which they came.
 
     Nobody who comes later takes it from them. Each step is one that a time limit cannot cut in two.
     """
 
     def __init__(self) -> None:
-        self._line: deque[Waiting[T]] = deque()
+        self._callers: deque[QueuedCaller[T]] = deque()
         self._moved_at = 0.0
 
     def give(self, gift: T | None) -> bool:
-        """Give something to the first in line, or have it look for itself; return whether anybody stands there."""
+        """Give something to the first in the queue, or have it look for itself; return whether there is one."""
         try:
-            first = self._line.popleft()
+            first = self._callers.popleft()
         except IndexError:
             return False
         if gift is not None:
@@ -92,16 +92,16 @@ class WaitingLine(Generic[T]):
         first.called.release()
         return True
 
-    def stand(self, *, first: bool = False) -> Waiting[T]:
-        """Stand in line, at its end or at its head."""
-        mine: Waiting[T] = Waiting()
+    def add(self, *, first: bool = False) -> QueuedCaller[T]:
+        """Queue a caller, at the end or at the head."""
+        mine: QueuedCaller[T] = QueuedCaller()
         if first:
-            self._line.appendleft(mine)
+            self._callers.appendleft(mine)
         else:
-            self._line.append(mine)
+            self._callers.append(mine)
         return mine
 
-    def wait(self, mine: Waiting[T], patience: float) -> T | None:
+    def wait(self, mine: QueuedCaller[T], patience: float) -> T | None:
         """Wait until `mine` is called, for as long as others are given something; return what it was given.
 
         Raises:
@@ -116,10 +116,10 @@ class WaitingLine(Generic[T]):
         gift, mine.gift = mine.gift, None
         return gift
 
-    def leave(self, mine: Waiting[T]) -> T | None:
-        """Leave the line; return what was given to `mine` meanwhile, which goes to the next caller."""
+    def leave(self, mine: QueuedCaller[T]) -> T | None:
+        """Leave the queue; return what was given to `mine` meanwhile, which goes to the next caller."""
         try:
-            self._line.remove(mine)
+            self._callers.remove(mine)
         except ValueError:  # it was called
             mine.called.acquire(timeout=1.0)
         gift, mine.gift = mine.gift, None
