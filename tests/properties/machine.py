@@ -105,7 +105,7 @@ class Watched(RuleBasedStateMachine):
         held = HeldLock(client.store, self.key, token, lease)
         held.granted(answer)
         client.held, client.is_robbed = held, False
-        place = self.view.places.get(held.slot)
+        place = self.view.places.get(held.permit)
         assert place is not None, "granted, and the key is free"
         assert place.owner == owner_of(token), "granted, and the key is another's"
         if self.limit == 1:
@@ -121,12 +121,12 @@ class Watched(RuleBasedStateMachine):
         believers = [client for client in self.clients if client.believes]  # after the look: time passes meanwhile
         for client in believers:
             assert client.held
-            place = self.view.places.get(client.held.slot)
+            place = self.view.places.get(client.held.permit)
             assert place is not None, "one who takes itself for the holder has no key"
             assert place.owner == client.owner, "one who takes itself for the holder has another's key"
             left = (place.ends - self.view.now) / 1000
             assert client.held.deadline <= seen + left + SLACK / 1000, "its own deadline is later than the key's end"
-        assert len({client.held.slot for client in believers if client.held}) == len(believers), "two have one slot"
+        assert len({client.held.permit for client in believers if client.held}) == len(believers), "two have one permit"
         assert len(believers) <= self.limit, "more hold the lock than may"
 
     @invariant()

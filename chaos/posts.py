@@ -1,4 +1,4 @@
-"""Places where faults strike one after the other; a slot is a place with a worker in it."""
+"""Places where faults strike one after the other; a post is a place with a worker in it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Place:
         self._thread.shutdown(cancel_futures=True)
 
 
-class Slot(Place):
+class Post(Place):
     """A place for a worker; where one has ended, another is started."""
 
     def __init__(self, config: Config, folder: Path) -> None:
