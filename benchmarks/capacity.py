@@ -60,7 +60,7 @@ def main(findings: Findings) -> None:
         "every ten seconds, which [costs less](#renewal-one-process-holds-many-locks).\n\n**Beyond it**, on paper. A "
         f"fleet of {100 * round(full / 200):,} runs a second fills half a primary, which is where waiting for the "
         "server begins to be felt; that is more than the broker behind it usually passes on. What needs more takes a "
-        "Cluster: all keys of one lock are in one slot, so the locks spread over the primaries, and each primary "
+        "Cluster: all keys of one lock are in one hash slot, so the locks spread over the primaries, and each primary "
         "adds as many runs. One key cannot be spread; it is held by one run at a time, and needs no more than two "
         "commands for each. Replicas carry nothing: every command writes. Apps that share no locks may also have a "
         "server each (`redislock_url`)."

@@ -121,9 +121,9 @@ def _judge(findings: Findings, alone: Sequence[Cost], apart: Sequence[Cost], spr
         f"**How it spreads.** A cycle takes {spread[0].cpu:.1f} µs of CPU time of the three nodes together, and "
         f"{alone[0].cpu:.1f} µs of one server. Three servers that are no Cluster take {apart[0].cpu:.1f} µs: that much "
         "is for sharing the work among three processes, which one caller never keeps busy; what is more is for being a "
-        f"Cluster. A node had {least:.1%} to {most:.1%} of the commands: the slot of a key is as good as random, and "
-        "no list of nodes is kept but the Cluster's own. Neither the time of an acquire nor the nodes' CPU time grows "
-        "with the number of locks that are held."
+        f"Cluster. A node had {least:.1%} to {most:.1%} of the commands: the hash slot of a key is as good as random, "
+        "and no list of nodes is kept but the Cluster's own. Neither the time of an acquire nor the nodes' CPU time "
+        "grows with the number of locks that are held."
     )
 
 

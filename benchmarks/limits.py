@@ -1,4 +1,4 @@
-"""Limits: what a slot costs, and how full the slots are kept while children are killed.
+"""Limits: what a permit costs, and how well the permits are used while children are killed.
 
 The second is seen by a recorder that knows nothing of locks: each body writes a line when it begins and when it ends.
 """
@@ -37,7 +37,7 @@ from .timing import interleave
 LIMITS = 1, 3, 10, 50
 #: Of the run under kills: how many may run at once; workers, and children of each; messages, and seconds of each.
 LIMIT, WORKERS, CHILDREN, MESSAGES, SECONDS, KILLS = 3, 2, 4, 200, 1.0, 30
-#: How long after a kill the slots may be fewer, in seconds; and how full they must be at all other times.
+#: How long after a kill the permits may be fewer, in seconds; and how well they must be used at all other times.
 AFTER_KILL, FULL = 0.5, 0.95
 
 
@@ -49,7 +49,7 @@ def main(findings: Findings) -> None:
 
 
 def _cost(findings: Findings) -> None:
-    """Time acquire and release of the last free slot, where all others are held."""
+    """Time acquire and release of the last free permit, where all others are held."""
     with valkey() as url:
         store = LockStore(connect(url, {}))
         origin = tokens.origin("worker@host", "shop.export")
@@ -62,7 +62,7 @@ def _cost(findings: Findings) -> None:
             mine = tokens.mint(tokens.mint_nonce(), tokens.Attempt("mine", 0, 0), origin)
             cases[f"limit {limit}"] = store_cycle(store, key, mine)
         report = Report(
-            findings, "limits: acquire + release of the last free slot, one round trip each", "a limit of 1"
+            findings, "limits: acquire + release of the last free permit, one round trip each", "a limit of 1"
         )
         for placement in placements(url):
             report.section(placement)

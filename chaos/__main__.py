@@ -79,7 +79,7 @@ def run(broker: str, folder: Path, seed: int, seconds: float, crowd: int = 0, *,
             print(f"  {crowd} messages for one key", flush=True)
             gather(stage, crowd)
         _look_for_keys(stage)
-    for log in [*folder.glob("slot*/*.log"), *folder.glob("drill*/worker*.log")]:
+    for log in [*folder.glob("post*/*.log"), *folder.glob("drill*/worker*.log")]:
         for text in complaints_in(log):
             stage.ledger.write({"event": "complaint", "text": text})
     return check(Ledger(folder / "ledger"))
@@ -97,7 +97,7 @@ def _strike(stage: Stage, seed: int, seconds: float) -> None:
     callers = Callers(app, stage.ledger, f"{seed} callers")
     callers.start()
     end = time.monotonic() + seconds
-    for strike in plan(f"{seed} faults", len(stage.slots)):
+    for strike in plan(f"{seed} faults", len(stage.posts)):
         if time.monotonic() + strike.pause > end:
             break
         time.sleep(strike.pause)
@@ -113,8 +113,8 @@ def _strike(stage: Stage, seed: int, seconds: float) -> None:
         sender.enough.set()
     for sender in (load, callers):
         sender.join()
-    for slot in range(len(stage.slots)):  # healthy workers run what is left
-        start(stage, Strike(0, WARM, slot, 0))
+    for post in range(len(stage.posts)):  # healthy workers run what is left
+        start(stage, Strike(0, WARM, post, 0))
     stage.wait()
     stage.mend()
     print(f"  {seconds:6.1f} s  all is mended; waiting for what is under way", flush=True)

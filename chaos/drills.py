@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from chaos.hall import Hall
-from chaos.slots import CHILDREN
+from chaos.posts import CHILDREN
 from chaos.stage import Stage
 
 #: Tasks without a lock, and for how many seconds each runs.

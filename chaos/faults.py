@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from celery_redislock.protocol.scripts import ACQUIRE, RELEASE, RENEW
-from chaos.slots import Slot, Target
+from chaos.posts import Post, Target
 from chaos.stage import Stage
 from chaos.tasks import LEASE
 from chaos.windows import RECOVERED
@@ -58,18 +58,18 @@ class Strike(NamedTuple):
 
     pause: float
     name: str
-    slot: int
+    post: int
     seed: int
 
 
-def plan(seed: str, slots: int) -> Iterator[Strike]:
+def plan(seed: str, posts: int) -> Iterator[Strike]:
     """The faults, without end: all in random order, then all in another, ...; and a calm now and then."""
     chance = random.Random(seed)
     for number in count():
         calm = CALM if number and number % ROUNDS == 0 else 0.0
         for name in chance.sample(list(FAULTS), len(FAULTS)):
             pause = chance.uniform(*PAUSE) + calm
-            yield Strike(pause, name, chance.randrange(slots), chance.randrange(1 << 30))
+            yield Strike(pause, name, chance.randrange(posts), chance.randrange(1 << 30))
             calm = 0.0
 
 
@@ -90,50 +90,50 @@ def written_down(stage: Stage, name: str, **facts: Any) -> Iterator[dict[str, An
         stage.ledger.write({**line, "until": time.monotonic()})
 
 
-def _pids(slot: Slot) -> list[int]:
-    return [slot.worker.process.pid, *sorted(child.pid for child in slot.worker.children())]
+def _pids(post: Post) -> list[int]:
+    return [post.worker.process.pid, *sorted(child.pid for child in post.worker.children())]
 
 
-def _some_child(slot: Slot, chance: random.Random) -> int:
-    children = _pids(slot)[1:]
+def _some_child(post: Post, chance: random.Random) -> int:
+    children = _pids(post)[1:]
     return children[chance.randrange(len(children))] if children else 0
 
 
-def _kill_child(stage: Stage, slot: Slot, name: str, chance: random.Random) -> None:
-    child = _some_child(slot, chance)
+def _kill_child(stage: Stage, post: Post, name: str, chance: random.Random) -> None:
+    child = _some_child(post, chance)
     if child:
-        with written_down(stage, name, pids=[child], worker=slot.worker.process.pid):
-            slot.worker.kill_child(child)
+        with written_down(stage, name, pids=[child], worker=post.worker.process.pid):
+            post.worker.kill_child(child)
 
 
-def _kill_worker(stage: Stage, slot: Slot, name: str, chance: random.Random) -> None:
-    with written_down(stage, name, pids=_pids(slot), worker=slot.worker.process.pid):
-        slot.worker.kill()
-    slot.start()
+def _kill_worker(stage: Stage, post: Post, name: str, chance: random.Random) -> None:
+    with written_down(stage, name, pids=_pids(post), worker=post.worker.process.pid):
+        post.worker.kill()
+    post.start()
 
 
-def _stop_worker(stage: Stage, slot: Slot, name: str, chance: random.Random) -> None:
-    with written_down(stage, name, pids=_pids(slot), worker=slot.worker.process.pid):
+def _stop_worker(stage: Stage, post: Post, name: str, chance: random.Random) -> None:
+    with written_down(stage, name, pids=_pids(post), worker=post.worker.process.pid):
         with suppress(ProcessLookupError, psutil.NoSuchProcess):  # a child that ends just now
-            slot.worker.pause()
+            post.worker.pause()
         time.sleep(chance.uniform(*STANDSTILL))
-        slot.worker.resume()
+        post.worker.resume()
 
 
-def _stop_child(stage: Stage, slot: Slot, name: str, chance: random.Random) -> None:
-    child = _some_child(slot, chance)
+def _stop_child(stage: Stage, post: Post, name: str, chance: random.Random) -> None:
+    child = _some_child(post, chance)
     if child:
-        struck = written_down(stage, name, pids=[child], worker=slot.worker.process.pid)
+        struck = written_down(stage, name, pids=[child], worker=post.worker.process.pid)
         with suppress(ProcessLookupError, psutil.NoSuchProcess), struck:  # its hard time limit may end it meanwhile
-            slot.worker.pause_child(child)
+            post.worker.pause_child(child)
             time.sleep(chance.uniform(*STANDSTILL))
-            slot.worker.resume_child(child)
+            post.worker.resume_child(child)
 
 
-def _shut_down(stage: Stage, slot: Slot, name: str, chance: random.Random) -> None:
-    with written_down(stage, name, pids=_pids(slot), worker=slot.worker.process.pid):
-        slot.end(signal.SIGQUIT if name == COLD else signal.SIGTERM)
-    slot.start()
+def _shut_down(stage: Stage, post: Post, name: str, chance: random.Random) -> None:
+    with written_down(stage, name, pids=_pids(post), worker=post.worker.process.pid):
+        post.end(signal.SIGQUIT if name == COLD else signal.SIGTERM)
+    post.start()
 
 
 def _restart_locks(stage: Stage, target: Target, name: str, chance: random.Random) -> None:
@@ -194,8 +194,8 @@ def _cut_waiting_consumers(stage: Stage) -> None:
         client.client_unpause()
 
 
-def _in_slot(stage: Stage, strike: Strike) -> Slot:
-    return stage.slots[strike.slot]
+def _in_post(stage: Stage, strike: Strike) -> Post:
+    return stage.posts[strike.post]
 
 
 def _at(server: str) -> Callable[[Stage, Strike], Target]:
@@ -203,12 +203,12 @@ def _at(server: str) -> Callable[[Stage, Strike], Target]:
 
 
 FAULTS: dict[str, tuple[Callable[[Stage, Strike], Any], Callable[..., None]]] = {
-    KILL_CHILD: (_in_slot, _kill_child),
-    KILL_WORKER: (_in_slot, _kill_worker),
-    STOP_WORKER: (_in_slot, _stop_worker),
-    STOP_CHILD: (_in_slot, _stop_child),
-    COLD: (_in_slot, _shut_down),
-    WARM: (_in_slot, _shut_down),
+    KILL_CHILD: (_in_post, _kill_child),
+    KILL_WORKER: (_in_post, _kill_worker),
+    STOP_WORKER: (_in_post, _stop_worker),
+    STOP_CHILD: (_in_post, _stop_child),
+    COLD: (_in_post, _shut_down),
+    WARM: (_in_post, _shut_down),
     RESTART: (_at("locks"), _restart_locks),
     CUT_LOCKS: (_at("locks"), _cut_locks),
     DROP: (_at("locks"), _drop_reply),

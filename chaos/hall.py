@@ -11,7 +11,7 @@ from typing import Any
 from celery import states
 from celery.result import AsyncResult
 
-from chaos.slots import CHILDREN
+from chaos.posts import CHILDREN
 from chaos.stage import Stage
 from chaos.tasks import define_tasks
 from tests.lab.app import make_app

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from chaos.slots import Slot, Target
+from chaos.posts import Post, Target
 from tests.lab.app import Config
 from tests.lab.cluster_locks import ClusterLocks, Proxies, cluster_locks
 from tests.lab.kinds import TIME_OUTS
@@ -17,7 +17,7 @@ from tests.lab.ledger import Ledger
 from tests.lab.proxy import Proxy
 from tests.lab.servers import Valkey, rabbitmq
 
-SLOTS = 3
+POSTS = 3
 #: Seconds without an ack after which the Redis broker delivers a message again. Some bodies run for longer.
 VISIBILITY = 5
 TRANSPORT = {
@@ -69,25 +69,25 @@ class Stage:
         #: The same servers without the proxies, so that no fault strikes: for the load and the checks.
         self.direct = replace(self.config, broker=broker, locks=self.locks.url())
         self.servers = {"locks": Target(), "broker": Target()}
-        self.slots = [Slot(self.config, folder / f"slot{number}") for number in range(SLOTS)]
-        for target in [*self.servers.values(), *self.slots]:
+        self.posts = [Post(self.config, folder / f"post{number}") for number in range(POSTS)]
+        for target in [*self.servers.values(), *self.posts]:
             stack.callback(target.close)
-        for slot in self.slots:
-            slot.do(slot.start)
-        for slot in self.slots:
-            slot.wait()
+        for post in self.posts:
+            post.do(post.start)
+        for post in self.posts:
+            post.wait()
 
     def wait(self) -> None:
         """Wait until the last faults are over."""
-        for target in [*self.servers.values(), *self.slots]:
+        for target in [*self.servers.values(), *self.posts]:
             target.wait()
 
     def mend(self) -> None:
         """Mend the proxies, and wait until every worker that should have ended is gone."""
         self.lock_proxy.mend()
         self.broker_proxy.mend()
-        for slot in self.slots:
-            slot.do(slot.see_off)
+        for post in self.posts:
+            post.do(post.see_off)
         self.wait()
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chaos.faults import COLD, KILL_WORKER, WARM
-from chaos.slots import CHILDREN
+from chaos.posts import CHILDREN
 from chaos.story import Line, Story
 from chaos.windows import AT_ONCE, NEVER, TOLD_AGAIN
 

@@ -16,7 +16,7 @@ from chaos.witness import write_down_waiting
 from tests.lab.ledger import Ledger
 from tests.lab.worker import app, config
 
-# By this signal a slot asks a worker that hangs to write its stacks into its log.
+# By this signal a post asks a worker that hangs to write its stacks into its log.
 faulthandler.register(signal.SIGUSR2)
 #: The worker's main process, which is this one: its children are forked later.
 MAIN = os.getpid()

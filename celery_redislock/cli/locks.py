@@ -136,7 +136,7 @@ class Locks:
         Raises:
             LockUnavailable: Redis did not answer or refused.
         """
-        key = limited(row.part.lock, MAX_LIMIT) if row.part.kind == "slot" else row.part.key
+        key = limited(row.part.lock, MAX_LIMIT) if row.part.kind == "permit" else row.part.key
         return self._server.store.release(key, row.token, exactly=True)
 
     def held(self, row: Row, now: datetime) -> str:
@@ -153,12 +153,14 @@ class Locks:
         return row.info.to_json(self.scope_of(row), row.waiting)
 
     def _others(self, lock: str, first: Row | None) -> Iterator[Row]:
-        """Who holds the slots of the lock, but for the first."""
+        """Who holds the permits of the lock, but for the first."""
         whole = self._server.store.look(limited(lock, MAX_LIMIT))
         if whole is None or len(whole.holders) == (first is not None):
             return
-        slots = (self.look(LockPart(keys_of(lock).slot(number), lock, "slot")) for number in range(2, MAX_LIMIT + 1))
-        yield from (row for row in slots if row is not None)
+        permits = (
+            self.look(LockPart(keys_of(lock).permit(number), lock, "permit")) for number in range(2, MAX_LIMIT + 1)
+        )
+        yield from (row for row in permits if row is not None)
 
 
 def scope_of(app: Celery, task: str | None) -> str | None:

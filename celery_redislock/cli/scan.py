@@ -39,7 +39,7 @@ class Waits(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Somebody who holds a lock, a slot of it, or the place in its queue; or for whom one of these is kept."""
+    """Somebody who holds a lock, a permit of it, or the place in its queue; or for whom one of these is kept."""
 
     part: LockPart
     token: Token
@@ -133,7 +133,7 @@ def _rooms(line: Any) -> dict[str, float]:
 def _ask(node: redis.Redis, parts: Sequence[LockPart], *, importing: bool = False) -> list[tuple[Any, ...]]:
     """What each key holds, its milliseconds, and its line, in one round trip.
 
-    Where the node is `importing` their slot it may lack one of them, and is asked with ASKING.
+    Where the node is `importing` their hash slot it may lack one of them, and is asked with ASKING.
     """
     pipeline: Any = node.pipeline(transaction=False)
     for part in parts:
@@ -147,7 +147,7 @@ def _ask(node: redis.Redis, parts: Sequence[LockPart], *, importing: bool = Fals
 
 
 def _row(node: redis.Redis, part: LockPart, reply: Sequence[Any], look: Look) -> Row | None:
-    if _has_moved(reply):  # to this node, which has not all of its slot yet
+    if _has_moved(reply):  # to this node, which has not all of its hash slot yet
         (reply,) = _ask(node, [part], importing=True)
     if _has_moved(reply):  # to another node, since its key was read here
         return look(part)

@@ -17,7 +17,7 @@ NOTHING, GAP = "-", "  "
 _NEEDED, (_KEY, _HOST, _ID, _ENDS, _TASK) = 5, range(3, 8)
 #: To how many characters a narrow terminal cuts a key and a host at most, and a task's id in any case.
 _SHORTEST, _SHORT_ID = {_KEY: 32, _HOST: 8}, 9
-#: So many of the characters of a cut key are from its end, which names the slot.
+#: So many of the characters of a cut key are from its end, which names the permit.
 _END_OF_KEY = 10
 
 
@@ -135,7 +135,7 @@ def totals(rows: Iterable[Row]) -> dict[str, Total]:
     for row in rows:
         if row.state != "free":
             found[row.token.task or ""] += Total(int(row.state == "held"), int(row.state != "held"))
-        if row.waiting and row.part.lock not in lines:  # all slots of a lock have one line
+        if row.waiting and row.part.lock not in lines:  # all permits of a lock have one line
             lines.add(row.part.lock)
             for task, waits in row.waits.items():
                 found[task] += Total(waiting=waits.number, oldest=waits.oldest)
@@ -143,7 +143,7 @@ def totals(rows: Iterable[Row]) -> dict[str, Total]:
 
 
 METRICS = {
-    "held": ("celery_redislock_held", "Locks and slots that are held now."),
+    "held": ("celery_redislock_held", "Locks and permits that are held now."),
     "kept": ("celery_redislock_kept", "Keys that are kept and have no holder: queued, cooling or offered."),
     "waiting": (
         "celery_redislock_waiting",

@@ -137,7 +137,7 @@ class Why:
         holders = yield from self._holders(lock)
         # Where a worker has not answered again, an earlier message may wait in it.
         if holders < what["limit"] and (what["lacks"] in _LACKS or len(answers) == len(self._answered)):
-            yield Said(self._why_not(what, lock if not holders else f"A slot of {lock}", before))
+            yield Said(self._why_not(what, lock if not holders else f"A permit of {lock}", before))
         workers, messages = counted(len(answers), "worker"), counted(len(line), "message")
         if len(line) > 1:
             text = f"{counted(before, 'message')} {'is' if before == 1 else 'are'}"

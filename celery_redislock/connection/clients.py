@@ -123,7 +123,7 @@ def command_time(client: redis.Redis | ClusterClient) -> float:
     """The longest that one command of `client` may take until it fails, in seconds: connecting and reading.
 
     Before it connects, a Sentinel's client asks one Sentinel after the other. When a node of a Cluster has not
-    answered, another one is asked where the slots are now.
+    answered, another one is asked where the hash slots are now.
 
     Raises:
         LockConfigError: A time-out is not a number of seconds.

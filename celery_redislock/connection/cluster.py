@@ -1,4 +1,4 @@
-"""The store of a Cluster: it sends each command to the node that has the key's slot, wherever the slot moves."""
+"""The store of a Cluster: it sends each command to the node that has the key's hash slot, wherever that moves."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .outage import Outage
 from .redis_port import called_at_connect, nodes_of, options_of, remap_of
 from .store import Lease, LockStore
 
-#: While a slot moves, some of a lock's keys may be at one node and some at another, and both refuse its commands. That
-#: takes milliseconds. For so many seconds such a command is sent again,
-OPEN_SLOT = 1.0
+#: While a hash slot moves, some of a lock's keys may be at one node and some at another, and both refuse its commands.
+#: That takes milliseconds. For so many seconds such a command is sent again,
+OPEN_HASH_SLOT = 1.0
 #: after a pause of so many seconds each time.
 PAUSE = 0.02
-#: How often a command follows a slot that moves on meanwhile.
+#: How often a command follows a hash slot that moves on meanwhile.
 REDIRECTIONS = 16
 
 
@@ -57,11 +57,11 @@ class ClusterStore(LockStore):
         self._of_nodes: dict[Node, Connections] = {}
 
     def outage_of(self, key: str) -> Outage:
-        """As `Sender.outage_of`: that of the node which has the slot of `key`."""
-        return self._cluster.outage_of(_slot(key))
+        """As `Sender.outage_of`: that of the node which has the hash slot of `key`."""
+        return self._cluster.outage_of(_hash_slot(key))
 
     def send_late(self, command: Command, on_reply: Callable[[Any], object], in_doubt: Callable[[], object]) -> None:
-        """As `Sender.send_late`, but the answer is waited for: it may be that the slot has moved."""
+        """As `Sender.send_late`, but the answer is waited for: it may be that the hash slot has moved."""
         answer, resent = self._ask(command)
         on_reply(resent or answer)
 
@@ -70,40 +70,40 @@ class ClusterStore(LockStore):
         return False
 
     def close(self) -> None:
-        """As `Sender.close`, and with them the connections over which the nodes were asked where the slots are."""
+        """As `Sender.close`, and with them the connections over which the nodes were asked where the hash slots are."""
         for connections in [*self._of_nodes.values()]:
             connections.close()
         self._cluster.close()
 
     def renew(self, locks: Sequence[Lease]) -> list[bool | RedisError]:
-        """As `LockStore.renew`, in one round trip for each slot; first at the nodes that answer, as far as is known.
+        """As `LockStore.renew`, in one round trip for each hash slot; first at the nodes that answer, as far as known.
 
-        A node that does not answer is asked once, and not about its other slots.
+        A node that does not answer is asked once, and not about its other hash slots.
         """
         answers: dict[Lease, bool | RedisError] = {}
         silent: dict[Node, RedisError] = {}
-        for at, of_slot in self._by_slot(locks):
+        for at, of_hash_slot in self._by_hash_slot(locks):
             try:
                 if at in silent:
                     raise silent[at]
-                answers |= zip(of_slot, self._renew_slot(of_slot), strict=True)
+                answers |= zip(of_hash_slot, self._renew_hash_slot(of_hash_slot), strict=True)
             except RedisError as error:
                 if isinstance(error, RedisConnectionError | RedisTimeoutError):
                     silent[at] = error
-                answers |= dict.fromkeys(of_slot, error)
+                answers |= dict.fromkeys(of_hash_slot, error)
         found = [answers[lock] for lock in locks]
         if found and all(isinstance(answer, RedisError) for answer in found):
             raise next(answer for answer in found if isinstance(answer, RedisError))
         return found
 
-    def _by_slot(self, locks: Sequence[Lease]) -> list[tuple[Node, list[Lease]]]:
-        by_slot: dict[int, list[Lease]] = {}
+    def _by_hash_slot(self, locks: Sequence[Lease]) -> list[tuple[Node, list[Lease]]]:
+        by_hash_slot: dict[int, list[Lease]] = {}
         for lock in locks:
-            by_slot.setdefault(_slot(lock[0]), []).append(lock)
-        by_node = [(self._cluster.owner(slot), of_slot) for slot, of_slot in by_slot.items()]
+            by_hash_slot.setdefault(_hash_slot(lock[0]), []).append(lock)
+        by_node = [(self._cluster.owner(hash_slot), of_hash_slot) for hash_slot, of_hash_slot in by_hash_slot.items()]
         return sorted(by_node, key=lambda one: self._cluster.outage(one[0]).unreachable is not None)
 
-    def _renew_slot(self, locks: Sequence[Lease]) -> list[bool | RedisError]:
+    def _renew_hash_slot(self, locks: Sequence[Lease]) -> list[bool | RedisError]:
         try:
             return self._renew(locks)
         except TryAgainError:  # some of the keys have moved already; a command with one key is never refused so
@@ -117,15 +117,15 @@ class ClusterStore(LockStore):
 
     def ask(self, command: Command) -> Any:
         """As `Sender.ask`; the node is looked for."""
-        return self._follow(command, OPEN_SLOT)
+        return self._follow(command, OPEN_HASH_SLOT)
 
     def _follow(self, command: Command, patience: float) -> Any:
-        """The answer to `command`, whose keys are all in one slot, from the node that has that slot.
+        """The answer to `command`, whose keys are all in one hash slot, from the node that has that hash slot.
 
-        While the slot is neither here nor there, the command is sent again for `patience` seconds.
+        While the hash slot is neither here nor there, the command is sent again for `patience` seconds.
         """
-        slot, until = _slot(command.keys[0]), time.monotonic() + patience
-        at, asking, redirections = self._cluster.owner(slot), False, 0
+        hash_slot, until = _hash_slot(command.keys[0]), time.monotonic() + patience
+        at, asking, redirections = self._cluster.owner(hash_slot), False, 0
         while True:
             try:
                 return self._connections_of(at).ask(command, asking=asking)
@@ -135,7 +135,7 @@ class ClusterStore(LockStore):
                     raise
                 at, asking = self._cluster.address(error, at), not isinstance(error, MovedError)
                 if not asking:
-                    self._cluster.moved(slot, at)
+                    self._cluster.moved(hash_slot, at)
             except (RedisConnectionError, RedisTimeoutError, ClusterDownError):
                 self._cluster.doubt(at)
                 raise
@@ -143,7 +143,7 @@ class ClusterStore(LockStore):
                 if not _is_between_nodes(error) or time.monotonic() > until:
                     raise
                 time.sleep(PAUSE)
-                at, asking, redirections = self._cluster.owner(slot), False, 0
+                at, asking, redirections = self._cluster.owner(hash_slot), False, 0
 
     def _connections_of(self, address: Node) -> Connections:
         connections = self._of_nodes.get(address)
@@ -155,10 +155,10 @@ class ClusterStore(LockStore):
         return connections
 
 
-def _slot(key: str) -> int:
+def _hash_slot(key: str) -> int:
     return int(key_slot(key.encode()))
 
 
 def _is_between_nodes(error: ResponseError) -> bool:
-    """Whether the keys of a command, or the slots of a limit that its script looks at, are at two nodes."""
+    """Whether the keys of a command, or the permits of a limit that its script looks at, are at two nodes."""
     return isinstance(error, TryAgainError) or "non local key" in str(error)

@@ -1,4 +1,4 @@
-"""ClusterClient: the nodes of a Cluster, and which of them has which slot, as far as this process knows."""
+"""ClusterClient: the nodes of a Cluster, and which of them has which hash slot, as far as this process knows."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from .pool import FreeConnections
 
 #: The host and the port of a node.
 Node = tuple[str, int]
-#: How many slots a Cluster has.
-SLOTS = 16384
-#: The nodes are not asked again where the slots are until so many seconds have passed since they were asked last.
+#: How many hash slots a Cluster has.
+HASH_SLOTS = 16384
+#: The nodes are not asked again where the hash slots are until so many seconds have passed since they were asked last.
 LOOK_EVERY = 0.1
 _random = random.SystemRandom()
 
 
 class ClusterClient:
-    """Knows where the slots of a Cluster are, and makes clients of its nodes; it asks with the first command.
+    """Knows where the hash slots of a Cluster are, and makes clients of its nodes; it asks with the first command.
 
     redis-py's own client for a Cluster is not used: one silent node delays with it the commands to all others, it sends
-    a command again without saying so, and it follows no slot to a node that is new to it. What threads share here is
-    replaced as a whole, and guarded by no lock: a time limit may strike anywhere.
+    a command again without saying so, and it follows no hash slot to a node that is new to it. What threads share here
+    is replaced as a whole, and guarded by no lock: a time limit may strike anywhere.
 
     Args:
         nodes: Hosts and ports of some nodes.
@@ -57,7 +57,7 @@ class ClusterClient:
         self.nodes = tuple(nodes)
         self.options = options
         self.remap = remap
-        self._owners: list[Node | None] = [None] * SLOTS
+        self._owners: list[Node | None] = [None] * HASH_SLOTS
         self._primaries: tuple[Node, ...] = ()
         self._asks: dict[Node, redis.Redis] = {}
         self._outages: dict[Node, Outage] = {}
@@ -73,7 +73,7 @@ class ClusterClient:
         return ",".join(f"{host}:{port}" for host, port in self.nodes)
 
     def copy(self) -> ClusterClient:
-        """One with connections of its own, as for a process that was forked, which knows where the slots are."""
+        """One with connections of its own, as for a process that was forked, which knows where the hash slots are."""
         new = ClusterClient(self.nodes, self.options, self.remap)
         new._owners, new._primaries = [*self._owners], self._primaries
         return new
@@ -98,7 +98,7 @@ class ClusterClient:
         return [node.info(section) for node in self.primaries()]
 
     def primaries(self) -> list[redis.Redis]:
-        """Clients of all nodes that have slots, as the nodes tell now.
+        """Clients of all nodes that have hash slots, as the nodes tell now.
 
         Raises:
             RedisError: No node answers.
@@ -107,53 +107,53 @@ class ClusterClient:
         return [self._client(address) for address in self._primaries]
 
     def close(self) -> None:
-        """Close the connections over which the nodes were asked where the slots are."""
+        """Close the connections over which the nodes were asked where the hash slots are."""
         for client in [*self._asks.values()]:
             client.connection_pool.disconnect()
 
-    def owner(self, slot: int) -> Node:
-        """The node that has `slot`, as far as is known.
+    def owner(self, hash_slot: int) -> Node:
+        """The node that has `hash_slot`, as far as is known.
 
         Raises:
-            RedisError: No node answers, or none has the slot.
+            RedisError: No node answers, or none has the hash slot.
         """
-        address = self._owners[slot]
+        address = self._owners[hash_slot]
         if address is None:
             self.look()
-            address = self._owners[slot]
+            address = self._owners[hash_slot]
         if address is None:
-            raise ClusterDownError(f"CLUSTERDOWN no node of the Cluster {self.shown} has the slot {slot}")
+            raise ClusterDownError(f"CLUSTERDOWN no node of the Cluster {self.shown} has the hash slot {hash_slot}")
         return address
 
     def is_known(self, address: Node) -> bool:
-        """Whether a node has slots, as far as is known."""
+        """Whether a node has hash slots, as far as is known."""
         return address in self._primaries
 
     def outage(self, address: Node) -> Outage:
         """The `Outage` of one node."""
         return self._outages.setdefault(address, Outage(f"node {address[0]}:{address[1]}"))
 
-    def outage_of(self, slot: int) -> Outage:
-        """The `Outage` of the node that has `slot`; that of the whole Cluster while no node has told."""
-        address = self._owners[slot]
+    def outage_of(self, hash_slot: int) -> Outage:
+        """The `Outage` of the node that has `hash_slot`; that of the whole Cluster while no node has told."""
+        address = self._owners[hash_slot]
         return self._of_all if address is None else self.outage(address)
 
     def address(self, redirection: AskError, told_by: Node) -> Node:
         """Where a node sends us with ASK or MOVED."""
         return self._reached(redirection.host, redirection.port, told_by)
 
-    def moved(self, slot: int, to: Node) -> None:
-        """Note that `slot` is at another node now."""
-        self._owners[slot] = to
+    def moved(self, hash_slot: int, to: Node) -> None:
+        """Note that `hash_slot` is at another node now."""
+        self._owners[hash_slot] = to
 
     def doubt(self, address: Node) -> None:
-        """Ask the other nodes, for as long as one command may take, whether another has the slots of this one now."""
+        """Ask the other nodes, for as long as one command may take, whether another has this one's hash slots now."""
         if time.monotonic() - self._looked_at >= LOOK_EVERY:
             with suppress(RedisError):
                 self.look(last=address)
 
     def look(self, last: Node | None = None) -> None:
-        """Ask where the slots are: first the nodes that answer, as far as is known.
+        """Ask where the hash slots are: first the nodes that answer, as far as is known.
 
         Args:
             last: A node that has not answered, and is asked after all others. The caller has waited for it, and then
@@ -189,7 +189,7 @@ class ClusterClient:
         return address == last, is_out, _random.random()  # not always the same node is asked
 
     def _learn(self, found: Any, told_by: Node) -> None:
-        owners: list[Node | None] = [None] * SLOTS
+        owners: list[Node | None] = [None] * HASH_SLOTS
         for first, last, (host, port, *_), *_ in found:
             address = self._reached(host, port, told_by)
             owners[first : last + 1] = [address] * (last + 1 - first)

@@ -113,7 +113,7 @@ class Connection:
             self._client.close()
 
     def _ask_to_follow(self) -> None:
-        """Have a Cluster's node answer the next command although the slot is still on its way to it."""
+        """Have a Cluster's node answer the next command although the hash slot is still on its way to it."""
         self._raw.send_command("ASKING")
         redis_port.answer_on(self._raw)
 

@@ -17,7 +17,7 @@ from celery_redislock.info import LockInfo
 from celery_redislock.protocol import commands
 from celery_redislock.protocol.names import keys_of
 from celery_redislock.protocol.scripts import (
-    ACQUIRE_SLOT,
+    ACQUIRE_PERMIT,
     NOTE_TTL,
     Claim,
     Command,
@@ -303,8 +303,8 @@ class LockStore(Sender):
 
 
 def _granted(command: Command, sent_at: float, reply: int) -> Granted:
-    """What `command` was granted: `reply` is the number of a slot, or a fence, or 1."""
-    if command.script is ACQUIRE_SLOT:
+    """What `command` was granted: `reply` is the number of a permit, or a fence, or 1."""
+    if command.script is ACQUIRE_PERMIT:
         return Granted(sent_at, None, reply)
     return Granted(sent_at, reply if reply > 1 else None)
 

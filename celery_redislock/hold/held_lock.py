@@ -149,7 +149,7 @@ class HeldLock(Term):
     Attributes:
         key (str): The key in Redis.
         token (Token): What the key holds while the lock is held.
-        slot (str): The key that holds the token: `key`, or where more than one may hold the lock, that of the slot.
+        permit (str): The key that holds the token: `key`, or where more than one may hold the lock, that of the permit.
         lease (float): How long the key outlives a dead holder, in seconds.
         fence (int | None): The fencing number of this hold, where it was asked for.
     """
@@ -161,7 +161,7 @@ class HeldLock(Term):
         "key",
         "max_hold",
         "on_lost",
-        "slot",
+        "permit",
         "stop_at",
         "store",
         "token",
@@ -177,7 +177,7 @@ class HeldLock(Term):
         on_lost: LostHandler | None = None,
     ) -> None:
         self.store = store
-        self.key = self.slot = key
+        self.key = self.permit = key
         self.token = token
         super().__init__(lease)
         self.fence: int | None = None
@@ -224,7 +224,7 @@ class HeldLock(Term):
         self.check()
         renewal = self.extending(ttl)
         try:
-            (still_held,) = self.store.renew([(self.slot, self.token, renewal.ttl)])
+            (still_held,) = self.store.renew([(self.permit, self.token, renewal.ttl)])
         except BaseException as error:
             self.unanswered(renewal)
             if isinstance(error, RedisError):
@@ -278,8 +278,8 @@ class HeldLock(Term):
     def granted(self, grant: Granted) -> None:
         """Note that the server has granted the key."""
         self.fence = grant.fence
-        if grant.slot > 1:
-            self.slot = keys_of(self.key).slot(grant.slot)
+        if grant.permit > 1:
+            self.permit = keys_of(self.key).permit(grant.permit)
         self.start_lease(grant.sent_at)
         if self.max_hold is not None:
             self.stop_at = grant.sent_at + self.max_hold

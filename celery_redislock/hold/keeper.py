@@ -174,7 +174,7 @@ class Keeper:
         sent = {lock: lock.renewing() for lock in due}
         try:
             with self._watching():
-                answers = self._store.renew([(lock.slot, lock.token, one.ttl) for lock, one in sent.items()])
+                answers = self._store.renew([(lock.permit, lock.token, one.ttl) for lock, one in sent.items()])
         except BaseException as error:
             for lock, one in sent.items():
                 lock.unanswered(one)

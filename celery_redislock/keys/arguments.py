@@ -188,7 +188,7 @@ def check_parameters(task: str, option: str, wanted: Iterable[str], parameters: 
 
 
 #: Braces are escaped in a name: in Redis the whole name stands between two braces. They make it the hash tag, by which
-#: a Cluster chooses the slot of the key. What looks like an escape is escaped too, or else it would be taken for one.
+#: a Cluster chooses the hash slot of the key. What looks like an escape is escaped too, or it would be taken for one.
 UNSAFE = re.compile("[{}]|%(?=[0-9A-F]{2})")
 
 

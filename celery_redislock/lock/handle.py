@@ -119,7 +119,7 @@ def _owner() -> tuple[int, Any]:
     return threading.get_ident(), task and weakref.ref(task)
 
 
-class _Slot:
+class _Local:
     """What one `Lock` object holds: its entry, how often the object has entered it, and the token, as in redis-py."""
 
     entry: Entry | None = None
@@ -127,8 +127,8 @@ class _Slot:
     token: bytes | None = None
 
 
-class _ThreadSlot(threading.local, _Slot):
-    """A slot for each thread."""
+class _ThreadLocal(threading.local, _Local):
+    """One for each thread."""
 
 
 class Handle:
@@ -144,7 +144,7 @@ class Handle:
         self.key = key
         self.timeout = timeout
         self.thread_local = thread_local
-        self.local = _ThreadSlot() if thread_local else _Slot()
+        self.local = _ThreadLocal() if thread_local else _Local()
         self._by_context = by_context and thread_local
         self._fence = fence
 
@@ -249,7 +249,7 @@ class Handle:
         """The entry of a lock whose token the user has stored in `local.token`, as users of redis-py's lock do.
 
         Raises:
-            LockConfigError: The lock has a limit: the token alone does not tell which of its slots is held.
+            LockConfigError: The lock has a limit: the token alone does not tell which of its permits is held.
         """
         if limit_of(self.key) > 1:
             raise LockConfigError(f"lock {self.key}: a lock with a limit cannot take over the token of another object")

@@ -248,7 +248,7 @@ class Lock(Handle):
 
     def _time_left(self, held: HeldLock) -> float:
         """Seconds until the key ends, as the server counts them."""
-        found = held.store.look(held.slot)
+        found = held.store.look(held.permit)
         if found is None or found.ttl is None:
             held.lose(KEY_GONE)
             held.check()

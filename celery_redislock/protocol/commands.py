@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from .names import keys_of, limit_of
 from .scripts import (
     ACQUIRE,
-    ACQUIRE_SLOT,
+    ACQUIRE_PERMIT,
     ENTER,
     EXPECT,
     GIVE_UP,
@@ -60,11 +60,11 @@ def acquire(
         flags, keys = f"{flags}f", (*keys, names.fence)
     if call is not None:
         flags, values = f"{flags}w", (*values, call)
-    if claim is not None:  # a limit leaves no place in a queue; but a message may come before its slot is handed over
+    if claim is not None:  # a limit leaves no place in a queue; but a message may come before its permit is handed over
         about, ttl = (names.queued, claim.ttl) if limit == 1 else (names.gone(claim.nonce), NOTE_TTL)
         flags, keys = f"{flags}c", (*keys, about)
         values = (*values, known_by(claim.nonce, RESERVED).owner, _ms(ttl))
-    return Command(ACQUIRE if limit == 1 else ACQUIRE_SLOT, keys, (flags, *values))
+    return Command(ACQUIRE if limit == 1 else ACQUIRE_PERMIT, keys, (flags, *values))
 
 
 def reserve(key: str, token: Token, ttl: float, passed: Passed, *, in_queue: bool) -> Command:

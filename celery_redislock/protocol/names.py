@@ -19,7 +19,7 @@ class LimitedKey(str):
     """The key of a lock that more than one may hold at once.
 
     Attributes:
-        limit: How many, 2 to `MAX_LIMIT`. An acquire takes a slot up to that number; who looks
+        limit: How many, 2 to `MAX_LIMIT`. An acquire takes a permit up to that number; who looks
             for a holder finds it above that number too.
     """
 
@@ -70,11 +70,11 @@ def limit_of(key: str) -> int:
 
 
 class LockKeys:
-    """The Redis keys of one lock, all in one slot of a Cluster.
+    """The Redis keys of one lock, all in one hash slot of a Cluster.
 
-    The part of a key between braces, its hash tag, decides about the slot. Where the lock's key has a hash tag, the
+    The part of a key between braces, its hash tag, decides the hash slot. Where the lock's key has a hash tag, the
     other keys have the same; else the whole of the lock's key becomes the hash tag of the others. (A key with a closing
-    brace but no hash tag cannot become one: the keys of such a lock are in different slots.)
+    brace but no hash tag cannot become one: the keys of such a lock are in different hash slots.)
 
     Attributes:
         lock: The key that the lock's holder owns.
@@ -93,9 +93,9 @@ class LockKeys:
         self._stem = stem = lock if tagged else f"{{{lock}}}"
         self.queued, self.fence, self.line = f"{stem}:queued", f"{stem}:fence", f"{stem}:line"
 
-    def slot(self, number: int) -> str:
+    def permit(self, number: int) -> str:
         """The key that the holder `number`, from 1 on, of a lock with a limit owns."""
-        return self.lock if number == 1 else f"{self._stem}:slot:{number}"
+        return self.lock if number == 1 else f"{self._stem}:permit:{number}"
 
     def note(self, attempt: object) -> str:
         """The key of the note that `attempt` is over, for copies of its message."""
@@ -116,9 +116,9 @@ class LockPart(NamedTuple):
     key: str
     """The key in Redis."""
     lock: str
-    """The key of the lock; the same as `key`, unless that is one of its slots, or the place in its queue."""
+    """The key of the lock; the same as `key`, unless that is one of its permits, or the place in its queue."""
     kind: str = "lock"
-    """``"lock"``, ``"slot"`` or ``"queued"``."""
+    """``"lock"``, ``"permit"`` or ``"queued"``."""
 
     @classmethod
     def of(cls, key: str) -> Self | None:
@@ -127,14 +127,14 @@ class LockPart(NamedTuple):
         if found is None:
             return cls(key, key)
         stem, kind = found["stem"], found["kind"].split(":")[1]
-        if kind not in {"slot", "queued"}:
+        if kind not in {"permit", "queued"}:
             return None
         # Where the whole of it is a hash tag, it was made of a lock's name without one.
         whole_is_tag = stem.startswith("{") and stem.find("}") == len(stem) - 1
         return cls(key, stem[1:-1] if whole_is_tag else stem, kind)
 
 
-_PART = re.compile(rf"(?P<stem>.*\}})(?P<kind>:queued|:line|:fence|:slot:\d+|{NOTE}.*|{GONE}.*)", re.DOTALL).fullmatch
+_PART = re.compile(rf"(?P<stem>.*\}})(?P<kind>:queued|:line|:fence|:permit:\d+|{NOTE}.*|{GONE}.*)", re.DOTALL).fullmatch
 
 
 def redis_key(prefix: str, name: str) -> str:

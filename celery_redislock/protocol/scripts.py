@@ -33,7 +33,7 @@ class Script:
         self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 
-ACQUIRE, ACQUIRE_SLOT = Script("acquire"), Script("acquire_slot")
+ACQUIRE, ACQUIRE_PERMIT = Script("acquire"), Script("acquire_permit")
 RESERVE, EXPECT, GIVE_UP = Script("reserve"), Script("expect"), Script("give_up")
 RELEASE, RENEW = Script("release"), Script("renew")
 ENTER, STAND, LEAVE, INSPECT = Script("enter"), Script("stand"), Script("leave"), Script("inspect")
@@ -58,8 +58,8 @@ class Granted(NamedTuple):
     """`time.monotonic()` just before the command was sent: the lease did not begin before that."""
     fence: int | None = None
     """The fencing number, where the acquire asked for one: greater than that of every earlier holder of the key."""
-    slot: int = 1
-    """The number of the slot that was granted, of a lock that more than one may hold."""
+    permit: int = 1
+    """The number of the permit that was granted, of a lock that more than one may hold."""
 
 
 class Conflict(NamedTuple):
@@ -75,8 +75,8 @@ class Conflict(NamedTuple):
     others: tuple[Token, ...] = ()
     """Who else holds the key, where more than one may."""
     cannot_wait: bool = False
-    """Whether the holder is another delivery of the caller's message, in a slot of a lock with a limit. In line the
-    caller would be called to each other slot that becomes free, and be refused."""
+    """Whether the holder is another delivery of the caller's message, with a permit of a lock with a limit. In line the
+    caller would be called to each other permit that becomes free, and be refused."""
 
     @property
     def holders(self) -> tuple[Token, ...]:

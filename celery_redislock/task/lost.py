@@ -61,7 +61,7 @@ class NextAttempt:
         with self._deciding:
             if self._is_off:
                 return None
-            self._key = self._plan.in_any_slot(key)
+            self._key = self._plan.in_any_permit(key)
             return self._token, self._ttl
 
     def header(self, header: Header) -> Header:

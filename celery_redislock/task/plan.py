@@ -110,8 +110,8 @@ class LockPlan:
         arguments = self.keys.bind(args, kwargs)
         return limited(redis_key(self._prefix, self.keys.name_of(arguments)), self._limit(arguments))
 
-    def in_any_slot(self, key: str) -> str:
-        """`key` for finding one holder in any slot that a lock can have, whatever its limit is now.
+    def in_any_permit(self, key: str) -> str:
+        """`key` for finding one holder with any permit that a lock can have, whatever its limit is now.
 
         The user's own `lock_limit` is not called, for it may take its time, and may answer otherwise by now.
         """
@@ -234,7 +234,7 @@ def give_up_reservation(plan: LockPlan, reservation: Reservation, retries: int |
     """
     ttl = reservation_ttl(plan.app, plan.options, {"eta": eta}, None)
     is_to_come = may_be_handed_a_key(retries, plan.options)
-    server_of(plan.app).give_up(plan.in_any_slot(reservation.key), reservation.claim, ttl, is_to_come=is_to_come)
+    server_of(plan.app).give_up(plan.in_any_permit(reservation.key), reservation.claim, ttl, is_to_come=is_to_come)
 
 
 def _seconds(app: Celery, moment: Any) -> float | None:

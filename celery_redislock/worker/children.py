@@ -56,7 +56,7 @@ class Run(NamedTuple):
     def key(self) -> str | None:
         """The key in Redis; None where the child has not asked for it, so that it holds nothing."""
         key = ASKED_KEYS.key_of(self.nonce) or self.waited_for
-        return None if key is None else self.plan.in_any_slot(key)
+        return None if key is None else self.plan.in_any_permit(key)
 
     @property
     def name(self) -> str:

@@ -166,7 +166,7 @@ def _ask(runs: Sequence[Run], answers: dict[str, LockInfo | None]) -> None:
     for run in runs:
         key = str(run.key)
         try:
-            found = server_of(run.plan.app).store.look(run.plan.in_any_slot(key))
+            found = server_of(run.plan.app).store.look(run.plan.in_any_permit(key))
         except RedisLockError:
             return
         mine = [one for one in (found.holders if found else ()) if one.nonce == run.nonce and one.state == "held"]

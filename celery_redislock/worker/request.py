@@ -158,7 +158,7 @@ class LockedRequest(Request):
 
     def _reservation(self, plan: LockPlan) -> Reservation | None:
         reservation = reservation_in(self.request_dict.get(HEADER))
-        return reservation and reservation._replace(key=plan.in_any_slot(reservation.key))
+        return reservation and reservation._replace(key=plan.in_any_permit(reservation.key))
 
     def revoked(self) -> bool:
         """Whether the message was revoked or has expired. Then the key that was reserved for it is given up."""

@@ -135,7 +135,7 @@ _REMEDIES = (
     Remedy(
         (exceptions.ClusterDownError,),
         logging.WARNING,
-        "the Cluster is down: CLUSTER INFO tells which slots nobody serves",
+        "the Cluster is down: CLUSTER INFO tells which hash slots nobody serves",
     ),
     Remedy(
         (exceptions.MovedError, exceptions.ClusterError),
@@ -162,7 +162,7 @@ _REMEDIES = (
     Remedy(
         (exceptions.RedisClusterException,),
         logging.ERROR,
-        "check that {url} names nodes of a Cluster, and with CLUSTER INFO that all its slots are served",
+        "check that {url} names nodes of a Cluster, and with CLUSTER INFO that all its hash slots are served",
     ),
     Remedy((exceptions.OutOfMemoryError,), logging.WARNING, "it is full: give it more memory"),
     Remedy(

@@ -436,13 +436,13 @@ def test_a_key_whose_holder_changes_while_somebody_thinks_is_not_released(tasks,
 
 
 def test_each_kind_of_holder_can_be_released_alone(app, tasks, cli, locks):
-    """A job whose message has not come, the place in a queue, and two slots."""
+    """A job whose message has not come, the place in a queue, and two permits."""
     tasks.job.delay("k")
     tasks.queued.delay("k")
-    slots = [Lock(server_of(app).client, "redislock:{seats}", timeout=30, limit=3) for _ in range(2)]
-    assert all(slot.acquire(blocking=False) for slot in slots)
+    permits = [Lock(server_of(app).client, "redislock:{seats}", timeout=30, limit=3) for _ in range(2)]
+    assert all(permit.acquire(blocking=False) for permit in permits)
     keys = [one["key"] for one in told(cli("list", "--json"))]
-    assert [key.rpartition("}")[2] for key in keys] == ["", ":queued", "", ":slot:2"]
+    assert [key.rpartition("}")[2] for key in keys] == ["", ":queued", "", ":permit:2"]
     assert [one["key"] for one in told(cli("show", "redislock:{seats}", "--json"))] == keys[2:]
     every = cli("release", "--match", "redislock:*", "--dry-run").stdout.splitlines()
     assert [line.split()[3] for line in every[1:5]] == keys
@@ -451,7 +451,7 @@ def test_each_kind_of_holder_can_be_released_alone(app, tasks, cli, locks):
         assert cli("release", key, "--yes").exit_code == 0
         assert cli("release", key, "--yes").exit_code == 1
         assert key.encode() not in locks.held()
-    assert [slot.owned() for slot in slots] == [False, True]
+    assert [permit.owned() for permit in permits] == [False, True]
     assert f"held are {keys[3]}: name one of them" in cli("release", "redislock:{seats}", "--yes").stderr
     assert cli("release", keys[3], "--yes").exit_code == 0
     assert locks.held() == []

@@ -53,7 +53,7 @@ WAITED = [REFUSED, STANDS, OFFERED, TAKES, *IN_ITS_TURN]
 #: holder of a key only the end is counted, and only where somebody waits for it.
 BUDGET = {
     "a run": [GRANTED, RELEASED],
-    "a run with lock_limit=3": ["acquire_slot: MGET ZRANGE SET", "release: MGET GET DEL ZRANGE"],
+    "a run with lock_limit=3": ["acquire_permit: MGET ZRANGE SET", "release: MGET GET DEL ZRANGE"],
     "a duplicate is skipped": [REFUSED],
     "a duplicate raises": [REFUSED],
     "a duplicate waits for its turn, and runs": WAITED,
@@ -86,10 +86,10 @@ BUDGET = {
     "a renewal of 1,000 locks": 2 * ["renew: 500 GET 500 PEXPIRE"],
 }
 HELD = [f"redislock:{{held-{number}}}" for number in range(1000)]
-#: A Cluster is sent the same, but one renewal for each slot among the 500 locks that are renewed together.
+#: A Cluster is sent the same, but one renewal for each hash slot among the 500 locks that are renewed together.
 if ON_A_CLUSTER:
-    slots = [key_slot(key.encode()) for key in HELD]
-    counts = [*Counter(slots[:500]).values(), *Counter(slots[500:]).values()]
+    hash_slots = [key_slot(key.encode()) for key in HELD]
+    counts = [*Counter(hash_slots[:500]).values(), *Counter(hash_slots[500:]).values()]
     BUDGET["a renewal of 1,000 locks"] = sorted(
         "renew: GET PEXPIRE" if count == 1 else f"renew: {count} GET {count} PEXPIRE" for count in counts
     )

@@ -27,7 +27,7 @@ IMPATIENT = {"visibility_timeout": 2, "unacked_restore_interval": 1, "unacked_re
 
 @contextmanager
 def taken(task, *args, seats=3):
-    """So many slots are somebody else's until the end of the block."""
+    """So many permits are somebody else's until the end of the block."""
     with ExitStack() as stack:
         for _ in range(seats):
             stack.enter_context(busy(task.lock_for(*args)))
@@ -166,7 +166,7 @@ def test_join_ends_with_the_outcome_of_one_who_runs_and_only_where_three_do(
     started(3)
     joiners = [tasks.three_join.delay("k", "joiner") for _ in range(4)]
     wait_until(lambda: kept(tasks.three_join.app) == 4, "all have met the three")
-    # They have joined the first whom they met. Where another ended before that one, they would run in its slot.
+    # They have joined the first whom they met. Where another ended before that one, they would run with its permit.
     (joined,) = {conflict["holder"] for conflict in ledger.conflicts()}
     (number,) = [number for number, result in enumerate(first) if result.id == joined]
     gates[number].open()
@@ -182,7 +182,7 @@ def test_join_ends_with_the_outcome_of_one_who_runs_and_only_where_three_do(
 
 @counts_on_wake_ups("who waits looks when the lease of the killed one ends")
 @on_every_broker
-def test_the_slot_of_a_killed_child_is_free_at_once_and_its_message_runs_again(
+def test_the_permit_of_a_killed_child_is_free_at_once_and_its_message_runs_again(
     tasks, start_worker, ledger, started, tmp_path
 ):
     worker, end = start_worker(4), tmp_path / "end"
@@ -193,7 +193,7 @@ def test_the_slot_of_a_killed_child_is_free_at_once_and_its_message_runs_again(
     victim = next(run for run in ledger.runs() if run.item == "run 1")
     worker.kill_child(victim.pid)
     # By the one that waits; or by its own message, which is older, if Celery has noticed the death at once.
-    wait_until(lambda: len(ledger.running()) == 3, "somebody has the slot, long before the lease ends", 15)
+    wait_until(lambda: len(ledger.running()) == 3, "somebody has the permit, long before the lease ends", 15)
     end.touch()
     assert waits.get(timeout=10) == "waits"
     for number, result in enumerate(results):
@@ -205,7 +205,7 @@ def test_the_slot_of_a_killed_child_is_free_at_once_and_its_message_runs_again(
 
 
 @counts_on_wake_ups("many messages have their turn, one every five seconds for each worker")
-def test_ten_children_killed_under_load_cost_no_slot_and_leave_nothing(
+def test_ten_children_killed_under_load_cost_no_permit_and_leave_nothing(
     tasks, start_worker, ledger, started, gate, nothing_is_left
 ):
     workers = [start_worker(4) for _ in range(2)]
@@ -225,7 +225,7 @@ def test_ten_children_killed_under_load_cost_no_slot_and_leave_nothing(
     nothing_is_left()
 
 
-def test_a_killed_worker_keeps_its_slots_for_a_lease_and_its_messages_run_then(
+def test_a_killed_worker_keeps_its_permits_for_a_lease_and_its_messages_run_then(
     config, tasks, start_worker, ledger, broker_server
 ):
     # Not so short that a copy may be on its way to the worker when that is killed: kombu would lose it.
@@ -248,14 +248,14 @@ def test_a_killed_worker_keeps_its_slots_for_a_lease_and_its_messages_run_then(
 @pytest.mark.parametrize(
     ("limits", "error"), [({"time_limit": 1}, TimeLimitExceeded), ({"soft_time_limit": 1}, SoftTimeLimitExceeded)]
 )
-def test_a_time_limit_frees_its_slot_and_no_other(
+def test_a_time_limit_frees_its_permit_and_no_other(
     tasks, start_worker, ledger, started, limits, error, gate, nothing_is_left
 ):
     start_worker(4)
     others = [tasks.three.delay("k", f"run {number}", gate) for number in range(2)]
     started(2)
     limited = tasks.three.apply_async(("k", "limited", 30), **limits)
-    wait_until(lambda: "limited" in ledger.items() or limited.ready(), "it has the third slot")
+    wait_until(lambda: "limited" in ledger.items() or limited.ready(), "it has the third permit")
     waits = tasks.three.delay("k", "waits")
     with pytest.raises(error):
         limited.get(timeout=10)
@@ -270,7 +270,7 @@ def test_a_time_limit_frees_its_slot_and_no_other(
 # Copies.
 
 
-def test_copies_of_a_run_get_no_second_slot_and_are_dropped_afterwards(
+def test_copies_of_a_run_get_no_second_permit_and_are_dropped_afterwards(
     config, tasks, start_worker, ledger, gate, nothing_is_left
 ):
     config.settings["broker_transport_options"] = IMPATIENT
@@ -285,7 +285,7 @@ def test_copies_of_a_run_get_no_second_slot_and_are_dropped_afterwards(
 
 
 @pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
-def test_a_copy_after_a_lost_connection_gets_no_second_slot(broker_proxy, tasks, start_worker, ledger, gate):
+def test_a_copy_after_a_lost_connection_gets_no_second_permit(broker_proxy, tasks, start_worker, ledger, gate):
     worker = start_worker(4)
     result = tasks.three_late.delay("k", "once", gate)
     wait_until(ledger.runs, "it runs")
@@ -312,7 +312,7 @@ def test_a_page_that_its_predecessor_has_sent_waits_where_three_run_though_other
     nothing_is_left()
 
 
-def test_a_retry_that_holds_its_slot_comes_before_who_waits(tasks, start_worker, ledger, running, nothing_is_left):
+def test_a_retry_that_holds_its_permit_comes_before_who_waits(tasks, start_worker, ledger, running, nothing_is_left):
     worker = start_worker(3)
     with taken(tasks.three_again, "k", seats=2):
         first = tasks.three_again.delay("k", "a", 3, 0.3)
@@ -328,7 +328,7 @@ def test_a_retry_that_holds_its_slot_comes_before_who_waits(tasks, start_worker,
 
 
 @on_every_broker
-def test_retries_that_hold_their_slots_leave_none_behind(tasks, start_worker, ledger, started, gate, nothing_is_left):
+def test_retries_that_hold_their_permits_leave_none_behind(tasks, start_worker, ledger, started, gate, nothing_is_left):
     for _ in range(2):
         start_worker(4)
     results = [tasks.three_again.delay("k", f"item {number}.", 2, gate) for number in range(3)]
@@ -342,7 +342,7 @@ def test_retries_that_hold_their_slots_leave_none_behind(tasks, start_worker, le
     nothing_is_left()
 
 
-def test_a_retry_that_is_revoked_gives_its_slot_back(tasks, start_worker, ledger, gate, nothing_is_left):
+def test_a_retry_that_is_revoked_gives_its_permit_back(tasks, start_worker, ledger, gate, nothing_is_left):
     worker = start_worker(3)
 
     def is_reserved():
@@ -354,7 +354,7 @@ def test_a_retry_that_is_revoked_gives_its_slot_back(tasks, start_worker, ledger
         first.revoke()
         wait_until(lambda: "flagged as revoked" in worker.output(), "the worker knows")
         gate.open()
-        wait_until(lambda: is_reserved() or "Discarding revoked" in worker.output(), "its slot is reserved, or was so")
+        wait_until(lambda: is_reserved() or "Discarding revoked" in worker.output(), "its permit is reserved, or was")
         assert tasks.three_again.delay("k", "b").get(timeout=10) == "b"
     assert ledger.items() == ["a0", "b0"]
     nothing_is_left()
@@ -436,8 +436,8 @@ def test_in_a_rolling_deploy_no_more_than_the_larger_limit_run_at_once(
 
 
 @pytest.mark.parametrize("new", [1, 2])
-def test_a_copy_gets_no_second_slot_after_the_limit_was_lowered(config, start_worker, ledger, gate, new):
-    """Its run has the third slot, above the limit of the worker that gets the copy."""
+def test_a_copy_gets_no_second_permit_after_the_limit_was_lowered(config, start_worker, ledger, gate, new):
+    """Its run has the third permit, above the limit of the worker that gets the copy."""
     config.settings["broker_transport_options"] = IMPATIENT
 
     def with_limit(limit):
@@ -449,7 +449,7 @@ def test_a_copy_gets_no_second_slot_after_the_limit_was_lowered(config, start_wo
     before = start_worker(1, config=with_limit(3))
     with taken(task, "k", seats=2):
         result = task.delay("k", "once", gate)
-        wait_until(ledger.runs, "it runs in the third slot")
+        wait_until(ledger.runs, "it runs with the third permit")
     after = start_worker(3, config=with_limit(new))
     wait_until(lambda: came_back(after, result), "a copy has met it in the new worker")
     gate.open()

@@ -66,7 +66,7 @@ def test_in_every_pool_three_run_at_once(pool, tasks, start_worker, ledger, gate
     nothing_is_left()
 
 
-def test_a_child_that_dies_between_the_call_and_the_run_costs_no_slot(tasks, start_worker, ledger, nothing_is_left):
+def test_a_child_that_dies_between_the_call_and_the_run_costs_no_permit(tasks, start_worker, ledger, nothing_is_left):
     worker = start_worker(1)
     with taken(tasks.three, "k"):
         results = [tasks.three.delay("k", number) for number in range(5)]
@@ -84,7 +84,7 @@ def test_a_child_that_dies_between_the_call_and_the_run_costs_no_slot(tasks, sta
 def test_messages_that_wait_for_longer_than_the_visibility_timeout_run_once(
     config, tasks, start_worker, ledger, nothing_is_left, name
 ):
-    """Several deliveries of each wait, and are called to different slots at the same moment."""
+    """Several deliveries of each wait, and are called to different permits at the same moment."""
     config.settings["broker_transport_options"] = IMPATIENT
     task = getattr(tasks, name)
     for _ in range(2):
@@ -99,7 +99,7 @@ def test_messages_that_wait_for_longer_than_the_visibility_timeout_run_once(
     nothing_is_left()
 
 
-def test_an_acquire_whose_reply_is_lost_takes_one_slot(
+def test_an_acquire_whose_reply_is_lost_takes_one_permit(
     lock_proxy, tasks, start_worker, ledger, locks, gate, nothing_is_left
 ):
     start_worker(1)
@@ -115,7 +115,7 @@ def test_an_acquire_whose_reply_is_lost_takes_one_slot(
 
 
 @on_every_broker
-def test_a_cold_shutdown_frees_all_slots_and_what_it_gives_back_runs_in_another_worker(
+def test_a_cold_shutdown_frees_all_permits_and_what_it_gives_back_runs_in_another_worker(
     tasks, start_worker, ledger, nothing_is_left
 ):
     first = start_worker(4)
@@ -147,7 +147,7 @@ def test_messages_that_find_no_room_come_back_and_run(config, tasks, start_worke
     nothing_is_left()
 
 
-def test_those_who_wait_for_slots_survive_a_lock_server_that_restarts_empty(
+def test_those_who_wait_for_permits_survive_a_lock_server_that_restarts_empty(
     private_locks, tasks, start_worker, ledger, gate, nothing_is_left
 ):
     start_worker(8)

@@ -190,19 +190,19 @@ def test_where_another_library_holds_the_key_nobody_knows_whether_it_lives(tasks
 
 
 @needs_one_server("a key is deleted by hand")
-def test_where_a_limit_is_reached_all_holders_are_named_and_else_a_slot_is_said_to_be_free(
+def test_where_a_limit_is_reached_all_holders_are_named_and_else_a_permit_is_said_to_be_free(
     tasks, app, why, start_worker, delete_by_hand
 ):
     start_worker(3)
     key = tasks.three.lock_for("k").name
-    slots = [Lock(server_of(app).client, key, timeout=600, limit=3) for _ in range(3)]
-    assert all(slot.acquire(blocking=False) for slot in slots)
+    permits = [Lock(server_of(app).client, key, timeout=600, limit=3) for _ in range(3)]
+    assert all(permit.acquire(blocking=False) for permit in permits)
     fourth = tasks.three.delay("k")
     wait_until(lambda: kept(app) == 1, "it waits")
-    assert re.findall(r"(:slot:\d)? is held by", why(fourth, Say.WAITS, Say.HELD)) == ["", ":slot:2", ":slot:3"]
-    delete_by_hand(f"{key}:slot:2", tasks.three)
-    assert f"A slot of {key} is free, and" in why(fourth, Say.NEXT)
-    slots[0].release()
+    assert re.findall(r"(:permit:\d)? is held by", why(fourth, Say.WAITS, Say.HELD)) == ["", ":permit:2", ":permit:3"]
+    delete_by_hand(f"{key}:permit:2", tasks.three)
+    assert f"A permit of {key} is free, and" in why(fourth, Say.NEXT)
+    permits[0].release()
     fourth.get(timeout=20)
 
 

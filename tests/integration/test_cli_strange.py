@@ -72,7 +72,7 @@ def evil_worker(app) -> Iterator[None]:
 def test_nothing_that_was_stored_or_answered_reaches_the_terminal_unescaped(app, cli, locks, evil_worker):
     origin = tokens.origin(f"w{EVIL}@lab", EVIL)
     locks.client.set(KEY, tokens.mint(tokens.mint_nonce(), Attempt(EVIL, 0, 0), origin).value, px=60_000)
-    locks.client.set(keys_of(KEY).slot(2), EVIL)
+    locks.client.set(keys_of(KEY).permit(2), EVIL)
     room = tokens.of_room(tokens.mint_nonce(), EVIL)
     locks.client.zadd(keys_of(KEY).line, {room.value: 1})
     wait_until(lambda: "Waiting: 2 messages in 1 worker, and 1 process" in cli("show", KEY).stdout, "it answers")
@@ -87,7 +87,7 @@ def test_nothing_that_was_stored_or_answered_reaches_the_terminal_unescaped(app,
             ["export"],
             ["release", KEY],
             ["release", "--match", "*"],
-            ["release", keys_of(KEY).slot(2), "--dry-run"],
+            ["release", keys_of(KEY).permit(2), "--dry-run"],
             ["release", f"{EVIL} nothing"],
         )
     ]

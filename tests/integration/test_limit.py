@@ -1,4 +1,4 @@
-"""A lock that several may hold at once: who gets a slot, who waits, and what a slot is to its holder."""
+"""A lock that several may hold at once: who gets a permit, who waits, and what a permit is to its holder."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def note(name):
 
 
 @pytest.fixture
-def slots(client):
-    """What each slot holds: the number and the attempt's id, or the state of one that is no task's."""
+def permits(client):
+    """What each permit holds: the number and the attempt's id, or the state of one that is no task's."""
 
     def read():
         found = {}
         for number in range(1, 51):
-            value = client.get(keys_of(KEY).slot(number))
+            value = client.get(keys_of(KEY).permit(number))
             if value is not None:
                 one = Token.of(value)
                 found[number] = one.attempt.task_id if one.attempt else one.state
@@ -73,31 +73,31 @@ def room():
 
 
 class TestAnAcquire:
-    def test_grants_as_many_slots_as_the_limit_allows_and_names_all_holders_to_the_next(self, store, slots):
+    def test_grants_as_many_permits_as_the_limit_allows_and_names_all_holders_to_the_next(self, store, permits):
         grants = [store.acquire(TWO, token(name), 10.0) for name in "ab"]
-        assert [grant.slot for grant in grants] == [1, 2]
+        assert [grant.permit for grant in grants] == [1, 2]
         refused = store.acquire(TWO, token("c"), 10.0)
         assert [one.attempt.task_id for one in refused.holders] == ["a", "b"]
         assert 5 < refused.ttl <= 10
-        assert slots() == {1: "a", 2: "b"}
+        assert permits() == {1: "a", 2: "b"}
 
-    def test_that_is_sent_twice_has_one_slot(self, store, slots):
+    def test_that_is_sent_twice_has_one_permit(self, store, permits):
         mine = token()
-        assert [store.acquire(THREE, mine, 10.0).slot for _ in range(2)] == [1, 1]
-        assert slots() == {1: "a"}
+        assert [store.acquire(THREE, mine, 10.0).permit for _ in range(2)] == [1, 1]
+        assert permits() == {1: "a"}
 
-    def test_takes_the_lowest_free_slot(self, store, take, slots):
+    def test_takes_the_lowest_free_permit(self, store, take, permits):
         first, _ = take("a", THREE), take("b", THREE)
         assert store.release(THREE, first)
-        assert store.acquire(THREE, token("c"), 10.0).slot == 1
-        assert slots() == {1: "c", 2: "b"}
+        assert store.acquire(THREE, token("c"), 10.0).permit == 1
+        assert permits() == {1: "c", 2: "b"}
 
-    def test_with_a_limit_of_one_holds_the_first_slot_alone(self, store, take, slots):
+    def test_with_a_limit_of_one_holds_the_first_permit_alone(self, store, take, permits):
         take("a", KEY)
         assert isinstance(store.acquire(KEY, token("b"), 10.0), Conflict)
-        assert slots() == {1: "a"}
+        assert permits() == {1: "a"}
 
-    def test_of_a_copy_gets_no_second_slot_and_marks_that_of_its_attempt(self, store, client, take, slots):
+    def test_of_a_copy_gets_no_second_permit_and_marks_that_of_its_attempt(self, store, client, take, permits):
         take("x")
         running = take("a")
         copy = token("a")
@@ -105,13 +105,13 @@ class TestAnAcquire:
         assert isinstance(refused, Conflict)
         assert refused.cannot_wait
         assert refused.holder.owner == running.owner
-        assert slots() == {1: "x", 2: "a"}
-        assert client.get(keys_of(KEY).slot(2)).startswith(SEEN.encode())
+        assert permits() == {1: "x", 2: "a"}
+        assert client.get(keys_of(KEY).permit(2)).startswith(SEEN.encode())
         assert store.release(THREE, running, Note(note("a")))
         assert isinstance(store.acquire(THREE, copy, 10.0, note("a")), Finished)
 
     @pytest.mark.parametrize("limit", [1, 2])
-    def test_of_a_copy_sees_its_attempt_above_a_limit_that_was_lowered(self, store, take, slots, limit):
+    def test_of_a_copy_sees_its_attempt_above_a_limit_that_was_lowered(self, store, take, permits, limit):
         below = [take(name, THREE) for name in "xy"]
         take("a", THREE)
         for holder in below:
@@ -120,9 +120,9 @@ class TestAnAcquire:
         refused = store.acquire(key, token("a"), 10.0, note("a"))
         assert isinstance(refused, Conflict)
         assert refused.cannot_wait
-        assert slots() == {3: "a"}
+        assert permits() == {3: "a"}
 
-    def test_of_a_called_copy_gives_its_call_back(self, store, take, room, slots):
+    def test_of_a_called_copy_gives_its_call_back(self, store, take, room, permits):
         first, twin = take("x"), take("a")
         assert isinstance(store.stand(TWO, room, 10, None), Conflict)
         assert store.release(TWO, first)
@@ -130,53 +130,55 @@ class TestAnAcquire:
         call = tokens.call(tokens.for_limit(room, 2), 10)
         refused = store.acquire(TWO, token("a"), 10.0, note("a"), call=call.value)
         assert refused.holder.owner == twin.owner
-        assert slots() == {2: "a"}
+        assert permits() == {2: "a"}
 
-    def test_finds_the_slot_that_is_reserved_for_its_message(self, store, take, slots):
+    def test_finds_the_permit_that_is_reserved_for_its_message(self, store, take, permits):
         take("x", THREE)
         running, claim = take("a", THREE), mint_nonce()
         reserved = tokens.mint(claim, Attempt("a", 1, 0), ORIGIN, RESERVED)
         assert store.send(commands.hand_over(THREE, running, reserved, 60.0))
         retried = tokens.mint(mint_nonce(), Attempt("a", 1, 0), ORIGIN)
-        assert store.acquire(THREE, retried, 10.0, claim=Claim(claim, 60.0)).slot == 2
-        assert slots() == {1: "x", 2: "a"}
+        assert store.acquire(THREE, retried, 10.0, claim=Claim(claim, 60.0)).permit == 2
+        assert permits() == {1: "x", 2: "a"}
 
-    def test_of_a_retry_that_comes_before_its_slot_is_handed_over_takes_one_and_leaves_none_reserved(
-        self, store, take, slots
+    def test_of_a_retry_that_comes_before_its_permit_is_handed_over_takes_one_and_leaves_none_reserved(
+        self, store, take, permits
     ):
         running, claim = take("a"), mint_nonce()
         retried = tokens.mint(mint_nonce(), Attempt("a", 1, 0), ORIGIN)
-        assert store.acquire(TWO, retried, 10.0, claim=Claim(claim, 60.0)).slot == 2
+        assert store.acquire(TWO, retried, 10.0, claim=Claim(claim, 60.0)).permit == 2
         reserved = tokens.mint(claim, Attempt("a", 1, 0), ORIGIN, RESERVED)
         assert store.send(commands.hand_over(TWO, running, reserved, 60.0))
-        assert slots() == {2: "a"}
+        assert permits() == {2: "a"}
 
-    def test_of_a_copy_that_comes_again_after_the_mark_still_sees_its_attempt_above_the_limit(self, store, take, slots):
+    def test_of_a_copy_that_comes_again_after_the_mark_still_sees_its_attempt_above_the_limit(
+        self, store, take, permits
+    ):
         take("x")
         running = take("a")
         for _ in range(2):
             refused = store.acquire(KEY, token("a"), 10.0, note("a"))
             assert refused.cannot_wait
             assert refused.holder.owner == running.owner
-        assert slots() == {1: "x", 2: "a"}
+        assert permits() == {1: "x", 2: "a"}
 
-    def test_that_is_sent_again_keeps_the_mark_of_its_slot_and_its_claim_is_not_gone(self, store, client):
+    def test_that_is_sent_again_keeps_the_mark_of_its_permit_and_its_claim_is_not_gone(self, store, client):
         mine, claim = token(), Claim(mint_nonce(), 60.0)
         store.acquire(TWO, mine, 10.0)
         store.expect_copy(TWO, mine)
-        assert store.acquire(TWO, mine, 10.0, claim=claim).slot == 1
+        assert store.acquire(TWO, mine, 10.0, claim=claim).permit == 1
         assert client.get(KEY) == f"{SEEN}{mine[1:]}".encode()
         assert client.keys() == [KEY.encode()]
 
     def test_without_a_lease_never_ends(self, store, client):
-        assert store.acquire(TWO, token(), math.inf).slot == 1
+        assert store.acquire(TWO, token(), math.inf).permit == 1
         assert client.pttl(KEY) == -1
 
     @pytest.mark.parametrize("how", ["called", "claimed"])
     def test_of_a_copy_gives_back_the_key_that_was_kept_for_it_since_the_limit_went(
-        self, store, take, room, slots, how
+        self, store, take, room, permits, how
     ):
-        """The message's first run still has a slot that a lock without a limit does not have."""
+        """The message's first run still has a permit that a lock without a limit does not have."""
         first, twin = take("x"), take("a")
         if how == "called":
             store.release(KEY, first)
@@ -188,25 +190,25 @@ class TestAnAcquire:
             refused = store.acquire(KEY, token("a"), 10.0, note("a"), claim=Claim(claim, 60.0))
         assert refused.cannot_wait
         assert refused.holder.owner == twin.owner
-        assert slots() == {2: "a"}
+        assert permits() == {2: "a"}
 
-    def test_of_a_copy_leaves_alone_the_key_of_another(self, store, take, room, slots):
+    def test_of_a_copy_leaves_alone_the_key_of_another(self, store, take, room, permits):
         """Who was called may have come late, and its claim may be given up: the key is somebody else's by then."""
         take("x"), take("a")
         call, claim = tokens.call(room, 10).value, Claim(mint_nonce(), 60.0)
         assert store.acquire(KEY, token("a"), 10.0, note("a"), call=call, claim=claim).cannot_wait
-        assert slots() == {1: "x", 2: "a"}
+        assert permits() == {1: "x", 2: "a"}
 
     def test_of_a_key_that_is_no_string_is_refused_and_leaves_it_alone(self, store, client, take):
         take("a")
-        client.hset(keys_of(KEY).slot(2), "not", "ours")
+        client.hset(keys_of(KEY).permit(2), "not", "ours")
         with pytest.raises(LockUnavailable, match="WRONGTYPE"):
             store.acquire(TWO, token("b"), 10.0)
-        assert client.hgetall(keys_of(KEY).slot(2)) == {b"not": b"ours"}
+        assert client.hgetall(keys_of(KEY).permit(2)) == {b"not": b"ours"}
 
 
 class TestARoom:
-    def test_is_offered_the_slot_that_is_released_and_calls_its_first_waiter_there(self, store, client, take, room):
+    def test_is_offered_the_permit_that_is_released_and_calls_its_first_waiter_there(self, store, client, take, room):
         _, second = take("a"), take("b")
         refused = store.stand(TWO, room, 10, 20)
         assert [one.attempt.task_id for one in refused.holders] == ["a", "b"]
@@ -216,11 +218,11 @@ class TestARoom:
             store.release(TWO, second)
             assert heard.get_message(timeout=5)["data"] == f"offer 2 {KEY}".encode()
         assert store.stand(TWO, room, 10, 20) == Taken()
-        assert client.get(keys_of(KEY).slot(2)).startswith(CALLED.encode())
+        assert client.get(keys_of(KEY).permit(2)).startswith(CALLED.encode())
         call = tokens.call(tokens.for_limit(room, 2), 10)
-        assert store.acquire(TWO, token("c"), 10.0, call=call.value).slot == 2
+        assert store.acquire(TWO, token("c"), 10.0, call=call.value).permit == 2
 
-    def test_takes_all_slots_that_are_free_one_after_the_other(self, store, take, room, slots):
+    def test_takes_all_permits_that_are_free_one_after_the_other(self, store, take, room, permits):
         holders = [take(name, THREE) for name in "abc"]
         store.stand(THREE, room, 10, 20)
         for holder in holders:
@@ -228,28 +230,28 @@ class TestARoom:
         assert store.stand(THREE, room, 10, 20) == Taken()
         assert store.stand(THREE, room, 20, 30) == Taken()
         assert store.stand(THREE, room, 30, None) == Taken()
-        assert slots() == dict.fromkeys((1, 2, 3), "offered")
+        assert permits() == dict.fromkeys((1, 2, 3), "offered")
 
-    def test_that_is_asked_twice_calls_once(self, store, take, room, slots):
+    def test_that_is_asked_twice_calls_once(self, store, take, room, permits):
         holder = take("a", LimitedKey(KEY, 2))
         take("b")
         store.stand(TWO, room, 10, None)
         store.release(TWO, holder)
         assert [store.stand(TWO, room, 10, None) for _ in range(2)] == [Taken(), Taken()]
-        assert slots() == {1: "offered", 2: "b"}
+        assert permits() == {1: "offered", 2: "b"}
 
-    def test_that_asks_twice_does_not_stand_in_line_beside_the_slot_that_its_next_waiter_is_offered(
-        self, store, client, room, slots
+    def test_that_asks_twice_does_not_stand_in_line_beside_the_permit_that_its_next_waiter_is_offered(
+        self, store, client, room, permits
     ):
         for _ in range(2):
             assert store.stand(TWO, room, 10, 20) == Taken()
-            assert slots() == {1: "offered", 2: "offered"}
+            assert permits() == {1: "offered", 2: "offered"}
             assert client.zcard(keys_of(KEY).line) == 0
 
-    def test_behind_an_earlier_one_takes_the_slot_that_is_left_and_a_command_that_comes_twice_changes_nothing(
+    def test_behind_an_earlier_one_takes_the_permit_that_is_left_and_a_command_that_comes_twice_changes_nothing(
         self, store, client, take, room
     ):
-        earlier, names = tokens.of_room(mint_nonce(), "earlier"), [KEY, keys_of(KEY).slot(2)]
+        earlier, names = tokens.of_room(mint_nonce(), "earlier"), [KEY, keys_of(KEY).permit(2)]
         for name in "ab":
             take(name)
         store.stand(TWO, earlier, 5, None)
@@ -261,37 +263,39 @@ class TestARoom:
         assert store.stand(TWO, room, 10, 20) == Taken()
         assert (client.mget(names), client.zrange(keys_of(KEY).line, 0, -1, withscores=True)) == left
 
-    def test_comes_before_who_happens_by(self, store, take, room, slots):
+    def test_comes_before_who_happens_by(self, store, take, room, permits):
         holder = take("a")
         take("b")
         store.stand(TWO, room, 10, None)
         store.release(TWO, holder)
         assert isinstance(store.acquire(TWO, token("c"), 10.0), Conflict)
-        assert slots() == {1: "offered", 2: "b"}
+        assert permits() == {1: "offered", 2: "b"}
 
-    def test_with_an_unanswered_offer_comes_before_who_happens_by_a_second_free_slot(self, store, take, room, slots):
+    def test_with_an_unanswered_offer_comes_before_who_happens_by_a_second_free_permit(
+        self, store, take, room, permits
+    ):
         holders = [take(name) for name in "ab"]
         store.stand(TWO, room, 10, 20)
         for holder in holders:
             store.release(TWO, holder)
-        assert slots() == {1: "offered"}  # it is out of the line until it has answered
+        assert permits() == {1: "offered"}  # it is out of the line until it has answered
         assert isinstance(store.acquire(TWO, token("c"), 10.0), Conflict)
         assert store.stand(TWO, room, 10, 20) == Taken()
         assert store.stand(TWO, room, 20, None) == Taken()
 
-    def test_is_offered_no_slot_above_its_limit(self, store, take, slots):
+    def test_is_offered_no_permit_above_its_limit(self, store, take, permits):
         low, high = (tokens.of_room(mint_nonce(), name) for name in ("low", "high"))
         holders = {name: take(name, THREE) for name in "abc"}
         store.stand(TWO, low, 10, None)
         store.stand(THREE, high, 20, None)
         store.release(THREE, holders["c"])
-        assert slots()[3] == "offered"
+        assert permits()[3] == "offered"
         assert isinstance(store.stand(TWO, low, 10, None), Conflict)
         assert store.stand(THREE, high, 20, None) == Taken()
         store.release(THREE, holders["b"])
         assert store.stand(TWO, low, 10, None) == Taken()
 
-    def test_that_leaves_passes_its_offer_on(self, store, take, slots):
+    def test_that_leaves_passes_its_offer_on(self, store, take, permits):
         first, second = (tokens.of_room(mint_nonce(), name) for name in ("first", "second"))
         holder = take("a")
         take("b")
@@ -303,30 +307,30 @@ class TestARoom:
 
 
 class TestAHolder:
-    def test_is_found_by_who_knows_no_limit_wherever_its_slot_is(self, store, take, slots):
+    def test_is_found_by_who_knows_no_limit_wherever_its_permit_is(self, store, take, permits):
         take("a", THREE), take("b", THREE)
         last = take("c", THREE)
         assert store.expect_copy(LimitedKey(KEY, 2), last)
         assert store.release(LimitedKey(KEY, 50), known_by(last.nonce))
-        assert slots() == {1: "a", 2: "b"}
+        assert permits() == {1: "a", 2: "b"}
 
-    def test_of_no_slot_marks_none(self, store, client, take):
+    def test_of_no_permit_marks_none(self, store, client, take):
         running = take("a")
         assert not store.expect_copy(TWO, token("b"))
         assert client.get(KEY) == running.value
 
-    def test_that_gives_up_a_reservation_frees_its_slot(self, store, take, slots):
+    def test_that_gives_up_a_reservation_frees_its_permit(self, store, take, permits):
         take("a")
         running, claim = take("b"), mint_nonce()
         store.send(commands.hand_over(TWO, running, tokens.mint(claim, Attempt("b", 1, 0), ORIGIN, RESERVED), 60.0))
         assert store.give_up(LimitedKey(KEY, 50), claim, is_to_come=False)
-        assert slots() == {1: "a"}
+        assert permits() == {1: "a"}
 
-    def test_that_lost_its_reply_is_released_wherever_it_is(self, store, take, slots):
+    def test_that_lost_its_reply_is_released_wherever_it_is(self, store, take, permits):
         take("a")
         lost = take("b")
         store.undo(TWO, lost)
-        assert slots() == {1: "a"}
+        assert permits() == {1: "a"}
 
 
 # `Lock`.
@@ -382,19 +386,19 @@ def in_room(client):
     return len(LockServer.behind(client).room)
 
 
-def test_a_seat_is_renewed_and_extended_in_its_own_slot(seat, plain):
+def test_a_seat_is_renewed_and_extended_by_its_own_permit(seat, plain):
     renewed = {"timeout": 30, "renew": True, "raise_on_release_error": False}
     first, second = seat(**renewed), seat(**renewed)
     with first, second:
         for number, one in ((1, first), (2, second)):
-            slot = keys_of("seats").slot(number)
-            plain.pexpire(slot, 15_000)
+            permit = keys_of("seats").permit(number)
+            plain.pexpire(permit, 15_000)
             begin_renewal(one)
-            wait_until(lambda slot=slot: plain.pttl(slot) > 15_000, "it is renewed")
+            wait_until(lambda permit=permit: plain.pttl(permit) > 15_000, "it is renewed")
         second.extend(200, replace_ttl=True)
-        assert plain.pttl(keys_of("seats").slot(2)) > 150_000
+        assert plain.pttl(keys_of("seats").permit(2)) > 150_000
         second.extend(200)
-        assert plain.pttl(keys_of("seats").slot(2)) > 350_000
+        assert plain.pttl(keys_of("seats").permit(2)) > 350_000
         assert plain.pttl("seats") <= 30_000
 
 
@@ -543,8 +547,8 @@ class Refusing(LockedTask):
         raise Reject("not today", requeue=False)
 
 
-def test_a_retry_that_is_rejected_before_it_asks_gives_its_slot_back(own_app, deliver, locks):
-    """Whichever slot the attempt before has left to it."""
+def test_a_retry_that_is_rejected_before_it_asks_gives_its_permit_back(own_app, deliver, locks):
+    """Whichever permit the attempt before has left to it."""
 
     @own_app.task(name="bill", base=Refusing, lock_limit=2, lock_hold_on_retry=True, shared=False)
     def bill():
@@ -553,7 +557,7 @@ def test_a_retry_that_is_rejected_before_it_asks_gives_its_slot_back(own_app, de
     with bill.lock_for() as first:
         claim, key, store = mint_nonce(), first.key, LockServer.behind(first.redis).store
         running = token()
-        assert store.acquire(key, running, 60.0).slot == 2
+        assert store.acquire(key, running, 60.0).permit == 2
         assert store.send(commands.hand_over(key, running, tokens.mint(claim, attempt("id"), ORIGIN, RESERVED), 60.0))
         deliver(own_app, "bill", retries=1, redislock={"claim": claim, "key": str(key)})
-        wait_until(lambda: [one.state for one in bill.lock_info().holders] == ["held"], "its slot is free")
+        wait_until(lambda: [one.state for one in bill.lock_info().holders] == ["held"], "its permit is free")

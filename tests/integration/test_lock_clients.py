@@ -215,7 +215,7 @@ def test_a_name_may_be_what_redis_py_takes_for_a_key(locks, name):
 
 
 @pytest.mark.parametrize("name", ["plain", "redislock:{stock:7}", "{", "a}b{c}"])
-def test_what_belongs_to_a_lock_is_in_its_slot(cluster_port, name):
+def test_what_belongs_to_a_lock_is_in_its_hash_slot(cluster_port, name):
     with RedisCluster(host="127.0.0.1", port=cluster_port) as client, Lock(client, name, timeout=10, fence=True):
         assert not Lock(client, name).acquire(blocking_timeout=0.05)
         wait_until(lambda: not client.exists(keys_of(name).line), "its room has left the line")  # with this client

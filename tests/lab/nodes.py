@@ -1,4 +1,4 @@
-"""A Cluster of three primaries on loopback ports, with or without replicas, whose slots move and whose nodes die."""
+"""A Cluster of three primaries on loopback ports, with or without replicas; its hash slots move, and its nodes die."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from redis.crc import key_slot
 
 from tests.lab.servers import Valkey, free_port, wait_until
 
-#: The slots of a Cluster.
-SLOTS = 16384
+#: The hash slots of a Cluster.
+HASH_SLOTS = 16384
 #: A node that is silent for so many milliseconds is taken for dead by the others, and its replica asks to be elected.
 NODE_TIMEOUT = 1000
 
@@ -23,7 +23,7 @@ class Nodes:
     """The nodes of a Cluster, each of which can be killed, paused and restarted by itself.
 
     Args:
-        primaries: The nodes that have slots at first.
+        primaries: The nodes that have hash slots at first.
         replicas: Of the primary with the same index; or none.
     """
 
@@ -41,15 +41,15 @@ class Nodes:
         return RedisCluster(host="127.0.0.1", port=self.primaries[0].port, **options)
 
     def owner(self, key: str) -> Valkey:
-        """The node that has the slot of `key`, as the first node that answers says."""
-        slot = key_slot(key.encode())
-        for first, last, (_, port, *_), *_ in self._slots():
-            if first <= slot <= last:
+        """The node that has the hash slot of `key`, as the first node that answers says."""
+        hash_slot = key_slot(key.encode())
+        for first, last, (_, port, *_), *_ in self._hash_slots():
+            if first <= hash_slot <= last:
                 return next(node for node in self.all if node.port == port)
-        raise LookupError(f"no node has the slot of {key}")
+        raise LookupError(f"no node has the hash slot of {key}")
 
     def key_of(self, node: Valkey, stem: str = "stock") -> str:
-        """A key whose slot `node` has, and which begins with `stem`."""
+        """A key whose hash slot `node` has, and which begins with `stem`."""
         return next(key for key in (f"{stem}-{number}" for number in range(1000)) if self.owner(key) is node)
 
     def other(self, node: Valkey) -> Valkey:
@@ -58,41 +58,42 @@ class Nodes:
 
     @contextmanager
     def moving(self, key: str, to: Valkey) -> Iterator[Valkey]:
-        """Move the slot of `key` to another node, key by key; yields the node that had it.
+        """Move the hash slot of `key` to another node, key by key; yields the node that had it.
 
-        Inside of the block the slot is open: the old node answers ASK for a key that it has no more, and TRYAGAIN for
-        several keys of which it has some. Nothing is moved there but by `move_keys`; all the rest moves at the end.
+        Inside of the block the hash slot is open: the old node answers ASK for a key that it has no more, and TRYAGAIN
+        for several keys of which it has some. Nothing is moved there but by `move_keys`; all the rest moves at the end.
         """
-        slot, source = key_slot(key.encode()), self.owner(key)
-        to.client.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", node_id(source))
-        source.client.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", node_id(to))
+        hash_slot, source = key_slot(key.encode()), self.owner(key)
+        to.client.execute_command("CLUSTER", "SETSLOT", hash_slot, "IMPORTING", node_id(source))
+        source.client.execute_command("CLUSTER", "SETSLOT", hash_slot, "MIGRATING", node_id(to))
         try:
             yield source
         finally:
             self.move_keys(key, source, to)
             for node in (to, source, *self.primaries):
-                node.client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", node_id(to))
+                node.client.execute_command("CLUSTER", "SETSLOT", hash_slot, "NODE", node_id(to))
 
     def move_keys(self, key: str, source: Valkey, to: Valkey) -> None:
-        """Move all keys in the slot of `key`, while it is open."""
-        slot = key_slot(key.encode())
-        while keys := source.client.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 100):
+        """Move all keys in the hash slot of `key`, while it is open."""
+        hash_slot = key_slot(key.encode())
+        while keys := source.client.execute_command("CLUSTER", "GETKEYSINSLOT", hash_slot, 100):
             source.client.execute_command("MIGRATE", "127.0.0.1", to.port, "", 0, 5000, "KEYS", *keys)
 
     def move(self, key: str, to: Valkey) -> None:
-        """Move the slot of `key` to another node, as a resharding does."""
+        """Move the hash slot of `key` to another node, as a resharding does."""
         with self.moving(key, to):
             pass
 
     def move_at_once(self, key: str, to: Valkey) -> None:
-        """Move the slot of `key` as a whole, as Valkey 9 can."""
-        slot, source = key_slot(key.encode()), self.owner(key)
-        source.client.execute_command("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", node_id(to))
-        wait_until(lambda: self.owner(key) is to, "the slot has moved")
+        """Move the hash slot of `key` as a whole, as Valkey 9 can."""
+        hash_slot, source = key_slot(key.encode()), self.owner(key)
+        only = ("SLOTSRANGE", hash_slot, hash_slot)
+        source.client.execute_command("CLUSTER", "MIGRATESLOTS", *only, "NODE", node_id(to))
+        wait_until(lambda: self.owner(key) is to, "the hash slot has moved")
 
     @contextmanager
     def one_more(self, folder: Path) -> Iterator[Valkey]:
-        """A primary without slots, which leaves the Cluster at the end of the block."""
+        """A primary without hash slots, which leaves the Cluster at the end of the block."""
         with _node(folder) as node:
             node.client.execute_command("CLUSTER", "MEET", "127.0.0.1", self.primaries[0].port, _bus(self.primaries[0]))
             name = node_id(node)
@@ -123,7 +124,7 @@ class Nodes:
         """Wait until all nodes that live take `replica` for a primary."""
 
         def is_promoted() -> bool:
-            return all(any(entry[2][1] == replica.port for entry in slots) for slots in self._views())
+            return all(any(entry[2][1] == replica.port for entry in hash_slots) for hash_slots in self._views())
 
         wait_until(is_promoted, "the replica is promoted")
 
@@ -132,25 +133,25 @@ class Nodes:
             node.client.flushall()
 
     def tell(self, ports: Sequence[int]) -> bool:
-        """Whether every node answers, and tells that the slots are at these ports."""
+        """Whether every node answers, and tells that the hash slots are at these ports."""
         return len(self._views()) == len(self.all) and all(
             {*ports} == {entry[2][1] for entry in view} for view in self._views()
         )
 
     def is_up(self) -> bool:
-        """Whether every node knows all others, the slots are covered, and each replica is in step."""
+        """Whether every node knows all others, the hash slots are covered, and each replica is in step."""
         infos = [str(node.client.execute_command("CLUSTER INFO")) for node in self.all]
-        slots = [sum(last - first + 1 for first, last, *_ in view) for view in self._views()]
+        hash_slots = [sum(last - first + 1 for first, last, *_ in view) for view in self._views()]
         is_known = all(f"'cluster_known_nodes': '{len(self.all)}'" in info for info in infos)
         links = [node.client.info("replication").get("master_link_status") for node in self.replicas]
         return (
             is_known
             and all("'cluster_state': 'ok'" in info for info in infos)
-            and {*slots} == {SLOTS}
+            and {*hash_slots} == {HASH_SLOTS}
             and all(link == "up" for link in links)
         )
 
-    def _slots(self) -> Any:
+    def _hash_slots(self) -> Any:
         return next(iter(self._views()))
 
     def _views(self) -> list[Any]:
@@ -175,9 +176,9 @@ def node_id(node: Valkey) -> str:
 
 @contextmanager
 def three_nodes(folder: Path, *, replicas: bool = False) -> Iterator[Nodes]:
-    """Three primaries that share the slots; with one replica each, or none.
+    """Three primaries that share the hash slots; with one replica each, or none.
 
-    Without replicas, the nodes that live answer for their slots while another is dead.
+    Without replicas, the nodes that live answer for their hash slots while another is dead.
     """
     with ExitStack() as stack:
         servers = [stack.enter_context(_node(folder / f"node-{n}")) for n in range(6 if replicas else 3)]
@@ -186,7 +187,7 @@ def three_nodes(folder: Path, *, replicas: bool = False) -> Iterator[Nodes]:
             node.client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
             node.client.execute_command("CLUSTER", "MEET", "127.0.0.1", servers[0].port, _bus(servers[0]))
         for number, node in enumerate(nodes.primaries):
-            first, last = SLOTS * number // 3, SLOTS * (number + 1) // 3 - 1
+            first, last = HASH_SLOTS * number // 3, HASH_SLOTS * (number + 1) // 3 - 1
             node.client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
         for primary, replica in zip(nodes.primaries, nodes.replicas, strict=False):
             nodes.all_know(node_id(primary))
@@ -205,6 +206,6 @@ def _node(folder: Path) -> Iterator[Valkey]:
     options = ["--cluster-enabled", "yes", "--cluster-port", str(free_port())]
     options += ["--cluster-node-timeout", str(NODE_TIMEOUT), "--cluster-require-full-coverage", "no"]
     options += ["--repl-diskless-sync-delay", "0", "--cluster-replica-validity-factor", "0"]
-    options += ["--cluster-allow-replica-migration", "no"]  # a primary that has lost its last slot remains one
+    options += ["--cluster-allow-replica-migration", "no"]  # a primary that has lost its last hash slot remains one
     with Valkey(folder, free_port(), options=options).serve() as server:
         yield server

@@ -17,7 +17,7 @@ from tests.lab.servers import Valkey
 NAMES = {script.sha: name.lower() for name, script in vars(scripts).items() if isinstance(script, scripts.Script)}
 #: What the tests themselves ask, what a connection sends once, before its first command, and what a room subscribes to:
 #: the room of an earlier test, in the test's own process, may subscribe again at any time. And what the nodes of a
-#: Cluster are asked about its slots.
+#: Cluster are asked about its hash slots.
 NOT_COUNTED = frozenset({"SCAN", "AUTH", "HELLO", "CLIENT", "SELECT", "SUBSCRIBE", "CLUSTER", "COMMAND", "PING"})
 THE_END = "the end of the record"
 

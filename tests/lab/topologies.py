@@ -43,7 +43,7 @@ def _server(folder: Path, *options: str) -> Iterator[int]:
 
 @contextmanager
 def cluster(folder: Path) -> Iterator[int]:
-    """The port of a Cluster's only node, which has all slots."""
+    """The port of a Cluster's only node, which has all hash slots."""
     with _server(folder, "--cluster-enabled", "yes", "--cluster-port", str(free_port())) as port:
         with redis.Redis(port=port, decode_responses=True) as client:
             client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)

@@ -33,16 +33,16 @@ class Effect(NamedTuple):
 
     reply: Reply
     server: Server
-    slot: int = 0
-    """The number of the slot that was given a whole lease; 0 where none was."""
+    permit: int = 0
+    """The number of the permit that was given a whole lease; 0 where none was."""
     holders: tuple[Key, ...] = ()
     """Who was told to hold the lock, to somebody who may not have it."""
     cannot_wait: bool = False
-    """Whether it was told that its own attempt runs in another slot than the one it might have had."""
+    """Whether it was told that its own attempt runs with another permit than the one it might have had."""
 
 
 class Acquire(NamedTuple):
-    """Take a slot, if there is a free one."""
+    """Take a permit, if there is a free one."""
 
     nonce: str
     attempt: Attempt
@@ -51,7 +51,7 @@ class Acquire(NamedTuple):
     room: str = ""
     """The room from which the asker was called."""
     limit: int = 1
-    """How many may hold the lock at once. The asker takes no free slot of a higher number."""
+    """How many may hold the lock at once. The asker takes no free permit of a higher number."""
     rank: int = 0
     """The rank for which the asker was called: a room may have called others."""
     number: int = 0
@@ -63,7 +63,7 @@ class Acquire(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """Take the slot that is reserved under the message's claim, or a free one."""
+    """Take the permit that is reserved under the message's claim, or a free one."""
 
     nonce: str
     attempt: Attempt
@@ -94,21 +94,21 @@ class Reserve(NamedTuple):
 
 
 class Renew(NamedTuple):
-    """Give a slot its lease again."""
+    """Give a permit its lease again."""
 
     nonce: str
-    slot: int = 1
+    permit: int = 1
 
 
 class Release(NamedTuple):
-    """Free the slot of an owner, and leave a note if a copy was seen or may come unseen."""
+    """Free the permit of an owner, and leave a note if a copy was seen or may come unseen."""
 
     nonce: str
     """Who holds it; the nonce of the call, ``!r1``, for whoever was called and will not run."""
     note: Attempt | None
     """The attempt that is over; None where it is not over, or nobody knows."""
     unseen_copy: bool
-    """Whether a copy may wait in the queue, where no acquire of it can mark the slot: the note is left in any case."""
+    """Whether a copy may wait in the queue, where no acquire of it can mark the permit: the note is left anyway."""
     limit: int = 1
     """The owner's limit. The main process does not know it, and names the greatest."""
     rank: int = 0
@@ -117,7 +117,7 @@ class Release(NamedTuple):
 
 
 class HandOver(NamedTuple):
-    """A release that does not free the slot but reserves it under `claim`, for the next attempt."""
+    """A release that does not free the permit but reserves it under `claim`, for the next attempt."""
 
     nonce: str
     note: Attempt | None
@@ -131,11 +131,11 @@ class HandOver(NamedTuple):
 
 
 class GiveUp(NamedTuple):
-    """Free the slot that was reserved under `claim`: its message will not run."""
+    """Free the permit that was reserved under `claim`: its message will not run."""
 
     claim: str
     is_to_come: bool
-    """Whether a run may hand its slot over under this claim later. Then Redis remembers that nobody comes with it."""
+    """Whether a run may hand its permit over under this claim later. Then Redis remembers that nobody comes with it."""
     limit: int = 1
 
 
@@ -152,7 +152,7 @@ class Enter(NamedTuple):
 
 
 class Stand(NamedTuple):
-    """A room asks for a slot for the first who waits in it, or enters the line."""
+    """A room asks for a permit for the first who waits in it, or enters the line."""
 
     room: str
     rank: int
@@ -169,7 +169,7 @@ class Stand(NamedTuple):
 
 
 class Leave(NamedTuple):
-    """A room leaves the line, and passes on the slots that it was offered."""
+    """A room leaves the line, and passes on the permits that it was offered."""
 
     room: str
     limit: int = 1

@@ -33,13 +33,13 @@ def apply(server: Server, command: Command, mistakes: Mistakes = frozenset()) ->
     return run(server, command, mistakes)
 
 
-def offer(server: Server, slots: Iterable[int], mistakes: Mistakes) -> Server:
-    """Each of these slots that is free is offered to the first in line that may have it."""
-    for slot in slots:
-        anybody = Mistake.SLOT_ABOVE_THE_LIMIT in mistakes
-        member = server.first_for(1 if anybody else slot)
-        if server.slots[slot - 1] is None and member and Mistake.RELEASE_OFFERS_NOTHING not in mistakes:
-            server = server.put(slot, Key(f"?{member}", NOBODY)).ranked(member, None)
+def offer(server: Server, permits: Iterable[int], mistakes: Mistakes) -> Server:
+    """Each of these permits that is free is offered to the first in line that may have it."""
+    for permit in permits:
+        anybody = Mistake.PERMIT_ABOVE_THE_LIMIT in mistakes
+        member = server.first_for(1 if anybody else permit)
+        if server.permits[permit - 1] is None and member and Mistake.RELEASE_OFFERS_NOTHING not in mistakes:
+            server = server.put(permit, Key(f"?{member}", NOBODY)).ranked(member, None)
     return server
 
 
@@ -52,17 +52,17 @@ def acquire(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> Eff
         return Effect(Reply.FINISHED, _freed(server, [*given_back, *owned], mistakes))
     if mine and Mistake.OWN_GRANT_IS_A_CONFLICT not in mistakes:
         return _granted(server, mine, command, mistakes)
-    copy = 0 if kept and Mistake.CALLED_COPY_HAS_ITS_SLOT in mistakes else _slot_of_copy(server, command, mistakes)
+    copy = 0 if kept and Mistake.CALLED_COPY_HAS_ITS_PERMIT in mistakes else _permit_of_copy(server, command, mistakes)
     if copy and not (kept and _is_reserved(server, copy)):
         return _meet_copy(server, copy, command, mistakes)
-    slot = kept[0] if kept else _free_slot(server, command, mistakes)
-    if slot:
-        return _granted(server, slot, command, mistakes)
+    permit = kept[0] if kept else _free_permit(server, command, mistakes)
+    if permit:
+        return _granted(server, permit, command, mistakes)
     return _refused(offer(server, server.free(command.limit), mistakes), command.limit)
 
 
 def reserve(server: Server, command: Reserve, mistakes: Mistakes) -> Effect:
-    key, queued = server.slots[0], server.queued
+    key, queued = server.permits[0], server.queued
     if key is not None and key.nonce == command.claim:
         return Effect(Reply.GRANTED, server)
     if _has_place(server, command.claim):
@@ -84,7 +84,7 @@ def reserve(server: Server, command: Reserve, mistakes: Mistakes) -> Effect:
 
 def _heeded(server: Server, mistakes: Mistakes) -> list[Key]:
     """Who may be an outstanding job: who has the key, and who has the place."""
-    both = (server.slots[0], None if Mistake.FREE_KEY_IS_ENOUGH in mistakes else server.queued)
+    both = (server.permits[0], None if Mistake.FREE_KEY_IS_ENOUGH in mistakes else server.queued)
     return [one for one in both if one is not None and not one.member]
 
 
@@ -105,91 +105,91 @@ def _is_over(one: Key | None, command: Reserve, mistakes: Mistakes) -> bool:
 
 def _told(server: Server) -> Effect:
     """The answer to a publisher that may have neither the key nor the place: who has them."""
-    return Effect(Reply.HELD, server, holders=tuple(key for key in (server.slots[0], server.queued) if key is not None))
+    return Effect(Reply.HELD, server, holders=tuple(key for key in (server.permits[0], server.queued) if key))
 
 
-def _is_reserved(server: Server, slot: int) -> bool:
-    key = server.slots[slot - 1]
+def _is_reserved(server: Server, permit: int) -> bool:
+    key = server.permits[permit - 1]
     return key is not None and key.is_reserved
 
 
-def _slot_of_copy(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> int:
-    """The slot that holds the attempt of `command`: if possible one that runs it, not one reserved for it; 0: none.
+def _permit_of_copy(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> int:
+    """The permit that holds the attempt of `command`: if possible one that runs it, not one reserved for it; 0: none.
 
-    Whose message may be a copy, or has a claim, looks at all slots: the limit may have been greater until a moment ago.
+    Whose message may be a copy, or has a claim, looks at all permits: the limit may have been greater a moment ago.
     """
-    if Mistake.SECOND_SLOT_FOR_A_COPY in mistakes:
+    if Mistake.SECOND_PERMIT_FOR_A_COPY in mistakes:
         return 0
     looks_at_all = command.reads_note or (bool(command.claim) and command.limit > 1)
-    is_blind = not looks_at_all or Mistake.BLIND_TO_HIGH_SLOTS in mistakes
-    seen = server.slots[: command.limit] if is_blind else server.slots
+    is_blind = not looks_at_all or Mistake.BLIND_TO_HIGH_PERMITS in mistakes
+    seen = server.permits[: command.limit] if is_blind else server.permits
     mine, found = noted(command.attempt, mistakes), 0
-    for slot, key in enumerate(seen, 1):
+    for permit, key in enumerate(seen, 1):
         if key is None or key.member or key.nonce == command.claim or noted(key.attempt, mistakes) != mine:
             continue
         # Above a limit of 1 only what runs counts.
-        if not key.is_reserved or (not found and (slot == 1 or command.limit > 1)):
-            found = slot
+        if not key.is_reserved or (not found and (permit == 1 or command.limit > 1)):
+            found = permit
     return found
 
 
-def _meet_copy(server: Server, slot: int, command: Acquire | Claim, mistakes: Mistakes) -> Effect:
-    """My attempt has a slot, which is marked. Whatever is kept for me is passed on: I must not run beside it."""
-    key = server.slots[slot - 1]
+def _meet_copy(server: Server, permit: int, command: Acquire | Claim, mistakes: Mistakes) -> Effect:
+    """My attempt has a permit, which is marked. Whatever is kept for me is passed on: I must not run beside it."""
+    key = server.permits[permit - 1]
     assert key
     copy = key._replace(marked=key.marked or not key.is_reserved)
-    passed_on = _freed(server.put(slot, copy), _kept(server, command, mistakes), mistakes)
-    return Effect(Reply.HELD, passed_on, 0, (copy,), cannot_wait=command.limit > 1 or slot > 1)
+    passed_on = _freed(server.put(permit, copy), _kept(server, command, mistakes), mistakes)
+    return Effect(Reply.HELD, passed_on, 0, (copy,), cannot_wait=command.limit > 1 or permit > 1)
 
 
-def _free_slot(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> int:
-    """The lowest free slot that I may take: nobody waits for it, or I was called and my call has lapsed."""
-    is_awaited = any(key.is_offered for key in server.slots[: command.limit] if key is not None)
+def _free_permit(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> int:
+    """The lowest free permit that I may take: nobody waits for it, or I was called and my call has lapsed."""
+    is_awaited = any(key.is_offered for key in server.permits[: command.limit] if key is not None)
     if Mistake.NEWCOMER_PASSES_AN_OFFER in mistakes:
         is_awaited = False
-    for slot in server.free(command.limit):
-        if command.room or not (is_awaited or server.first_for(slot)):
-            return slot
+    for permit in server.free(command.limit):
+        if command.room or not (is_awaited or server.first_for(permit)):
+            return permit
     return 0
 
 
-def _granted(server: Server, slot: int, command: Acquire | Claim, mistakes: Mistakes) -> Effect:
-    """The slot is granted, and what else is kept for me is passed on."""
-    key, gone, is_claimed = server.slots[slot - 1], server.gone, bool(_claimed(server, command))
+def _granted(server: Server, permit: int, command: Acquire | Claim, mistakes: Mistakes) -> Effect:
+    """The permit is granted, and what else is kept for me is passed on."""
+    key, gone, is_claimed = server.permits[permit - 1], server.gone, bool(_claimed(server, command))
     is_new = key is None or key.nonce != command.nonce
     if is_new:
-        keeps_claim = Mistake.CLAIM_IS_KEPT in mistakes and slot in _claimed(server, command)
+        keeps_claim = Mistake.CLAIM_IS_KEPT in mistakes and permit in _claimed(server, command)
         nonce = command.claim if keeps_claim else command.nonce
-        server = server.put(slot, Key(nonce, command.attempt, key is not None and key.marked))
+        server = server.put(permit, Key(nonce, command.attempt, key is not None and key.marked))
     is_early = bool(command.claim) and command.limit > 1 and is_new and not is_claimed
     if is_early and Mistake.EARLY_RETRY_IS_FORGOTTEN not in mistakes:
-        gone |= {command.claim}  # the run before must not hand its slot over to me any more
-    forgets = Mistake.SECOND_KEPT_SLOT_IS_FORGOTTEN in mistakes
-    others = [] if forgets else [one for one in _kept(server, command, mistakes) if one != slot]
+        gone |= {command.claim}  # the run before must not hand its permit over to me any more
+    forgets = Mistake.SECOND_KEPT_PERMIT_IS_FORGOTTEN in mistakes
+    others = [] if forgets else [one for one in _kept(server, command, mistakes) if one != permit]
     if command.claim and _has_place(server, command.claim) and Mistake.PLACE_IS_KEPT not in mistakes:
         server = server._replace(queued=None)
-    return Effect(Reply.GRANTED, _freed(server._replace(gone=gone), others, mistakes), slot)
+    return Effect(Reply.GRANTED, _freed(server._replace(gone=gone), others, mistakes), permit)
 
 
 def _kept(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> list[int]:
-    """The slots that are kept for whoever sends `command`: called to one, it may have been handed another meanwhile."""
+    """The permits that are kept for whoever sends `command`: called to one, it may have been handed another since."""
     return [*_called(server, command, mistakes), *_claimed(server, command)]
 
 
 def _called(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> list[int]:
-    """The slots to which whoever sends `command` was called."""
+    """The permits to which whoever sends `command` was called."""
     if not command.room:
         return []
     call = Key(f"!{member_of(command.room, command.limit)}", NOBODY, rank=command.rank, number=command.number)
     if Mistake.CALL_NAMES_NO_RANK in mistakes:
-        return [slot for slot, key in enumerate(server.slots, 1) if key and key.nonce == call.nonce]
-    return [slot for slot, key in enumerate(server.slots, 1) if key == call]
+        return [permit for permit, key in enumerate(server.permits, 1) if key and key.nonce == call.nonce]
+    return [permit for permit, key in enumerate(server.permits, 1) if key == call]
 
 
 def _claimed(server: Server, command: Acquire | Claim) -> list[int]:
-    """The slot that is reserved for the message of whoever sends `command`. A limit of 1 looks at the first only."""
-    slot = server.number_of(command.claim) if command.claim else 0
-    return [slot] if slot and (command.limit > 1 or slot == 1) else []
+    """The permit that is reserved for the message of whoever sends `command`. A limit of 1 looks at the first only."""
+    permit = server.number_of(command.claim) if command.claim else 0
+    return [permit] if permit and (command.limit > 1 or permit == 1) else []
 
 
 def _has_place(server: Server, claim: str) -> bool:
@@ -198,8 +198,8 @@ def _has_place(server: Server, claim: str) -> bool:
 
 
 def _refused(server: Server, limit: int) -> Effect:
-    """The answer to somebody who may not have a slot: who holds the lock, and then for whom it is kept."""
-    holders = [key for key in server.slots[:limit] if key is not None]
+    """The answer to somebody who may not have a permit: who holds the lock, and then for whom it is kept."""
+    holders = [key for key in server.permits[:limit] if key is not None]
     return Effect(Reply.HELD, server, holders=tuple(sorted(holders, key=lambda key: bool(key.member))))
 
 
@@ -211,65 +211,65 @@ def stand(server: Server, command: Stand, mistakes: Mistakes) -> Effect:
     member, limit = command.member, command.limit
     server = server.ranked(member, command.rank)
     if Mistake.OFFERED_ROOM_IGNORES_A_SMALLER_RANK not in mistakes:
-        for slot in _offered(server, command):
-            if any(rank < command.rank and limit_of(other) >= slot for rank, other in server.line):
-                server = server.put(slot, None)
-    mine = _slot_of_room(server, command)
+        for permit in _offered(server, command):
+            if any(rank < command.rank and limit_of(other) >= permit for rank, other in server.line):
+                server = server.put(permit, None)
+    mine = _permit_of_room(server, command)
     if mine:
         server = _called_in(server, mine, command, mistakes)
-    for slot in server.free(limit):
+    for permit in server.free(limit):
         anybody = Mistake.STAND_IGNORES_A_SMALLER_RANK in mistakes
-        if not mine and (anybody or server.first_for(slot) == member):
-            mine = slot
+        if not mine and (anybody or server.first_for(permit) == member):
+            mine = permit
             server = _called_in(server, mine, command, mistakes)
-        elif not mine or Mistake.STAND_OFFERS_ONE_SLOT not in mistakes:
-            server = offer(server, [slot], mistakes)
+        elif not mine or Mistake.STAND_OFFERS_ONE_PERMIT not in mistakes:
+            server = offer(server, [permit], mistakes)
     return Effect(Reply.TAKEN, server) if mine else _refused(server, limit)
 
 
-def _slot_of_room(server: Server, command: Stand) -> int:
-    """The slot to which the first who waits in the room is called already, or that is offered to the room; 0: none."""
+def _permit_of_room(server: Server, command: Stand) -> int:
+    """The permit to which the first who waits in the room is called already, or that is offered to it; 0: none."""
     called = Key(f"!{command.member}", NOBODY, rank=command.rank, number=command.number)
-    seen = list(enumerate(server.slots[: command.limit], 1))
-    already = [slot for slot, key in seen if key == called]
+    seen = list(enumerate(server.permits[: command.limit], 1))
+    already = [permit for permit, key in seen if key == called]
     return next(iter([*already, *_offered(server, command)[-1:]]), 0)
 
 
 def _offered(server: Server, command: Stand) -> list[int]:
-    """The slots that are offered to the room."""
+    """The permits that are offered to the room."""
     offer = Key(f"?{command.member}", NOBODY)
-    return [slot for slot, key in enumerate(server.slots[: command.limit], 1) if key == offer]
+    return [permit for permit, key in enumerate(server.permits[: command.limit], 1) if key == offer]
 
 
-def _called_in(server: Server, slot: int, command: Stand, mistakes: Mistakes) -> Server:
-    """The slot keeps the key for the first who waits in the room, and the next one has the room's rank in line."""
+def _called_in(server: Server, permit: int, command: Stand, mistakes: Mistakes) -> Server:
+    """The permit keeps the key for the first who waits in the room, and the next one has the room's rank in line."""
     called = Key(f"!{command.member}", NOBODY, rank=command.rank, number=command.number)
-    # Where the command was sent before, the next waiter may have been offered another slot by that.
-    is_offered = any(number != slot for number in _offered(server, command))
+    # Where the command was sent before, the next waiter may have been offered another permit by that.
+    is_offered = any(number != permit for number in _offered(server, command))
     kept = Key(f"?{command.member}", NOBODY) if Mistake.CALL_IS_AN_OFFER in mistakes else called
-    return server.ranked(command.member, None if is_offered else command.next_rank).put(slot, kept)
+    return server.ranked(command.member, None if is_offered else command.next_rank).put(permit, kept)
 
 
 def leave(server: Server, command: Leave, mistakes: Mistakes) -> Effect:
     mine = {f"?{command.member}"} | ({f"!{command.member}"} if Mistake.SECOND_ENDS_THE_CALL in mistakes else set())
     left = server.ranked(command.member, None)
-    offered = [slot for slot, key in enumerate(left.slots[: command.limit], 1) if key is not None and key.nonce in mine]
-    for slot in offered:
-        left = left.put(slot, None)
+    offered = [permit for permit, key in enumerate(left.permits[: command.limit], 1) if key and key.nonce in mine]
+    for permit in offered:
+        left = left.put(permit, None)
     reply = Reply.PASSED_ON if offered else Reply.LEFT
     return Effect(reply, offer(left, left.free(command.limit), mistakes))
 
 
 def renew(server: Server, command: Renew, mistakes: Mistakes) -> Effect:
-    key = server.slots[command.slot - 1]
+    key = server.permits[command.permit - 1]
     if key is not None and (key.nonce == command.nonce or Mistake.RENEW_WITHOUT_OWNER_CHECK in mistakes):
-        return Effect(Reply.RENEWED, server, command.slot)
+        return Effect(Reply.RENEWED, server, command.permit)
     return Effect(Reply.NOT_MINE, server)
 
 
 def release(server: Server, command: Release | HandOver, mistakes: Mistakes) -> Effect:
-    slot = _slot_to_release(server, command, mistakes)
-    mine = server.slots[slot - 1] if slot else None
+    permit = _permit_to_release(server, command, mistakes)
+    mine = server.permits[permit - 1] if permit else None
     notes = server.notes
     # Where the lock was lost, the mark of a copy may be lost with it, so the note is left in any case.
     if command.note and (mine is None or command.unseen_copy or mine.marked) and Mistake.NO_NOTE not in mistakes:
@@ -279,44 +279,44 @@ def release(server: Server, command: Release | HandOver, mistakes: Mistakes) -> 
         return Effect(Reply.NOT_MINE, server)
     if isinstance(command, HandOver) and command.claim in server.gone:
         server = server._replace(gone=server.gone - {command.claim})
-        return Effect(Reply.RELEASED, _freed(server, [slot], mistakes))
+        return Effect(Reply.RELEASED, _freed(server, [permit], mistakes))
     if isinstance(command, HandOver):
-        return Effect(Reply.HANDED_OVER, server.put(slot, Key(command.claim, command.attempt)), slot)
-    return Effect(Reply.RELEASED, _freed(server, [slot], mistakes))
+        return Effect(Reply.HANDED_OVER, server.put(permit, Key(command.claim, command.attempt)), permit)
+    return Effect(Reply.RELEASED, _freed(server, [permit], mistakes))
 
 
-def _slot_to_release(server: Server, command: Release | HandOver, mistakes: Mistakes) -> int:
-    """The slot of the owner; 0: none."""
-    if Mistake.RELEASE_WITHOUT_OWNER_CHECK in mistakes and server.slots[0] is not None:
+def _permit_to_release(server: Server, command: Release | HandOver, mistakes: Mistakes) -> int:
+    """The permit of the owner; 0: none."""
+    if Mistake.RELEASE_WITHOUT_OWNER_CHECK in mistakes and server.permits[0] is not None:
         return 1
-    for slot, key in enumerate(_in_reach(server, command.limit), 1):
+    for permit, key in enumerate(_in_reach(server, command.limit), 1):
         called = key is not None and (key.nonce, key.rank, key.number)
         if called == (command.nonce, command.rank, command.number):
-            return slot
+            return permit
     return 0
 
 
 def _in_reach(server: Server, limit: int) -> tuple[Key | None, ...]:
-    """Where an owner with this limit is looked for: in all slots, for its limit may have been greater; but for 1."""
-    return server.slots[:1] if limit == 1 else server.slots
+    """Where an owner with this limit is looked for: in all permits, for its limit may have been greater; but for 1."""
+    return server.permits[:1] if limit == 1 else server.permits
 
 
 def give_up(server: Server, command: GiveUp, mistakes: Mistakes) -> Effect:
     if _has_place(server, command.claim):
         server = server._replace(queued=None)
-    slot = server.number_of(command.claim)
-    if 0 < slot <= len(_in_reach(server, command.limit)):
-        return Effect(Reply.GIVEN_UP, _freed(server, [slot], mistakes))
+    permit = server.number_of(command.claim)
+    if 0 < permit <= len(_in_reach(server, command.limit)):
+        return Effect(Reply.GIVEN_UP, _freed(server, [permit], mistakes))
     if command.is_to_come and Mistake.GIVEN_UP_IS_FORGOTTEN not in mistakes:
         return Effect(Reply.NOT_MINE, server._replace(gone=server.gone | {command.claim}))
     return Effect(Reply.NOT_MINE, server)
 
 
-def _freed(server: Server, slots: Sequence[int], mistakes: Mistakes) -> Server:
-    """This state with these slots free, or offered to the first in line."""
-    for slot in slots:
-        server = server.put(slot, None)
-    return offer(server, slots, mistakes)
+def _freed(server: Server, permits: Sequence[int], mistakes: Mistakes) -> Server:
+    """This state with these permits free, or offered to the first in line."""
+    for permit in permits:
+        server = server.put(permit, None)
+    return offer(server, permits, mistakes)
 
 
 def noted(attempt: Attempt, mistakes: Mistakes) -> Attempt:

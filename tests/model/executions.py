@@ -114,8 +114,8 @@ class Execution(NamedTuple):
     sent: Command | None = None
     """The release that is in doubt, as the keeper sends it again: nobody has read its answer, and its connection is
     lost. The execution parts with its message meanwhile, and stays in the world for this alone."""
-    slot: int = 1
-    """The number of the slot that it was granted."""
+    permit: int = 1
+    """The number of the permit that it was granted."""
     limit: int = 1
     """How many may hold the lock at once, as this worker knows it."""
     room: str = ""

@@ -135,7 +135,7 @@ def _broken_in(world: World, limits: Sequence[int], excuses: Set[Excuse]) -> Pro
     running = [one for one in world.executions if one.phase in IN_BODY and not one.lost]
     if len(running) > 1 and _are_too_many(running, limits):
         return Promise.AT_MOST_N
-    if len(world.server.slots) > 1 and (_has_twins(running) or _has_twins(world.server.runs)):
+    if len(world.server.permits) > 1 and (_has_twins(running) or _has_twins(world.server.runs)):
         return Promise.NO_TWINS
     history = world.history
     given_up = {attempt for attempt, excuse in history.excused if excuse is Excuse.ACKED_EARLY and excuse in excuses}
@@ -156,7 +156,7 @@ def _has_twins(those: Sequence[Execution | Key]) -> bool:
 def _are_too_many(running: list[Execution], limits: Sequence[int]) -> bool:
     """Whether more run than the greatest limit allows, or more with a lower limit than that one allows.
 
-    A message with a claim has its slot from the run before, whose limit may have been greater.
+    A message with a claim has its permit from the run before, whose limit may have been greater.
     """
     claimless = [one.limit for one in running if not one.message.claim]
     lower = (sum(own <= limit for own in claimless) > limit for limit in limits)

@@ -169,19 +169,19 @@ class Fate:
 
     def _limit(self, world: World) -> int:
         """The limit that the main process names: the greatest there is, for it does not know that of each run."""
-        return 1 if Mistake.MAIN_PROCESS_KNOWS_ONE_SLOT in self.mistakes else len(world.server.slots)
+        return 1 if Mistake.MAIN_PROCESS_KNOWS_ONE_PERMIT in self.mistakes else len(world.server.permits)
 
     def expire(self, world: World) -> Iterator[Step]:
         """A lease ends: nobody renews it, because its holder is gone or paused. So may a reservation."""
         queued = world.server.queued
         if queued is not None and queued.nonce not in world.claims:
             yield from self._lapse_early(world, world.server._replace(queued=None), queued)
-        for slot, key in enumerate(world.server.slots, 1):
+        for permit, key in enumerate(world.server.permits, 1):
             if key is not None:
-                yield from self._end(world, slot, key)
+                yield from self._end(world, permit, key)
 
-    def _end(self, world: World, slot: int, key: Key) -> Iterator[Step]:
-        free = world._replace(server=world.server.put(slot, None))
+    def _end(self, world: World, permit: int, key: Key) -> Iterator[Step]:
+        free = world._replace(server=world.server.put(permit, None))
         if key.room:
             yield from self._lapse(world, free, key)
             return
@@ -273,8 +273,8 @@ def _forget(world: World, room: str) -> World:
         return member_of(name, limit_of(old)) if room_of(old) == room else old
 
     line = tuple(sorted((rank, member(old)) for rank, old in server.line))
-    slots = tuple(
+    permits = tuple(
         key._replace(nonce=key.nonce[0] + member(key.member)) if key is not None and key.member else key
-        for key in server.slots
+        for key in server.permits
     )
-    return world._replace(server=server._replace(line=line, slots=slots), asleep=world.asleep - {room})
+    return world._replace(server=server._replace(line=line, permits=permits), asleep=world.asleep - {room})

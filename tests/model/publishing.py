@@ -89,8 +89,8 @@ class Publishing:
         after, asked = world._replace(server=effect.server), (world.server, command)
         if effect.reply is Reply.HELD:
             return self._outstanding(after, one, effect.holders, asked)
-        key = world.server.slots[0]
-        is_stolen = key is not None and not key.is_reserved and key != effect.server.slots[0]
+        key = world.server.permits[0]
+        is_stolen = key is not None and not key.is_reserved and key != effect.server.permits[0]
         is_queued = effect.reply is Reply.QUEUED
         took = one._replace(message=one.message._replace(queued=is_queued), passed=Passed())
         label = f"a publisher takes the {'place' if is_queued else 'key'} for {one.message}"

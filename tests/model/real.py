@@ -1,7 +1,7 @@
 """The real scripts beside the model's commands: a state of the model is put onto a real server, and read back.
 
-Each pair of a state and a command is run through `LockStore`. The reply, the slots, their marks, their leases, the line
-and the notes must be the model's. So the model and the code cannot drift apart.
+Each pair of a state and a command is run through `LockStore`. The reply, the permits, their marks, their leases, the
+line and the notes must be the model's. So the model and the code cannot drift apart.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def small_lines() -> list[tuple[Server, Command]]:
     return [(server, command) for server in states for command in commands]
 
 
-def small_slots() -> list[tuple[Server, Command]]:
-    """Every command on two slots, in every state of both, on lines of up to two rooms, with the limits 1 and 2."""
+def small_permits() -> list[tuple[Server, Command]]:
+    """Every command on two permits, in every state of both, on lines of up to two rooms, with the limits 1 and 2."""
     mine, copy, over = Attempt("n1", 0, 0), Attempt("n1", 0, 0), Attempt("over", 0, 0)
     values = [
         None,
@@ -97,13 +97,13 @@ def small_slots() -> list[tuple[Server, Command]]:
         *(Release("!r1 2", None, False, 2, 10), HandOver("n1", None, False, "h2", Attempt("n1", 1, 0), 2)),
         *(GiveUp("h1", True, limit) for limit in (1, 2)),
     ]
-    pairs = [slots for slots in itertools.product(values, values) if slots[0] is None or slots[0] != slots[1]]
+    pairs = [permits for permits in itertools.product(values, values) if permits[0] is None or permits[0] != permits[1]]
     states = [
-        Server(slots, frozenset({over}), line=line)
-        for slots in pairs
+        Server(permits, frozenset({over}), line=line)
+        for permits in pairs
         for line in lines
-        # A room never stands in line while it is offered a slot.
-        if not {f"?{member}" for _, member in line} & {key.nonce for key in slots if key}
+        # A room never stands in line while it is offered a permit.
+        if not {f"?{member}" for _, member in line} & {key.nonce for key in permits if key}
     ]
     return [(server, command) for server in states for command in commands]
 
@@ -120,9 +120,9 @@ class Keys:
     def set_up(self, server: Server) -> None:
         pipe = self.client.pipeline(transaction=False)
         pipe.flushdb()
-        for slot, key in enumerate(server.slots, 1):
+        for permit, key in enumerate(server.permits, 1):
             if key:
-                pipe.set(keys_of(KEY).slot(slot), self.value(key), px=int(OLD_LEASE * 1000))
+                pipe.set(keys_of(KEY).permit(permit), self.value(key), px=int(OLD_LEASE * 1000))
         for attempt in server.notes:
             pipe.set(note(attempt), "", ex=60)
         for claim in server.gone:
@@ -165,15 +165,15 @@ class Keys:
                 left = Note(note(over), in_any_case=unseen_copy) if over else None
                 next_token = self.token(claim, attempt)
                 answer = self.store.send(commands.hand_over(key, owner(nonce), next_token, NEW_LEASE, left))
-                names = [keys_of(KEY).slot(slot) for slot in (1, 2)]
+                names = [keys_of(KEY).permit(permit) for permit in (1, 2)]
                 is_reserved = next_token.value in self.client.mget(names)
                 taken = Reply.HANDED_OVER if is_reserved else Reply.RELEASED
                 return taken if answer else Reply.NOT_MINE, answer
             case GiveUp(claim, is_to_come):
                 answer = self.store.give_up(key, real(claim), is_to_come=is_to_come)
                 return Reply.GIVEN_UP if answer else Reply.NOT_MINE, answer
-            case Renew(nonce, slot):
-                answer = self.store.renew([(keys_of(KEY).slot(slot), owner(nonce), NEW_LEASE)])
+            case Renew(nonce, permit):
+                answer = self.store.renew([(keys_of(KEY).permit(permit), owner(nonce), NEW_LEASE)])
                 return Reply.RENEWED if answer == [True] else Reply.NOT_MINE, answer
             case Enter(room, rank):
                 answer = self.store.enter(key, self.room(room), rank)
@@ -185,12 +185,12 @@ class Keys:
                 answer = self.store.leave(key, self.room(room))
                 return Reply.PASSED_ON if answer else Reply.LEFT, answer
 
-    def read(self, slots: int) -> tuple[list[str | None], set[str], list[tuple[int, str]], list[float]]:
-        """What the slots and the place in the queue hold, the notes, the line, and how long the first live.
+    def read(self, permits: int) -> tuple[list[str | None], set[str], list[tuple[int, str]], list[float]]:
+        """What the permits and the place in the queue hold, the notes, the line, and how long the first live.
 
         All must have a time to live.
         """
-        names = [*(keys_of(KEY).slot(slot) for slot in range(1, slots + 1)), QUEUED]
+        names = [*(keys_of(KEY).permit(permit) for permit in range(1, permits + 1)), QUEUED]
         pipe = self.client.pipeline(transaction=False)
         values, found, line = pipe.mget(names).keys("*").zrange(LINE, 0, -1, withscores=True).execute()
         others = [name.decode() for name in found]
@@ -216,7 +216,7 @@ class Keys:
         return tokens.for_limit(self.room(room_of(member)), limit_of(member))
 
     def call(self, command: Acquire | Claim) -> bytes:
-        """What a run that was called knows of the slot that is kept for it."""
+        """What a run that was called knows of the permit that is kept for it."""
         return tokens.call(self.member(member_of(command.room, command.limit)), command.rank, command.number).value
 
     def token(self, nonce: str, attempt: Attempt) -> Token:
@@ -263,43 +263,43 @@ def plain(server: Server, command: Command) -> tuple[Server, Command]:
     ranks |= {key.rank for key in server.keys}
     small = {rank: number for number, rank in enumerate(sorted(rank for rank in ranks if rank), 10)}
     given |= {field: small[given[field]] for field in ("rank", "next_rank") if given.get(field)}
-    slots = tuple(
+    permits = tuple(
         key and key._replace(nonce=owner(key.nonce), rank=small.get(key.rank, 0) if key.nonce[0] == "!" else 0)
-        for key in (*server.slots, server.queued)
+        for key in (*server.permits, server.queued)
     )
     notes = server.notes & {getattr(command, "attempt", None), getattr(command, "note", None)}
     gone = frozenset(names[claim] for claim in server.gone & set(names))
     line = tuple(sorted((small.get(rank, 0), member(old)) for rank, old in server.line))
-    return Server(slots[:-1], notes, gone, line, slots[-1]), type(command)(**given)
+    return Server(permits[:-1], notes, gone, line, permits[-1]), type(command)(**given)
 
 
 def follow(keys: Keys, server: Server, command: Command) -> None:
     effect = apply(server, command)
     keys.set_up(server)
     reply, answer = keys.run(command)
-    values, notes, line, leases = keys.read(len(server.slots))
+    values, notes, line, leases = keys.read(len(server.permits))
     after = effect.server
     story = f"{command} on {server}"
     assert reply is effect.reply, story
     if isinstance(answer, Granted):
-        assert answer.slot == effect.slot, story
+        assert answer.permit == effect.permit, story
     if isinstance(answer, Conflict):
         assert [*map(str, answer.holders)] == [keys.value(key) for key in effect.holders], story
         assert answer.cannot_wait is effect.cannot_wait, story
     if isinstance(answer, Outstanding):
         assert [str(token) for token, _ in answer.taken] == [keys.value(key) for key in effect.holders], story
-    assert values == [keys.value(key) if key else None for key in (*after.slots, after.queued)], story
+    assert values == [keys.value(key) if key else None for key in (*after.permits, after.queued)], story
     claims = {keys_of(KEY).gone(real(claim)) for claim in after.gone}
     assert notes == {note(attempt) for attempt in after.notes} | claims, story
     assert line == [(rank, keys.member(member)) for rank, member in after.line], story
-    longests = [longest_lease(server, command, effect, slot) for slot in range(1, len(leases))]
+    longests = [longest_lease(server, command, effect, permit) for permit in range(1, len(leases))]
     for lease, longest in zip(leases, [*longests, longest_place(server, command, effect)], strict=True):
         assert longest / 2 < lease <= longest or lease == longest == 0, story
 
 
-def longest_lease(server: Server, command: Command, effect: Effect, slot: int) -> float:
-    """How long a slot may live at most after a command, in seconds."""
-    before, key = server.slots[slot - 1], effect.server.slots[slot - 1]
+def longest_lease(server: Server, command: Command, effect: Effect, permit: int) -> float:
+    """How long a permit may live at most after a command, in seconds."""
+    before, key = server.permits[permit - 1], effect.server.permits[permit - 1]
     if key is None:
         return 0.0
     is_called = isinstance(command, Stand) and key == Key(
@@ -309,7 +309,7 @@ def longest_lease(server: Server, command: Command, effect: Effect, slot: int) -
     is_offered_again = key.is_offered and key.member in stood - stands
     if key.member and (key != before or (is_called and effect.reply is Reply.TAKEN) or is_offered_again):
         return OFFER if key.is_offered else CALL
-    return NEW_LEASE if slot == effect.slot else OLD_LEASE
+    return NEW_LEASE if permit == effect.permit else OLD_LEASE
 
 
 def longest_place(server: Server, command: Command, effect: Effect) -> float:

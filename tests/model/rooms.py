@@ -143,13 +143,13 @@ class Rooms:
 
     @staticmethod
     def _ask_for(waiting: list[Execution]) -> Stand:
-        """The command that asks for a slot for the first who waits in a room."""
+        """The command that asks for a permit for the first who waits in a room."""
         first, next_rank = waiting[0], waiting[1].message.rank if len(waiting) > 1 else None
         return Stand(first.home, first.message.rank, next_rank, first.limit, first.number)
 
     @staticmethod
     def _outnumber(world: World, room: str, limit: int) -> bool:
-        """Whether there are more who were called from a queue than slots that are kept for it."""
+        """Whether there are more who were called from a queue than permits that are kept for it."""
         on_the_way = [one for one in world.called if one.called and one.home == room and one.limit == limit]
         kept = [key for key in world.server.keys if key.member == member_of(room, limit)]
         return len(on_the_way) > len(kept)
@@ -176,26 +176,26 @@ class Rooms:
         old, new = world.server, step.world.server
         if not step.asked:
             return Promise.NOT_IDLE if self._idles(step.world) else None
-        keys = enumerate(zip(old.slots, new.slots, strict=True), 1)
-        changed = [(slot, before, after) for slot, (before, after) in keys if before != after]
-        if any(after is None and new.first_for(slot) for slot, _, after in changed):
+        keys = enumerate(zip(old.permits, new.permits, strict=True), 1)
+        changed = [(permit, before, after) for permit, (before, after) in keys if before != after]
+        if any(after is None and new.first_for(permit) for permit, _, after in changed):
             return Promise.NOT_IDLE
         if self._leaves_one(step) or self._idles(step.world):
             return Promise.NOT_IDLE
-        for slot, before, after in changed:
+        for permit, before, after in changed:
             if before and before.nonce[0] == "!" and (after is None or after.is_offered):
                 if self._were_called(step.world, before):
                     return Promise.ORDER
-            elif self._is_open(before) and after and after.nonce[0] in "!n" and self._passes_by(world, step, slot):
+            elif self._is_open(before) and after and after.nonce[0] in "!n" and self._passes_by(world, step, permit):
                 return Promise.ORDER
         return None
 
     @staticmethod
     def _leaves_one(step: Step) -> bool:
-        """Whether a room that asked for a slot, or has left, leaves one free beside somebody who may have it; or a slot
-        is offered to somebody who may not have it."""
+        """Whether a room that asked for a permit, or has left, leaves one free beside somebody who may have it; or a
+        permit is offered to somebody who may not have it."""
         server, command = step.world.server, step.asked[1] if step.asked else None
-        if any(key and key.member and limit_of(key.member) < slot for slot, key in enumerate(server.slots, 1)):
+        if any(key and key.member and limit_of(key.member) < permit for permit, key in enumerate(server.permits, 1)):
             return True
         return isinstance(command, Stand | Leave) and any(map(server.first_for, server.free(command.limit)))
 
@@ -207,24 +207,24 @@ class Rooms:
 
     @staticmethod
     def _is_open(key: Key | None) -> bool:
-        """Whether a slot that holds `key` is for the first in line, also where it was offered to another one before."""
+        """Whether a permit that holds `key` is for the first in line, also where it was offered to another before."""
         return key is None or key.is_offered
 
     @staticmethod
-    def _passes_by(world: World, step: Step, slot: int) -> bool:
-        """Whether an open slot went to somebody although a room with a smaller rank, which may have it, waited."""
+    def _passes_by(world: World, step: Step, permit: int) -> bool:
+        """Whether an open permit went to somebody although a room with a smaller rank, which may have it, waited."""
         command, server = step.asked[1] if step.asked else None, world.server
         if isinstance(command, Stand):
-            # Of two rooms with one rank either may be offered the slot, which it then need not pass on.
-            mine = (command.rank, "" if server.slots[slot - 1] else command.member)
+            # Of two rooms with one rank either may be offered the permit, which it then need not pass on.
+            mine = (command.rank, "" if server.permits[permit - 1] else command.member)
             others = [entry for entry in step.world.server.line if entry[1] != command.member]
-            return any(entry < mine and limit_of(entry[1]) >= slot for entry in others)
+            return any(entry < mine and limit_of(entry[1]) >= permit for entry in others)
         if not isinstance(command, Acquire | Claim) or command.room:
             return False
-        # Where a slot is offered to a room, the room is not in line until it answers, but a second one may wait in it.
-        offers = [key for key in server.slots[: command.limit] if key and key.is_offered]
-        waiting = [world.waiting_in(key.room, limit_of(key.member)) for key in offers if limit_of(key.member) >= slot]
-        return bool(server.first_for(slot)) or any(len(those) > 1 for those in waiting)
+        # Where a permit is offered to a room, the room is not in line until it answers, but a second may wait in it.
+        offers = [key for key in server.permits[: command.limit] if key and key.is_offered]
+        waiting = [world.waiting_in(key.room, limit_of(key.member)) for key in offers if limit_of(key.member) >= permit]
+        return bool(server.first_for(permit)) or any(len(those) > 1 for those in waiting)
 
     def _idles(self, world: World) -> bool:
         """Whether somebody was called who has no slot of its worker, while another one waits who has one."""
@@ -240,8 +240,8 @@ class Rooms:
 
 
 def wake(world: World, step: Step) -> Iterator[Step]:
-    """The wake-up of a room to which `step` offers a slot: it may arrive, and it may be lost."""
+    """The wake-up of a room to which `step` offers a permit: it may arrive, and it may be lost."""
     yield step
-    for before, key in zip(world.server.slots, step.world.server.slots, strict=True):
+    for before, key in zip(world.server.permits, step.world.server.permits, strict=True):
         if key and key.is_offered and key != before and key.room in step.world.asleep:
             yield step._replace(world=step.world._replace(asleep=step.world.asleep - {key.room}))

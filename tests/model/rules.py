@@ -11,7 +11,7 @@ class Promise(Enum):
     AT_MOST_N = (
         "at most as many bodies run as the lock's limit says, not counting those that know that their lock is lost"
     )
-    NO_TWINS = "no attempt runs beside a copy of itself, nor has it two slots"
+    NO_TWINS = "no attempt runs beside a copy of itself, nor has it two permits"
     OWN_KEY = "nobody releases or extends another's key"
     NOTHING_LEFT = "an execution or a publisher that ends alive leaves no key behind"
     NOT_DROPPED = "no attempt is dropped unfinished"
@@ -96,23 +96,23 @@ class Mistake(Enum):
     FULL_ROOM_CLOSES_THE_WINDOW = "a worker whose room is full receives no message"
     CLAIM_WAITS_IN_LINE = "a message that waits does not see that the key is reserved for it by now"
     OFFER_IS_A_HOLDER = "a duplicate is skipped because the key is offered to somebody who waits"
-    SECOND_SLOT_FOR_A_COPY = "a copy takes a free slot before it has looked for the slot of its own attempt"
-    CALLED_COPY_HAS_ITS_SLOT = (
-        "a copy that was called, or has a claim, has that slot though its attempt runs in another"
+    SECOND_PERMIT_FOR_A_COPY = "a copy takes a free permit before it has looked for the permit of its own attempt"
+    CALLED_COPY_HAS_ITS_PERMIT = (
+        "a copy that was called, or has a claim, has that permit though its attempt runs with another"
     )
     EARLY_RETRY_IS_FORGOTTEN = (
-        "a slot is handed over to a retry that has begun in another slot before the run had ended"
+        "a permit is handed over to a retry that has begun with another permit before the run had ended"
     )
-    SECOND_KEPT_SLOT_IS_FORGOTTEN = (
-        "a retry that was called takes that slot, and leaves the one reserved for it meanwhile"
+    SECOND_KEPT_PERMIT_IS_FORGOTTEN = (
+        "a retry that was called takes that permit, and leaves the one reserved for it meanwhile"
     )
-    BLIND_TO_HIGH_SLOTS = "a copy whose limit was lowered does not see that its attempt runs in a slot above the limit"
-    CALL_NAMES_NO_RANK = "who was called takes all slots to which its room has called somebody for its own"
+    BLIND_TO_HIGH_PERMITS = "a copy whose limit was lowered does not see that its attempt has a permit above the limit"
+    CALL_NAMES_NO_RANK = "who was called takes all permits to which its room has called somebody for its own"
     EQUALS_SHARE_A_CALL = "two who wait in one room with the same rank are called by the same call"
-    MAIN_PROCESS_KNOWS_ONE_SLOT = "the main process gives up, or releases for a dead child, only the first slot"
-    SLOT_ABOVE_THE_LIMIT = "a slot is offered to a room whose limit is below the number of the slot"
-    STAND_OFFERS_ONE_SLOT = "a room that takes a slot leaves another free slot unoffered"
-    NEWCOMER_PASSES_AN_OFFER = "a newcomer takes a free slot while another one is offered to a room where two wait"
+    MAIN_PROCESS_KNOWS_ONE_PERMIT = "the main process gives up, or releases for a dead child, only the first permit"
+    PERMIT_ABOVE_THE_LIMIT = "a permit is offered to a room whose limit is below the number of the permit"
+    STAND_OFFERS_ONE_PERMIT = "a room that takes a permit leaves another free permit unoffered"
+    NEWCOMER_PASSES_AN_OFFER = "a newcomer takes a free permit while another one is offered to a room where two wait"
     CALLED_IN_VAIN = "one that was called keeps its call although another task has taken the slot or the token for it"
     CALLS_WITHOUT_A_SLOT = "a room calls a waiter though no slot is free, and what was fetched runs before that one"
     STRANGER_TAKES_THE_SLOT = "a slot that becomes free goes to what was fetched, though a message waits for a free key"

@@ -245,38 +245,38 @@ SKIPPED_IN_LINE = Scenario(
     Faults(2, timeouts=1, deaths=1, lapses=1),
 )
 
-# More than one at once: a lock with a limit has slots.
+# More than one at once: a lock with a limit has permits.
 
-SLOTS = Scenario(
-    "two slots for three messages",
+PERMITS = Scenario(
+    "two permits for three messages",
     (Message(A, rank=1), Message(NEXT, rank=2, acks_late=False), Message(STRANGER, rank=3)),
     {A: (SUCCESS,), NEXT: (SUCCESS,), STRANGER: (FAILURE,)},
     Faults(1, timeouts=1, deaths=1, lost_replies=1, lapses=1, pauses=1),
     limits=(2,),
 )
-COPIES_IN_SLOTS = Scenario(
-    "two slots for two messages and copies of them",
+COPIES_IN_PERMITS = Scenario(
+    "two permits for two messages and copies of them",
     (Message(A, rank=1), Message(STRANGER, rank=2)),
     {A: (SUCCESS,), STRANGER: (FAILURE,)},
     Faults(2, timeouts=2, deaths=1),
     limits=(2,),
 )
-SLOT_HANDED_OVER = Scenario(
-    "a slot handed over to a retry, with copies",
+PERMIT_HANDED_OVER = Scenario(
+    "a permit handed over to a retry, with copies",
     (Message(A),),
     {A: (Ending("RETRY", Message(A_RETRIED), hands_over=True),), A_RETRIED: (SUCCESS,)},
     Faults(2, timeouts=2, deaths=1, lost_replies=1),
     limits=(2,),
 )
-SLOT_HANDED_OVER_AMONG_STRANGERS = Scenario(
-    "a slot handed over to a retry, which may be revoked, beside a stranger",
+PERMIT_HANDED_OVER_AMONG_STRANGERS = Scenario(
+    "a permit handed over to a retry, which may be revoked, beside a stranger",
     (Message(A, rank=1), Message(STRANGER, rank=2, acks_late=False)),
     {A: (Ending("RETRY", Message(A_RETRIED, rank=3), hands_over=True),), A_RETRIED: (SUCCESS,), STRANGER: (SUCCESS,)},
     Faults(1, revokes=1, lapses=1),
     limits=(2,),
 )
-SKIPPED_BESIDE_SLOTS = Scenario(
-    "two slots, a message and its successor, and one of a caller who has seen another end; all skip duplicates",
+SKIPPED_BESIDE_PERMITS = Scenario(
+    "two permits, a message and its successor, and one of a caller who has seen another end; all skip duplicates",
     (Message(A, policy="skip"), Message(STRANGER, policy="skip")),
     {
         A: (Ending("SUCCESS", Message(NEXT, policy="skip", parent="a")),),
@@ -286,16 +286,16 @@ SKIPPED_BESIDE_SLOTS = Scenario(
     Faults(1, lost_replies=1),
     limits=(2,),
 )
-SLOTS_OF_ONE_ROOM = Scenario(
-    "two slots for four messages of one worker, of which one may be put back into the queue",
+PERMITS_OF_ONE_ROOM = Scenario(
+    "two permits for four messages of one worker, of which one may be put back into the queue",
     (Message(A, rank=1), Message(NEXT, rank=2, acks_late=False), Message(STRANGER, rank=3), Message(OTHER, rank=4)),
     {A: (SUCCESS, REQUEUED), NEXT: (SUCCESS,), STRANGER: (FAILURE,), OTHER: (SUCCESS,)},
     Faults(),
     slots=(3,),
     limits=(2,),
 )
-SLOTS_OF_TWO_ROOMS = Scenario(
-    "two slots for three messages that wait in the rooms of two workers",
+PERMITS_OF_TWO_ROOMS = Scenario(
+    "two permits for three messages that wait in the rooms of two workers",
     (Message(A, rank=1), Message(NEXT, rank=2, acks_late=False), Message(STRANGER, rank=3)),
     {A: (SUCCESS,), NEXT: (SUCCESS,), STRANGER: (FAILURE,)},
     Faults(1, lapses=1),
@@ -360,13 +360,13 @@ SCENARIOS = (
     HANDED_ON,
     FULL_ROOMS,
     SKIPPED_IN_LINE,
-    SLOTS,
-    COPIES_IN_SLOTS,
-    SLOT_HANDED_OVER,
-    SLOT_HANDED_OVER_AMONG_STRANGERS,
-    SKIPPED_BESIDE_SLOTS,
-    SLOTS_OF_ONE_ROOM,
-    SLOTS_OF_TWO_ROOMS,
+    PERMITS,
+    COPIES_IN_PERMITS,
+    PERMIT_HANDED_OVER,
+    PERMIT_HANDED_OVER_AMONG_STRANGERS,
+    SKIPPED_BESIDE_PERMITS,
+    PERMITS_OF_ONE_ROOM,
+    PERMITS_OF_TWO_ROOMS,
     DEPLOY,
     LINE_IN_A_DEPLOY,
     TWO_LIMITS_IN_LINE,

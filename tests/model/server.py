@@ -8,14 +8,14 @@ from celery_redislock.protocol.tokens import Attempt
 
 
 class Key(NamedTuple):
-    """What one slot of the lock holds: a token's nonce and attempt, and whether an acquire of a copy has marked it.
+    """What one permit of the lock holds: a token's nonce and attempt, and whether an acquire of a copy has marked it.
 
-    Only the slot of a running execution can be marked. A lock with the limit 1 has one slot, and that is its key.
+    Only the permit of a running execution can be marked. A lock with the limit 1 has one permit, and that is its key.
     """
 
     nonce: str
-    """That of an execution, ``n1``; a claim, ``h1``, under which the slot is reserved for a message; or a member of the
-    line, to which the slot is offered, ``?r1``, or from which somebody is on the way to it, ``!r1``."""
+    """That of an execution, ``n1``; a claim, ``h1``, under which the permit is reserved for a message; or a member of
+    the line, to which the permit is offered, ``?r1``, or from which somebody is on the way to it, ``!r1``."""
     attempt: Attempt
     marked: bool = False
     rank: int = 0
@@ -25,17 +25,17 @@ class Key(NamedTuple):
 
     @property
     def is_reserved(self) -> bool:
-        """Whether the slot is reserved for a message, which carries the nonce as its claim."""
+        """Whether the permit is reserved for a message, which carries the nonce as its claim."""
         return self.nonce[0] == "h"
 
     @property
     def is_offered(self) -> bool:
-        """Whether the slot is offered to a room that has not answered yet."""
+        """Whether the permit is offered to a room that has not answered yet."""
         return self.nonce[0] == "?"
 
     @property
     def member(self) -> str:
-        """The member of the line to which the slot is offered, or from which somebody is called; else empty."""
+        """The member of the line to which the permit is offered, or from which somebody is called; else empty."""
         return self.nonce[1:] if self.nonce[0] in "?!" else ""
 
     @property
@@ -64,12 +64,12 @@ def limit_of(member: str) -> int:
 class Server(NamedTuple):
     """All that Redis knows."""
 
-    slots: tuple[Key | None, ...] = (None,)
-    """What each slot of the lock holds; None where it is free. The first one is the lock's key."""
+    permits: tuple[Key | None, ...] = (None,)
+    """What each permit of the lock holds; None where it is free. The first one is the lock's key."""
     notes: frozenset[Attempt] = frozenset()
     """The attempts that have a note: they are over."""
     gone: frozenset[str] = frozenset()
-    """The claims that were given up before a run handed its slot over under them: no message will come with them."""
+    """The claims that were given up before a run handed its permit over under them: no message will come with them."""
     line: tuple[tuple[int, str], ...] = ()
     """The rooms that wait for the lock, each with its rank: that of the first of those who wait in it. In order."""
     queued: Key | None = None
@@ -77,40 +77,40 @@ class Server(NamedTuple):
 
     @property
     def keys(self) -> list[Key]:
-        """What the slots hold that are not free."""
-        return [key for key in self.slots if key is not None]
+        """What the permits hold that are not free."""
+        return [key for key in self.permits if key is not None]
 
     @property
     def runs(self) -> list[Key]:
-        """The slots of executions."""
-        return [key for key in self.slots if key is not None and key.nonce[0] == "n"]
+        """The permits of executions."""
+        return [key for key in self.permits if key is not None and key.nonce[0] == "n"]
 
     @property
     def reserved(self) -> list[Key]:
-        """What is reserved for messages: slots, and the place in the queue."""
+        """What is reserved for messages: permits, and the place in the queue."""
         reserved = [key for key in self.keys if key.is_reserved]
         return reserved if self.queued is None else [*reserved, self.queued]
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody has any slot, nor the place in the queue."""
-        return not any(self.slots) and self.queued is None
+        """Whether nobody has any permit, nor the place in the queue."""
+        return not any(self.permits) and self.queued is None
 
     def number_of(self, nonce: str) -> int:
-        """The number of the slot that holds `nonce`, from 1 on; 0 where none does."""
-        return next((number for number, key in enumerate(self.slots, 1) if key is not None and key.nonce == nonce), 0)
+        """The number of the permit that holds `nonce`, from 1 on; 0 where none does."""
+        return next((number for number, key in enumerate(self.permits, 1) if key is not None and key.nonce == nonce), 0)
 
     def free(self, limit: int) -> list[int]:
-        """The numbers of the free slots that somebody with `limit` may have."""
-        return [number for number, key in enumerate(self.slots[:limit], 1) if key is None]
+        """The numbers of the free permits that somebody with `limit` may have."""
+        return [number for number, key in enumerate(self.permits[:limit], 1) if key is None]
 
-    def first_for(self, slot: int) -> str:
-        """The first in line that may have the slot of this number: its limit is not below it. Empty: nobody."""
-        return next((member for _, member in self.line if limit_of(member) >= slot), "")
+    def first_for(self, permit: int) -> str:
+        """The first in line that may have the permit of this number: its limit is not below it. Empty: nobody."""
+        return next((member for _, member in self.line if limit_of(member) >= permit), "")
 
-    def put(self, slot: int, key: Key | None) -> Server:
-        """This state with `key` in the slot of this number."""
-        return self._replace(slots=(*self.slots[: slot - 1], key, *self.slots[slot:]))
+    def put(self, permit: int, key: Key | None) -> Server:
+        """This state with `key` as the permit of this number."""
+        return self._replace(permits=(*self.permits[: permit - 1], key, *self.permits[permit:]))
 
     def ranked(self, member: str, rank: int | None) -> Server:
         """This state with `member` in the line with `rank`; None: not in the line."""

@@ -142,7 +142,7 @@ class Steps:
                 yield Step(label, revoked._replace(server=server), (world.server, release))
 
     def _give_up(self, message: Message, world: World) -> GiveUp:
-        limit = 1 if self._makes(Mistake.MAIN_PROCESS_KNOWS_ONE_SLOT) else len(world.server.slots)
+        limit = 1 if self._makes(Mistake.MAIN_PROCESS_KNOWS_ONE_PERMIT) else len(world.server.permits)
         return GiveUp(message.claim, known.may_be_handed_a_key(message.attempt.retries), limit)
 
     @staticmethod
@@ -183,7 +183,7 @@ class Steps:
         asked = (world.server, command)
         after = world._replace(server=effect.server)
         if effect.reply is Reply.GRANTED:
-            return self._start(after, one._replace(slot=effect.slot), asked)
+            return self._start(after, one._replace(permit=effect.permit), asked)
         if effect.reply is Reply.FINISHED:
             if one.message.claim and not self._makes(Mistake.DROPPED_KEEPS_ITS_CLAIM):
                 # The attempt before this one may have run twice, and have handed its key over to this message again.
@@ -213,7 +213,7 @@ class Steps:
             return self._skip(world, one, holders, asked)
         begun = isinstance(decision, ComeBack) and decision.is_begun
         met = ", ".join(key.room or str(key.attempt) for key in holders)
-        if effect.cannot_wait:  # in line it would be called to any slot that becomes free, and refused, again and again
+        if effect.cannot_wait:  # in line it would be called to any permit that becomes free, and refused, for ever
             return self._send_back(world, one, begun, f"meets its twin {met} and comes back", asked)
         step = self._wait(world, one, begun, f"meets {met}", asked)
         must_be_skipped = self._must_be_skipped(world, one, holders)
@@ -339,7 +339,7 @@ class Steps:
         return Step(f"{one.nonce} publishes {message}", world.put(published))
 
     def _renew(self, world: World, one: Execution) -> Step:
-        command = Renew(self._token(one), one.slot)
+        command = Renew(self._token(one), one.permit)
         effect = self._apply(world, command)
         after = world if effect.reply is Reply.RENEWED else world.put(one._replace(lost=True))
         return Step(
@@ -451,7 +451,7 @@ class Steps:
     @staticmethod
     def _stolen(before: Server, effect: Effect, nonce: str) -> Promise | None:
         """The promise `OWN_KEY`, if a command freed or extended a key that was not its sender's."""
-        for slot, (old, new) in enumerate(zip(before.slots, effect.server.slots, strict=True), 1):
-            if old is not None and old.nonce != nonce and (old != new or slot == effect.slot):
+        for permit, (old, new) in enumerate(zip(before.permits, effect.server.permits, strict=True), 1):
+            if old is not None and old.nonce != nonce and (old != new or permit == effect.permit):
                 return Promise.OWN_KEY
         return None

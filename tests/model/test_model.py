@@ -18,14 +18,14 @@ from .effects import apply
 from .executions import IN_BODY, Phase
 from .explore import explore
 from .publishing import Stage
-from .real import Keys, follow, plain, small_lines, small_places, small_slots
+from .real import Keys, follow, plain, small_lines, small_permits, small_places
 from .rules import Excuse, Mistake, Promise
 from .scenarios import (
     ACKED_EARLY,
     BACKLOG,
     BEGUN,
     BROKEN_LINE,
-    COPIES_IN_SLOTS,
+    COPIES_IN_PERMITS,
     DEPLOY,
     DISCONNECTED,
     EQUALS_IN_LINE,
@@ -43,6 +43,11 @@ from .scenarios import (
     OLD,
     ONE_JOB,
     ONE_MESSAGE,
+    PERMIT_HANDED_OVER,
+    PERMIT_HANDED_OVER_AMONG_STRANGERS,
+    PERMITS,
+    PERMITS_OF_ONE_ROOM,
+    PERMITS_OF_TWO_ROOMS,
     PUBLISHED,
     PUBLISHED_AND_RETRIED,
     REPLACED,
@@ -53,13 +58,8 @@ from .scenarios import (
     SCENARIOS,
     SEEN_TO_END,
     SENT_BACK_TWICE,
-    SKIPPED_BESIDE_SLOTS,
+    SKIPPED_BESIDE_PERMITS,
     SKIPPED_IN_LINE,
-    SLOT_HANDED_OVER,
-    SLOT_HANDED_OVER_AMONG_STRANGERS,
-    SLOTS,
-    SLOTS_OF_ONE_ROOM,
-    SLOTS_OF_TWO_ROOMS,
     STRANGERS,
     SUCCESSOR,
     TWINS_IN_LINE,
@@ -124,17 +124,17 @@ FOUND_IN = {
     Mistake.FULL_ROOM_CLOSES_THE_WINDOW: (FULL_ROOMS, Promise.ENDS),
     Mistake.CLAIM_WAITS_IN_LINE: (HANDED_OVER, Promise.ENDS),
     Mistake.OFFER_IS_A_HOLDER: (SKIPPED_IN_LINE, Promise.NOT_DROPPED),
-    Mistake.SECOND_SLOT_FOR_A_COPY: (COPIES_IN_SLOTS, Promise.NO_TWINS),
-    Mistake.CALLED_COPY_HAS_ITS_SLOT: (SLOTS, Promise.NO_TWINS),
-    Mistake.EARLY_RETRY_IS_FORGOTTEN: (SLOT_HANDED_OVER_AMONG_STRANGERS, Promise.NOT_STUCK),
-    Mistake.SECOND_KEPT_SLOT_IS_FORGOTTEN: (SLOT_HANDED_OVER_AMONG_STRANGERS, Promise.NOT_STUCK),
-    Mistake.BLIND_TO_HIGH_SLOTS: (DEPLOY, Promise.NO_TWINS),
-    Mistake.CALL_NAMES_NO_RANK: (SLOTS_OF_ONE_ROOM, Promise.ORDER),
+    Mistake.SECOND_PERMIT_FOR_A_COPY: (COPIES_IN_PERMITS, Promise.NO_TWINS),
+    Mistake.CALLED_COPY_HAS_ITS_PERMIT: (PERMITS, Promise.NO_TWINS),
+    Mistake.EARLY_RETRY_IS_FORGOTTEN: (PERMIT_HANDED_OVER_AMONG_STRANGERS, Promise.NOT_STUCK),
+    Mistake.SECOND_KEPT_PERMIT_IS_FORGOTTEN: (PERMIT_HANDED_OVER_AMONG_STRANGERS, Promise.NOT_STUCK),
+    Mistake.BLIND_TO_HIGH_PERMITS: (DEPLOY, Promise.NO_TWINS),
+    Mistake.CALL_NAMES_NO_RANK: (PERMITS_OF_ONE_ROOM, Promise.ORDER),
     Mistake.EQUALS_SHARE_A_CALL: (EQUALS_IN_LINE, Promise.ONE_CALL),
-    Mistake.MAIN_PROCESS_KNOWS_ONE_SLOT: (SLOT_HANDED_OVER_AMONG_STRANGERS, Promise.NOT_STUCK),
-    Mistake.SLOT_ABOVE_THE_LIMIT: (LINE_IN_A_DEPLOY, Promise.NOT_IDLE),
-    Mistake.STAND_OFFERS_ONE_SLOT: (SLOTS_OF_ONE_ROOM, Promise.NOT_IDLE),
-    Mistake.NEWCOMER_PASSES_AN_OFFER: (SLOTS_OF_ONE_ROOM, Promise.ORDER),
+    Mistake.MAIN_PROCESS_KNOWS_ONE_PERMIT: (PERMIT_HANDED_OVER_AMONG_STRANGERS, Promise.NOT_STUCK),
+    Mistake.PERMIT_ABOVE_THE_LIMIT: (LINE_IN_A_DEPLOY, Promise.NOT_IDLE),
+    Mistake.STAND_OFFERS_ONE_PERMIT: (PERMITS_OF_ONE_ROOM, Promise.NOT_IDLE),
+    Mistake.NEWCOMER_PASSES_AN_OFFER: (PERMITS_OF_ONE_ROOM, Promise.ORDER),
 }
 NEEDED_IN = {
     Excuse.ACKED_EARLY: (ACKED_EARLY, Promise.NOT_DROPPED),
@@ -186,13 +186,13 @@ def test_the_promise_holds_in_every_interleaving_of(name, explorations):
         (HANDED_ON, 1000),
         (FULL_ROOMS, 300),
         (SKIPPED_IN_LINE, 5000),
-        (SLOTS, 10_000),
-        (COPIES_IN_SLOTS, 8000),
-        (SLOT_HANDED_OVER, 12_000),
-        (SLOT_HANDED_OVER_AMONG_STRANGERS, 500),
-        (SKIPPED_BESIDE_SLOTS, 5000),
-        (SLOTS_OF_ONE_ROOM, 3000),
-        (SLOTS_OF_TWO_ROOMS, 4000),
+        (PERMITS, 10_000),
+        (COPIES_IN_PERMITS, 8000),
+        (PERMIT_HANDED_OVER, 12_000),
+        (PERMIT_HANDED_OVER_AMONG_STRANGERS, 500),
+        (SKIPPED_BESIDE_PERMITS, 5000),
+        (PERMITS_OF_ONE_ROOM, 3000),
+        (PERMITS_OF_TWO_ROOMS, 4000),
         (DEPLOY, 2500),
         (LINE_IN_A_DEPLOY, 1500),
         (TWO_LIMITS_IN_LINE, 6000),
@@ -377,9 +377,9 @@ def test_every_command_does_so_on_every_place_in_the_queue(keys):
         follow(keys, server, command)
 
 
-def test_every_command_does_so_on_every_two_slots(keys):
-    assert len(small_slots()) > 5000
-    for server, command in small_slots():
+def test_every_command_does_so_on_every_two_permits(keys):
+    assert len(small_permits()) > 5000
+    for server, command in small_permits():
         follow(keys, server, command)
 
 

@@ -91,11 +91,11 @@ class World(NamedTuple):
 
     @classmethod
     def of(
-        cls, messages: tuple[Message, ...], faults: Faults, publishers: tuple[Publisher, ...] = (), slots: int = 1
+        cls, messages: tuple[Message, ...], faults: Faults, publishers: tuple[Publisher, ...] = (), permits: int = 1
     ) -> World:
-        """The beginning: messages in the queue, publishers that will send more, and a lock with so many slots."""
+        """The beginning: messages in the queue, publishers that will send more, and a lock with so many permits."""
         history = History(published=frozenset(message.attempt for message in messages))
-        return cls(Server((None,) * slots), _in_order(messages), (), history, faults, publishers)
+        return cls(Server((None,) * permits), _in_order(messages), (), history, faults, publishers)
 
     @property
     def is_over(self) -> bool:
@@ -278,15 +278,15 @@ def _renamed(server: Server, names: dict[str, str]) -> Server:
             nonce = names.get(nonce, "dead")
         return key if nonce == key.nonce else key._replace(nonce=nonce)
 
-    slots = tuple(key and renamed(key) for key in server.slots)
+    permits = tuple(key and renamed(key) for key in server.permits)
     line = tuple((rank, member(old, f"rdead{rank}")) for rank, old in server.line)
-    return server._replace(slots=slots, line=line)
+    return server._replace(permits=permits, line=line)
 
 
 def _shape(server: Server) -> Callable[[Execution], tuple[object, ...]]:
     """A sort key of executions: all that tells them apart besides their names."""
-    held = {key.nonce: slot for slot, key in enumerate(server.slots) if key}
-    kept = {key.room: slot for slot, key in enumerate(server.slots) if key and key.member}
+    held = {key.nonce: permit for permit, key in enumerate(server.permits) if key}
+    kept = {key.room: permit for permit, key in enumerate(server.permits) if key and key.member}
     ranks = {member: rank for rank, (_, member) in enumerate(server.line)}
 
     def shape(one: Execution) -> tuple[object, ...]:

@@ -105,7 +105,7 @@ class Watched(RuleBasedStateMachine):
         held = HeldLock(client.store, self.key, token, lease)
         held.granted(answer)
         client.held, client.is_robbed = held, False
-        kept = self.view.kept.get(held.slot)
+        kept = self.view.kept.get(held.permit)
         assert kept is not None, "granted, and the key is free"
         assert kept.owner == owner_of(token), "granted, and the key is another's"
         if self.limit == 1:
@@ -121,12 +121,12 @@ class Watched(RuleBasedStateMachine):
         believers = [client for client in self.clients if client.believes]  # after the look: time passes meanwhile
         for client in believers:
             assert client.held
-            kept = self.view.kept.get(client.held.slot)
+            kept = self.view.kept.get(client.held.permit)
             assert kept is not None, "one who takes itself for the holder has no key"
             assert kept.owner == client.owner, "one who takes itself for the holder has another's key"
             left = (kept.ends - self.view.now) / 1000
             assert client.held.deadline <= seen + left + SLACK / 1000, "its own deadline is later than the key's end"
-        assert len({client.held.slot for client in believers if client.held}) == len(believers), "two have one slot"
+        assert len({client.held.permit for client in believers if client.held}) == len(believers), "two have one permit"
         assert len(believers) <= self.limit, "more hold the lock than may"
 
     @invariant()

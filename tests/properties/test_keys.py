@@ -90,20 +90,20 @@ def locked_task(app: Celery, body: Body) -> Any:
 
 
 #: Text of which a caller makes an argument, a task's id or a lock's name to be taken for another.
-_hostile = hostile_text("{}:%a1 *\n>&~=?!/", st.sampled_from([":line", ":slot:2", ":note:", ":gone:", "%7D"]), 8)
+_hostile = hostile_text("{}:%a1 *\n>&~=?!/", st.sampled_from([":line", ":permit:2", ":note:", ":gone:", "%7D"]), 8)
 
 
 def all_keys(name: str, task_id: str) -> set[str]:
     """What a lock with this name has in Redis, with a message of this id."""
     keys = LockKeys(redis_key("redislock", printable(name, UNSAFE)))
     note, gone = keys.note(Attempt(task_id, 0, 0)), keys.gone("nonce")
-    return {keys.queued, keys.fence, keys.line, note, gone, *(keys.slot(number) for number in (1, 2, 50))}
+    return {keys.queued, keys.fence, keys.line, note, gone, *(keys.permit(number) for number in (1, 2, 50))}
 
 
 @CHOSEN
 @given(_hostile.filter(bool), _hostile.filter(bool), _hostile, _hostile)
 def test_no_name_and_no_id_forges_a_key_of_another_lock(one: str, other: str, an_id: str, its_id: str) -> None:
     its_keys, keys = all_keys(one, an_id), all_keys(other, its_id)
-    assert len({key_slot(key.encode()) for key in keys}) == 1, "one lock is in one slot of a Cluster"
+    assert len({key_slot(key.encode()) for key in keys}) == 1, "one lock is in one hash slot of a Cluster"
     assert one == other or not its_keys & keys
     assert len(keys) == 8

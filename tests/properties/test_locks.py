@@ -236,7 +236,7 @@ class Locks(Watched):
     @rule(number=st.integers(1, 3), how=st.sampled_from(THEFTS), then_extends=st.booleans())
     def steal(self, number: int, how: str, then_extends: bool) -> None:
         """A stranger deletes or overwrites a key, as no client of ours does; or the server restarts empty."""
-        name = keys_of(self.key).slot(1 + (number - 1) % self.limit)
+        name = keys_of(self.key).permit(1 + (number - 1) % self.limit)
         self.see(Act())
         gone = {"fence": set(), "restart": self.view.kept.keys()}.get(how, {name})
         stolen = [kept.owner for key, kept in self.view.kept.items() if key in gone]

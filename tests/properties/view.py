@@ -65,7 +65,7 @@ def act(*owns: str, makes: str = "") -> Act:
 def look(client: redis.Redis, lock: str) -> View:
     """Look at everything at one moment."""
     keys = keys_of(lock)
-    names = [*(keys.slot(number) for number in range(1, 5)), keys.queued]
+    names = [*(keys.permit(number) for number in range(1, 5)), keys.queued]
     pipe = client.pipeline(transaction=True)
     pipe.time().zrange(keys.line, 0, -1, withscores=True).get(keys.fence).mget(names)
     for name in names:

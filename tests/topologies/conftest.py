@@ -18,7 +18,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 
 @pytest.fixture
 def nodes(three: Nodes) -> Nodes:
-    """Three primaries, empty. A test may move slots and pause nodes, and must leave all nodes alive."""
+    """Three primaries, empty. A test may move hash slots and pause nodes, and must leave all nodes alive."""
     three.flushall()
     return three
 

@@ -37,7 +37,7 @@ def test_the_locks_of_all_nodes_are_listed_shown_and_released(app):
     assert list(locks.all()) == []
 
 
-def test_a_lock_whose_slot_moves_just_now_is_listed_once(app, nodes):
+def test_a_lock_whose_hash_slot_moves_just_now_is_listed_once(app, nodes):
     name = f"redislock:{{{nodes.key_of(nodes.primaries[0])}}}"
     lock = Lock(server_of(app).client, name, timeout=10)
     assert lock.acquire(blocking=False)

@@ -78,7 +78,7 @@ def test_it_is_shown_without_its_password(port):
 @pytest.fixture
 def config(config, port):
     config.locks = f"redis+cluster://127.0.0.1:{port}"
-    # A command that fails may take the time-outs of the node, and those of each node that is asked for the slots.
+    # A command that fails may take the time-outs of the node, and those of each node that is asked for the hash slots.
     config.settings["redislock_client_options"] = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0}
     config.settings["task_annotations"] = {"*": {"lock_lease": 30.0}}
     yield config

@@ -64,7 +64,7 @@ def test_no_more_than_three_run_at_once_on_each_node(nodes, tasks, start_worker,
         assert max(sum(one.start <= run.start < one.end for one in runs) for run in runs) == 3
 
 
-def test_a_run_is_renewed_and_what_waits_for_it_begins_although_their_slot_moves(
+def test_a_run_is_renewed_and_what_waits_for_it_begins_although_their_hash_slot_moves(
     nodes, tasks, start_worker, ledger, gate
 ):
     (key,) = keys_on(nodes, tasks.work, nodes.primaries[0])

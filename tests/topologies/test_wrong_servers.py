@@ -124,7 +124,7 @@ class TestCluster:
         assert level == logging.ERROR
         assert "Cluster mode is not enabled on this node; check that redislock_url names nodes of a Cluster" in line
 
-    def test_some_of_its_slots_are_served_by_nobody(self, said, tmp_path):
+    def test_some_of_its_hash_slots_are_served_by_nobody(self, said, tmp_path):
         with cluster(tmp_path) as port, redis.Redis(port=port) as node:
             node.execute_command("CLUSTER", "DELSLOTSRANGE", 0, 8191)
             _, line = said(redislock_url=f"redis+cluster://127.0.0.1:{port}")

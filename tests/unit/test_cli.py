@@ -131,10 +131,10 @@ def test_messages_are_counted_for_their_own_task_and_a_process_that_told_of_none
     }
 
 
-def test_totals_count_a_line_once_however_many_slots_its_lock_has():
+def test_totals_count_a_line_once_however_many_permits_its_lock_has():
     lock = "redislock:{shop.bill:7}"
-    slots = [row(lock, waiting=2), row(LockKeys(lock).slot(2), waiting=2), row("redislock:{x}", None)]
-    assert totals(slots) == {"shop.bill": Total(2, 0, 2, pytest.approx(30, abs=5)), "": Total(1)}
+    permits = [row(lock, waiting=2), row(LockKeys(lock).permit(2), waiting=2), row("redislock:{x}", None)]
+    assert totals(permits) == {"shop.bill": Total(2, 0, 2, pytest.approx(30, abs=5)), "": Total(1)}
     cooling = row()
     assert totals([cooling._replace(token=Token.of(COOLING + cooling.token[1:]))]) == {"shop.bill": Total(0, 1)}
 
@@ -163,7 +163,7 @@ def test_watch_shows_what_is_waited_for_first():
 def test_a_part_of_a_lock_is_known_by_its_key_and_what_is_none_too(lock):
     keys = LockKeys(lock)
     assert LockPart.of(lock) == LockPart(lock, lock)
-    assert LockPart.of(keys.slot(2)) == LockPart(keys.slot(2), lock, "slot")
+    assert LockPart.of(keys.permit(2)) == LockPart(keys.permit(2), lock, "permit")
     assert LockPart.of(keys.queued) == LockPart(keys.queued, lock, "queued")
     assert {LockPart.of(key) for key in (keys.line, keys.fence, keys.note("a/0/0"), keys.gone("x"))} == {None}
 

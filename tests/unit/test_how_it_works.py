@@ -92,7 +92,7 @@ def test_the_keys_are_those_that_have_a_name() -> None:
     names = {
         keys.lock,
         keys.queued,
-        keys.slot("<number>"),
+        keys.permit("<number>"),
         keys.note("<attempt>"),
         keys.gone("<claim>"),
         keys.fence,

@@ -132,8 +132,8 @@ def test_a_key_has_the_prefix_and_the_name_as_its_hash_tag(app: Celery) -> None:
         pytest.param(lambda arguments: arguments["sku"] + "}x{", "7", id="callable, braces later"),
     ],
 )
-def test_what_a_lock_needs_is_in_one_slot_of_a_cluster_whatever_its_name(app: Celery, lock_key: Any, sku: str) -> None:
-    """An empty hash tag counts as none: then the key and its note would be in two slots."""
+def test_what_a_lock_needs_is_in_one_hash_slot_whatever_its_name(app: Celery, lock_key: Any, sku: str) -> None:
+    """An empty hash tag counts as none: then the key and its note would be in two hash slots."""
 
     @app.task(shared=False, base=LockedTask, lock_key=lock_key, name="reserve")
     def reserve(sku: str) -> None: ...

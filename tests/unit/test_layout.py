@@ -159,13 +159,13 @@ KEY = "redislock:{shop.bill:7}"
 RUN, LEFT = known_by("A" * 22), known_by("B" * 22, RESERVED)
 FEATURES: dict[str, dict[str, Any]] = {
     "acquire": {"note": "a note", "fence": True, "call": b"a call", "claim": Claim(LEFT.nonce, 1.0)},
-    "acquire_slot": {"note": "a note", "call": b"a call", "claim": Claim(LEFT.nonce, 1.0)},
+    "acquire_permit": {"note": "a note", "call": b"a call", "claim": Claim(LEFT.nonce, 1.0)},
     "release": {"note": Note("a note"), "keeps": (LEFT, 1.0), "gone": "another", "key": LimitedKey(KEY, 3)},
     "give_up": {"gone_ttl": 1.0, "key": LimitedKey(KEY, 3)},
 }
 CALLS: dict[str, Callable[..., Command]] = {
     "acquire": functools.partial(commands.acquire, KEY, RUN.owner, RUN, 1.0),
-    "acquire_slot": functools.partial(commands.acquire, LimitedKey(KEY, 3), RUN.owner, RUN, 1.0),
+    "acquire_permit": functools.partial(commands.acquire, LimitedKey(KEY, 3), RUN.owner, RUN, 1.0),
     "release": functools.partial(commands.release, key=KEY, owner=RUN.owner),
     "give_up": functools.partial(commands.give_up, key=KEY, claim=LEFT.nonce),
 }

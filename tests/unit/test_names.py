@@ -1,4 +1,4 @@
-"""The names of what a lock has in Redis: as docs/ tells them, and in one slot of a Cluster."""
+"""The names of what a lock has in Redis: as docs/ tells them, and in one hash slot of a Cluster."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_lock_that_any_code_names_keeps_its_name() -> None:
     st.text("{a:", min_size=1)
     | st.builds("{}{{{}}}{}".format, st.text("a:"), st.text("a:", min_size=1), st.text("{}a:"))
 )
-def test_all_names_of_a_lock_are_different_and_in_one_slot(name: str) -> None:
+def test_all_names_of_a_lock_are_different_and_in_one_hash_slot(name: str) -> None:
     names = all_of(LockKeys(name))
     assert len(set(names)) == len(names)
     assert len({key_slot(one.encode()) for one in names}) == 1

@@ -75,8 +75,8 @@ if note and redis.call('EXISTS', note) == 1 then
   end
   return 0
 end
-if note then  -- the lock may have had a limit until a deploy: then my attempt may run in another of its slots
-  local names, values = slots(lock, line, 2, MAX_SLOTS)
+if note then  -- the lock may have had a limit until a deploy: then my attempt may run with another of its permits
+  local names, values = permits(lock, line, 2, MAX_PERMITS)
   local copy = index_of_copy(token, values)
   if copy and is_running(values[copy]) then
     mark(names[copy], values[copy])

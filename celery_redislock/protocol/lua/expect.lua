@@ -10,12 +10,12 @@
 
 local number = 1
 if ARGV[2] ~= '1' then
-  number = slot_of(ARGV[1], KEYS[1], KEYS[2], tonumber(ARGV[2])) or 1
+  number = permit_of(ARGV[1], KEYS[1], KEYS[2], tonumber(ARGV[2])) or 1
 end
-local slot = slot_name(KEYS[1], KEYS[2], number)
-local holder = redis.call('GET', slot)
+local permit = permit_name(KEYS[1], KEYS[2], number)
+local holder = redis.call('GET', permit)
 if not is_owned_by(ARGV[1], holder) then
   return 0
 end
-mark(slot, holder)
+mark(permit, holder)
 return 1

@@ -17,15 +17,15 @@ local owner, number = ARGV[2], 1
 keys_read, values_read = 3, 2
 local gone, gone_ttl, limit = optional_key('g'), optional_value('g'), optional_value('s')
 if limit then
-  number = slot_of(owner, KEYS[1], KEYS[2], tonumber(limit)) or 1
+  number = permit_of(owner, KEYS[1], KEYS[2], tonumber(limit)) or 1
 end
-local slot = slot_name(KEYS[1], KEYS[2], number)
+local permit = permit_name(KEYS[1], KEYS[2], number)
 
 if is_owned_by(owner, redis.call('GET', KEYS[3])) then
   redis.call('DEL', KEYS[3])
 end
-if is_owned_by(owner, redis.call('GET', slot)) then
-  redis.call('DEL', slot)
+if is_owned_by(owner, redis.call('GET', permit)) then
+  redis.call('DEL', permit)
   offer_next(KEYS[1], KEYS[2], number)
   return 1
 end

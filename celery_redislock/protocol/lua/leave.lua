@@ -15,7 +15,7 @@
 local lock, line, room = KEYS[1], KEYS[2], ARGV[1]
 local was_offered = 0
 redis.call('ZREM', line, room)
-local names, values = slots(lock, line, 1, limit_of(room))
+local names, values = permits(lock, line, 1, limit_of(room))
 for number, value in ipairs(values) do
   if value == room then
     redis.call('DEL', names[number])

@@ -63,19 +63,19 @@ local function hint(room, what, lock)
   return redis.pcall('PUBLISH', channel_of(room), message)
 end
 
--- A lock with a limit has that many slots, and each holder has one. The first slot is the lock's own key; the names of
--- the others begin as that of the line does.
-local MAX_SLOTS = 50
+-- A lock with a limit has that many permits, and each holder has one. The first permit is the lock's own key; the names
+-- of the others begin as that of the line does.
+local MAX_PERMITS = 50
 
-local function slot_name(lock, line, number)
-  return number == 1 and lock or string.sub(line, 1, -#':line' - 1) .. ':slot:' .. number
+local function permit_name(lock, line, number)
+  return number == 1 and lock or string.sub(line, 1, -#':line' - 1) .. ':permit:' .. number
 end
 
--- The names of the slots `first` to `last` of a lock, and what they hold: false for a free one.
-local function slots(lock, line, first, last)
+-- The names of the permits `first` to `last` of a lock, and what they hold: false for a free one.
+local function permits(lock, line, first, last)
   local names = {}
   for number = first, last do
-    names[number - first + 1] = slot_name(lock, line, number)
+    names[number - first + 1] = permit_name(lock, line, number)
   end
   return names, redis.call('MGET', unpack(names))
 end
@@ -85,12 +85,12 @@ local function belongs_to(owner, value)
   return string.find(value, string.sub(owner, 2, OWNER_LENGTH), 1, true) and is_owned_by(owner, value)
 end
 
--- The number of the slot that belongs to `owner`; nil where none does. It may be above the limit: that may have been
--- greater when the slot was granted, and who releases for a dead process does not know it.
-local function slot_of(owner, lock, line, limit)
-  for _, range in ipairs({{1, limit}, {limit + 1, MAX_SLOTS}}) do
+-- The number of the permit that belongs to `owner`; nil where none does. It may be above the limit: that may have been
+-- greater when the permit was granted, and who releases for a dead process does not know it.
+local function permit_of(owner, lock, line, limit)
+  for _, range in ipairs({{1, limit}, {limit + 1, MAX_PERMITS}}) do
     local first, last = range[1], range[2]
-    local _, values = slots(lock, line, first, math.max(first, last))
+    local _, values = permits(lock, line, first, math.max(first, last))
     for i, value in ipairs(values) do
       if value and belongs_to(owner, value) then
         return first + i - 1
@@ -115,7 +115,7 @@ local function index_of_copy(token, values)
   return copy
 end
 
--- The first room in line whose waiter may have the slot `number`; nil where there is none.
+-- The first room in line whose waiter may have the permit `number`; nil where there is none.
 local function first_in_line(line, number)
   for _, room in ipairs(redis.call('ZRANGE', line, 0, number == 1 and 0 or -1)) do
     if number <= limit_of(room) then
@@ -124,7 +124,7 @@ local function first_in_line(line, number)
   end
 end
 
--- Offer the slot `number` of the lock, which is free, to the first room in line. A script calls this last.
+-- Offer the permit `number` of the lock, which is free, to the first room in line. A script calls this last.
 --
 -- That room may be dead. So the next room that lives is told to look once the offer has ended: the dead one costs the
 -- time of one offer, for it is out of the line now. (In a Cluster nobody may seem to hear: then the first ten are told.)
@@ -134,7 +134,7 @@ local function offer_next(lock, line, number)
     return
   end
   redis.call('ZREM', line, room)
-  redis.call('SET', slot_name(lock, line, number), room, 'PX', OFFER_MS)
+  redis.call('SET', permit_name(lock, line, number), room, 'PX', OFFER_MS)
   hint(room, 'offer', lock)
   for _, later in ipairs(redis.call('ZRANGE', line, 0, 9)) do
     local heard = hint(later, 'soon', lock)
@@ -158,8 +158,8 @@ local function now()
   return time[1] * 1000000 + time[2]
 end
 
--- The answer to who may have none of the slots of these names: {a holder's token, milliseconds until the first of the
--- slots is free unless it is renewed, or -1, microseconds of the server's clock}. Where there is more than one holder,
+-- The answer to who may have none of the permits of these names: {a holder's token, milliseconds until the first of the
+-- permits is free unless it is renewed, or -1, microseconds of the server's clock}. Where there is more than one holder,
 -- two more values: how many rooms stand in line, and a list of the other holders' tokens.
 local function refused(line, names)
   local holder, others, soonest = nil, {}, -1
@@ -182,7 +182,7 @@ local function refused(line, names)
   return {holder, soonest, now(), redis.call('ZCARD', line), others}
 end
 
--- The answer to a copy whose attempt runs in the slot `name`: no other slot is for the copy, so it cannot wait in line.
+-- The answer to a copy whose attempt has the permit `name`: no other permit is for the copy, so it cannot wait in line.
 local function refused_to_copy(name)
   return {redis.call('GET', name), redis.call('PTTL', name), now(), 0, {}, 1}
 end

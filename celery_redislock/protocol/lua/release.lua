@@ -12,7 +12,7 @@
 -- k value  the token that the key is to hold next; given only where the key is handed over, or cools down
 -- k value  how long the key holds that token, in milliseconds
 -- s value  how many may hold the lock at once; given only where that is more than one. The key is then one of as many
---          slots: the one that is mine
+--          permits: the one that is mine
 --
 -- Returns 1: the key was mine, and is not any more
 --         0: the key was not mine, or not any more, and was not touched
@@ -30,7 +30,7 @@ end
 -- The prelude stands here.
 
 local flags = ARGV[1]
-local slot, number = KEYS[1], 1
+local permit, number = KEYS[1], 1
 local note, note_ttl, gone, next_token, next_ttl, limit
 if flags ~= '' then
   keys_read, values_read = 2, 2
@@ -38,14 +38,14 @@ if flags ~= '' then
   next_token, next_ttl, limit = optional_value('k'), optional_value('k'), optional_value('s')
 end
 if limit then
-  number = slot_of(ARGV[2], KEYS[1], KEYS[2], tonumber(limit)) or 1
-  slot = slot_name(KEYS[1], KEYS[2], number)
+  number = permit_of(ARGV[2], KEYS[1], KEYS[2], tonumber(limit)) or 1
+  permit = permit_name(KEYS[1], KEYS[2], number)
 end
 
-local holder = redis.call('GET', slot)
+local holder = redis.call('GET', permit)
 local mine = is_owned_by(ARGV[2], holder)
 if mine then
-  redis.call('DEL', slot)  -- first: a server without memory refuses the writes below unless this has deleted
+  redis.call('DEL', permit)  -- first: a server without memory refuses the writes below unless this has deleted
 end
 -- Where the key is not mine any more, the mark of a copy was lost with it: a copy may have been seen.
 if note and (not mine or string.find(flags, 'u', 1, true) or string.sub(holder, 1, 1) == SEEN) then
@@ -55,7 +55,7 @@ if not mine then
   return 0
 end
 if next_token and not (gone and redis.call('DEL', gone) == 1) then
-  redis.call('SET', slot, next_token, 'PX', next_ttl)
+  redis.call('SET', permit, next_token, 'PX', next_ttl)
   hint_all(KEYS[1], KEYS[2])
 else
   offer_next(KEYS[1], KEYS[2], number)

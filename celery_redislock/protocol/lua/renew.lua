@@ -1,6 +1,6 @@
 -- Renew each of some keys that is still mine: its lease begins anew. Sent twice, the script adds no second lease.
 --
--- KEYS[i]      the keys of the locks; in a Cluster all of one slot
+-- KEYS[i]      the keys of the locks; in a Cluster all of one hash slot
 -- ARGV[2i-1]   my owner of key i: the first part of the token that the key should hold
 -- ARGV[2i]     the lease of key i, in milliseconds
 --

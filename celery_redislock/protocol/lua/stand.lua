@@ -19,16 +19,16 @@
 -- the line. If it dies after it has called, or if the command arrives so late that nobody waits any more, the key is
 -- kept for that time for nobody; then it is free, and who looks or asks next offers it to the first in line.
 --
--- A lock with a limit has several slots: I take one, and all others that are free are offered to who stands in line.
+-- A lock with a limit has several permits: I take one, and all others that are free are offered to who stands in line.
 
 local lock, line, room, rank = KEYS[1], KEYS[2], ARGV[1], string.match(ARGV[2], '^%d+')
 local called = CALLED .. string.sub(room, 2) .. ' ' .. ARGV[2]
-local names, values = slots(lock, line, 1, limit_of(room))
+local names, values = permits(lock, line, 1, limit_of(room))
 
 redis.call('ZADD', line, rank, room)
 redis.call('PEXPIRE', line, LINE_MS)
 
--- Since the slot was offered to me, somebody may have come with a smaller rank, or mine with that rank has left.
+-- Since the permit was offered to me, somebody may have come with a smaller rank, or mine with that rank has left.
 local function is_for_a_smaller_rank(number)
   local rooms = redis.call('ZRANGE', line, 0, -1, 'WITHSCORES')
   for i = 1, #rooms, 2 do
@@ -51,7 +51,7 @@ for number, value in ipairs(values) do
   end
 end
 local mine = was_called or offered
--- Where the room is offered another slot, that is for its next waiter: as after an equal command before this one.
+-- Where the room is offered another permit, that is for its next waiter: as after an equal command before this one.
 local next_rank = (another or was_called and offered) and '' or ARGV[3]
 
 local function take_mine()

@@ -47,8 +47,8 @@ def define(app: Celery, ledger: Ledger) -> None:
         ledger.write({"event": "key made", "pid": os.getpid()})
         return 2
 
-    slots = {"lock_limit": two, "lock_scope": "run", "lock_fence": False, "lock_cooldown": 0}  # whatever the app sets
-    for name, more in {"tells_key": {}, "tells_key_late": {**slots, "acks_late": True}}.items():
+    permits = {"lock_limit": two, "lock_scope": "run", "lock_fence": False, "lock_cooldown": 0}  # whatever the app sets
+    for name, more in {"tells_key": {}, "tells_key_late": {**permits, "acks_late": True}}.items():
 
         @locked(name, lock_key=told, **more)
         def tells(key: Any, item: Any, seconds: float | str = 0.0) -> Any:

@@ -61,7 +61,7 @@ def define(app: Celery, ledger: Ledger) -> None:
     def three_again(
         self: Any, key: Any, item: Any, times: int = 0, lingers: float | str = 0.0, countdown: float = 0.0
     ) -> Any:
-        """Retries itself `times` times, keeps its slot meanwhile, and sleeps after each publish."""
+        """Retries itself `times` times, keeps its permit meanwhile, and sleeps after each publish."""
         with ledger.run(key, f"{item}{self.request.retries}"):
             if self.request.retries < times:
                 try:

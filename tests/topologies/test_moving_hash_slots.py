@@ -1,4 +1,4 @@
-"""A slot of a Cluster moves to another node while its locks are held, renewed and waited for."""
+"""A hash slot of a Cluster moves to another node while its locks are held, renewed and waited for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.lab.servers import wait_until
 
 @pytest.fixture
 def move(nodes):
-    """A key, the node that has its slot, and the node to which the slot moves."""
+    """A key, the node that has its hash slot, and the node to which the hash slot moves."""
     key = nodes.key_of(nodes.primaries[0])
     return key, nodes.primaries[0], nodes.primaries[1]
 
@@ -27,7 +27,7 @@ def renew_at(node, lock, key):
     assert node.client.pttl(key) > 15_000
 
 
-def test_a_lock_is_renewed_and_released_where_its_slot_has_gone(nodes, client, move):
+def test_a_lock_is_renewed_and_released_where_its_hash_slot_has_gone(nodes, client, move):
     key, _, new = move
     with Lock(client, key, timeout=30, renew=True) as lock:
         nodes.move(key, new)
@@ -38,7 +38,7 @@ def test_a_lock_is_renewed_and_released_where_its_slot_has_gone(nodes, client, m
         assert new.client.exists(key)
 
 
-def test_locks_are_renewed_in_a_slot_that_stays_open(nodes, client, move):
+def test_locks_are_renewed_in_a_hash_slot_that_stays_open(nodes, client, move):
     key, old, new = move
     tagged = [f"{{{key}}}:{number}" for number in range(3)]
     locks = [Lock(client, name, timeout=30, renew=True) for name in tagged]
@@ -47,13 +47,13 @@ def test_locks_are_renewed_in_a_slot_that_stays_open(nodes, client, move):
     with nodes.moving(key, new):
         old.client.execute_command("MIGRATE", "127.0.0.1", new.port, tagged[1], 0, 5000)
         for lock, name, node in zip(locks, tagged, (old, new, old), strict=True):
-            renew_at(node, lock, name) if node is old else renew(lock)  # an open slot is asked for in a way of its own
+            renew_at(node, lock, name) if node is old else renew(lock)  # an open one is asked for in a way of its own
             lock.check()
     for lock in locks:
         lock.release()
 
 
-def test_who_asks_for_a_lock_while_its_slot_is_open_gets_it_when_the_slot_is_closed(nodes, client, move):
+def test_who_asks_for_a_lock_while_its_hash_slot_is_open_gets_it_when_the_hash_slot_is_closed(nodes, client, move):
     key, _, new = move
     with ThreadPoolExecutor() as threads:
         with nodes.moving(key, new):
@@ -63,7 +63,7 @@ def test_who_asks_for_a_lock_while_its_slot_is_open_gets_it_when_the_slot_is_clo
     assert new.client.exists(key)
 
 
-def test_who_waits_gets_the_lock_at_its_release_although_the_slot_has_moved(nodes, client, move):
+def test_who_waits_gets_the_lock_at_its_release_although_the_hash_slot_has_moved(nodes, client, move):
     key, old, new = move
     holder = Lock(client, key, timeout=30)
     holder.acquire()
@@ -75,26 +75,26 @@ def test_who_waits_gets_the_lock_at_its_release_although_the_slot_has_moved(node
         assert waiting.result(10)  # who is not told looks when the lease ends
 
 
-def test_each_slot_of_a_limit_moves_with_its_lock(nodes, client, move):
+def test_each_permit_of_a_limit_moves_with_its_lock(nodes, client, move):
     key, old, new = move
     first, second = (Lock(client, key, timeout=30, renew=True, limit=2) for _ in range(2))
     assert first.acquire()
     assert second.acquire()
     with nodes.moving(key, new):
-        old.client.execute_command("MIGRATE", "127.0.0.1", new.port, keys_of(key).slot(2), 0, 5000)
+        old.client.execute_command("MIGRATE", "127.0.0.1", new.port, keys_of(key).permit(2), 0, 5000)
     renew_at(new, first, key)
-    renew_at(new, second, keys_of(key).slot(2))
+    renew_at(new, second, keys_of(key).permit(2))
     assert not Lock(client, key, timeout=1, limit=2).acquire(blocking=False)
     second.release()
     assert Lock(client, key, timeout=1, limit=2).acquire(blocking=False)
     first.release()
 
 
-def test_a_lock_is_renewed_where_its_slot_moves_to_a_node_that_is_new(nodes, client, tmp_path):
+def test_a_lock_is_renewed_where_its_hash_slot_moves_to_a_node_that_is_new(nodes, client, tmp_path):
     key = nodes.key_of(nodes.primaries[2])
     with nodes.one_more(tmp_path / "new") as new:
         with Lock(client, key, timeout=30, renew=True) as lock:
-            with nodes.moving(key, new) as source:  # nobody tells of the node before it has a slot
+            with nodes.moving(key, new) as source:  # nobody tells of the node before it has a hash slot
                 nodes.move_keys(key, source, new)
                 renew(lock)
                 lock.check()
@@ -102,7 +102,7 @@ def test_a_lock_is_renewed_where_its_slot_moves_to_a_node_that_is_new(nodes, cli
         nodes.move(key, source)
 
 
-def test_a_lock_stays_held_and_waited_for_while_a_whole_slot_moves_at_once(nodes, client, move):
+def test_a_lock_stays_held_and_waited_for_while_a_whole_hash_slot_moves_at_once(nodes, client, move):
     key, old, new = move
     with ThreadPoolExecutor() as threads:
         holder = Lock(client, key, timeout=30, renew=True, thread_local=False)

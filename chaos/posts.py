@@ -1,4 +1,4 @@
-"""Targets, which faults strike one after the other; a slot is one with a worker in it."""
+"""Targets, which faults strike one after the other; a post is one with a worker in it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Target:
         self._thread.shutdown(cancel_futures=True)
 
 
-class Slot(Target):
+class Post(Target):
     """A target with a worker; where one has ended, another is started."""
 
     def __init__(self, config: Config, folder: Path) -> None:
