@@ -17,8 +17,9 @@
 -- Returns the number of the permit: it was granted, and holds the token for the lease
 --         0: my attempt has already ended in another execution
 --         {holder's token, milliseconds until a permit is free unless it is renewed, or -1, microseconds of the
---         server's clock}, and more where there is more than one holder: no permit is free, or the free ones are kept for
---         who stands in line. Where my attempt runs with another permit, only that one is told of, and a last value is 1
+--         server's clock}, and more where there is more than one holder: no permit is free, or the free ones are kept
+--         for who stands in line. Where my attempt runs with another permit, only that one is told of, and a last
+--         value is 1
 --
 -- Sent twice: the second finds my token, and grants the same permit again. If I die after the grant, the lease ends it.
 -- If the one whom a room has called dies before this, the permit that is kept for it ends by itself.
