@@ -157,10 +157,9 @@ class Locks:
         whole = self._server.store.look(limited(lock, MAX_LIMIT))
         if whole is None or len(whole.holders) == (first is not None):
             return
-        permits = (
-            self.look(LockPart(keys_of(lock).permit(number), lock, "permit")) for number in range(2, MAX_LIMIT + 1)
-        )
-        yield from (row for row in permits if row is not None)
+        names = map(keys_of(lock).permit, range(2, MAX_LIMIT + 1))
+        rows = (self.look(LockPart(name, lock, "permit")) for name in names)
+        yield from (row for row in rows if row is not None)
 
 
 def scope_of(app: Celery, task: str | None) -> str | None:
