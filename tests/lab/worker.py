@@ -69,13 +69,13 @@ def _announce(sender: Any, **_: object) -> None:
 
 
 if config.settings.get("lab_begins_late"):  # who is called begins when the file is there; the worker may do much before
-    begin = WaitingRoom.begin
+    give_to_pool = WaitingRoom.give_to_pool
 
-    def _begin_late(*args: Any) -> None:
+    def _give_late(*args: Any) -> None:
         wait_for_file(config.settings["lab_begins_late"])
-        begin(*args)
+        give_to_pool(*args)
 
-    WaitingRoom.begin = _begin_late  # type: ignore[method-assign]
+    WaitingRoom.give_to_pool = _give_late  # type: ignore[method-assign]
 
 
 if config.settings.get("lab_slow_acks"):  # what children say is heard late: the results come first, as they may

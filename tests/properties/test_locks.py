@@ -135,7 +135,7 @@ class Locks(Watched):
         late = Late()
 
         def send() -> None:
-            client.store.send_late(command, late.on_reply.append, late.doubt)
+            client.store.send_late(command, late.replies.append, late.doubt)
             self.stage.struck.wait()  # the server has done it, or never hears of it
             if fault == "late command lost":
                 self.stage.proxy.cut()  # else the next command would wait for a time-out
