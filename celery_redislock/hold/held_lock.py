@@ -18,6 +18,16 @@ from celery_redislock.protocol.names import keys_of
 from celery_redislock.protocol.scripts import Granted
 from celery_redislock.protocol.tokens import Token
 
+logger = logging.getLogger(__name__)
+
+State = Literal["held", "at_risk", "lost"]
+LostHandler = Callable[["HeldLock", str], Any]
+
+PAST_DEADLINE = "it was not renewed until its deadline"
+HELD_TOO_LONG = "it was held for longer than lock_max_hold"
+KEY_GONE = "its key was deleted, expired or taken"
+NOT_OURS = "its key was not ours at the release"
+
 #: Renewal is due after this share of the lease.
 INTERVAL = 1 / 3
 #: How long before the key's end in Redis the holder's own deadline comes, as a share of the lease: the holder's clock
@@ -130,17 +140,6 @@ class Term:
             self.renew_at = sent_at + ttl - self.lease * (1 - INTERVAL)
         else:
             self.renew_at = sent_at + ttl * INTERVAL
-
-
-logger = logging.getLogger(__name__)
-
-PAST_DEADLINE = "it was not renewed until its deadline"
-HELD_TOO_LONG = "it was held for longer than lock_max_hold"
-KEY_GONE = "its key was deleted, expired or taken"
-NOT_OURS = "its key was not ours at the release"
-
-State = Literal["held", "at_risk", "lost"]
-LostHandler = Callable[["HeldLock", str], Any]
 
 
 class HeldLock(Term):

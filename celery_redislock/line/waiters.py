@@ -19,6 +19,12 @@ from celery_redislock.protocol.tokens import Token
 
 logger = logging.getLogger(__name__)
 
+N = TypeVar("N", int, float)
+#: A room that has no slot says again after so many seconds that it stands in line: a line ends by itself.
+REFRESHED = 60.0
+#: So many who wait no longer may be kept besides as many as wait.
+FORGOTTEN_LATE = 16
+
 
 class Waiter(ABC):
     """Somebody who waits for a key. Its methods are called in the thread of the room, and must not block.
@@ -101,13 +107,6 @@ def give_turn(waiter: Waiter, *, called: bool) -> bool:
         )
         return False
     return True
-
-
-N = TypeVar("N", int, float)
-#: A room that has no slot says again after so many seconds that it stands in line: a line ends by itself.
-REFRESHED = 60.0
-#: So many who wait no longer may be kept besides as many as wait.
-FORGOTTEN_LATE = 16
 
 
 class Queue:

@@ -23,6 +23,19 @@ if TYPE_CHECKING:
     from celery import Task
     from celery.app.task import Context
 
+#: The name of the request's attribute, and of the entry in the request's dict, that holds the `Delivery`, as a tuple.
+DELIVERY = "redislock_delivery"
+#: Called with the nonce of each delivery whose run begins and whose message is to be acked then. A worker adds its own
+#: function before it forks its children.
+ON_BEGIN: list[Callable[[str], None]] = []
+#: The length of a nonce, and of the length of the key that follows it, in bytes.
+_NONCE, _SIZE = 22, 4
+#: A pipe takes so many bytes at once or not at all, so the writes of two children never mix.
+_MOST = select.PIPE_BUF
+_CHUNK = 65_536
+
+_last = 0
+
 
 class Delivered(NamedTuple):
     """How a message has come to its worker: what tells whether it may be a copy, and whether its work has begun."""
@@ -81,9 +94,6 @@ class Facts(NamedTuple):
     """Seconds since the message first had to wait; 0 before that."""
 
 
-_last = 0
-
-
 def publish_time(options: Mapping[str, Any]) -> int:
     """When a message that is published now is due, in microseconds since the epoch, by this host's clock.
 
@@ -102,10 +112,6 @@ def publish_time(options: Mapping[str, Any]) -> int:
     except (TypeError, ValueError, OverflowError):
         pass
     return now
-
-
-#: The name of the request's attribute, and of the entry in the request's dict, that holds the `Delivery`, as a tuple.
-DELIVERY = "redislock_delivery"
 
 
 class Delivery(NamedTuple):
@@ -151,13 +157,6 @@ def hide_headers(request: Context) -> None:
     if isinstance(request.headers, dict):
         request.headers.pop(DELIVERY, None)
         request.headers.pop(HEADER, None)
-
-
-#: The length of a nonce, and of the length of the key that follows it, in bytes.
-_NONCE, _SIZE = 22, 4
-#: A pipe takes so many bytes at once or not at all, so the writes of two children never mix.
-_MOST = select.PIPE_BUF
-_CHUNK = 65_536
 
 
 class AskedKeys:
@@ -230,8 +229,3 @@ class AskedKeys:
 
 #: Those of this process, and of the children that it forks.
 ASKED_KEYS = AskedKeys()
-
-
-#: Called with the nonce of each delivery whose run begins and whose message is to be acked then. A worker adds its own
-#: function before it forks its children.
-ON_BEGIN: list[Callable[[str], None]] = []

@@ -18,8 +18,6 @@ from .header import HEADER, Header
 
 if TYPE_CHECKING:
     from celery import Celery
-    from celery.app.task import Context
-
 
 #: The visibility timeout where `broker_transport_options` has none, in seconds. No broker has a shorter default: kombu
 #: has an hour for Redis and half an hour for SQS, and RabbitMQ's `consumer_timeout` is half an hour.
@@ -30,6 +28,16 @@ DEFAULT_VISIBILITY_TIMEOUT = 1800.0
 OVERDUE = 0.9
 #: How long the note of a message that was published again lives, besides the visibility timeouts, in seconds.
 SHORT_NOTE_TTL = 3600.0
+#: Celery puts 28 words before a routing key, one for each bit of the delay, while RabbitMQ delays a message natively.
+#: Source: `kombu.transport.native_delayed_delivery`.
+_DELAY_WORDS = re.compile(r"^(?:[01]\.){28}")
+_DELAY_EXCHANGE = "celery_delayed_delivery"
+#: Headers in which RabbitMQ records the queues that a message has expired in, and how often a quorum queue has got it
+#: back. RabbitMQ drops a message that enters one of those queues a second time, or that came back too often, so what is
+#: published again must not carry them.
+_OF_RABBITMQ = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count")
+#: The headers that Celery itself writes. `Context`, Celery's request, has an attribute for most of them.
+_OF_CELERY = {*vars(Context), "lang", "task", "argsrepr", "kwargsrepr", "compression"} - {"headers"}
 
 
 class Broker:
@@ -95,18 +103,6 @@ def was_delivered_before(request: Context) -> bool:
         return int(info["sqs_message"]["Attributes"]["ApproximateReceiveCount"]) > 1
     except (KeyError, TypeError, ValueError):
         return False
-
-
-#: Celery puts 28 words before a routing key, one for each bit of the delay, while RabbitMQ delays a message natively.
-#: Source: `kombu.transport.native_delayed_delivery`.
-_DELAY_WORDS = re.compile(r"^(?:[01]\.){28}")
-_DELAY_EXCHANGE = "celery_delayed_delivery"
-#: Headers in which RabbitMQ records the queues that a message has expired in, and how often a quorum queue has got it
-#: back. RabbitMQ drops a message that enters one of those queues a second time, or that came back too often, so what is
-#: published again must not carry them.
-_OF_RABBITMQ = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count")
-#: The headers that Celery itself writes. `Context`, Celery's request, has an attribute for most of them.
-_OF_CELERY = {*vars(Context), "lang", "task", "argsrepr", "kwargsrepr", "compression"} - {"headers"}
 
 
 def publish_again(
