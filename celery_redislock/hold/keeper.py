@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 #: Locks due within this share of the renewal interval are renewed together. A failed renewal is retried after at most
 #: this share.
 TICK = 1 / 10
-#: How long the thread still wakes up by itself after the last lock was added, in seconds, before it sleeps until woken.
-#: Waking it for every short task would cost more than the task.
+#: How long after the last lock was added the thread begins to sleep until it is woken, in seconds. Until then it wakes
+#: up by itself: waking it for every short task would cost more than the task.
 LINGER = 1.0
-#: Answers that stay unread for this many seconds are read by the keeper: the process sends no command that would.
+#: The keeper reads answers that are this many seconds old: no other command of the process has read them.
 READ_LATE = 0.05
 #: Locks per renewal command. More would block the server for milliseconds.
 BATCH = 500

@@ -1,4 +1,4 @@
-"""PutOff: commands, such as releases, that the server did not accept. The keeper resends them until it does."""
+"""PutOff: commands, such as releases, that the server has not accepted yet. The keeper resends them until it does."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TELL_EVERY = 60.0
 
 
 class Unsent(NamedTuple):
-    """A command that the server has not accepted."""
+    """A command that the server has not accepted yet."""
 
     key: str
     """The key in Redis."""
@@ -42,7 +42,7 @@ class Unsent(NamedTuple):
 
 
 class PutOff:
-    """The commands that a server has not accepted. Any thread may add one; the keeper's thread sends them.
+    """The commands that a server has not accepted yet. Any thread may add one; the keeper's thread sends them.
 
     If one node of a Cluster does not accept a command, or refuses it because of its key, the others are not held up.
 
@@ -54,7 +54,7 @@ class PutOff:
         self._store = store
         #: Oldest first, each with the earliest time to send it.
         self._commands: dict[Unsent, float] = {}
-        #: The servers that are sent nothing now, each with the time when that ends.
+        #: The servers that get no commands for now, each with the time when that ends.
         self._silent: dict[Outage, float] = {}
         #: When to look for due commands: with thousands of them, a look whenever one is added would cost too much.
         self._look_at = -math.inf

@@ -50,8 +50,8 @@ class Host(Protocol):
 class Room:
     """Calls its waiters when their turn comes.
 
-    The room has two threads, which start with the first waiter: one hears that a key is offered to the room, the other
-    looks at the keys. An offer is only a hint: it makes a look come sooner.
+    The room has two threads, which start with the first waiter: one hears hints that a key is offered to the room, the
+    other looks at the keys. A hint only makes a look come sooner.
 
     Args:
         store: A store that shares its connection with nothing else.
@@ -107,7 +107,7 @@ class Room:
         self._wake.set()
 
     def look(self, line: str) -> bool:
-        """Look at `line` soon; return False if no waiter of the room has waited in it."""
+        """Look at `line` soon; return whether the room has a queue for it."""
         if line not in self._queues.by_line:
             return False
         self._looks.soon(line)
@@ -223,7 +223,7 @@ class Room:
             self._looks.later(line, SHORT_LOOK)
 
     def _look(self, line: str, is_offered: bool, has_slot: bool) -> None:
-        """Check whether it is the turn of the first waiter in `line`, or leave the line.
+        """Check whether it is the turn of the first waiter in `line`; leave a line without waiters.
 
         If that waiter cannot start now, the room keeps its rank in line until the key is offered to it.
 
@@ -307,8 +307,8 @@ class Room:
     def _refused(self, line: str, error: LockUnavailable) -> None:
         """Look at `line` again in a while: the server refused a command about its key, or did not answer.
 
-        While a server does not answer, it is not asked about any key; the other nodes of a Cluster are.
-        A line that cannot be left now, or a key that cannot be passed on, expires by itself.
+        While a server does not answer, it is not asked about any key; the other nodes of a Cluster are. A line that
+        cannot be left now, or a key that cannot be passed on, expires by itself.
         """
         outage = self._store.outage_of(key_of(line))
         lines = {line}

@@ -17,8 +17,8 @@ from .waiters import Queue, Waiter
 _random = random.SystemRandom()
 #: How many seconds a key is kept for the room it is offered to. lua/prelude.lua sets it.
 OFFERED_FOR = 1.0
-#: A room looks again this many seconds, at least and at most, after the time it waits for: the key has expired by then,
-#: and not all rooms look at once.
+#: The bounds of the time from an expected expiry to the room's look, in seconds: the key has expired by then, and not
+#: all rooms look at once.
 MARGIN = 0.005, 0.03
 #: The longest time between two looks at a key while the room stands in line, in seconds.
 LONGEST_LOOK = 60.0
@@ -100,7 +100,7 @@ class Looks:
 
 
 def margin() -> float:
-    """Seconds from the time that a room waits for to its look; random, within `MARGIN`."""
+    """Seconds from an expected expiry to the room's look; random, within `MARGIN`."""
     return _random.uniform(*MARGIN)
 
 

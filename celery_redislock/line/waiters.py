@@ -117,8 +117,7 @@ class Queue:
         heap: The waiters by rank, then by arrival. Some of them may have stopped waiting.
         rank: The room's rank in line, as far as it knows; None if it is not in line.
         refreshed: When the room last told the server its rank, by `time.monotonic()`.
-        has_declined: Whether the room was offered the key without a slot for it. It stays out of the line until it has
-            one.
+        has_declined: Whether the room was offered the key while it had no slot. It stays out of line until it has one.
         watching: The waiters that may start before their turn.
         watched_since: When the last of them came, by `time.monotonic()`.
         called: The waiters that were called and may still be on their way, each with the time of its call.

@@ -120,7 +120,7 @@ def _owner() -> tuple[int, Any]:
 
 
 class _Local:
-    """What one `Lock` object holds: its entry, how often it has entered that, and the token, as in redis-py."""
+    """What one `Lock` object holds: its entry, how often it has entered the lock, and the token, as in redis-py."""
 
     entry: Entry | None = None
     count = 0

@@ -30,11 +30,11 @@ class Lock(Handle):
     """A lock on one key. As ``client.lock(name, lock_class=Lock)`` it does what redis-py's own lock does, and more.
 
     This lock and redis-py's exclude each other on one name. Waiters are served in order of arrival, across processes
-    too. While redis-py's lock holds the key, its release sends no hint, so waiters look every `sleep` seconds.
+    too. redis-py's lock does not announce its release, so while it holds the key, waiters look every `sleep` seconds.
 
     Args:
-        client: Any synchronous redis-py client. The lock uses its server and credentials, on connections of its own,
-            so the client's retries, encoding and protocol do not matter.
+        client: Any synchronous redis-py client. The lock uses its server and credentials, on its own connections, so
+            the client's retries, encoding and protocol do not matter.
         name: The key in Redis.
         timeout: Seconds until the key expires after its holder dies or, without `renew`, after it is acquired; None for
             no expiry.
@@ -42,10 +42,10 @@ class Lock(Handle):
         blocking: Whether `acquire` waits while another holder has the key.
         blocking_timeout: How long `acquire` waits, in seconds; None for no limit.
         thread_local: Whether this object holds the lock only in the thread that acquired it.
-        raise_on_release_error: Whether leaving a ``with`` block raises if the lock was lost; if not, it logs that.
+        raise_on_release_error: Whether the end of a ``with`` block raises if the lock was lost. If not, that is logged.
         renew: Renew the key while it is held and this process lives. Needs a `timeout`.
         reentrant: Code that acquires a key held by its own context enters the lock again, without asking Redis. The
-            last release in that context releases the key. A context is that of `contextvars`, within one thread and one
+            last release in that context releases the key. A context is one of `contextvars`, within one thread and one
             asyncio task: two asyncio tasks exclude each other.
         fence: Ask for a fencing number.
         limit: How many may hold the lock at once, 1 to 50. Use the same limit wherever you use the name.

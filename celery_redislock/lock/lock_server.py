@@ -67,7 +67,7 @@ class LockServer:
         self.store.close()
 
     def _store(self) -> LockStore:
-        """A store that shares its connection, or one to each node of a Cluster, with nothing else."""
+        """A store with one connection of its own; on a Cluster, with one to each node."""
         if isinstance(self.client, ClusterClient):
             return ClusterStore(self.client, 1)
         return LockStore(derive(self.client, 1), self.store.outage)

@@ -188,7 +188,8 @@ class AskedKeys:
     def asks(self, nonce: str, key: str) -> None:
         """Report that the run of the delivery `nonce` asks for `key`. Called in the run's process, before it asks.
 
-        If the pipe is full, the report is dropped: should the child die, its key expires with its lease.
+        If the pipe is full or the key too long, nothing is reported: should the child die, its key expires with its
+        lease.
         """
         if self._main == os.getpid():
             self._keys[nonce] = key

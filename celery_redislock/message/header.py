@@ -55,13 +55,13 @@ class Header(NamedTuple):
     rank: int = 0
     """The message's rank in the line for its key, from `rank_at`; 0 before it has waited."""
     republished: bool = False
-    """A worker published the message again, or tried to. This stays set: a twin of the message may come late."""
+    """A worker published the message again, or tried to. This stays set: a copy of the message may come late."""
     died: int = 0
     """How many children died with the message before its run began."""
 
     @classmethod
     def read(cls, header: Any) -> Self:
-        """Read what arrived under `HEADER`. Fields with impossible values are ignored, the others are still read."""
+        """Read what arrived under `HEADER`. Fields with impossible values are ignored; the others are still read."""
         if not isinstance(header, dict):
             return cls()
         read = cls(**{name: value for name, value in header.items() if name in _IS_SOUND and _IS_SOUND[name](value)})
@@ -70,7 +70,7 @@ class Header(NamedTuple):
 
     @property
     def reservation(self) -> Reservation | None:
-        """The reservation for the message; None if it has none."""
+        """The message's reservation; None if it has none."""
         return Reservation(self.key, self.claim) if self.key is not None and self.claim is not None else None
 
     @property
@@ -125,7 +125,7 @@ def _is_time(value: Any) -> bool:
     return type(value) is int and 0 < value < 2**53
 
 
-#: Whether a received value is possible, for each field of the header.
+#: For each field of the header, whether a received value is possible.
 _IS_SOUND: Mapping[str, Callable[[Any], bool]] = {
     "publish": is_publish,
     "claim": is_nonce,

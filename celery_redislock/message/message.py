@@ -33,7 +33,7 @@ class Message:
 
     Attributes:
         attempt: The attempt that the message stands for.
-        delivery: This delivery, as the worker's main process tells of it.
+        delivery: What the worker's main process told about this delivery.
         header: What the message carries for the plugin. `send_back` and `wait` replace it.
         was_sent_back: Whether the work goes on without this execution: the message waits in line, was published again
             or was requeued.
@@ -124,7 +124,7 @@ class Message:
 
         Returns:
             What the message carries for the plugin from now on. None if it cannot wait there: the room is full, the
-            broker would soon deliver the message to another worker, or no main process keeps the message.
+            broker would soon deliver the message to another worker, or there is no room.
         """
         if not self.delivery.may_wait:
             return None

@@ -69,8 +69,7 @@ class Broker:
     def countdown(self, delay: float) -> float:
         """`delay`, in seconds, within the broker's limits.
 
-        A message that stays unacked for the visibility timeout is delivered twice, so the longest delay is half of
-        that.
+        A message left unacked for the visibility timeout is delivered twice, so the longest delay is half of it.
         """
         return max(min(delay, self.visibility_timeout / 2), 1.0 if self.delays_natively else 0.0)
 
@@ -81,8 +80,8 @@ class Broker:
 
         Args:
             is_sent_back_only: Whether a copy can only come from a worker that published the message again: kombu may
-                send it twice if the connection is lost before the broker confirms. Both are then queued together, so the
-                note may be short-lived. There are many such notes if more messages wait than their worker keeps.
+                send it twice if the connection is lost before the broker confirms. Both are then queued together, so
+                the note may be short-lived. There are many such notes if more messages wait than their worker keeps.
         """
         return (SHORT_NOTE_TTL if is_sent_back_only else NOTE_TTL) + 2 * self.visibility_timeout
 
