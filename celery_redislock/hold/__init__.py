@@ -1,1 +1,1 @@
-"""A key that is held: until when its holder may count on it, and the thread that renews it."""
+"""A held key: how long its holder may rely on it, and the thread that renews it."""

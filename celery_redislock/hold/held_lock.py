@@ -1,4 +1,4 @@
-"""Term: until when a holder may count on its key, in whatever order the server meets the renewals under way."""
+"""HeldLock: a lock from its grant to its release. Term: how long its holder may rely on it."""
 
 from __future__ import annotations
 
@@ -18,25 +18,35 @@ from celery_redislock.protocol.names import keys_of
 from celery_redislock.protocol.scripts import Granted
 from celery_redislock.protocol.tokens import Token
 
-#: Renewal is due after this share of the lease.
+logger = logging.getLogger(__name__)
+
+State = Literal["held", "at_risk", "lost"]
+LostHandler = Callable[["HeldLock", str], Any]
+
+PAST_DEADLINE = "it was not renewed until its deadline"
+HELD_TOO_LONG = "it was held for longer than lock_max_hold"
+KEY_GONE = "its key was deleted, expired or taken"
+NOT_OURS = "its key was not ours at the release"
+
+#: A renewal is due after this share of the lease.
 INTERVAL = 1 / 3
-#: How long before the key's end in Redis the holder's own deadline comes, as a share of the lease: the holder's clock
-#: and the server's may not run at the same speed.
+#: The holder's own deadline comes before the key expires in Redis by this share of the lease: the clocks of the holder
+#: and the server may run at different speeds.
 DEADLINE_MARGIN = 0.01
-#: The share of the key's time on which its holder counts.
+#: The share of the key's time to live that its holder relies on.
 TRUSTED = 1 - DEADLINE_MARGIN
 
 
 class Renewal:
-    """A command that gives the key a time to live, from when it is sent.
+    """A command that sets the key's time to live, counted from when it is sent.
 
-    The keeper and each caller of `HeldLock.extend` have connections of their own, so one renewal may overtake another.
+    The keeper and each caller of `HeldLock.extend` use their own connections, so one renewal may overtake another.
 
     Attributes:
         sent_at (float): When it is sent, by `time.monotonic()`.
-        ttl (float): The time that it gives the key, in seconds.
-        counts (float): The time that its holder may count on once it is answered: no more than any renewal gives that
-            was under way at the same time, for that one may reach the server after this one.
+        ttl (float): The time to live that it sets, in seconds.
+        counts (float): How many seconds the holder may rely on once it is answered: the smallest `ttl` of all renewals
+            under way at the same time, because any of them may reach the server after this one.
     """
 
     __slots__ = ("counts", "sent_at", "ttl")
@@ -47,48 +57,48 @@ class Renewal:
 
 
 class Term:
-    """For how long a key is held. Several threads may renew it at the same time.
+    """How long a key is held. Several threads may renew it at the same time.
 
     Args:
-        lease: The time to live that the key is granted for, in seconds.
+        lease: The time to live that the key is granted with, in seconds.
 
     Attributes:
         lease (float): As given.
-        deadline (float): Until when the holder counts on the key, by `time.monotonic()`. The server never ends the key
-            before that, whatever becomes of the renewals that were sent until now.
-        renew_at (float): When a keeper is to renew the key.
+        deadline (float): Until when the holder may rely on the key, by `time.monotonic()`. Whatever happens to the
+            renewals sent so far, the key does not expire before that.
+        renew_at (float): When the keeper should renew the key.
     """
 
     __slots__ = ("_asked_until", "_guard", "_in_doubt", "_under_way", "deadline", "lease", "renew_at")
 
     def __init__(self, lease: float) -> None:
         self.lease = lease
-        self.deadline = self.renew_at = -math.inf  # until it is granted
+        self.deadline = self.renew_at = -math.inf  # until the key is granted
         self._asked_until = -math.inf
         self._under_way: list[Renewal] = []
-        self._in_doubt = math.inf  # the shortest time that an unanswered renewal gives; it may yet arrive
-        self._guard = threading.Lock()  # not one for all: a child would inherit it for ever locked by another thread
+        self._in_doubt = math.inf  # the shortest `ttl` of the unanswered renewals, which may still arrive
+        self._guard = threading.Lock()  # one per lock: a fork could leave a shared one locked for good in the child
 
     @property
     def was_granted(self) -> bool:
-        """Whether an answer of the server has ever granted the key to this lock."""
+        """Whether the server has ever confirmed the grant."""
         return self.deadline > -math.inf
 
     @property
     def ends_at(self) -> float:
-        """When the key ends at the latest if no renewal is sent from now on, by `time.monotonic()`."""
-        now = time.monotonic()  # a renewal under way may reach the server only now
+        """The latest time at which the key expires if no more renewals are sent, by `time.monotonic()`."""
+        now = time.monotonic()  # a renewal under way may reach the server as late as now
         return now + max(self.lease, self._asked_until - now) / TRUSTED
 
     def start_lease(self, sent_at: float) -> None:
-        """Note that the server has granted the key for a lease, no earlier than at `sent_at`."""
+        """Record that the server granted the key for a lease, at `sent_at` or later."""
         with self._guard:
             self._count(sent_at, self.lease)
 
     def extending(self, ttl: float | None = None) -> Renewal:
-        """Note that a renewal for `ttl` seconds, or for a lease, is about to be sent. Then `answered` or `unanswered`.
+        """Record that a renewal is about to be sent, for `ttl` seconds or a lease. `answered` or `unanswered` follows.
 
-        Where it shortens the time, the holder counts on no more from now on: its answer may be lost.
+        If the renewal shortens the time that is left, the deadline moves at once: the answer may be lost.
         """
         with self._guard:
             renewal = self._send(self.lease if ttl is None else ttl)
@@ -96,18 +106,18 @@ class Term:
             return renewal
 
     def renewing(self) -> Renewal:
-        """As `extending`, for the keeper: for a lease, or for what is left of the time of the last `extending`."""
+        """As `extending`, for the keeper: for a lease, or for the rest of the last `extending` if longer."""
         with self._guard:
             return self._send(max(self.lease, self._asked_until - time.monotonic()))
 
     def answered(self, renewal: Renewal) -> None:
-        """Note that the server has renewed the key."""
+        """Record that the server has renewed the key."""
         with self._guard:
             self._under_way.remove(renewal)
             self._count(renewal.sent_at, renewal.counts, self.deadline)
 
     def unanswered(self, renewal: Renewal) -> None:
-        """Note that nobody waits for the answer any more. The renewal may still arrive, at any time."""
+        """Record that the answer is no longer awaited. The renewal may still arrive at any time."""
         with self._guard:
             self._in_doubt = min(self._in_doubt, renewal.ttl)
             self._under_way.remove(renewal)
@@ -126,32 +136,21 @@ class Term:
 
     def _count(self, sent_at: float, ttl: float, at_least: float = -math.inf) -> None:
         self.deadline = max(sent_at + ttl * TRUSTED, at_least)
-        if ttl > self.lease:  # a third of a lease after no more than a lease is left
+        if ttl > self.lease:  # wait until one lease is left, then a third of it
             self.renew_at = sent_at + ttl - self.lease * (1 - INTERVAL)
         else:
             self.renew_at = sent_at + ttl * INTERVAL
 
 
-logger = logging.getLogger(__name__)
-
-PAST_DEADLINE = "it was not renewed until its deadline"
-HELD_TOO_LONG = "it was held for longer than lock_max_hold"
-KEY_GONE = "its key was deleted, expired or taken"
-NOT_OURS = "its key was not ours at the release"
-
-State = Literal["held", "at_risk", "lost"]
-LostHandler = Callable[["HeldLock", str], Any]
-
-
 class HeldLock(Term):
-    """A lock that is held, from its grant to its release.
+    """A lock from its grant to its release.
 
     Attributes:
         key (str): The key in Redis.
         token (Token): What the key holds while the lock is held.
-        permit (str): The key that holds the token: `key`, or where more than one may hold the lock, that of the permit.
+        permit (str): The key that holds the token: `key`, or the permit's key if the lock has a limit above 1.
         lease (float): How long the key outlives a dead holder, in seconds.
-        fence (int | None): The fencing number of this hold, where it was asked for.
+        fence (int | None): The fencing number, if the lock asked for one.
     """
 
     __slots__ = (
@@ -191,7 +190,7 @@ class HeldLock(Term):
 
     @property
     def remaining(self) -> float:
-        """Seconds until the holder's own deadline, which every renewal moves. 0.0 once the lock is lost."""
+        """Seconds until the holder's own deadline, which each renewal moves; 0.0 once the lock is lost."""
         return 0.0 if self._lost else max(0.0, self.deadline - time.monotonic())
 
     @property
@@ -203,22 +202,22 @@ class HeldLock(Term):
         return "held" if remaining >= self.lease / 2 else "at_risk"
 
     def check(self) -> None:
-        """Raise if the lock is lost. Call it before what must not happen twice.
+        """Raise if the lock is lost. Call this right before a step that must not happen twice.
 
         Raises:
-            LockLost: The key was lost, or could not be renewed until the holder's deadline.
+            LockLost: The key was lost, or was not renewed by the holder's deadline.
         """
         if self.remaining <= 0:
             raise LockLost(self.key, self._lost or "its lease has ended")
 
     def extend(self, ttl: float | None = None) -> None:
-        """Renew the key now. While a keeper renews the lock, nobody needs this.
+        """Renew the key now. A lock that a keeper renews does not need this.
 
         Args:
             ttl: Seconds from now; None for a whole lease.
 
         Raises:
-            LockLost: The key is not held any more.
+            LockLost: The key is no longer held.
             LockUnavailable: Redis did not answer or refused; the lock is still held until its deadline.
         """
         self.check()
@@ -236,10 +235,10 @@ class HeldLock(Term):
         self.answered(renewal)
 
     def rename(self, token: Token, *, fence: bool) -> bool:
-        """Let the key hold `token`, which the caller of a `Lock` has chosen, instead of the minted token.
+        """Replace the minted token in the key with `token`, which the caller of a `Lock` chose.
 
-        The key is acquired with a minted token first: another caller may choose an equal token, so after a lost reply
-        only a minted one shows that the key was granted to this lock.
+        The key is acquired with a minted token first. Another caller may choose the same `token`, so after a lost reply
+        only a minted one proves that the key was granted to this lock.
 
         Returns:
             Whether the lock is still held.
@@ -266,7 +265,7 @@ class HeldLock(Term):
     def _has_stored(self, token: Token) -> bool:
         """Whether the key holds `token` because the reply to this lock's `rename` was lost.
 
-        Nobody else can have stored it while the deadline is ahead: until then the key held the minted token.
+        Before the deadline, only this lock can have stored it: until then the key held the minted token.
         """
         found = self.store.look(self.key)
         if found is None or found.holder != token:
@@ -276,7 +275,7 @@ class HeldLock(Term):
         return True
 
     def granted(self, grant: Granted) -> None:
-        """Note that the server has granted the key."""
+        """Record that the server has granted the key."""
         self.fence = grant.fence
         if grant.permit > 1:
             self.permit = keys_of(self.key).permit(grant.permit)
@@ -285,18 +284,18 @@ class HeldLock(Term):
             self.stop_at = grant.sent_at + self.max_hold
 
     def fields(self, event: str, **about: object) -> dict[str, str]:
-        """The fields of a log line about this lock, as `celery_redislock.info.fields`."""
+        """The fields of a log line about this lock; see `celery_redislock.info.fields`."""
         attempt = self.token.attempt
         return fields(event, task=self.token.task, task_id=attempt and attempt.task_id, key=self.key, **about)
 
     @property
     def was_lost(self) -> bool:
-        """Whether `lose` has noted that the lock is lost."""
+        """Whether `lose` has recorded a loss."""
         return self._lost is not None
 
     def lose(self, reason: str) -> None:
-        """Note for good that the lock is lost; log that and call `on_lost`, once."""
-        with self._guard:  # the keeper's thread and one that releases the lock may see the loss at the same time
+        """Record for good that the lock is lost. The first call logs it and calls `on_lost`."""
+        with self._guard:  # the keeper and the thread that releases the lock may see the loss at the same time
             if self._lost is not None:
                 return
             self._lost = reason

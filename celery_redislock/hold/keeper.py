@@ -19,31 +19,31 @@ from .put_off import PutOff, Unsent
 
 logger = logging.getLogger(__name__)
 
-#: Locks whose renewals fall due within this share of the renewal interval are renewed together. A failed renewal is
-#: tried again after no more than this share.
+#: Locks due within this share of the renewal interval are renewed together. A failed renewal is retried after at most
+#: this share.
 TICK = 1 / 10
-#: When no lock is held any more, the thread looks again after so many seconds, and only then sleeps until it is woken:
-#: to wake the thread for every short task would cost more than the task.
+#: How long after the last lock was added the thread begins to sleep until it is woken, in seconds. Until then it wakes
+#: up by itself: waking it for every short task would cost more than the task.
 LINGER = 1.0
-#: An answer that nobody has read for so many seconds is read here: the process has nothing else to ask.
+#: The keeper reads answers that are this many seconds old: no other command of the process has read them.
 READ_LATE = 0.05
-#: Locks in one renewal command; more would keep the server from other clients for milliseconds.
+#: Locks per renewal command. More would block the server for milliseconds.
 BATCH = 500
 
 
 class Keeper:
-    """Renews the locks that are added to it until they are removed or lost.
+    """Renews each lock that is added to it until the lock is removed or lost.
 
-    The keeper has one thread, which starts with the first lock. The thread sleeps until the next renewal is due and,
-    once no lock is held, until one is added. To add and to remove a lock costs a dict entry.
+    The keeper has one thread, started with the first lock. It sleeps until the next renewal is due or, if no lock is
+    held, until one is added. Adding or removing a lock costs one dict operation.
 
     Args:
-        store: A store with a connection that nobody else uses, so that no other command can delay a renewal.
-        command_time: The longest that one renewal may take until it fails, in seconds.
-        sends_late: A store of which the keeper reads the late answers that nobody else reads.
+        store: A store that shares its connection with nothing else, so that no other command delays a renewal.
+        command_time: How long one renewal may take before it fails, in seconds.
+        sends_late: A store whose late answers the keeper reads if nothing else does.
 
     Attributes:
-        wake_at (float): When its thread looks again what is due, by `time.monotonic()`; infinite until it is woken.
+        wake_at (float): When the thread next looks for due work, by `time.monotonic()`; infinite if it must be woken.
     """
 
     def __init__(self, store: LockStore, command_time: float, sends_late: LockStore | None = None) -> None:
@@ -62,28 +62,28 @@ class Keeper:
         self._stopped = False
 
     def stop(self) -> None:
-        """End the thread, which closes the store: nobody in this process can reach the keeper's server any more."""
+        """Stop the thread, which then closes the store. Called once nothing in this process can use the server."""
         self._stopped = True
         self._wake.set()
 
     def add(self, lock: HeldLock) -> None:
-        """Renew `lock` from now on."""
+        """Start renewing `lock`."""
         self._held[lock] = None
         self._added = True
         self.look_at(lock)
 
     def look_at(self, lock: HeldLock) -> None:
-        """Note that `lock` may be due sooner than before. Where it was removed meanwhile, it is not renewed again."""
+        """Wake the thread if `lock` is now due before its next round. A lock that was removed is not renewed again."""
         if lock.renew_at < self.wake_at:
             self._start()
             self._wake.set()
 
     def remove(self, lock: HeldLock) -> None:
-        """Renew `lock` no more. A renewal may be on its way; it renews the key only while the lock's token owns it."""
+        """Stop renewing `lock`. A renewal already under way renews the key only while the lock's token owns it."""
         self._held.pop(lock, None)
 
     def expect_answers(self) -> None:
-        """Read the answers of the store that sends late soon, if nobody else does."""
+        """Read the answers of `sends_late` soon, unless something else reads them first."""
         self._added = True
         if self.wake_at > time.monotonic() + READ_LATE:
             self._start()
@@ -94,8 +94,8 @@ class Keeper:
 
         Args:
             key: The key in Redis.
-            until: When that is of no use any more, by `time.monotonic()`.
-            send: Sends one such command by the store that it is called with.
+            until: When the command stops being useful, by `time.monotonic()`.
+            send: Sends the command through the store it is called with.
         """
         self._put_off.add(Unsent(key, until, send))
         self._start()
@@ -108,21 +108,21 @@ class Keeper:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="redislock-keeper", daemon=True)
                 thread.start()
-                self._thread = thread  # after the start: where no thread can start, the next lock tries again
+                self._thread = thread  # after start(): if no thread can start, the next lock tries again
 
     def _run(self) -> None:
         while not self._stopped:
             try:
                 pause = self._round()
-            except BaseException:  # even a sys.exit(), as in a log handler: the locks must still be renewed
+            except BaseException:  # even sys.exit(), as in a log handler: the locks must still be renewed
                 logger.exception("the keeper failed; it goes on in a second")
                 pause = 1.0
             self._wake.wait(None if pause == math.inf else max(0.0, pause))
         self._store.close()
 
     def _round(self) -> float:
-        """Renew what is due; return the seconds until something is due again."""
-        # From here on every `add` wakes the thread: the lock that it adds may be missing in the copy of `_held` below.
+        """Renew the locks that are due; return the seconds until the next round."""
+        # From here on every `add` wakes the thread: the copy of `_held` below may miss the lock that it adds.
         self.wake_at = math.inf
         self._wake.clear()
         now = time.monotonic()
@@ -130,7 +130,7 @@ class Keeper:
         for start in range(0, len(due), BATCH):
             self._renew(due[start : start + BATCH])
         if not self._held:
-            self._failures = 0  # without a lock, no renewal will show that Redis answers again
+            self._failures = 0  # without locks, no renewal would show that Redis answers again
         self._put_off.send(self._watching)
         is_unread = self._sends_late is not None and self._sends_late.read_late(READ_LATE, self._command_time)
         if self._added:
@@ -140,11 +140,11 @@ class Keeper:
         return self.wake_at - time.monotonic()
 
     def _other_work_at(self, now: float, is_unread: bool) -> float:
-        """When there may be something to do besides renewals, by `time.monotonic()`.
+        """When there may be work besides renewals, by `time.monotonic()`.
 
         Args:
             now: When this round began.
-            is_unread: Whether an answer has not been read.
+            is_unread: Whether an answer is still unread.
         """
         lingers = now < self._linger_until
         if is_unread or (lingers and self._sends_late is not None):
@@ -187,12 +187,12 @@ class Keeper:
     def _note(self, sent: Mapping[HeldLock, Renewal], answers: Sequence[bool | RedisError]) -> None:
         unanswered: dict[HeldLock, RedisError] = {}
         for (lock, renewal), still_held in zip(sent.items(), answers, strict=True):
-            if isinstance(still_held, RedisError):  # a node of a Cluster
+            if isinstance(still_held, RedisError):  # from one node of a Cluster
                 lock.unanswered(renewal)
                 unanswered[lock] = still_held
             elif still_held and lock.remaining > 0:
                 lock.answered(renewal)
-            else:  # where the key is still held, the answer is too late: the holder may have been told of the loss
+            else:  # if the key is still held, the answer came too late: the holder may have been told of a loss
                 self._lose(lock, PAST_DEADLINE if still_held else KEY_GONE)
         if unanswered:
             self._try_again(unanswered)
@@ -201,7 +201,7 @@ class Keeper:
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
-        """Tell holders of their loss at their deadline, although the keeper's thread may wait for a silent Redis."""
+        """Tell holders of a loss at their deadline, even while the keeper's thread waits for a silent Redis."""
         until = time.monotonic() + 2 * self._command_time  # a release may be sent twice
         at_risk = [lock for lock in self._held.copy() if lock.deadline < until]
         if not at_risk:
@@ -225,8 +225,8 @@ class Keeper:
         now = time.monotonic()
         for lock, error in unanswered.items():
             outage = self._store.outage_of(lock.key)
-            self._put_off.pause(outage)  # the next renewals there matter more
-            if self._failures:  # the first failure may be of a connection that a restarted server has closed
+            self._put_off.pause(outage)  # its next renewals matter more
+            if self._failures:  # the first failure may only be a connection that a restarted server closed
                 outage.failed(RENEW, error)
             lock.renew_at = now + min(0.05 * 2**self._failures, lock.lease * INTERVAL * TICK)
         self._failures = min(self._failures + 1, 10)
@@ -235,6 +235,6 @@ class Keeper:
         try:
             del self._held[lock]
         except KeyError:
-            return  # the keeper or a watching thread has noted the loss, or the lock was released
-        # A receiver of the signal may take its time; the other locks must be renewed meanwhile.
+            return  # another thread has recorded the loss, or the lock was released
+        # A receiver of the signal may be slow, and the other locks must be renewed meanwhile.
         threading.Thread(target=lock.lose, args=(reason,), name="redislock-lost", daemon=True).start()

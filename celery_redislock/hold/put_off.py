@@ -1,4 +1,4 @@
-"""PutOff: the commands that a server has not taken, such as releases. They are sent again until it takes them."""
+"""PutOff: commands, such as releases, that the server has not accepted yet. The keeper resends them until it does."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ from celery_redislock.info import fields
 
 logger = logging.getLogger(__name__)
 
-#: Seconds until a server that has not taken one of the commands is sent the next one.
+#: Seconds before a server that did not accept a command is sent the next one.
 PAUSE = 1.0
-#: The same for a command that is refused because something else is stored under its key, until that is deleted.
+#: The same for a command refused because its key holds a value of another type, which someone has to delete.
 LONG_PAUSE = 60.0
-#: The commands take no longer than this at a time, in seconds: renewals may be due.
+#: How long these commands may take per round, in seconds: renewals may be due.
 SHIFT = 0.05
-#: At most so many commands are kept, of one process for one server; each takes about a kilobyte.
+#: How many commands one process keeps for one server; each takes about a kilobyte.
 MOST = 10_000
-#: That there are more is logged once in so many seconds.
+#: Dropped commands are logged at most once in this many seconds.
 TELL_EVERY = 60.0
 
 
 class Unsent(NamedTuple):
-    """A command that the server has not taken."""
+    """A command that the server has not accepted yet."""
 
     key: str
     """The key in Redis."""
     until: float
-    """When it is of no use any more, by `time.monotonic()`: what it is to release has ended by itself."""
+    """When the command stops being useful, by `time.monotonic()`: what it would release has expired by then."""
     send: Callable[[LockStore], object]
-    """Sends it by the store that it is called with, and raises LockUnavailable where that fails."""
+    """Sends the command through the store it is called with; raises LockUnavailable if that fails."""
 
 
 class PutOff:
-    """The commands that a server has not taken. Any thread may add one; the keeper's thread sends them.
+    """The commands that a server has not accepted yet. Any thread may add one; the keeper's thread sends them.
 
-    What one node of a Cluster does not take, or refuses because of its key, holds up no other command.
+    If one node of a Cluster does not accept a command, or refuses it because of its key, the others are not held up.
 
     Args:
-        store: Sends them.
+        store: Sends the commands.
     """
 
     def __init__(self, store: LockStore) -> None:
         self._store = store
-        #: The oldest first; each with the time from when it may be sent.
+        #: Oldest first, each with the earliest time to send it.
         self._commands: dict[Unsent, float] = {}
-        #: Servers that are sent nothing until these times.
+        #: The servers that get no commands for now, each with the time when that ends.
         self._silent: dict[Outage, float] = {}
-        #: When to look for what is due: where thousands wait, a look at all of them for each that comes is too much.
+        #: When to look for due commands: with thousands of them, a look whenever one is added would cost too much.
         self._look_at = -math.inf
         self._has_news = False
         self._dropped = 0
@@ -64,13 +64,13 @@ class PutOff:
 
     @property
     def next_at(self) -> float:
-        """When there may be something to send, by `time.monotonic()`; infinite where there is nothing."""
+        """When there may be something to send, by `time.monotonic()`; infinite without commands."""
         if not self._commands:
             return math.inf
         return -math.inf if self._has_news else self._look_at
 
     def add(self, unsent: Unsent) -> None:
-        """Have `unsent` sent soon. Where there are too many, the one that is of no use soonest is dropped."""
+        """Have `unsent` sent soon. If there are too many commands, drop the one that stops being useful first."""
         if len(self._commands) >= MOST:
             self._drop_one()
         self._commands[unsent] = -math.inf
@@ -78,15 +78,15 @@ class PutOff:
             self._has_news = True
 
     def pause(self, outage: Outage) -> None:
-        """Send nothing to the server of `outage` for a while: it has not answered, or has refused."""
+        """Send nothing to the server of `outage` for a while: it did not answer, or it refused."""
         self._silent[outage] = time.monotonic() + PAUSE
 
     def send(self, watching: Callable[[], AbstractContextManager[None]]) -> None:
-        """Send what is due, for `SHIFT` seconds, each inside of a block that `watching` makes."""
+        """Send the due commands for up to `SHIFT` seconds, each inside a `with watching()` block."""
         now = time.monotonic()
         if now < self.next_at:
             return
-        self._has_news = False  # before the look: what comes after it must be looked for
+        self._has_news = False  # before the look, so that a command added during it is looked for
         self._look_at = -math.inf
         self._silent = {outage: until for outage, until in self._silent.items() if until > now}
         for one in self._due(now):
@@ -99,7 +99,7 @@ class PutOff:
         self._look_at = time.monotonic() + PAUSE
 
     def _due(self, now: float) -> list[Unsent]:
-        """What may be sent, the least recently tried first; and forget what is of no use any more."""
+        """The commands that may be sent, least recently tried first. Drops commands that are no longer useful."""
         commands = self._commands.copy()
         for one in [one for one in commands if one.until <= now]:
             del commands[one]
@@ -119,7 +119,7 @@ class PutOff:
             self._commands.pop(one, None)
 
     def _put_off(self, one: Unsent, seconds: float) -> None:
-        if one in self._commands:  # else it was dropped meanwhile
+        if one in self._commands:  # it may have been dropped meanwhile
             self._commands[one] = time.monotonic() + seconds
 
     def _drop_one(self) -> None:
@@ -128,7 +128,7 @@ class PutOff:
             return  # another thread has just sent or dropped it
         now = time.monotonic()
         if soonest.until <= now:
-            return  # nothing is lost
+            return  # it was no longer useful
         self._dropped += 1
         if now < self._logged_at + TELL_EVERY:
             return
@@ -142,5 +142,5 @@ class PutOff:
 
 
 def _is_of_key(error: LockUnavailable) -> bool:
-    """Whether the server refuses a command because of what its key holds, and may take others at once."""
+    """Whether the server refused the command because of what its key holds, and may accept others at once."""
     return isinstance(error.__cause__, ResponseError) and str(error.__cause__).startswith("WRONGTYPE")

@@ -1,1 +1,1 @@
-"""Waiting for a turn at a key: the waiters of this process, and the room in which they stand in line."""
+"""Waiting for a turn at a key: a process's waiters, and the room that stands in line for them."""

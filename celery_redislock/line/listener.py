@@ -1,4 +1,4 @@
-"""Listener: the thread that hears, on the channel of a room, which key was offered to the room."""
+"""Listener: the thread that hears, on a room's channel, which keys are offered to the room."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from celery_redislock.errors import describe
 logger = logging.getLogger(__name__)
 _random = random.SystemRandom()
 
-#: The thread looks so often whether it is to end, in seconds.
+#: Seconds between two checks whether the thread must stop.
 LOOK_EVERY = 1.0
-#: After so many seconds of silence the server is asked for a sign of life: a connection may be dead unseen.
+#: After this many seconds of silence the server is asked for a sign of life: a connection may die unnoticed.
 SILENCE = 5.0
-#: The pause before the first and before a later try to subscribe again, in seconds.
+#: The shortest and the longest pause before the next attempt to subscribe, in seconds.
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
-#: The pause where the server's user has no right to subscribe, in seconds.
+#: The pause if the server's user may not subscribe, in seconds.
 PAUSE_OF_THE_DEAF = 60.0
 
 
 class Listener:
-    """Subscribes to a channel, again and again, on a connection of its own.
+    """Subscribes to a channel on its own connection, and subscribes again whenever that ends.
 
     Args:
-        client: The client whose connection is used.
+        client: The client that provides the connection.
         channel: From `names.channel_of`.
-        on_message: Called with the text of each message; and with None after the subscription has begun or ended, for
-            what was sent meanwhile was not heard.
+        on_message: Called with the text of each message. Also called with None when the subscription starts or ends,
+            because messages may have been missed.
 
     Attributes:
-        hears: Whether the subscription stands, as far as is known.
+        hears: Whether the subscription is active, as far as is known.
     """
 
     def __init__(self, client: Any, channel: str, on_message: Callable[[str | None], object]) -> None:
@@ -54,7 +54,7 @@ class Listener:
         threading.Thread(target=self._run, name="redislock-listener", daemon=True).start()
 
     def stop(self) -> None:
-        """End the thread, in a second or so."""
+        """Stop the thread within about a second."""
         self._stopped.set()
 
     def _run(self) -> None:
@@ -65,10 +65,10 @@ class Listener:
             except NoPermissionError as error:
                 self._deaf(error)
                 pause = PAUSE_OF_THE_DEAF
-            # The store says it where the server cannot be asked. A client that decodes may hear what is no text.
+            # The store logs an outage. A client that decodes replies may fail on bytes that are not text.
             except (RedisError, UnicodeDecodeError) as error:
                 logger.debug("no subscription to %s: %s", self._channel, describe(error))
-            except BaseException:  # pragma: no cover - a mistake of ours: whoever waits must hear again
+            except BaseException:  # pragma: no cover - a bug in this class: waiters must still get their hints
                 logger.exception("the subscription to %s failed; it is tried again", self._channel)
             if self.hears:
                 self.hears, pause = False, SHORTEST_PAUSE
@@ -88,7 +88,7 @@ class Listener:
                 elif now - heard_at > SILENCE:
                     if asked or not self.hears:
                         raise RedisConnectionError("the server is silent")
-                    subscription.subscribe(self._channel)  # not PING, for which the user may have no right
+                    subscription.subscribe(self._channel)  # not PING: the user may have no right to it
                     heard_at, asked = now, True
 
     def _heard(self, message: dict[str, Any]) -> None:
@@ -96,7 +96,7 @@ class Listener:
             self.hears, self._failures = True, 0
             self._on_message(None)
         elif message["type"] == "message":
-            text = message["data"]  # bytes, but for a Cluster's client that decodes
+            text = message["data"]  # bytes, unless a Cluster's client decodes replies
             self._on_message(text if isinstance(text, str) else text.decode("utf-8", "surrogateescape"))
 
     def _pause(self) -> float:

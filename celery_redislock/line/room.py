@@ -1,6 +1,6 @@
-"""Room: where those of one process wait for their turn at the keys of one server. It does not know Celery.
+"""Room: where the waiters of one process wait for the keys of one server. It does not know Celery.
 
-A room stands in the line of each key for which somebody in it waits, with the rank of its first waiter for that key.
+A room stands in the line of each key that its waiters want, with the rank of its first waiter for that key.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ from .waiters import Queue, Queues, Waiter, give_turn, is_ready
 
 logger = logging.getLogger(__name__)
 
-#: While lines are aside, their first waiters are asked again after so many seconds whether they can begin.
+#: How often the first waiters of lines set aside are asked whether they can start, in seconds.
 ASK_AGAIN = 0.05
-#: The longest that `Room.leave_all` may take, in seconds.
+#: How long `Room.leave_all` may take, in seconds.
 LEAVING = 2.0
 
 
 class Host(Protocol):
-    """Who knows whether waiters can begin. It is called in the thread of their room."""
+    """Knows whether waiters can start. Called in the thread of their room."""
 
     def starts_round(self) -> None:
-        """The room is about to ask `Waiter.is_ready` of some of its waiters."""
+        """The room is about to call `Waiter.is_ready` of some of its waiters."""
 
     def ends_round(self, room: Room, aside: Mapping[str, int]) -> None:
-        """The room has looked. In so many lines, counted by `Waiter.group`, the first waiter cannot begin now."""
+        """The room has looked. `aside` counts, by `Waiter.group`, the lines whose first waiter cannot start now."""
 
 
 class Room:
-    """Calls those who wait in it when it is their turn.
+    """Calls its waiters when their turn comes.
 
-    The room has two threads, which start with the first waiter: one hears that a key is offered to the room, the other
-    looks at the keys. What is heard is a hint, which only makes a look come sooner.
+    The room has two threads, which start with the first waiter: one hears hints that a key is offered to the room, the
+    other looks at the keys. A hint only makes a look come sooner.
 
     Args:
-        store: A store with a connection that nobody else uses.
-        client: The client on a connection of which the room listens.
-        keyprefix: What precedes the name of the room's channel.
+        store: A store that shares its connection with nothing else.
+        client: The client that provides the listener's connection.
+        keyprefix: The prefix of the name of the room's channel.
 
     Attributes:
         token: What a key holds while it is kept for the room.
@@ -69,45 +69,45 @@ class Room:
         self._queues = Queues()
         self._numbers = itertools.count(1)
         self._looks = Looks()
-        #: Those who were called and do not ask for their key.
+        #: Waiters that were called but will not ask for their key.
         self._called_and_gone: deque[Waiter] = deque()
         self._left = threading.Event()
         self._wake = threading.Event()
         self._stopped = False
         self._started = False
         self._starting = threading.Lock()
-        #: Those who know whether the waiters can begin.
+        #: They know whether the waiters can start.
         self.hosts: set[Host] = set()
-        self._aside = Aside()  # like all below, only the room's thread uses it
-        #: Until when nobody asks the server, or a node of a Cluster, which did not answer; by its `Outage`.
+        self._aside = Aside()  # this and all below are used by the room's thread only
+        #: The servers, or nodes of a Cluster, that did not answer, each with the time when it is asked again.
         self._silent: dict[Outage, float] = {}
 
     def __len__(self) -> int:
         return len(self._queues)
 
     def waiting(self) -> list[Waiter]:
-        """Those who wait."""
+        """All waiters."""
         return self._queues.waiting()
 
     def enter(self, waiter: Waiter) -> None:
-        """Let `waiter` wait, until it begins or leaves.
+        """Add `waiter`, which waits until it starts or leaves.
 
         Raises:
-            ValueError: Its rank is no rank.
+            ValueError: Its rank is invalid.
         """
         commands.check_rank(waiter.rank)
-        if not waiter.number:  # one that comes again may still have its call
+        if not waiter.number:  # one that enters again may still have its call
             waiter.number = next(self._numbers)  # type: ignore[misc] # each subclass has a slot or a dict for it
         self._start()
         self._queues.add(waiter)
         self._wake.set()
 
     def wake(self) -> None:
-        """Have the room ask again which of its waiters can begin."""
+        """Have the room ask its waiters again whether they can start."""
         self._wake.set()
 
     def look(self, line: str) -> bool:
-        """Look at `line` soon; return whether it has a waiter."""
+        """Look at `line` soon; return whether the room has a queue for it."""
         if line not in self._queues.by_line:
             return False
         self._looks.soon(line)
@@ -115,28 +115,28 @@ class Room:
         return True
 
     def call_of(self, waiter: Waiter) -> bytes:
-        """What the key of `waiter` holds from its call until it has acquired the key."""
+        """What the key of `waiter` holds from its call until the waiter acquires the key."""
         return tokens.call(tokens.for_limit(self.token, limit_of(waiter.key)), waiter.rank, waiter.number).value
 
     def leave(self, waiter: Waiter) -> None:
-        """Let `waiter` wait no longer. If it was called already, it does not ask for the key: the key is passed on."""
+        """Remove `waiter`. If it was already called, its key is passed on: it will not ask for the key."""
         if not self.withdraw(waiter):
             self._called_and_gone.append(waiter)
             self._wake.set()
 
     def withdraw(self, waiter: Waiter) -> bool:
-        """Let `waiter` wait no longer, unless it was called already; return whether it still waited."""
+        """Remove `waiter` unless it was already called; return whether it was still waiting."""
         waited = self._queues.remove(waiter)
         self._looks.soon(waiter.line)
         self._wake.set()
         return waited
 
     def is_out(self, line: str) -> bool:
-        """Whether the server of `line` did not answer last time: in a Cluster the other nodes come first."""
+        """Whether the server of `line` did not answer last time. In a Cluster, lines on the other nodes come first."""
         return self._store.outage_of(key_of(line)).unreachable is not None
 
     def leave_all(self) -> list[Waiter]:
-        """Let nobody wait any longer, and leave all lines, in `LEAVING` seconds; return those who waited."""
+        """Remove all waiters and leave all lines, within `LEAVING` seconds; return the waiters that were removed."""
         gone = [waiter for waiter in self.waiting() if self._queues.remove(waiter)]
         if self._started and not self._stopped:
             left = self._left = threading.Event()
@@ -145,7 +145,7 @@ class Room:
         return gone
 
     def stop(self) -> None:
-        """End the threads, which close their connections: nobody in this process can reach the server any more."""
+        """Stop the threads, which close their connections. Called once nothing in this process can use the server."""
         self._stopped = True
         self._listener.stop()
         self._wake.set()
@@ -160,15 +160,15 @@ class Room:
         with self._starting:
             if not self._started:
                 threading.Thread(target=self._run, name="redislock-room", daemon=True).start()
-                self._started = True  # not before the start: if that fails, the next waiter tries again
+                self._started = True  # after start(): if that fails, the next waiter tries again
                 self._listener.start()
 
     def _run(self) -> None:
-        """Be the room's thread: this and all that follows runs in it."""
+        """Run the room's thread. It alone runs this method and all below."""
         while not self._stopped:
             try:
                 pause = self._round()
-            except BaseException:  # pragma: no cover - a mistake of ours: `Waiter` guards what waiters do
+            except BaseException:  # pragma: no cover - a bug in this class: `waiters` catches what waiters raise
                 logger.exception("a room of waiters failed; it goes on in a second")
                 pause = SHORT_LOOK
                 self._looks.soon(None)
@@ -176,7 +176,7 @@ class Room:
         self._store.close()
 
     def _round(self) -> float:
-        """Look at the keys that are due; return the seconds until something is due again."""
+        """Look at the keys that are due; return the seconds until the next round."""
         self._wake.clear()
         left = self._left
         for line in self._queues.take_in():
@@ -199,7 +199,7 @@ class Room:
         return self._pause()
 
     def _look_aside(self, before: float) -> None:
-        """Look at the lines aside with a smaller rank than this, while their first waiters can begin."""
+        """Look at the lines set aside with a rank below `before`, as long as their first waiters can start."""
         while line := next((line for rank, line in self._aside.heads() if self._can_look(rank, line, before)), None):
             self._try_to_look(line, has_slot=True)
 
@@ -218,14 +218,14 @@ class Room:
             self._look(line, is_offered, has_slot)
         except LockUnavailable as error:
             self._refused(line, error)
-        except BaseException:  # the others must still have their turn
+        except BaseException:  # the other waiters must still get their turn
             logger.exception("a look at the lock %s failed; it is tried again", shown(key_of(line)))
             self._looks.later(line, SHORT_LOOK)
 
     def _look(self, line: str, is_offered: bool, has_slot: bool) -> None:
-        """See whether it is the turn of the first who waits in `line`, or leave it.
+        """Check whether it is the turn of the first waiter in `line`; leave a line without waiters.
 
-        If that one cannot begin now, the room keeps its rank in line until the key is offered to it.
+        If that waiter cannot start now, the room keeps its rank in line until the key is offered to it.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
@@ -235,7 +235,7 @@ class Room:
             self._queues.by_line.pop(line, None)
             self._leave(line, queue)
         elif queue.lapsed(schedule.CALLED_FOR) >= limit_of(first.key):
-            # There was no slot for those who were called: let other rooms go first.
+            # The waiters that were called found no slot: let other rooms go first.
             self._looks.within(line, SHORT_LOOK)
             if is_offered:
                 self._leave(line, queue)
@@ -250,7 +250,7 @@ class Room:
                 self._enter(queue, first)
 
     def _leave(self, line: str, queue: Queue | None) -> None:
-        """Leave `line`, if the room may stand in it: even without a queue, for a command may have come late."""
+        """Leave `line` if the room may be in it. It may be even without a queue: a command may have arrived late."""
         if queue is None or queue.rank is not None:
             self._store.leave(key_of(line), self.token)
         if queue is not None:
@@ -259,14 +259,14 @@ class Room:
     def _enter(self, queue: Queue, first: Waiter) -> None:
         """Stand in line without a slot."""
         if queue.must_enter(first.rank):
-            queue.stand(first.rank)  # also where no answer comes
+            queue.stand(first.rank)  # even if no answer comes
             self._looks.within(first.line, waiters.REFRESHED)
             self._store.enter(first.key, self.token, first.rank)
 
     def _stand(self, queue: Queue, first: Waiter) -> None:
         key, line = first.key, first.line
         following = self._queues.second(line)
-        queue.stand(first.rank)  # also where no answer comes
+        queue.stand(first.rank)  # even if no answer comes
         queue.has_declined = False
         next_rank = following.rank if following else None
         answer = self._store.stand(key, self.token, first.rank, next_rank, first.number)
@@ -278,7 +278,7 @@ class Room:
         self._looks.later(line, look_in(None, queue, first, hears=self._listener.hears))
         if self._queues.remove(first) and give_turn(first, called=True):
             queue.call(first)
-        else:  # it has left meanwhile, or fails
+        else:  # it has left meanwhile, or failed to start
             self._called_and_gone.append(first)
             self._wake.set()
         if queue.watching:
@@ -286,12 +286,12 @@ class Room:
             self._give_turns(line, others.holders if others else ())
 
     def _give_turns(self, line: str, holders: Sequence[Token]) -> None:
-        """Let those begin who need not wait for their turn, now that `holders` have the key."""
+        """Start the waiters that need not wait for their turn, now that `holders` have the key."""
         for waiter in self._queues.take_out(line, holders):
             give_turn(waiter, called=False)
 
     def _pass_on(self) -> None:
-        """Pass on the keys for which somebody was called who does not ask for them."""
+        """Pass on the keys of called waiters that will not ask for them."""
         for waiter in [self._called_and_gone.popleft() for _ in range(len(self._called_and_gone))]:
             if self._store.outage_of(waiter.key) in self._silent:
                 self._called_and_gone.append(waiter)
@@ -305,10 +305,10 @@ class Room:
                 self._looks.soon(waiter.line)
 
     def _refused(self, line: str, error: LockUnavailable) -> None:
-        """The server refuses a command about the key of `line`, or does not answer: look again in a while.
+        """Look at `line` again in a while: the server refused a command about its key, or did not answer.
 
-        A server that does not answer is not asked about any other key meanwhile; but the other nodes of a Cluster are.
-        What cannot be left or passed on now ends by itself.
+        While a server does not answer, it is not asked about any key; the other nodes of a Cluster are. A line that
+        cannot be left now, or a key that cannot be passed on, expires by itself.
         """
         outage = self._store.outage_of(key_of(line))
         lines = {line}

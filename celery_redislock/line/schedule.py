@@ -1,4 +1,4 @@
-"""Looks: when a room is to look at which line."""
+"""Looks: when a room looks at which line. Aside: the lines whose first waiters cannot start now."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from celery_redislock.protocol.scripts import Conflict
 from .waiters import Queue, Waiter
 
 _random = random.SystemRandom()
-#: A key is kept for so many seconds for a room to which it is offered, by lua/prelude.lua.
+#: How many seconds a key is kept for the room it is offered to. lua/prelude.lua sets it.
 OFFERED_FOR = 1.0
-#: How many seconds after the end of what it waits for a room looks again, at least and at most: that has ended by then,
-#: and not all rooms look at the same moment.
+#: The bounds of the time from an expected expiry to the room's look, in seconds: the key has expired by then, and not
+#: all rooms look at once.
 MARGIN = 0.005, 0.03
-#: Seconds until a room looks again at a key for which it stands in line, at the latest.
+#: The longest time between two looks at a key while the room stands in line, in seconds.
 LONGEST_LOOK = 60.0
-#: The same while the room cannot hear that a key is offered to it, or while the server does not answer.
+#: The same while the room hears no hints, or while the server does not answer.
 SHORT_LOOK = 1.0
-#: A key is kept for so many seconds for a waiter that was called, by lua/prelude.lua.
+#: How many seconds a key is kept for a waiter that was called. lua/prelude.lua sets it.
 CALLED_FOR = 5.0
-#: The shortest and the longest time until the next look at a key that somebody watches, in seconds.
+#: The bounds of the time between two looks at a key with watching waiters, in seconds.
 WATCHED = 1.0, 10.0
 
 
 class Looks:
-    """The looks that are due, and those that are to come.
+    """The looks that are due, and those scheduled for later.
 
-    `soon` and `hear` are for any thread; no lock guards what they do, because a time limit may strike anywhere. All
-    else is for the room's thread alone.
+    `soon` and `hear` may be called from any thread. They use no lock, because a time limit may strike at any point. The
+    rest is for the room's thread.
     """
 
     def __init__(self) -> None:
@@ -48,9 +48,9 @@ class Looks:
         self._asked.append(line)
 
     def hear(self, hint: str | None) -> None:
-        """Look when a hint says so, of those that `names.channel_of` lists. Anything else costs nothing.
+        """Look where a hint says; `names.channel_of` lists the hints. Any other text is ignored.
 
-        None says that hints may have been missed: look at all lines.
+        None means that hints may have been missed: look at all lines.
         """
         if hint is None:
             self.soon(None)
@@ -58,17 +58,20 @@ class Looks:
             self._hints.append(hint)
 
     def later(self, line: str, seconds: float) -> None:
-        """Look at `line` in so many seconds, and not at the time that was set before."""
+        """Look at `line` in `seconds` seconds, not at the time that was set before."""
         self._at[line] = at = time.monotonic() + seconds
         heapq.heappush(self._to_come, (at, line))
 
     def within(self, line: str, seconds: float) -> None:
-        """Look at `line` in so many seconds at the latest."""
+        """Look at `line` in at most `seconds` seconds."""
         if self._at.get(line, math.inf) > time.monotonic() + seconds:
             self.later(line, seconds)
 
     def due(self, lines: Collection[str]) -> dict[str, bool]:
-        """Those of the room's lines at which to look now, and whether a hint says that its key is offered here."""
+        """The lines to look at now, each with whether a hint says that its key is offered to the room.
+
+        `lines` are those with a queue. A hint may name another one, which the room then leaves.
+        """
         due: dict[str, bool] = {}
         while self._hints:
             what, _, line = self._hints.popleft().partition(" ")
@@ -97,18 +100,21 @@ class Looks:
 
 
 def margin() -> float:
-    """How much later than what it waits for ends a room looks, in seconds."""
+    """Seconds from an expected expiry to the room's look; random, within `MARGIN`."""
     return _random.uniform(*MARGIN)
 
 
 def look_in(conflict: Conflict | None, queue: Queue, first: Waiter, *, hears: bool) -> float:
-    """Seconds until the next look at a key for which a room stands in line.
+    """Seconds until the next look at a key while the room stands in line.
 
-    A key that is watched is looked at after as long as it was watched: what its watchers wait for is told by a hint
-    alone, and if that is lost, they wait for at most twice as long.
+    If waiters watch the key, the next look comes after as long as they have watched. Only a hint tells that they may
+    start; if it is lost, they wait at most twice as long.
 
-    `conflict` tells who holds the key; None where it is kept for one who was called. `hears` tells whether the room
-    hears hints.
+    Args:
+        conflict: Who holds the key; None if it is kept for a waiter that was called.
+        queue: The waiters in the line.
+        first: The first of them.
+        hears: Whether the room hears hints.
     """
     longest = LONGEST_LOOK if hears else SHORT_LOOK
     if conflict is None:
@@ -122,15 +128,15 @@ def look_in(conflict: Conflict | None, queue: Queue, first: Waiter, *, hears: bo
 
 
 class Aside:
-    """Those lines, by the groups of their first waiters; in each group the smallest rank first.
+    """The lines whose first waiters cannot start now, by the groups of those waiters, smallest rank first.
 
-    A room may have thousands of them, so a look at one costs nothing for the others.
+    A room may have thousands of such lines, so work on one costs nothing for the others.
     """
 
     def __init__(self) -> None:
         #: The group and the rank of each line's first waiter.
         self._lines: dict[str, tuple[str, int]] = {}
-        #: For each group a heap of ranks and lines, of which some are not aside any more.
+        #: A heap of ranks and lines for each group. Some of the lines may no longer be aside.
         self._heaps: dict[str, list[tuple[int, str]]] = {}
         self._counts: Counter[str] = Counter()
 
@@ -139,21 +145,21 @@ class Aside:
 
     @property
     def counts(self) -> Counter[str]:
-        """How many lines of each group are aside."""
+        """How many lines are aside, by group."""
         return self._counts
 
     def put(self, line: str, group: str, rank: int) -> None:
-        """Put `line` aside."""
+        """Set `line` aside."""
         self.discard(line)
         self._lines[line] = group, rank
         self._counts[group] += 1
         heap = self._heaps.setdefault(group, [])
         heapq.heappush(heap, (rank, line))
-        if len(heap) > 2 * self._counts[group] + 100:  # most of them are not aside any more
+        if len(heap) > 2 * self._counts[group] + 100:  # most of them are stale
             heap[:] = sorted({entry for entry in heap if self._is_aside(group, *entry)})
 
     def discard(self, line: str) -> None:
-        """`line` is aside no longer."""
+        """Record that `line` is no longer aside."""
         if line in self._lines:
             group, _ = self._lines.pop(line)
             self._counts[group] -= 1
@@ -161,7 +167,7 @@ class Aside:
                 del self._counts[group], self._heaps[group]
 
     def heads(self) -> list[tuple[int, str]]:
-        """The smallest rank and its line, of each group, the smallest first."""
+        """The smallest rank and its line, for each group, smallest rank first."""
         heads = []
         for group, heap in self._heaps.items():
             while not self._is_aside(group, *heap[0]):

@@ -1,4 +1,4 @@
-"""Waiter: somebody who waits in a room for its turn at a key."""
+"""Waiter: waits in a room for its turn at a key. Queues: all waiters of a room, line by line and in order."""
 
 from __future__ import annotations
 
@@ -19,18 +19,24 @@ from celery_redislock.protocol.tokens import Token
 
 logger = logging.getLogger(__name__)
 
+N = TypeVar("N", int, float)
+#: How often a room without a slot enters its lines again, in seconds: lines expire.
+REFRESHED = 60.0
+#: Stale entries are dropped once there are this many more of them than waiters.
+FORGOTTEN_LATE = 16
+
 
 class Waiter(ABC):
-    """Somebody who waits for a key. Its methods are called in the thread of the room, and must not block.
+    """Waits for a key. Its methods are called in the thread of the room and must not block.
 
     Attributes:
         key: The key in Redis.
         rank: Its rank in line: microseconds since the epoch, by the server's clock.
-        number: Tells it from other waiters of its room with the same rank; 0 before it has entered.
-        deadline: When it waits no longer, by `time.monotonic()`.
+        number: Tells waiters of one room with the same rank apart; 0 before it has entered.
+        deadline: When it stops waiting, by `time.monotonic()`.
         watches: Whether `need_not_wait` may ever be true.
-        look_every: Seconds between two looks while another library's lock holds the key, whose release tells nobody;
-            None for no sooner than otherwise.
+        look_every: Seconds between two looks while another library's lock holds the key, whose release sends no hint;
+            None for the usual times.
     """
 
     __slots__ = ()
@@ -44,12 +50,12 @@ class Waiter(ABC):
 
     @property
     def group(self) -> str:
-        """Waiters of one group need the same to begin: where one of them cannot, no other one can."""
+        """Waiters of one group need the same thing to start: if one of them cannot, none of them can."""
         return ""
 
     @property
     def line(self) -> str:
-        """The line in which it waits. Those of its room who wait for one key with one limit wait in one line."""
+        """The line it waits in. Waiters of one room for one key with one limit share a line."""
         return line_of(self.key)
 
     def is_ready(self) -> bool:
@@ -57,31 +63,32 @@ class Waiter(ABC):
         return True
 
     def is_coming(self) -> bool:
-        """Whether it was called and has not got as far as asking for its key."""
+        """Whether it was called and has not asked for its key yet."""
         return False
 
     def need_not_wait(self, holders: Sequence[Token]) -> bool:
-        """Whether it is to begin, uncalled, before its turn.
+        """Whether it may start before its turn, without a call.
 
         Args:
-            holders: Who holds the key; empty where another waiter of the room has just been called to it.
+            holders: The tokens of the key's holders; empty if the room has just called another waiter to it.
         """
         return False
 
     @abstractmethod
     def take_turn(self, *, called: bool) -> None:
-        """It waits no longer, and is to ask for the key itself.
+        """Stop waiting and ask for the key.
 
         Args:
-            called: Whether its turn has come: the key is kept for its room for a moment. Else its deadline has passed.
+            called: Whether its turn has come: the key is kept for it for a moment. Otherwise its deadline has passed,
+                or it need not wait.
         """
 
-    def unavailable(self, error: LockUnavailable) -> None:  # noqa: B027 - most of them just wait on
-        """The server did not answer the room. The waiter stays in line, unless it leaves."""
+    def unavailable(self, error: LockUnavailable) -> None:  # noqa: B027 - most waiters just wait on
+        """The server did not answer the room. The waiter stays in line unless it leaves."""
 
 
 def is_ready(waiter: Waiter) -> bool:
-    """Whether there is a slot for `waiter`. A defect of one waiter must not cost the others their turn."""
+    """Whether there is a slot for `waiter`. A bug in one waiter must not cost the others their turn."""
     try:
         return waiter.is_ready()
     except BaseException:
@@ -90,10 +97,10 @@ def is_ready(waiter: Waiter) -> bool:
 
 
 def give_turn(waiter: Waiter, *, called: bool) -> bool:
-    """Let `waiter` begin, as `Waiter.take_turn`; return whether it did."""
+    """Call `Waiter.take_turn`; return whether it succeeded."""
     try:
         waiter.take_turn(called=called)
-    except BaseException:  # also a sys.exit() in it
+    except BaseException:  # even sys.exit()
         logger.exception(
             "who waited for the lock %s could not begin, and the next in line has its turn; a message is delivered "
             "again when its worker ends",
@@ -103,24 +110,17 @@ def give_turn(waiter: Waiter, *, called: bool) -> bool:
     return True
 
 
-N = TypeVar("N", int, float)
-#: A room that has no slot says again after so many seconds that it stands in line: a line ends by itself.
-REFRESHED = 60.0
-#: So many who wait no longer may be kept besides as many as wait.
-FORGOTTEN_LATE = 16
-
-
 class Queue:
-    """Those who wait in one line, and what their room knows of it.
+    """The waiters in one line, and what their room knows about that line.
 
     Attributes:
-        heap: The waiters by rank, and then in the order in which they came; some of them may wait no longer.
-        rank: With which the room stands in line, as far as it knows; None where it does not.
-        refreshed: When it last told the server so, by `time.monotonic()`.
-        has_declined: Whether it was offered the key while it had no slot. It stays out of line until it has one.
-        watching: Those who may begin before their turn.
+        heap: The waiters by rank, then by arrival. Some of them may have stopped waiting.
+        rank: The room's rank in line, as far as it knows; None if it is not in line.
+        refreshed: When the room last told the server its rank, by `time.monotonic()`.
+        has_declined: Whether the room was offered the key while it had no slot. It stays out of line until it has one.
+        watching: The waiters that may start before their turn.
         watched_since: When the last of them came, by `time.monotonic()`.
-        called: Those who were called and may still be on their way, each with the time of the call.
+        called: The waiters that were called and may still be on their way, each with the time of its call.
     """
 
     def __init__(self) -> None:
@@ -133,20 +133,20 @@ class Queue:
         self.called: list[tuple[float, Waiter]] = []
 
     def call(self, waiter: Waiter) -> None:
-        """`waiter` was called just now."""
+        """Record that `waiter` was called just now."""
         self.called.append((time.monotonic(), waiter))
 
     def lapsed(self, seconds: float) -> int:
-        """How many were called more than so many seconds ago, and are still on their way."""
+        """How many waiters were called more than `seconds` seconds ago and are still on their way."""
         self.called = [(at, waiter) for at, waiter in self.called if waiter.is_coming()]
         return sum(time.monotonic() - at > seconds for at, _ in self.called)
 
     def stand(self, rank: int) -> None:
-        """The room stands in line with `rank` from now on."""
+        """Record that the room stands in line with `rank` from now on."""
         self.rank, self.refreshed = rank, time.monotonic()
 
     def must_enter(self, rank: int) -> bool:
-        """Whether the room, which has no slot, is to enter the line with `rank`, so that nobody later passes it."""
+        """Whether the room, which has no slot, must enter the line with `rank` so that no later waiter passes it."""
         is_there = self.rank is not None and self.rank <= rank and time.monotonic() < self.refreshed + REFRESHED
         return not is_there and not self.has_declined
 
@@ -154,44 +154,44 @@ class Queue:
 class Queues:
     """The waiters of a room.
 
-    `add`, `remove`, `waiting` and `len` are for any thread; no lock guards what they do, because a time limit may
-    strike anywhere. All else is for the room's thread alone.
+    `add`, `remove`, `waiting` and `len` may be called from any thread. They use no lock, because a time limit may
+    strike at any point. The rest is for the room's thread.
 
     Attributes:
-        by_line: The queue of each line, as `Waiter.line` names it.
+        by_line: The queue of each line, by `Waiter.line`.
     """
 
     def __init__(self) -> None:
         self.by_line: dict[str, Queue] = {}
-        #: Those who wait: True for each. Who takes one out decides what becomes of it: it begins, or it leaves.
+        #: All waiters, each with True. Whatever removes one must start it or drop it.
         self._waiters: dict[Waiter, bool] = {}
         self._new: deque[Waiter] = deque()
         self._deadlines: list[tuple[float, int, Waiter]] = []
         self._order = itertools.count()
-        #: How many may be in the heaps: those who have come since the others were dropped, and who waited then.
+        #: How many entries the heaps may have: the waiters at the last cleanup, and all that came since.
         self._taken_in = 0
 
     def __len__(self) -> int:
         return len(self._waiters)
 
     def waiting(self) -> list[Waiter]:
-        """Those who wait."""
+        """All waiters."""
         return [*self._waiters.copy()]
 
     def add(self, waiter: Waiter) -> None:
-        """Let `waiter` wait."""
+        """Add `waiter`."""
         self._waiters[waiter] = True
         self._new.append(waiter)
 
     def remove(self, waiter: Waiter) -> bool:
-        """Let `waiter` wait no longer; return whether it did, and nobody else has taken it out."""
+        """Remove `waiter`; return False if something else has already removed it."""
         return self._waiters.pop(waiter, False)
 
     def take_in(self) -> list[str]:
-        """Give the newcomers their ranks; return the lines in which to look for them.
+        """Put new waiters into their queues; return the lines that need a look.
 
-        These are the lines in which the room's rank has changed, or is none yet; and those that a newcomer watches,
-        for what it waits for may have come before it.
+        A line needs a look if its first waiter is new, if the room has no rank in it, or if a new waiter watches it:
+        the event that it watches for may have come first.
         """
         changed = []
         while self._new:
@@ -210,18 +210,18 @@ class Queues:
         return changed
 
     def end(self, now: float) -> list[Waiter]:
-        """Take out those whose deadline has passed."""
+        """Remove the waiters whose deadline has passed; return them."""
         ended = []
         while self._deadlines and self._deadlines[0][0] <= now:
             waiter = heapq.heappop(self._deadlines)[2]
             if self._waits(waiter) and self.remove(waiter):
                 ended.append(waiter)
-        if self._taken_in > 2 * len(self._waiters) + FORGOTTEN_LATE:  # most of them wait no longer
+        if self._taken_in > 2 * len(self._waiters) + FORGOTTEN_LATE:  # most entries are stale
             self._forget()
         return ended
 
     def _forget(self) -> None:
-        """Drop what is left of waiters that wait no longer. The time it takes grows with their number."""
+        """Drop the entries of waiters that no longer wait. It takes time in proportion to all entries."""
         self._deadlines = self._of_waiting(self._deadlines)
         for queue in self.by_line.values():
             queue.heap = self._of_waiting(queue.heap)
@@ -239,32 +239,32 @@ class Queues:
         return self._deadlines[0][0] if self._deadlines else math.inf
 
     def first(self, line: str) -> Waiter | None:
-        """The first of those who wait in `line`."""
+        """The first waiter in `line`; None if it has none."""
         heap = self.by_line[line].heap if line in self.by_line else []
         while heap and not self._waits(heap[0][2]):
             heapq.heappop(heap)
         return heap[0][2] if heap else None
 
     def second(self, line: str) -> Waiter | None:
-        """The one behind the first of those who wait in `line`."""
+        """The second waiter in `line`; None if it has fewer."""
         if self.first(line) is None:
             return None
         heap = self.by_line[line].heap
         first = heapq.heappop(heap)
-        while (second := self.first(line)) is first[2]:  # it was called, and waits on
+        while (second := self.first(line)) is first[2]:  # it was called, waits again, and has two entries
             heapq.heappop(heap)
         heapq.heappush(heap, first)
         return second
 
     def take_out(self, line: str, holders: Sequence[Token]) -> list[Waiter]:
-        """Take out those who wait in `line` and need not wait for their turn; as for `Waiter.need_not_wait`."""
+        """Remove and return the waiters in `line` that need not wait for their turn; see `Waiter.need_not_wait`."""
         queue = self.by_line[line]
         taken_out = [waiter for waiter in queue.watching if waiter.need_not_wait(holders) and self.remove(waiter)]
         queue.watching = [waiter for waiter in queue.watching if self._waits(waiter)]
         return taken_out
 
     def rank(self, line: str) -> int:
-        """The rank of the first of those who wait in `line`; 0 where there is none."""
+        """The rank of the first waiter in `line`; 0 if it has none."""
         first = self.first(line)
         return first.rank if first else 0
 

@@ -1,4 +1,4 @@
-"""Reentry: which context holds a lock already, and how often it has entered the lock.
+"""Handle: the part of a `Lock` that does not ask Redis. Entry: a held lock, and how often its owner has entered it.
 
 The owner of an entry is a context of `contextvars`, within one thread or greenlet and one asyncio task. A copy of that
 context in another thread, greenlet or asyncio task is another owner.
@@ -26,18 +26,18 @@ from celery_redislock.protocol.tokens import Token
 
 from .lock_server import LockServer, running_task
 
-#: The entries of the current context. The references are weak, so that the renewal of a lock that is dropped without a
-#: release ends, although its context lives on.
+#: The entries of the current context. The references are weak: the renewal of a lock that is dropped without a release
+#: must end even if its context lives on.
 _entries: ContextVar[tuple[weakref.ref[Entry], ...]] = ContextVar("redislock_entries", default=())
 
 
 class Entry:
-    """A held lock, and how many `Lock` objects of its owner have entered it and not left it yet.
+    """A held lock, and how many `Lock` objects of its owner have entered it and not left.
 
     Args:
         held: The lock.
-        keeper: The keeper that renews the lock until this object is gone; None where other code renews it, or nobody.
-        is_own: Whether the last release of this entry releases the key. False where a task's request owns the lock.
+        keeper: Renews the lock as long as this object lives; None if other code renews the lock, or nothing does.
+        is_own: Whether the last release of this entry releases the key. False if a task's request owns the lock.
     """
 
     def __init__(self, held: HeldLock, keeper: Keeper | None, *, is_own: bool = True) -> None:
@@ -52,34 +52,34 @@ class Entry:
         self.end_renewal()
 
     def end_renewal(self) -> None:
-        """Let the keeper renew the lock no more."""
+        """Have the keeper stop renewing the lock."""
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.remove(self.held)
 
     @property
     def is_of_this_process(self) -> bool:
-        """Whether this process made the entry. A child that is forked later does not hold the lock."""
+        """Whether this process made the entry. A child forked later does not hold the lock."""
         return self._pid == os.getpid()
 
     @property
     def is_mine(self) -> bool:
-        """Whether the calling context owns the entry, or the entry belongs to no context."""
+        """Whether the calling context owns the entry, or no context does."""
         return self._owner is None or self._owner == _owner()
 
     def own_by_context(self) -> None:
-        """Let the calling context own this entry, so that `entry_of_context` finds it there."""
+        """Make the calling context the owner, so that `entry_of_context` finds the entry there."""
         self._owner = _owner()
         _entries.set((*_not_ended(), weakref.ref(self)))
 
     def leave(self) -> bool:
-        """Note that one `Lock` object has left; return whether it was the last."""
+        """Record that a `Lock` object has left; return whether it was the last."""
         self.count -= 1
         return self.count == 0
 
 
 def entry_of_context(store: LockStore, key: str) -> Entry | None:
-    """The entry of the calling context that holds `key`, if there is one and its lock is not lost."""
+    """The calling context's entry for `key`; None if there is none or its lock is lost."""
     for reference in _entries.get():
         entry = reference()
         if (
@@ -96,7 +96,7 @@ def entry_of_context(store: LockStore, key: str) -> Entry | None:
 
 
 def check_fence(held: HeldLock, fence: bool) -> None:
-    """Refuse to enter a lock that is held without a fence, where a fence is asked for.
+    """Refuse to enter a lock that is held without a fence if a fence is asked for.
 
     Raises:
         LockConfigError: `fence` is True, and the lock is held without one.
@@ -108,19 +108,19 @@ def check_fence(held: HeldLock, fence: bool) -> None:
 
 
 def _not_ended() -> tuple[weakref.ref[Entry], ...]:
-    """The entries of this context that have not ended: the others are forgotten with the next one."""
+    """The context's entries that have not ended. Called when one is added, to forget the others."""
     return tuple([one for one in _entries.get() if (entry := one()) is not None and entry.count > 0])
 
 
 def _owner() -> tuple[int, Any]:
     task = running_task()
-    # `get_ident` is looked up in its module, because gevent replaces it there. The asyncio task is kept as a weak
-    # reference, because a new task may have the `id()` of a dead one.
+    # Call `get_ident` through its module, because gevent replaces it there. Keep only a weak reference to the asyncio
+    # task, not its `id()`, which a later task may reuse.
     return threading.get_ident(), task and weakref.ref(task)
 
 
 class _Local:
-    """What one `Lock` object holds: its entry, how often the object has entered it, and the token, as in redis-py."""
+    """What one `Lock` object holds: its entry, how often it has entered the lock, and the token, as in redis-py."""
 
     entry: Entry | None = None
     count = 0
@@ -128,13 +128,14 @@ class _Local:
 
 
 class _ThreadLocal(threading.local, _Local):
-    """One for each thread."""
+    """The same, per thread."""
 
 
 class Handle:
     """The part of `Lock` that does not ask Redis.
 
-    With `by_context` and `thread_local` only the context that has acquired the lock holds it; the rest is as in `Lock`.
+    With both `by_context` and `thread_local`, only the context that acquired the lock holds it. The other arguments are
+    as for `Lock`.
     """
 
     def __init__(
@@ -159,7 +160,7 @@ class Handle:
 
     @property
     def fence(self) -> int | None:
-        """The fencing number, where the lock asked for one: greater than that of every earlier holder of the key."""
+        """The fencing number, if the lock asked for one: greater than any earlier holder's."""
         entry = self._entry()
         return entry.held.fence if entry else None
 
@@ -176,10 +177,10 @@ class Handle:
         return entry.held.state if entry else None
 
     def check(self) -> None:
-        """Raise if the key is not held. Call it before what must not happen twice.
+        """Raise if the key is not held. Call this right before a step that must not happen twice.
 
         Raises:
-            LockLost: The key is not held by this object, or not any more.
+            LockLost: This object does not hold the key, or no longer does.
         """
         entry = self._entry()
         if entry is None:
@@ -187,16 +188,16 @@ class Handle:
         entry.held.check()
 
     def _set(self, entry: Entry) -> None:
-        """Note that the lock has been acquired, or entered again."""
+        """Record that the lock was acquired or entered again."""
         local = self.local
         local.count = local.count + 1 if local.entry is entry else 1
         local.entry, local.token = entry, entry.held.token.value
 
     def _unset(self) -> Entry:
-        """Note one release, and return the entry that the object had entered.
+        """Record one release; return the entry that the object had entered.
 
         Raises:
-            LockError: The lock is not held by this object.
+            LockError: This object does not hold the lock.
         """
         entry = self._entry()
         if entry is None:
@@ -209,7 +210,7 @@ class Handle:
         return entry
 
     def _enter_again(self, store: LockStore) -> Entry | None:
-        """Enter the lock again where the caller holds its key already; None where the key must be acquired.
+        """Enter the lock again if the caller already holds its key. Return None if the key must be acquired.
 
         Raises:
             LockConfigError: The lock is held without a fence, and this object asks for one.
@@ -230,11 +231,11 @@ class Handle:
         return Entry(held, None, is_own=False)
 
     def _held_around(self, store: LockStore) -> HeldLock | None:
-        """The lock on the key that code around the caller holds, such as a task's run. A subclass looks for one."""
+        """The lock on this key that code around the caller holds, such as a task's run. Subclasses look for one."""
         return None
 
     def _entry(self) -> Entry | None:
-        """The entry that the caller holds by this object; None where there is none."""
+        """The entry that the caller holds through this object; None if there is none."""
         local = self.local
         entry, token = local.entry, local.token
         if token is None:
@@ -249,7 +250,7 @@ class Handle:
         """The entry of a lock whose token the user has stored in `local.token`, as users of redis-py's lock do.
 
         Raises:
-            LockConfigError: The lock has a limit: the token alone does not tell which of its permits is held.
+            LockConfigError: The lock has a limit: a token alone does not tell which permit it holds.
         """
         if limit_of(self.key) > 1:
             raise LockConfigError(f"lock {self.key}: a lock with a limit cannot take over the token of another object")
@@ -258,7 +259,7 @@ class Handle:
         return Entry(held, None)
 
     def _limited(self, verb: str) -> HeldLock:
-        """The held lock, if it has a timeout; else raise the error that redis-py's lock raises."""
+        """The held lock if it has a timeout. Otherwise raise what redis-py's lock raises."""
         entry = self._entry()
         if entry is None:
             raise LockError(f"Cannot {verb} an unlocked lock", self.key)

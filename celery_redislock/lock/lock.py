@@ -29,29 +29,30 @@ logger = logging.getLogger(__name__)
 class Lock(Handle):
     """A lock on one key. As ``client.lock(name, lock_class=Lock)`` it does what redis-py's own lock does, and more.
 
-    This lock and redis-py's own exclude each other on one name. Those who wait are served in the order in which they
-    came, also between processes. Where redis-py's lock holds the key, whose release tells nobody, it is looked at every
-    `sleep` seconds.
+    This lock and redis-py's exclude each other on one name. Waiters are served in order of arrival, across processes
+    too. redis-py's lock does not announce its release, so while it holds the key, waiters look every `sleep` seconds.
 
     Args:
-        client: Any synchronous redis-py client. The lock uses its server and credentials, on connections of its own,
-            so the client's retries, encoding and protocol do not matter.
+        client: Any synchronous redis-py client. The lock uses its server and credentials, on its own connections, so
+            the client's retries, encoding and protocol do not matter.
         name: The key in Redis.
-        timeout: Seconds that the key outlives a dead holder, and without `renew` also a living one; None for ever.
+        timeout: Seconds until the key expires after its holder dies or, without `renew`, after it is acquired; None for
+            no expiry.
         sleep: Seconds between two looks while another library's lock holds the key.
-        blocking: Whether `acquire` waits for a key that another holds.
-        blocking_timeout: How long `acquire` waits, in seconds; None for ever.
-        thread_local: Whether only the thread that has acquired the lock holds it by this object.
-        raise_on_release_error: Whether the end of a ``with`` block raises if the lock was lost; else it is logged.
-        renew: Renew the key while it is held and this process lives; needs a `timeout`.
-        reentrant: Code that acquires a key which its own context holds enters the lock again, without asking Redis; the
-            last release of that context releases the key. A context is that of `contextvars`, within one thread and one
-            asyncio task: two tasks of asyncio exclude each other.
+        blocking: Whether `acquire` waits while another holder has the key.
+        blocking_timeout: How long `acquire` waits, in seconds; None for no limit.
+        thread_local: Whether this object holds the lock only in the thread that acquired it.
+        raise_on_release_error: Whether the end of a ``with`` block raises if the lock was lost. If not, that is logged.
+        renew: Renew the key while it is held and this process lives. Needs a `timeout`.
+        reentrant: Code that acquires a key held by its own context enters the lock again, without asking Redis. The
+            last release in that context releases the key. A context is one of `contextvars`, within one thread and one
+            asyncio task: two asyncio tasks exclude each other.
         fence: Ask for a fencing number.
-        limit: How many may hold the key at once, 1 to 50. Whoever uses one name should use one limit.
+        limit: How many may hold the lock at once, 1 to 50. Use the same limit wherever you use the name.
 
     Raises:
-        LockConfigError: `renew` without a `timeout`, a `limit` that is none or has a `fence`, or an asyncio client.
+        LockConfigError: `renew` without a `timeout`, an invalid `limit`, a `limit` above 1 with a `fence`, or an
+            asyncio client.
     """
 
     def __init__(
@@ -96,15 +97,15 @@ class Lock(Handle):
         """Acquire the key.
 
         Args:
-            sleep, blocking, blocking_timeout: Instead of those of the lock.
-            token: The token that the key is to hold, where a caller must know it beforehand; else a fresh one.
+            sleep, blocking, blocking_timeout: Override the lock's own for this call.
+            token: The token that the key will hold, if the caller must know it beforehand. By default, a fresh one.
 
         Returns:
             Whether the lock is held now.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
-            LockConfigError: To wait for the key would stop the event loop that runs the caller; or a `token` for a lock
+            LockConfigError: Waiting for the key would block the caller's event loop, or a `token` was given for a lock
                 with a limit.
         """
         if token is not None and limit_of(self.key) > 1:
@@ -113,19 +114,19 @@ class Lock(Handle):
         return self._acquire(sleep, blocking, blocking_timeout, given) is None
 
     def release(self) -> None:
-        """Release the key. Where a reentrant lock was entered several times, only the last release does so.
+        """Release the key. If a reentrant lock was entered several times, only the last release does so.
 
         Raises:
-            LockError: The lock is not held by this object.
-            LockLost: The lock is not held any more.
-            LockUnavailable: Redis did not answer or refused; the key ends with its timeout.
+            LockError: This object does not hold the lock.
+            LockLost: The lock is no longer held.
+            LockUnavailable: Redis did not answer or refused; the key expires with its timeout.
         """
         entry = self._unset()
         if entry.leave() and entry.is_own:
             entry.end_renewal()
             if not entry.held.store.release(self.key, entry.held.token):
                 entry.held.lose(NOT_OURS)
-            if entry.held.was_lost:  # a keeper may have seen the loss where a lost reply hid it from this release
+            if entry.held.was_lost:  # a keeper may have seen a loss that a lost reply hid from this release
                 entry.held.check()
 
     def extend(self, additional_time: float | None = None, replace_ttl: bool = False) -> Literal[True]:
@@ -133,27 +134,27 @@ class Lock(Handle):
 
         Args:
             additional_time: Seconds; None for the whole timeout from now.
-            replace_ttl: Whether those seconds count from now, and not from the end of the key's present time to live.
+            replace_ttl: Count `additional_time` from now instead of adding it to the time that the key has left.
 
         Returns:
             True.
 
         Raises:
-            LockError: The lock is not held by this object, or has no timeout.
-            LockLost: The lock is not held any more.
+            LockError: This object does not hold the lock, or the lock has no timeout.
+            LockLost: The lock is no longer held.
             LockUnavailable: Redis did not answer or refused.
         """
         held = self._limited("extend")
         if additional_time is not None and not replace_ttl:
             additional_time += self._time_left(held)
-        return self._extend(held, additional_time)  # counted from now, so that a command sent twice adds nothing
+        return self._extend(held, additional_time)  # counted from now, so that sending it twice adds nothing
 
     def reacquire(self) -> Literal[True]:
-        """Renew the key for its whole timeout; Returns and Raises as `extend`."""
+        """Renew the key for its whole timeout. Returns and raises as `extend`."""
         return self._extend(self._limited("reacquire"), None)
 
     def locked(self) -> bool:
-        """Whether nobody else could have the key now: anybody holds it, or as many as may hold it at once.
+        """Whether the lock is held, by this object or another; with a limit, whether all its permits are.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
@@ -162,7 +163,7 @@ class Lock(Handle):
         return found is not None and len(found.holders) >= limit_of(self.key)
 
     def owned(self) -> bool:
-        """Whether the key is held by this object, as Redis knows it.
+        """Whether this object holds the key, according to Redis.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
@@ -178,7 +179,7 @@ class Lock(Handle):
         """Acquire the key.
 
         Raises:
-            LockConflict: Another held the key to the end of `blocking_timeout`.
+            LockConflict: Another holder still had the key when `blocking_timeout` ended.
             LockUnavailable, LockConfigError: As `acquire`.
         """
         conflict = self._acquire()
@@ -242,12 +243,12 @@ class Lock(Handle):
         try:
             held.extend(ttl)
         finally:
-            if self.renew:  # the next renewal may be due earlier now, also if the answer was lost
+            if self.renew:  # even if the answer was lost, the next renewal may be due earlier now
                 LockServer.behind(self.redis).keeper.look_at(held)
         return True
 
     def _time_left(self, held: HeldLock) -> float:
-        """Seconds until the key ends, as the server counts them."""
+        """Seconds until the key expires, by the server's clock."""
         found = held.store.look(held.permit)
         if found is None or found.ttl is None:
             held.lose(KEY_GONE)

@@ -1,4 +1,4 @@
-"""LockServer: the store, the keeper and the room of one process for one lock server; not shared over a fork."""
+"""LockServer: this process's store, keeper and room for one lock server. A forked child makes its own."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from celery_redislock.line.waiters import Waiter
 from celery_redislock.protocol.scripts import NOTE_TTL, Command, Conflict, Granted
 
 _SERVERS = "_redislock_servers"
-#: Seconds between two looks at a key whose release wakes nobody.
+#: Seconds between two looks at a key whose release sends no hint.
 POLL = 0.1
 
 
 class LockServer:
-    """A store for the threads of this process, a keeper and a room, each with its own connections.
+    """This process's store, keeper and room, each with its own connections.
 
     Args:
         client: A client from `connect` or `derive`.
-        keyprefix: What precedes the names of channels on that server; the keys' names come with it.
+        keyprefix: The prefix of channel names on that server. The names of keys already include it.
     """
 
     def __init__(self, client: redis.Redis | ClusterClient, keyprefix: str = "") -> None:
@@ -46,40 +46,40 @@ class LockServer:
         self.keyprefix = keyprefix
         self.store = ClusterStore(client) if isinstance(client, ClusterClient) else LockStore(client)
         self.command_time = command_time(client)
-        # So `behind` finds this very server, where a `Lock` is made with its client.
+        # Lets `behind` find this server for a `Lock` made with the same client.
         servers_of(getattr(client, "connection_pool", client)).setdefault(os.getpid(), self)
         self.keeper = Keeper(self._store(), self.command_time, self.store)
 
     @property
     def room(self) -> Room:
-        """Where those of this process wait for a key of this server."""
+        """The room in which this process's waiters wait for keys of the server."""
         room: Room | None = vars(self).get("_room")
-        if room is None:  # two threads may both come here: nothing is open yet, and `setdefault` keeps one room
+        if room is None:  # two threads may get here: no connection is open yet, and `setdefault` keeps one room
             listens = self.client if isinstance(self.client, ClusterClient) else derive(self.client, 1)
             room = vars(self).setdefault("_room", Room(self._store(), listens, self.keyprefix))
         return room
 
     def stop(self) -> None:
-        """End the threads and the connections: nobody in this process can reach the server any more."""
+        """Stop the threads and close the connections. Called once nothing in this process can use the server."""
         self.keeper.stop()
         if "_room" in vars(self):
             self.room.stop()
         self.store.close()
 
     def _store(self) -> LockStore:
-        """A store that has one connection, to each node of a Cluster, which nobody else uses."""
+        """A store with one connection of its own; on a Cluster, with one to each node."""
         if isinstance(self.client, ClusterClient):
             return ClusterStore(self.client, 1)
         return LockStore(derive(self.client, 1), self.store.outage)
 
     @classmethod
     def behind(cls, client: Any) -> LockServer:
-        """The lock server of a user's redis-py client; its threads end with the client's connection pool."""
-        pool = getattr(client, "connection_pool", client)  # a Cluster's client has many pools, and stands for them
+        """The lock server of a user's redis-py client. Its threads end with the client's connection pool."""
+        pool = getattr(client, "connection_pool", client)  # a Cluster's client has many pools, so it stands for them
         servers = servers_of(pool)
         server = servers.get(os.getpid())
         if server is None:
-            keyprefix = next((one.keyprefix for one in servers.values()), "")  # of the server before a fork
+            keyprefix = next((one.keyprefix for one in servers.values()), "")  # from the parent process, before a fork
             ours = of_cluster(client) if isinstance(client, RedisCluster | ClusterClient) else derive(client)
             server = servers.setdefault(os.getpid(), cls(ours, keyprefix))
             weakref.finalize(pool, server.stop).atexit = False
@@ -88,20 +88,20 @@ class LockServer:
     def take(
         self, held: HeldLock, timeout: float | None, *, poll: float = POLL, fence: bool = False
     ) -> Conflict | None:
-        """Acquire `held`, waiting for its key to be released.
+        """Acquire `held`, waiting while others hold its key.
 
         Args:
             held: A lock that is not held yet.
-            timeout: How long to wait, in seconds; None for ever.
-            poll: Seconds between two looks while another library's lock holds the key: its release wakes nobody.
+            timeout: How long to wait, in seconds; None for no limit.
+            poll: Seconds between two looks while another library's lock holds the key, whose release sends no hint.
             fence: Ask for a fencing number.
 
         Returns:
-            None once the key is granted, else who held it at the last look.
+            None once the key is granted, otherwise the last conflict.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
-            LockConfigError: To wait for the key would stop the event loop that runs the caller.
+            LockConfigError: Waiting for the key would block the caller's event loop.
         """
         conflict = self._acquire(held, fence)
         if conflict is None or (timeout is not None and timeout <= 0):
@@ -124,19 +124,19 @@ class LockServer:
         return None
 
     def _acquire(self, held: HeldLock, fence: bool, call: bytes | None = None) -> Conflict | None:
-        """Ask for the key of `held`; return who holds it, or None where it was granted."""
+        """Ask for the key of `held`; return the conflict, or None if the key was granted."""
         while True:
             result = self.store.acquire(held.key, held.token, held.lease, fence=fence, call=call)
             if isinstance(result, Granted):
                 held.granted(result)
                 return None
-            # Finished: a run under the caller's own task id has succeeded, and the key cools down.
+            # Finished: a run with the caller's own task id has succeeded, and the key cools down.
             conflict = result if isinstance(result, Conflict) else self.store.look(held.key)
             if conflict is not None:
                 return conflict
 
     def send_late(self, command: Command, on_reply: Callable[[Any], object], in_doubt: Callable[[], object]) -> None:
-        """As `LockStore.send_late`; and where this process has nothing else to ask, the keeper reads the answer.
+        """As `LockStore.send_late`, but the keeper reads the answer if no other command does.
 
         Raises:
             LockUnavailable: As `LockStore.send_late`.
@@ -147,19 +147,23 @@ class LockServer:
     def give_up(self, key: str, claim: str, ttl: float, *, is_to_come: bool) -> None:
         """Have the keeper give up the reservations of a message that will not run, as `LockStore.give_up`.
 
-        They live for `ttl` seconds at most. Where the key may yet be handed over, that is remembered for longer.
+        Args:
+            key: The key in Redis.
+            claim: The claim that the message carries.
+            ttl: How long the reservations may live, in seconds. The keeper tries no longer than that.
+            is_to_come: The key may still be handed over to the message, so the keeper tries for `NOTE_TTL` at least.
         """
         until = time.monotonic() + (max(ttl, NOTE_TTL) if is_to_come else ttl)
         self.keeper.later(key, until, lambda store: store.give_up(key, claim, is_to_come=is_to_come))
 
     def pass_on(self, key: str, call: bytes) -> None:
-        """Have the keeper pass `key` on, as `LockStore.pass_on`: the waiter that was called does not ask for it."""
+        """Have the keeper pass `key` on, as `LockStore.pass_on`: the waiter that was called will not ask for it."""
         until = time.monotonic() + schedule.CALLED_FOR / TRUSTED
         self.keeper.later(key, until, lambda store: store.pass_on(key, call))
 
 
 class BlockedCaller(Waiter):
-    """The caller of `LockServer.take`, which blocks its own thread."""
+    """The caller of `LockServer.take`, blocking its own thread."""
 
     def __init__(self, key: str, rank: int, poll: float) -> None:
         self.key = key
@@ -170,17 +174,17 @@ class BlockedCaller(Waiter):
         self._error: LockUnavailable | None = None
 
     def take_turn(self, *, called: bool) -> None:
-        """As `Waiter.take_turn`."""
+        """See `Waiter.take_turn`."""
         self._is_called = called
         self._ended.set()
 
     def unavailable(self, error: LockUnavailable) -> None:
-        """As `Waiter.unavailable`."""
+        """See `Waiter.unavailable`."""
         self._error = error
         self._ended.set()
 
     def is_called_before(self, end: float) -> bool:
-        """Block until this waiter is called to its key, or until `end`, by `time.monotonic()`; return whether it is.
+        """Block until this waiter is called, at most until `end`, by `time.monotonic()`; return whether it was called.
 
         Raises:
             LockUnavailable: The server did not answer.
@@ -201,18 +205,18 @@ def _would_stop_the_loop(holder: LockInfo) -> LockConfigError:
 
 
 def servers_of(owner: Any) -> dict[int, LockServer]:
-    """The lock servers of a pool or an app, by process id: after a fork, those of the parent are of no use."""
+    """The lock servers of a pool or an app, by process id. A forked child cannot use its parent's."""
     servers: dict[int, LockServer] = vars(owner).setdefault(_SERVERS, {})
     return servers
 
 
 def running_loop() -> AbstractEventLoop | None:
-    """The event loop that runs the caller, or None: a caller that blocks would stop the whole loop."""
+    """The event loop that runs the caller, or None. A caller that blocks would stop the whole loop."""
     loop = _get_running_loop()
     if loop is None:
         return None
-    # To asyncio all greenlets of gevent are one thread, so the loop of another greenlet may be found here. An asyncio
-    # loop notes in `_thread_id` the greenlet that runs it. (A loop of uvloop does not.)
+    # To asyncio all gevent greenlets are one thread, so this may be the loop of another greenlet. An asyncio loop keeps
+    # the id of the greenlet that runs it in `_thread_id`. (A uvloop loop does not.)
     runs_in = getattr(loop, "_thread_id", None)
     return loop if runs_in in {None, threading.get_ident()} else None
 

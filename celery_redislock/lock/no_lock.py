@@ -1,4 +1,4 @@
-"""NoLock: what code gets instead of a lock where there is none."""
+"""NoLock: the stand-in for a lock in code that runs without one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 
 class NoLock:
-    """Stands for a lock in a direct call, in a run without a lock, and where `redislock_enabled` is False.
+    """Stands in for a lock in a direct call, in a run without a lock, and if `redislock_enabled` is False.
 
     Its methods succeed without asking Redis, and its `state` is ``"none"``.
     """
@@ -41,11 +41,11 @@ class NoLock:
         return True
 
     def locked(self) -> bool:
-        """Return False: nobody holds a key."""
+        """Return False: no key is held."""
         return False
 
     def owned(self) -> bool:
-        """Return True, so that code which goes on only while it owns its lock goes on."""
+        """Return True, so that code that stops when it does not own its lock goes on."""
         return True
 
     def __enter__(self) -> Self:

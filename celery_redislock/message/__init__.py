@@ -1,1 +1,1 @@
-"""A delivered message: what is known of it, what its header carries, and how it is sent back."""
+"""A delivered message: what is known of it, what its header carries, and how it waits or is sent back."""

@@ -1,4 +1,7 @@
-"""Facts: what is known of a delivered message, as values. `celery_redislock.task.decisions` decides by them."""
+"""Facts: what a worker knows of a delivered message. `celery_redislock.task.decisions` decides by them.
+
+Delivery: what the worker's main process tells the run's process. AskedKeys: the keys that runs report back.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,25 @@ if TYPE_CHECKING:
     from celery import Task
     from celery.app.task import Context
 
+#: The request's attribute, and the entry in its dict, that holds the `Delivery` as a tuple.
+DELIVERY = "redislock_delivery"
+#: Called with the nonce of each delivery whose run begins and whose message must be acked then. A worker adds its own
+#: function before it forks its children.
+ON_BEGIN: list[Callable[[str], None]] = []
+#: A child's report is a nonce, the length of a key, and the key. These are the sizes of the first two, in bytes.
+_NONCE, _SIZE = 22, 4
+#: A pipe takes a write of up to this many bytes whole or not at all, so reports of two children never mix.
+_MOST = select.PIPE_BUF
+_CHUNK = 65_536
+
+_last = 0
+
 
 class Delivered(NamedTuple):
-    """How a message has come to its worker: what tells whether it may be a copy, and whether its work has begun."""
+    """How a message reached its worker. It tells whether the message may be a copy and whether its work has begun."""
 
     acks_late: bool
-    """The worker acks the message at the end of the run, not before its begin."""
+    """The worker acks the message when the run ends, not when it begins."""
     is_redelivered: bool
     """The broker says that it has delivered the message before."""
     is_overdue: bool
@@ -36,59 +52,56 @@ class Delivered(NamedTuple):
     is_marked_begun: bool
     """The message's header says that a process may have begun to run it."""
     is_republished: bool
-    """A worker has published the message again, or has tried to, instead of running it."""
+    """A worker published the message again, or tried to, instead of running it."""
 
     @property
     def is_delivered_again(self) -> bool:
-        """Whether the broker has delivered the message to more than one worker, or is about to."""
+        """Whether the broker has delivered the message to more than one worker, or soon will."""
         return self.is_overdue or self.is_redelivered or self.is_marked_begun
 
     @property
     def may_be_a_copy(self) -> bool:
-        """Whether there may be two of the message: another delivery of it has begun before, or is still to come.
+        """Whether the message may exist twice: another delivery of it has begun before, or may still come.
 
-        The execution of such a message reads the note of its attempt, and leaves one. What a worker publishes again may
-        be in the queue twice, for kombu sends once more what the broker has not confirmed; and the message that the
-        worker had may go on, too. What only waits in line in one worker is there once.
+        The execution of such a message reads the note of its attempt and leaves one. A message that a worker publishes
+        again may be queued twice, because kombu resends what the broker did not confirm; the original may go on too.
+        A message that only waits in line in one worker exists once.
         """
         return self.is_republished or self.is_delivered_again
 
     @property
     def has_begun(self) -> bool:
-        """Whether a process may have died in the midst of running the message, so that no policy may drop it.
+        """Whether a process may have died while running the message, so that no policy may drop it.
 
-        A redelivered message that is acked late may have begun: nobody can know. A message that is acked early counts
-        as not begun: it is acked in the moment in which its body begins, and after the ack the broker does not deliver
-        it again. A message that is only overdue has not begun either.
+        A redelivered message that is acked late may have begun; there is no way to know. A message that is acked early
+        counts as not begun: it is acked at the moment its body begins, and the broker does not deliver it again after
+        the ack. A message that is only overdue has not begun either.
         """
         return self.is_marked_begun or (self.acks_late and self.is_redelivered)
 
 
 class Facts(NamedTuple):
-    """What is known of a message whose key is held by another execution."""
+    """What a worker knows of a message whose key another execution holds."""
 
     delivered: Delivered
     attempt: Attempt
     causes: frozenset[str]
-    """The ids of the message's own task, of its parent and of its root, shortened as they are in tokens."""
+    """The ids of the message's own task, its parent and its root, shortened as in tokens."""
     is_owed_its_key: bool = False
-    """The key was reserved for the message: the reservation has ended before the message began."""
+    """The message had a reservation of the key that ended before the message began."""
     joins: str | None = None
-    """The id of the task whose outcome the message waits for, by the policy ``join``."""
+    """The id of the task whose outcome the message waits for under the policy ``join``."""
     has_expired: bool = False
-    """The message's `expires` is over: Celery would not begin it any more."""
+    """The message's `expires` has passed: Celery would no longer run it."""
     waited: float = 0.0
     """Seconds since the message first had to wait; 0 before that."""
-
-
-_last = 0
 
 
 def publish_time(options: Mapping[str, Any]) -> int:
     """When a message that is published now is due, in microseconds since the epoch, by this host's clock.
 
-    Of two publishes in one process, the later has the greater number. Options that Celery will refuse count as not
-    given.
+    Of two publishes in one process without `countdown` and `eta`, the later gets the greater number. Options that
+    Celery will refuse count as not given.
     """
     global _last
     now = time.time_ns() // 1000
@@ -104,44 +117,40 @@ def publish_time(options: Mapping[str, Any]) -> int:
     return now
 
 
-#: The name of the request's attribute, and of the entry in the request's dict, that holds the `Delivery`, as a tuple.
-DELIVERY = "redislock_delivery"
-
-
 class Delivery(NamedTuple):
     """One delivery of a message.
 
-    The main process puts it into the request's dict, as a plain tuple: pickle takes four times as long for a class of
-    ours. A message cannot bring one: no header is a tuple.
+    The main process puts it into the request's dict as a plain tuple, because pickling this class takes four times as
+    long. A message cannot forge one: no header is a tuple.
     """
 
     nonce: str
-    """The nonce of the execution's token. The main process keeps it too, to release the lock of a child that died."""
+    """The nonce of the execution's token. The main process keeps it too, to release the lock of a dead child."""
     received_at: float
-    """When the worker received the message, by `time.monotonic()`, which all processes of one host share; seconds."""
+    """When the worker received the message, by `time.monotonic()`, which all processes of a host share; in seconds."""
     serializer: str | None = None
     """The serializer of the message's body; None for the task's."""
     headers: dict[str, Any] | None = None
-    """The user's headers, where one of them is itself named ``headers``: then `request.headers` shows only the content
-    of that header. None where `request.headers` shows all headers."""
+    """The user's headers, if one of them is itself named ``headers``: `request.headers` then shows only the content of
+    that header. None if `request.headers` shows them all."""
     may_wait: bool = False
     """The message may wait in the room of its worker's main process."""
     call: bytes | None = None
-    """What the key holds until the execution acquires it, where the message was called: it has its turn in line."""
+    """What the key holds until the execution acquires it, if the message was called: its turn in line has come."""
     acks_at_begin: bool = False
-    """The message is acked early, and `message.early_acks` has to hear when its run begins."""
+    """The message is acked early, so `ON_BEGIN` must be called when its run begins."""
 
     @classmethod
     def of(cls, request: Context) -> Delivery | None:
-        """What the main process tells of the message of `request`; None where there is no main process."""
+        """What the main process tells of this delivery; None without a main process."""
         values = getattr(request, DELIVERY, None)
         return cls._make(values) if isinstance(values, tuple) else None
 
 
 def is_requeued(task: Task[..., Any], outcome: Any) -> bool:
-    """Whether a run that ended with `outcome` has put its message back into the queue, as `Reject(requeue=True)` does.
+    """Whether a run with this outcome has put its message back into the queue, as `Reject(requeue=True)` does.
 
-    A message that was acked early is gone from the broker, so nothing can be put back.
+    A message that was acked early is gone from the broker, so it cannot be put back.
     """
     return task.acks_late and isinstance(outcome, Reject) and bool(outcome.requeue)  # type: ignore[attr-defined]
 
@@ -153,17 +162,10 @@ def hide_headers(request: Context) -> None:
         request.headers.pop(HEADER, None)
 
 
-#: The length of a nonce, and of the length of the key that follows it, in bytes.
-_NONCE, _SIZE = 22, 4
-#: A pipe takes so many bytes at once or not at all, so the writes of two children never mix.
-_MOST = select.PIPE_BUF
-_CHUNK = 65_536
-
-
 class AskedKeys:
     """The keys that the runs of one worker have asked for.
 
-    A child tells by a pipe that it has inherited. What is in the pipe outlives the child.
+    A child reports its key through a pipe that it has inherited. A report outlives the child.
     """
 
     def __init__(self) -> None:
@@ -175,7 +177,7 @@ class AskedKeys:
         self._reading = threading.Lock()
 
     def open(self) -> None:
-        """Make the pipe. The worker's main process calls it once, before it forks its children."""
+        """Create the pipe. The worker's main process calls this once, before it forks its children."""
         if self._main != os.getpid():
             reader, self._writer = os.pipe()
             for end in (reader, self._writer):
@@ -184,9 +186,10 @@ class AskedKeys:
             self._main = os.getpid()
 
     def asks(self, nonce: str, key: str) -> None:
-        """Tell that the run of the delivery `nonce` asks for `key`. Called where the run is, before it asks.
+        """Report that the run of the delivery `nonce` asks for `key`. Called in the run's process, before it asks.
 
-        While the pipe is full, nothing is told: the key of a child that dies then ends with its lease.
+        If the pipe is full or the key too long, nothing is reported: should the child die, its key expires with its
+        lease.
         """
         if self._main == os.getpid():
             self._keys[nonce] = key
@@ -198,7 +201,7 @@ class AskedKeys:
                     os.write(self._writer, report)
 
     def key_of(self, nonce: str) -> str | None:
-        """The key that the run of the delivery `nonce` has asked for; None where it has not asked. For any thread."""
+        """The key that the run of the delivery `nonce` has asked for; None if it has not asked. For any thread."""
         self.read()
         return self._keys.get(nonce)
 
@@ -207,7 +210,7 @@ class AskedKeys:
         self._keys.pop(nonce, None)
 
     def read(self) -> None:
-        """Read what the children have told. Called in the main process, at any time."""
+        """Read the children's reports. Called in the main process, at any time."""
         if self._pipe is None:
             return
         with self._reading:
@@ -228,10 +231,5 @@ class AskedKeys:
         self._rest = reports[start:]
 
 
-#: Those of this process, and of the children that it forks.
+#: The keys asked for by this process and the children that it forks.
 ASKED_KEYS = AskedKeys()
-
-
-#: Called with the nonce of each delivery whose run begins and whose message is to be acked then. A worker adds its own
-#: function before it forks its children.
-ON_BEGIN: list[Callable[[str], None]] = []

@@ -1,4 +1,4 @@
-"""Header: what a message carries for the plugin, under one name among its headers."""
+"""Header: what a message carries for the plugin, all in one of its headers."""
 
 from __future__ import annotations
 
@@ -13,55 +13,55 @@ from celery_redislock.protocol.tokens import is_nonce, is_publish
 _random = random.SystemRandom()
 #: The name of the message header.
 HEADER = "redislock"
-#: The delay doubles this often at most. Without a bound, the float overflows for a message that came back for days.
+#: How often the delay may double. Without a bound, the float overflows for a message that comes back for days.
 _MAX_DOUBLINGS = 16
-#: The longest name of a key that a header may carry, in characters. The plugin's own keys are shorter.
+#: The longest key that a header may carry, in characters. The plugin's own keys are shorter.
 MAX_KEY = 1000
-#: A message goes at most so far ahead of those that are published now, in microseconds: an hour.
+#: How far ahead of messages that are published now a message may rank, in microseconds: an hour.
 LONGEST_AHEAD = 3_600_000_000
 
 
 class Reservation(NamedTuple):
-    """A key that was reserved for a message by its publisher, or by the attempt before it."""
+    """A reservation for a message, made by its publisher or by the attempt before it."""
 
     key: str
-    """The key in Redis. It may be the place in its queue, `<key>:queued`, that is reserved."""
+    """The key in Redis. Its place in the queue, `<key>:queued`, may be reserved instead of the key."""
     claim: str
-    """The nonce of the token that the key holds. A message that carries this nonce may take the key."""
+    """The nonce of the reservation's token. A message that carries it may take the key."""
 
 
 class Header(NamedTuple):
     """What a message carries: the name of its publish, its reservation, its rank in line, how often it has waited."""
 
     publish: str = ""
-    """The name of the message's publish, from `mint_publish`. It stays when the message comes back."""
+    """The name of the message's publish, from `mint_publish`. It stays the same when the message comes back."""
     claim: str | None = None
     """The nonce under which a key, or the place in the queue, was reserved for the message."""
     key: str | None = None
     """The reserved key in Redis, as the publisher made it from the arguments."""
     queued: bool = False
-    """The place in the queue was reserved, and not the key."""
+    """The place in the queue was reserved, not the key."""
     times: int = 0
     """How often the message has waited, in line or in the broker's queue."""
     since: float = 0.0
-    """When the message first had to wait: seconds since the epoch; 0 before that."""
+    """When the message first had to wait, in seconds since the epoch; 0 before that."""
     begun: bool = False
     """A process may have died while it ran the message. No policy may drop work that has begun."""
     joins: str | None = None
-    """The id of the task whose outcome the message waits for, by the policy ``join``."""
+    """The id of the task whose outcome the message waits for under the policy ``join``."""
     published: int = 0
-    """When the message was published, or, with a countdown or an eta, is due; in microseconds since the epoch, by the
-    clock of its publisher's host. 0: it does not tell."""
+    """When the message was published or, with a countdown or an eta, is due, in microseconds since the epoch, by the
+    clock of its publisher's host; 0 if unknown."""
     rank: int = 0
     """The message's rank in the line for its key, from `rank_at`; 0 before it has waited."""
     republished: bool = False
-    """A worker has published the message again, or has tried to. It stays, for a twin of the message may come late."""
+    """A worker published the message again, or tried to. This stays set: a copy of the message may come late."""
     died: int = 0
-    """How many children have died with the message before its run began."""
+    """How many children died with the message before its run began."""
 
     @classmethod
     def read(cls, header: Any) -> Self:
-        """Read what arrived under `HEADER`. A field that cannot be right is ignored, and the others are still read."""
+        """Read what arrived under `HEADER`. Fields with impossible values are ignored; the others are still read."""
         if not isinstance(header, dict):
             return cls()
         read = cls(**{name: value for name, value in header.items() if name in _IS_SOUND and _IS_SOUND[name](value)})
@@ -70,21 +70,21 @@ class Header(NamedTuple):
 
     @property
     def reservation(self) -> Reservation | None:
-        """The key that was reserved for the message; None where none was."""
+        """The message's reservation; None if it has none."""
         return Reservation(self.key, self.claim) if self.key is not None and self.claim is not None else None
 
     @property
     def wire(self) -> dict[str, Any]:
-        """What is sent under `HEADER`: the fields that differ from their defaults, all of which are empty or zero."""
+        """The value to send under `HEADER`: the fields that differ from their defaults, which are all empty or zero."""
         return {name: value for name, value in zip(self._fields, self, strict=True) if value}
 
     def next(self, *, begun: bool, joins: str | None = None, rank: int = 0) -> Self:
         """The header with which the message waits once more.
 
         Args:
-            begun: Whether the work may have begun; a message that was marked so stays so.
-            joins: The id of the task whose outcome the message waits for; None to keep the one that it has.
-            rank: The message's rank in line; 0 to keep the one that it has.
+            begun: Whether the work may have begun. A message marked so stays marked.
+            joins: The id of the task whose outcome the message waits for; None to keep the present one.
+            rank: The message's rank in line; 0 to keep the present one.
         """
         since, rank = self.since or time.time(), rank or self.rank
         return self._replace(
@@ -92,39 +92,40 @@ class Header(NamedTuple):
         )
 
     def rank_at(self, now: int) -> int:
-        """The message's rank in the line for its key: who was published first, goes first. It is set once.
+        """The message's rank in the line for its key: the first published goes first. It is set once.
 
-        Clocks of hosts differ, so the time of the publish is kept within the hour before `now`, the lock server's time.
-        All are microseconds since the epoch.
+        Args:
+            now: The lock server's time. Clocks differ between hosts, so the time of the publish is kept within the hour
+                before it. All times are in microseconds since the epoch.
         """
         if self.rank:
             return min(self.rank, now)
         return min(max(self.published, now - LONGEST_AHEAD), now) if self.published else now
 
     def delay(self, shortest: float, longest: float) -> float:
-        """Seconds from `shortest` to `longest` until the message is tried again: doubling each time, with jitter."""
+        """Seconds until the message is tried again, from `shortest` to `longest`: doubling each time, with jitter."""
         doubled = shortest * 2 ** min(self.times + 1, _MAX_DOUBLINGS)
-        # The jitter is drawn below the longest delay too: messages that have waited for long would else come together.
+        # The longest delay has jitter too: otherwise messages that have waited for long would come back together.
         return _random.uniform(shortest, max(shortest, min(doubled, longest)))
 
 
-#: The header of a message that carries none, such as `send_task` sends. It is immutable, so all such messages share it.
+#: The header of a message without one, such as `send_task` sends. It is immutable, so all such messages share it.
 NO_HEADER = Header()
 
 
 def reservation_in(header: Any) -> Reservation | None:
-    """The key that was reserved for the message in which `header` arrived under `HEADER`; None where none was."""
-    if not isinstance(header, dict) or "claim" not in header:  # so it is of most messages
+    """The reservation in `header`, which arrived under `HEADER`; None if it has none."""
+    if not isinstance(header, dict) or "claim" not in header:  # most messages have none
         return None
     return Header.read(header).reservation
 
 
 def _is_time(value: Any) -> bool:
-    """Whether `value` can be a time in microseconds, and one that the lock server can order exactly, as a float."""
+    """Whether `value` can be a time in microseconds that the lock server orders exactly, as a float."""
     return type(value) is int and 0 < value < 2**53
 
 
-#: For each field of the header, whether a value that arrived in it can be right.
+#: For each field of the header, whether a received value is possible.
 _IS_SOUND: Mapping[str, Callable[[Any], bool]] = {
     "publish": is_publish,
     "claim": is_nonce,

@@ -1,4 +1,4 @@
-"""Message: one delivered message: what is known of it, and how it is sent back."""
+"""Message: one delivered message, what is known of it, how it waits and how it is sent back."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ logger = logging.getLogger(__name__)
 class Message:
     """The delivered message of one request.
 
-    A message that was acked and cannot be sent back is kept by this process for `keep_for` seconds; None for ever.
+    If a message was acked and cannot be sent back, this process keeps it for `keep_for` seconds; None for no limit.
 
     Attributes:
         attempt: The attempt that the message stands for.
-        delivery: What the worker's main process tells of this delivery.
-        header: What the message carries for the plugin; with `send_back` and `wait`, what it carries from then on.
+        delivery: What the worker's main process told about this delivery.
+        header: What the message carries for the plugin. `send_back` and `wait` replace it.
         was_sent_back: Whether the work goes on without this execution: the message waits in line, was published again
             or was requeued.
     """
@@ -73,19 +73,19 @@ class Message:
         return run_named(self._task.name, self._request.id)
 
     def fields(self, event: str, **about: object) -> dict[str, str]:
-        """The fields of a log line about the message, as `celery_redislock.info.fields`."""
+        """The fields of a log line about the message; see `celery_redislock.info.fields`."""
         return fields(event, task=self._task.name, task_id=self._request.id, **about)
 
     @property
     def delivered(self) -> Delivered:
-        """How the message has come here, as it is known at this moment: it may be overdue later."""
+        """How the message got here, as known at this moment: it may become overdue later."""
         is_overdue = self._broker.is_overdue(time.monotonic() - self.delivery.received_at)
-        # By position, and not by name, for every run does this twice.
+        # Positional arguments are faster, and every run does this twice.
         return Delivered(self._acks_late, self._is_redelivered, is_overdue, self.header.begun, self.header.republished)
 
     @property
     def facts(self) -> Facts:
-        """What is known of the message at this moment, where its key is held by another."""
+        """The facts about the message at this moment, while another execution holds its key."""
         request = self._request
         causes = (request.id, request.parent_id, request.root_id)
         return Facts(
@@ -105,26 +105,26 @@ class Message:
 
     @property
     def _has_expired(self) -> bool:
-        """Whether the message's `expires` is over, so that Celery would not begin it any more."""
+        """Whether the message's `expires` has passed, so that Celery would no longer run it."""
         text: Any = self._request.expires
         expires = maybe_iso8601(text)
         return expires is not None and datetime.now(UTC) >= maybe_make_aware(expires, UTC)
 
     def pause(self, shortest: float, longest: float) -> float:
-        """Seconds until the message is tried again, as `Header.delay`, within what the broker can do."""
+        """Seconds until the message is tried again: `Header.delay`, within what the broker can do."""
         return self._broker.countdown(self.header.delay(shortest, longest))
 
     def wait(self, rank: int, *, is_begun: bool = False, joins: str | None = None) -> Header | None:
-        """Have the message wait in the room of this worker's main process, still unacked.
+        """Have the message wait, unacked, in the room of this worker's main process.
 
         Args:
             rank: The message's rank in the line for its key.
-            is_begun: Whether its work may have begun, so that no policy may drop the message at its turn.
+            is_begun: Whether its work may have begun, so that no policy may drop the message when its turn comes.
             joins: The id of the task whose outcome the message waits for.
 
         Returns:
-            What the message carries for the plugin from now on; None where it cannot wait there: the room is full, the
-            broker would soon deliver the message to another worker, or nobody keeps the message.
+            What the message carries for the plugin from now on. None if it cannot wait there: the room is full, the
+            broker would soon deliver the message to another worker, or there is no room.
         """
         if not self.delivery.may_wait:
             return None
@@ -142,15 +142,16 @@ class Message:
             key: The key in Redis, for the error.
             is_begun: Whether its work may have begun, so that no policy may drop the message when it comes back.
             joins: The id of the task whose outcome the message waits for.
-            rank: The message's rank in the line for its key; 0 where it has none.
+            rank: The message's rank in the line for its key; 0 if it has none.
 
         Returns:
-            True where the message was sent. False where the broker cannot be reached and the message was acked early,
-            so that only this process has it: the call has slept for `delay`, and the caller must try again.
+            Whether the message was sent. False if the broker is out of reach and the message was acked early, so that
+            only this process has it: the call has slept for `delay`, and the caller must try again.
 
         Raises:
-            Reject: The broker cannot be reached; the message is not acked yet and goes back to the queue.
-            LockUnavailable: This process has kept the message for `keep_for` seconds in vain; the run is lost.
+            Reject: The broker is out of reach. The message is not acked yet and goes back to the queue.
+            LockUnavailable: This process kept the message for `keep_for` seconds and never reached the broker; the run
+                is lost.
         """
         self.header = self.header.next(begun=is_begun, joins=joins, rank=rank)._replace(republished=True)
         try:
@@ -162,7 +163,7 @@ class Message:
             )
         except SoftTimeLimitExceeded:
             raise
-        except Exception as error:  # noqa: BLE001 - each broker has its own
+        except Exception as error:  # noqa: BLE001 - each broker has its own errors
             if self._acks_late or self.delivery.acks_at_begin:
                 self._requeue(error, delay)
             self._keep_here(error, delay, key)
@@ -178,11 +179,11 @@ class Message:
             *(self.name, describe(error)),
             extra=self.fields("not_sent_back"),
         )
-        time.sleep(min(pause, 1.0))  # the broker may deliver the message at once, again and again
+        time.sleep(min(pause, 1.0))  # the broker may deliver the message again at once, over and over
         raise Reject(describe(error), requeue=True) from error
 
     def _keep_here(self, error: Exception, pause: float, key: str) -> None:
-        """Sleep for `pause` seconds with a message that was acked and cannot be sent: only this process has it."""
+        """Sleep for `pause` seconds with a message that was acked and cannot be sent: it exists only here."""
         if self._keep_for is not None and self.waited >= self._keep_for:
             raise LockUnavailable(
                 key,

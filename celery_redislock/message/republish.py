@@ -1,4 +1,4 @@
-"""Broker: when an app's broker delivers a message again, and how it delays one."""
+"""How a message is published again, unchanged. Broker: when it delivers a message again, and how it delays one."""
 
 from __future__ import annotations
 
@@ -18,18 +18,26 @@ from .header import HEADER, Header
 
 if TYPE_CHECKING:
     from celery import Celery
-    from celery.app.task import Context
 
-
-#: The visibility timeout where `broker_transport_options` has none, in seconds. No broker has a shorter default: kombu
-#: has an hour for Redis and half an hour for SQS, and RabbitMQ's `consumer_timeout` is half an hour.
+#: The visibility timeout in seconds, if `broker_transport_options` sets none. No broker has a shorter default: kombu's
+#: is one hour for Redis and half an hour for SQS, and RabbitMQ's `consumer_timeout` is half an hour.
 DEFAULT_VISIBILITY_TIMEOUT = 1800.0
-#: A worker that has had a message for longer than this share of the visibility timeout expects a copy of it. The share
-#: is below 1 because the broker counts from the delivery, which is before the worker counts, until the ack, which is
-#: after the worker has released the key.
+#: A worker that has had a message for more than this share of the visibility timeout expects a copy of it. The share is
+#: below 1 because the broker counts longer: from the delivery, before the worker starts to count, to the ack, after the
+#: worker has released the key.
 OVERDUE = 0.9
-#: How long the note of a message that was published again lives, besides the visibility timeouts, in seconds.
+#: How long the note of a republished message lives, on top of the visibility timeouts, in seconds.
 SHORT_NOTE_TTL = 3600.0
+#: While RabbitMQ delays a message natively, its routing key begins with 28 words, one for each bit of the delay.
+#: Source: `kombu.transport.native_delayed_delivery`.
+_DELAY_WORDS = re.compile(r"^(?:[01]\.){28}")
+_DELAY_EXCHANGE = "celery_delayed_delivery"
+#: Headers in which RabbitMQ records the queues where a message has expired, and how often a quorum queue got it back.
+#: RabbitMQ drops a message that enters one of those queues again, or that came back too often, so a republished message
+#: must not carry them.
+_OF_RABBITMQ = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count")
+#: The headers that Celery itself writes. `Context`, Celery's request, has an attribute for most of them.
+_OF_CELERY = {*vars(Context), "lang", "task", "argsrepr", "kwargsrepr", "compression"} - {"headers"}
 
 
 class Broker:
@@ -53,27 +61,27 @@ class Broker:
     def delays_natively(self) -> bool:
         """Whether the broker itself delays messages: RabbitMQ with quorum queues. Its shortest delay is one second.
 
-        On any other broker the worker keeps a message until its countdown is over.
+        With any other broker, the worker keeps a message until its countdown ends.
         """
         with self._app.connection_for_write() as connection:
             return bool(detect_quorum_queues(self._app, connection.transport.driver_type)[0])
 
     def countdown(self, delay: float) -> float:
-        """`delay`, in seconds, within what the broker can do.
+        """`delay`, in seconds, within the broker's limits.
 
-        A message that waits unacked for the visibility timeout is delivered twice, so half of that is the longest.
+        A message left unacked for the visibility timeout is delivered twice, so the longest delay is half of it.
         """
         return max(min(delay, self.visibility_timeout / 2), 1.0 if self.delays_natively else 0.0)
 
     def note_ttl(self, *, is_sent_back_only: bool) -> float:
-        """How long a note lives, in seconds: for as long as a copy of its message may still arrive.
+        """How long a note lives, in seconds: as long as a copy of its message may still arrive.
 
         The broker delivers a copy after one visibility timeout, and the copy may wait in another worker for one more.
 
         Args:
-            is_sent_back_only: The only reason for a copy is that a worker has published the message again: kombu may
-                have done so twice, when the connection was lost before the broker confirmed. Both are then queued
-                together, so the note may be short. Where more wait than their worker keeps, such notes are many.
+            is_sent_back_only: Whether a copy can only come from a worker that published the message again: kombu may
+                send it twice if the connection is lost before the broker confirms. Both are then queued together, so
+                the note may be short-lived. There are many such notes if more messages wait than their worker keeps.
         """
         return (SHORT_NOTE_TTL if is_sent_back_only else NOTE_TTL) + 2 * self.visibility_timeout
 
@@ -97,18 +105,6 @@ def was_delivered_before(request: Context) -> bool:
         return False
 
 
-#: Celery puts 28 words before a routing key, one for each bit of the delay, while RabbitMQ delays a message natively.
-#: Source: `kombu.transport.native_delayed_delivery`.
-_DELAY_WORDS = re.compile(r"^(?:[01]\.){28}")
-_DELAY_EXCHANGE = "celery_delayed_delivery"
-#: Headers in which RabbitMQ records the queues that a message has expired in, and how often a quorum queue has got it
-#: back. RabbitMQ drops a message that enters one of those queues a second time, or that came back too often, so what is
-#: published again must not carry them.
-_OF_RABBITMQ = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count")
-#: The headers that Celery itself writes. `Context`, Celery's request, has an attribute for most of them.
-_OF_CELERY = {*vars(Context), "lang", "task", "argsrepr", "kwargsrepr", "compression"} - {"headers"}
-
-
 def publish_again(
     task: Task[..., Any],
     request: Context,
@@ -120,10 +116,10 @@ def publish_again(
     natively: bool = False,
     producer: Any = None,
 ) -> None:
-    """Publish the message of `request` again, with all that it had.
+    """Publish the message of `request` again, with everything it had.
 
     Its id, arguments, canvas, headers, priority, queue and expiry stay. Celery's `signature_from_request` copies most
-    of them, and this function adds the others.
+    of them, and this function adds the rest.
 
     Args:
         task: The task of the message.
@@ -132,11 +128,11 @@ def publish_again(
         countdown: Seconds until the message is tried again.
         headers: The user's own headers; None to take them from `request`.
         serializer: The serializer of the message's body; None for the task's.
-        natively: Whether the broker delays the message, and not the worker.
-        producer: The producer that publishes it; None for one of the app's.
+        natively: Whether the broker delays the message, not the worker.
+        producer: The producer that publishes it; None for one from the app's pool.
 
     Raises:
-        Exception: Any error of the broker's; the message was not sent.
+        Exception: Any error of the broker; the message was not sent.
     """
     own_headers = custom_headers(request.headers if headers is None else headers)
     options = {
@@ -148,34 +144,34 @@ def publish_again(
         request,
         countdown=countdown,
         retries=request.retries,
-        # Without a parent_id Celery would name the running task, which is this one, as the parent.
+        # Without a parent_id, Celery would name the running task as the parent: this task itself.
         headers={**own_headers, "parent_id": request.parent_id, HEADER: header.wire},
         # Celery before 5.7 copies the task's `ignore_result`, not the request's.
         ignore_result=ignores_result(task, request),
         **{name: value for name, value in options.items() if value is not None},
     )
-    # Celery's own `apply_async`, not that of the task's class: the message was published before, so what the class does
-    # at a publish (take the key, write a transaction's outbox) must not be done a second time.
+    # Celery's own `apply_async`, not the task class's: what the class does at a publish (take the key, write a
+    # transaction's outbox) was done when the message was first published.
     Task.apply_async(
         task, tuple(signature.args), signature.kwargs, **signature.options, producer=producer, add_to_parent=False
     )
 
 
 def _left_out(request: Context) -> dict[str, Any]:
-    """What the message of `request` had and Celery's `signature_from_request` leaves out; None where it had none."""
+    """What Celery's `signature_from_request` leaves out; None for each value that the message did not have."""
     own = request.__dict__
     return {
         "compression": own.get("compression"),
         "delivery_mode": (request.properties or {}).get("delivery_mode"),
-        "argsrepr": own.get("argsrepr"),  # the caller may have made it to hide the arguments
+        "argsrepr": own.get("argsrepr"),  # the caller may have set it to hide the arguments
         "kwargsrepr": own.get("kwargsrepr"),
     }
 
 
 def queue_of(app: Celery, request: Context) -> Queue | None:
-    """The queue that the message of `request` came from; None where the message does not tell.
+    """The queue that the message of `request` came from; None if the message does not tell.
 
-    For a broker that delays natively: Celery binds this queue to the exchange of delayed messages. Without it Celery
+    For a broker that delays natively: Celery binds this queue to the exchange of delayed messages. Without it, Celery
     would bind the default queue.
     """
     info = request.delivery_info or {}
@@ -185,12 +181,12 @@ def queue_of(app: Celery, request: Context) -> Queue | None:
     for queue in app.amqp.queues.values():
         if queue.routing_key == routing_key and exchange in {queue.exchange.name, _DELAY_EXCHANGE}:
             return queue
-    # No queue of the app has this routing key: the message came to one that is bound by a pattern.
+    # No queue of the app has this routing key: the message's queue is bound by a pattern.
     return Queue(routing_key, Exchange(exchange, "topic"), routing_key)
 
 
 def custom_headers(headers: Any) -> dict[str, Any]:
-    """Those of a message's headers that the user has set."""
+    """The headers that the user has set."""
     if not isinstance(headers, dict):
         return {}
     return {
@@ -199,6 +195,6 @@ def custom_headers(headers: Any) -> dict[str, Any]:
 
 
 def ignores_result(task: Task[..., Any], request: Context) -> bool:
-    """Whether the result of `request` is not stored. The request's own `ignore_result` goes before the task's."""
+    """Whether the result of `request` is not stored. The request's own `ignore_result` overrides the task's."""
     own = request.__dict__.get("ignore_result")
     return bool(task.ignore_result if own is None else own)
