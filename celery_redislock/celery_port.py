@@ -53,7 +53,7 @@ def bound_tasks(app: Celery) -> dict[str, Any]:
 def hide_setting(name: str) -> None:
     """Have Celery show a setting as asterisks in ``report``, ``inspect conf`` and Flower, in any namespace.
 
-    Celery recognizes a secret by the name of its setting, and has no way to register one.
+    Celery recognizes a secret by the name of its setting, and offers no way to register one.
     """
     hidden: re.Pattern[str] | None = getattr(utils, "HIDDEN_SETTINGS", None)
     if hidden is not None and not hidden.search(name):
@@ -76,8 +76,8 @@ def declared_by(app: Celery) -> Iterator[Any]:
 def maker_of_task() -> tuple[Literal["app.task", "shared_task"] | None, Any]:
     """Which decorator made the task that is being bound, and from which function; None if unknown.
 
-    Celery binds a task to every app of the process and does not tell its class where it comes from: only the call stack
-    differs.
+    Celery binds a task to every app of the process, and the task's class does not say where it comes from: only the
+    call stack does.
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_name != "_task_from_fun":

@@ -62,7 +62,7 @@ def locked(
     ``with locked("stock:7", block_for=5):`` and ``with locked("stock:{sku}", values={"sku": 7}):`` share their key with
     the tasks that have ``lock_key="stock:{sku}"``. ``@locked("stock:{sku}")`` takes the values from the function's
     parameters; ``@locked`` makes the key from the function's name and all its arguments. Code inside a run or a block
-    that holds the key holds it already, and does not wait for itself.
+    that already holds the key does not wait for itself.
 
     Args:
         template: Names the key, like a task's `lock_key`.

@@ -88,7 +88,7 @@ OPTIONS: Mapping[str, Rule] = {
 }
 #: The names of all task options, as attributes of a task.
 ATTRIBUTES = frozenset(f"lock_{name}" for name in (*KEY_OPTIONS, *OPTIONS))
-#: Other plugins' options that begin with ``lock_`` too, without that prefix, and the error's hint.
+#: Other plugins' options that begin with ``lock_`` too, without that prefix, each with a hint for the error.
 OTHER_PLUGINS = {
     "expiry": "it is celery-singleton's; instead of it write nothing, for the lock of a dead run ends with its lease; "
     "or lock_max_hold, if a second run shall begin beside one that takes too long"
@@ -228,7 +228,7 @@ def name_of(option: str, own: Mapping[str, Any], app_wide: Mapping[str, Any], pr
 
 
 def resolve_settings(app_wide: Mapping[str, Any]) -> LockSettings:
-    """Resolve the settings of an app. Its defaults of task options are only checked.
+    """Resolve the settings of an app. The app-wide defaults of task options are checked, but not returned.
 
     Args:
         app_wide: The app's ``redislock_*`` settings, without the prefix.

@@ -27,7 +27,7 @@ _spans: WeakKeyDictionary[HeldLock, Span] = WeakKeyDictionary()
 
 
 def connect() -> None:
-    """Add to spans in this process, and in the children that it forks, from now on. A second call changes nothing.
+    """Trace in this process, and in the children that it forks, from now on. A second call changes nothing.
 
     Call it in the app's module, so that workers and publishers both do.
     """
@@ -68,7 +68,7 @@ def _unavailable(key: str, error: LockUnavailable, **_: Any) -> None:
 
 
 def _add_event(lock: HeldLock, name: str, reason: str | None = None) -> None:
-    """Add an event to the span that was current when `lock` was taken, unless the run, and so the span, is over."""
+    """Add an event to the span that was current when `lock` was taken, unless the span ended with the run."""
     span = _spans.get(lock)
     if span is not None and span.is_recording():
         about = {"redislock.key": str(lock.key)}

@@ -18,7 +18,7 @@ from celery_redislock.protocol.tokens import Token
 #: How many entries of its key table the server looks at per SCAN: 0.3 ms of its time. It serves other clients between
 #: pages, and even within a page, whose commands it reads a few at a time.
 PAGE = 500
-#: A free lock's token in a `Row`.
+#: The token in the `Row` of a free lock.
 FREE = Token.of("")
 
 

@@ -14,7 +14,7 @@ from .scan import Row
 from .table import duration, moment
 
 _BUSY = "`celery inspect active` shows what keeps the processes busy."
-#: A key that was not renewed for this share of its lease is not renewed any more: renewals are due every third of it.
+#: A key that was last renewed this share of its lease ago is no longer renewed: renewals are due every third of it.
 OVERDUE = 0.5
 
 
@@ -103,7 +103,7 @@ Task {id} HAD TO WAIT: {conflict}. Since then no more is known, and no worker th
     SILENT = (
         "Its worker {worker} does NOT ANSWER: it is shutting down, too busy, cut off, dead, or uses another broker."
     )
-    # Nothing knows the task, or something could not be asked.
+    # Nothing knows the task, or not everything could be asked.
     UNKNOWN = """\
 No lock, no worker and no result that could be asked tells of it.
 Asked: {asked}.{unasked}

@@ -11,7 +11,7 @@ from celery_redislock.info import shown
 
 from .scan import Row
 
-#: Most important first: a narrow terminal shows the first five of these columns, and of the others what fits.
+#: Most important first: a narrow terminal shows the first five of these columns, and whichever others fit.
 HEAD = ("STATE", "AGE", "WAITING", "KEY", "HOST", "TASK ID", "ENDS IN", "TASK")
 NOTHING, GAP = "-", "  "
 _NEEDED, (_KEY, _HOST, _ID, _ENDS, _TASK) = 5, range(3, 8)

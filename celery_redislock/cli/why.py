@@ -80,9 +80,7 @@ class Why:
             found = [*self._in_result(result)]
         elif not seen:
             rows = [row for row in self._locks.all() if self._is_mine(row)]
-            if not (
-                result.is_waiting and any(row.info.state == "held" for row in rows)
-            ):  # the result is older than the run
+            if not (result.is_waiting and any(row.info.state == "held" for row in rows)):  # it predates the run
                 found = [*self._in_result(result)]
             found += self._in_redis(rows, result)
         yield from found

@@ -49,7 +49,7 @@ class Workers:
         Args:
             command: The name of the remote control command.
             arguments: Its arguments.
-            to: The names of the workers to ask; None for all. It waits for these only until all have answered.
+            to: The names of the workers to ask; None for all. With names, it returns once all have answered.
         """
         if not self._timeout:  # Celery would wait forever
             self.problem = "--timeout is 0"
@@ -77,7 +77,7 @@ def patiently(ask: Callable[[], Answer], waits: float = 0.0) -> Answer:
     """Return the answer of `ask`, which runs in a thread so that it cannot take too long.
 
     Args:
-        ask: Asks the broker or the result backend. If it takes too long, its thread lives on until the process ends.
+        ask: Asks the broker or the result backend. If it takes too long, its daemon thread is left behind.
         waits: Seconds that `ask` waits by design; it may take `PATIENCE` in addition.
 
     Raises:
