@@ -1,4 +1,4 @@
-"""``python -m celery_redislock -A proj``: as ``celery -A proj locks``."""
+"""``python -m celery_redislock -A proj``: the same as ``celery -A proj locks``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .cli.commands import locks
 
 
 def main() -> None:
-    """Run the command line. Its global options are those of Celery's own, and so is the code that loads the app."""
+    """Run the command line, with Celery's own global options and its way to load the app."""
     program = click.Group("celery_redislock", params=celery.params, callback=celery.callback, help=locks.help)
     program.invoke_without_command = True
     for name, command in locks.commands.items():

@@ -1,4 +1,4 @@
-"""The app: its ``redislock_*`` settings, as they are now, and its lock server in this process."""
+"""What a Celery app says about its locks: its current ``redislock_*`` settings, and its lock server in this process."""
 
 from __future__ import annotations
 
@@ -20,19 +20,23 @@ if TYPE_CHECKING:
 
 _SETTING = "redislock_"
 _COMMAND_TIME = "_redislock_command_time"
+#: Added to the errors of eager runs: most of those are tests.
+WITHOUT_REDIS = "to test without Redis, set redislock_enabled = False"
+#: Transport options of a broker or result backend behind Sentinels which the client of the lock server needs too.
+_OF_SENTINELS = ("master_name", "min_other_sentinels", "sentinel_kwargs")
 
 
 def server_of(app: Celery) -> LockServer:
-    """The lock server of `app` in this process, connected at its first command.
+    """The lock server of `app` in this process. It connects when the first command is sent.
 
     Raises:
-        LockConfigError: No setting names a server, or the one that they name cannot be used.
+        LockConfigError: No setting names a server, or its URL or options are wrong.
     """
     servers = servers_of(app)
     server = servers.get(os.getpid())
-    if server is None:  # two threads may both come here: nothing is open yet, and `setdefault` keeps one server
+    if server is None:  # two threads may get here at once: nothing is open yet, and `setdefault` keeps one server
         inherited = next(iter(servers.values()), None)
-        # Where the process was forked, a `Lock` made before finds its server by the same client.
+        # After a fork, keep the inherited client: a `Lock` made before the fork finds its server by it.
         server = (
             LockServer(client_of(app), keyprefix_of(app)) if inherited is None else LockServer.behind(inherited.client)
         )
@@ -41,29 +45,29 @@ def server_of(app: Celery) -> LockServer:
 
 
 def settings_of(app: Celery) -> dict[str, Any]:
-    """The ``redislock_*`` settings that the user has set, by their names without that prefix, in whatever namespace.
+    """The ``redislock_*`` settings that the user has set, without that prefix, whatever the app's namespace.
 
-    Names that the plugin does not know are among them, so that `resolve_settings` can refuse them.
+    Unknown names are included, so that `resolve_settings` can refuse them.
     """
     namespace: str = app.namespace or ""  # type: ignore[attr-defined]
     conf: Any = app.conf
     names = {
         bare.removeprefix(_SETTING)
-        for key in conf.finalize().without_defaults()  # the names alone: other settings may raise when they are read
+        for key in conf.finalize().without_defaults()  # only names: reading the value of another setting may raise
         if (bare := str(key).lower().removeprefix(namespace.lower() + "_")).startswith(_SETTING)
     }
     return {name: app.conf.get(_SETTING + name) for name in names}
 
 
 def is_enabled(app: Celery) -> bool:
-    """Whether the locks of `app` are switched on: the setting `redislock_enabled`, as it is at this moment.
+    """Whether the locks of `app` are switched on: the current value of `redislock_enabled`.
 
     Raises:
         LockConfigError: The setting is neither True nor False.
     """
     conf: Any = app.conf
     name, prefixed = names_of(conf.prefix, "enabled")
-    # Every run asks. Mostly nobody has set the setting, and `conf.get` takes far longer to find that out.
+    # Every run asks. The setting is rarely set, and `conf.get` takes far longer to find that out.
     for settings in conf.maps:
         if name in settings or prefixed in settings:
             return _configured(app, name)
@@ -72,7 +76,7 @@ def is_enabled(app: Celery) -> bool:
 
 @functools.cache
 def names_of(prefix: str | None, setting: str) -> tuple[str, str]:
-    """The names that a setting of ours may have: the plain one, and that of the namespace with this prefix, if any."""
+    """The names that a setting may have: the plain one, and the one with the prefix of the app's namespace, if any."""
     name = _SETTING + setting
     return name, name if not prefix else prefix + (name.upper() if prefix.isupper() else name)
 
@@ -80,23 +84,23 @@ def names_of(prefix: str | None, setting: str) -> tuple[str, str]:
 def _configured(app: Celery, name: str) -> bool:
     enabled = app.conf.get(name)
     if not isinstance(enabled, bool):
-        resolve_settings(settings_of(app))  # raises LockConfigError, which says what is allowed
+        resolve_settings(settings_of(app))  # raises a LockConfigError with the allowed values
     return bool(enabled)
 
 
 def client_of(app: Celery) -> Any:
-    """A new client of the app's lock server, which opens its first connection with its first command.
+    """A new client of the app's lock server. It connects when the first command is sent.
 
     Raises:
-        LockConfigError: No setting names a server, or the one that they name cannot be used.
+        LockConfigError: No setting names a server, or its URL or options are wrong.
     """
     return connect(*_address_of(app))
 
 
 def keyprefix_of(app: Celery) -> str:
-    """What precedes all names on the app's lock server: the `global_keyprefix` of the broker or the result backend.
+    """The prefix of all names on the app's lock server: the `global_keyprefix` of the broker or the result backend.
 
-    Where there is no lock server there is none: the locks may be switched off.
+    Empty without a lock server: the locks may be switched off.
     """
     try:
         return source_of(app.conf).keyprefix
@@ -105,16 +109,16 @@ def keyprefix_of(app: Celery) -> str:
 
 
 def _address_of(app: Celery) -> tuple[str, dict[str, Any], str]:
-    """What `connect` makes a client of: the URL, all options, of which the user's own win, and the URL's setting."""
+    """The arguments of `connect`: the URL, all options (the user's own win), and the setting that has the URL."""
     source = source_of(app.conf)
     return source.url, {**source.options, **resolve_settings(settings_of(app)).client_options}, source.setting
 
 
 def is_nobodys(app: Celery) -> bool:
-    """Whether Celery itself has made `app`, and nobody has set it up: no setting of it names a lock server.
+    """Whether Celery made `app` by itself and no one configured it: none of its settings names a lock server.
 
-    Celery makes one where something asks for an app before the user's own is there, as gevent and eventlet do while
-    they patch the process. Every shared task is bound to it too, as soon as it is defined.
+    Celery makes one when something asks for an app before the user's own exists, as gevent and eventlet do while they
+    patch the process. Every shared task is bound to it too, as soon as it is defined.
     """
     if app.main != "default" or app.set_as_current:  # type: ignore[attr-defined]
         return False
@@ -126,13 +130,13 @@ def is_nobodys(app: Celery) -> bool:
 
 
 def command_time_of(app: Celery) -> float:
-    """The longest that one command to the app's lock server may take, in seconds.
+    """The longest time that a command to the app's lock server may take, in seconds. Opens no connection.
 
-    Every task asks when it is bound, and to make a client takes a millisecond, so the answer is kept until the
+    Every task asks when it is bound, and making a client takes a millisecond, so the answer is cached until the
     settings change.
 
     Raises:
-        LockConfigError: There is no lock server, or redis-py refuses its URL or an option. No connection is opened.
+        LockConfigError: No setting names a server, or redis-py refuses its URL or an option.
     """
     address = _address_of(app)
     known = vars(app).get(_COMMAND_TIME)
@@ -142,21 +146,20 @@ def command_time_of(app: Celery) -> float:
 
 
 def check_lease(task: str, name: str, lease: float, command_time: float) -> None:
-    """Refuse a lease that could end while one renewal still waits for its answer.
+    """Refuse a lease that could end while a renewal is still waiting for its reply.
 
-    A renewal is sent when a third of the lease is over, so a command that fails at its time-out must fit into the other
-    two thirds.
+    A renewal is sent after a third of the lease, so a command that times out must fit into the other two thirds.
 
     Args:
-        task: The task's name, for the error's message.
-        name: What the lease is called where it was set, from `name_of`.
+        task: The task's name, for the error message.
+        name: The name under which the lease was set, from `name_of`.
         lease: Seconds.
-        command_time: Seconds that one command may take until it times out.
+        command_time: Seconds until a command times out.
 
     Raises:
         LockConfigError: The lease is too short.
     """
-    shortest = round(command_time * 1.5, 3)  # rounded as the message shows it, so that what it allows is accepted
+    shortest = round(command_time * 1.5, 3)  # rounded as in the message: the value that it allows must pass
     if lease < shortest:
         raise LockConfigError(
             f"{task}: {name} = {lease} is too short: one Redis command may take {command_time:g} s until it "
@@ -165,21 +168,15 @@ def check_lease(task: str, name: str, lease: float, command_time: float) -> None
         )
 
 
-#: Where a run is eager, which it mostly is in a test.
-WITHOUT_REDIS = "to test without Redis, set redislock_enabled = False"
-#: What Celery has in the transport options of a broker or a result backend behind Sentinels.
-_OF_SENTINELS = ("master_name", "min_other_sentinels", "sentinel_kwargs")
-
-
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the address of the lock server comes from.
+    """The address of the lock server, and the setting that it comes from.
 
     Attributes:
-        setting: The name of the setting, for people.
-        url: The URL, or several with ``;`` between them.
-        options: What other settings of Celery's say of that server, as options of a client.
-        keyprefix: What precedes all names on that server, kombu's `global_keyprefix`.
+        setting: The name of the setting, for messages.
+        url: The URL, or several separated by ``;``.
+        options: Client options from Celery's other settings for that server.
+        keyprefix: The prefix of all names on that server: kombu's `global_keyprefix`.
     """
 
     setting: str
@@ -189,15 +186,15 @@ class Source:
 
     @property
     def options_setting(self) -> str:
-        """The name of the setting where the server's other options are."""
+        """The name of the setting that has the server's other options."""
         return OPTIONS_SETTINGS[self.setting]
 
 
 def source_of(conf: Any) -> Source:
-    """The source of the lock server: `redislock_url`, else the broker if it is a Redis, else the result backend.
+    """Choose the lock server: `redislock_url`, else the broker if it is Redis, else the result backend.
 
     Raises:
-        LockConfigError: None of them is a Redis.
+        LockConfigError: None of them is Redis.
     """
     configured = conf.get("redislock_url")
     if configured is not None:
@@ -209,7 +206,7 @@ def source_of(conf: Any) -> Source:
     for setting, given, options_of in named:
         url = ";".join(given) if isinstance(given, list | tuple) else given
         if is_redis(url):
-            # Only the first of several brokers is taken: locks in two places would exclude nobody.
+            # Use only the first of several brokers: locks on two servers do not exclude each other.
             url = url.split(";")[0] if kind_of(url) == "standalone" else url
             transport_options = conf.get(OPTIONS_SETTINGS[setting]) or {}
             return Source(setting, url, options_of(conf, url), str(transport_options.get("global_keyprefix") or ""))
@@ -242,5 +239,5 @@ def _sentinels(transport_options: Mapping[str, Any] | None, url: str) -> Mapping
 
 
 def _of_tls(use_ssl: Any) -> Mapping[str, Any]:
-    """The options of TLS; `use_ssl` is a dict of them. kombu takes no notice of anything else."""
+    """The TLS options in `use_ssl`. kombu ignores anything but a dict."""
     return {"ssl": True, **use_ssl} if isinstance(use_ssl, Mapping) and use_ssl else {}

@@ -1,6 +1,6 @@
-"""Celery port: what any process needs of Celery that it does not promise to keep.
+"""Celery port: the undocumented parts of Celery that the package uses in any process.
 
-Each function says what it needs and why. tests/contracts has a test of each with the installed releases.
+Each function says why it needs them. tests/contracts tests each against the installed releases.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ from celery.app import utils
 
 
 def app_of_this_thread() -> Celery | None:
-    """The app that is current in this thread; None where Celery would make a new one, without settings, for it."""
+    """The app that is current in this thread; None if Celery would make a new one without settings."""
     app: Celery | None = _state._tls.current_app or _state.default_app  # type: ignore[attr-defined]
     return None if app is None or app.main == "default" else app
 
 
 def all_apps() -> list[Celery]:
-    """The apps of this process."""
+    """All apps in the process."""
     return [*_state._get_active_apps()]  # type: ignore[attr-defined]
 
 
 def current_apps() -> list[Celery]:
-    """Those that may be the current one, in any thread."""
+    """The apps that may be the current one, in any thread."""
     return [app for app in all_apps() if app.set_as_current]  # type: ignore[attr-defined]
 
 
 def is_default(app: Celery) -> bool:
-    """Whether threads without a current app use `app`, as they do in a worker of `app`."""
+    """Whether threads without a current app use `app`, as all threads of its worker do."""
     return _state.default_app is app  # type: ignore[attr-defined]
 
 
 def app_of_last_resort() -> Celery:
-    """The app that Celery uses where there is none: its proxy would change with the thread."""
+    """The app that Celery falls back to: the app itself, not Celery's proxy, which changes with the thread."""
     app: Celery = current_app._get_current_object()  # type: ignore[attr-defined]
     return app
 
 
 def bound_tasks(app: Celery) -> dict[str, Any]:
-    """The tasks that were bound so far. ``app.tasks`` would bind all others too, while one is being bound."""
+    """The tasks bound so far. ``app.tasks`` would bind the others too, in the middle of binding one."""
     tasks: dict[str, Any] = app._tasks  # type: ignore[attr-defined]
     return tasks
 
 
 def hide_setting(name: str) -> None:
-    """Have Celery show a setting as asterisks in ``report``, ``inspect conf`` and Flower, in whatever namespace it is.
+    """Have Celery show a setting as asterisks in ``report``, ``inspect conf`` and Flower, in any namespace.
 
-    Celery knows a secret by the name of its setting, and has no way to register one.
+    Celery recognizes a secret by the name of its setting, and offers no way to register one.
     """
     hidden: re.Pattern[str] | None = getattr(utils, "HIDDEN_SETTINGS", None)
     if hidden is not None and not hidden.search(name):
@@ -64,25 +64,25 @@ def hide_setting(name: str) -> None:
 
 
 def declared_by(app: Celery) -> Iterator[Any]:
-    """The functions that the decorator of `app` has turned into tasks, of those that were not bound before."""
+    """The functions of the tasks that were declared with ``@app.task`` and are not bound yet."""
     for promise in app._pending:  # type: ignore[attr-defined]
         try:
             function, *_ = object.__getattribute__(promise, "_Proxy__args")
-        except AttributeError:  # it was bound before
+        except AttributeError:  # already bound
             continue
         yield function
 
 
 def maker_of_task() -> tuple[Literal["app.task", "shared_task"] | None, Any]:
-    """Which decorator has made the task that is being bound, and of what function; None where none has.
+    """Which decorator made the task that is being bound, and from which function; None if unknown.
 
-    Celery binds a task to every app of the process, and tells its class nothing of where it comes from: only the call
-    that makes it differs.
+    Celery binds a task to every app of the process, and the task's class does not say where it comes from: only the
+    call stack does.
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_name != "_task_from_fun":
         frame = frame.f_back
-    while frame is not None and frame.f_code.co_name == "_task_from_fun":  # a subclass may call it by `super()`
+    while frame is not None and frame.f_code.co_name == "_task_from_fun":  # a subclass may call it with `super()`
         frame = frame.f_back
     match frame and (frame.f_globals.get("__name__"), frame.f_code.co_name):
         case "celery.app.base", "cons":
@@ -93,29 +93,29 @@ def maker_of_task() -> tuple[Literal["app.task", "shared_task"] | None, Any]:
 
 
 def bind(task: Task[..., Any] | type[Task[..., Any]]) -> Celery:
-    """Bind a task, or its class, if it is not yet bound, and return its app."""
+    """Bind a task or its class, unless it is bound already, and return its app."""
     app: Celery = task._get_app()  # type: ignore[union-attr]
     return app
 
 
 def tasks_of_this_thread() -> Iterable[Task[..., Any]]:
-    """The tasks that run in this thread or greenlet: one that is applied eagerly runs inside another."""
+    """The tasks that run in this thread or greenlet: an eager one runs inside another."""
     stack: Sequence[Task[..., Any]] = _state._task_stack.stack  # type: ignore[attr-defined]
     return stack
 
 
 def retried_body(task: Any) -> Callable[..., Any] | None:
-    """The body that ``autoretry_for`` calls: it has put a function of its own in the place of `run`."""
+    """The body of a task with ``autoretry_for``, which has replaced `run` with a wrapper; None for other tasks."""
     body: Callable[..., Any] | None = getattr(task, "_orig_run", None)
     return body
 
 
 def set_retried_body(task: Any, body: Callable[..., Any]) -> None:
-    """Have ``autoretry_for`` call another body."""
+    """Have the wrapper of ``autoretry_for`` call another body."""
     task._orig_run = body
 
 
 def as_sent(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """The arguments of a call as `apply_async` sends them: with ``pydantic=True`` it makes dicts of models."""
+    """The arguments of a call as `apply_async` sends them: with ``pydantic=True``, models become dicts."""
     dump = getattr(task, "_dump_pydantic_arguments", None)
     return (args, kwargs) if dump is None else dump(args, kwargs)

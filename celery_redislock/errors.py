@@ -1,6 +1,6 @@
-"""The errors of celery-redislock. All have one base, and carry what they say as attributes too.
+"""The errors of celery-redislock. All share one base class, and have their details as attributes.
 
-The ``args`` of each are the arguments that make it, so that pickle and Celery's result backends can rebuild it.
+The ``args`` of each are its constructor's arguments, so that pickle and Celery's result backends can rebuild it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from .info import LONGEST, LockInfo, shown
 
 
 def describe(error: BaseException) -> str:
-    """An error of redis-py's or the broker's in one line: its type and message, without the full stop at the end."""
+    """An error of redis-py or the broker in one line: its type and message, without a full stop at the end."""
     return shown(f"{type(error).__name__}: {error}", LONGEST).rstrip(".")
 
 
 class RedisLockError(Exception):
-    """Base of all errors of celery-redislock."""
+    """Base class of all errors of celery-redislock."""
 
-    # Celery logs this text and sends it in events. The `__repr__` of redis-py 8's errors shows no message.
+    # Celery logs this text and sends it in events. The `__repr__` of redis-py 8's errors leaves out the message.
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
 
@@ -33,7 +33,7 @@ class LockConflict(RedisLockError, LockError):
 
     Args:
         key: The key in Redis.
-        holder: Who holds the key, as `LockInfo` or its `plain` values; None if that is not known.
+        holder: Who holds the key, as `LockInfo` or its `plain` values; None if unknown.
     """
 
     def __init__(self, key: str, holder: LockInfo | Sequence[Any] | None = None) -> None:
@@ -44,7 +44,7 @@ class LockConflict(RedisLockError, LockError):
 
     @property
     def holders(self) -> tuple[LockInfo, ...]:
-        """All who hold the key: one, unless the lock has a limit; none where that is not known."""
+        """All holders of the key: one, unless the lock has a limit; none if they are unknown."""
         return self.holder.holders if self.holder else ()
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class LockConflict(RedisLockError, LockError):
 
 
 class LockLost(RedisLockError, LockNotOwnedError):
-    """The holder's lease ended, or its key was deleted or taken, before it released the key.
+    """The lease ended, or the key was deleted or taken, before the holder released it.
 
     Args:
         key: The key in Redis.
@@ -73,11 +73,11 @@ class LockLost(RedisLockError, LockNotOwnedError):
 
 
 class LockUnavailable(RedisLockError, RedisConnectionError):
-    """Redis could not be asked: it did not answer, or it refused.
+    """Redis did not answer or refused the command.
 
     Args:
         key: The key in Redis.
-        reason: The error of redis-py, in words.
+        reason: redis-py's error, in words.
     """
 
     def __init__(self, key: str, reason: str = "Redis did not answer") -> None:
@@ -91,8 +91,8 @@ class LockUnavailable(RedisLockError, RedisConnectionError):
 
 
 class LockKeyError(RedisLockError, ValueError):
-    """No key can be made of the arguments of a call. The message names the task, the parameter and the remedy."""
+    """The arguments of a call cannot be made into a key. The message names the task, the parameter and the remedy."""
 
 
 class LockConfigError(RedisLockError, ImproperlyConfigured):
-    """A task option or a setting is wrong. The message names that option, its value and what is allowed."""
+    """A task option or a setting is wrong. The message names it, its value and what is allowed."""

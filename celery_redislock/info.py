@@ -1,4 +1,4 @@
-"""LockInfo: who holds a key."""
+"""LockInfo: who holds a key. Also how log lines show names, runs and events."""
 
 from __future__ import annotations
 
@@ -6,35 +6,40 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, Self
 
+#: The most characters of a name that are shown.
+MAX_SHOWN = 200
+#: The same for an error, and for the name of a lock: people must be able to find it in Redis.
+LONGEST = 1000
+
 
 class LockInfo(NamedTuple):
-    """Who holds a key, as its token tells."""
+    """Who holds a key, read from its token."""
 
     key: str
     """The key in Redis."""
     task_id: str | None
-    """The id of the task that holds it; None where the holder is no task."""
+    """The id of the task that holds the key; None if the holder is not a task."""
     task: str | None
-    """The name of that task; None where the holder is no task."""
+    """The name of that task; None if the holder is not a task."""
     hostname: str | None
-    """The worker or host that holds it; None where another library's lock holds the key."""
+    """The worker or host that holds the key; None if another library's lock holds it."""
     since: datetime | None
-    """When the holder acquired the key, by the clock of its own host: an aware datetime in UTC."""
+    """When the holder acquired the key, by its host's clock: an aware datetime in UTC."""
     ttl: float | None
-    """Seconds until the key ends unless it is renewed; None for a key without expiry."""
+    """Seconds until the key expires unless it is renewed; None for a key without expiry."""
     state: str = "held"
-    """``"held"``: its holder runs; ``"queued"``: the key is reserved for a task that has not started yet;
-    ``"cooling"``: the task has succeeded, and nobody gets the key until its `lock_cooldown` is over; ``"offered"``:
-    nobody holds the key, and it is kept for a moment for the first in line."""
+    """``"held"``: the holder is running. ``"queued"``: the key is reserved for a task that has not started yet.
+    ``"cooling"``: the task succeeded, and the key is blocked until its `lock_cooldown` is over. ``"offered"``: the key
+    is free, and kept for a moment for the first in line."""
     waiting_processes: int = 0
-    """How many processes stand in line for the key: a worker counts as one, however many messages wait in it. Only
-    `lock_info` asks for this; elsewhere it is 0."""
+    """How many processes wait in line for the key. A worker counts as one, however many messages wait in it. Only
+    `lock_info` fills this in; elsewhere it is 0."""
     others: tuple[LockInfo, ...] = ()
-    """Who else holds the lock, where more than one may."""
+    """The other holders of a lock with a limit."""
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> Self:
-        """Make one of another `LockInfo`, or of what a serializer has made of its `plain` values."""
+        """Make a `LockInfo` from another one, or from its `plain` values after any serializer."""
         info = cls(*values)
         since: Any = info.since
         if isinstance(since, str):
@@ -43,16 +48,16 @@ class LockInfo(NamedTuple):
 
     @property
     def plain(self) -> tuple[Any, ...]:
-        """Its values in types that every serializer can carry: `since` is ISO 8601 text."""
+        """Its values, in types that every serializer can carry: `since` is ISO 8601 text."""
         since = self.since and self.since.isoformat()
         others = tuple(other.plain for other in self.others)
         return (*self[:4], since, self.ttl, self.state, self.waiting_processes, others)
 
     def to_json(self, scope: str | None, waiting: int = 0) -> dict[str, Any]:
-        """What the command line and ``celery inspect locks`` tell of it, in types that JSON has.
+        """What the command line and ``celery inspect locks`` show, in JSON types.
 
         Args:
-            scope: The `lock_scope` of the task; None where that is not known, or the holder is no task.
+            scope: The task's `lock_scope`; None if it is unknown or the holder is not a task.
             waiting: How many messages wait for the key.
         """
         return {
@@ -69,7 +74,7 @@ class LockInfo(NamedTuple):
 
     @property
     def holders(self) -> tuple[LockInfo, ...]:
-        """All who hold the lock: one, unless it has a limit."""
+        """All holders of the lock: one, unless it has a limit."""
         return (self._replace(others=()), *self.others)
 
     @property
@@ -91,14 +96,8 @@ class LockInfo(NamedTuple):
         return f"{task} on {host}" if self.task_id else f"a lock outside tasks on {host}"
 
 
-#: How many characters of a name are shown.
-MAX_SHOWN = 200
-#: The same of the name of a lock, which people must find again in Redis, and of an error.
-LONGEST = 1000
-
-
 def shown(name: str, longest: int = MAX_SHOWN) -> str:
-    """`name`, cut and with unprintable characters escaped, so that it can neither break, forge nor fill a log line.
+    """`name`, cut and with unprintable characters escaped, so that it cannot break, forge or flood a log line.
 
     It is cut first, to `longest` characters, so that a name of a megabyte costs no time.
     """
@@ -107,17 +106,17 @@ def shown(name: str, longest: int = MAX_SHOWN) -> str:
 
 
 def run_named(task: str, task_id: object) -> str:
-    """A run, a message or a job in log lines: ``task shop.bill[<id>]``."""
+    """How log lines name a run, a message or a job: ``task shop.bill[<id>]``."""
     return f"task {task}[{shown(str(task_id))}]"
 
 
 def fields(event: str, **about: object) -> dict[str, str]:
-    """What a log line tells, as the fields of its record: ``extra=fields("lost", key=key)`` sets `redislock_key`.
+    """The fields of a log record: ``extra=fields("lost", key=key)`` sets `redislock_event` and `redislock_key`.
 
     Args:
-        event: What has happened, as a fixed word.
-        about: What it concerns: ``task``, ``task_id``, ``key``, ``holder`` (in words), ``holder_id``, ``reason``; what
-            is None is left out.
+        event: What happened, as a fixed word.
+        about: The details: ``task``, ``task_id``, ``key``, ``holder`` (in words), ``holder_id``, ``reason``. None is
+            left out.
     """
     about = {"event": event, **about}
     return {f"redislock_{name}": shown(str(value), LONGEST) for name, value in about.items() if value is not None}

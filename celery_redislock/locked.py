@@ -1,4 +1,4 @@
-"""locked: a lock for any function or block, on the lock server and with the settings of the app."""
+"""`locked`: a lock around any function or block, with the app's lock server and settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .task.locked_task import LockInRequests
 if TYPE_CHECKING:
     from celery import Celery
 
-#: The app-wide options that also mean something for a lock outside tasks.
+#: The app-wide options that also apply to a lock outside tasks.
 _OPTIONS = ("block_for", "lease", "fence", "limit")
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,23 +60,23 @@ def locked(
     """A lock around a block or a function, renewed while it is held.
 
     ``with locked("stock:7", block_for=5):`` and ``with locked("stock:{sku}", values={"sku": 7}):`` share their key with
-    the tasks that have ``lock_key="stock:{sku}"``. ``@locked("stock:{sku}")`` takes the values from the parameters of
-    the function; ``@locked`` makes the key from the function's name and all its arguments. Inside a run or a block that
-    holds the key, the code holds it already and does not wait for itself.
+    the tasks that have ``lock_key="stock:{sku}"``. ``@locked("stock:{sku}")`` takes the values from the function's
+    parameters; ``@locked`` makes the key from the function's name and all its arguments. Code inside a run or a block
+    that already holds the key does not wait for itself.
 
     Args:
-        template: Names the key, as a task's `lock_key` does.
-        values: The values of the template's parameters, for a block.
-        block_for: Seconds to wait for the key; 0 for not at all; None for the app's `redislock_block_for`.
+        template: Names the key, like a task's `lock_key`.
+        values: The values of the template's parameters; only for a block.
+        block_for: Seconds to wait for the key; 0 means do not wait; None for the app's `redislock_block_for`.
         lease: Seconds that the key outlives a dead holder; None for the app's `redislock_lease`.
-        fence: Hand out a fencing number; None for the app's `redislock_fence`.
+        fence: Whether to hand out a fencing number; None for the app's `redislock_fence`.
         limit: How many may hold the key at once, 1 to 50; None for the app's `redislock_limit`.
-        app: The app whose lock server and settings are used; None for the current app, or the only one.
+        app: The app whose lock server and settings to use; None for the current app, or the only one.
 
     Raises:
         LockConfigError: The template is malformed, or the function is async or a generator. When the block or the call
-            begins: the lock would have to wait, and so stop the event loop that runs the caller.
-        LockConflict: When the block or the call begins: another held the key to the end of `block_for`.
+            begins: waiting for the lock would block the event loop that runs the caller.
+        LockConflict: When the block or the call begins: the key was still held at the end of `block_for`.
         LockUnavailable: When the block or the call begins: Redis did not answer or refused.
     """
     if template is not None and not isinstance(template, str):
@@ -87,7 +87,7 @@ def locked(
 
 
 class Locked:
-    """What `locked` returns: a context manager and a decorator. Any number of threads may share one."""
+    """What `locked` returns: a context manager and a decorator, which threads may share."""
 
     def __init__(
         self, template: str | None, values: Mapping[str, Any] | None, app: Celery | None, given: Mapping[str, Any]
@@ -106,10 +106,10 @@ class Locked:
         return f"<locked {shown(self._template, LONGEST)!r}>" if self._template else "<locked>"
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Decorate `function`: each call holds its key while it runs.
+        """Decorate `function`: each call holds the key while it runs.
 
         Raises:
-            LockConfigError: The function is async or a generator, or the template names no parameter of it.
+            LockConfigError: The function is async or a generator, or lacks a parameter that the template names.
         """
         if self._values is not None:
             raise LockConfigError(f"{self._what}: values are for a block; a function has its arguments")
@@ -130,21 +130,21 @@ class Locked:
         """Take the key.
 
         Raises:
-            LockConflict, LockUnavailable: As `locked`.
-            LockKeyError: The values cannot make a key.
-            LockConfigError: A parameter of the template has no value, or there is no lock server.
+            LockConflict, LockUnavailable: As for `locked`.
+            LockKeyError: The values cannot be made into a key.
+            LockConfigError: A parameter of the template has no value, or no setting names a lock server.
         """
         return self._block().__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # The lock that was taken is looked for among all servers: the block may have made another app current.
+        # Look for the taken lock on all servers: the block may have made another app current.
         taken = (lock for lock in reversed([*self._of_block.values()]) if lock.token is not None)
         (next(taken, None) or self._block()).__exit__(kind, error, traceback)
 
     def _block(self) -> Lock | NoLock:
-        """The lock of this block, one for each server: a `Lock` itself tells its threads and contexts apart."""
+        """The lock for a block, one per server: a `Lock` tells its threads and contexts apart by itself."""
         settings = self._resolve()
         if not is_enabled(settings.app):
             return NoLock()
@@ -175,7 +175,7 @@ class Locked:
 
 
 class _Settings(NamedTuple):
-    """The options of one `locked`: its own arguments, and the app's settings for what they leave out."""
+    """The options of one `locked`: its own arguments, with the app's settings as defaults."""
 
     app: Celery
     prefix: str
@@ -186,7 +186,7 @@ class _Settings(NamedTuple):
     def of(cls, app: Celery, what: str, given: Mapping[str, Any]) -> _Settings:
         own = dict(given)
         at_once = not isinstance(own.get("block_for"), bool) and own.get("block_for") == 0
-        if at_once:  # `resolve_options` would refuse 0, which no task may have
+        if at_once:  # `resolve_options` refuses 0, which no task may have
             del own["block_for"]
         app_wide = settings_of(app)
         settings = resolve_settings(app_wide)
@@ -213,14 +213,14 @@ def _refuse_what_has_no_call(function: Any) -> None:
 
 
 def _name_of(function: Any) -> str:
-    """The name of a function, or of the type of another callable, for the text of a callable may show arguments."""
+    """The name of a function. Any other callable is named by its type: its repr may show arguments."""
     return str(getattr(function, "__qualname__", type(function).__name__))
 
 
 def _the_app() -> Celery:
-    """The current app. In a thread where none is current, as in a web server, the only app of the process.
+    """The current app; in a thread without one, as in a web server, the only app of the process.
 
-    In such a thread Celery itself would use a new app without settings.
+    In such a thread, Celery itself would use a new app without settings.
     """
     app = app_of_this_thread()
     if app is not None:

@@ -1,6 +1,6 @@
-"""Metrics: counters and histograms of prometheus_client, made of the signals, in each process that calls `connect`.
+"""Metrics: Prometheus counters and histograms, fed by the signals in each process that calls `connect`.
 
-Nothing else imports this module. It starts no HTTP server: the app serves the metrics as it serves its own.
+No other module imports this one. It starts no HTTP server: the app serves these metrics with its own.
 """
 
 from __future__ import annotations
@@ -27,27 +27,29 @@ except ImportError as error:
 if TYPE_CHECKING:
     from celery import Task
 
-#: The words of the label ``reason``, for each way to lose a lock. They are few and fixed, as those of a label must be.
+#: The values of the label ``reason``, for each way to lose a lock: few and fixed, as a label needs.
 REASONS = {PAST_DEADLINE: "deadline", HELD_TOO_LONG: "max_hold", KEY_GONE: "gone", NOT_OURS: "gone_at_release"}
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
 
 #: The name of a pool child's files, by its pid.
 _names: dict[int, str] = {}
+#: When each held lock was taken, by `time.monotonic()`.
+_taken_at: WeakKeyDictionary[HeldLock, float] = WeakKeyDictionary()
 
 
 def _process() -> str:
-    """Whose files this process counts in, where prometheus_client is in its multi-process mode."""
+    """The name of this process's files in the multiprocess mode of prometheus_client."""
     pid = os.getpid()
     return _names.get(pid) or str(pid)
 
 
 def _name_by_index(**_: Any) -> None:
-    """In a new child of the worker's pool: name its files by its index in the pool.
+    """Name the files of a new pool child by its index in the pool.
 
-    By default each process has files of its own, which stay when it ends, for its counts must stay. With
-    `worker_max_tasks_per_child` they would be more with each child. So the child that comes after another one in
-    the pool goes on with its files: no two children have one index at once.
+    By default each process has its own files, which stay when it ends, because its counts must stay. With
+    `worker_max_tasks_per_child`, each new child would add files. So a new child continues the files of the child that
+    it replaces: no two living children have the same index.
     """
     index = getattr(current_process(), "index", None)
     if index is not None:
@@ -76,15 +78,12 @@ WAIT = Histogram(
     buckets=_SECONDS,
 )
 
-#: When each lock that is held was taken, by `time.monotonic()`.
-_taken_at: WeakKeyDictionary[HeldLock, float] = WeakKeyDictionary()
-
 
 def connect() -> None:
     """Count in this process, and in the children that it forks, from now on. A second call changes nothing.
 
-    Call it in the module of the app, so that workers and publishers do. Under a prefork pool, set the environment's
-    ``PROMETHEUS_MULTIPROC_DIR`` before the process starts.
+    Call it in the app's module, so that workers and publishers both count. With a prefork pool, set the environment
+    variable ``PROMETHEUS_MULTIPROC_DIR`` before the process starts.
     """
     lock_acquired.connect(_acquired, weak=False)
     lock_conflict.connect(_met, weak=False)
@@ -109,7 +108,7 @@ def _met(sender: Task[..., Any], policy: str, **_: Any) -> None:
 
 def _released(sender: Task[..., Any], lock: HeldLock, **_: Any) -> None:
     taken_at = _taken_at.pop(lock, None)
-    if taken_at is not None:  # else it was taken before `connect` was called
+    if taken_at is not None:  # else the lock was taken before `connect` was called
         HOLD.labels(sender.name).observe(time.monotonic() - taken_at)
 
 
@@ -122,6 +121,6 @@ def _unavailable(sender: Task[..., Any], **_: Any) -> None:
 
 
 def _forget_gauges(**_: Any) -> None:
-    """Remove the app's own gauges of live processes from the files of this child, which ends."""
-    for name in {_process(), str(os.getpid())}:  # what was set before `_name_by_index` is under its pid
+    """Remove the app's own ``live`` gauges from the files of an exiting child."""
+    for name in {_process(), str(os.getpid())}:  # gauges set before `_name_by_index` are under the pid
         mark_process_dead(name)  # type: ignore[no-untyped-call]

@@ -1,6 +1,6 @@
-"""Task options and settings: their defaults and what they may be. Pure: takes mappings and returns values.
+"""Task options and settings: their defaults and allowed values. Pure: takes mappings and returns values.
 
-The options of a task are resolved when the task is bound. A wrong value fails then, and the error says what is allowed.
+A task's options are resolved when the task is bound. A wrong value fails then, and the error says what is allowed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from .errors import LockConfigError
 from .protocol.names import MAX_LIMIT
 
-#: The values of the options that are choices. The first is the default, but for `lock_on_conflict`: see
+#: The values of the options that are choices. The first is the default, except for `lock_on_conflict`: see
 #: `resolve_options`.
 Scope = Literal["run", "job", "queue"]
 ConflictPolicy = Literal["skip", "wait", "raise", "join"]
@@ -25,7 +25,7 @@ CONFLICT_POLICIES: tuple[str, ...] = get_args(ConflictPolicy)
 
 
 class Rule(NamedTuple):
-    """What an option or setting may be."""
+    """The default of an option or setting, and which values it accepts."""
 
     default: Any
     allowed: str
@@ -66,7 +66,7 @@ def _is_names(value: Any) -> bool:
     )
 
 
-#: The task options, without their prefix ``lock_``. Those that make the key have no app-wide default.
+#: The task options, without the prefix ``lock_``. `KEY_OPTIONS` make the key, and have no app-wide default.
 KEY_OPTIONS: Mapping[str, Rule] = {
     "args": Rule(None, "a list or tuple of parameter names, or None for all", _is_names),
     "key": Rule(None, "a template, a callable, or None", lambda v: v is None or isinstance(v, str) or callable(v)),
@@ -88,14 +88,14 @@ OPTIONS: Mapping[str, Rule] = {
 }
 #: The names of all task options, as attributes of a task.
 ATTRIBUTES = frozenset(f"lock_{name}" for name in (*KEY_OPTIONS, *OPTIONS))
-#: Options of other plugins that begin with ``lock_`` too, without that prefix, and what the error says of them.
+#: Other plugins' options that begin with ``lock_`` too, without that prefix, each with a hint for the error.
 OTHER_PLUGINS = {
     "expiry": "it is celery-singleton's; instead of it write nothing, for the lock of a dead run ends with its lease; "
     "or lock_max_hold, if a second run shall begin beside one that takes too long"
 }
-#: Names that other locks give to a duration of which there are two here, without their prefix.
+#: What other locks call their one duration; here it is either `lock_lease` or `lock_max_hold`.
 _DURATIONS = frozenset({"timeout", "ttl", "expire", "expires"})
-#: Settings of the app alone, without their prefix ``redislock_``.
+#: The settings that are not defaults of task options, without the prefix ``redislock_``.
 SETTINGS: Mapping[str, Rule] = {
     "url": Rule(None, "a Redis URL, or None for the broker's", lambda v: v is None or (isinstance(v, str) and v != "")),
     "client_options": Rule({}, "a dict of redis-py client options", lambda v: isinstance(v, dict)),
@@ -107,7 +107,7 @@ SETTINGS: Mapping[str, Rule] = {
     "enabled": _TRUE_OR_FALSE._replace(default=True),
     "waiting_limit": Rule(20_000, "a whole number, 0 or greater", lambda v: type(v) is int and v >= 0),
 }
-#: Settings whose values may hold a password: error messages do not show them.
+#: Settings that may contain a password: error messages do not show their values.
 SECRET = frozenset({"url", "client_options"})
 
 
@@ -134,49 +134,51 @@ class LockOptions:
 
 @dataclass(frozen=True, slots=True)
 class LockSettings:
-    """The settings of one app, checked. The table of docs/options.md is made of these texts."""
+    """The settings of one app, checked. The table in docs/options.md is generated from these texts."""
 
     url: str | None = field(repr=False)
-    """Where the locks are: one Redis or Valkey, Sentinels or a Cluster; docs/topologies.md has an example of each. By
-    default the broker, if that is Redis, else the result backend, with what Celery's own settings say of it. The
-    server must not evict keys. A worker tries it out at its start, and its log says what is wrong with it."""
+    """The lock server: one Redis or Valkey, Sentinels or a Cluster; docs/topologies.md has an example of each. By
+    default the broker if it is Redis, else the result backend, with Celery's own settings for it. The server must not
+    evict keys. A worker checks the server when it starts, and logs what is wrong."""
 
     client_options: Mapping[str, Any] = field(repr=False)
-    """For the redis-py client, such as ``socket_timeout`` (2.0), ``socket_connect_timeout`` (1.0), ``ssl_ca_certs``,
-    and ``password``, if it is not in the URL; ``master_name`` and ``sentinel_kwargs`` of Sentinels. ``celery report``,
-    ``inspect conf`` and Flower show no password in it, and not `redislock_url`."""
+    """Options of the redis-py client, such as ``socket_timeout`` (2.0), ``socket_connect_timeout`` (1.0),
+    ``ssl_ca_certs``, and ``password`` if it is not in the URL; for Sentinels ``master_name`` and ``sentinel_kwargs``.
+    ``celery report``, ``inspect conf`` and Flower hide its passwords, and the whole of `redislock_url`."""
 
     prefix: str
-    """What every key begins with; behind the broker's ``global_keyprefix``, where the locks are there."""
+    """The prefix of every key. If the locks use Celery's broker or result backend, its ``global_keyprefix`` comes
+    first."""
 
     enabled: bool
-    """``False`` makes every lock a no-op, for tests. It may change at any time, and counts for what begins then."""
+    """``False`` makes every lock a no-op, for tests. A change applies to every run, publish and block that begins
+    after it."""
 
     waiting_limit: int
-    """How many messages one worker keeps waiting. More go back to the broker, and come back after 1 to 300 s with their
-    rank."""
+    """How many messages one worker keeps waiting. The others go back to the broker, and return after 1 to 300 s with
+    their rank."""
 
 
 def resolve_options(
     task: str, own: Mapping[str, Any], app_wide: Mapping[str, Any], prefix: str = "lock_"
 ) -> LockOptions:
-    """The options of a task from its own attributes and the app's defaults.
+    """Resolve a task's options from its own attributes and the app's defaults.
 
     Args:
         task: The task's name, for error messages.
-        own: The task's ``lock_*`` attributes, by their names without the prefix. None counts as set.
-        app_wide: The app's ``redislock_*`` settings, by their names without the prefix.
-        prefix: What precedes the names of `own` where the user has written them, for error messages.
+        own: The task's ``lock_*`` attributes, without the prefix. None counts as set.
+        app_wide: The app's ``redislock_*`` settings, without the prefix.
+        prefix: The prefix of the names in `own` as the user writes them, for error messages.
 
     Raises:
-        LockConfigError: An option is not known, its value is not allowed, or two of them do not go together.
+        LockConfigError: An option is unknown, its value is not allowed, or it does not go with another option.
     """
     rules = {**KEY_OPTIONS, **OPTIONS}
     _refuse_unknown(f"{task}: ", prefix, own, rules)
     values = {name: own.get(name, app_wide.get(name, rule.default)) for name, rule in rules.items()}
     for name, rule in rules.items():
         _check(f"{task}: {prefix}{name}", values[name], rule)
-    if values["on_conflict"] is None:  # a duplicate of the same work may be skipped; other work must have its turn
+    if values["on_conflict"] is None:  # a duplicate of the same work may be skipped; other work must run
         what_counts = (values["args"], values["key"], values["limit"])
         is_same_work = what_counts == (None, None, 1) and values["scope"] != "queue"
         values["on_conflict"] = "skip" if is_same_work else "wait"
@@ -207,10 +209,10 @@ def _refuse_with_limit(task: str, values: Mapping[str, Any], name: Callable[[str
 
 
 def check_limit(what: str, limit: Any, *, fence: bool) -> int:
-    """`limit`, unless it is no limit of a `Lock`.
+    """Return `limit` if a `Lock` may have it.
 
     Raises:
-        LockConfigError: `limit` is no whole number from 1 to 50, or is more than one although `fence` is set.
+        LockConfigError: `limit` is not a whole number from 1 to 50, or is greater than 1 although `fence` is set.
     """
     _check(f"{what}: limit", limit, LIMIT)
     if limit > 1 and fence:
@@ -219,20 +221,20 @@ def check_limit(what: str, limit: Any, *, fence: bool) -> int:
 
 
 def name_of(option: str, own: Mapping[str, Any], app_wide: Mapping[str, Any], prefix: str = "lock_") -> str:
-    """What an option is called where its value was set, for error messages; arguments as `resolve_options`."""
+    """The name under which an option was set, for error messages. Arguments as for `resolve_options`."""
     if option in own:
         return f"{prefix}{option}"
     return f"redislock_{option}" if option in app_wide else f"the default {prefix}{option}"
 
 
 def resolve_settings(app_wide: Mapping[str, Any]) -> LockSettings:
-    """The settings of an app. The app-wide defaults of task options are checked as well.
+    """Resolve the settings of an app. The app-wide defaults of task options are checked, but not returned.
 
     Args:
-        app_wide: The app's ``redislock_*`` settings, by their names without the prefix.
+        app_wide: The app's ``redislock_*`` settings, without the prefix.
 
     Raises:
-        LockConfigError: A setting is not known, or its value is not allowed.
+        LockConfigError: A setting is unknown, or its value is not allowed.
     """
     rules = {**SETTINGS, **OPTIONS}
     for name in KEY_OPTIONS.keys() & app_wide.keys():
@@ -250,7 +252,7 @@ def _refuse_unknown(where: str, prefix: str, given: Iterable[str], known: Mappin
 
 
 def meant_by(name: str, prefix: str, known: Iterable[str]) -> str:
-    """What an error says may be meant by `name`, which is not known; `name` and `known` are without their prefix."""
+    """A hint for the error about an unknown `name`. Both `name` and `known` are without their prefix."""
     if name in OTHER_PLUGINS:
         return OTHER_PLUGINS[name]
     if name in _DURATIONS:
@@ -265,7 +267,7 @@ def meant_by(name: str, prefix: str, known: Iterable[str]) -> str:
 def _check(what: str, value: Any, rule: Rule, *, secret: bool = False) -> None:
     try:
         accepted = rule.accepts(value)
-    except (TypeError, OverflowError):  # the value cannot be hashed, or is an int beyond all floats
+    except (TypeError, OverflowError):  # the value is unhashable, or an int too large for a float
         accepted = False
     if not accepted:
         shown = f"(a {type(value).__name__}, not shown)" if secret else short_repr(value)

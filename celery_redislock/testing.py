@@ -1,4 +1,4 @@
-"""For the tests of an app: a key that somebody else holds."""
+"""A helper for the tests of an app: hold a lock as another process would."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from .locked import Locked
 
 
 def busy(lock: Lock | NoLock | Locked) -> Busy:
-    """Hold `lock` as somebody else would: ``with busy(task.lock_for(5)): task.delay(5)``.
+    """Hold `lock` as another process would: ``with busy(task.lock_for(5)): task.delay(5)``.
 
-    Code in ``with task.lock_for(5):`` holds the key itself, so a task that it runs eagerly meets no conflict. `busy`
-    holds the key in a context of its own: a task that runs eagerly meets a conflict, and ends as its options say.
+    Code inside ``with task.lock_for(5):`` is the holder, so a task that it runs eagerly meets no conflict. `busy` holds
+    the key in a separate context: a task that runs eagerly meets a conflict, and ends as its options say.
 
     Args:
         lock: What `LockedTask.lock_for` or `locked` returns, or a `Lock`.
 
     Returns:
-        A context manager, which yields the lock, held.
+        A context manager that yields the held lock.
 
     Raises:
-        LockConflict: When the block begins: another holds the key already.
+        LockConflict: When the block begins: the key is already held.
         LockUnavailable: When the block begins: Redis did not answer or refused.
     """
     return Busy(lock)

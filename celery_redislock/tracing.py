@@ -1,6 +1,6 @@
-"""Tracing: what happens to a run's lock becomes events and attributes of its span, by the API of OpenTelemetry.
+"""Tracing: adds what happens to a run's lock to the run's OpenTelemetry span, as events and attributes.
 
-Nothing else imports this module. It makes no spans: those of Celery's instrumentation, or the app's own, are current.
+No other module imports this one. It creates no spans: Celery's instrumentation or the app does.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from .errors import LockUnavailable
     from .info import LockInfo
 
-#: The span in which each held lock was taken. A loss is told in a thread, which has no current span.
+#: The current span when each held lock was taken. A loss is reported by a thread without a current span.
 _spans: WeakKeyDictionary[HeldLock, Span] = WeakKeyDictionary()
 
 
 def connect() -> None:
-    """Write into spans in this process, and in the children that it forks, from now on. A second call changes nothing.
+    """Trace in this process, and in the children that it forks, from now on. A second call changes nothing.
 
-    Call it in the module of the app, so that workers and publishers do.
+    Call it in the app's module, so that workers and publishers both do.
     """
     lock_acquired.connect(_acquired, weak=False)
     lock_conflict.connect(_met, weak=False)
@@ -68,7 +68,7 @@ def _unavailable(key: str, error: LockUnavailable, **_: Any) -> None:
 
 
 def _add_event(lock: HeldLock, name: str, reason: str | None = None) -> None:
-    """Add an event to the span in which `lock` was taken, unless that has ended: its run is over."""
+    """Add an event to the span that was current when `lock` was taken, unless the span ended with the run."""
     span = _spans.get(lock)
     if span is not None and span.is_recording():
         about = {"redislock.key": str(lock.key)}

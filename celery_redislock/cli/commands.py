@@ -1,4 +1,4 @@
-"""Commands: ``celery locks`` and its commands that only look: list, show, why and export."""
+"""Commands: ``celery locks`` and its subcommands that only read: list, show, why, export and watch."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ from .why import Why
 from .workers import Counts, Workers, outside
 
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+#: Terminal codes that `watch` draws with: overwriting the last picture instead of clearing it avoids flicker.
+HOME, CLEAR_RIGHT, CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+#: The most rows of the table that `watch` draws: more than a terminal shows.
+SHOWN = 200
 
 
 @click.group(name="locks")
@@ -102,7 +106,7 @@ def show(
 
 
 def _key_of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The key of the lock of a call of `task`. The error of a call that does not fit shows no argument."""
+    """The key that a call of `task` locks. An error does not show the arguments."""
     try:
         name: str = task.lock_for(*args, **kwargs).name
     except (TypeError, LockKeyError) as error:
@@ -113,7 +117,7 @@ def _key_of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
 
 def _read(text: str, kind: type, option: str) -> Any:
-    """The arguments of a call; an error does not show them."""
+    """Parse the arguments of a call. An error does not show them."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -124,7 +128,7 @@ def _read(text: str, kind: type, option: str) -> Any:
 
 
 def _line(workers: Workers, counts: Counts, rows: list[Row]) -> Iterator[str]:
-    """Who waits for the lock of `rows`, as the workers and its line tell."""
+    """Who waits for the lock of `rows`, according to the workers and to its line in Redis."""
     if counts.unasked:
         yield counts.unasked
     else:
@@ -139,7 +143,7 @@ def _line(workers: Workers, counts: Counts, rows: list[Row]) -> Iterator[str]:
 
 
 def _first(workers: Workers, lock: str, inside: list[str]) -> Iterator[str]:
-    """The first messages that wait for `lock` in the workers `inside`."""
+    """The first ten messages that wait for `lock` in the workers `inside`."""
     answers = workers.ask("redislock_waiting", {"key": lock}, to=inside) if inside else {}
     waiting = sorted((one["rank"], worker, one) for worker, found in answers.items() for one in found)
     for number, (_, worker, one) in enumerate(waiting[:10], 1):
@@ -188,24 +192,15 @@ def _print_json(known: Locks, rows: list[Row]) -> None:
         click.echo(json.dumps(known.to_json(row)))
 
 
-locks.add_command(release)
-
-
-#: Moves the cursor home; and clears what is right of it, and what is below it. So nothing flickers.
-HOME, CLEAR_RIGHT, CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
-#: The most rows of the table: more than a terminal shows.
-SHOWN = 200
-
-
 class Rate:
-    """How many runs a second find their key held, as the workers count them."""
+    """How many runs per second find their key held, by the workers' counts."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
         self._at = 0.0
 
     def text(self, counts: dict[str, int]) -> str:
-        """The rate since the last call, in words. A worker counts once it has answered twice."""
+        """The rate since the last call, in words. Only workers that answered both times are counted."""
         now = time.monotonic()
         both = counts.keys() & self._counts.keys()
         new = sum(max(0, counts[worker] - self._counts[worker]) for worker in both)
@@ -247,7 +242,7 @@ def watch(
 def screen(
     rows: Sequence[Row], conflicts: str, took: float, missing: str | None = None, width: int | None = None
 ) -> Iterator[str]:
-    """One picture: the totals, what they do not count, and the table."""
+    """The lines of one picture: the totals, what they leave out, and the table."""
     now = datetime.now(UTC)
     total = sum(totals(rows).values(), Total())
     oldest = f", oldest wait {duration(total.oldest)}" if total.waiting else ""
@@ -268,3 +263,6 @@ def _draw(lines: Sequence[str]) -> None:
     columns, height = shutil.get_terminal_size()
     cut = [line[:columns] for line in lines[: height - 1]]
     click.echo(HOME + "".join(f"{line}{CLEAR_RIGHT}\n" for line in cut) + CLEAR_BELOW, nl=False)
+
+
+locks.add_command(release)

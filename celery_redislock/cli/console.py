@@ -1,4 +1,4 @@
-"""Console: what the commands share: their options, their exit codes, and their errors as one line for people."""
+"""Console: what the commands share: options, exit codes, and errors in one line."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ TIMEOUT = click.option("--timeout", type=click.FloatRange(0), default=1.0, show_
 
 
 class Nothing(click.ClickException):
-    """Nothing was found: no lock, no holder, no trace of the task. That is an answer, and no error."""
+    """Nothing was found: no lock, no holder, no trace of the task. That is an answer, not an error."""
 
     exit_code = 1
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print it without click's ``Error:`` before it."""
+        """Print the message without click's ``Error:``."""
         click.echo(self.message, file=file, err=True)
 
 
 class Refused(Nothing):
-    """A release was refused: by who was asked, because nobody could be asked, or because the holder has changed."""
+    """Not released: the user said no or could not be asked, the key is not this app's, or its holder has changed."""
 
     exit_code = 3
 
 
 class Unavailable(click.ClickException):
-    """The lock server cannot be asked. Celery's own commands end so where the broker cannot be reached."""
+    """The lock server cannot be reached, or none is set. Celery's own commands exit like this without a broker."""
 
     exit_code = EX_UNAVAILABLE
 
 
 def width() -> int | None:
-    """How many columns the terminal has; None where the output is a pipe or a file."""
+    """The width of the terminal; None if the output is a pipe or a file."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def app_of(context: click.Context) -> Celery:
-    """The app of the command line, with its tasks."""
-    # An error is told once, in one line: where no handler is set up, Python prints the warnings of the log as well.
+    """The app of the command line, with its tasks loaded."""
+    # Report an error only once: without a handler, Python prints logged warnings too.
     logging.getLogger("celery_redislock").addHandler(logging.NullHandler())
     app: Celery = context.obj.app
     app.loader.import_default_modules()
@@ -65,7 +65,7 @@ def app_of(context: click.Context) -> Celery:
 
 
 def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """Have a command say in one line which lock server cannot be asked, and why."""
+    """Have a command say in one line which lock server cannot be reached, and why."""
 
     @functools.wraps(command)
     def run(context: click.Context, *args: Any, **kwargs: Any) -> None:
@@ -82,10 +82,10 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def task_of(app: Celery, name: str) -> Any:
-    """The locked task of that name.
+    """The locked task with this name.
 
     Raises:
-        BadParameter: The app has none.
+        BadParameter: The app has no such task, or the task is not a `LockedTask`.
     """
     task = app.tasks.get(name)
     if getattr(task, "lock_plan", None) is None:

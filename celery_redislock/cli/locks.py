@@ -1,4 +1,4 @@
-"""Locks: all that the command line asks of the locks of one app, and the one thing that it does to them."""
+"""Locks: everything that the command line asks about an app's locks, and the release of one."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Locks:
     """The locks of an app, as its lock server knows them.
 
     Args:
-        app: The app; its tasks are loaded.
+        app: The app, with its tasks loaded.
 
     Attributes:
-        prefix: What the keys of its tasks' locks begin with.
+        prefix: How the keys of its tasks' locks begin, up to the opening brace.
 
     Raises:
         LockConfigError: The app has no lock server.
@@ -50,24 +50,24 @@ class Locks:
 
     @property
     def server(self) -> str:
-        """Which server it asks, without a password."""
+        """The address of the lock server, without a password."""
         return address(self._server.client)
 
     @property
     def where(self) -> str:
-        """Which server it asks, without a password, and what the keys begin with."""
+        """The address of the lock server, without a password, and the prefix of the keys."""
         return f"{self.server}, with the prefix {shown(self.prefix.removesuffix(':{'))!r}"
 
     def all(
         self, match: str | None = None, task: str | None = None, counts: Counts | None = None, *, foreign: bool = False
     ) -> Iterator[Row]:
-        """Who holds locks, in no order; and the locks that nobody holds while messages wait for them.
+        """All holders, and all locks that are free while messages wait for them, in no particular order.
 
         Args:
-            match: A pattern of keys, as Redis' SCAN takes it; None for all locks of the app's tasks.
-            task: The name of the holder's task; of a lock that nobody holds, a task that waits. None for any.
-            counts: The messages that wait. None counts one for each process in line.
-            foreign: Whether to list the keys that are not `ours` too: anything may be stored there.
+            match: A pattern of keys, as for Redis' SCAN; None for all locks of the app's tasks.
+            task: The name of the holder's task, or of a waiting task if the lock is free; None for any.
+            counts: The waiting messages. Without it, each process in line counts as one.
+            foreign: Whether to include keys that are not `ours`, whatever they may hold.
 
         Raises:
             RedisError: Redis did not answer or refused.
@@ -88,13 +88,13 @@ class Locks:
                     yield row
 
     def ours(self, row: Row) -> bool:
-        """Whether a key is one of this package's: it begins with the app's prefix, or holds a token."""
+        """Whether a key belongs to this package: it begins with the app's prefix, or holds a token."""
         return row.part.key.startswith(self.prefix) or row.token.since is not None
 
     def of(self, key: str, counts: Counts | None = None) -> list[Row]:
-        """Who holds the lock `key`: several where it has a limit; and for whom the place in its queue is kept.
+        """The holders of the lock `key`, several if it has a limit, and the place in its queue if that is reserved.
 
-        With `counts`, a lock that nobody holds while messages wait for it has a row too.
+        With `counts`, a free lock has a row too if messages wait for it.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
@@ -109,7 +109,7 @@ class Locks:
         return rows if counts is None else [counts.add(row) for row in rows] or counts.free(part.lock)
 
     def look(self, part: LockPart) -> Row | None:
-        """Who holds one key; None where it is free.
+        """The holder of one key; None if the key is free.
 
         Raises:
             RedisError: Redis did not answer or refused.
@@ -118,20 +118,20 @@ class Locks:
         return found and Row(part, found.holder, found.ttl, self._rooms(part.lock))
 
     def _rooms(self, lock: str) -> dict[str, float]:
-        """The rooms that stand in line for `lock`, wherever in a Cluster that is."""
+        """The rooms in line for `lock`, on whichever node of a Cluster has the line."""
         for node in nodes_of(self._server.client):
-            with suppress(AskError):  # the node is not, or not yet, the lock's
+            with suppress(AskError):  # the node does not have the lock, or not yet
                 return rooms_of(node, lock)
         return {}
 
     def release(self, row: Row) -> bool:
-        """Release what `row` shows; whoever holds the key otherwise by now keeps it.
+        """Release the key of `row`, unless its holder has changed by now.
 
-        The first in line is called, as after every release. A run that held the key goes on, and its keeper tells it of
-        the loss at its next renewal.
+        As after every release, the first in line is called. A run that held the key goes on; its keeper notices the
+        loss at the next renewal.
 
         Returns:
-            Whether it was released.
+            Whether the key was released.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
@@ -140,20 +140,20 @@ class Locks:
         return self._server.store.release(key, row.token, exactly=True)
 
     def held(self, row: Row, now: datetime) -> str:
-        """Who holds what `row` shows, and whether that one is alive, as a sentence."""
+        """A sentence on the holder in `row`: who it is, and whether its process is alive."""
         plan = plan_of(self._app, row.token.task) if row.token.attempt is not None else None
         return held(row, now, None if plan is None else plan.options)
 
     def scope_of(self, row: Row) -> str | None:
-        """The `lock_scope` of the holder's task; None where the app has no such task, or the holder is none."""
+        """The `lock_scope` of the holder's task; None if the holder is not a task, or not one of the app."""
         return scope_of(self._app, row.token.task)
 
     def to_json(self, row: Row) -> dict[str, Any]:
-        """What JSON tells of `row`."""
+        """What ``--json`` prints for `row`."""
         return row.info.to_json(self.scope_of(row), row.waiting)
 
     def _others(self, lock: str, first: Row | None) -> Iterator[Row]:
-        """Who holds the permits of the lock, but for the first."""
+        """The holders of the lock's permits, from the second on."""
         whole = self._server.store.look(limited(lock, MAX_LIMIT))
         if whole is None or len(whole.holders) == (first is not None):
             return
@@ -163,28 +163,28 @@ class Locks:
 
 
 def scope_of(app: Celery, task: str | None) -> str | None:
-    """The `lock_scope` of a task; None where the app has no locked task of that name."""
+    """The `lock_scope` of a task; None if the app has no locked task with this name."""
     plan = plan_of(app, task)
     return None if plan is None else str(plan.options.scope)
 
 
 def plan_of(app: Celery, task: str | None) -> LockPlan | None:
-    """The lock of a task; None where the app has no locked task of that name."""
+    """The `LockPlan` of a task; None if the app has no locked task with this name."""
     return getattr(app.tasks.get(task), "lock_plan", None) if task else None
 
 
 def oldest_first(row: Row) -> tuple[datetime, str]:
-    """The order in which rows are shown: who has held its key for longest comes first."""
+    """The sort key of rows: the holder that has held its key for longest comes first."""
     return row.token.since or _NEVER, row.part.key
 
 
 def _literal(text: str) -> str:
-    """`text` as a pattern that matches nothing else."""
+    """`text` as a pattern that matches only itself."""
     return "".join(f"\\{one}" if one in "*?[]\\" else one for one in text)
 
 
 def matcher(pattern: str) -> Callable[[str], object]:
-    """Whether a key matches `pattern`, as Redis' SCAN matches it."""
-    # fnmatch has brackets instead of the backslash, and "!" in them instead of "^".
+    """A function that matches keys against `pattern` as Redis' SCAN does."""
+    # fnmatch escapes with brackets instead of a backslash, and negates them with "!" instead of "^".
     like = re.sub(r"\\(.)|\[\^", lambda found: f"[{found[1]}]" if found[1] else "[!", pattern, flags=re.DOTALL)
     return re.compile(fnmatch.translate(like)).match

@@ -1,4 +1,4 @@
-"""Release: to take a key from its holder, after a look at who that is, and only from that one."""
+"""Release: shows who holds a key, asks, and takes the key from that holder only."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ def _all(known: Locks, match: str | None, workers: Workers) -> list[Row]:
 
 
 def _held_at(known: Locks, key: str) -> list[Row]:
-    """Who holds this very key.
+    """The holder of exactly this key.
 
     Raises:
-        Nothing: Nobody does.
+        Nothing: The key is free.
     """
     part = LockPart.of(key)
     row = None if part is None else known.look(part)
@@ -86,10 +86,10 @@ def _held_at(known: Locks, key: str) -> list[Row]:
 
 
 def _leave_out(known: Locks, found: Sequence[Row], key: str | None) -> None:
-    """Say which keys are not released, because they may be anything.
+    """Say which keys are left out, because they may not be locks at all.
 
     Raises:
-        Refused: It is the one key that was named.
+        Refused: The user named exactly this key.
     """
     if key is None:
         number = sum(not known.ours(row) for row in found)
@@ -107,7 +107,7 @@ def _show(known: Locks, rows: Sequence[Row], workers: Workers) -> None:
         raise Nothing("No key of this app matches.")
     now = datetime.now(UTC)
     if len(rows) > 1:
-        for line in table(rows, now):  # however wide: no key is cut
+        for line in table(rows, now):  # at full width: no key is cut
             click.echo(line)
         if strange := sum(row.token.since is None for row in rows):
             click.echo(f"{counted(strange, 'key')} without a token of this package: make sure that each is a lock.")
@@ -120,11 +120,11 @@ def _show(known: Locks, rows: Sequence[Row], workers: Workers) -> None:
 
 
 def _answers(row: Row, workers: Workers) -> str:
-    """Whether the holder's worker answers, and what it says of the run."""
+    """Whether the holder's worker answers, and what it says about the run."""
     host, attempt = row.token.hostname, row.token.attempt
     if attempt is None or host is None:
         return "Its holder is no task, so no worker can be asked about it."
-    if "@" not in host:  # the name of a publisher's host
+    if "@" not in host:  # a publisher's host, not a worker
         return f"It was taken by a publish on {shown(host)}, so no worker can be asked about it."
     (answer,) = workers.ask("redislock_task", {"task_id": attempt.task_id}, to=[host]).values() or (None,)
     if answer is None:
@@ -136,10 +136,10 @@ def _answers(row: Row, workers: Workers) -> str:
 
 
 def _ask(count: int) -> None:
-    """Ask whoever sits at the terminal.
+    """Ask the user.
 
     Raises:
-        Refused: The answer is no, or there is no terminal.
+        Refused: The user declines, or there is no terminal.
     """
     if not sys.stdin.isatty():
         raise Refused("Nothing was released: there is no terminal to ask at. With --yes nobody is asked.")

@@ -1,4 +1,4 @@
-"""Results: what the result backend knows of a task, in words and in a state."""
+"""Results: what the result backend knows about a task, as a state and in words."""
 
 from __future__ import annotations
 
@@ -22,64 +22,64 @@ if TYPE_CHECKING:
     from celery import Celery
 
 
-#: What Celery fails a task with whose process it has lost or ended.
+#: The errors that Celery stores for a task whose process died or was killed.
 _CUT_SHORT = {
     WorkerLostError: "its process has died",
     TimeLimitExceeded: "it exceeded its time_limit, and its process was killed",
     Terminated: "its process was terminated",
 }
-#: The calls of Celery's that store a result, or send it on to the tasks that are linked.
+#: Celery's functions that store a result or pass it to linked tasks: in a traceback, they show that the body had ended.
 _STORES = ("mark_as_done", "_dispatch_callbacks_and_chain")
 _BY_ITS_RULES = "the broker gives the message to another worker by its own rules"
 
 
 class Result(NamedTuple):
-    """What the result backend knows of a task."""
+    """What the result backend knows about a task."""
 
     task_id: str
     status: str = states.PENDING
-    """Celery's state."""
+    """The task's state in Celery."""
     value: Any = None
     done: Any = None
-    """When the task has ended, as the backend tells it; None where it does not."""
+    """When the task ended, in the backend's own form; None if it does not say."""
     traceback: str = ""
     joined: str | None = None
-    """The id of the task whose outcome this is, by the policy ``join``."""
+    """The id of the task that this one joined, whose outcome this is; None if it joined none."""
     again: str = ""
-    """When the broker delivers the message of a dead worker again, in words."""
+    """When the broker redelivers the message of a dead worker, in words."""
     unasked: str = ""
-    """Why the backend could not be asked, as a sentence; empty where it was."""
+    """Why the backend could not be asked, as a sentence; empty if it was asked."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether the task has a final state."""
+        """Whether the task's state is final."""
         return self.status in states.READY_STATES
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the task had to wait when its result was last stored."""
-        # A retry by a body that has met another lock is stored with its traceback.
+        """Whether the task was waiting for its lock when its result was last stored."""
+        # A body's own retry, after it met another lock, is stored with a traceback.
         return self.status == states.RETRY and isinstance(self.value, LockConflict) and not self.traceback
 
     @property
     def may_be_of_a_chain(self) -> bool:
-        """Whether the result may be that of an earlier task of a chain: Celery gives it to all the later ones."""
+        """Whether the result may be an earlier task's in a chain: Celery stores it for all later tasks too."""
         return self.status in {states.FAILURE, states.REVOKED} and self.joined is None
 
     @property
     def since(self) -> datetime | None:
-        """When the task has ended."""
+        """When the task ended; None if unknown."""
         return moment_of(self.done)
 
     @property
     def key(self) -> str | None:
-        """The key for which the task waits, or has failed."""
+        """The key that the task waits for, or failed to get."""
         return self.value.key if isinstance(self.value, LockConflict) else None
 
     def described(self, now: datetime) -> tuple[str, str] | None:
-        """The state in a word for programs, and what is to be said; None where the backend knows nothing.
+        """The state as one word for programs, and as a sentence; None if the backend knows nothing.
 
-        A result's value, and the text of an error of the task's own, are not shown.
+        The sentence shows neither the value of a result nor the text of the task's own error.
         """
         about = {"id": self.task_id, "at": f" at {moment(self.since, now)}" if self.since else ""}
         error = type(self.value).__name__
@@ -115,7 +115,7 @@ class Result(NamedTuple):
         return Say.FAILED(error=error, **about)
 
     def _revoked(self, about: Mapping[str, str]) -> tuple[str, str]:
-        """Why a task was revoked: by a policy of its lock; or it has expired, or somebody has revoked it."""
+        """Tell a task that its lock's policy skipped from one that expired or was revoked by hand."""
         reason = str(self.value.args[0]) if isinstance(self.value, Exception) and self.value.args else ""
         if reason.startswith(("duplicate of", "cooling down after")):
             return "skipped", Say.SKIPPED(reason=reason, **about)
@@ -123,13 +123,13 @@ class Result(NamedTuple):
 
 
 def result_of(app: Celery, task_id: str) -> Result:
-    """Ask the result backend of `app` for the task `task_id`."""
+    """Ask the result backend of `app` about the task `task_id`."""
     scheme = backend_scheme(app)
     if scheme in PRIVATE_BACKENDS:
         return Result(task_id, again=_again(app), unasked=Say.NO_BACKEND(scheme=scheme))
     try:
         meta: Mapping[str, Any] = patiently(lambda: app.backend.get_task_meta(task_id, cache=False))
-    except Exception as error:  # noqa: BLE001 - each backend has its own
+    except Exception as error:  # noqa: BLE001 - errors of the backend's library
         return Result(task_id, again=_again(app), unasked=Say.BACKEND_AWAY(error=describe(error)))
     return Result(
         task_id,
@@ -143,11 +143,11 @@ def result_of(app: Celery, task_id: str) -> Result:
 
 
 def _again(app: Celery) -> str:
-    """When the broker gives the message of a dead worker to another one, in words."""
+    """When the broker redelivers the message of a dead worker, in words."""
     try:
         with app.connection_for_read() as connection:
             transport: Any = connection.transport
-    except Exception:  # noqa: BLE001 - its library may be missing here
+    except Exception:  # noqa: BLE001 - the broker's library may be missing here
         return _BY_ITS_RULES
     if transport.driver_type == "amqp":
         return "RabbitMQ gives the message to another worker as soon as it sees that the connection is lost"

@@ -1,4 +1,4 @@
-"""Scan: the holders of all locks of a server, page by page, so that no command keeps the server busy for long."""
+"""Scan: reads all locks on a server, page by page, so that no command keeps the server busy for long."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from celery_redislock.info import LockInfo
 from celery_redislock.protocol.names import LockPart, keys_of
 from celery_redislock.protocol.tokens import Token
 
-#: How many entries of its table of keys the server looks at for one SCAN: 0.3 ms of its time. It serves others between
-#: two pages, and also between the commands of a page, of which it reads some at a time.
+#: How many entries of its key table the server looks at per SCAN: 0.3 ms of its time. It serves other clients between
+#: pages, and even within a page, whose commands it reads a few at a time.
 PAGE = 500
-#: Instead of the token of a lock that nobody holds.
+#: The token in the `Row` of a free lock.
 FREE = Token.of("")
 
 
 class Waits(NamedTuple):
-    """Those who wait for a lock."""
+    """How many messages wait for a lock, and since when."""
 
     number: int = 0
     rank: float = math.inf
@@ -34,36 +34,36 @@ class Waits(NamedTuple):
 
     @property
     def oldest(self) -> float:
-        """How long ago the first of them was published, in seconds; 0 where there is none."""
+        """How long ago the first of them was published, in seconds; 0 if no message waits."""
         return max(0.0, time.time() - self.rank / 1e6)
 
 
 class Row(NamedTuple):
-    """Somebody who holds a lock, a permit of it, or the place in its queue; or for whom one of these is kept."""
+    """A lock, one of its permits, or the place in its queue, with its holder or the task that it is kept for."""
 
     part: LockPart
     token: Token
     ttl: float | None
-    """Seconds until the key ends unless it is renewed; None for a key without expiry."""
+    """Seconds until the key expires unless it is renewed; None for a key without expiry."""
     rooms: Mapping[str, float] = {}
-    """The ranks of the rooms that stand in line for the lock, one for each process; without those that have told how
-    many messages wait in them."""
+    """The ranks of the rooms in line for the lock, one room per process; without the rooms whose messages are in
+    `messages`."""
     messages: Mapping[str, Waits] = {}
-    """The messages that wait for the lock, by their tasks, as those rooms have told."""
+    """The messages that wait for the lock, by task, as the workers report them."""
 
     @property
     def info(self) -> LockInfo:
-        """The same in the words of `LockInfo`."""
+        """The row as a `LockInfo`."""
         return self.token.info(self.part.key, self.ttl)._replace(state=self.state)
 
     @property
     def state(self) -> str:
-        """As `LockInfo.state`, or ``free``."""
+        """As in `LockInfo.state`, or ``free``."""
         return "free" if self.token is FREE else self.token.state
 
     @property
     def waits(self) -> dict[str, Waits]:
-        """Those who wait, by their tasks: a room that has not told of its messages is one more for the holder's."""
+        """The waiting messages, by task. A room in `rooms` counts as one message of the holder's task."""
         found = dict(self.messages)
         if self.rooms:
             holder = self.token.task or ""
@@ -72,29 +72,26 @@ class Row(NamedTuple):
 
     @property
     def waiting(self) -> int:
-        """How many messages wait for the lock: those that were told, and one for each other room in line."""
+        """How many messages wait for the lock: those in `messages`, and one for each room in `rooms`."""
         return len(self.rooms) + sum(waits.number for waits in self.messages.values())
 
 
 Look = Callable[[LockPart], Row | None]
-"""Asks for one part, wherever in a Cluster its key is now."""
+"""Reads one part of a lock, on whichever node of a Cluster has its key now."""
 
 
 def nodes_of(client: redis.Redis | ClusterClient) -> list[redis.Redis]:
-    """The servers that together have all keys: the primaries of a Cluster, or the one server.
-
-    Nothing else here knows that there are Clusters.
-    """
+    """The servers that together have all keys: the primaries of a Cluster, or the one server."""
     return client.primaries() if isinstance(client, ClusterClient) else [client]
 
 
 def scan(node: redis.Redis, pattern: str, look: Look) -> Iterator[Row]:
-    """What the keys of one server hold that match `pattern`, in no order; hardly ever one of them twice.
+    """The locks of one server whose keys match `pattern`, in no particular order; very rarely one of them twice.
 
     Args:
         node: The server.
-        pattern: As Redis' SCAN takes it.
-        look: Is asked for a key that has moved to another server meanwhile.
+        pattern: A pattern of keys, as for Redis' SCAN.
+        look: Reads a key that has moved to another server meanwhile.
 
     Raises:
         RedisError: Redis did not answer or refused.
@@ -118,7 +115,7 @@ def _pages(node: redis.Redis, pattern: str) -> Iterator[list[LockPart]]:
 
 
 def rooms_of(node: redis.Redis, lock: str) -> dict[str, float]:
-    """The ranks of the rooms that stand in line for `lock`, by their names.
+    """The ranks of the rooms in line for `lock`, by the rooms' names.
 
     Raises:
         RedisError: Redis did not answer or refused; in a Cluster, the lock may be on another node.
@@ -131,9 +128,9 @@ def _rooms(line: Any) -> dict[str, float]:
 
 
 def _ask(node: redis.Redis, parts: Sequence[LockPart], *, importing: bool = False) -> list[tuple[Any, ...]]:
-    """What each key holds, its milliseconds, and its line, in one round trip.
+    """Read the value of each key, its time to live in milliseconds, and its lock's line, in one round trip.
 
-    Where the node is `importing` their hash slot it may lack one of them, and is asked with ASKING.
+    A node that is still `importing` the keys' hash slot answers only after ASKING.
     """
     pipeline: Any = node.pipeline(transaction=False)
     for part in parts:
@@ -147,25 +144,25 @@ def _ask(node: redis.Redis, parts: Sequence[LockPart], *, importing: bool = Fals
 
 
 def _row(node: redis.Redis, part: LockPart, reply: Sequence[Any], look: Look) -> Row | None:
-    if _has_moved(reply):  # to this node, which has not all of its hash slot yet
+    if _has_moved(reply):  # to this node, which is still importing the hash slot
         (reply,) = _ask(node, [part], importing=True)
-    if _has_moved(reply):  # to another node, since its key was read here
+    if _has_moved(reply):  # to another node, since SCAN returned it here
         return look(part)
     value, left, line = reply
-    if isinstance(line, AskError):  # there is no line, or it is at another node for a moment
+    if isinstance(line, AskError):  # the line does not exist, or is briefly on another node
         line = ()
     for one in (value, left, line):
         if isinstance(one, ResponseError) and str(one).startswith("WRONGTYPE"):
             return None
         if isinstance(one, Exception):
             raise one
-    if value is None:  # it was released meanwhile
+    if value is None:  # released meanwhile
         return None
     return Row(part, Token.of(value), left / 1000 if left >= 0 else None, _rooms(line))
 
 
 def _has_moved(reply: Sequence[Any]) -> bool:
-    """Whether the key of a lock is at another node of the Cluster: ASK, or MOVED, which redis-py derives from it."""
+    """Whether the key is on another node of the Cluster: the reply is ASK, or MOVED, a subclass in redis-py."""
     return any(isinstance(one, AskError) for one in reply[:2])
 
 

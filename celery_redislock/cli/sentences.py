@@ -1,4 +1,4 @@
-"""Sentences: all that ``celery locks why`` can say. Each has a test that reaches it with real workers."""
+"""Sentences: all that ``celery locks why`` can say. A test with real workers produces each of them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from .scan import Row
 from .table import duration, moment
 
 _BUSY = "`celery inspect active` shows what keeps the processes busy."
+#: A key that was last renewed this share of its lease ago is no longer renewed: renewals are due every third of it.
+OVERDUE = 0.5
 
 
 class Say(Enum):
-    """A sentence, with the names of what is filled in: ``Say.RESERVED(task="shop.mail", worker="w1@shop-a")``."""
+    """The sentences, with named placeholders: ``Say.RESERVED(task="shop.mail", worker="w1@shop-a")``."""
 
-    # A worker has its message, which waits.
+    # The message waits in a worker.
     WAITS = "Task {task} WAITS in line for {lock}, in worker {worker}, for {waited} now."
     ALONE = "No other message waits for it in the {workers} that answered."
     FIRST = "It is the first of {messages} that wait in the {workers} that answered."
@@ -33,7 +35,7 @@ class Say(Enum):
     NO_RATE = "{free} is free, but the worker keeps the message back, by the task's rate_limit."
     NO_SERVER = "{free} is free, but the worker cannot reach the lock server: look into its log."
     ELSEWHERE = "{free} is free on {here}, but the worker looks at {there}. Are these the same locks?"
-    # A worker has its message, which does not wait.
+    # The message is in a worker, but does not wait for a lock.
     RUNS = "Task {task} RUNS in worker {worker}, since {since}."
     HOLDS = "It holds {lock} since {since}."
     NEEDS_NONE = "It needs no lock."
@@ -52,7 +54,7 @@ class Say(Enum):
     )
     SCHEDULED = "Task {task} is NOT DUE: worker {worker} keeps its message until its eta, {eta}."
     LIMITED = "Task {task} has NOT STARTED: worker {worker} keeps its message back, by the task's rate_limit."
-    # The result backend knows it.
+    # The result backend knows the task.
     DONE = "Task {id} HAS RUN: its result is SUCCESS{at}."
     JOINED = "Task {id} HAS NOT RUN: it joined task {other}, and has that task's result, {status}{at}."
     SKIPPED = "Task {id} WAS SKIPPED{at}: {reason} (lock_on_conflict is skip)."
@@ -78,7 +80,7 @@ Task {id} HAD TO WAIT: {conflict}. Since then no more is known, and no worker th
         " {again}; else send it again."
     )
     STATUS = "Task {id} has the state {status}{at}."
-    # The lock server knows it.
+    # The lock server knows the task.
     HOLDS_SOMEWHERE = "The task HOLDS a lock, and no worker that answers runs it."
     QUEUED = (
         "The task has NOT STARTED: its message is in the broker's queue, in a worker that does not answer, or lost. If"
@@ -86,7 +88,7 @@ Task {id} HAD TO WAIT: {conflict}. Since then no more is known, and no worker th
     )
     NEXT_ATTEMPT = "Its key is kept for its next attempt, which no worker that answers has."
     COOLS = "The task HAS RUN with success."
-    # Who holds its key.
+    # Who holds a key.
     HELD = "{key} is held by {who}, since {since}; {ends}."
     FOREIGN = "{key} is held by a lock of another library, or of a `Lock` with a token of its own; {ends}."
     KEPT = "{key} is kept for {who}, since {since}, for another {ttl}."
@@ -101,7 +103,7 @@ Task {id} HAD TO WAIT: {conflict}. Since then no more is known, and no worker th
     SILENT = (
         "Its worker {worker} does NOT ANSWER: it is shutting down, too busy, cut off, dead, or uses another broker."
     )
-    # Nobody knows it, or not all could be asked.
+    # Nothing knows the task, or not everything could be asked.
     UNKNOWN = """\
 No lock, no worker and no result that could be asked tells of it.
 Asked: {asked}.{unasked}
@@ -112,21 +114,17 @@ Look for its id in the log of the workers, and at the length of its queue."""
     WORKERS_AWAY = "The workers could not be asked: {error}."
 
     def __call__(self, **about: object) -> str:
-        """The sentence about this: whatever is filled in may come from anywhere, so it is escaped."""
+        """Fill in the sentence. The values may come from anywhere, so they are escaped."""
         return str(self.value).format(**{name: shown(str(value), LONGEST) for name, value in about.items()})
 
 
-#: A key that was not renewed for so many leases is not renewed any more: its holder does so every third of its lease.
-OVERDUE = 0.5
-
-
 def held(row: Row, now: datetime, options: LockOptions | None = None) -> str:
-    """Who holds a key, since when and until when, in a sentence.
+    """A sentence on a key: who holds it, since when and until when.
 
     Args:
-        row: The key.
-        now: The time.
-        options: The options of the holder's task: they tell when the key was last renewed. None where they are unknown.
+        row: The key and its holder.
+        now: The current time.
+        options: The options of the holder's task, which tell when the key was last renewed; None if unknown.
     """
     key, info = row.part.key, row.info
     if info.state != "held":
@@ -138,7 +136,7 @@ def held(row: Row, now: datetime, options: LockOptions | None = None) -> str:
 
 
 def _ends(row: Row, now: datetime, options: LockOptions | None) -> str:
-    """When the key ends, and what that tells of its holder's process."""
+    """When the key ends, and whether the holder still renews it."""
     if row.ttl is None:
         return Say.NEVER_ENDS()
     ttl = duration(row.ttl)
@@ -153,11 +151,11 @@ def _ends(row: Row, now: datetime, options: LockOptions | None) -> str:
 
 
 def silent(rows: Iterable[Row], answered: Container[str]) -> list[str]:
-    """A line for each worker whose run holds one of the keys, and that has not answered.
+    """A sentence for each worker that did not answer although one of its runs holds a key.
 
     Args:
-        rows: Who holds the keys.
-        answered: The names of the workers that have answered.
+        rows: The keys and their holders.
+        answered: The names of the workers that answered.
     """
     workers = [row.token.hostname or "" for row in rows if row.token.attempt is not None and row.token.state == "held"]
     return [Say.SILENT(worker=one) for one in dict.fromkeys(workers) if "@" in one and one not in answered]

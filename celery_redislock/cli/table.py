@@ -1,4 +1,4 @@
-"""Table: rows of text in columns, and times as people read them. Pure."""
+"""Table: locks as rows of a table, times and numbers in words, and totals in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -11,30 +11,39 @@ from celery_redislock.info import shown
 
 from .scan import Row
 
-#: By importance: a narrow terminal has only the first of these columns.
+#: Most important first: a narrow terminal shows the first five of these columns, and whichever others fit.
 HEAD = ("STATE", "AGE", "WAITING", "KEY", "HOST", "TASK ID", "ENDS IN", "TASK")
 NOTHING, GAP = "-", "  "
 _NEEDED, (_KEY, _HOST, _ID, _ENDS, _TASK) = 5, range(3, 8)
-#: To how many characters a narrow terminal cuts a key and a host at most, and a task's id in any case.
+#: In a narrow terminal, the least length that keys and hosts are cut to, and the length of every task id.
 _SHORTEST, _SHORT_ID = {_KEY: 32, _HOST: 8}, 9
-#: So many of the characters of a cut key are from its end, which names the permit.
+#: How many characters of a cut key come from its end, which names the permit.
 _END_OF_KEY = 10
+METRICS = {
+    "held": ("celery_redislock_held", "Locks and permits that are held now."),
+    "kept": ("celery_redislock_kept", "Keys that are kept and have no holder: queued, cooling or offered."),
+    "waiting": (
+        "celery_redislock_waiting",
+        "Messages that wait for a lock; where none are known, each process in line.",
+    ),
+    "oldest": ("celery_redislock_oldest_wait_seconds", "How long ago the first message in line was published."),
+}
 
 
 def table(rows: Iterable[Row], now: datetime, width: int | None = None) -> Iterator[str]:
-    """The lines of a table, with its head.
+    """The lines of a table, with its header.
 
     Args:
         rows: Its rows.
-        now: The time.
-        width: Of the terminal; None for all columns, however wide.
+        now: The current time.
+        width: The width of the terminal; None to show everything in full.
     """
     found = [HEAD, *(cells(row, now) for row in rows)]
     return columns(found if width is None else fitted(found, width))
 
 
 def cells(row: Row, now: datetime) -> tuple[str, ...]:
-    """What the table tells of one holder."""
+    """The cells of one row."""
     info = row.info
     return (
         info.state,
@@ -49,7 +58,7 @@ def cells(row: Row, now: datetime) -> tuple[str, ...]:
 
 
 def fitted(rows: Sequence[Sequence[str]], width: int) -> Sequence[Sequence[str]]:
-    """The same rows for a terminal of `width` columns: with fewer columns, and long names cut, where it is narrow."""
+    """`rows` cut to fit into `width`: a narrow terminal gets fewer columns and shorter names."""
     found = [*zip(*rows, strict=True)]
     if _wide(found) <= width:
         return rows
@@ -73,12 +82,12 @@ def _wide(columns: Sequence[Sequence[str]]) -> int:
 
 
 def _cut(text: str, most: int, behind: int = 0) -> str:
-    """`text` with no more than `most` characters, so many of them from its end."""
+    """`text` cut to at most `most` characters, `behind` of them from its end."""
     return text if len(text) <= most else f"{text[: most - behind - 1]}…{text[len(text) - behind :]}"
 
 
 def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Each row as one line, its cells below each other."""
+    """Each row as one line, its cells aligned in columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -90,7 +99,7 @@ def counted(number: int, noun: str, nouns: str = "") -> str:
 
 
 def age(since: datetime | None, now: datetime) -> str:
-    """How long ago `since` was. Where the clock of its host is ahead of ours: no time at all."""
+    """How long ago `since` was; zero if its host's clock is ahead of ours."""
     return NOTHING if since is None else duration(max(0.0, (now - since).total_seconds()))
 
 
@@ -106,14 +115,14 @@ def duration(seconds: float) -> str:
 
 
 def moment(since: datetime | None, now: datetime) -> str:
-    """A time of day in UTC, and how long ago that was."""
+    """A date and time in UTC, and how long ago that was."""
     if since is None:
         return "an unknown time"
     return f"{since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC ({age(since, now)} ago)"
 
 
 class Total(NamedTuple):
-    """What is held and waited for, of one task or of all."""
+    """How many locks are held, and how many messages wait, for one task or all."""
 
     held: int = 0
     kept: int = 0
@@ -121,7 +130,7 @@ class Total(NamedTuple):
     waiting: int = 0
     """How many messages wait, as `Row.waiting` counts them."""
     oldest: float = 0.0
-    """How long ago the first who waits was published, in seconds; 0 where nobody waits."""
+    """How long ago the first waiting message was published, in seconds; 0 if no message waits."""
 
     def __add__(self, other: Total) -> Total:  # type: ignore[override]
         oldest = max(self.oldest, other.oldest)
@@ -129,32 +138,21 @@ class Total(NamedTuple):
 
 
 def totals(rows: Iterable[Row]) -> dict[str, Total]:
-    """The totals by the names of the tasks; the name is empty for locks outside tasks."""
+    """The totals by task name; the name is empty for locks outside tasks."""
     lines: set[str] = set()
     found: defaultdict[str, Total] = defaultdict(Total)
     for row in rows:
         if row.state != "free":
             found[row.token.task or ""] += Total(int(row.state == "held"), int(row.state != "held"))
-        if row.waiting and row.part.lock not in lines:  # all permits of a lock have one line
+        if row.waiting and row.part.lock not in lines:  # all permits of a lock share one line
             lines.add(row.part.lock)
             for task, waits in row.waits.items():
                 found[task] += Total(waiting=waits.number, oldest=waits.oldest)
     return dict(found)
 
 
-METRICS = {
-    "held": ("celery_redislock_held", "Locks and permits that are held now."),
-    "kept": ("celery_redislock_kept", "Keys that are kept and have no holder: queued, cooling or offered."),
-    "waiting": (
-        "celery_redislock_waiting",
-        "Messages that wait for a lock; where none are known, each process in line.",
-    ),
-    "oldest": ("celery_redislock_oldest_wait_seconds", "How long ago the first message in line was published."),
-}
-
-
 def prometheus(found: dict[str, Total]) -> Iterator[str]:
-    """The lines of Prometheus' text format."""
+    """The totals in Prometheus' text format, line by line."""
     for field, (name, text) in METRICS.items():
         yield f"# HELP {name} {text}"
         yield f"# TYPE {name} gauge"

@@ -1,4 +1,4 @@
-"""Why: the reason that a task has not run: from what its workers, its result and the lock server tell."""
+"""Why: works out why a task has not run, from its workers, its result and the lock server."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from .workers import Workers
 if TYPE_CHECKING:
     from celery import Celery
 
-#: What a key that holds the task's token tells of the task, by the state of that key.
+#: What a key with the task's token says about the task, by the key's state.
 _TELLS = {"held": Say.HOLDS_SOMEWHERE, "queued": Say.QUEUED, "cooling": Say.COOLS}
 
-#: What a worker tells of a message that neither waits nor runs, by what it does with the message.
+#: What to say about a message that neither waits nor runs, by what its worker does with it.
 _IN_WORKER = {"called": Say.CALLED, "reserved": Say.RESERVED, "scheduled": Say.SCHEDULED, "limited": Say.LIMITED}
 
-#: Why a message waits in line though its key is free, by what its worker lacks to run it.
+#: Why a message waits in line although its key is free, by what its worker lacks to run it.
 _LACKS = {"slot": Say.NO_PROCESS, "rate": Say.NO_RATE, "server": Say.NO_SERVER}
 
 
 class Said(NamedTuple):
-    """A part of the answer."""
+    """One part of the answer."""
 
     text: str
     """For people."""
     about: Mapping[str, Any] | None = None
-    """For programs: of the task, or of who holds its key, as `LockInfo.to_json`; None where there is nothing to add."""
+    """For programs: the task or the holder of its key, as from `LockInfo.to_json`; None if there is nothing to add."""
 
 
 class Seen(NamedTuple):
@@ -43,11 +43,11 @@ class Seen(NamedTuple):
 
     worker: str
     what: Mapping[str, Any]
-    """As `celery_redislock.worker.remote_control.redislock_task` answers."""
+    """One answer of `celery_redislock.worker.remote_control.redislock_task`."""
 
 
 class Why:
-    """Asks who can know about a task.
+    """Asks the workers, the result backend and the lock server about a task.
 
     Args:
         app: The app.
@@ -56,7 +56,7 @@ class Why:
         task_id: The id of the task.
 
     Attributes:
-        is_known: Whether anybody knew of the task.
+        is_known: Whether any of them knew the task.
     """
 
     def __init__(self, app: Celery, locks: Locks, workers: Workers, task_id: str) -> None:
@@ -67,7 +67,7 @@ class Why:
         self.is_known = True
 
     def said(self) -> Iterator[Said]:
-        """The answer, part by part; what is said of the task itself comes first.
+        """The answer, part by part, beginning with the task itself.
 
         Raises:
             RedisError: The lock server did not answer or refused.
@@ -80,7 +80,7 @@ class Why:
             found = [*self._in_result(result)]
         elif not seen:
             rows = [row for row in self._locks.all() if self._is_mine(row)]
-            if not (result.is_waiting and any(row.info.state == "held" for row in rows)):  # that was before it ran
+            if not (result.is_waiting and any(row.info.state == "held" for row in rows)):  # it predates the run
                 found = [*self._in_result(result)]
             found += self._in_redis(rows, result)
         yield from found
@@ -95,7 +95,7 @@ class Why:
         return datetime.now(UTC)
 
     def _about(self, state: str, **known: Any) -> dict[str, Any]:
-        """What programs are told of the task, as they are told who holds a lock."""
+        """What programs are told about the task, in the form used for the holder of a lock."""
         scope = scope_of(self._app, known.get("task"))
         nothing = dict.fromkeys(("key", "task", "hostname", "since", "ttl"))
         return LockInfo(**{**nothing, **known}, task_id=self._id, state=state).to_json(scope)
@@ -130,12 +130,12 @@ class Why:
                 yield Said(text, self._about(state, **about))
 
     def _waiting(self, what: Mapping[str, Any]) -> Iterator[Said]:
-        """Who holds the key of a message that waits, how many are before it, and what it waits for if that is free."""
+        """Who holds the key of a waiting message, why it waits if the key is free, and how many are ahead."""
         lock, answers = what["lock"], self._workers.ask("redislock_waiting", {"key": what["lock"]}, to=self._answered)
         line = [one["rank"] for found in answers.values() for one in found]
         before = sum(rank < what["rank"] for rank in line)
         holders = yield from self._holders(lock)
-        # Where a worker has not answered again, an earlier message may wait in it.
+        # A worker that did not answer this time may have an earlier message.
         if holders < what["limit"] and (what["lacks"] in _LACKS or len(answers) == len(self._answered)):
             yield Said(self._why_not(what, lock if not holders else f"A permit of {lock}", before))
         workers, messages = counted(len(answers), "worker"), counted(len(line), "message")
@@ -146,7 +146,7 @@ class Why:
             yield Said(Say.ALONE(workers=workers))
 
     def _why_not(self, what: Mapping[str, Any], free: str, before: int) -> str:
-        """Why a message waits though its key is free."""
+        """Why a message waits although its key is free."""
         if what["lacks"] in _LACKS:
             return _LACKS[what["lacks"]](free=free)
         if what["server"] != self._locks.server:
@@ -154,7 +154,7 @@ class Why:
         return (Say.FREE if before else Say.NEXT)(free=free)
 
     def _holders(self, lock: str) -> Generator[Said, None, int]:
-        """Who holds `lock`, or for whom it is kept; return how many there are."""
+        """Say who holds `lock`, or for whom it is kept. Returns how many there are."""
         rows = [row for row in self._locks.of(lock) if row.part.kind != "queued"]
         for row in rows:
             yield Said(self._locks.held(row, self._now), self._locks.to_json(row))
@@ -163,7 +163,7 @@ class Why:
         return len(rows)
 
     def _running(self, what: Mapping[str, Any], about: Mapping[str, Any], named: Mapping[str, str]) -> Iterator[Said]:
-        """What is to be said of a task that runs, and of its lock."""
+        """What to say about a running task and its lock."""
         lock, since = what["lock"], what["since"] and datetime.fromtimestamp(what["since"], UTC)
         rows = self._locks.of(lock) if lock is not None else []
         mine = [row for row in rows if self._is_mine(row)]

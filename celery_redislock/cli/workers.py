@@ -1,4 +1,4 @@
-"""Workers: what the workers of the app answer, over the broker, by Celery's remote control."""
+"""Workers: what the app's workers answer over Celery's remote control, such as how many messages wait in them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,22 @@ from .table import counted
 if TYPE_CHECKING:
     from celery import Celery
 
+Answer = TypeVar("Answer")
+
+#: How many seconds a broker or a result backend has to answer. Celery's own commands wait for a silent one forever.
+PATIENCE = 4.0
+
 
 class Workers:
     """The workers that answer.
 
     Args:
         app: The app.
-        timeout: Seconds to wait for answers; 0 asks nobody. A worker that has not answered by then may be busy, stopped
-            or gone.
+        timeout: Seconds to wait for answers; 0 asks no worker. A worker that does not answer in time may be busy,
+            stopped or gone.
 
     Attributes:
-        problem: Why no worker could be asked, in words; None as long as the broker has taken all questions.
+        problem: Why the workers could not be asked, in words; None if the broker has accepted all questions so far.
     """
 
     def __init__(self, app: Celery, timeout: float) -> None:
@@ -39,14 +44,14 @@ class Workers:
     def ask(
         self, command: str, arguments: dict[str, Any] | None = None, to: Sequence[str] | None = None
     ) -> dict[str, Any]:
-        """The answers by the names of the workers; empty where none answers.
+        """The answers, by worker name; empty if no worker answers.
 
         Args:
             command: The name of the remote control command.
             arguments: Its arguments.
-            to: The names of the workers that are asked; None for all. If all of these answer, it takes no longer.
+            to: The names of the workers to ask; None for all. With names, it returns once all have answered.
         """
-        if not self._timeout:  # Celery would wait for ever
+        if not self._timeout:  # Celery would wait forever
             self.problem = "--timeout is 0"
             return {}
         try:
@@ -56,7 +61,7 @@ class Workers:
                 ),
                 waits=self._timeout,
             )
-        except Exception as error:  # noqa: BLE001 - each broker has its own
+        except Exception as error:  # noqa: BLE001 - errors of the broker's library
             self.problem = describe(error)
             return {}
         answers = {shown(str(name)): answer for reply in replies or () for name, answer in reply.items()}
@@ -64,26 +69,20 @@ class Workers:
 
 
 def _is_error(answer: Any) -> bool:
-    """Whether a worker has refused: it has no such command, as one without the plugin."""
+    """Whether a worker refused: without the plugin, it does not know the command."""
     return isinstance(answer, dict) and "error" in answer
 
 
-Answer = TypeVar("Answer")
-
-#: Seconds that a broker or a result backend has for an answer. Celery's own commands wait for a silent one for ever.
-PATIENCE = 4.0
-
-
 def patiently(ask: Callable[[], Answer], waits: float = 0.0) -> Answer:
-    """What `ask` returns.
+    """Return the answer of `ask`, which runs in a thread so that it cannot take too long.
 
     Args:
-        ask: Asks. A thread in which it takes longer than it may is left behind: it ends with the process.
-        waits: For how many seconds it waits by itself, besides `PATIENCE`.
+        ask: Asks the broker or the result backend. If it takes too long, its daemon thread is left behind.
+        waits: Seconds that `ask` waits by design; it may take `PATIENCE` in addition.
 
     Raises:
-        TimeoutError: It took longer.
-        Exception: What `ask` has raised.
+        TimeoutError: It took too long.
+        Exception: Whatever `ask` raises.
     """
     done: list[Answer] = []
     failed: list[Exception] = []
@@ -91,7 +90,7 @@ def patiently(ask: Callable[[], Answer], waits: float = 0.0) -> Answer:
     def run() -> None:
         try:
             done.append(ask())
-        except Exception as error:  # noqa: BLE001 - it is raised in the caller's thread
+        except Exception as error:  # noqa: BLE001 - raised again in the caller's thread
             failed.append(error)
 
     thread = threading.Thread(target=run, name="redislock-ask", daemon=True)
@@ -108,12 +107,12 @@ class Counts:
     """The messages that wait in the workers that answer.
 
     Args:
-        workers: The workers, which are asked once.
+        workers: The workers. They are asked once, now.
 
     Attributes:
-        conflicts: How many runs have found their key held, for each worker since its start.
-        unasked: Why no message is counted, as a sentence; None where the broker has taken the question.
-        locks: The messages that wait, by their locks and tasks.
+        conflicts: How many runs found their key held since their worker started, by worker.
+        unasked: Why no message is counted, as a sentence; None if the broker accepted the question.
+        locks: The waiting messages, by lock and task.
     """
 
     def __init__(self, workers: Workers) -> None:
@@ -132,20 +131,20 @@ class Counts:
                 self._workers[str(lock)].add(worker)
 
     def workers(self, lock: str) -> list[str]:
-        """The workers in which messages wait for `lock`."""
+        """The workers that have messages waiting for `lock`."""
         return sorted(self._workers.get(lock, ()))
 
     def add(self, row: Row) -> Row:
-        """`row` with the messages that wait for its lock, instead of the rooms that have told of theirs."""
+        """`row` with the messages that wait for its lock, in place of the rooms that they wait in."""
         rooms = {room: rank for room, rank in row.rooms.items() if room not in self._rooms}
         return row._replace(rooms=rooms, messages=self.locks.get(row.part.lock, {}))
 
     def free(self, lock: str) -> list[Row]:
-        """A row for `lock`, which nobody holds, if messages wait for it: their workers have no free process."""
+        """A row for `lock`, which is free, if messages wait for it, for instance for a free slot of their worker."""
         return [self.add(Row(LockPart(lock, lock), FREE, None))] if lock in self.locks else []
 
     def missing(self, rows: Sequence[Row]) -> str | None:
-        """What the numbers of `rows` do not count, as a sentence; None where they count everything."""
+        """What the numbers of `rows` leave out, as a sentence; None if they count everything."""
         rooms = {room for row in rows for room in row.rooms}
         if not rooms or self.unasked:
             return self.unasked
@@ -153,5 +152,5 @@ class Counts:
 
 
 def outside(rooms: int) -> str:
-    """In words, so many processes that no worker has told of."""
+    """A number of processes that stand in line outside the workers that answered, in words."""
     return f"{counted(rooms, 'process', 'processes')} outside the workers that answered"
