@@ -96,8 +96,7 @@ def has_ended(task: Task[..., Any], holder: LockInfo, *, cools_down: bool) -> bo
         return False
     done = moment_of(meta.get("date_done"))
     # A result older than the lock belongs to an earlier run under the same id. Both times are by the clock of the
-    # holder's host, so they can be compared; if the key is reserved, they are by the publisher's and the worker's
-    # clocks.
+    # holder's host, so they can be compared; for a reservation, by the publisher's and the worker's clocks.
     return done is None or holder.since is None or done >= holder.since
 
 

@@ -54,7 +54,7 @@ class WorkerExecution(Execution):
         try:
             if state == states.IGNORED and self.lock is not None:
                 self.leave_no_retry()
-        finally:  # a time limit may strike in the backend, and the keeper would renew the key forever
+        finally:  # else a time limit that strikes in the backend leaves the keeper renewing the key forever
             super().end(state)
             ASKED_KEYS.forget(self.message.delivery.nonce)  # no effect in a child
 
