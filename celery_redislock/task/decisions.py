@@ -1,8 +1,8 @@
 """Decisions: what becomes of a run and its message, or of a publish, as values.
 
-They are pure functions of what is known of a message (`celery_redislock.message.delivery`), of the key's holder
-(`LockInfo`) and of the task's options. `WorkerExecution`, `JoiningExecution`, `EagerExecution` and `Publication` carry
-out what they return. The model in tests/model imports these functions too, so a wrong rule breaks one of its promises.
+They are pure functions of the facts about a message (`celery_redislock.message.delivery`), the key's holder
+(`LockInfo`) and the task's options. `WorkerExecution`, `JoiningExecution`, `EagerExecution` and `Publication` carry
+them out. The model in tests/model imports these functions too, so a wrong rule breaks one of its promises.
 
 To add a policy, write one function here and add its name to `POLICIES` and to `options.ConflictPolicy`.
 """
@@ -132,7 +132,7 @@ def join(message: Facts, holder: LockInfo, options: LockOptions) -> Decision:
 
 
 def take_turn(message: Facts, options: LockOptions, joins: str | None = None) -> Decision:
-    """Have the message wait in line, unless it has expired or has waited for `lock_wait_for`.
+    """Have the message wait in line, unless it has expired or has already waited for `lock_wait_for`.
 
     An expired message must not wait: it may be sent to the broker again, which may drop it silently.
     """
@@ -195,6 +195,9 @@ def hands_over(options: LockOptions) -> bool:
     return options.scope == "job" or options.hold_on_retry
 
 
+# Decisions for a run that has joined another task.
+
+
 class Joining(Enum):
     """What a run that has joined another task does next."""
 
@@ -223,6 +226,9 @@ def on_joining(*, is_ready: bool, will_run_again: bool, has_key: bool, waited: f
     if not has_key:
         return Joining.ASK
     return Joining.COME_BACK if will_run_again and waited < options.queue_ttl else Joining.RUN
+
+
+# Decisions for a publish.
 
 
 class Published(NamedTuple):

@@ -65,7 +65,7 @@ class Execution:
         key: The key in Redis; empty until `acquire`.
         lock: The held lock; None while nothing is held.
         abort: Ends the body when the lock is lost; None unless `lock_on_lost` is ``abort``.
-        joined: The outcome of another task, with which the run ends instead of running its body; None if there is none.
+        joined: The outcome of the task that the run has joined and ends with, instead of running its body; else None.
     """
 
     def __init__(self, task: Task[..., Any], plan: LockPlan, request: Context) -> None:
@@ -135,7 +135,8 @@ class Execution:
             self._give_up_reservation()
 
     def leave_no_retry(self) -> None:
-        """Show that no next attempt follows this run, which leaves no outcome. An eager run shows no state at all."""
+        """Stop showing RETRY, because no attempt follows this run. Does nothing in an eager run, which shows no
+        state."""
 
     def _take(self, lock: HeldLock) -> None:
         """Take the key, or end the run, as `acquire` says.
@@ -178,8 +179,7 @@ class Execution:
         cooldown = self.plan.options.cooldown if state == states.SUCCESS else 0.0
         note = self._note_after(lock, state)
         word = LastWord(lock, self._handed_over, cooldown, note, self._release_was_sent)
-        # A time limit may interrupt this method after the command. The next call then finds the key free: it is not
-        # lost.
+        # A time limit may interrupt this method after the command. The next call then finds the key free, not lost.
         self._release_was_sent = True
         lock.on_lost = partial(_announce_loss, self.task)  # the body is over, and the lock must not keep its arguments
         try:
@@ -293,7 +293,7 @@ def held_by_request(store: LockStore, key: str) -> HeldLock | None:
         return None
     for task in tasks_of_this_thread():
         for request in task.request_stack.stack:
-            # In a request without an execution, a message header of the same name may be here.
+            # If the request has no execution, this may be a message header of the same name.
             lock = getattr(request.__dict__.get(EXECUTION), "lock", None)
             if isinstance(lock, HeldLock) and lock.key == key and lock.store is store and lock.remaining > 0:
                 return lock

@@ -117,7 +117,7 @@ class JoiningExecution(WorkerExecution):
     def _release_without_note(self, lock: HeldLock) -> None:
         """Release the key but leave no note, because this attempt is not over."""
         self._server.keeper.remove(lock)
-        with suppress(LockUnavailable):  # otherwise the lock ends with its lease
+        with suppress(LockUnavailable):  # if Redis is away, the lock ends with its lease
             lock.store.release(lock.key, lock.token, exactly=True)
         # Not before the release: if a time limit strikes before it, postrun calls `end` again.
         self.lock = self._unanswered = None

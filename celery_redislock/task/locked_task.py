@@ -242,7 +242,7 @@ class LockedTask(LockAttributes, BaseTask):
         super().after_return(status, retval, task_id, args, kwargs, einfo)
 
     def on_replace(self, sig: Any) -> Any:
-        """Send the replacement, as Celery does. From now on only it stores a state under their common task id."""
+        """Send the replacement, as Celery does. From now on it alone stores a state under the shared task id."""
         execution = execution_of(self.request_stack.top)
         if execution is not None:
             execution.leave_no_retry()

@@ -1,8 +1,8 @@
 """Lost: the next attempt of a run whose process has died, which the worker's main process publishes.
 
 Celery publishes it from 5.7 on, if `retry_on_worker_lost` is set. In scope ``job``, or with `lock_hold_on_retry`, it
-inherits the key, as after `self.retry()`. Two threads of the main process take part: one handles the keys of the dead
-process, and may be seconds ahead of the other, in which Celery publishes.
+inherits the key, as after `self.retry()`. Two threads of the main process take part. One deals with the keys of the
+dead process, and may be seconds ahead of the other, where Celery publishes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class NextAttempt:
         self._deciding = threading.Lock()
 
     def takes(self, key: str) -> tuple[Token, float] | None:
-        """The token that `key` holds for this attempt from now on, with the seconds; None if it was called off."""
+        """The token that `key` holds for this attempt, and its lifetime in seconds; None if the attempt was called
+        off."""
         with self._deciding:
             if self._is_off:
                 return None
@@ -94,7 +95,7 @@ class NextAttempt:
 
 
 def attempts_before(request: Mapping[str, Any]) -> int:
-    """How often a request's task has called `self.retry()`; 0 if the message has no sound number."""
+    """How often a request's task has called `self.retry()`; 0 if the message gives no valid number."""
     retries = request.get("retries")
     return retries if type(retries) is int and retries > 0 else 0
 

@@ -72,7 +72,7 @@ def outcome_of(task: Task[..., Any], task_id: str, message: Message) -> Outcome:
 
 
 def has_ended(task: Task[..., Any], holder: LockInfo, *, cools_down: bool) -> bool:
-    """Whether a caller may have seen the holder end, and so is served as soon as the holder's key is free.
+    """Whether a caller may have seen the holder's task end, although its key is not free yet.
 
     Celery stores a result before `on_success` and `after_return` run, and so before the key is released. If a message
     fails or is revoked without a run, its result is stored before its reservation is given up.
@@ -87,7 +87,7 @@ def has_ended(task: Task[..., Any], holder: LockInfo, *, cools_down: bool) -> bo
         meta = task.backend.get_task_meta(holder.task_id, cache=False)
     except SoftTimeLimitExceeded:
         raise
-    except Exception as error:  # noqa: BLE001 - each backend has its own
+    except Exception as error:  # noqa: BLE001 - each backend has its own errors
         logger.debug("task %s cannot ask whether %s has ended: %s", task.name, shown(holder.task_id), describe(error))
         return False
     if meta["status"] not in states.READY_STATES:

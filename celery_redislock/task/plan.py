@@ -1,4 +1,4 @@
-"""LockPlan: what is worked out once per task class, so that no run has to.
+"""LockPlan: everything about a task's lock that is computed once per task class, and not in each run.
 
 `LockAttributes` declares the options for type checkers and editors. `reservation_ttl` says how long a key stays
 reserved for a message.

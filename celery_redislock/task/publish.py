@@ -53,15 +53,13 @@ CONTINUATIONS = ("task_id", "group_id", "chord", "chain", "link", "link_error", 
 def is_bare(options: Options) -> bool:
     """Whether only the caller knows of a message that is published with these options.
 
-    Any other message may be published by Celery itself, at the end of another task. That task must not fail because of
-    it.
+    Any other message may be published by Celery itself, at the end of another task, which must not fail because of it.
     """
     return not any(map(options.get, CONTINUATIONS))
 
 
 class Publication:
-    """One call of `Task.apply_async`, carried out as the task's scope says. `send` sends the message with its
-    options."""
+    """One call of `Task.apply_async`, carried out as the task's scope says. `send` does the sending."""
 
     __slots__ = ("_header", "_is_bare", "_options", "_plan", "_send", "_task")
 
@@ -196,7 +194,7 @@ class Publication:
         return frozenset(tokens.known_as(str(one)) for one in causes if one)
 
     def _send_reserved(self, token: Token, key: str, reserved: str) -> LockedResult:
-        """Send the message, for which `token` reserves `reserved`: the key, or the place in the queue."""
+        """Send the message whose `token` reserves `reserved`: the key, or the place in the queue."""
         server = server_of(self._plan.app)
         self._header = self._header._replace(claim=token.nonce, key=key, queued=reserved != key)
         ttl = self._reservation_ttl()

@@ -61,7 +61,7 @@ class WorkerExecution(Execution):
     def leave_no_retry(self) -> None:
         """Show IGNORED instead of the RETRY of the previous attempt, or of this one while it waited."""
         if self._may_leave_retry and (self.message.attempt.retries or self.message.header.times):
-            self._may_leave_retry = False  # a later RETRY is its replacement's
+            self._may_leave_retry = False  # a later RETRY is the replacement's
             show_as_ignored(self.task, self.request, self.message)
 
     def _take(self, lock: HeldLock) -> None:
@@ -221,7 +221,8 @@ class EagerExecution(Execution):
             TaskRevokedError: Another holds the key, and the policy is ``skip``.
             LockConflict: Another held the key for `lock_block_for`, or holds it and the policy is ``raise``.
             LockUnavailable: Redis did not answer or refused, and `lock_on_outage` is not ``run``.
-            LockConfigError: The run would have to wait, which would block the caller's event loop.
+            LockConfigError: The run would have to wait, which would block the caller's event loop; or it would share a
+                lock that has no fence, and `lock_fence` is True.
         """
         if self._share_lock(lock):
             return
@@ -241,7 +242,7 @@ class EagerExecution(Execution):
         self._taken(lock)
 
     def _wait_or_end(self, lock: HeldLock, conflict: Conflict) -> None:
-        """Return once the key is taken, or raise. Block where a worker would have the message wait."""
+        """Block until the key is taken, or raise."""
         message, options = self.message.facts, self.plan.options
         holder = conflict.info(lock.key)
         policy = policy_for(holder, options)
