@@ -72,11 +72,11 @@ def on_conflict(
     """Decide what becomes of a run whose key is held.
 
     Copies, successors, messages that have begun and messages with a reservation are not duplicates, so they come back.
-    So does a message whose sender may have seen the holder's run end, and one that finds the key offered to a waiter,
+    A message also comes back if its sender may have seen the holder's run end, or if the key is offered to a waiter,
     which has not started and may never start. For all others the task's policy decides.
 
     `is_own_copy` means that a holder runs the same attempt, from another delivery of this message. `has_ended` may ask
-    the result backend, so it is called only if no cheaper rule decides, and never for the policy ``wait``.
+    the result backend: it is called only if no cheaper rule decides, and never for the policy ``wait``.
     """
     is_begun = is_own_copy or message.delivered.has_begun
     is_successor = any(follows(message.causes, one) for one in holder.holders)
@@ -106,7 +106,7 @@ def follows(causes: frozenset[str], holder: LockInfo) -> bool:
 
 
 def skip(message: Facts, holder: LockInfo, options: LockOptions) -> Decision:
-    """The policy ``skip``: the duplicate is the same work, so it is not needed."""
+    """The policy ``skip``: the duplicate is the same work and is not needed."""
     if holder.state == "cooling":
         return Skip(f"cooling down after {shown(str(holder.task_id))}")
     return Skip(f"duplicate of {shown(holder.task_id) if holder.task_id else holder.who}")

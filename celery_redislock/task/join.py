@@ -1,4 +1,4 @@
-"""Join: the policy ``join``, by which a duplicate ends with another task's outcome instead of running."""
+"""Join: the policy ``join``. A duplicate ends with another task's outcome instead of running."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class JoiningExecution(WorkerExecution):
 
         Raises:
             Exception: The error of the joined task.
-            Ignore: The joined task was revoked, and so is this run; or it is not done, and this run's message waits or
-                is sent back; or another delivery of this run's message already has its outcome.
+            Ignore: The joined task was revoked, so this run is revoked too; or the joined task is not done, so the
+                message waits or is sent back; or another delivery of the message already has the outcome.
         """
         joins = self.message.header.joins
         if joins is None:

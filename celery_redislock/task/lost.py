@@ -58,8 +58,7 @@ class NextAttempt:
         self._deciding = threading.Lock()
 
     def takes(self, key: str) -> tuple[Token, float] | None:
-        """The token that `key` holds for this attempt, and its lifetime in seconds; None if the attempt was called
-        off."""
+        """The token that `key` holds for this attempt, and its lifetime in seconds; None if called off."""
         with self._deciding:
             if self._is_off:
                 return None

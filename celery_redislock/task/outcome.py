@@ -77,9 +77,9 @@ def has_ended(task: Task[..., Any], holder: LockInfo, *, cools_down: bool) -> bo
     Celery stores a result before `on_success` and `after_return` run, and so before the key is released. If a message
     fails or is revoked without a run, its result is stored before its reservation is given up.
 
-    If the result backend cannot tell, the holder counts as not ended. So does a run of `task` that succeeded, if the
-    task's keys cool down (`cools_down`): a newcomer meets its policy now, as it will during the cooldown, instead of
-    waiting in line until the cooldown is over.
+    If the result backend cannot tell, the holder counts as not ended. A run of `task` that succeeded also counts as not
+    ended if the task's keys cool down (`cools_down`): a newcomer then meets its policy, as it will during the cooldown,
+    instead of waiting in line until the cooldown is over.
     """
     if holder.state not in {"held", "queued"} or holder.task_id is None or backend_scheme(task.app) in PRIVATE_BACKENDS:
         return False
@@ -114,7 +114,7 @@ def joined_of(children: Any) -> str | None:
 
 
 def moment_of(value: Any) -> datetime | None:
-    """When a task ended, from the date in its result; None if that is not a date."""
+    """When a task ended, from the date in its result; None if the result has no valid date."""
     try:
         moment = value if isinstance(value, datetime) else datetime.fromisoformat(value)
     except (TypeError, ValueError):

@@ -160,8 +160,7 @@ class LockAttributes:
     """
 
     lock_args: Sequence[str] | set[str] | frozenset[str] | None
-    """Names of the parameters that make up the key; ``()`` means one run per task; None, the default, means all of
-    them."""
+    """Names of the parameters that make up the key; ``()`` means one run per task; None, the default, means all."""
 
     lock_key: str | Callable[[Mapping[str, Any]], str] | None
     """A template over parameter names, ``"stock:{sku}"``, that several tasks can share; or a callable that takes the
@@ -176,7 +175,7 @@ class LockAttributes:
     all arguments make up the key, and ``"wait"`` otherwise and in scope ``"queue"``. See docs/conflicts.md."""
 
     lock_lease: float
-    """How long the lock outlives a dead holder. A living one renews it every third of that time. 30 by default."""
+    """How long the lock outlives a dead holder. A live holder renews it every third of the lease. 30 by default."""
 
     lock_max_hold: float | None
     """Stop renewing the lock after this long, so that a hung task cannot hold it forever. None, the default: never."""
@@ -247,8 +246,8 @@ def give_up_reservation(plan: LockPlan, reservation: Reservation, retries: int |
 def _seconds(app: Celery, moment: Any) -> float | None:
     """Seconds from now until `moment`: a number of seconds, ISO 8601 text or a date, as Celery accepts them.
 
-    None if there is no moment, or if Celery refuses it: Celery then raises the error itself, when it sends the message
-    or in the worker.
+    None if `moment` is None or Celery refuses it: Celery then raises the error itself, when it sends the message or in
+    the worker.
     """
     if moment is None:
         return None

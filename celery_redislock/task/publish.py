@@ -252,8 +252,7 @@ if TYPE_CHECKING:
         """The result of `delay` and `apply_async` of a `LockedTask`: Celery's own, with one more attribute."""
 
         duplicate: bool
-        """Whether an equal job was already queued or running, so that nothing was sent and this is that job's
-        result."""
+        """True if an equal job was already queued or running: nothing was sent, and this is that job's result."""
 
 else:
     LockedResult = AsyncResult
