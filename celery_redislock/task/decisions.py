@@ -219,7 +219,7 @@ def on_joining(*, is_ready: bool, will_run_again: bool, has_key: bool, waited: f
         will_run_again: Whether the joined task's state is RETRY.
         has_key: Whether this run holds the key, so that the joined task is not running.
         waited: Seconds since this run's message first had to wait.
-        options: The task's options. After `lock_queue_ttl` a joined task that is still in state RETRY counts as dead.
+        options: The task's options. A joined task in state RETRY counts as dead once `waited` reaches `lock_queue_ttl`.
     """
     if is_ready:
         return Joining.END

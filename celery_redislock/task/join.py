@@ -31,7 +31,7 @@ SHORTEST_LOOK = 0.05
 class JoiningExecution(WorkerExecution):
     """Ends with the outcome of the task that its message met, or runs if that task died without an outcome.
 
-    A task in state RETRY counts as dead if it has not run again within `lock_queue_ttl`.
+    A joined task that is in state RETRY counts as dead once this run's message has waited for `lock_queue_ttl`.
     """
 
     def _take(self, lock: HeldLock) -> None:
