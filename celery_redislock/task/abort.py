@@ -1,4 +1,4 @@
-"""Abort: raises LockLost in a body whose lock is lost, for the option `lock_on_lost="abort"`."""
+"""Abort: raises LockLost in the thread of a body that has lost its lock, for `lock_on_lost="abort"`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _NOTHING = ctypes.py_object()
 class Abort:
     """A context manager around a body. `strike` raises LockLost inside it, and nowhere else in the body's thread.
 
-    The interpreter raises the error between two bytecodes of that thread, so a body that is inside a C call (a query, a
-    sleep) gets it when the call returns. It reaches no green thread. There, and around long C calls, a body should call
+    The interpreter raises the error between two bytecodes, so a body inside a C call (a query, a sleep) gets it when
+    the call returns. A greenlet never gets it. There, and around long C calls, a body should call
     ``self.lock.check()``.
 
     Source: `PyThreadState_SetAsyncExc` in CPython's C API.
@@ -31,13 +31,13 @@ class Abort:
 
     @property
     def is_armed(self) -> bool:
-        """Whether a body runs inside this object. A body that it calls, as ``super().run()``, must not enter again."""
+        """Whether a body is running inside this object. Nested calls, such as ``super().run()``, must not enter it."""
         return self._thread is not None
 
     def strike(self, key: str, reason: str) -> None:
-        """Raise LockLost in the body. A body that has not begun yet gets the error when it begins.
+        """Raise LockLost in the body, or, if the body has not started, when it starts.
 
-        Only the first call does anything.
+        Only the first call has an effect.
         """
         with self._changing:
             if self._error is not None:
@@ -56,8 +56,8 @@ class Abort:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # LockLost may be raised while this method runs. The error then leaves the method and ends the body, as any
-        # error does. No second LockLost can follow, for `strike` raises only one.
+        # LockLost may be raised while this method runs. It then propagates and ends the body, like any other error. No
+        # second LockLost can follow, because `strike` raises only one.
         with self._changing:
             thread = self._thread
             self._thread = None
@@ -66,28 +66,27 @@ class Abort:
 
 
 class _TakenBack(BaseException):
-    """Is raised instead of a LockLost that comes too late, and caught at once."""
+    """Raised in place of a LockLost that comes too late, and caught at once."""
 
 
 def _take_back(thread: int) -> None:
-    """Forget the error that was to be raised in `thread`, which is this thread, if it has not been raised yet.
+    """Cancel the error scheduled for `thread`, the current thread, unless it has already been raised.
 
-    NULL alone would take it back. But from then on CPython 3.11 and 3.12 look for an error to raise at every call and
-    every turn of a loop, until one was raised; and in CPython 3.11 the next call of a function never ends where a
-    debugger, or coverage, traces the thread.
+    Passing NULL would also cancel it. But CPython 3.11 and 3.12 would then look for an error at every call and loop
+    iteration until one is raised, and in 3.11 the next function call would never return under a debugger or coverage.
     """
     try:
-        while _raise_in(thread, _TakenBack):  # 0 in a green thread, which has another number: nothing was to be raised
+        while _raise_in(thread, _TakenBack):  # 0 in a greenlet, whose id is not a thread's: nothing is scheduled
             pass
     except _TakenBack:
         pass
-    except BaseException:  # a time limit has come first
+    except BaseException:  # a time limit was raised first
         _raise_in(thread, _NOTHING)
         raise
 
 
 def _lost(key: str, reason: str) -> type[Exception]:
-    """A LockLost that needs no arguments: the interpreter is given a class, and makes the error itself."""
+    """Create a LockLost class without arguments: the interpreter takes a class and instantiates it."""
 
     class Lost(LockLost):
         def __init__(self) -> None:

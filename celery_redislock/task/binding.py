@@ -1,4 +1,4 @@
-"""Binding: what is done to a task class once, when it is bound to its app."""
+"""Binding: checks a task's lock options and wraps its body, once, when the task is bound to its app."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Body(NamedTuple):
-    """The function of a task."""
+    """The body of a task."""
 
     function: Callable[..., Any]
     is_method: bool
@@ -42,17 +42,17 @@ class Body(NamedTuple):
 
 
 def body_of(cls: TaskClass) -> Body:
-    """The function of a task class, as its class has it and not yet bound to an object."""
+    """The body of a task class, as a function that is not bound to an instance."""
     static = inspect.getattr_static(cls, "run")
     is_method = not isinstance(static, staticmethod)
     return Body(static if is_method else static.__func__, is_method)
 
 
 def checked_plan(app: Celery, cls: TaskClass, name: str) -> LockPlan:
-    """The plan of a task class whose body, options and result backend are fit for a lock.
+    """Check the body, options and result backend of a task class, and make its plan.
 
     Raises:
-        LockConfigError: One of them is not fit.
+        LockConfigError: One of them cannot be used with a lock.
     """
     body = body_of(cls)
     unguarded = getattr(body.function, "__redislock__", body.function)
@@ -69,7 +69,7 @@ def checked_plan(app: Celery, cls: TaskClass, name: str) -> LockPlan:
 
 
 def guard_body(app: Celery, cls: TaskClass, name: str, is_locked: Callable[[], bool]) -> None:
-    """Wrap the body of a task class by `guard`, unless that has been done."""
+    """Wrap the body of a task class with `guard`, unless it is wrapped already."""
     body = body_of(cls)
     if not hasattr(body.function, "__redislock__"):
         guarded = guard(cls, name, body.function, is_locked)
@@ -81,11 +81,11 @@ def guard_body(app: Celery, cls: TaskClass, name: str, is_locked: Callable[[], b
 
 
 def own_options(cls: TaskClass) -> dict[str, Any]:
-    """The ``lock_*`` attributes of a task class and its bases, by their names without the prefix.
+    """The ``lock_*`` attributes of a task class and its bases, by name without the prefix.
 
-    Names that the plugin does not know are among them, so that they can be refused, but for two kinds that are not
-    meant for it: attributes of other plugins' task classes, such as celery-singleton's `lock_expiry`, and methods and
-    properties of a class. What stands in a decorator is never a method, so a callable there counts.
+    Unknown names are included so that they can be refused. Two kinds are not meant for this plugin and are left out:
+    attributes of other plugins' task classes, such as celery-singleton's `lock_expiry`, and methods and properties of a
+    class. A callable passed to the decorator is never a method, so it is included.
     """
     own: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
@@ -99,29 +99,29 @@ def own_options(cls: TaskClass) -> dict[str, Any]:
     return {
         name.removeprefix("lock_"): value.__func__ if isinstance(value, staticmethod) else value
         for name, value in own.items()
-        if name != "lock_plan"  # of a base class that was bound before
+        if name != "lock_plan"  # set on a base class that was bound earlier
     }
 
 
 def expect_conflicts(cls: TaskClass) -> None:
-    """Add LockConflict to what the task `throws`, for which Celery logs one line without a traceback.
+    """Add LockConflict to the task's `throws`, so that Celery logs it in one line without a traceback.
 
     Under the policy ``raise`` it is an expected outcome of the task.
     """
-    throws = cls.throws if isinstance(cls.throws, tuple) else (cls.throws,)  # Celery allows a single class, too
+    throws = cls.throws if isinstance(cls.throws, tuple) else (cls.throws,)  # Celery also accepts a single class
     if LockConflict not in throws:
         cls.throws = (*throws, LockConflict)
 
 
 def is_given(app: Celery) -> bool:
-    """Whether the task that is being bound to `app` is another app's, and Celery has made it for `app` as well.
+    """Whether the task being bound to `app` was defined for another app, and Celery shares it with this one.
 
-    A shared task belongs to every app alike. It counts as another's where another app is set up, unless `app`
-    is the default app, as a worker's is.
+    A shared task belongs to every app alike. It counts as another app's if another app is set up, unless `app` is the
+    default app, as a worker's app is.
     """
     maker, function = maker_of_task()
     match maker:
-        case "app.task":  # of any app, this one's too
+        case "app.task":  # the decorator of any app, this one included
             return not any(declared is function for declared in declared_by(app))
         case "shared_task":
             return not is_default(app) and any(other is not app and not is_nobodys(other) for other in all_apps())
@@ -129,7 +129,7 @@ def is_given(app: Celery) -> bool:
 
 
 def refused_in(app: Celery, error: LockConfigError) -> LockConfigError:
-    """`error`, for the use of a task in an app to which Celery has given it."""
+    """The LockConfigError for using a task in an app that only shares it; `error` is the reason."""
     return LockConfigError(
         f"{error} (in the app {app.main!r}, which has this task because Celery shares tasks among all apps of a "
         "process: set that app up for it, or call the task by the app that defines it)"
@@ -139,11 +139,11 @@ def refused_in(app: Celery, error: LockConfigError) -> LockConfigError:
 def guard(
     cls: type[Task[..., Any]], name: str, body: Callable[..., Any], is_locked: Callable[[], bool]
 ) -> Callable[..., Any]:
-    """Wrap a task's body, so that it runs only after its lock was asked for.
+    """Wrap a task's body so that it runs only after its lock was requested.
 
-    The wrapper raises LockConfigError where a worker has run no `before_start` of `LockedTask`. It returns the outcome
-    of another task, instead of running the body, where the run has joined one. With `lock_on_lost="abort"` it lets
-    LockLost end the body. In a direct call, which runs none of Celery's hooks, it only calls the body.
+    The wrapper raises LockConfigError if a worker did not run `LockedTask.before_start`. If the run has joined another
+    task, it returns that task's outcome instead of running the body. With `lock_on_lost="abort"`, LockLost can end the
+    body. A direct call runs none of Celery's hooks, so there the wrapper only calls the body.
     """
 
     @functools.wraps(body)
@@ -163,7 +163,7 @@ def guard(
             return execution.joined.value
         abort = execution.abort
         if abort is None or abort.is_armed:
-            # Where `abort` is armed, the body itself has called this wrapper, by `self.run()` or `super().run()`.
+            # An armed `abort` means that the body itself called this wrapper, through `self.run()` or `super().run()`.
             return body(*args, **kwargs)
         with abort:
             return body(*args, **kwargs)
@@ -173,12 +173,12 @@ def guard(
 
 
 def refuse_what_outlives_its_call(what: str, function: Any, remedy: str) -> None:
-    """Refuse a function that has returned before it runs: its lock would be released at once.
+    """Refuse an async function or a generator: its lock would be released before it runs.
 
-    A call of an async function or of a generator only makes an object, which runs later.
+    Calling one only creates an object, which runs later.
 
     Raises:
-        LockConfigError: `function` is async or a generator. The message names it by `what`, and the `remedy`.
+        LockConfigError: `function` is async or a generator. The message contains `what` and `remedy`.
     """
     call = function if inspect.isroutine(function) else getattr(function, "__call__", None)  # noqa: B004
     kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)

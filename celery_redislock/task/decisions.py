@@ -1,12 +1,10 @@
-"""Decisions: what becomes of a run and of its message, as values.
+"""Decisions: what becomes of a run and its message, or of a publish, as values.
 
-They are pure functions of what is known of a message (`celery_redislock.message.delivery`), of a key's holder
-(`LockInfo`), and of the task's options. `WorkerExecution`, its subclass `JoiningExecution` and `EagerExecution` carry
-out what they return. What becomes of a publish is decided in `publish_decisions`, and what a run does that has joined
-another task in `on_joining`. The model in tests/model imports these functions too, so that a wrong rule breaks one
-of the model's promises.
+They are pure functions of the facts about a message (`celery_redislock.message.delivery`), the key's holder
+(`LockInfo`) and the task's options. `WorkerExecution`, `JoiningExecution`, `EagerExecution` and `Publication` carry
+them out. The model in tests/model imports these functions too, so a wrong rule breaks one of its promises.
 
-A new policy is one function here, its name in `POLICIES`, and its name in `options.ConflictPolicy`.
+To add a policy, write one function here and add its name to `POLICIES` and to `options.ConflictPolicy`.
 """
 
 from __future__ import annotations
@@ -23,45 +21,45 @@ from celery_redislock.options import LockOptions
 from celery_redislock.protocol.scripts import Passed
 from celery_redislock.protocol.tokens import is_whole
 
-#: An attempt that ended in one of these states is over: a copy of its message must not run. An attempt whose message
-#: was rejected or requeued, whose body raised SystemExit or whose process died is not: its message is to run again.
+#: An attempt that ended in one of these states is over: a copy of its message must not run. An attempt is not over if
+#: its message was rejected or requeued, its body raised SystemExit or its process died: the message must run again.
 OVER = frozenset({states.SUCCESS, states.FAILURE, states.RETRY, states.IGNORED})
 
-#: Why a run is skipped whose message has expired while it waited for its turn.
+#: The reason for skipping a run whose message expired while it waited.
 EXPIRED = "expired"
 
 HasEnded = Callable[[LockInfo], bool]
-"""Tells whether the result backend knows the outcome of a holder's run, although its key is not free yet."""
+"""Tells whether the result backend knows the outcome of a holder's run, although the key is still held."""
 
 
-# What becomes of a run that finds its key held.
+# Decisions for a run whose key is held.
 
 
 class Skip(NamedTuple):
-    """The run ends as REVOKED. The rest of its chain and its chord fail with it, so that nobody waits for them."""
+    """The run ends as REVOKED. The rest of its chain and its chord fail too, so that no caller waits for them."""
 
     reason: str
 
 
 class Fail(NamedTuple):
-    """The run ends as FAILURE with LockConflict."""
+    """The run ends as FAILURE, with LockConflict."""
 
     is_late: bool = False
-    """The reason is that the message has waited for longer than `lock_wait_for`."""
+    """The message has waited longer than `lock_wait_for`."""
 
 
 class Wait(NamedTuple):
-    """The message waits in line for its turn, and the run is shown as RETRY."""
+    """The message waits in line for its turn. The run is shown as RETRY."""
 
     joins: str | None = None
-    """The id of the task whose outcome the run ends with, as soon as there is one."""
+    """The id of the joined task. The run ends with its outcome as soon as there is one."""
 
 
 class ComeBack(NamedTuple):
-    """The message is no duplicate and meets no policy: it waits in line for its turn."""
+    """The message is not a duplicate, so its policy does not apply: it waits in line for its turn."""
 
     is_begun: bool
-    """The message is marked as work that has begun, so that no policy may drop it at its turn either."""
+    """Mark the message as begun, so that no policy drops it when its turn comes either."""
 
 
 Decision = Skip | Fail | Wait | ComeBack
@@ -71,14 +69,14 @@ Policy = Callable[[Facts, LockInfo, LockOptions], Decision]
 def on_conflict(
     message: Facts, holder: LockInfo, options: LockOptions, *, is_own_copy: bool, has_ended: HasEnded
 ) -> Decision:
-    """What becomes of a run whose key is held.
+    """Decide what becomes of a run whose key is held.
 
-    Copies, successors, work that has begun and messages with a reservation are no duplicates, and come back. So does a
-    message whose sender may have seen the holder's run end, or that finds the key offered to the first in line, who has
-    not begun and may never begin. For all others the task's policy decides.
+    Copies, successors, messages that have begun and messages with a reservation are not duplicates, so they come back.
+    A message also comes back if its sender may have seen the holder's run end, or if the key is offered to a waiter,
+    which has not started and may never start. For all others the task's policy decides.
 
-    Where `is_own_copy`, the holder runs the same attempt, which then is another delivery of this message. `has_ended`
-    is called only where the policy would drop the run, for it may ask the result backend.
+    `is_own_copy` means that a holder runs the same attempt, from another delivery of this message. `has_ended` may ask
+    the result backend: it is called only if no cheaper rule decides, and never for the policy ``wait``.
     """
     is_begun = is_own_copy or message.delivered.has_begun
     is_successor = any(follows(message.causes, one) for one in holder.holders)
@@ -91,30 +89,31 @@ def on_conflict(
 
 
 def policy_for(holder: LockInfo, options: LockOptions) -> str:
-    """The policy for a conflict with `holder`: the task's own, but for one case.
+    """The policy for a conflict with `holder`: the task's own, with one exception.
 
-    In scope ``job`` a message is a duplicate of another job. A holder that is no task is no job, so the message waits.
+    In scope ``job`` a message is a duplicate of another job. A holder that is not a task is no job, so the message
+    waits.
     """
     return "wait" if options.scope == "job" and holder.task_id is None else options.on_conflict
 
 
 def follows(causes: frozenset[str], holder: LockInfo) -> bool:
-    """Whether a message is a successor of `holder`: the holder itself caused it, so it is no duplicate.
+    """Whether `holder` caused the message, which makes the message a successor and not a duplicate.
 
-    The message's root is among its causes, for the first step of a chain may run once more when the last step arrives.
+    The causes include the root, because the first step of a chain may run once more when the last step arrives.
     """
     return holder.task_id is not None and holder.task_id in causes
 
 
 def skip(message: Facts, holder: LockInfo, options: LockOptions) -> Decision:
-    """The policy ``skip``: the duplicate is the same work, and not needed."""
+    """The policy ``skip``: the duplicate is the same work and is not needed."""
     if holder.state == "cooling":
         return Skip(f"cooling down after {shown(str(holder.task_id))}")
     return Skip(f"duplicate of {shown(holder.task_id) if holder.task_id else holder.who}")
 
 
 def wait(message: Facts, holder: LockInfo, options: LockOptions) -> Decision:
-    """The policy ``wait``: the message is other work, and waits in line."""
+    """The policy ``wait``: the message is other work, so it waits in line."""
     return take_turn(message, options)
 
 
@@ -124,19 +123,18 @@ def refuse(message: Facts, holder: LockInfo, options: LockOptions) -> Decision:
 
 
 def join(message: Facts, holder: LockInfo, options: LockOptions) -> Decision:
-    """The policy ``join``: the run ends with the outcome of the first holder that its message has met.
+    """The policy ``join``: the run ends with the outcome of the first holder that its message met.
 
-    A holder that is no task has no outcome: where none is one, the message waits in line.
+    A holder that is not a task has no outcome. If no holder is a task, the message waits in line.
     """
     tasks = [one.task_id for one in holder.holders if one.task_id is not None]
     return take_turn(message, options, message.joins or next(iter(tasks), None))
 
 
 def take_turn(message: Facts, options: LockOptions, joins: str | None = None) -> Decision:
-    """Have the message wait in line, unless it has expired or `lock_wait_for` is over.
+    """Have the message wait in line, unless it has expired or has already waited for `lock_wait_for`.
 
-    A message that has expired must not wait: it may be sent to the broker again, which may drop it, and nobody would
-    hear of it.
+    An expired message must not wait: it may be sent to the broker again, which may drop it silently.
     """
     if message.has_expired:
         return Skip(EXPIRED)
@@ -146,10 +144,10 @@ def take_turn(message: Facts, options: LockOptions, joins: str | None = None) ->
 
 
 POLICIES: dict[str, Policy] = {"join": join, "raise": refuse, "skip": skip, "wait": wait}
-"""What each value of `lock_on_conflict` does."""
+"""The function for each value of `lock_on_conflict`."""
 
 
-# What becomes of a run that cannot ask for its key.
+# Decisions for a run that cannot ask for its key.
 
 
 class Refuse(NamedTuple):
@@ -161,7 +159,10 @@ class RunWithout(NamedTuple):
 
 
 def on_outage(message: Delivered, waited: float, options: LockOptions) -> Refuse | RunWithout | ComeBack:
-    """What becomes of a run whose lock server cannot be asked; its message first had to wait `waited` seconds ago."""
+    """Decide what becomes of a run when the lock server does not answer or refuses.
+
+    `waited` is the time since its message first had to wait, in seconds.
+    """
     if options.on_outage == "retry" and options.wait_for is not None and waited >= options.wait_for:
         return Refuse()
     match options.on_outage:
@@ -173,19 +174,19 @@ def on_outage(message: Delivered, waited: float, options: LockOptions) -> Refuse
             return ComeBack(message.has_begun)
 
 
-# What a run leaves behind, and what the attempt before may leave for it.
+# Decisions for the end of a run.
 
 
 def leaves_note(state: str | None) -> bool:
     """Whether an attempt that ended with `state` is over, so that its release leaves a note for copies of its message.
 
-    The state is None where nobody knows how the run ended, because it was cut short.
+    `state` is None if the run was cut short, so that its outcome is unknown.
     """
     return state in OVER
 
 
 def may_be_handed_a_key(retries: int | None, options: LockOptions) -> bool:
-    """Whether the attempt before this one hands its key over to it, at its end, or has done so."""
+    """Whether the previous attempt hands its key over to this one when it ends, or has done so."""
     return bool(retries) and hands_over(options)
 
 
@@ -194,28 +195,31 @@ def hands_over(options: LockOptions) -> bool:
     return options.scope == "job" or options.hold_on_retry
 
 
+# Decisions for a run that has joined another task.
+
+
 class Joining(Enum):
-    """What a run does that has joined another task."""
+    """What a run that has joined another task does next."""
 
     END = auto()
-    """End with the other task's outcome."""
+    """End with the joined task's outcome."""
     ASK = auto()
-    """Ask for the key. While somebody holds it, the other task may still get an outcome, and this run comes back."""
+    """Ask for the key. If another holds it, come back: the joined task may still get an outcome."""
     COME_BACK = auto()
-    """Release the key and come back: the other task is between two attempts and holds no key."""
+    """Release the key and come back: the joined task is between two attempts and holds no key."""
     RUN = auto()
-    """Run the body: the other task has died without an outcome."""
+    """Run the body: the joined task died without an outcome."""
 
 
 def on_joining(*, is_ready: bool, will_run_again: bool, has_key: bool, waited: float, options: LockOptions) -> Joining:
-    """What a run does that has joined another task.
+    """Decide what a run that has joined another task does next.
 
     Args:
-        is_ready: Whether the other task has an outcome.
-        will_run_again: Whether the other task's state is RETRY.
-        has_key: Whether this run holds the key, so that the other task does not run.
+        is_ready: Whether the joined task has an outcome.
+        will_run_again: Whether the joined task's state is RETRY.
+        has_key: Whether this run holds the key, so that the joined task is not running.
         waited: Seconds since this run's message first had to wait.
-        options: The task's options. A task in state RETRY that has not run for `lock_queue_ttl` counts as dead.
+        options: The task's options. A joined task in state RETRY counts as dead once `waited` reaches `lock_queue_ttl`.
     """
     if is_ready:
         return Joining.END
@@ -224,32 +228,35 @@ def on_joining(*, is_ready: bool, will_run_again: bool, has_key: bool, waited: f
     return Joining.COME_BACK if will_run_again and waited < options.queue_ttl else Joining.RUN
 
 
+# Decisions for a publish.
+
+
 class Published(NamedTuple):
-    """What is known of a message that is to be published, where nobody but the caller knows of it."""
+    """A message that is about to be published, and that only the caller knows of."""
 
     task: str
     """The task's name."""
     causes: frozenset[str]
-    """The ids of the tasks that cause it, shortened as they are in tokens."""
+    """The ids of the tasks that caused it, shortened as in tokens."""
 
 
 class Answer(NamedTuple):
-    """The message is not sent: the caller is given the result of this job, which is outstanding."""
+    """The message is not sent. The caller gets the result of this outstanding job instead."""
 
     job: LockInfo
 
 
 class AskAgain(NamedTuple):
-    """The key, or the place in the queue, is asked for once more, and these jobs are passed over."""
+    """The publish asks once more for the key or the place in the queue, and passes over these jobs."""
 
     passed: Passed
 
 
 def on_first(message: Published, taken: Iterable[LockInfo], has_ended: HasEnded) -> Answer | AskAgain:
-    """What becomes of a publish that is told who has the key and the place in the queue.
+    """Decide what becomes of a publish, given who has the key and the place in the queue.
 
-    A job that the caller may have seen end is no answer, nor is one that has caused the message, for the message is to
-    follow it. `has_ended` is called only where the caller would be given the job's result.
+    A job that the caller may have seen end is no answer. Nor is one that caused the message, because the message must
+    follow it. `has_ended` is called only if the job's result would otherwise be the answer.
     """
     ended, preceding = set[str](), set[str]()
     for job in taken:
@@ -263,16 +270,16 @@ def on_first(message: Published, taken: Iterable[LockInfo], has_ended: HasEnded)
 
 
 def on_second(message: Published, taken: Iterable[LockInfo], passed: Passed) -> Answer | None:
-    """What becomes of a publish that is told so once more, though it passes over some; None: it is sent as it is.
+    """Decide what becomes of a publish that asked again and passed over some jobs. None: send it without a reservation.
 
-    A job that was not there at the first time is newer than the call, so the caller cannot have seen it end.
+    A job that the first answer did not name is newer than the call, so the caller cannot have seen it end.
     """
     known = passed.ended | passed.preceding
     return next((Answer(job) for job in taken if is_job(message, job) and job.task_id not in known), None)
 
 
 def is_job(message: Published, holder: LockInfo) -> bool:
-    """Whether `holder` is a job of the message's task, with a result that the caller can be given."""
-    # An eager run, of `apply()`, has no result that others can read. Its host is not named as a worker is, with an "@".
+    """Whether `holder` is a job of the message's task whose result can be given to the caller."""
+    # Others cannot read the result of an eager run (`apply()`). Unlike a worker's name, its host contains no "@".
     has_a_result = holder.state == "queued" or "@" in (holder.hostname or "")
     return holder.task == message.task and has_a_result and holder.task_id is not None and is_whole(holder.task_id)

@@ -1,6 +1,6 @@
-"""Ended early: how a run ends without its body.
+"""Ended early: how a run ends without its body. `LastWord`: the command with which any run gives up its key.
 
-Such a run raises an `Ignore`, whose class tells the worker's main process what has ended the run.
+A run that ends early raises an `Ignore` whose class tells the worker's main process why.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Skipped(Ignore):
 
 
 class CameBack(Ignore):
-    """The message was sent back, or waits. A key that was reserved for it is still needed."""
+    """The message was sent back or waits in line. A key reserved for it is still needed."""
 
 
 class WaitsInLine(CameBack):
     """The message waits in line, in the room of the worker's main process.
 
     Args:
-        reason: Why, in words.
+        reason: The reason, as text.
         key: The key in Redis.
         rank: The message's rank in the line for the key, in microseconds since the epoch.
         header: What the message carries for the plugin from now on.
@@ -53,12 +53,12 @@ class WaitsInLine(CameBack):
     """
 
     def __init__(self, reason: str, key: str, rank: int, header: Header, is_shown: bool) -> None:
-        super().__init__(reason, key, rank, header, is_shown)  # as pickle makes it again, on the way to that process
+        super().__init__(reason, key, rank, header, is_shown)  # pickle rebuilds it from these in the main process
         self.key, self.rank, self.header, self.is_shown = key, rank, header, is_shown
 
 
 class CameBackInOutage(CameBack):
-    """The message was sent back, because the lock server could not be asked."""
+    """The message was sent back because the lock server did not answer or refused."""
 
 
 class CameBackAsRetry(CameBack):
@@ -66,7 +66,7 @@ class CameBackAsRetry(CameBack):
 
 
 def drop(message: Message) -> NoReturn:
-    """End the run of a copy: the attempt has ended in another delivery of the message, and that outcome stands.
+    """End the run of a copy: the attempt ended in another delivery of the message, and that outcome stands.
 
     Raises:
         Ignore: Always.
@@ -79,7 +79,7 @@ def drop(message: Message) -> NoReturn:
 def revoke(task: Task[..., Any], request: Context, reason: str) -> NoReturn:
     """End the run as REVOKED: `get()` raises TaskRevokedError with `reason`.
 
-    An `Ignore` alone would leave callers waiting. Celery's `mark_as_revoked` would leave the rest of a chain waiting.
+    A bare `Ignore` would leave callers waiting. Celery's `mark_as_revoked` would leave the rest of a chain waiting.
 
     Raises:
         Skipped: Always.
@@ -96,31 +96,31 @@ def revoke(task: Task[..., Any], request: Context, reason: str) -> NoReturn:
 
 
 def show_as_retry(task: Task[..., Any], request: Context, message: Message, error: LockConflict) -> None:
-    """Store the state RETRY. Where the result backend cannot be reached, the run goes on without it."""
+    """Store the state RETRY. If the result backend cannot be reached, only log a warning."""
     if ignores_result(task, request):
         return
     try:
         task.backend.mark_as_retry(str(request.id), error, request=request)
     except SoftTimeLimitExceeded:
         raise
-    except Exception as problem:  # noqa: BLE001 - each backend has its own
+    except Exception as problem:  # noqa: BLE001 - each backend has its own errors
         about = message.fields("not_stored", key=error.key)
         logger.warning("%s comes back, but cannot be shown as RETRY: %s", message.name, describe(problem), extra=about)
 
 
 def show_as_ignored(task: Task[..., Any], request: Context, message: Message) -> None:
-    """Store the state IGNORED instead of RETRY, which an earlier attempt has stored, or this one when it had to wait.
+    """Store IGNORED over the RETRY of an earlier attempt, or of this one while it waited.
 
-    Celery stores nothing for an `Ignore`, so a run that has joined this task would go on waiting for its next attempt.
+    Celery stores nothing for an `Ignore`, so a run that has joined this task would keep waiting for its next attempt.
     """
     if ignores_result(task, request) or backend_scheme(task.app) in PRIVATE_BACKENDS:
-        return  # nobody can have joined it
+        return  # no run can have joined it
     try:
         if task.backend.get_task_meta(str(request.id), cache=False)["status"] == states.RETRY:
             task.backend.store_result(str(request.id), None, states.IGNORED, request=request)
     except SoftTimeLimitExceeded:
         raise
-    except Exception as error:  # noqa: BLE001 - each backend has its own
+    except Exception as error:  # noqa: BLE001 - each backend has its own errors
         logger.warning(
             "%s cannot be shown as IGNORED, so runs that joined it wait in vain: %s",
             *(message.name, describe(error)),
@@ -129,21 +129,21 @@ def show_as_ignored(task: Task[..., Any], request: Context, message: Message) ->
 
 
 class LastWord(NamedTuple):
-    """How a run leaves its key. It keeps nothing of the run: neither its request nor its arguments."""
+    """How a run gives up its key. It does not keep the run's request or arguments in memory."""
 
     lock: HeldLock
     handed_over: tuple[Token, float] | None
-    """What the key holds next, and for how many seconds, where the next attempt takes it over."""
+    """The token of the next attempt's reservation and its lifetime in seconds, if the key is handed over."""
     cooldown: float
-    """How long the key cools down, in seconds."""
+    """How long the key cools down, in seconds; 0 for no cooldown."""
     note: Note | None
-    """What is left for copies of the run's message."""
+    """The note for copies of the run's message, if any."""
     was_sent_before: bool
-    """Whether a time limit has interrupted the run's hooks after the command was sent: the key may be free already."""
+    """A time limit interrupted the run's hooks after an earlier command was sent: the key may be free already."""
 
     @property
     def command(self) -> Command:
-        """The key is handed over, cools down, or is released."""
+        """The command that hands the key over, lets it cool down, or releases it."""
         key, token = self.lock.key, self.lock.token
         if self.handed_over is not None:
             return commands.hand_over(key, token, *self.handed_over, self.note)
@@ -152,7 +152,7 @@ class LastWord(NamedTuple):
         return commands.release(key, token.owner, self.note)
 
     def on_reply(self, was_held: int) -> None:
-        """Deal with the answer: whether the key was still the run's."""
+        """Mark the lock as lost if the reply says that the run no longer held the key."""
         if not was_held and self.lock.was_granted and not self.was_sent_before:
             self.lock.lose(NOT_OURS)
 
@@ -161,14 +161,14 @@ class LastWord(NamedTuple):
 
         Args:
             keeper: The keeper of the lock's server.
-            why: What is known of the command that was sent, in words.
+            why: What happened to the first command, as text for the log.
         """
         soon = f"the lock is released once Redis answers, or ends in {self.lock.lease:g} s"
         about = self.lock.fields("release_delayed")
         logger.warning("%s has ended, but %s; %s", self.lock.token.name, why, soon, extra=about)
-        # The broker may be away too, with the ack unsent: a copy of the message must find the note in any case.
+        # The broker may be away too, with the ack unsent: write the note even if no copy was seen.
         note = self.note and self.note._replace(in_any_case=True)
         command, until = self._replace(note=note).command, self.lock.ends_at
-        if note is not None:  # it is needed also where the lock has ended by itself
+        if note is not None:  # copies need it even after the lease has ended
             until = max(until, time.monotonic() + note.ttl)
         keeper.later(self.lock.key, until, lambda store: store.send(command))

@@ -1,4 +1,7 @@
-"""Execution: one process running one delivered message, from asking for the key to its release."""
+"""Execution: one run of one delivered message, from asking for the key to releasing it.
+
+Code inside the run finds the run's lock through Celery's request.
+"""
 
 from __future__ import annotations
 
@@ -36,59 +39,33 @@ if TYPE_CHECKING:
 
     from .plan import LockPlan
 
+logger = logging.getLogger(__name__)
 
 #: The request attribute that holds the `Execution`.
 EXECUTION = "redislock_execution"
 
-#: Whether any request of this process has had an execution. In most processes that use a `Lock` none has, and to look
-#: at Celery's stack costs a tenth of a Redis command.
+#: Whether any request of this process has had an execution. Most processes that use a `Lock` have none, and looking at
+#: Celery's stack costs a tenth of a Redis command.
 _any_run = False
 
-
-def attach(request: Any, execution: Any) -> None:
-    """Let `held_by_request` find what `execution` holds, for as long as `request` is on Celery's stack."""
-    global _any_run
-    _any_run = True
-    setattr(request, EXECUTION, execution)
-
-
-def held_by_request(store: LockStore, key: str) -> HeldLock | None:
-    """The lock on `key` that a request of this thread or greenlet holds and has not lost; None where there is none.
-
-    The thread may have several requests: a task that is applied eagerly runs inside another.
-    """
-    if not _any_run:
-        return None
-    for task in tasks_of_this_thread():
-        for request in task.request_stack.stack:
-            # Where the request has no execution, a header of the message that has the same name may stand here.
-            lock = getattr(request.__dict__.get(EXECUTION), "lock", None)
-            if isinstance(lock, HeldLock) and lock.key == key and lock.store is store and lock.remaining > 0:
-                return lock
-    return None
-
-
-logger = logging.getLogger(__name__)
-
-#: What is known of a release whose answer is none of its script, or was never read.
+#: For the log: what happened to a release whose reply is an error, or was never read.
 UNREAD = "Redis has refused to release its lock, or has not answered"
 
 
 class Execution:
-    """Takes, holds and releases the key of one request. A subclass knows what to do where the key is held by another.
+    """Takes, holds and releases the key of one request. A subclass knows what to do if another holds the key.
 
-    It is no ABC: every run asks three times whether an object is one, and of an ABC that takes eight times as long.
+    It is not an ABC: every run makes three `isinstance` checks, which take eight times as long with an ABC.
 
     Attributes:
-        task: The task object. Many threads share it, so nothing of a run is kept there.
-        plan: What is known once per task class.
+        task: The task object. Many threads share it, so it keeps nothing about a run.
+        plan: The plan of the task's class.
         request: Celery's request.
-        message: The delivered message of the request.
-        key: The key in Redis; empty until `begin`.
+        message: The request's message, as delivered.
+        key: The key in Redis; empty until `acquire`.
         lock: The held lock; None while nothing is held.
-        abort: Ends the body when the lock is lost; None where the body may go on.
-        joined: The outcome of another task, with which the run ends instead of running its body; None where there is
-            none.
+        abort: Ends the body when the lock is lost; None unless `lock_on_lost` is ``abort``.
+        joined: The outcome of the task that the run has joined and ends with, instead of running its body; else None.
     """
 
     def __init__(self, task: Task[..., Any], plan: LockPlan, request: Context) -> None:
@@ -96,25 +73,25 @@ class Execution:
         self.plan = plan
         self.request = request
         self.message = Message(task, plan.broker, request, plan.options.wait_for)
-        #: The text of the message's attempt, for the token and the note.
+        #: The message's attempt as text, for the token and the note.
         self._attempt = str(self.message.attempt)
         self.key = ""
         self.lock: HeldLock | None = None
         self.abort = Abort() if plan.options.on_lost == "abort" else None
         self.joined: Outcome | None = None
         self._server = server_of(plan.app)
-        #: The lock whose acquire was sent and has no answer yet: the key may have been granted.
+        #: The lock whose acquire was sent and not answered yet: the key may have been granted.
         self._unanswered: HeldLock | None = None
-        #: The claim of the message's reservation, until it is used or given up.
+        #: The claim to the message's reservation, until it is used or given up.
         self._claim: Claim | None = None
         claim = self.message.header.claim
         if claim is not None:
             options = {"expires": request.expires}
             self._claim = Claim(claim, reservation_ttl(plan.app, plan.options, options, task.expires))
-        #: What the key holds after the release, and for how many seconds, where the next attempt is to take it over.
+        #: If the key is handed over: the token of the next attempt's reservation, and its lifetime in seconds.
         self._handed_over: tuple[Token, float] | None = None
         self._release_was_sent = False
-        #: What the key holds until this run acquires it, where the message was called: it has its turn in line.
+        #: If the message was called: what the key holds until this run acquires it.
         self._call = self.message.delivery.call
 
     def acquire(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -122,10 +99,10 @@ class Execution:
 
         Raises:
             TypeError: The arguments do not fit the signature.
-            LockKeyError: No key can be made of the arguments.
-            LockConflict: Another holds the key, and the policy has the run fail.
-            LockUnavailable: Redis could not be asked, and `lock_on_outage` has the run fail.
-            Ignore, Reject: The run has ended without its body.
+            LockKeyError: No key can be made from the arguments.
+            LockConflict: Another holds the key, and the policy makes the run fail.
+            LockUnavailable: Redis did not answer or refused, and `lock_on_outage` makes the run fail.
+            Ignore, Reject: The run ends without its body.
         """
         self.key = key = self.plan.redis_key(args, kwargs)
         if self._claim is not None and self.message.header.key not in {key, None}:
@@ -135,7 +112,7 @@ class Execution:
         self._take(lock)
 
     def hand_over(self, token: Token, seconds: float) -> None:
-        """Have `end` leave the key to the next attempt, whose message has been sent, instead of releasing it.
+        """Have `end` hand the key over to the next attempt, whose message has been sent, instead of releasing it.
 
         Args:
             token: The token of the next attempt's reservation.
@@ -144,10 +121,10 @@ class Execution:
         self._handed_over = token, seconds
 
     def end(self, state: str | None) -> None:
-        """Release the key, and give up an unused reservation. Even in an outage the task's own outcome stands.
+        """Release the key, and give up an unused reservation. An outage does not change the task's own outcome.
 
         Args:
-            state: The state that the task ended with; None where nobody knows, because the run was cut short.
+            state: The state that the task ended with; None if it is unknown because the run was cut short.
         """
         lock = self.lock or self._unanswered
         if lock is not None:
@@ -158,12 +135,13 @@ class Execution:
             self._give_up_reservation()
 
     def leave_no_retry(self) -> None:
-        """Have nobody wait for the task's next attempt: this run leaves no outcome. An eager run shows no state."""
+        """Stop showing RETRY, because no attempt follows this run. Does nothing in an eager run, which shows no
+        state."""
 
     def _take(self, lock: HeldLock) -> None:
-        """Take the key, or end the run, as `begin` says.
+        """Take the key, or end the run, as `acquire` says.
 
-        Where it returns and `self.lock` is None, the body runs without the lock.
+        If `self.lock` is still None afterwards, the body runs without the lock.
 
         Args:
             lock: The lock to be granted.
@@ -176,7 +154,7 @@ class Execution:
         Args:
             lock: The lock to be granted.
         """
-        # A time limit may strike while the answer is read: `end` must then release a key that was granted.
+        # A time limit may strike while the reply is read. If the key was granted, `end` must release it.
         self._unanswered = lock
         note = self._note(lock.key) if self.message.delivered.may_be_a_copy else None
         answer = lock.store.acquire(
@@ -185,11 +163,11 @@ class Execution:
             call=self._call,
             claim=self._claim,
         )
-        self._call = None  # the key is this run's now, or the script has passed it on, or somebody else has it
+        self._call = None  # used up: the key is this run's, was passed on, or is another's
         return answer
 
     def _taken(self, lock: HeldLock) -> None:
-        """Hold `lock`, which was granted: renew it from now on, and say so."""
+        """Hold `lock`, which was granted: have the keeper renew it, and send the signal `lock_acquired`."""
         self.lock, self._unanswered = lock, None
         self._server.keeper.add(lock)
         if signals.lock_acquired.receivers:
@@ -201,28 +179,28 @@ class Execution:
         cooldown = self.plan.options.cooldown if state == states.SUCCESS else 0.0
         note = self._note_after(lock, state)
         word = LastWord(lock, self._handed_over, cooldown, note, self._release_was_sent)
-        # A time limit may interrupt this method after it has sent the command: that the key is free then is no loss.
+        # A time limit may interrupt this method after the command. The next call then finds the key free, not lost.
         self._release_was_sent = True
-        lock.on_lost = partial(_announce_loss, self.task)  # the body is over; and nothing keeps its arguments
+        lock.on_lost = partial(_announce_loss, self.task)  # the body is over, and the lock must not keep its arguments
         try:
             self._server.send_late(word.command, word.on_reply, partial(word.send_again, keeper, UNREAD))
         except LockUnavailable as error:
             word.send_again(keeper, error)
             self.lock = self._unanswered = None
             return
-        # Only after the release: a time limit may strike before it, and then postrun calls `end` once more.
+        # Not before the release: if a time limit strikes before it, postrun calls `end` again.
         self.lock = self._unanswered = None
         if signals.lock_released.receivers:
             signals.lock_released.send(sender=self.task, lock=lock)
 
     def _pass_on(self, call: bytes) -> None:
-        """Pass the key on to the next in line: the message was called to it, and no answer has used that."""
+        """Pass the key on to the next waiter: this run was called to it, and did not use the call."""
         self._call = None
         if self.key:
             self._server.pass_on(self.key, call)
 
     def _note_after(self, lock: HeldLock, state: str | None) -> Note | None:
-        """What the release leaves for copies of the message; None where the attempt is not over."""
+        """The note that the release leaves for copies of the message; None if the attempt is not over."""
         if not decisions.leaves_note(state):
             return None
         delivered = self.message.delivered
@@ -232,9 +210,9 @@ class Execution:
         return Note(self._note(lock.key), ttl, copy_may_wait)
 
     def _give_up_other_key(self) -> None:
-        """Give up the reservation of a key that is not this run's.
+        """Give up a reservation of another key than this run's.
 
-        The publisher made another key of the same arguments: its code is older or newer than this worker's.
+        The publisher computed another key from the same arguments: its code is older or newer than this worker's.
         """
         header = self.message.header
         logger.warning(
@@ -247,7 +225,7 @@ class Execution:
         self.message.header = header._replace(claim=None, key=None)
 
     def _give_up_reservation(self) -> None:
-        """Give up the message's reservation: the message does not run, or runs without the lock."""
+        """Give up the message's reservation: the message will not run, or runs without the lock."""
         if self._claim is None:
             return
         reservation = self.message.header.reservation
@@ -267,17 +245,17 @@ class Execution:
         signals.lock_conflict.send(sender=self.task, key=holder.key, holder=holder, policy=policy)
 
     def _tell(self, holder: LockInfo, what: str) -> None:
-        """Log a conflict. Celery's own line says only that the run was ignored.
+        """Log a conflict, because Celery's own line only says that the run was ignored.
 
         Args:
-            holder: Who holds the key.
+            holder: The key's holder.
             what: The policy and what becomes of the run, such as ``wait: it waits in line``.
         """
         about = self.message.fields("conflict", key=holder.key, holder=holder.who, holder_id=holder.task_id)
         logger.info("%s: lock %s is held by %s: %s", self.message.name, holder.key, holder.who, what, extra=about)
 
     def _on_lost(self, lock: HeldLock, reason: str) -> None:
-        if self.abort is not None:  # before the signal, whose receivers may take their time
+        if self.abort is not None:  # before the signal, whose receivers may be slow
             self.abort.strike(lock.key, reason)
         _announce_loss(self.task, lock, reason)
 
@@ -293,7 +271,30 @@ def _announce_loss(task: Task[..., Any], lock: HeldLock, reason: str) -> None:
     signals.lock_lost.send(sender=task, lock=lock, reason=reason)
 
 
+def attach(request: Any, execution: Any) -> None:
+    """Attach `execution` to `request`. Its lock can then be found while the request is on Celery's stack."""
+    global _any_run
+    _any_run = True
+    setattr(request, EXECUTION, execution)
+
+
 def execution_of(request: Any) -> Execution | None:
-    """The execution of Celery's `request`; None where `request` is None or has not asked for its key."""
+    """The execution of Celery's `request`; None if `request` is None or has not asked for its key."""
     execution = None if request is None else request.__dict__.get(EXECUTION)
     return execution if isinstance(execution, Execution) else None
+
+
+def held_by_request(store: LockStore, key: str) -> HeldLock | None:
+    """The lock on `key` that a request of this thread or greenlet holds and has not lost, if any.
+
+    A thread may have several requests, because a task that is applied eagerly runs inside another.
+    """
+    if not _any_run:
+        return None
+    for task in tasks_of_this_thread():
+        for request in task.request_stack.stack:
+            # If the request has no execution, this may be a message header of the same name.
+            lock = getattr(request.__dict__.get(EXECUTION), "lock", None)
+            if isinstance(lock, HeldLock) and lock.key == key and lock.store is store and lock.remaining > 0:
+                return lock
+    return None

@@ -1,4 +1,4 @@
-"""Join: a duplicate that ends with the outcome of another task instead of running, by the policy ``join``."""
+"""Join: the policy ``join``. A duplicate ends with another task's outcome instead of running."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The shortest pause of a run that has joined a task which is between two attempts, in seconds.
+#: The shortest pause of a run whose joined task is between two attempts, in seconds.
 SHORTEST_LOOK = 0.05
 
 
 class JoiningExecution(WorkerExecution):
-    """Ends with the outcome of the task that its message has met, or runs if that task has died without an outcome.
+    """Ends with the outcome of the task that its message met, or runs if that task died without an outcome.
 
-    A task in state RETRY counts as dead if it has not run again within `lock_queue_ttl`.
+    A joined task that is in state RETRY counts as dead once this run's message has waited for `lock_queue_ttl`.
     """
 
     def _take(self, lock: HeldLock) -> None:
@@ -39,14 +39,14 @@ class JoiningExecution(WorkerExecution):
 
         Raises:
             Exception: The error of the joined task.
-            Ignore: The joined task was revoked, and so is this run; or it is not done yet, and this run's message comes
-                back; or another delivery of this run's message has joined it already.
+            Ignore: The joined task was revoked, so this run is revoked too; or the joined task is not done, so the
+                message waits or is sent back; or another delivery of the message already has the outcome.
         """
         joins = self.message.header.joins
         if joins is None:
             super()._take(lock)
             return
-        # Another delivery of this message may have joined. It took no key, so no release could leave a note.
+        # Another delivery of this message may have joined. It took no key, so it could not leave a note.
         if (
             self.message.delivered.is_delivered_again
             and outcome_of(self.task, self.message.attempt.task_id, self.message).is_ready
@@ -78,7 +78,7 @@ class JoiningExecution(WorkerExecution):
         )
 
     def _carry_out(self, decision: Decision, holder: LockInfo, conflict: Conflict) -> None:
-        """As `WorkerExecution`; but the message waits in line only while the task that it joins holds the key."""
+        """As in `WorkerExecution`, but the message waits in line only while the joined task holds the key."""
         joins = decision.joins if isinstance(decision, Wait) else None
         if joins is not None and not any(one.task_id == joins and one.state == "held" for one in holder.holders):
             self._come_back(joins)
@@ -86,7 +86,7 @@ class JoiningExecution(WorkerExecution):
             super()._carry_out(decision, holder, conflict)
 
     def _come_back(self, joins: str) -> None:
-        """Send the message back, to wait for the next attempt of the task `joins`, which holds no key now."""
+        """Send the message back to wait for the next attempt of the task `joins`, which holds no key now."""
         holder = LockInfo(self.key, joins, self.task.name, None, None, None)
         decision = take_turn(self.message.facts, self.plan.options, joins)
         match decision:
@@ -115,19 +115,19 @@ class JoiningExecution(WorkerExecution):
             raise outcome.value
 
     def _release_without_note(self, lock: HeldLock) -> None:
-        """Release the key and leave no note: this attempt is not over."""
+        """Release the key but leave no note, because this attempt is not over."""
         self._server.keeper.remove(lock)
-        with suppress(LockUnavailable):  # the lock then ends with its lease
+        with suppress(LockUnavailable):  # if Redis is away, the lock ends with its lease
             lock.store.release(lock.key, lock.token, exactly=True)
-        # Only after the release: a time limit may strike before it, and then postrun calls `end` once more.
+        # Not before the release: if a time limit strikes before it, postrun calls `end` again.
         self.lock = self._unanswered = None
-        lock.token = self._mint()  # the release may arrive late, and must not release what a later acquire is granted
+        lock.token = self._mint()  # a late release must not end what a later acquire is granted
         if signals.lock_released.receivers:
             signals.lock_released.send(sender=self.task, lock=lock)
 
 
 def check_backend(app: Celery, task: str, option: str, ignores_result: bool) -> None:
-    """Refuse the policy ``join`` where other processes cannot read the task's outcome.
+    """Refuse the policy ``join`` if other processes cannot read the task's outcome.
 
     Raises:
         LockConfigError: The task's results are not stored, or only one process can read them.

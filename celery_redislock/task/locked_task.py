@@ -1,4 +1,4 @@
-"""LockedTask: the life of a lock around one task, in Celery's hooks."""
+"""LockedTask: the task class that users declare. Celery's hooks take and release its lock."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ else:
 
 
 class LockInRequests(Lock):
-    """The lock of a task's key or of `locked`: code inside a run or a block that holds the key holds it already."""
+    """The lock of a task's key, or of `locked`. Code inside a run or block that holds the key holds it already."""
 
     def __init__(self, client: Any, key: str, options: LockOptions, *, thread_local: bool) -> None:
         super().__init__(
@@ -62,11 +62,11 @@ class LockInRequests(Lock):
 
 
 class LockedTask(LockAttributes, BaseTask):
-    """A task of which no two runs with the same key run at the same time.
+    """A task whose runs with the same key never overlap, unless `lock_limit` allows several.
 
-    Use it as ``@app.task(base=LockedTask)``, or for all tasks of an app as its ``task_cls``. The options are class
-    attributes, in the decorator, in a subclass or in ``task_annotations``; their app-wide defaults are the settings
-    ``redislock_*``. docs/options.md lists them.
+    Use it as ``@app.task(base=LockedTask)``, or as an app's ``task_cls`` for all of its tasks. Options are class
+    attributes: set them in the decorator, in a subclass or in ``task_annotations``. Their app-wide defaults are the
+    settings ``redislock_*``. docs/options.md lists them all.
 
     A subclass that overrides ``before_start`` or ``after_return`` must call ``super()``.
     """
@@ -76,35 +76,36 @@ class LockedTask(LockAttributes, BaseTask):
     if TYPE_CHECKING:
 
         def delay(self, *args: Any, **kwargs: Any) -> LockedResult:
-            """Send a message with these arguments, by `apply_async`."""
+            """Send a message with these arguments, as `apply_async` does."""
 
     lock_plan: ClassVar[LockPlan | None] = None
-    #: Makes the class of a task's requests in a worker, of the task's name and its own `Request`; or refuses that.
+    #: Makes the class of a task's requests in a worker from the task's name and its own `Request`, or refuses that.
     request_class: ClassVar[Callable[[str, Any], Any]]
-    #: Celery's `track_started` of this task. Celery itself must not store STARTED: it does so before the hooks,
-    #: and a copy of the message would overwrite the first run's outcome.
+    #: The task's `track_started`. Celery itself must not store STARTED: it does so before the hooks run, so a copy of
+    #: the message would overwrite the first run's outcome.
     _lock_track_started: ClassVar[bool] = False
-    #: Whether the task cannot be locked in this app, to which Celery has given it. It is checked when it is used.
+    #: Whether the task was found unfit for a lock in this app, which only shares it. It is checked again when it is
+    #: used.
     _lock_is_refused: ClassVar[bool] = False
 
     @classmethod
     def bind(cls, app: Celery) -> Celery:
-        """Bind to `app`, check the options, and wrap the body.
+        """Bind to `app`, check the options and wrap the body.
 
-        Another app's task, which Celery gives to this app too, is no reason to fail before it is used here.
+        A task of another app that Celery shares with this one fails only when it is used here.
 
         Raises:
             LockConfigError: An option of the task or a setting of the app is wrong.
         """
         app = super().bind(app)
         name = cls.name or app.gen_task_name(str(cls.__name__), cls.__module__)
-        if cls.run is Task.run or name.startswith("celery."):  # no task of the user's
+        if cls.run is Task.run or name.startswith("celery."):  # not a user's task
             return app
         try:
             cls._prepare_lock(app, name)
         except LockConfigError:
             if not (vars(cls).get("_lock_is_refused") or is_given(app)):
-                bound_tasks(app).pop(name, None)  # so that the next use of the task fails as well
+                bound_tasks(app).pop(name, None)  # so that the next use of the task fails too
                 raise
             cls.lock_plan, cls._lock_is_refused = None, True
         guard_body(app, cls, name, cls._is_locked)
@@ -113,19 +114,19 @@ class LockedTask(LockAttributes, BaseTask):
     @classmethod
     def _prepare_lock(cls, app: Celery, name: str) -> None:
         request: Any = cls.Request
-        if isinstance(request, type):  # where it is the class's dotted name, the worker resolves it
+        if isinstance(request, type):  # a dotted name is resolved by the worker
             cls.request_class(name, request)
         cls.lock_plan = checked_plan(app, cls, name)
         cls._lock_is_refused = False
-        if "track_started" in vars(cls) and "_lock_track_started" not in vars(cls):  # else done for a base, or before
+        if "track_started" in vars(cls) and "_lock_track_started" not in vars(cls):  # else inherited, or done already
             cls._lock_track_started, cls.track_started = bool(cls.track_started), False
 
     @classmethod
     def _plan_in_use(cls) -> LockPlan | None:
-        """The plan; None for Celery's own tasks. One that was refused is made now.
+        """The plan; None for Celery's own tasks. If it was refused when the task was bound, try to make it now.
 
         Raises:
-            LockConfigError: The task cannot be locked in this app, to which Celery has given it.
+            LockConfigError: The task cannot be locked in this app, which only shares it.
         """
         if cls._lock_is_refused:
             app = bind(cls)
@@ -141,12 +142,12 @@ class LockedTask(LockAttributes, BaseTask):
         return plan is not None and plan.enabled
 
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
-        """Give the task its request class. Celery calls this in a worker's main process, before the first message.
+        """Set the task's request class. Celery calls this in a worker's main process, before the first message.
 
-        `LockedRequest` stands in front of the user's own class, so that both are asked.
+        `LockedRequest` comes before the user's own class in the MRO, so both are used.
 
         Raises:
-            LockConfigError: The task's ``Request`` is no request class.
+            LockConfigError: The task's ``Request`` is not a request class.
         """
         type(self).Request = type(self).request_class(self.name, symbol_by_name(self.Request))
         return super().start_strategy(app, consumer, **options)
@@ -162,19 +163,19 @@ class LockedTask(LockAttributes, BaseTask):
         shadow: str | None = None,
         **options: Any,
     ) -> LockedResult:
-        """Send a message, as Celery does; in the scopes ``job`` and ``queue`` only if there is no equal one already.
+        """Send a message, as Celery does; in the scopes ``job`` and ``queue``, only if it would not duplicate a job.
 
         Returns:
-            The result of the task that will run. Its ``duplicate`` is True where that task had been sent before, and
-            nothing was sent now.
+            The result of the task that will run. ``duplicate`` is True if that task was sent earlier and nothing was
+            sent now.
 
         Raises:
-            LockConfigError: An option of the lock, such as `lock_scope`, is among the options of the call. Where Celery
-                itself publishes in a worker, the message is sent without it, and an error is logged.
-            TypeError, LockKeyError: As `lock_for`. But in scope ``run``, and where the message is a part of a canvas,
-                has a link or has a `task_id`, the publish raises neither, and the run ends with the error.
-            LockUnavailable: Redis did not answer or refused, and `lock_on_outage` is ``raise``. But where the message
-                is a part of a canvas, has a link or has a `task_id`, the run ends with the error.
+            LockConfigError: A lock option, such as `lock_scope`, is among the options of the call. If Celery itself
+                publishes in a worker, the message is sent without the option and an error is logged instead.
+            TypeError, LockKeyError: As in `lock_for`. In scope ``run``, or if the message is part of a canvas, has a
+                link or has a `task_id`, the publish raises neither: the run ends with the error.
+            LockUnavailable: Redis did not answer or refused, and `lock_on_outage` is ``raise``. If the message is part
+                of a canvas, has a link or has a `task_id`, the run ends with the error instead.
         """
         app = bind(self)
         options.update(task_id=task_id, producer=producer, link=link, link_error=link_error, shadow=shadow)
@@ -183,7 +184,7 @@ class LockedTask(LockAttributes, BaseTask):
 
         def send(options: Mapping[str, Any]) -> LockedResult:
             result = cast("LockedResult", super(LockedTask, self).apply_async(args, kwargs, **options))
-            with suppress(AttributeError):  # a base that publishes later, at a transaction's commit, has no result yet
+            with suppress(AttributeError):  # a base that publishes when a transaction commits has no result yet
                 result.duplicate = False
             return result
 
@@ -192,7 +193,7 @@ class LockedTask(LockAttributes, BaseTask):
         publication = Publication(self, plan, options, send)
         if not plan.acts_at_publish:
             return publication.send()
-        if app.conf.task_always_eager:  # asked only here: Celery takes long to look a setting up
+        if app.conf.task_always_eager:  # not earlier: Celery's settings are slow to look up
             return send(options)
         if is_in_hook():
             return publication.send_in_hook()
@@ -208,7 +209,7 @@ class LockedTask(LockAttributes, BaseTask):
         """Run the task in this process, as Celery does.
 
         Raises:
-            LockConfigError: As `apply_async`, of an option of the lock.
+            LockConfigError: A lock option is among the options of the call, as in `apply_async`.
         """
         refuse_lock_options(self, options)
         return super().apply(*args, **options)
@@ -232,16 +233,16 @@ class LockedTask(LockAttributes, BaseTask):
         kwargs: dict[str, Any],
         einfo: Any,
     ) -> None:
-        """Give the lock back after a success or a failure."""
-        # Celery 5.7 also calls this in the main process, at a hard time limit, while the child may still run: there
-        # is no request on the stack there.
+        """Release the lock after a success or a failure."""
+        # From Celery 5.7 on, this also runs in the main process at a hard time limit, while the child may still be
+        # running. The main process has no request on the stack.
         execution = execution_of(self.request_stack.top)
         if execution is not None:
             execution.end(status)
         super().after_return(status, retval, task_id, args, kwargs, einfo)
 
     def on_replace(self, sig: Any) -> Any:
-        """Send the replacement, as Celery does. From now on it alone stores a state, under the same task id."""
+        """Send the replacement, as Celery does. From now on it alone stores a state under the shared task id."""
         execution = execution_of(self.request_stack.top)
         if execution is not None:
             execution.leave_no_retry()
@@ -251,8 +252,8 @@ class LockedTask(LockAttributes, BaseTask):
     def lock(self) -> HeldLock | NoLock:
         """The lock that the current run holds: key, token, fence, `remaining`, `state`, `check()`, `extend()`.
 
-        Where the run holds none, its `state` is ``"none"`` and `check()` passes. That is so in a direct call, in a run
-        that began without its lock in an outage, and where locks are switched off.
+        If the run holds none, `state` is ``"none"`` and `check()` passes. That is the case in a direct call, in a run
+        that started without its lock in an outage, and while locks are switched off.
         """
         execution = execution_of(self.request_stack.top)
         if execution is None:
@@ -262,15 +263,15 @@ class LockedTask(LockAttributes, BaseTask):
     def lock_for(self, *args: Any, **kwargs: Any) -> Lock | NoLock:
         """The lock of the call ``task(*args, **kwargs)``, for code outside the task.
 
-        Arguments that the key is not made of may be left out: where `lock_args` names ``account_id`` or a template has
-        ``{account_id}``, ``lock_for(7)`` and ``lock_for(account_id=7)`` will do.
+        Arguments that do not affect the key may be omitted: if `lock_args` names ``account_id`` or a template has
+        ``{account_id}``, both ``lock_for(7)`` and ``lock_for(account_id=7)`` work.
 
-        The lock waits up to `lock_block_for` seconds for its key, and is renewed while it is held. Code in a run or a
-        block that holds the key holds the lock already.
+        The lock waits up to `lock_block_for` seconds for its key, and is renewed while it is held. Code in a run or
+        block that holds the key already holds the lock.
 
         Raises:
-            TypeError: The arguments do not fit the task's signature, or lack what the key is made of.
-            LockKeyError: The arguments cannot make a key.
+            TypeError: The arguments do not fit the task's signature, or one that the key needs is missing.
+            LockKeyError: No key can be made from the arguments.
             LockConfigError: The task has no lock: it is one of Celery's own.
         """
         plan = self._plan()
@@ -280,14 +281,13 @@ class LockedTask(LockAttributes, BaseTask):
         return LockInRequests(server_of(plan.app).client, key, plan.options, thread_local=False)
 
     def lock_info(self, *args: Any, **kwargs: Any) -> LockInfo | None:
-        """Who holds the lock of the call ``task(*args, **kwargs)``; None where it is free.
+        """Who holds the lock of the call ``task(*args, **kwargs)``; None if it is free.
 
-        Where more than one may hold it, `LockInfo.others` names the other holders.
-
-        Arguments may be left out as with `lock_for`.
+        If `lock_limit` allows several holders, `LockInfo.others` lists the rest. Arguments may be omitted as in
+        `lock_for`.
 
         Raises:
-            TypeError, LockKeyError, LockConfigError: As `lock_for`.
+            TypeError, LockKeyError, LockConfigError: As in `lock_for`.
             LockUnavailable: Redis did not answer or refused.
         """
         plan = self._plan()

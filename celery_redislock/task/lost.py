@@ -1,8 +1,8 @@
-"""Lost: a run whose process has died, and whose next attempt the worker's main process publishes.
+"""Lost: the next attempt of a run whose process has died, which the worker's main process publishes.
 
-Celery does so from 5.7 on, where `retry_on_worker_lost` is set. In scope ``job``, or with `lock_hold_on_retry`, the
-next attempt is handed the key, as by a `self.retry()`. Two threads of the main process do that: one deals with what the
-dead process held, and may be seconds ahead of the other, in which Celery publishes.
+Celery publishes it from 5.7 on, if `retry_on_worker_lost` is set. In scope ``job``, or with `lock_hold_on_retry`, it
+inherits the key, as after `self.retry()`. Two threads of the main process take part. One deals with the keys of the
+dead process, and may be seconds ahead of the other, where Celery publishes.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ if TYPE_CHECKING:
 
     from .plan import LockPlan
 
-#: Seconds that a key is kept for a retry that Celery has not published yet: it may notice a death ten seconds later.
+#: How long a key is kept for a retry that Celery has not published yet, in seconds: Celery may notice a death only
+#: after ten seconds.
 NOTICED_WITHIN = 15.0
 
 _hook = threading.local()
 
 
 class NextAttempt:
-    """The attempt after a run, for the case that the run's process dies. Its key is handed over at most once.
+    """The attempt that follows a run if the run's process dies. The key is handed over to it at most once.
 
     Args:
         plan: The plan of the task.
         request: The dict of Celery's request for the run.
         nonce: The nonce of the run's token.
-        reservation: The key that was reserved for the run's message: its process may die before it has taken that.
+        reservation: The key reserved for the run's message: the process may die before it has taken the key.
     """
 
     def __init__(self, plan: LockPlan, request: Mapping[str, Any], nonce: str, reservation: Reservation | None) -> None:
@@ -51,13 +52,13 @@ class NextAttempt:
         origin = plan.origin(request.get("hostname"))
         self._token = tokens.mint(tokens.mint_nonce(), str(self.attempt), origin, tokens.RESERVED)
         self._ttl = NOTICED_WITHIN
-        #: The key that was handed over.
+        #: The key that was handed over, if any.
         self._key: str | None = None
         self.is_sent = self._is_off = False
         self._deciding = threading.Lock()
 
     def takes(self, key: str) -> tuple[Token, float] | None:
-        """What `key` holds for this attempt from now on, and for how long; None where the attempt does not come."""
+        """The token that `key` holds for this attempt, and its lifetime in seconds; None if called off."""
         with self._deciding:
             if self._is_off:
                 return None
@@ -65,35 +66,35 @@ class NextAttempt:
             return self._token, self._ttl
 
     def header(self, header: Header) -> Header:
-        """`header` for the message of this attempt: it carries the claim to the key, if the run has one."""
+        """The header for this attempt's message: `header`, with the claim to the run's key if the run has one."""
         key = self._key or ASKED_KEYS.key_of(self._nonce) or self._reserved
         if key is None:
             return header
         return header._replace(publish=self.attempt.publish, claim=self._token.nonce, key=str(key))
 
     def was_sent(self, ttl: float) -> None:
-        """The message is out: have the key reserved for it for `ttl` seconds."""
+        """Note that the message was sent, and keep the key reserved for it for `ttl` seconds."""
         with self._deciding:
             self.is_sent, self._ttl, key = True, ttl, self._key
         if key is not None:
-            # The key may or may not be handed over yet, so send both: at least one does nothing.
+            # The key may or may not be handed over yet, so send both commands: at least one does nothing.
             keeper, owner, token = server_of(self._plan.app).keeper, known_by(self._nonce), self._token
             ends = time.monotonic() + max(self._plan.options.lease, NOTICED_WITHIN)
             keeper.later(key, ends, lambda store: store.send(commands.hand_over(key, owner, token, ttl)))
             keeper.later(key, ends, lambda store: store.lengthen(key, token, ttl))
 
     def call_off(self) -> None:
-        """Nobody publishes this attempt: have the key be free, unless the message is out."""
+        """Free the key, because this attempt will not be published. Do nothing if its message was sent."""
         with self._deciding:
             if self.is_sent or self._is_off:
                 return
             self._is_off, key = True, self._key
-        if key is not None:  # the hand-over may come after this, and then finds the note that the claim is void
+        if key is not None:  # a hand-over that comes later finds the note that the claim is void
             server_of(self._plan.app).give_up(key, self._token.nonce, self._ttl, is_to_come=True)
 
 
 def attempts_before(request: Mapping[str, Any]) -> int:
-    """How often a request's task had called `self.retry()`. Anybody may write anything into a message."""
+    """How often a request's task has called `self.retry()`; 0 if the message gives no valid number."""
     retries = request.get("retries")
     return retries if type(retries) is int and retries > 0 else 0
 
@@ -101,7 +102,7 @@ def attempts_before(request: Mapping[str, Any]) -> int:
 def next_attempt(
     task: Task[..., Any], plan: LockPlan, request: Mapping[str, Any], nonce: str, reservation: Reservation | None
 ) -> NextAttempt | None:
-    """The attempt that Celery publishes with `retry_on_worker_lost`; None after the last, or where it gets no key."""
+    """The attempt that Celery publishes for `retry_on_worker_lost`; None after the last, or if it inherits no key."""
     if not hands_over(plan.options):
         return None
     if task.max_retries is not None and attempts_before(request) >= task.max_retries:
@@ -111,9 +112,9 @@ def next_attempt(
 
 @contextmanager
 def in_hook(attempt: NextAttempt | None = None) -> Iterator[None]:
-    """Mark this thread as running a hook of the main process: what it publishes asks no Redis, and makes no key.
+    """Mark this thread as inside a hook of the main process: a publish then neither asks Redis nor computes a key.
 
-    `attempt` is what Celery may publish for a lost run.
+    `attempt` is the attempt that Celery may publish for a lost run.
     """
     before, _hook.attempt = getattr(_hook, "attempt", False), attempt
     try:
@@ -128,7 +129,7 @@ def is_in_hook() -> bool:
 
 
 def lost_before(options: Mapping[str, Any]) -> NextAttempt | None:
-    """The attempt that is published with these `options`, if it follows a run that was lost just now."""
+    """The attempt that a publish with these `options` sends, if it follows a run that was just lost."""
     attempt: NextAttempt | None = getattr(_hook, "attempt", None) or None
     if attempt is None or (options.get("task_id"), options.get("retries")) != attempt.attempt[:2]:
         return None

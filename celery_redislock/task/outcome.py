@@ -1,4 +1,4 @@
-"""Outcome: how another task has ended, as the result backend knows it."""
+"""Outcome: how another task ended, according to the result backend."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How long an eager run waits for the key of a run whose outcome is stored already, in seconds.
+#: How long an eager run waits for a key that is about to become free, in seconds.
 MOMENT = 1.0
-#: The schemes of result backends whose results only the caller, or only one process, can read.
+#: The URL schemes of result backends whose results only the caller, or only one process, can read.
 PRIVATE_BACKENDS = ("rpc", "cache+memory", "cache+locmem", "disabled")
-#: The id of the group, among the children of a result, that holds the one task whose outcome it is.
+#: The id of the group that holds the joined task, among the children of a result.
 JOINED = "redislock-joined"
 
 
@@ -42,19 +42,20 @@ class Outcome(NamedTuple):
 
     @property
     def will_run_again(self) -> bool:
-        """Whether the task is to run again, so that it may hold no key now: it is between two attempts."""
+        """Whether the task is between two attempts, so that it may hold no key now."""
         return self.state == states.RETRY
 
 
 def backend_scheme(app: Celery) -> str:
-    """The scheme of the URL of an app's result backend; ``"disabled"`` where the app has none."""
+    """The URL scheme of an app's result backend; ``"disabled"`` if the app has none."""
     return str(app.conf.result_backend or "disabled").split("://")[0]
 
 
 def outcome_of(task: Task[..., Any], task_id: str, message: Message) -> Outcome:
-    """The outcome of `task_id` so far, by the result backend of `task`. One that is away counts as RETRY: ask later.
+    """The outcome of `task_id` so far, according to the result backend of `task`.
 
-    `message` is that of the run which asks, for the log.
+    If the backend cannot be reached, the outcome counts as RETRY: ask later. `message` is the asking run's, for the
+    log.
     """
     try:
         meta = task.backend.get_task_meta(task_id, cache=False)
@@ -71,13 +72,14 @@ def outcome_of(task: Task[..., Any], task_id: str, message: Message) -> Outcome:
 
 
 def has_ended(task: Task[..., Any], holder: LockInfo, *, cools_down: bool) -> bool:
-    """Whether a caller may have seen the holder end, and is served as soon as its key is free.
+    """Whether a caller may have seen the holder's task end, although its key is not free yet.
 
-    Celery stores a result before `on_success` and `after_return` run, and so before the key is released; and that of a
-    message which fails or is revoked without a run, before what is reserved for it is given up. Where the result
-    backend cannot tell, the holder counts as not ended. So does one that has succeeded, where the keys of `task` cool
-    down (`cools_down`) and it is a run of that: who comes meets its policy, as he will while the key cools down, and
-    does not wait in line until that is over.
+    Celery stores a result before `on_success` and `after_return` run, and so before the key is released. If a message
+    fails or is revoked without a run, its result is stored before its reservation is given up.
+
+    If the result backend cannot tell, the holder counts as not ended. A run of `task` that succeeded also counts as not
+    ended if the task's keys cool down (`cools_down`): a newcomer then meets its policy, as it will during the cooldown,
+    instead of waiting in line until the cooldown is over.
     """
     if holder.state not in {"held", "queued"} or holder.task_id is None or backend_scheme(task.app) in PRIVATE_BACKENDS:
         return False
@@ -85,7 +87,7 @@ def has_ended(task: Task[..., Any], holder: LockInfo, *, cools_down: bool) -> bo
         meta = task.backend.get_task_meta(holder.task_id, cache=False)
     except SoftTimeLimitExceeded:
         raise
-    except Exception as error:  # noqa: BLE001 - each backend has its own
+    except Exception as error:  # noqa: BLE001 - each backend has its own errors
         logger.debug("task %s cannot ask whether %s has ended: %s", task.name, shown(holder.task_id), describe(error))
         return False
     if meta["status"] not in states.READY_STATES:
@@ -93,26 +95,26 @@ def has_ended(task: Task[..., Any], holder: LockInfo, *, cools_down: bool) -> bo
     if cools_down and meta["status"] == states.SUCCESS and (holder.state, holder.task) == ("held", task.name):
         return False
     done = moment_of(meta.get("date_done"))
-    # A result that is older than the lock is that of an earlier run under the same id. Both times are by the clock of
-    # the holder's host, so they can be compared; or by the publisher's and the worker's, where the key is reserved.
+    # A result older than the lock belongs to an earlier run under the same id. Both times are by the clock of the
+    # holder's host, so they can be compared; for a reservation, by the publisher's and the worker's clocks.
     return done is None or holder.since is None or done >= holder.since
 
 
 def note_joined(app: Celery, request: Any, joins: str) -> None:
-    """Have the result of `request` tell that it is the outcome of the task `joins`: its children are stored with it."""
+    """Record among the children of the result of `request` that it is the outcome of the task `joins`."""
     request.children.append(GroupResult(JOINED, [AsyncResult(joins, app=app)], app=app))
 
 
 def joined_of(children: Any) -> str | None:
-    """The id of the task that a run has joined, by the stored children of its result; None where it has joined none."""
+    """The id of the task that a run joined, from the stored children of its result; None if it joined none."""
     match children:
-        case [[[str(group), _], [[[str(joins), _], _]]], *_] if group == JOINED:  # links and chains come behind it
+        case [[[str(group), _], [[[str(joins), _], _]]], *_] if group == JOINED:  # links and chains come after it
             return joins
     return None
 
 
 def moment_of(value: Any) -> datetime | None:
-    """When a task has ended, by the date in its result; None where that is none."""
+    """When a task ended, from the date in its result; None if the result has no valid date."""
     try:
         moment = value if isinstance(value, datetime) else datetime.fromisoformat(value)
     except (TypeError, ValueError):

@@ -1,4 +1,8 @@
-"""LockPlan: what can be worked out once per task class, so that no run has to."""
+"""LockPlan: everything about a task's lock that is computed once per task class, and not in each run.
+
+`LockAttributes` declares the options for type checkers and editors. `reservation_ttl` says how long a key stays
+reserved for a message.
+"""
 
 from __future__ import annotations
 
@@ -39,23 +43,21 @@ from celery_redislock.protocol.names import MAX_LIMIT, limited, redis_key
 from .decisions import may_be_handed_a_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from celery import Celery
 
 
 class LockPlan:
-    """The lock of one task: its options, its keys, and what its broker does with messages.
+    """The lock of one task: its options, its keys, and its app's broker.
 
-    It is made of the task's name and body, whose first parameter is the task where it `is_method`, and of `own`, the
-    task's ``lock_*`` attributes by their names without the prefix.
+    `body` is the task's function; if it `is_method`, its first parameter is the task. `own` are the task's ``lock_*``
+    attributes by name without the prefix.
 
     Attributes:
         keys: Makes the names of the locks.
         broker: The app's broker.
-        options: The task's options, with the app's settings and the defaults for what the task leaves out.
-        acts_at_publish: Whether a publish may need the key: in the scopes ``job`` and ``queue`` it takes the key or the
-            place in the queue, and with `lock_hold_on_retry` a `self.retry()` hands the key over.
+        options: The task's options. The app's settings and the defaults fill in what the task leaves out.
+        acts_at_publish: Whether a publish may need the key: in the scopes ``job`` and ``queue`` it reserves the key or
+            the place in the queue, and with `lock_hold_on_retry` a `self.retry()` hands the key over.
 
     Raises:
         LockConfigError: An option or a setting is wrong.
@@ -76,18 +78,18 @@ class LockPlan:
         self._prefix = keyprefix_of(app) + settings.prefix
         self._origins: dict[str | None, str] = {}
         self._name_of_lease = name_of("lease", own, app_wide)
-        #: Whether the lock server was found fit: not yet where locks are off, or where nobody has set the app up.
+        #: Whether the lock server was checked: not yet if locks are off or the app has not been set up.
         self.server_is_checked = False
         if settings.enabled and not is_nobodys(app):
             self._check_server()
 
     @property
     def enabled(self) -> bool:
-        """Whether locks are switched on at this moment. Tests switch them off after their app was imported.
+        """Whether locks are switched on at this moment. Tests switch them off after importing their app.
 
         Raises:
-            LockConfigError: `redislock_enabled` is neither True nor False; or locks are on for the first time, or the
-                app is one that nobody has set up, and the lock server cannot be used.
+            LockConfigError: `redislock_enabled` is neither True nor False; or locks are on, and the lock server was not
+                checked before and cannot be used.
         """
         enabled = is_enabled(self.app)
         if enabled and not self.server_is_checked:
@@ -99,11 +101,11 @@ class LockPlan:
         self.server_is_checked = True
 
     def redis_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """The key in Redis for a call with these arguments; a `LimitedKey` where more than one may hold it at once.
+        """The key in Redis for a call with these arguments; a `LimitedKey` if several runs may hold it at once.
 
         Raises:
             TypeError: The arguments do not fit the signature.
-            LockKeyError: No key, or no limit, can be made of the arguments.
+            LockKeyError: No key, or no limit, can be made from the arguments.
         """
         if self.options.limit == 1:
             return redis_key(self._prefix, self.keys.name(args, kwargs))
@@ -111,17 +113,17 @@ class LockPlan:
         return limited(redis_key(self._prefix, self.keys.name_of(arguments)), self._limit(arguments))
 
     def in_any_permit(self, key: str) -> str:
-        """`key` for finding one holder with any permit that a lock can have, whatever its limit is now.
+        """`key` with the highest limit there is, to find one holder whatever the number of its permit.
 
-        The user's own `lock_limit` is not called, for it may take its time, and may answer otherwise by now.
+        The user's own `lock_limit` is not called: it may be slow, and may return another number by now.
         """
         return key if self.options.limit == 1 else limited(key, MAX_LIMIT)
 
     def _limit(self, arguments: Mapping[str, Any]) -> int:
-        """How many may hold the key of a call at once.
+        """How many runs may hold the key of a call at once.
 
         Raises:
-            LockKeyError: The task's own `lock_limit` raises, or returns what is no limit.
+            LockKeyError: The task's own `lock_limit` raises, or returns an invalid limit.
         """
         limit: Any = self.options.limit
         if not callable(limit):
@@ -136,7 +138,7 @@ class LockPlan:
         return int(made)
 
     def origin(self, hostname: str | None) -> str:
-        """The last fields of this task's tokens on `hostname`, made once: the host and the task's name."""
+        """The last fields of this task's tokens on `hostname`: the host and the task's name. Cached."""
         origin = self._origins.get(hostname)
         if origin is None:
             origin = self._origins[hostname] = tokens.origin(hostname, self.task)
@@ -151,72 +153,76 @@ def _signature(body: Callable[..., Any], is_method: bool) -> inspect.Signature:
 
 
 class LockAttributes:
-    """What may be set on a `LockedTask`. Durations are seconds.
+    """The options of a `LockedTask`. Durations are in seconds.
 
-    The class has annotations and no values: an option that is not set is looked up in the app's settings, and then in
-    the defaults of `celery_redislock.options`. The tables of docs/options.md are made of these texts.
+    The attributes have no values here: an option that is not set comes from the app's settings, or else from the
+    defaults in `celery_redislock.options`. The table in docs/options.md is generated from these docstrings.
     """
 
     lock_args: Sequence[str] | set[str] | frozenset[str] | None
-    """Names of the parameters that make the key; ``()`` is one run per task; None, the default, is all of them."""
+    """Names of the parameters that make up the key; ``()`` means one run per task; None, the default, means all."""
 
     lock_key: str | Callable[[Mapping[str, Any]], str] | None
     """A template over parameter names, ``"stock:{sku}"``, that several tasks can share; or a callable that takes the
-    bound arguments and returns a string. Excludes `lock_args`."""
+    bound arguments and returns a string. Cannot be combined with `lock_args`."""
 
     lock_scope: Scope
-    """How long the key is held: ``"run"``, the default, while the body runs; ``"job"`` from the publish to the end;
-    ``"queue"``: one runs and one waits. See docs/jobs.md."""
+    """When the key is held: ``"run"``, the default, while the body runs; ``"job"`` from the publish to the end of
+    the task; ``"queue"``: one runs and one waits. See docs/jobs.md."""
 
     lock_on_conflict: ConflictPolicy | None
-    """How a duplicate ends: ``"skip"``, ``"wait"``, ``"raise"`` or ``"join"``. By default ``"skip"`` where all
-    arguments make the key, else, and in scope ``"queue"``, ``"wait"``. See docs/conflicts.md."""
+    """What happens to a duplicate: ``"skip"``, ``"wait"``, ``"raise"`` or ``"join"``. The default is ``"skip"`` if
+    all arguments make up the key, and ``"wait"`` otherwise and in scope ``"queue"``. See docs/conflicts.md."""
 
     lock_lease: float
-    """How long a lock outlives a dead holder. A living one renews it every third of that time. 30 by default."""
+    """How long the lock outlives a dead holder. A live holder renews it every third of the lease. 30 by default."""
 
     lock_max_hold: float | None
-    """Stop renewing the lock after this long, so that a hung task cannot hold it for ever. None, the default: never."""
+    """Stop renewing the lock after this long, so that a hung task cannot hold it forever. None, the default: never."""
 
     lock_wait_for: float | None
-    """Fail with `LockConflict` after waiting in line for this long (``"wait"``, ``"join"``), or with `LockUnavailable`
-    after waiting so long for a lock server that does not answer. None, the default: never."""
+    """Fail with `LockConflict` after waiting in line this long (``"wait"``, ``"join"``), or with `LockUnavailable`
+    after waiting this long for a lock server that does not answer. None, the default: never."""
 
     lock_block_for: float
     """How long `lock_for` and eager runs block for a key. 10 by default."""
 
     lock_hold_on_retry: bool
-    """Keep the key across the task's own ``self.retry()``. False by default; always so in scope ``"job"``."""
+    """Keep the key across the task's own ``self.retry()``. False by default; always on in scope ``"job"``."""
 
     lock_cooldown: float
     """Keep the key for this long after a success. 0 by default."""
 
     lock_queue_ttl: float
-    """For scopes ``"job"`` and ``"queue"``, and a retry that is left the key: how long the key outlives a message that
-    never starts, on top of its countdown or eta, and at most until the message expires. 3600 by default."""
+    """How long a key stays reserved for a message that never starts (scopes ``"job"`` and ``"queue"``, and a retry
+    that keeps the key). The countdown or eta is added; a reservation never outlives its message's expiry. 3600 by
+    default."""
 
     lock_on_lost: OnLost
     """What happens when the lock is lost while the body runs: ``"warn"``, the default, logs a warning; ``"abort"``
-    raises `LockLost` in the body. A call into C gets it when it returns. Under gevent and eventlet nothing is raised:
-    use ``self.lock.check()`` there."""
+    raises `LockLost` in the body. A body inside a C call gets it when the call returns. Nothing is raised under
+    gevent and eventlet: use ``self.lock.check()`` there."""
 
     lock_on_outage: OnOutage
-    """What happens when Redis cannot be asked: ``"retry"`` later, until it can, the default; ``"raise"``
-    `LockUnavailable`; or ``"run"`` without the lock."""
+    """What happens when Redis does not answer or refuses: ``"retry"``, the default, tries again until it works;
+    ``"raise"`` fails with `LockUnavailable`; ``"run"`` runs without the lock."""
 
     lock_limit: int | Callable[[Mapping[str, Any]], int]
-    """How many runs may hold the key at once, 1 to 50; or a callable that takes the bound arguments and returns that
-    number. 1 by default. See docs/limits.md."""
+    """How many runs may hold the key at once, from 1 to 50; or a callable that takes the bound arguments and returns
+    that number. 1 by default. See docs/limits.md."""
 
     lock_fence: bool
     """Hand out a fencing number, ``self.lock.fence``. False by default. See docs/fencing.md."""
 
 
 def reservation_ttl(app: Celery, lock: LockOptions, options: Mapping[str, Any], expires: Any) -> float:
-    """Seconds that a key is reserved: `lock_queue_ttl` and the message's delay, but at most until the message expires.
+    """How long a key is reserved, in seconds: `lock_queue_ttl` plus the message's delay, but never past its expiry.
 
-    Of the `options` of the publish, `countdown`, `eta` and `expires` count; `expires` is the task's own, for a publish
-    without one.
+    Args:
+        app: The task's app.
+        lock: The task's lock options.
+        options: The options of the publish: `countdown`, `eta` and `expires` count.
+        expires: The task's own `expires`, for a publish without one.
     """
     ttl = lock.queue_ttl + max(0.0, _seconds(app, options.get("countdown") or options.get("eta")) or 0.0)
     end = _seconds(app, options.get("expires", expires))
@@ -224,13 +230,13 @@ def reservation_ttl(app: Celery, lock: LockOptions, options: Mapping[str, Any], 
 
 
 def give_up_reservation(plan: LockPlan, reservation: Reservation, retries: int | None, eta: Any = None) -> None:
-    """Have the keeper give up the reservation of a message that does not run, or runs without its lock.
+    """Have the keeper give up the reservation of a message that will not run, or runs without its lock.
 
     Args:
         plan: The plan of the message's task.
-        reservation: What is given up.
+        reservation: The reservation to give up.
         retries: How often the task had called `self.retry()` before it sent the message.
-        eta: When the message is due, where that may be in the future.
+        eta: When the message is due, if that may be in the future.
     """
     ttl = reservation_ttl(plan.app, plan.options, {"eta": eta}, None)
     is_to_come = may_be_handed_a_key(retries, plan.options)
@@ -238,10 +244,10 @@ def give_up_reservation(plan: LockPlan, reservation: Reservation, retries: int |
 
 
 def _seconds(app: Celery, moment: Any) -> float | None:
-    """Seconds from now until `moment`, which Celery takes as a number of seconds, as ISO 8601 text, or as a date.
+    """Seconds from now until `moment`: a number of seconds, ISO 8601 text or a date, as Celery accepts them.
 
-    None where there is no moment. None also for a value that Celery refuses: Celery raises the error itself, when it
-    sends the message or in the worker.
+    None if `moment` is None or Celery refuses it: Celery then raises the error itself, when it sends the message or in
+    the worker.
     """
     if moment is None:
         return None

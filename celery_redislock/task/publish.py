@@ -1,4 +1,7 @@
-"""Publishing: in the scopes ``job`` and ``queue`` the key is taken before a message is sent, so no duplicate is."""
+"""Publication: one call of `apply_async`.
+
+In the scopes ``job`` and ``queue`` it reserves the key or the place in the queue first, so no duplicate is sent.
+"""
 
 from __future__ import annotations
 
@@ -42,23 +45,21 @@ logger = logging.getLogger(__name__)
 Options = Mapping[str, Any]
 Send = Callable[[Options], "LockedResult"]
 
-#: A publish with one of these options is never answered with another job's result: somebody waits for this very id, or
-#: other tasks are to follow it. The worker sends a link with `parent_id` and `root_id`, which a body's own `delay()`
-#: does not have.
+#: A publish with one of these options never gets another job's result: a caller waits for this very id, or other tasks
+#: follow it. A link that the worker sends has `parent_id` and `root_id`; a body's own `delay()` has neither.
 CONTINUATIONS = ("task_id", "group_id", "chord", "chain", "link", "link_error", "parent_id", "root_id")
 
 
 def is_bare(options: Options) -> bool:
-    """Whether nobody but the caller knows of a message that is published with these options.
+    """Whether only the caller knows of a message that is published with these options.
 
-    A message that is not bare may be published by Celery itself, at the end of another task. That task must not fail
-    because of this one.
+    Any other message may be published by Celery itself, at the end of another task, which must not fail because of it.
     """
     return not any(map(options.get, CONTINUATIONS))
 
 
 class Publication:
-    """One call of `Task.apply_async`, carried out as the task's scope says; `send` sends a message with its options."""
+    """One call of `Task.apply_async`, carried out as the task's scope says. `send` does the sending."""
 
     __slots__ = ("_header", "_is_bare", "_options", "_plan", "_send", "_task")
 
@@ -71,21 +72,21 @@ class Publication:
         self._header = Header(tokens.mint_publish(), published=publish_time(options))
 
     def send(self) -> LockedResult:
-        """Send the message with a header of this publish, instead of one that was copied from another message.
+        """Send the message with its own header, which replaces one copied from another message.
 
         Raises:
-            Exception: Any error of the broker's.
+            Exception: Any error of the broker.
         """
         headers = {**(self._options.get("headers") or {}), HEADER: self._header.wire}
         return self._send({**self._options, "headers": headers})
 
     def send_in_hook(self) -> LockedResult:
-        """Send the message in a hook of the worker's main process, which must not wait for Redis.
+        """Send the message from a hook of the worker's main process, which must not wait for Redis.
 
-        The next attempt of a lost run is handed the run's key. Any other message meets its policy when it starts.
+        The next attempt of a lost run inherits the run's key. Any other message meets its policy when it starts.
 
         Raises:
-            Exception: Any error of the broker's.
+            Exception: Any error of the broker.
         """
         attempt = lost_before(self._options)
         if attempt is None:
@@ -104,11 +105,11 @@ class Publication:
             execution: The run that publishes, if it is a run of this task.
 
         Returns:
-            The message's result; or that of the job which it would duplicate, with ``duplicate`` True.
+            The message's result, or the result of the job that it would duplicate, with ``duplicate`` True.
 
         Raises:
             LockUnavailable: Redis did not answer or refused, `lock_on_outage` is ``raise``, and the publish is bare.
-            Exception: Any error of the broker's. The key has been released.
+            Exception: Any error of the broker. The key has been released.
         """
         if execution is not None and self._is_next_attempt(execution):
             lock = execution.lock
@@ -119,7 +120,7 @@ class Publication:
         return self.send() if self._plan.options.scope == "run" else self._take(key)
 
     def _is_next_attempt(self, execution: Execution) -> bool:
-        """Whether this is the `self.retry()` of the run that publishes."""
+        """Whether this publish is the `self.retry()` of the run that publishes."""
         attempt, options = execution.message.attempt, self._options
         return options.get("task_id") == attempt.task_id and (options.get("retries") or 0) > attempt.retries
 
@@ -133,7 +134,7 @@ class Publication:
         return result
 
     def _take(self, key: str) -> LockedResult:
-        """Reserve the key for the message, or the place in the queue, and send it, unless a job is outstanding."""
+        """Reserve the key or the place in the queue, and send the message, unless a job is outstanding."""
         self._options = {**self._options, "task_id": self._options.get("task_id") or uuid()}
         token = self._token(tokens.mint_nonce(), socket.gethostname())
         try:
@@ -142,7 +143,7 @@ class Publication:
             signals.lock_unavailable.send(sender=self._task, key=key, error=error)
             if self._plan.options.on_outage == "raise" and self._is_bare:
                 raise
-            return self.send()  # the run asks Redis again, and ends as the options say
+            return self.send()  # the run asks Redis again, and does what the options say
         match answer:
             case Reserved():
                 return self._send_reserved(token, key, answer.key)
@@ -152,15 +153,15 @@ class Publication:
                 return self.send()  # the run meets its policy when it starts
 
     def _reserve_if_free(self, key: str, token: Token) -> Reserved | None:
-        """Reserve what is free, for a message that is sent in any case, because its own result is waited for."""
+        """Reserve the key or the place if it is free. The message is sent in any case: its own result is awaited."""
         reserved = keys_of(key).queued if self._is_of_queue else key
         answer = server_of(self._plan.app).store.acquire(reserved, token, self._plan.options.lease)
         return Reserved(reserved) if isinstance(answer, Granted) else None
 
     def _reserve(self, key: str, token: Token) -> Reserved | Answer | None:
-        """Reserve the key or the place in the queue, or find the job that answers the caller, in two commands at most.
+        """Reserve the key or the place in the queue, or find the job that answers the caller, in at most two commands.
 
-        None where the message is to be sent without a reservation: another task's job has the place.
+        None means that the message is sent without a reservation, because another task's job has the place.
         """
         message = Published(self._task.name, self._causes)
         cools_down = self._plan.options.cooldown > 0
@@ -185,7 +186,7 @@ class Publication:
 
     @property
     def _causes(self) -> frozenset[str]:
-        """The ids of the message's parent and root. Celery writes those of the running task into it only later."""
+        """The ids of the message's parent and root. Celery adds the running task's ids only later."""
         causes = {self._options.get("parent_id"), self._options.get("root_id")}
         parent = self._plan.app.current_worker_task
         if parent is not None:
@@ -193,7 +194,7 @@ class Publication:
         return frozenset(tokens.known_as(str(one)) for one in causes if one)
 
     def _send_reserved(self, token: Token, key: str, reserved: str) -> LockedResult:
-        """Send the message for which `token` holds `reserved`: the key, or the place in the queue."""
+        """Send the message whose `token` reserves `reserved`: the key, or the place in the queue."""
         server = server_of(self._plan.app)
         self._header = self._header._replace(claim=token.nonce, key=key, queued=reserved != key)
         ttl = self._reservation_ttl()
@@ -202,8 +203,8 @@ class Publication:
         except BaseException:
             server.store.undo_reserve(key, token)
             raise
-        # Until now the reservation lives for one lease only, for the publisher may die before it has sent the message.
-        # If the message has started meanwhile, its run holds the key under a nonce of its own, and this does nothing.
+        # So far the reservation lasts for one lease only, because the publisher may die before it has sent the message.
+        # If the message has already started, its run holds the key under its own nonce, and this does nothing.
         ends = time.monotonic() + self._plan.options.lease
         try:
             server.send_late(
@@ -230,12 +231,12 @@ class Publication:
         signals.lock_conflict.send(sender=task, key=holder.key, holder=holder, policy=policy)
         result = cast("LockedResult", task.AsyncResult(str(holder.task_id)))
         result.duplicate = True
-        # As Celery itself does: `get()` of a result that is not stored must not wait.
+        # As in Celery, `get()` must not wait for a result that is not stored.
         result.ignored = self._options.get("ignore_result", task.ignore_result)
         return result
 
     def _token(self, claim: str, hostname: str | None) -> Token:
-        """The token of the message's reservation. It names the message's attempt as the execution will do."""
+        """The token of the message's reservation. It names the message's attempt as the execution will."""
         options = self._options
         nesting = options.get("replaced_task_nesting") or 0
         attempt = Attempt(str(options["task_id"]), options.get("retries") or 0, nesting, self._header.publish)
@@ -248,10 +249,10 @@ class Publication:
 if TYPE_CHECKING:
 
     class LockedResult(AsyncResult[Any]):
-        """What `delay` and `apply_async` of a `LockedTask` return: Celery's own result, with one attribute more."""
+        """The result of `delay` and `apply_async` of a `LockedTask`: Celery's own, with one more attribute."""
 
         duplicate: bool
-        """Whether an equal job was queued or ran already, so that nothing was sent and this is that job's result."""
+        """True if an equal job was already queued or running: nothing was sent, and this is that job's result."""
 
 else:
     LockedResult = AsyncResult

@@ -1,4 +1,7 @@
-"""Run hooks: what Celery calls right before and after a body. A run gets its `Execution`, which takes the key."""
+"""Run hooks: what Celery calls right before and after a body.
+
+`before_body` gives the run its `Execution`, which takes the key. `release` releases what `after_return` did not.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class _TracebackOnce(logging.Filter):
-    """Keeps the traceback out of this line: Celery's own line shows it. Error trackers read it from `exc_info`."""
+    """Keeps the traceback out of this log line, since Celery's own has it. Error trackers read it from `exc_info`."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.exc_text = "(its traceback is in Celery's own line)"  # formatters write this instead of the traceback
@@ -46,22 +49,22 @@ def before_body(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> bool:
-    """Take the lock of a run, or end the run as its options say. Where it has none, or locks are off, nothing happens.
+    """Take the lock of a run, or end the run as its options say. Do nothing if it has no lock or locks are off.
 
-    An error that ends the run is logged as well, so that error trackers see it.
+    An error that ends the run is also logged, so that error trackers see it.
 
     Args:
         task: The task.
-        plan_of: Returns the task's plan, or None; or raises what keeps the task from being locked.
-        request: Celery's request for the run. From now on its execution is attached to it.
+        plan_of: Returns the task's plan, or None; raises if the task cannot be locked.
+        request: Celery's request for the run. The run's execution is attached to it.
         args: The positional arguments of the run.
         kwargs: Its keyword arguments.
 
     Returns:
-        Whether the run ends with the outcome of another task, by the policy ``join``.
+        Whether the run ends with another task's outcome, by the policy ``join``.
 
     Raises:
-        Exception: As `Execution.acquire`.
+        Exception: As in `Execution.acquire`.
     """
     try:
         plan = plan_of()
@@ -81,7 +84,7 @@ def before_body(
 
 
 def _report_begin(delivery: Delivery | None) -> None:
-    """Have the worker's main process ack the message of a run that begins, if it is acked early."""
+    """Tell the worker's main process that a run begins, so that it acks a message that is acked early."""
     if delivery is not None and delivery.acks_at_begin:
         for report_begin in ON_BEGIN:
             report_begin(delivery.nonce)
@@ -94,29 +97,29 @@ def _execution_type(plan: LockPlan, request: Context) -> type[Execution]:
 
 
 def report(task: Task[..., Any], request: Context, error: Exception) -> None:
-    """Log what keeps a body from running, unless the task `throws` that error or somebody else sees it.
+    """Log what keeps a body from running, unless the task `throws` that error or it is seen elsewhere.
 
-    Celery logs the error as well, right after this line.
+    Celery also logs the error, right after this line.
     """
     if task.throws and isinstance(error, task.throws):
         return
     execution = execution_of(request)
     if request.is_eager or (execution is not None and execution.joined is not None):
-        return  # the caller of an eager run gets the error; the error of a joined task came from that task's body
+        return  # an eager run's caller gets the error; a joined task's error came from its own body
     about = fields("failed", task=task.name, task_id=request.id, key=(execution and execution.key) or None)
     name = run_named(task.name, request.id)
     logger.error("%s: its body is not run: %s", name, describe(error), exc_info=error, extra=about)
 
 
 def connect() -> None:
-    """Have Celery call `release` whenever a task has run in this process."""
+    """Have Celery call `release` after every task that runs in this process."""
     task_postrun.connect(release, weak=False)
 
 
 def release(sender: Any = None, state: str | None = None, retval: Any = None, **_: Any) -> None:
-    """Release the key of a run for which Celery has not called `after_return`.
+    """Release the key of a run that ended without `after_return`.
 
-    Celery does not do so for RETRY, Ignore, Reject, replace(), an error in a hook and SystemExit.
+    Celery does not call `after_return` for RETRY, Ignore, Reject, replace(), an error in a hook and SystemExit.
 
     Args:
         sender: The task.
@@ -129,13 +132,13 @@ def release(sender: Any = None, state: str | None = None, retval: Any = None, **
     request = task.request_stack.top
     execution = execution_of(request)
     if execution is not None:
-        # Celery reports SUCCESS also for a run that a shutdown's SystemExit or a hook's Reject has cut short. Its
-        # result may not be stored, nor the next step of its chain sent, so the attempt must not count as over.
+        # Celery also reports SUCCESS for a run that a shutdown's SystemExit or a hook's Reject cut short. Its result
+        # may not be stored, nor the next step of its chain sent, so the attempt must not count as over.
         execution.end(state if sys.exception() is None else None)
-        # The execution and the request refer to each other: together they would keep the arguments in memory.
+        # The execution and the request reference each other, which would keep the arguments in memory.
         delattr(execution.request, EXECUTION)
     elif not is_requeued(task, retval):
-        # The run has ended before it asked for the key.
+        # The run ended before it asked for the key.
         plan, reservation = task.lock_plan, reservation_in(getattr(request, HEADER, None))
         if reservation is not None and plan is not None and plan.enabled:
             give_up_reservation(plan, reservation, request.retries)

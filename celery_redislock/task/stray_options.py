@@ -1,4 +1,4 @@
-"""Stray options: lock options in a call, and options of another lock plugin on a task. Neither has any effect there."""
+"""Stray options: lock options in a call, and another lock plugin's options on a task. Neither has any effect there."""
 
 from __future__ import annotations
 
@@ -18,19 +18,24 @@ from .publish import is_bare
 
 logger = logging.getLogger(__name__)
 
+#: The options of other lock plugins, and which plugin each belongs to.
+_PLUGINS = {"once": "celery-once", "unique_on": "celery-singleton", "raise_on_duplicate": "celery-singleton"}
+#: The pairs of task and option that this process has warned about: several apps may bind one task.
+_said: set[tuple[str, str]] = set()
+
 
 def refuse_lock_options(task: Task[..., Any], options: dict[str, Any]) -> None:
-    """Refuse names that begin with ``lock_`` among the options of a call.
+    """Refuse options of a call whose names begin with ``lock_``.
 
-    Where a worker publishes the message for Celery, as the next step of a chain or a retry, the run before it has
-    ended, and its work would be lost with the message: there they are logged, and removed from `options`.
+    If a worker publishes for Celery, such as the next step of a chain or a retry, the previous run has ended, and an
+    error would lose its work. There the options are logged and removed from `options`.
 
     Raises:
-        LockConfigError: `options` have such a name.
+        LockConfigError: `options` has such a name.
     """
     for name in [option for option in options if option.startswith("lock_")]:
         refusal = _refusal(str(task.name), name)
-        # Celery publishes an errback in the main process with the id of the task that has failed.
+        # Celery publishes an errback in the main process, with the failed task's id as `parent_id`.
         is_by_celery = task.app.current_worker_task or is_in_hook() or options.get("parent_id")
         if is_bare(options) or not is_by_celery:
             raise refusal
@@ -54,14 +59,8 @@ def _refusal(task: str, option: str) -> LockConfigError:
     )
 
 
-#: The options by which the other plugins lock, and whose they are.
-_PLUGINS = {"once": "celery-once", "unique_on": "celery-singleton", "raise_on_duplicate": "celery-singleton"}
-#: The pairs of task and option that this process has warned of: several apps may bind one task.
-_said: set[tuple[str, str]] = set()
-
-
 def warn_of_leftovers(cls: type[Task[..., Any]], task: str, key: str) -> None:
-    """Warn, once in a process, of each option of another plugin that a task has, and say what to write instead.
+    """Warn once per process about each option of another plugin on a task, and say what to write instead.
 
     `key` is a sentence about the task's key that ends the warning; it may be empty.
     """
@@ -75,7 +74,7 @@ def warn_of_leftovers(cls: type[Task[..., Any]], task: str, key: str) -> None:
 
 
 def is_of_another_plugin(base: type) -> bool:
-    """Whether a base of a locked task's class is Celery's or another plugin's: its options work there."""
+    """Whether a base of a locked task's class is Celery's or another plugin's, so that its options work there."""
     return issubclass(base, Task) and not issubclass(base, LockAttributes)
 
 

@@ -1,4 +1,8 @@
-"""WorkerExecution: a run in a worker. Where it has to wait for its key, its message waits in line."""
+"""The two kinds of `Execution`, which carry out the decisions about a run.
+
+`WorkerExecution` runs in a worker: if it has to wait for its key, the run ends and its message waits in line or is sent
+back. `EagerExecution` runs in the caller's own process and blocks.
+"""
 
 from __future__ import annotations
 
@@ -35,29 +39,29 @@ from .outcome import MOMENT
 
 logger = logging.getLogger(__name__)
 
-#: The shortest and the longest pause of a message that is sent back, in seconds; and the longest one while the room of
-#: its worker is full: where thousands come back, each of them costs a run and some commands.
+#: The shortest and the longest pause of a message that is sent back, in seconds; and the longest while the room of its
+#: worker is full: thousands of messages may then come back, and each costs a run and some commands.
 SHORTEST_PAUSE, LONGEST_PAUSE, LONGEST_PAUSE_WHILE_FULL = 1.0, 30.0, 300.0
 
 
 class WorkerExecution(Execution):
-    """Carries out what `celery_redislock.task.decisions` says of a conflict or an outage."""
+    """A run in a worker. It carries out what `celery_redislock.task.decisions` says about a conflict or an outage."""
 
     _may_leave_retry = True
 
     def end(self, state: str | None) -> None:
-        """Release the key. Where the task ends without an outcome, the runs that have joined it hear of it."""
+        """Release the key. If the task ends without an outcome, show that to the runs that have joined it."""
         try:
             if state == states.IGNORED and self.lock is not None:
                 self.leave_no_retry()
-        finally:  # a time limit may strike while the result backend is asked, and the keeper would go on for ever
+        finally:  # else a time limit that strikes in the backend leaves the keeper renewing the key forever
             super().end(state)
-            ASKED_KEYS.forget(self.message.delivery.nonce)  # in a child that is nothing
+            ASKED_KEYS.forget(self.message.delivery.nonce)  # no effect in a child
 
     def leave_no_retry(self) -> None:
-        """Show the task as IGNORED where it is shown as RETRY, by the attempt before or by this one while it waited."""
+        """Show IGNORED instead of the RETRY of the previous attempt, or of this one while it waited."""
         if self._may_leave_retry and (self.message.attempt.retries or self.message.header.times):
-            self._may_leave_retry = False  # from now on RETRY is what its replacement stores
+            self._may_leave_retry = False  # a later RETRY is the replacement's
             show_as_ignored(self.task, self.request, self.message)
 
     def _take(self, lock: HeldLock) -> None:
@@ -69,8 +73,8 @@ class WorkerExecution(Execution):
                 if self._runs_without(error):
                     self._give_up_reservation()
                     return
-                # The failed acquire was undone by a release of its token, which may arrive late: it must not release
-                # what the next acquire is granted.
+                # The failed acquire was undone by a release of its token. That release may arrive late, and must not
+                # release what the next acquire is granted.
                 lock.token = self._mint()
                 continue
             if isinstance(answer, Granted):
@@ -84,14 +88,14 @@ class WorkerExecution(Execution):
             self._conflict(answer)
 
     def _ask(self, lock: HeldLock) -> Granted | Conflict | Finished:
-        # Before the command: as soon as the key is granted, this process may die.
+        # Before the command, because this process may die as soon as the key is granted.
         ASKED_KEYS.asks(self.message.delivery.nonce, lock.key)
         return super()._ask(lock)
 
-    # Where another holds the key.
+    # Conflicts: another holds the key.
 
     def _conflict(self, conflict: Conflict) -> None:
-        """End the run, or return, so that the key is asked for again."""
+        """End the run, or return so that it asks for the key again."""
         holder, message = conflict.info(self.key), self.message.facts
         decision = self._decide(message, conflict, holder)
         policy = "come back" if isinstance(decision, ComeBack) else decisions.policy_for(holder, self.plan.options)
@@ -99,12 +103,12 @@ class WorkerExecution(Execution):
         self._carry_out(decision, holder, conflict)
 
     def _carry_out(self, decision: Decision, holder: LockInfo, conflict: Conflict) -> None:
-        """Carry out what was decided.
+        """Carry out a decision.
 
         Args:
             decision: What becomes of the run.
-            holder: Who holds the key.
-            conflict: The same, as the lock server has told it.
+            holder: The key's holder.
+            conflict: The conflict as the lock server reported it.
         """
         match decision:
             case Skip():
@@ -112,7 +116,7 @@ class WorkerExecution(Execution):
             case Fail():
                 self._fail(decision, holder)
             case Wait():
-                # RETRY is stored before the message waits. Stored after it, as Celery does for its own Retry, it could
+                # Store RETRY before the message waits. Stored afterwards, as Celery does for its own Retry, it could
                 # overwrite the outcome of the message's next run.
                 show_as_retry(self.task, self.request, self.message, LockConflict(holder.key, holder))
                 self._wait(holder, conflict, self._waiting_policy, is_shown=True, joins=decision.joins)
@@ -140,12 +144,12 @@ class WorkerExecution(Execution):
         is_begun: bool = False,
         joins: str | None = None,
     ) -> None:
-        """End the run; its message waits in line, or, where it cannot do so in this worker, is sent back.
+        """End the run. Its message waits in line, or is sent back if it cannot wait in this worker.
 
         Args:
-            holder: Who holds the key.
+            holder: The key's holder.
             conflict: As for `_carry_out`.
-            what: What the log line calls it.
+            what: The policy as the log line names it.
             is_shown: Whether the run is shown as RETRY.
             is_begun: As for `Message.wait`.
             joins: As for `Message.wait`.
@@ -168,12 +172,12 @@ class WorkerExecution(Execution):
         """The policy that log lines name for a run that waits for its turn."""
         return "join" if self.plan.options.on_conflict == "join" else "wait"
 
-    # Where Redis cannot be asked.
+    # Outages: Redis does not answer or refuses.
 
     def _runs_without(self, error: LockUnavailable) -> bool:
-        """End the run, or return True where it runs without the lock, or False where it must ask for the key again.
+        """End the run, or return whether it runs without the lock. If not, it must ask for the key again.
 
-        The run must ask again where the broker is away too, so that only this process has the message.
+        It must ask again if the broker is away too and its message is already acked, so that only this process has it.
         """
         signals.lock_unavailable.send(sender=self.task, key=error.key, error=error)
         about = self.message.fields("unavailable", key=error.key, reason=error.reason)
@@ -192,9 +196,9 @@ class WorkerExecution(Execution):
 
 
 class EagerExecution(Execution):
-    """Blocks for the key where a worker would send the message back. It leaves no note, for no copy can come.
+    """A run in the caller's process. It blocks for its key, and leaves no note, because there is no message.
 
-    A run inside another run, or inside a block, that holds the key shares that lock and does not release it.
+    A run inside a run or block that holds the key shares that lock and does not release it.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -202,22 +206,23 @@ class EagerExecution(Execution):
         self._shares_lock = False
 
     def end(self, state: str | None) -> None:
-        """Release the key, unless the run or the block around this one holds it."""
+        """Release the key, unless it belongs to the run or block around this one."""
         if self._shares_lock:
             self.lock = None
         super().end(state)
 
     def _note_after(self, lock: HeldLock, state: str | None) -> None:
-        """No note: there is no message of which a copy could come."""
+        """Leave no note: there is no message, so there can be no copy."""
 
     def _take(self, lock: HeldLock) -> None:
         """Take the key.
 
         Raises:
             TaskRevokedError: Another holds the key, and the policy is ``skip``.
-            LockConflict: Another held the key for `lock_block_for`; or, by the policy ``raise``, holds it now.
+            LockConflict: Another held the key for `lock_block_for`, or holds it and the policy is ``raise``.
             LockUnavailable: Redis did not answer or refused, and `lock_on_outage` is not ``run``.
-            LockConfigError: The run would have to wait, and so stop the event loop that runs the caller.
+            LockConfigError: The run would have to wait, which would block the caller's event loop; or it would share a
+                lock that has no fence, and `lock_fence` is True.
         """
         if self._share_lock(lock):
             return
@@ -237,7 +242,7 @@ class EagerExecution(Execution):
         self._taken(lock)
 
     def _wait_or_end(self, lock: HeldLock, conflict: Conflict) -> None:
-        """Return as soon as the key is taken, or raise. The run blocks where a message would be sent back."""
+        """Block until the key is taken, or raise."""
         message, options = self.message.facts, self.plan.options
         holder = conflict.info(lock.key)
         policy = policy_for(holder, options)
@@ -257,7 +262,7 @@ class EagerExecution(Execution):
         raise LockConflict(lock.key, holder)
 
     def _share_lock(self, lock: HeldLock) -> bool:
-        """Use the lock of the run that calls `apply()`, or of a block around it, and return whether there is one."""
+        """Use the lock of the run that calls `apply()`, or of a block around it. Return whether there is one."""
         entry = entry_of_context(lock.store, lock.key)
         outer = entry.held if entry else held_by_request(lock.store, lock.key)
         if outer is None:
