@@ -134,7 +134,7 @@ def _idle_timeout(client: redis.Redis) -> int:
 
 
 def warn_of_broker(app: Celery) -> None:
-    """Warn of whatever in the broker of `app` affects its locked tasks. Opens no connection."""
+    """Warn of anything about the broker of `app` that affects its locked tasks. Opens no connection."""
     with app.connection_for_read() as connection:
         transport, is_redis = str(connection.transport_cls), connection.transport.driver_type == "redis"
         options = connection.transport_options or {}

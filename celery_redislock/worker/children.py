@@ -49,7 +49,7 @@ class Run(NamedTuple):
 
     @property
     def is_to_come(self) -> bool:
-        """Whether the previous attempt may still be running, and hands its key over to this one when it ends."""
+        """Whether the previous attempt may still be running, and hand its key over to this one when it ends."""
         return may_be_handed_a_key(self.retries, self.plan.options)
 
     @property
@@ -81,8 +81,9 @@ class Children:
         self._condemned: set[int] = set()
         #: The pids of dead children that the pool may not have replaced yet.
         self._dead: set[int] = set()
-        #: How often these two sets have changed; and `living`'s last count, with the children and changes it is for.
+        #: Counts the changes of these two sets.
         self._changes = 0
+        #: The last answer of `living`: the children and the number of changes that it is for, and the answer.
         self._counted: tuple[tuple[Any, ...], int, int] = ((), -1, 0)
         self._deaths: Deaths | None = None
         self._starting = threading.Lock()
@@ -262,7 +263,7 @@ def _is_still_to_come(server: LockServer, run: Run, key: str) -> bool:
 
     If so, giving up the reservation must leave `<key>:gone:<claim>`: an attempt that has already released its key
     hands nothing over. This also runs for a child that exits normally after its last run, recycled by
-    `worker_max_tasks_per_child`, which must not leave a key that nothing reads.
+    `worker_max_tasks_per_child`, which must not leave one that nothing reads.
     """
     held = server.store.look(key) if run.is_to_come else None
     attempts = [holder.attempt for holder in held.holders] if held is not None else []

@@ -31,9 +31,9 @@ _CHUNK = 100 * _LENGTH
 READ_EVERY = 0.1
 #: With an event loop, the pipe is read when a child accepts the next message, or after this many seconds.
 HEARD_AFTER = 0.01
-#: If no message follows, the pipe is read in this round of the event loop that finds it readable, not in the first one.
-#: In the rounds before that, the child may get its next message after all; it then asks for its next key while this
-#: process waits for the broker to answer the ack. Otherwise each message would take one more round trip.
+#: If no message follows, the pipe is read only in this round of the event loop that finds it readable. In the rounds
+#: before, the child may get its next message after all; it then asks for its next key while this process waits for the
+#: broker to answer the ack. Otherwise each message would take one more round trip.
 HEARD_IN_ROUND = 3
 
 

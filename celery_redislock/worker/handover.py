@@ -220,7 +220,7 @@ class Handover:
                 self._wake_up()
 
     def _not_published(self, waiting: WaitingMessage) -> None:
-        """Have the pool run the message of `waiting`, which then comes back. Called in the thread of `Leaving`."""
+        """Have the pool run the message of `waiting`, whose run sends it back. Called in the thread of `Leaving`."""
         waiting.request.may_leave = False  # type: ignore[attr-defined] # otherwise it would try to leave over and over
         self._run(waiting)
 

@@ -150,7 +150,7 @@ def _waits(one: WaitingMessage, hostname: str) -> dict[str, Any]:
 
 
 def _held(hostname: str, waiting: Counter[str]) -> Iterator[dict[str, Any]]:
-    """Yield the locks of the runs that the pool has accepted, if the lock server says that they hold them."""
+    """Yield the locks of accepted runs: those that the lock server confirms, and those it could not be asked about."""
     given = (getattr(request, "run", None) for request in set(worker.active_requests))
     runs = [run for run in given if isinstance(run, Run) and run.key is not None]
     answers: dict[str, LockInfo | None] = {}

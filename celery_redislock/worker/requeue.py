@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 
 #: How many messages are published before their originals are acked.
 BATCH = 50
-#: The most seconds to wait for a Redis broker's answer to the last command: at the end; and after each batch, when the
-#: answer may be one of the messages just published.
+#: Maximum seconds to wait for a Redis broker's answer to the last command: at the end, and after each batch, when the
+#: answer may be a message that was just published.
 LAST_ANSWER, AN_ANSWER = 5.0, 0.05
 
 

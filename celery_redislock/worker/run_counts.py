@@ -11,7 +11,7 @@ from celery_redislock.task.ended_early import CameBack, CameBackInOutage, Skippe
 
 logger = logging.getLogger(__name__)
 
-#: The fewest seconds between two reminders.
+#: Minimum seconds between two reminders.
 EVERY = 60.0
 #: A run sent back this many seconds after the last one, or later, belongs to another outage.
 OTHER_OUTAGE_AFTER = 600.0

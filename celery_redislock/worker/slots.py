@@ -25,7 +25,7 @@ from kombu.common import QoS
 
 from .worker_port import forget_tag, most_prefetched, run_in_acquired_slot, tags_of, wait_in_front, waiting_behind
 
-#: The most seconds that a slot is held: the lock server may be slow, and other messages are ready to run.
+#: A slot is held for at most this many seconds: the lock server may be slow, and other messages are ready to run.
 HELD_FOR = 0.25
 
 
@@ -64,8 +64,8 @@ class Slots(ABC):
         self._dead = 0
         #: The runs that were called, each with the function that has its room look at its line (see `take`).
         self._followed: dict[Request, Callable[[], bool]] = {}
-        #: How many of them ended while their lines had waiters; how many of these ends a room's current round includes,
-        #: and how many a finished round has dealt with.
+        #: How many of them have ended while their lines had waiters: in all, before a room's last round (`_seen`), and
+        #: before the last finished round (`_decided`).
         self._ended = self._seen = self._decided = 0
         self._ending = threading.Lock()
 
@@ -75,7 +75,7 @@ class Slots(ABC):
         return self._free(0)
 
     def starts_round(self, living: Callable[[Any], int]) -> None:
-        """Count the dead children, whose slots do not count: Celery may take five seconds to notice a death.
+        """Count the dead children, whose slots are lost: Celery may take five seconds to notice a death.
 
         `living` returns how many children of the pool are alive.
         """
@@ -89,7 +89,7 @@ class Slots(ABC):
         return wanted != self._wanted or bool(self._held)
 
     def settle(self, wanted: int) -> None:
-        """Hold slots for `wanted` waiting messages, and give up the slots that none of them needs."""
+        """Hold slots for `wanted` waiting messages; give up those not needed any more, or held for too long."""
         self._wanted = wanted
         self._note_ended()
         while len(self._held) > self._claims or (self._held and time.monotonic() - self._held[0] > HELD_FOR):

@@ -1,6 +1,6 @@
 """Starter: gives waiting messages to the pool, in the same thread that gives it fetched ones.
 
-`GatedSlots` and `SoloSlots` are the slots of pools that fetched messages reach without Celery's semaphore.
+`GatedSlots` and `SoloSlots` are the slots of workers whose fetched messages do not pass Celery's semaphore.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from .slots import HELD_FOR, Slots, slots_of
 
 logger = logging.getLogger(__name__)
 
-#: While fetched messages stand at the gate, it is checked at least this often, in seconds: a run may end without a
-#: signal.
+#: Seconds between two checks of the gate while fetched messages stand at it: a run may end without a signal.
 LOOK_EVERY = 0.1
 
 
@@ -78,7 +77,7 @@ class Starter:
     def look_again(self, seconds: float) -> None:
         """Have `run` called after this many seconds, instead of at the time set before.
 
-        Thread-safe only with 0, for at once; otherwise, call it in the thread that calls `run`.
+        With 0, which means at once, this is thread-safe; otherwise, call it only in the thread that calls `run`.
         """
         consumer = self._consumer
         if not seconds or consumer is None:

@@ -31,7 +31,7 @@ Prepare = Callable[[bytes | None], None]
 #: A message waits here for at most this share of the broker's visibility timeout, and is then published again: once the
 #: whole timeout has passed, the broker delivers an unacked message to another worker.
 LONGEST_WAIT = 0.5
-#: A message is ended this many seconds after it expires: Celery goes by another clock, which must agree that it has.
+#: A message is ended this many seconds after it expires: Celery uses another clock, by which it must be expired too.
 EXPIRED_FOR = 0.01
 #: A message that a quorum queue has delivered again this often stops waiting, and is published anew. RabbitMQ 4 drops
 #: it after twenty times, and counts whenever a worker ends or loses its connection while the message waits there.

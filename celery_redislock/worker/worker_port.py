@@ -159,13 +159,13 @@ def last_answer(channel: Any, seconds: float) -> Any:
 
 
 def wrap_soft_shutdown(worker: Any, wrap: Callable[[Callable[[], None]], None]) -> None:
-    """Have `wrap` called with the worker's wait in a soft shutdown, in place of that wait: no signal announces it."""
+    """Have a soft shutdown call `wrap`, with the worker's own wait, in place of that wait. No signal announces it."""
     wait = worker.wait_for_soft_shutdown
     worker.wait_for_soft_shutdown = lambda: wrap(wait)
 
 
 def task_ready(request: Request) -> None:
-    """The same as Celery's own, but another request with the same id can still be found, and terminated."""
+    """Celery's own `task_ready`, except that another request with the same id can still be found and terminated."""
     other = state.requests.get(request.id)
     state.task_ready(request)
     find_again(request, other)
