@@ -236,8 +236,8 @@ class LockedRequest(Request):
             self.send_event("task-revoked", terminated=False, signum=None, expired=False)
         elif isinstance(error, CameBackAsRetry):
             self.send_event("task-retried", exception=str(error), traceback="")
-        # The run has ended, perhaps before its body began, so ack now. Not if a cold shutdown has cancelled the run: the
-        # broker then delivers the message again.
+        # The run has ended, perhaps before its body began, so ack now. Not if a cold shutdown has cancelled the run:
+        # the broker then delivers the message again.
         if not self.task.acks_late and not was_cancelled(self):
             self.acknowledge()
         return result
