@@ -1,1 +1,1 @@
-"""The worker's main process: what it checks at its start, and how it releases the locks of children that died."""
+"""The worker's main process: its checks at startup, its waiting messages, and the locks of dead children."""

@@ -1,4 +1,4 @@
-"""Advice: what a worker says at its start of its lock server and its broker, and of what is wrong with them."""
+"""Advice: what a worker logs at startup about its lock server and its broker, and what is wrong with them."""
 
 from __future__ import annotations
 
@@ -21,20 +21,24 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The server's clock is far off from here on, in seconds. Hosts that keep their clocks differ by milliseconds.
+#: From this difference on, in seconds, the server's clock is far off. Synchronized clocks differ by milliseconds.
 FAR_OFF = 5.0
-#: The first version of Redis whose scripts may write after they have asked for the time. A fence does that.
+#: The first version of Redis whose scripts may write after they have called TIME. Acquiring with a fence does both.
 WRITES_AFTER_TIME = 5, 0
-#: The oldest version of Redis that is supported. A Valkey, too, says which Redis it is like: 7.2.
+#: The oldest supported version of Redis. Valkey reports the version of Redis that it is compatible with: 7.2.
 OLDEST = 7, 0
+#: Kombu's transports without acks: they delete a message from its queue when they deliver it.
+FORGETFUL = frozenset(
+    "memory filesystem sqlalchemy sqla mongodb zookeeper consul etcd pyro azurestoragequeues".split()  # noqa: SIM905
+)
 
 
 def introduce(app: Celery, prefix: str, where: str) -> None:
-    """Log one line: which server the tasks of `app` lock on, with which prefix, and for how long.
+    """Log one line with the lock server, key prefix and leases of the tasks of `app`.
 
     Args:
         app: The worker's app.
-        prefix: With which its keys begin.
+        prefix: The prefix of its keys.
         where: The address of the lock server, without a password.
     """
     locked = locked_tasks(app)
@@ -46,7 +50,7 @@ def introduce(app: Celery, prefix: str, where: str) -> None:
 
 
 def warn_of_server(client: redis.Redis, where: str) -> None:
-    """Warn where the clock of the lock server is far off, or where it closes connections that are idle.
+    """Warn if the lock server's clock is far off, or if the server closes idle connections.
 
     Args:
         client: A client of the lock server.
@@ -69,12 +73,12 @@ def warn_of_server(client: redis.Redis, where: str) -> None:
 
 
 def warn_of_age(infos: Sequence[Mapping[str, Any]], where: str, setting: str) -> None:
-    """Log what it means that a lock server is too old, or older than what the tests are run with.
+    """Log if a lock server is too old to work, or older than the versions the package is tested with.
 
     Args:
-        infos: What the server, or each node of a Cluster, answers to INFO.
+        infos: The INFO of the server, or of each node of a Cluster.
         where: The address of the server, without a password.
-        setting: What names the server.
+        setting: The setting that names the server.
     """
     remedy = "upgrade it, to Redis 7.0 or Valkey 8 at least, or name another server by %s"
     for version in sorted({str(one.get("redis_version", "")) for one in infos}):
@@ -93,7 +97,7 @@ def warn_of_age(infos: Sequence[Mapping[str, Any]], where: str, setting: str) ->
 
 
 def warn_of_eviction(infos: Sequence[Mapping[str, Any]], where: str) -> None:
-    """Log that a lock server deletes keys when it is full. Its arguments are those of `warn_of_age`."""
+    """Warn if a lock server evicts keys when it is full. The arguments are as for `warn_of_age`."""
     policies = {one.get("maxmemory_policy", "noeviction") for one in infos if one.get("maxmemory")}
     for policy in policies - {"noeviction"}:
         logger.warning(
@@ -104,13 +108,13 @@ def warn_of_eviction(infos: Sequence[Mapping[str, Any]], where: str) -> None:
 
 
 def locked_tasks(app: Celery) -> Sequence[tuple[Task[..., Any], float]]:
-    """The tasks of `app` that have a lock, and their leases in seconds; none where locks are switched off."""
+    """The tasks of `app` that have a lock, with their leases in seconds; empty if locks are switched off."""
     plans = [(task, getattr(task, "lock_plan", None)) for _, task in sorted(app.tasks.items())]
     return [(task, plan.options.lease) for task, plan in plans if isinstance(plan, LockPlan)] if is_enabled(app) else []
 
 
 def _seconds_ahead(client: redis.Redis) -> float:
-    """How far the server's clock is ahead of this host's, at least; 0.0 where it may not be asked."""
+    """How many seconds, at least, the server's clock is ahead of this host's; 0.0 if TIME is not allowed."""
     asked_at = time.time()
     try:
         reply: Any = client.time()
@@ -121,22 +125,16 @@ def _seconds_ahead(client: redis.Redis) -> float:
 
 
 def _idle_timeout(client: redis.Redis) -> int:
-    """After how many seconds the server closes an idle connection; 0 for never, or where it may not be asked."""
+    """The seconds after which the server closes an idle connection; 0 for never, or if CONFIG is not allowed."""
     try:
         reply: Any = client.config_get("timeout")
-    except exceptions.ResponseError:  # many hosted servers have no CONFIG
+    except exceptions.ResponseError:  # many hosted servers do not allow CONFIG
         return 0
     return int(reply.get("timeout") or 0)
 
 
-#: Kombu's transports that take a message out of its queue for good when they deliver it, and ack nothing.
-FORGETFUL = frozenset(
-    "memory filesystem sqlalchemy sqla mongodb zookeeper consul etcd pyro azurestoragequeues".split()  # noqa: SIM905
-)
-
-
 def warn_of_broker(app: Celery) -> None:
-    """Log what is wrong with the broker of `app`, if that costs its locked tasks anything. It opens no connection."""
+    """Warn of anything about the broker of `app` that affects its locked tasks. Opens no connection."""
     with app.connection_for_read() as connection:
         transport, is_redis = str(connection.transport_cls), connection.transport.driver_type == "redis"
         options = connection.transport_options or {}
@@ -147,7 +145,7 @@ def warn_of_broker(app: Celery) -> None:
 
 
 def _warn_of_early_copies(app: Celery) -> None:
-    """Warn where a Redis broker delivers messages of late-acked tasks again before a dead holder's lock has ended."""
+    """Warn if a Redis broker delivers late-acked messages again before the lock of a dead holder expires."""
     timeout = Broker(app).visibility_timeout
     late = [(task.name, lease) for task, lease in locked_tasks(app) if task.acks_late and lease > timeout]
     if late:
@@ -161,7 +159,7 @@ def _warn_of_early_copies(app: Celery) -> None:
 
 
 def lines(transport: str, options: Mapping[str, Any]) -> list[str]:
-    """What a worker says of what its broker cannot do."""
+    """The warnings about a broker's transport and its options, one per line."""
     said = []
     if transport in FORGETFUL:
         said.append(

@@ -1,4 +1,4 @@
-"""Children: what each child of the worker's pool runs, so that its lock is released when it dies."""
+"""Children: tracks what each child of the pool runs, so that the child's lock can be released when it dies."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ logger = logging.getLogger(__name__)
 
 
 class Run(NamedTuple):
-    """What a child was given to run: one delivery of one message."""
+    """A run that was given to a child: one delivery of one message."""
 
     task_id: str
     plan: LockPlan
     nonce: str
-    """The nonce of the token under which the child holds its key."""
+    """The nonce of the token that the child stores in its key."""
     reservation: Reservation | None
-    """The key that was reserved for the message: the child may die before it takes it. None where there is none, and
-    once the message was sent back, for the reservation then waits for it."""
+    """The key reserved for the message, in case the child dies before it takes that key. None without a reservation,
+    and once the message was sent back: it still needs its reservation then."""
     retries: int
     call: bytes | None = None
-    """What its key holds until the child acquires it, where the message was called: it has its turn in line."""
+    """What the key holds until the child acquires it; None if the message was not called to its key."""
     waited_for: str | None = None
-    """The key for which the message has waited in this worker; None where it has not waited here."""
+    """The key that the message waited for in this worker; None if it has not waited here."""
     next: NextAttempt | None = None
-    """The attempt that takes the key over if the child dies; None where there is none."""
+    """The next attempt, which takes over the key if the child dies; None if the task has no such attempt."""
 
     @property
     def is_to_come(self) -> bool:
-        """Whether the attempt before this one may still run, and hand its key over only when it ends."""
+        """Whether the previous attempt may still be running, and hand its key over to this one when it ends."""
         return may_be_handed_a_key(self.retries, self.plan.options)
 
     @property
     def key(self) -> str | None:
-        """The key in Redis; None where the child has not asked for it, so that it holds nothing."""
+        """The key in Redis; None if the child has not asked for it, and so holds nothing."""
         key = ASKED_KEYS.key_of(self.nonce) or self.waited_for
         return None if key is None else self.plan.in_any_permit(key)
 
@@ -64,33 +64,34 @@ class Run(NamedTuple):
         return run_named(self.plan.task, self.task_id)
 
     def fields(self, event: str, key: str | None) -> dict[str, str]:
-        """The fields of a log line about the run, as `celery_redislock.info.fields`."""
+        """The `celery_redislock.info.fields` of a log line about the run."""
         return fields(event, task=self.plan.task, task_id=self.task_id, key=key)
 
 
 class Children:
-    """Watches the pool's children of this process, and releases what a dead one held.
+    """Watches the child processes of the pool, and releases the lock of a child that dies.
 
-    It works in a thread of its own, for the worker's event loop must not wait for Redis. A child that is alive keeps
-    its lock, whatever Celery has reported: at a hard time limit Celery reports the end before it kills the child.
+    This happens in a separate thread, because the worker's event loop must not wait for Redis. A live child keeps its
+    lock, whatever Celery has reported: at a hard time limit, Celery reports the end before it kills the child.
     """
 
     def __init__(self) -> None:
         self._runs: dict[int, Run] = {}
-        #: The pids of those whose run has ended for Celery, which kills them next.
+        #: The pids of children whose run has ended for Celery, which kills them next.
         self._condemned: set[int] = set()
-        #: The pids of those that have died and that the pool may not have replaced yet.
+        #: The pids of dead children that the pool may not have replaced yet.
         self._dead: set[int] = set()
-        #: How often one of these two has changed; and the children, changes and number of the last count.
+        #: Counts the changes of these two sets.
         self._changes = 0
+        #: The last answer of `living`: the children and the number of changes that it is for, and the answer.
         self._counted: tuple[tuple[Any, ...], int, int] = ((), -1, 0)
         self._deaths: Deaths | None = None
         self._starting = threading.Lock()
         self._releasing = threading.Lock()
 
     def accepted(self, pid: int, run: Run) -> None:
-        """Note that the child `pid` begins `run`, so that the run before it has ended. Called in the main thread."""
-        ASKED_KEYS.read()  # before the run before is forgotten, and before the pipe is full
+        """Record that the child `pid` begins `run`, so its previous run has ended. Called in the main thread."""
+        ASKED_KEYS.read()  # before the previous run is forgotten, and before the pipe fills up
         before = self._runs.get(pid)
         self._runs[pid] = run
         if before is not None:
@@ -99,22 +100,22 @@ class Children:
             self._condemned.discard(pid)
             self._dead.discard(pid)
             self._changes += 1
-        self._watching.watch(pid)  # it may have died already: what it said is heard after its death
+        self._watching.watch(pid)  # it may be dead already: what it reported is read after its death
 
     def condemned(self, pid: Any) -> None:
-        """Note that Celery is about to kill the child `pid`, and that its run counts as ended before that."""
+        """Record that Celery is about to kill the child `pid`, and already counts its run as ended."""
         self._condemned.add(pid)
         self._changes += 1
 
     def living(self, pool: Any) -> int:
-        """How many children of `pool` live, and are not condemned. It may take Celery five seconds to make another.
+        """How many children of `pool` are alive and not about to be killed. Thread-safe.
 
-        For any thread.
+        Celery may take five seconds to replace a dead child.
         """
         children, changes = children_of(pool), self._changes
-        if self._counted[:2] == (children, changes):  # asked thousands of times a second where many keys are waited for
+        if self._counted[:2] == (children, changes):  # called thousands of times a second if many keys have waiters
             return self._counted[2]
-        pids = [child.pid for child in children if child.pid is not None]  # it has none before its start
+        pids = [child.pid for child in children if child.pid is not None]  # a process has no pid before it starts
         self._dead.intersection_update(pids)
         unheard = len(pids) < len(children)
         count = 0
@@ -130,10 +131,10 @@ class Children:
         return count
 
     def keep_reservation(self, pid: Any, nonce: str) -> None:
-        """Note that the message of the run `nonce` was sent back, so that the key reserved for it is still needed.
+        """Record that the message of the run `nonce` was sent back, and still needs its reservation.
 
-        Without this note the reservation would be given up when the child ends: recycled, or in a shutdown. The child
-        `pid`, which ran it, may have begun another run since.
+        Otherwise the reservation would be given up when the child exits, recycled or in a shutdown. The child `pid`,
+        which ran the message, may have begun another run since.
         """
         run = self._runs.get(pid)
         if run is not None and run.nonce == nonce:
@@ -141,12 +142,12 @@ class Children:
 
     @property
     def _watching(self) -> Deaths:
-        """The deaths of the children, which a thread waits for from now on."""
+        """The deaths of the children. The first access starts the thread that waits for them."""
         if self._deaths is None:
             with self._starting:
                 if self._deaths is None:
                     deaths = Deaths()
-                    # In a cold shutdown the pool kills the children just before the exit.
+                    # In a cold shutdown, the pool kills the children just before this process exits.
                     atexit.register(lambda: self._release(self._runs.copy()))
                     threading.Thread(target=self._watch, args=(deaths,), name="redislock-children", daemon=True).start()
                     self._deaths = deaths
@@ -159,13 +160,13 @@ class Children:
                 self._dead.update(dead)
                 self._changes += 1
                 self._release(dead)
-            except Exception:  # pragma: no cover - a mistake of ours: the next death must be seen all the same
+            except Exception:  # pragma: no cover - a bug must not keep the next death from being seen
                 logger.exception("the locks of dead children could not be released; they end with their leases")
                 time.sleep(LOOK_EVERY)
 
     def _release(self, pids: Iterable[int]) -> None:
         """Release the locks of the children among `pids` that are dead."""
-        with self._releasing:  # at the exit of the process: waits for a release that the thread has begun
+        with self._releasing:  # at exit, wait for a release that the thread has started
             for pid in pids:
                 if pid in self._runs and is_dead(pid):
                     run = self._runs.pop(pid)
@@ -179,10 +180,10 @@ class Children:
 
 
 def expect_copies(runs: Sequence[Run]) -> None:
-    """Have the releases of `runs` leave a note, for the broker delivers copies of their messages.
+    """Have `runs` leave notes when they release their keys: the broker will deliver copies of their messages.
 
-    A copy may wait in the queue until the run has released the key: then the run has never seen it, and only a note
-    keeps the copy from running. A thread tells Redis so, for the worker's event loop must not wait for Redis.
+    A copy may stay in the queue until the run has released the key. The run never sees such a copy, so only a note
+    keeps it from running. A thread marks the keys, because the worker's event loop must not wait for Redis.
     """
     threading.Thread(target=_expect_copies, args=(runs,), name="redislock-copies", daemon=True).start()
 
@@ -203,12 +204,12 @@ def _expect_copies(runs: Sequence[Run]) -> None:
 
 
 def release_of_dead(run: Run) -> None:
-    """Release the key that a dead child held for `run`, and give up a reservation that the child did not use."""
+    """Release the key that a dead child held for `run`, and give up the reservation if the child did not use it."""
     key = run.key
     server = server_of(run.plan.app)
     try:
         is_handed_over = _hand_over(server, run, key)
-        # This release leaves no note: the broker may deliver the message again, and then the message must run.
+        # This release leaves no note: if the broker delivers the message again, the message must run.
         if not is_handed_over and key is not None and server.store.release(key, known_by(run.nonce)):
             logger.warning(
                 "%s: its process died; its lock %s was released", run.name, key, extra=run.fields("died", key)
@@ -220,7 +221,7 @@ def release_of_dead(run: Run) -> None:
             server.store.give_up(*run.reservation, is_to_come=is_to_come)
     except LockUnavailable as error:
         about = run.fields("died", key or error.key)
-        if key is None:  # only what was reserved for the message was asked for
+        if key is None:  # the command that failed was about the reservation
             text = (
                 "%s: its process died before it asked for its lock; %s; what was reserved for its message is given up "
                 "when Redis answers"
@@ -229,7 +230,7 @@ def release_of_dead(run: Run) -> None:
         else:
             lease = run.plan.options.lease
             logger.warning("%s: its process died; %s: its lock ends in %.0f s", run.name, error, lease, extra=about)
-        if run.reservation is not None:  # it does not end with the lease, but lives for lock_queue_ttl
+        if run.reservation is not None:  # it lasts for lock_queue_ttl, not for a lease
             give_up_reservation(run.plan, run.reservation, run.retries)
     finally:
         ASKED_KEYS.forget(run.nonce)
@@ -241,9 +242,9 @@ def _is_cold_shutdown() -> bool:
 
 
 def _hand_over(server: LockServer, run: Run, key: str | None) -> bool:
-    """Hand the key of a dead child over to the next attempt; return False where there is none, or no key.
+    """Hand the key of a dead child over to the next attempt; return whether this was possible.
 
-    The child may have died before it took the key that was reserved for its message.
+    If the child died before it took the key reserved for its message, the reservation is handed over.
     """
     owners = [] if key is None else [(key, known_by(run.nonce))]
     if run.reservation is not None:
@@ -258,16 +259,16 @@ def _hand_over(server: LockServer, run: Run, key: str | None) -> bool:
 
 
 def _is_still_to_come(server: LockServer, run: Run, key: str) -> bool:
-    """Whether the attempt before `run` still holds `key`, so that it hands the key over to the message when it ends.
+    """Whether the attempt before `run` still holds `key`, and hands it over to the message when it ends.
 
-    Only then does giving the reservation up need the note `<key>:gone:<claim>`: an attempt that has released its key
-    hands nothing over any more. A child that ends normally after its last run, recycled by
-    `worker_max_tasks_per_child`, comes here too, and must not leave a note that nobody reads.
+    If so, giving up the reservation must leave `<key>:gone:<claim>`: an attempt that has already released its key
+    hands nothing over. This also runs for a child that exits normally after its last run, recycled by
+    `worker_max_tasks_per_child`, which must not leave one that nothing reads.
     """
     held = server.store.look(key) if run.is_to_come else None
     attempts = [holder.attempt for holder in held.holders] if held is not None else []
     return any(one is not None and one.task_id == run.task_id and one.retries < run.retries for one in attempts)
 
 
-#: Those of this process.
+#: The children of this process.
 CHILDREN = Children()

@@ -1,7 +1,7 @@
-"""Deaths: which children of the pool have died. Linux tells at once; elsewhere a look is taken now and then.
+"""Deaths: reports which children of the pool have died, at once on Linux and by polling elsewhere.
 
-Celery itself may notice a killed child only five seconds later: its pool looks when the child's pipe has closed, which
-may be before the child is dead, and then by a timer.
+Celery itself may take five seconds to notice a killed child: its pool checks when the child's pipe closes, which may be
+before the child is dead, and after that on a timer.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import selectors
 import threading
 from contextlib import suppress
 
-#: Seconds between two looks at a process of which the system does not tell.
+#: Seconds between two checks of a process whose death the system does not report.
 LOOK_EVERY = 0.2
 
 
 class Deaths:
-    """Waits for the deaths of processes, without waking up before one has died.
+    """Waits for processes to die, without waking up before one has.
 
-    On Linux each process has a file descriptor, its pidfd, that can be read from its death on, though nobody has waited
-    for the process yet. A process without one, as on macOS, is looked at.
+    On Linux, each process has a file descriptor, its pidfd, that becomes readable when the process dies, even before
+    its parent reaps it. A process without a pidfd, as on macOS, is polled.
     """
 
     def __init__(self) -> None:
-        #: The pidfd of each process that is watched; None where it has none and is looked at.
+        #: The pidfd of each watched process; None if it has none and is polled.
         self._watched: dict[int, int | None] = {}
         self._changing = threading.Lock()
         self._selector = selectors.DefaultSelector()
@@ -34,7 +34,7 @@ class Deaths:
         self._selector.register(reader, selectors.EVENT_READ)
 
     def watch(self, pid: int) -> None:
-        """Have `wait` tell of the death of the process `pid`. For any thread."""
+        """Have `wait` report the death of the process `pid`. Thread-safe."""
         if pid in self._watched:
             return
         with self._changing:
@@ -42,7 +42,7 @@ class Deaths:
                 return
             try:
                 fd = os.pidfd_open(pid)
-            except (AttributeError, OSError):  # macOS; no descriptor is left; or it has died
+            except (AttributeError, OSError):  # macOS, no free descriptors, or already dead
                 self._watched[pid] = None
                 with suppress(BlockingIOError):
                     os.write(self._writer, b"!")
@@ -51,11 +51,11 @@ class Deaths:
                 self._selector.register(fd, selectors.EVENT_READ, pid)
 
     def is_heard_of(self, pid: int) -> bool:
-        """Whether `wait` hears of the death of `pid` at once."""
+        """Whether the system reports the death of `pid` at once, so that it is not polled."""
         return self._watched.get(pid) is not None
 
     def wait(self) -> list[int]:
-        """Wait until processes that are watched have died; return them, which are watched no longer."""
+        """Wait until watched processes have died; return their pids, which are no longer watched."""
         while True:
             looked_at = [pid for pid, fd in self._watched.copy().items() if fd is None]
             ended = [pid for pid in looked_at if is_dead(pid)]
@@ -68,11 +68,11 @@ class Deaths:
                 return dead
 
     def _is_over(self, pid: int) -> bool:
-        """Watch `pid`, whose process has ended, no longer; return False if the system has given it to a new process."""
+        """Stop watching `pid`, whose process has died. If the pid has been reused, poll it again and return False."""
         with self._changing:
             fd = self._watched.pop(pid)
             if fd is not None:
-                self._selector.unregister(fd)  # children have inherited the descriptor, so closing it would not do
+                self._selector.unregister(fd)  # children inherit the descriptor, so closing it is not enough
                 os.close(fd)
             if is_dead(pid):
                 return True
@@ -81,9 +81,9 @@ class Deaths:
 
 
 def is_dead(pid: int) -> bool:
-    """Whether the process `pid` has ended, even if nobody has waited for it yet.
+    """Whether the process `pid` has ended, even if its parent has not reaped it yet.
 
-    If the system has given `pid` to a new process, the answer is about that one.
+    If the system has reused `pid`, the answer is about the new process.
     """
     try:
         fd = os.pidfd_open(pid)
@@ -102,18 +102,18 @@ def is_dead(pid: int) -> bool:
 
 
 def _has_ended(pid: int) -> bool:
-    """As `is_dead`, where the system has no pidfd, or has none left."""
+    """The same as `is_dead`, without a pidfd: the system has none, or no free descriptors."""
     try:
         if hasattr(os, "waitid") and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             return True
     except OverflowError:
         return False
     except ChildProcessError:
-        pass  # the pool has already waited for it, or its parent is not this process but a fork server
+        pass  # the pool has already reaped it, or its parent is a fork server
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except PermissionError:
-        return False  # it runs, as another user
+        return False  # it is alive, as another user
     return False

@@ -1,8 +1,9 @@
-"""EarlyAcks: a message that is acked early is acked when its run begins, no longer when a child accepts it.
+"""Early acks: an early-acked message is acked when its run begins, not when a child accepts it.
 
-Until its key is granted, the message stays with the broker: a worker that dies while the message waits loses nothing.
-The child tells its worker's main process by a pipe that it has inherited. Where the pool runs tasks in the main
-process itself, in threads or greenlets, the call acks directly.
+The broker keeps the message until its key is granted, so a worker that dies while the message waits loses nothing.
+A child reports through a pipe that a run begins (`EarlyAcks`), and a step of the consumer reads it (`AckWhatHasBegun`).
+If the pool runs tasks in the main process, in threads or greenlets, the report is a plain call. `ExpectCopies` guards
+against acks that are lost.
 """
 
 from __future__ import annotations
@@ -21,24 +22,33 @@ from celery_redislock.message.delivery import Delivery
 
 from .children import Run, expect_copies
 
-#: The length of a nonce, in bytes. So few bytes are written to a pipe at once or not at all: what is read is whole.
+#: The length of a nonce in bytes. Writes this short to a pipe are atomic, so every read returns whole nonces.
 _LENGTH = 22
-#: How many bytes are read at once: those of a hundred runs.
+#: Bytes per read: the nonces of a hundred runs.
 _CHUNK = 100 * _LENGTH
+
+#: Seconds between two reads of the pipe in a worker without an event loop.
+READ_EVERY = 0.1
+#: With an event loop, the pipe is read when a child accepts the next message, or after this many seconds.
+HEARD_AFTER = 0.01
+#: If no message follows, the pipe is read only in this round of the event loop that finds it readable. In the rounds
+#: before, the child may get its next message after all; it then asks for its next key while this process waits for the
+#: broker to answer the ack. Otherwise each message would take one more round trip.
+HEARD_IN_ROUND = 3
 
 
 class Acknowledgeable(Protocol):
     """A message that the main process can ack."""
 
     def acknowledge(self) -> None:
-        """Ack the message, unless that was done."""
+        """Ack the message, unless it is acked already."""
 
 
 class EarlyAcks:
-    """The messages of one worker that are acked when their runs begin.
+    """Acks the messages of one worker when their runs begin.
 
     Attributes:
-        reader: The end of the pipe that the main process reads; None before `open`.
+        reader: The read end of the pipe, for the main process; None before `open`.
     """
 
     def __init__(self) -> None:
@@ -46,35 +56,35 @@ class EarlyAcks:
         self._pipe: io.FileIO | None = None
         self._writer = -1
         self._main = 0
-        #: The messages that were accepted, by the nonces of their deliveries, until it is known that their runs have
-        #: begun or failed. A run's result may be read before that, and then nobody else keeps the message.
+        #: Accepted messages, by the nonces of their deliveries, until their runs are known to have begun or failed.
+        #: A run's result may be read before that, and then this is the only reference to the message.
         self._accepted: dict[str, Acknowledgeable] = {}
-        #: The deliveries whose runs have begun, and of which it is not known yet that a child has accepted them.
+        #: The nonces of deliveries whose runs have begun, but which are not known to be accepted yet.
         self._begun: set[str] = set()
-        #: Called when a child has accepted a message: what it says is to be read soon.
+        #: Called when a child has accepted a message: the pipe should be read soon.
         self.on_accepted: Callable[[], None] | None = None
         self._reading = threading.RLock()
 
     def open(self) -> None:
-        """Make the pipe. The worker's main process calls it once, before it forks its children."""
+        """Create the pipe. Called once in the worker's main process, before it forks its children."""
         if self._main != os.getpid():
             self.reader, self._writer = os.pipe()
             os.set_blocking(self.reader, False)
-            # Not by os.read(): eventlet's waits for what never comes, where the runs are in this very process.
+            # Not os.read(): eventlet's version would block forever, because runs in this process write nothing.
             self._pipe = io.FileIO(self.reader, closefd=False)
             self._main = os.getpid()
 
     def expect(self, nonce: str, message: Acknowledgeable) -> None:
-        """Have `message` acked when the run of its delivery `nonce` begins, in this very process."""
+        """Have `message` acked when the run of its delivery `nonce` begins in this process."""
         self._accepted[nonce] = message
 
     def accepted(self, nonce: str, message: Acknowledgeable) -> None:
-        """A child has accepted `message`: it is acked when the run of its delivery `nonce` begins.
+        """Have `message`, which a child has accepted, acked when the run of its delivery `nonce` begins.
 
-        The messages of the runs before it are acked now. So it is no begin of a run that wakes the main process, and
-        while that waits for the broker, the child asks for its key.
+        Earlier runs that have begun are acked now. So the main process does not wake up for each run that begins, and
+        while it waits for the broker, the child asks for its key.
         """
-        with self._reading:  # or another thread reads the begin of this very run just before the message is noted
+        with self._reading:  # another thread must not read that this run has begun before its message is recorded
             if self._accepted:
                 self.read()
             if nonce in self._begun:
@@ -87,15 +97,15 @@ class EarlyAcks:
 
     @property
     def has_accepted(self) -> bool:
-        """Whether a child has accepted a message and has not said yet that its run begins."""
+        """Whether a child has accepted a message whose run is not known to have begun yet."""
         return bool(self._accepted)
 
     def has_begun(self, nonce: str) -> bool:
-        """Whether the run of the delivery `nonce` has begun, and it is not known yet that a child has accepted it."""
+        """Whether the run of the delivery `nonce` has begun, but is not known to be accepted yet."""
         return nonce in self._begun
 
     def failed(self, nonce: str, message: Acknowledgeable) -> None:
-        """The run of `message` and its delivery `nonce` has ended, and not by success: ack it now if it has begun."""
+        """Forget `message`, whose run under the delivery `nonce` ended without success; ack it if the run had begun."""
         self.read()
         if nonce in self._begun:
             message.acknowledge()
@@ -103,17 +113,17 @@ class EarlyAcks:
         self._begun.discard(nonce)
 
     def report_begin(self, nonce: str) -> None:
-        """Tell the main process that the run of the delivery `nonce` begins. Called where the run is."""
+        """Report to the main process that the run of the delivery `nonce` begins. Called in the process of the run."""
         if self._main == os.getpid():
             self._ack(nonce)
         elif self.reader is not None:
             os.write(self._writer, nonce.encode())
 
     def read(self) -> None:
-        """Call the acks of the runs that have begun. Called in the main process, at any time."""
+        """Ack the messages of the runs that have begun. Called in the main process, at any time."""
         if self._pipe is None:
             return
-        with self._reading:  # a worker without an event loop reads in several threads
+        with self._reading:  # a worker without an event loop reads from several threads
             self._read(self._pipe)
 
     def _read(self, pipe: io.FileIO) -> None:
@@ -132,22 +142,12 @@ class EarlyAcks:
             message.acknowledge()
 
 
-#: Those of this process, and of the children that it forks.
+#: Shared by this process and the children that it forks.
 EARLY_ACKS = EarlyAcks()
 
 
-#: Where a worker has no event loop, seconds between two looks which runs have begun.
-READ_EVERY = 0.1
-#: Where it has one, what a child says is read when a child accepts the next message, or after so many seconds.
-HEARD_AFTER = 0.01
-#: And where no message follows, in this round of the event loop that finds something to read, not in the first: in the
-#: rounds before, a child may be given its next message after all. So it asks for its next key while this process waits
-#: for the broker's answer to the ack; else each message would take a round trip more.
-HEARD_IN_ROUND = 3
-
-
 class AckWhatHasBegun(bootsteps.StartStopStep):
-    """A step of the worker's consumer: reads which runs have begun, in the event loop or by a timer, and acks them."""
+    """A consumer step: reads which runs have begun, in the event loop or on a timer, and acks their messages."""
 
     requires = ("celery.worker.consumer:Tasks",)  # the step that has a channel to the broker
 
@@ -156,32 +156,32 @@ class AckWhatHasBegun(bootsteps.StartStopStep):
         self._reading: Any = None
         self._hub: Any = None
         self._is_timed = False
-        #: Rounds of the event loop that have found something to read.
+        #: How many rounds of the event loop have found the pipe readable.
         self._rounds = 0
 
     def start(self, parent: Any) -> None:
-        """Begin to read, where there is no event loop."""
+        """Start to read on a timer, in a worker without an event loop."""
         if parent.hub is None and self._reading is None:
-            # It also starts the timer's thread, which two runs that end at once would both start.
+            # This also starts the timer's thread, which two runs that end at the same time might both start.
             self._reading = parent.timer.call_repeatedly(READ_EVERY, EARLY_ACKS.read)
 
     def stop(self, parent: Any) -> None:
-        """Ack what has begun, while there is a channel."""
+        """Ack the messages of runs that have begun, while the channel is still open."""
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None
         ack_what_has_begun()
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
-        """Called by Celery whenever the event loop starts, where there is one."""
+        """Register with the event loop. Celery calls this each time the loop starts."""
         if EARLY_ACKS.reader is not None:
             self._hub, self._is_timed, self._rounds = hub, False, 0  # a new loop has neither readers nor timers
             EARLY_ACKS.on_accepted = self._accepted
-            if EARLY_ACKS.has_accepted:  # while the old loop ran
+            if EARLY_ACKS.has_accepted:  # from the time of the old loop
                 self._listen()
 
     def _accepted(self) -> None:
-        """Called when a child has accepted a message: listen to it, at once if nothing else has it read soon."""
+        """Have the pipe read after a child accepts a message: listen now, unless the next message comes soon anyway."""
         if not has_more_to_come():
             self._listen()
         elif not self._is_timed:
@@ -194,25 +194,25 @@ class AckWhatHasBegun(bootsteps.StartStopStep):
             self._listen()
 
     def _listen(self) -> None:
-        # Not read here: Celery sends acks in the loop's next round, which comes at once after an event alone.
+        # Do not read here: Celery sends acks in the loop's next round, which follows at once only after an event.
         self._hub.add_reader(EARLY_ACKS.reader, self._hear)
 
     def _hear(self) -> None:
-        """Called in each round of the event loop that finds something to read, while it listens."""
+        """Handle a round of the event loop that finds the pipe readable, while this step listens."""
         self._rounds += 1
         if self._rounds < HEARD_IN_ROUND:
             return
         self._rounds = 0
         self._hub.remove_reader(EARLY_ACKS.reader)
         EARLY_ACKS.read()
-        if EARLY_ACKS.has_accepted:  # by another child, which still asks for its key
+        if EARLY_ACKS.has_accepted:  # another child still asks for its key
             self._listen()
 
 
 def ack_what_has_begun() -> None:
-    """Ack the early-acked messages whose runs have begun, also those of which no child's acceptance was heard.
+    """Ack the early-acked messages whose runs have begun, even if no child is known to have accepted them.
 
-    In a cold or soft shutdown the event loop will not do it.
+    In a cold or soft shutdown, the event loop does not get to it.
     """
     EARLY_ACKS.read()
     for request in tuple(state.requests.values()):
@@ -222,21 +222,21 @@ def ack_what_has_begun() -> None:
 
 
 def has_more_to_come() -> bool:
-    """Whether a child is to accept one more message besides this one, at which what children have said is read."""
+    """Whether a child will accept another message after this one; the pipe is read then."""
     return len(state.reserved_requests) > len(state.active_requests) + 1
 
 
 class ExpectCopies(bootsteps.StartStopStep):
-    """A step of the worker's consumer. Where acks may be lost, it has the runs leave notes for copies of their message.
+    """A consumer step: when acks may be lost, it has runs leave notes for copies of their messages.
 
-    A copy may wait in the queue until its run has ended, and must be dropped then. A run that ends unfinished, with its
-    message requeued, leaves no note all the same, so that its message runs again.
+    A copy may stay in the queue until its run has ended, and must be dropped then. A run that ends unfinished and
+    requeues its message still leaves no note, so that the message runs again.
     """
 
     def stop(self, parent: Any) -> None:
-        """Called when the consumer stops: to connect again, or for good because the worker shuts down."""
-        # In a shutdown with Redis as the broker, acks that Celery sends now or has just sent may be lost as well, so
-        # every run counts as unacked. With RabbitMQ the consumer stops only after its runs have ended: there are none.
+        """Expect copies when the consumer stops: to reconnect, or for good because the worker shuts down."""
+        # In a shutdown with Redis as the broker, acks that Celery sends now or has just sent may also be lost, so every
+        # run counts as unacked. With RabbitMQ, the consumer stops only after its runs have ended, so none are left.
         for_good = parent.blueprint.state != bootsteps.RUN  # type: ignore[attr-defined]
         unacked = [one for one in tuple(active_requests) if for_good or (one.task.acks_late and not one.acknowledged)]
         expect_copies([run for one in unacked if isinstance(run := getattr(one, "run", None), Run)])

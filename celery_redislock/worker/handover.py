@@ -1,4 +1,8 @@
-"""Shutdown: whether the worker shuts down, as soon as that is known."""
+"""Handover: sends messages on that can no longer wait in this worker, so that they wait on after another delivery.
+
+They are published again when the worker shuts down, which `Shutdown` detects, or when the broker's visibility timeout
+approaches, which `Leaving` does in a thread. If the connection is lost, the broker delivers them again.
+"""
 
 from __future__ import annotations
 
@@ -22,25 +26,27 @@ from .worker_port import restore, survive_lost_connections, wrap_soft_shutdown
 
 logger = logging.getLogger(__name__)
 
-#: So many seconds without a step forward, and a worker that shuts down waits for its broker no longer.
+#: A worker that stops gives up on its broker after this many seconds without progress.
 LONGEST = 5.0
+
+_ENDS = {bootsteps.CLOSE, bootsteps.TERMINATE}  # type: ignore[attr-defined]
 
 
 class Shutdown:
     """The shutdown of one worker.
 
-    A thread hands over what waits, so that a broker that does not answer cannot keep the worker from ending. It begins
-    when Celery stops the consumer; sooner, where the main thread is busy for longer: with a body in the pool ``solo``,
-    with the time of a soft shutdown, or, in green pools, with its wait for the broker.
+    A thread hands over the waiting messages, so that an unresponsive broker cannot keep the worker from exiting. The
+    thread starts when Celery stops the consumer, or earlier if the main thread is busy for longer: with a body in the
+    pool ``solo``, with a soft shutdown, or, in green pools, with waiting for the broker.
 
     Args:
         consumer: Celery's consumer.
-        hand_over: Stops to consume, and hands over what waits.
-        wake_up: Wakes up the event loop, which would else end its round only at the next event.
+        hand_over: Stops consuming, and hands over the waiting messages.
+        wake_up: Wakes up the event loop, which would otherwise end its round only at the next event.
 
     Attributes:
         steps: How many messages have been handed over.
-        still_receives: Whether Celery goes on reading from the broker meanwhile, and puts back what it receives.
+        still_receives: Whether Celery keeps reading from the broker meanwhile, and puts back what it receives.
     """
 
     def __init__(self, consumer: Any, hand_over: Callable[[], None], wake_up: Callable[[], None]) -> None:
@@ -53,17 +59,17 @@ class Shutdown:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the worker shuts down. Its consumer also stops where it is to connect again."""
+        """Whether the worker is shutting down. Its consumer also stops when it reconnects."""
         return self._thread is not None or self._consumer.blueprint.state in _ENDS
 
     def finish(self) -> None:
-        """Hand over what waits, unless that has begun before, and wait for it."""
+        """Hand over the waiting messages, unless that has started already, and wait until it is done."""
         self._start()
         if self._thread is not None:
             self._wait_for(self._thread)
 
     def run(self, hand_over: Callable[[], None]) -> None:
-        """Run `hand_over`, for what has to wait only now, and wait for it."""
+        """Run `hand_over`, for messages that must wait only from now on, and wait until it is done."""
         thread = _thread(hand_over)
         thread.start()
         self._wait_for(thread)
@@ -77,7 +83,7 @@ class Shutdown:
             logger.warning("what waits in this worker is delivered again later: the broker does not answer")
 
     def _heard(self, sender: Any = None, **_: Any) -> None:
-        """Called in the handler of a signal, which interrupts the main thread."""
+        """Handle `worker_shutting_down`, which Celery sends in an OS signal handler that interrupts the main thread."""
         if sender != self._consumer.hostname:
             return
         if isinstance(self._consumer.pool, solo.TaskPool) and state.active_requests:
@@ -90,13 +96,13 @@ class Shutdown:
 
     @property
     def _is_green_on_redis(self) -> bool:
-        """Whether Celery looks only every two seconds if it must stop, and another greenlet may talk to the broker."""
+        """Whether Celery checks only every two seconds if it must stop, and another greenlet may use the broker."""
         consumer = self._consumer
         driver = getattr(getattr(consumer.connection, "transport", None), "driver_type", None)
         return bool(consumer.pool.is_green) and driver == "redis"
 
     def _wait_for_soft_shutdown(self, wait: Callable[[], None]) -> None:
-        """Called as well in such a handler, instead of the worker's own wait."""
+        """Replace the worker's own `wait`. Also called in an OS signal handler."""
         conf = self._consumer.app.conf
         if conf.worker_soft_shutdown_timeout > 0 and (
             state.active_requests or conf.worker_enable_soft_shutdown_on_idle
@@ -108,7 +114,7 @@ class Shutdown:
 
     def _start(self) -> None:
         if self._thread is None and self._consumer.task_consumer is not None:
-            self._thread = _thread(self._hand_over)  # before it starts, for it asks whether the shutdown has begun
+            self._thread = _thread(self._hand_over)  # before it starts, because it checks `is_under_way`
             self._thread.start()
 
 
@@ -116,24 +122,17 @@ def _thread(target: Callable[[], None]) -> threading.Thread:
     return threading.Thread(target=target, name="redislock-shutdown", daemon=True)
 
 
-_ENDS = {bootsteps.CLOSE, bootsteps.TERMINATE}  # type: ignore[attr-defined]
-
-
-#: Seconds that a worker which stops waits at most for what is being published.
-LONGEST = 5.0
-
-
 class Handover:
-    """Lets go of the messages that wait in one worker, so that they wait on in another, or in this one once more.
+    """Lets go of the messages that wait in one worker; they wait on after another delivery, here or elsewhere.
 
-    In a shutdown, and where the broker lets no message wait any longer, they are published again. Where the connection
-    to the broker is lost, it delivers them again.
+    They are published again in a shutdown, and when the broker's visibility timeout approaches. If the connection to
+    the broker is lost, the broker delivers them again.
 
     Args:
         consumer: Celery's consumer.
-        stop: Stops waiting, and lets go of all.
+        stop: Stops waiting, and lets go of all messages.
         wake_up: Wakes up the worker's event loop.
-        run: Has the pool run a message, where it could not be published again.
+        run: Has the pool run a message that could not be published again.
     """
 
     def __init__(
@@ -145,40 +144,40 @@ class Handover:
     ) -> None:
         self.shutdown = Shutdown(consumer, stop, wake_up)
         self._wake_up, self._run = wake_up, run
-        #: The consumer while it receives messages.
+        #: The consumer while it receives messages, else None.
         self._consumer: Any = None
         self._closing = Closing(self._has_settled)
         self._leaving = Leaving(self._published, self._not_published)
-        #: Messages that were published again, and are to be acked by the worker's event loop.
+        #: Messages that were published again, for the worker's event loop to ack.
         self._to_ack: deque[WaitingMessage] = deque()
-        #: Delivery tags of messages that waited here when the connection to the broker was lost.
+        #: The delivery tags of messages that waited here when the connection to the broker was lost.
         self._to_restore: deque[str] = deque()
         survive_lost_connections(consumer, _tell_of_survival)
 
     def start(self, consumer: Any) -> None:
-        """Messages are received from now on."""
+        """Start: `consumer` receives messages from now on."""
         self._consumer = consumer
         self._restore(consumer)
 
     def stop(self) -> None:
-        """No messages are received any more."""
+        """Stop: no more messages are received."""
         self._consumer = None
 
     def take_back(self) -> list[WaitingMessage]:
-        """Return the messages that were about to leave, and have not been published yet."""
+        """Return the messages that were about to leave but are not published yet."""
         return self._leaving.take_back()
 
     def leave(self, waiting: WaitingMessage) -> None:
-        """Have the message of `waiting` wait on after another delivery. For any thread."""
+        """Have the message of `waiting` published again, to wait on after another delivery. Thread-safe."""
         self._leaving.add(waiting)
 
     def let_go(self, requests: Sequence[Request], channel: Any = None) -> None:
-        """Publish the messages of `requests` again, in this order, if the worker shuts down; else restore them.
+        """Publish the messages of `requests` again, in this order, if the worker is shutting down; else restore them.
 
-        `channel` is the one on which the worker has consumed, where it is about to stop.
+        `channel` is the one on which the worker consumed, if it has just stopped.
         """
         if not self.shutdown.is_under_way:
-            self._to_ack.clear()  # they are delivered again, and dropped
+            self._to_ack.clear()  # the broker delivers the originals again, and they are dropped as copies
             self.restore(requests)
             return
         self._closing.ack([self._to_ack.popleft().request for _ in range(len(self._to_ack))])
@@ -191,17 +190,17 @@ class Handover:
         self.shutdown.steps += 1
 
     def restore(self, requests: Sequence[Request]) -> None:
-        """Have the broker deliver the messages of `requests` again, whose connection is lost."""
+        """Have the broker deliver the messages of `requests`, whose connection is lost, once more."""
         self._to_restore += [request.message.delivery_tag for request in requests]
         consumer = self._consumer
         if consumer is not None:
             self._restore(consumer)
 
     def _restore(self, consumer: Any) -> None:
-        """Have a Redis broker deliver again at once what waited here when its connection was lost.
+        """Have a Redis broker redeliver at once the messages that waited here when the connection was lost.
 
-        Kombu does so only where the broker can still be reached; else the broker would wait for the visibility timeout.
-        Other brokers do so by themselves.
+        Kombu does so only if it can still reach the broker; otherwise the broker waits for the visibility timeout.
+        Other brokers redeliver by themselves.
         """
         while self._to_restore:
             tag = self._to_restore.popleft()
@@ -212,7 +211,7 @@ class Handover:
                 raise
 
     def _published(self, waiting: WaitingMessage) -> None:
-        """Have the message of `waiting` acked. Called in the thread of `Leaving`."""
+        """Have the event loop ack the message of `waiting`. Called in the thread of `Leaving`."""
         self._to_ack.append(waiting)
         consumer = self._consumer
         if consumer is not None:
@@ -221,16 +220,16 @@ class Handover:
                 self._wake_up()
 
     def _not_published(self, waiting: WaitingMessage) -> None:
-        """Have the message of `waiting` run, and come back. Called in the thread of `Leaving`."""
-        waiting.request.may_leave = False  # type: ignore[attr-defined] # else it would try again and again
+        """Have the pool run the message of `waiting`, whose run sends it back. Called in the thread of `Leaving`."""
+        waiting.request.may_leave = False  # type: ignore[attr-defined] # otherwise it would try to leave over and over
         self._run(waiting)
 
     def _ack(self) -> None:
-        """Called in the worker's event loop."""
+        """Ack the messages that were published again. Called in the worker's event loop."""
         while self._to_ack and (consumer := self._consumer) is not None:
             request = self._to_ack.popleft().request
             if request.message.channel is not channel_of(consumer):
-                continue  # its connection is lost: it is delivered again, and dropped
+                continue  # its connection is lost: the broker delivers it again, and it is dropped as a copy
             consumer.qos.decrement_eventually()
             if isinstance(consumer.qos, Windows):
                 consumer.qos.let_go(request.message)
@@ -238,10 +237,10 @@ class Handover:
 
 
 class Leaving:
-    """Publishes messages again that leave the room of a worker that goes on; a thread of its own does it.
+    """Publishes messages again that leave the room of a running worker, in a separate thread.
 
     Args:
-        left: Called with each message that was published. It must ack the message, in the event loop.
+        left: Called with each message that was published. It must ack the original, in the event loop.
         failed: Called with each message that could not be published.
     """
 
@@ -252,7 +251,7 @@ class Leaving:
         self._thread: threading.Thread | None = None
 
     def add(self, waiting: WaitingMessage) -> None:
-        """Have the message of `waiting` published again soon. For any thread."""
+        """Have the message of `waiting` published again soon. Thread-safe."""
         with self._guard:
             self._waiting.append(waiting)
             if self._thread is None:
@@ -260,7 +259,7 @@ class Leaving:
                 self._thread.start()
 
     def take_back(self) -> list[WaitingMessage]:
-        """Wait for what is being published, and return the messages that are not published yet."""
+        """Wait for the batch that is being published, and return the messages after it."""
         with self._guard:
             waiting = [*self._waiting]
             self._waiting.clear()
@@ -275,7 +274,7 @@ class Leaving:
                 published = set(map(id, publish([one.request for one in batch])))
                 for one in batch:
                     (self._left if id(one.request) in published else self._failed)(one)
-        except BaseException:  # the next message that leaves must find that this thread has ended
+        except BaseException:  # the next message that leaves must start a new thread
             with self._guard:
                 self._thread = None
             raise
@@ -289,7 +288,7 @@ class Leaving:
 
 
 def channel_of(consumer: Any) -> Any:
-    """The channel over which `consumer` receives tasks now; None where it does not."""
+    """The channel on which `consumer` now receives tasks; None if it receives none."""
     return getattr(consumer.task_consumer, "channel", None)
 
 

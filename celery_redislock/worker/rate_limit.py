@@ -1,9 +1,9 @@
-"""Celery's `rate_limit`: a message that must wait gives its token back, and takes one at its turn.
+"""Celery's `rate_limit`: a message that must wait gives its rate token back, and takes another when its turn comes.
 
-Celery keeps a bucket of tokens for each task with a limit. A message takes a token when it is delivered, or stands in
-the bucket until there is one. It has taken it in vain if its run finds that it must wait.
+Celery keeps a token bucket for each task with a rate limit. A delivered message takes a rate token, or stays in the
+bucket until it gets one. If its run then finds that it must wait, the rate token has been wasted.
 
-Only the event loop changes a bucket, for no lock guards it.
+Only the event loop may change a bucket, because no lock guards it.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from celery_redislock.message.header import HEADER, Header
 
 from .worker_port import bucket_of, give_rate_token_back, insert_into, requests_in
 
-#: A message is called to its key if it gets a token within so many seconds. The key is kept for it for longer.
+#: A message is called to its key if it gets a rate token within this many seconds. The key is kept longer than that.
 SOON = 2.0
 
 
 def limits(consumer: Any, name: str) -> bool:
-    """Whether the task `name` has a limit. For any thread."""
+    """Whether the task `name` has a rate limit. Thread-safe."""
     return bucket_of(consumer, name) is not None
 
 
 def called(consumer: Any, name: str) -> int:
-    """How many messages of the task `name` that have waited stand in front in its bucket. For any thread."""
+    """How many messages that have waited are at the front of the bucket of the task `name`. Thread-safe."""
     bucket = bucket_of(consumer, name)
     return 0 if bucket is None else _called(bucket)
 
 
 def has_rate_token(consumer: Any, name: str, before: int) -> bool:
-    """Whether a message of the task `name` would soon have a token, after `before` others. For any thread."""
+    """Whether a message of the task `name` would soon get a rate token, after `before` others. Thread-safe."""
     bucket = bucket_of(consumer, name)
     if bucket is None:
         return True
-    seconds: float = copy.copy(bucket).expected_time(before + 1)  # the bucket itself would be changed
+    seconds: float = copy.copy(bucket).expected_time(before + 1)  # of a copy, because this changes the bucket
     return seconds <= SOON
 
 
 def run(consumer: Any, request: Request) -> None:
-    """Have the pool run `request`, which has waited, with the next token of its task: before all that have not."""
+    """Have the pool run `request`, which has waited, with its task's next rate token, before messages that have not."""
     task: Any = request.task
-    bucket = bucket_of(consumer, task.name)  # the request's own name may be its shadow's
+    bucket = bucket_of(consumer, task.name)  # the request's own name may be its `shadow`
     if bucket is None:
         state.task_reserved(request)
         consumer.on_task_request(request)
@@ -54,7 +54,7 @@ def run(consumer: Any, request: Request) -> None:
 
 
 def give_back(consumer: Any, name: str) -> None:
-    """Give a token of the task `name` back, and let the next message have it."""
+    """Give a rate token of the task `name` back, for the next message."""
     bucket = bucket_of(consumer, name)
     if bucket is not None:
         give_rate_token_back(consumer, bucket)

@@ -1,6 +1,6 @@
-"""Inspect: what a worker answers on the locks of its tasks, by Celery's remote control.
+"""Remote control: `celery inspect locks`, and the other questions that a worker answers about its locks.
 
-The worker's event loop answers, so nothing here waits for the lock server for long.
+The worker's event loop answers, so nothing here waits long for the lock server.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from .waiting import WaitingRoom, waiting_room_of
 from .waiting_message import WaitingMessage
 from .worker_port import limited_requests
 
-#: How long a worker waits for the lock server before it answers without it, in seconds.
+#: Seconds that a worker waits for the lock server before it answers without it.
 PATIENCE = 0.5
 
 
 def connect() -> None:
-    """Add the commands to those of Celery's workers and of its command line."""
+    """Add the commands to Celery's workers and to its command line."""
     inspect_command()(locks)
     inspect_command(args=[("key", str)], signature="[key]")(redislock_waiting)
     inspect_command(args=[("task_id", str)], signature="<task id>")(redislock_task)
@@ -43,12 +43,12 @@ def connect() -> None:
 def locks(state: Any, **_: Any) -> list[dict[str, Any]]:
     """The locks that the runs of a worker hold, and the messages that wait in it for locks.
 
-    What a run holds is asked of the lock server: a pool child takes and loses its lock by itself, and this process
-    knows only the nonce of the run's token.
+    The lock server is asked what a run holds: a pool child takes and loses its lock by itself, and this process knows
+    only the nonce of its token.
 
     Returns:
         As `LockInfo.to_json`; ``waiting`` counts the messages in this worker that wait for the key of a run. The state
-        is ``unknown`` where the lock server could not be asked, and ``waiting`` for a message that waits.
+        is ``unknown`` if the lock server did not answer, and ``waiting`` for a waiting message.
     """
     room = waiting_room_of(state.app)
     waiting = [] if room is None else room.waiting
@@ -61,11 +61,11 @@ def redislock_waiting(state: Any, key: str | None = None, **_: Any) -> list[dict
 
     Args:
         state: Celery's state of the worker.
-        key: The key of the lock for which they wait; None for any.
+        key: The key that they wait for; None for any.
 
     Returns:
-        For each: ``id``, ``name`` of the task, ``lock``, the seconds that it has ``waited``, and its ``rank``: when it
-        was published, in microseconds since the epoch.
+        For each: its ``id``, the ``name`` of its task, its ``lock``, how long it has ``waited`` in seconds, and its
+        ``rank``: when it was published, in microseconds since the epoch.
     """
     room = waiting_room_of(state.app)
     return [] if room is None else [one.to_json for one in room.waiting if key in {None, str(one.key)}]
@@ -77,8 +77,8 @@ def redislock_task(state: Any, task_id: str, **_: Any) -> list[dict[str, Any]]:
     Returns:
         For each: ``is``, which is ``waiting`` in line, ``called`` to its lock, ``running``, ``dead`` with its process,
         ``reserved`` for the pool, ``scheduled`` by its eta or ``limited`` by its rate; the ``name`` of the task; its
-        ``lock`` if it is known, else None; and what `_described` or `_waiting` adds. A message that is just being given
-        to the pool may be in none of these for a moment.
+        ``lock``, or None if that is unknown; and the fields that `_described` or `_waiting` adds. A message on its way
+        to the pool may be missing for a moment.
     """
     room = waiting_room_of(state.app)
     found: list[dict[str, Any]] = []
@@ -89,14 +89,14 @@ def redislock_task(state: Any, task_id: str, **_: Any) -> list[dict[str, Any]]:
 
 
 def _waiting(one: WaitingMessage, room: WaitingRoom) -> dict[str, Any]:
-    """Of a message that waits: its rank, what its worker lacks to run it, and where the worker looks at its lock."""
+    """Describe a waiting message: its rank, what its worker lacks to run it, and the server of its lock."""
     plan: LockPlan = one.request.task.lock_plan  # type: ignore[attr-defined] # it is a `LockedTask`
     server = address(server_of(plan.app).client)
     return {"is": "waiting", "lacks": room.lacks(one), "limit": limit_of(one.key), "server": server, **one.to_json}
 
 
 def _described(what: str, request: Request) -> dict[str, Any]:
-    """Of a message that does not wait: since when it runs, whether it needs a lock, and whether it comes again."""
+    """Describe a message that does not wait: when its run began, whether it needs a lock, whether it comes again."""
     run = getattr(request, "run", None)
     run = run if isinstance(run, Run) else None
     key = run and run.key
@@ -116,9 +116,10 @@ def redislock_counts(state: Any, **_: Any) -> dict[str, Any]:
     """How many messages wait in a worker, and how many of its runs have found their key held.
 
     Returns:
-        ``lines``: for each lock and task its key, the task's name, how many wait, and the rank of the first: when it
-        was published, in microseconds since the epoch. Callers of a `Lock` in this process count as well; their task
-        has no name. ``rooms``: under which names this process stands in line in Redis. ``conflicts``: since its start.
+        ``lines``: for each lock and task, the key, the task's name, how many wait, and the rank of the first: when it
+        was published, in microseconds since the epoch. Callers of a `Lock` in this process count too, under an empty
+        name. ``rooms``: the names under which this process is in line in Redis. ``conflicts``: the number since the
+        worker started.
     """
     room = waiting_room_of(state.app)
     rooms = [] if room is None else room.rooms
@@ -130,9 +131,9 @@ def redislock_counts(state: Any, **_: Any) -> dict[str, Any]:
 
 
 def _requests(consumer: Any) -> Iterator[tuple[str, Request]]:
-    """The messages that this worker has and that wait for no lock, with what it does with them."""
+    """Yield the state and the request of each message in this worker that does not wait for a lock."""
     active = set(worker.active_requests)
-    for request in active:  # Celery itself may notice only ten seconds later that a child has died
+    for request in active:  # Celery itself may take ten seconds to notice that a child has died
         yield "dead" if request.worker_pid and is_dead(request.worker_pid) else "running", request
     yield from (("reserved", request) for request in set(worker.reserved_requests) - active)
     for entry in list(consumer.timer.schedule.queue):
@@ -149,7 +150,7 @@ def _waits(one: WaitingMessage, hostname: str) -> dict[str, Any]:
 
 
 def _held(hostname: str, waiting: Counter[str]) -> Iterator[dict[str, Any]]:
-    """What the runs hold that the pool has accepted: the lock server says whether the key holds their token."""
+    """Yield the locks of accepted runs: those that the lock server confirms, and those it could not be asked about."""
     given = (getattr(request, "run", None) for request in set(worker.active_requests))
     runs = [run for run in given if isinstance(run, Run) and run.key is not None]
     answers: dict[str, LockInfo | None] = {}
@@ -162,7 +163,7 @@ def _held(hostname: str, waiting: Counter[str]) -> Iterator[dict[str, Any]]:
 
 
 def _ask(runs: Sequence[Run], answers: dict[str, LockInfo | None]) -> None:
-    """Ask for the keys of `runs`, and put by the nonce of each what it holds: None where that is nothing."""
+    """Look up the keys of `runs`, and store in `answers` what each run holds, by its nonce; None for nothing."""
     for run in runs:
         key = str(run.key)
         try:

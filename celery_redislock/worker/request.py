@@ -1,4 +1,4 @@
-"""LockedRequest: what the worker's main process does for the lock of a message: before, during and after its run."""
+"""LockedRequest: what the worker's main process does for a message's lock before, during and after its run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from .worker_port import context_of, forget_run, was_cancelled, was_revoked
 
 logger = logging.getLogger(__name__)
 
-#: A message fails when this many children have died with it before its run began. One death may be bad luck, such as
+#: A message fails once this many children have died with it before its run began. One death may be bad luck, such as
 #: the out-of-memory killer; three mean that the message itself kills them.
 MOST_DEATHS = 3
 
@@ -48,21 +48,21 @@ _reminder = Reminder()
 class LockedRequest(Request):
     """The main process's request for a message of a `LockedTask`.
 
-    It mints the nonce of the execution's token and gives it to the child. So the main process, which knows the nonce
-    too, can release the lock of a child that has died. No message can bring a nonce of its own.
+    It mints the nonce of the execution's token and passes it to the child. Because the main process knows the nonce
+    too, it can release the lock of a dead child. A message cannot bring a nonce of its own.
     """
 
-    #: Whether Celery acks the message in `on_accepted`, which is too early for a message that may have to wait.
+    #: Whether to ignore an ack: Celery acks in `on_accepted`, too early for a message that may have to wait.
     _is_held_back = False
-    #: Whether the message may still be published again where it can wait in this worker no longer.
+    #: Whether the message may still be published again when it can no longer wait in this worker.
     may_leave = True
     #: What the child is told about this delivery of the message.
     delivery: Delivery
-    #: The lock of the task; None where locks are switched off.
+    #: The lock of the task; None if locks are switched off.
     _plan: LockPlan | None = None
-    #: The attempt after this run, if its process dies and the key is handed over.
+    #: The next attempt, which gets the key if this run's process dies.
     _next: NextAttempt | None = None
-    #: The key for which the message has waited in this worker.
+    #: The key that the message waited for in this worker.
     _waited_for: str | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -76,9 +76,10 @@ class LockedRequest(Request):
         self.prepare_run(None)
 
     def prepare_run(self, call: bytes | None) -> None:
-        """Prepare an execution of the message, with a nonce of its own: its first, or one at the message's turn.
+        """Prepare an execution of the message, with a new nonce: the first one, or the one when its turn comes.
 
-        `call` is what the key holds until the child acquires it; None where the message was not called to its key.
+        Args:
+            call: What the key holds until the child acquires it; None if the message was not called to its key.
         """
         task: Any = self.task
         plan, room = task.lock_plan, waiting_room_of(self.app)
@@ -98,10 +99,10 @@ class LockedRequest(Request):
             self._next = next_attempt(task, plan, self.request_dict, self.delivery.nonce, self._reservation(plan))
 
     def on_accepted(self, pid: Any, time_accepted: float) -> None:
-        """Remember what the child `pid` runs now.
+        """Record what the child `pid` runs now.
 
-        A pool of threads runs the message in this very process, and a pool of greenlets gives the id of the current
-        thread or greenlet for `pid`: neither has a child that could die.
+        Pools of threads and greenlets have no children that could die. For `pid` they pass the id of this process, or
+        of the current thread or greenlet.
         """
         is_child = pid not in {os.getpid(), threading.get_ident()}
         run = self.run if is_child else None
@@ -117,12 +118,12 @@ class LockedRequest(Request):
             self._is_held_back = False
 
     def acknowledge(self) -> None:
-        """Acknowledge the message; but where it is acked early, and is accepted, that is done when its run begins."""
+        """Acknowledge the message. If it is acked early and is just being accepted, that waits until its run begins."""
         if self._is_held_back:
             return
         if getattr(self.message.channel, "connection", self) is None:
-            # Kombu has closed the connection over which the message came, and has given the message back. Kombu 5.7 may
-            # raise AttributeError at an ack there, in the event loop, where it ends the worker.
+            # Kombu has closed the connection that the message came over, and has given the message back. An ack on such
+            # a channel may raise AttributeError in Kombu 5.7; in the event loop, that ends the worker.
             name = self.task.name
             about = fields("not_acked", task=name, task_id=self.id)
             logger.warning(
@@ -135,7 +136,7 @@ class LockedRequest(Request):
 
     @property
     def run(self) -> Run | None:
-        """What a child is given to run for this request; None where locks are switched off."""
+        """What a child is given to run for this request; None if locks are switched off."""
         plan = self._plan
         if plan is None:
             return None
@@ -161,7 +162,7 @@ class LockedRequest(Request):
         return reservation and reservation._replace(key=plan.in_any_permit(reservation.key))
 
     def revoked(self) -> bool:
-        """Whether the message was revoked or has expired. Then the key that was reserved for it is given up."""
+        """Whether the message was revoked or has expired. If so, its reservation is given up."""
         if was_revoked(self):
             return True
         other = state.requests.get(self.id)
@@ -177,19 +178,19 @@ class LockedRequest(Request):
         return True
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
-        """Note at a hard time limit that the child is killed next: its slot is not free."""
+        """Record at a hard time limit that the child is killed next, so its slot is not free."""
         if not soft:
             CHILDREN.condemned(self.worker_pid)
         with in_hook():
             super().on_timeout(soft, timeout)
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
-        """As Celery's own. A run that is terminated has no next attempt."""
+        """Terminate the run as Celery does. A terminated run has no next attempt."""
         self._call_off()
         super().terminate(pool, signal)
 
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
-        """As Celery's own. The message of a run that is cancelled is delivered again."""
+        """Cancel the run as Celery does. It has no next attempt; its message is delivered again."""
         self._call_off()
         super().cancel(pool, signal, emit_retry)
 
@@ -198,9 +199,10 @@ class LockedRequest(Request):
             self._next.call_off()
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
-        """Send the event of a run that a policy has ended with `Ignore`, for which Celery sends none.
+        """Handle a run that ended with an exception: put its message in line, give it back, or let Celery handle it.
 
-        Celery calls this with whatever exception ended the run, `Ignore` and `Reject` included.
+        Celery calls this for any exception, including `Ignore` and `Reject`. It sends no event for `Ignore`, so this
+        method does if a policy ended the run.
         """
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
@@ -219,11 +221,11 @@ class LockedRequest(Request):
             room.give_rate_token_back(self)
         if room is not None and isinstance(error, WaitsInLine):
             return self._wait(room, error)
-        # With `return_ok` the run itself has raised the error: that of a task that it has joined.
+        # With `return_ok`, the run itself has raised the error: it comes from a task that the run has joined.
         is_lost = isinstance(error, WorkerLostError) and not return_ok
         if is_lost and self.delivery.acks_at_begin and not self.acknowledged and self._give_back(room):
             return None
-        if not return_ok:  # on a lost worker Celery may publish a new attempt, with the headers of this one
+        if not return_ok:  # after a lost worker, Celery may publish a new attempt with the headers of this one
             hide_headers(context_of(self))
         if isinstance(error, CameBack) or is_requeued(self.task, error):
             CHILDREN.keep_reservation(self.worker_pid, self.delivery.nonce)
@@ -234,15 +236,16 @@ class LockedRequest(Request):
             self.send_event("task-revoked", terminated=False, signum=None, expired=False)
         elif isinstance(error, CameBackAsRetry):
             self.send_event("task-retried", exception=str(error), traceback="")
-        # Its run has ended and may not have begun. In a cold shutdown the broker delivers the message again.
+        # The run has ended, perhaps before its body began, so ack now. Not if a cold shutdown has cancelled the run:
+        # the broker then delivers the message again.
         if not self.task.acks_late and not was_cancelled(self):
             self.acknowledge()
         return result
 
     def _give_back(self, room: WaitingRoom | None) -> bool:
-        """Have the message delivered again, for its child has died before the run began; return False at the last time.
+        """Have the message delivered again after its child died before the run began; return False at the last death.
 
-        It is published again and not requeued, for it counts the children that have died with it.
+        It is published again, not requeued, because its header counts the children that have died with it.
         """
         task: Any = self.task
         header = Header.read(self.request_dict.get(HEADER))
@@ -266,34 +269,34 @@ class LockedRequest(Request):
     def _wait(self, room: WaitingRoom, ending: WaitsInLine) -> None:
         """Have the message wait in line."""
         task: Any = self.task
-        if was_revoked(self):  # it was terminated, and is acked
+        if was_revoked(self):  # it was terminated, and is acked already
             worker_port.task_ready(self)
             return
         CHILDREN.keep_reservation(self.worker_pid, self.delivery.nonce)
         self._forget_run()
-        self._waited_for = sys.intern(str(ending.key))  # all that wait for one key share its name
+        self._waited_for = sys.intern(str(ending.key))  # all messages that wait for a key share one string
         self.request_dict[HEADER] = ending.header.wire
         if ending.is_shown:
             self.send_event("task-retried", exception=str(ending.args[0]), traceback="")
         room.keep(self, ending, task.lock_plan, self.prepare_run)
 
     def _forget_run(self) -> None:
-        """Know nothing of the last run: a terminate would kill `worker_pid`, which may run another message by now.
+        """Forget the last run: a terminate would kill `worker_pid`, which may run another message by now.
 
-        Thousands of messages may wait for long, too, so each keeps as little as it can.
+        This also saves memory: thousands of messages may wait for a long time.
         """
         forget_run(self)
 
 
 def locked_request(task: str, request: Any) -> type[LockedRequest]:
-    """The class of a task's requests: `LockedRequest`, in front of the user's own class where there is one.
+    """The class of a task's requests: `LockedRequest`, mixed into the user's own class if the task has one.
 
     Raises:
-        LockConfigError: `request` is no subclass of Celery's `Request`.
+        LockConfigError: `request` is not a subclass of Celery's `Request`.
     """
     if not (isinstance(request, type) and issubclass(request, Request)):
         raise LockConfigError(f"{task}: Request = {request!r} is not allowed; allowed: a subclass of {Request!r}")
-    return _in_front_of(request)  # type: ignore[arg-type] # mypy takes its instances' __hash__ for its own
+    return _in_front_of(request)  # type: ignore[arg-type] # mypy mistakes its instances' __hash__ for its own
 
 
 @functools.cache

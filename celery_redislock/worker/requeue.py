@@ -1,7 +1,7 @@
-"""Republish: messages that have waited in a worker are published again, as they are now, and the originals are acked.
+"""Requeue: publishes messages that have waited in a worker again, as they are now, and acks the originals.
 
-The broker's own copy lacks what a message has learned while it waited: its rank, since when it waits, and whether its
-work may have begun. Where publishing fails, the broker delivers that copy again.
+The broker's own copy lacks what a message's header has gained while it waited: its rank, when it began to wait, and
+whether its work may have begun. If publishing fails, the broker delivers that copy again.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from .worker_port import context_of, last_answer
 
 logger = logging.getLogger(__name__)
 
-#: So many messages are published before they are acked.
+#: How many messages are published before their originals are acked.
 BATCH = 50
-#: Seconds that the worker waits at most for its last answer from a Redis broker; and after it has published messages,
-#: one of which may be the answer.
+#: Maximum seconds to wait for a Redis broker's answer to the last command: at the end, and after each batch, when the
+#: answer may be a message that was just published.
 LAST_ANSWER, AN_ANSWER = 5.0, 0.05
 
 
 class Closing:
-    """Hands over what waits in a worker that shuts down, where nothing is consumed and no event loop runs any more.
+    """Hands over the waiting messages of a worker that shuts down, and no longer consumes or runs its event loop.
 
-    `has_settled` is called after each message.
+    Args:
+        has_settled: Called after each message.
     """
 
     def __init__(self, has_settled: Callable[[], None]) -> None:
@@ -46,21 +47,21 @@ class Closing:
         """Publish the messages of `requests` again, in this order, and ack the originals.
 
         Args:
-            requests: Their requests.
-            channel: The channel on which the worker has consumed, if it may still be given a message.
+            requests: The requests of the messages that wait.
+            channel: The channel on which the worker consumed, if a message may still arrive on it.
         """
         is_reachable = True
         for start in range(0, len(requests), BATCH):
             batch = requests[start : start + BATCH]
             published = set(map(id, publish(batch) if is_reachable else ()))
             is_reachable = bool(published)
-            put_back(channel, AN_ANSWER)  # before the acks: it may have one of those that were just published
+            put_back(channel, AN_ANSWER)  # before the acks: it may be a message that was just published
             self.ack([request for request in batch if id(request) in published])
             self._give_back([request for request in batch if id(request) not in published])
         put_back(channel, LAST_ANSWER)
 
     def ack(self, requests: Sequence[Request]) -> None:
-        """Ack the messages of `requests`, which were published again, at once."""
+        """Ack the messages of `requests`, which were published again, without the event loop."""
         for request in requests:
             self._settle(request, request.message.ack)
 
@@ -71,13 +72,13 @@ class Closing:
     def _settle(self, request: Request, settle: Callable[[], None]) -> None:
         message = request.message
         if request.acknowledged or getattr(message.channel, "connection", message) is None:
-            return  # its connection is lost, so the broker delivers it again in any case
+            return  # it is acked, or its connection is lost and the broker delivers it again anyway
         try:
-            with self._settling:  # in a pool of threads, other runs may end at the same time
+            with self._settling:  # in a thread pool, other runs may end at the same time
                 settle()
             request.acknowledged = True
             self._has_settled()
-        except Exception as error:  # noqa: BLE001 - each broker has its own
+        except Exception as error:  # noqa: BLE001 - each broker raises its own errors
             which = run_named(request.task.name, request.id)
             about = fields("not_acked", task=request.task.name, task_id=request.id)
             text = "%s: its message could not be acked, and is delivered again: %s"
@@ -85,13 +86,13 @@ class Closing:
 
 
 def publish(requests: Sequence[Request]) -> list[Request]:
-    """Publish the messages of `requests` again, without a pause; return those that the broker has received."""
+    """Publish the messages of `requests` again as one batch; return the requests that the broker has received."""
     published: list[Request] = []
     try:
         with requests[0].task.app.producer_or_acquire() as producer:
             published += [request for request in requests if _publish(request, producer)]
-            producer.channel.basic_qos(0, 0, False)  # RabbitMQ answers it when it has received all before
-    except Exception as error:  # noqa: BLE001 - each broker has its own
+            producer.channel.basic_qos(0, 0, False)  # RabbitMQ answers once it has received everything before this
+    except Exception as error:  # noqa: BLE001 - each broker raises its own errors
         logger.warning("what waits in this worker could not be published again: %s", describe(error))
         return []
     logger.info("messages that waited in this worker and were published again: %d", len(published))
@@ -109,7 +110,7 @@ def _publish(request: Request, producer: Any) -> bool:
     hide_headers(context)
     delivery = request.delivery  # type: ignore[attr-defined] # it is a `LockedRequest`
     header = Header.read(request.request_dict[HEADER])._replace(republished=True)
-    request.request_dict[HEADER] = header.wire  # where this fails, the message may go on here, and be queued as well
+    request.request_dict[HEADER] = header.wire  # if this fails, the message may both go on here and be queued
     try:
         publish_again(
             *(task, context, header, 0.0),
@@ -120,7 +121,7 @@ def _publish(request: Request, producer: Any) -> bool:
         )
     except (OSError, OperationalError):
         raise
-    except Exception as error:  # noqa: BLE001 - each serializer has its own
+    except Exception as error:  # noqa: BLE001 - each serializer raises its own errors
         about = fields("not_sent_back", task=task.name, task_id=request.id)
         logger.warning("%s cannot be sent again: %s", run_named(task.name, request.id), describe(error), extra=about)
         return False
@@ -128,14 +129,14 @@ def _publish(request: Request, producer: Any) -> bool:
 
 
 def put_back(channel: Any, seconds: float) -> None:
-    """Put back the message that a Redis broker has given to this worker's last command, if it has given one.
+    """Put back the message that a Redis broker sends in answer to this worker's last command, if it sends one.
 
-    Kombu sends BRPOP, and cannot take it back. A message in its answer, which may come a second later, would be lost
-    with this process: it may well be one that has just been published.
+    Kombu sends BRPOP and cannot take it back. Its answer may come a second later, and a message in it would be lost
+    with this process. That message may well be one that was just published.
 
     Args:
-        channel: The channel that waits for the answer; None where there is none.
-        seconds: How long to wait for the answer at most.
+        channel: The channel that waits for the answer, or None.
+        seconds: The longest time to wait for the answer.
     """
     try:
         popped = last_answer(channel, seconds)

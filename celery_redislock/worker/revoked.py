@@ -1,4 +1,4 @@
-"""What is revoked, or expires, while it waits: it ends in the worker's main process, without a slot or a token."""
+"""Ends messages that are revoked or expire while they wait, in the main process, without a slot or a rate token."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .waiting_message import WaitingMessage
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks for messages that were revoked: Celery calls nothing of a task when it is revoked.
+#: Seconds between two checks for revoked messages: Celery calls no hook of a task when it is revoked.
 LOOK_EVERY = 0.5
-#: One look ends so many messages at most, for each costs a call of the result backend; the next look follows at once.
+#: One check ends at most this many messages, because each costs a call to the result backend. The next follows at once.
 MOST_AT_ONCE = 100
 
 
 class RevokedMessages:
-    """Looks now and then for messages that were revoked while they wait, but only while a message waits.
+    """Checks regularly for messages that were revoked while they wait, as long as any message waits.
 
     Args:
-        waiting: Tells the messages that wait, in any order.
-        end: Ends one that was revoked.
-        timing: Held while a thread uses Celery's timer where there is no event loop.
+        waiting: Returns the waiting messages, in any order.
+        end: Ends a revoked message.
+        timing: Held while a thread uses Celery's timer, in a worker without an event loop.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class RevokedMessages:
         self._entry: Any = None
 
     def look_later(self, consumer: Any) -> None:
-        """Look in a moment, unless a look is to come. For any thread."""
+        """Schedule a check, unless one is scheduled already. Thread-safe."""
         if self._entry is None and consumer.hub is None:
             self._set(consumer.timer)
         elif self._entry is None:
             consumer.hub.call_soon(self._set, consumer.timer)
 
     def stop(self) -> None:
-        """Look no more: no message waits."""
+        """Stop checking: no message waits any longer."""
         entry, self._entry = self._entry, None
         if entry is not None:
             entry.cancel()
@@ -78,7 +78,7 @@ class RevokedMessages:
 
 
 def _is_revoked_by_stamp(request: Request) -> bool:
-    """As Celery tells in `Request.revoked`, which does more than that."""
+    """Whether one of the request's stamps is revoked, by the rules of Celery's `Request.revoked`, which does more."""
     headers: list[str] = request.stamped_headers or [] if state.revoked_stamps else []
     for header in headers:
         revoked = maybe_list(state.revoked_stamps.get(header)) or ()
@@ -88,10 +88,10 @@ def _is_revoked_by_stamp(request: Request) -> bool:
 
 
 def has_ended(request: Request) -> bool:
-    """Whether the message of `request` is revoked or has expired. Then its result is stored, and it is acked."""
+    """Whether the message of `request` is revoked or has expired. If so, its result is stored and it is acked."""
     try:
         return bool(request.revoked())
-    except Exception:  # of the result backend: in the event loop it might be taken for the loss of the broker
+    except Exception:  # from the result backend: the event loop could mistake it for a lost broker
         name = request.task.name
         logger.exception(
             "%s: could not be ended as revoked; its message is delivered again when this worker ends",

@@ -1,4 +1,4 @@
-"""Conflicts: how many runs of this worker have found their key held."""
+"""Run counts: how many runs of this worker found their key held, and how many were sent back in an outage."""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ import time
 from celery_redislock.errors import LockConflict
 from celery_redislock.task.ended_early import CameBack, CameBackInOutage, Skipped
 
+logger = logging.getLogger(__name__)
+
+#: Minimum seconds between two reminders.
+EVERY = 60.0
+#: A run sent back this many seconds after the last one, or later, belongs to another outage.
+OTHER_OUTAGE_AFTER = 600.0
+
 
 class Conflicts:
-    """Counts them, from the worker's start on. A message that waits twice counts twice."""
+    """Counts the runs that a conflict has ended since the worker started. A message that waits twice counts twice."""
 
     def __init__(self) -> None:
         self.count = 0
-        self._counting = threading.Lock()  # in a pool of threads, each of them counts
+        self._counting = threading.Lock()  # in a thread pool, several threads count
 
     def ended_by(self, error: object) -> None:
-        """Count a run that has ended with `error`, if a conflict has ended it."""
+        """Count a run that ended with `error`, if that means a conflict."""
         if isinstance(error, Skipped | CameBack | LockConflict) and not isinstance(error, CameBackInOutage):
             with self._counting:
                 self.count += 1
@@ -27,18 +34,11 @@ class Conflicts:
 CONFLICTS = Conflicts()
 
 
-logger = logging.getLogger(__name__)
-
-#: Seconds between two reminders at least.
-EVERY = 60.0
-#: A run that is sent back so many seconds after the last one, or later, belongs to another outage.
-OTHER_OUTAGE_AFTER = 600.0
-
-
 class Reminder:
-    """Counts the runs that all children of a worker send back. Each child itself logs only an outage's begin and end.
+    """Counts the runs that a worker's children send back in an outage, and logs a reminder once a minute.
 
-    The reminder is logged while a run is counted, so it needs no thread: where no run is sent back, none is due.
+    Each child logs only when an outage begins and ends. Counting a run logs the reminder if one is due, so this needs
+    no thread: while no runs are sent back, no reminder is due.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Reminder:
         self._since = self._last = 0.0
 
     def count(self) -> None:
-        """Count a run that was sent back because the lock server could not be asked."""
+        """Count a run that was sent back because the lock server could not be reached."""
         now = time.monotonic()
         with self._counting:
             if not self._count or now - self._last > OTHER_OUTAGE_AFTER:

@@ -1,4 +1,4 @@
-"""Trial: a worker tries its lock server before the first task needs it, and logs what is wrong and what to do."""
+"""Server check: a worker tries its lock server before a task needs it, and logs what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The lease of the key that the trial takes, in seconds. A worker that is killed meanwhile leaves it for so long.
+#: The lease of the trial's key, in seconds. If the worker is killed during the trial, the key stays for that long.
 LEASE = 10.0
 
 
 class _Once(LockStore):
-    """A store that sends each command only once and logs no outage: `try_lock_server` logs one line."""
+    """A store that sends each command only once and logs no outage: `try_lock_server` logs one line instead."""
 
     def _call(self, command: Command) -> tuple[Any, float, bool]:
         sent_at = time.monotonic()
@@ -45,14 +45,14 @@ class _Once(LockStore):
 
 
 class _OnceInACluster(_Once, ClusterStore):
-    """The same in a Cluster."""
+    """The same for a Cluster."""
 
 
 def try_lock_server(app: Celery) -> None:
     """Try the lock server of `app`; log one line if tasks cannot use it.
 
-    It raises nothing, so that the worker starts in any case. It leaves no connection and no thread, which the pool's
-    children would inherit by their fork.
+    It never raises, so the worker always starts. It leaves no connection and no thread, which the pool's children would
+    inherit when they are forked.
     """
     where, names = "of the app", {"url": "redislock_url", "options": "redislock_client_options"}
     try:
@@ -67,7 +67,7 @@ def try_lock_server(app: Celery) -> None:
             infos = _infos(client)
             advice.warn_of_age(infos, where, names["url"])
             advice.warn_of_eviction(infos, where)
-            if isinstance(client, redis.Redis):  # each node of a Cluster has its own clock and its own time-out
+            if isinstance(client, redis.Redis):  # each node of a Cluster has its own clock and timeout
                 advice.warn_of_server(client, where)
         finally:
             disconnect(client)
@@ -82,16 +82,16 @@ def try_lock_server(app: Celery) -> None:
 
 
 def _try_out(store: LockStore, key: str) -> None:
-    """Do what tasks do, with a key of this worker's own: renew it, take it, find it held, and release it."""
+    """Do what tasks do, with a key for this trial only: renew it, acquire it, find it held, and release it."""
     mine, other = (tokens.mint(tokens.mint_nonce(), None, tokens.origin(None, None)) for _ in range(2))
-    store.renew([(key, mine, LEASE)])  # first, while there is no key: if it fails, no key is left behind
+    store.renew([(key, mine, LEASE)])  # first, before the key exists: if this fails, no key is left behind
     for one in (mine, other):
         store.acquire(key, one, LEASE)
     store.release(key, mine)
 
 
 def _infos(client: redis.Redis | ClusterClient) -> list[dict[str, Any]]:
-    """What the server, or each node of a Cluster, says of itself; nothing where its user may not run INFO."""
+    """The INFO of the server, or of each node of a Cluster; empty if its user may not run INFO."""
     try:
         return client.info("default") if isinstance(client, ClusterClient) else [client.info("default")]
     except exceptions.ResponseError:
@@ -99,17 +99,17 @@ def _infos(client: redis.Redis | ClusterClient) -> list[dict[str, Any]]:
 
 
 class Remedy(NamedTuple):
-    """What a person can do about some errors."""
+    """What a person can do about certain errors."""
 
     errors: tuple[type[BaseException], ...]
-    """The exceptions for which it helps."""
+    """The exceptions that the remedy is for."""
     level: int
-    """The level of the log line: ERROR where nothing but a person can mend it, WARNING where it may pass by itself."""
+    """The level of the log line: ERROR if only a person can fix the problem, WARNING if it may pass by itself."""
     what: str
-    """``{url}`` stands for the setting that names the server, ``{options}`` for that of its options."""
+    """The advice. ``{url}`` stands for the setting that names the server, ``{options}`` for that with its options."""
 
 
-#: The first that fits counts: many of redis-py's errors are ConnectionErrors too.
+#: The first match wins: many of redis-py's errors are also ConnectionErrors.
 _REMEDIES = (
     Remedy(
         (MasterNotFoundError,),
@@ -179,7 +179,7 @@ _OTHER = Remedy(
 
 
 def remedy_for(error: BaseException) -> Remedy:
-    """The remedy for an error, or for one that it was raised from: redis-py wraps the errors of the socket."""
+    """The remedy for an error, or for the error it was raised from: redis-py wraps socket errors."""
     chain = [*_chain(error)]
     return next((one for one in _REMEDIES if any(isinstance(each, one.errors) for each in chain)), _OTHER)
 

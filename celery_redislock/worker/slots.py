@@ -1,10 +1,12 @@
-"""Slots: those of a worker's pool. One that becomes free goes to a message that waits, before what was fetched.
+"""Slots: the slots of a worker's pool, which go to waiting messages before fetched ones.
 
-A waiting message is called to its key only while a slot is free for it. A worker with a backlog never has a free slot:
-Celery gives each one to the next message that it has fetched. So if a waiting message lacks nothing but a slot, the
-next one is *held*: kept from what was fetched for the moment in which the message's room asks for the key. If the room
-does not use it, the slot goes on to the fetched message. The slot of a run that was itself called is held at its end as
-well, for the next message in its line.
+A waiting message is called to its key only while there is a free slot for it. A worker with a backlog never has a free
+slot, because Celery gives each one to the next message that it has fetched. So when a waiting message lacks only a
+slot, the next slot is *held*: kept from fetched messages for the moment it takes the message's room to ask for the key.
+If the room does not use the slot, a fetched message gets it. When a run ends that was itself called, its slot is held
+too, for the next message in its line.
+
+`Windows` keeps a worker fetching from quorum queues while messages from them wait in it.
 """
 
 from __future__ import annotations
@@ -23,11 +25,14 @@ from kombu.common import QoS
 
 from .worker_port import forget_tag, most_prefetched, run_in_acquired_slot, tags_of, wait_in_front, waiting_behind
 
+#: A slot is held for at most this many seconds: the lock server may be slow, and other messages are ready to run.
+HELD_FOR = 0.25
+
 
 def slots_of(pool: Any) -> int:
-    """How many messages `pool` runs at a time; none before it has begun and after its end.
+    """How many messages `pool` runs at a time; 0 before it starts and after it stops.
 
-    In a cold shutdown the pool ends first, while messages still wait in its worker.
+    In a cold shutdown, the pool stops first, while messages still wait in its worker.
     """
     if not pool.active:
         return 0
@@ -35,20 +40,16 @@ def slots_of(pool: Any) -> int:
     return slots
 
 
-#: A slot is held for so many seconds at most: the lock server may be slow, and other messages are ready to run.
-HELD_FOR = 0.25
-
-
 class Slots(ABC):
-    """The slots of the pool of one worker.
+    """The slots of one worker's pool.
 
-    `free`, `starts_round` and `ends_round` are for the rooms' threads. All else is for the thread that gives messages
-    to the pool: the event loop, where the worker has one.
+    The rooms' threads call `free`, `starts_round` and `ends_round`. Everything else is called in the thread that gives
+    messages to the pool: the event loop, if the worker has one.
 
     Args:
         consumer: Celery's consumer.
         on_held: Called when a slot is held: a waiting message may be called to its key now.
-        look_again: Has `settle` called after so many seconds; 0 for at once. It is for any thread.
+        look_again: Has `settle` called after this many seconds; 0 for at once. Thread-safe.
     """
 
     def __init__(self, consumer: Any, on_held: Callable[[], None], look_again: Callable[[float], None]) -> None:
@@ -61,33 +62,34 @@ class Slots(ABC):
         self._held: deque[float] = deque()
         self._wanted = 0
         self._dead = 0
-        #: The runs that were called, each with a function that has its room look at its line, as for `take`.
+        #: The runs that were called, each with the function that has its room look at its line (see `take`).
         self._followed: dict[Request, Callable[[], bool]] = {}
-        #: How many of them have ended while others waited in their lines, and for how many of these a room has looked.
+        #: How many of them have ended while their lines had waiters: in all, before a room's last round (`_seen`), and
+        #: before the last finished round (`_decided`).
         self._ended = self._seen = self._decided = 0
         self._ending = threading.Lock()
 
     @property
     def free(self) -> int:
-        """How many waiting messages could run at once."""
+        """How many waiting messages could start to run now."""
         return self._free(0)
 
     def starts_round(self, living: Callable[[Any], int]) -> None:
-        """Count the children that are dead: Celery may take five seconds to see it, and their slots are none.
+        """Count the dead children, whose slots are lost: Celery may take five seconds to notice a death.
 
-        `living` is asked how many children of the pool live.
+        `living` returns how many children of the pool are alive.
         """
         slots = slots_of(self._pool)
         self._dead = max(0, slots - living(self._pool)) if slots and self._pool.uses_semaphore else 0
         self._seen = self._ended
 
     def ends_round(self, wanted: int) -> bool:
-        """A room has looked, and so many waiting messages lack only a slot. Return whether `settle` has work to do."""
+        """End a room's round, with `wanted` messages that lack only a slot. Return whether `settle` has work to do."""
         self._decided = self._seen
         return wanted != self._wanted or bool(self._held)
 
     def settle(self, wanted: int) -> None:
-        """Have slots held for so many waiting messages, and give up those that are held for nobody."""
+        """Hold slots for `wanted` waiting messages; give up those not needed any more, or held for too long."""
         self._wanted = wanted
         self._note_ended()
         while len(self._held) > self._claims or (self._held and time.monotonic() - self._held[0] > HELD_FOR):
@@ -96,7 +98,7 @@ class Slots(ABC):
         self._hold_more()
 
     def take(self, request: Request, look: Callable[[], bool]) -> bool:
-        """Run `request`, which was called and which Celery has reserved; return False if there is no slot for it.
+        """Run `request`, whose message was called and which Celery has reserved; return False if it gets no slot.
 
         `look` has its room look at its line, and returns whether the line has a waiter.
         """
@@ -111,27 +113,27 @@ class Slots(ABC):
         return True
 
     def clear(self) -> None:
-        """Forget all, as Celery does when the connection to the broker is lost."""
+        """Forget everything, as Celery does when the connection to the broker is lost."""
         self._held.clear()
         self._followed.clear()
         self._wanted = 0
-        self._seen = self._decided = self._ended  # no room will look for the runs that have ended
+        self._seen = self._decided = self._ended  # no room will look at the lines of the runs that have ended
 
     @abstractmethod
     def admit(self, request: Request) -> None:
-        """Have the pool run a message that was fetched."""
+        """Have the pool run a fetched message."""
 
     @abstractmethod
     def _free(self, starting: int) -> int:
-        """As `free`, where so many of the requests that Celery has reserved have no slot yet."""
+        """The same as `free`, if `starting` of the requests that Celery has reserved have no slot yet."""
 
     @abstractmethod
     def _hold_more(self) -> None:
-        """Have slots held where more are claimed than are held."""
+        """Hold as many slots as are claimed."""
 
     @abstractmethod
     def _give_up(self) -> None:
-        """Let a fetched message have a slot that was held."""
+        """Give a held slot to a fetched message."""
 
     @property
     def _claims(self) -> int:
@@ -156,9 +158,9 @@ class Slots(ABC):
 
 
 class SemaphoreSlots(Slots):
-    """Those of ``prefork``, where Celery's semaphore keeps fetched messages until a slot is free.
+    """The slots of ``prefork``, where Celery's semaphore keeps fetched messages until a slot is free.
 
-    For a slot that is to be held, a dummy waits in front of them.
+    To hold a slot, a dummy waits in front of these messages.
     """
 
     def __init__(self, consumer: Any, on_held: Callable[[], None], look_again: Callable[[float], None]) -> None:
@@ -167,18 +169,18 @@ class SemaphoreSlots(Slots):
         self._dummies = 0
 
     def admit(self, request: Request) -> None:
-        """The semaphore keeps `request` until a slot is free."""
+        """Start `request`, which the semaphore keeps until a slot is free."""
         self._start(request)
         if self._followed:
             self._hold_more()
 
     def clear(self) -> None:
-        """Celery has emptied the semaphore."""
+        """Forget the dummies too: Celery has emptied the semaphore."""
         super().clear()
         self._dummies = 0
 
     def _hold_more(self) -> None:
-        # The next slot may be that of a run that was called. While another one is free, that is not needed.
+        # A called run may leave the next slot, which must be held too. While another slot is free, that is not needed.
         coming = len(self._followed) if self._semaphore.value <= 0 else 0
         missing = min(self._claims + coming, slots_of(self._pool)) - len(self._held) - self._dummies
         for _ in range(missing):
@@ -192,7 +194,7 @@ class SemaphoreSlots(Slots):
         """Called by the semaphore when it has a slot for a dummy."""
         self._dummies -= 1
         self._held.append(time.monotonic())
-        self._consumer.hub.call_soon(self._is_held)  # once Celery has noted that the run before has ended
+        self._consumer.hub.call_soon(self._is_held)  # once Celery has recorded the end of the previous run
 
     def _is_held(self) -> None:
         self.settle(self._wanted)
@@ -204,7 +206,7 @@ class SemaphoreSlots(Slots):
         self._semaphore.release()
 
     def _free(self, starting: int) -> int:
-        # The semaphore counts a slot twice where a child has died or the pool has grown, so count in the pool as well.
+        # The semaphore counts a slot twice if a child has died or the pool has grown, so count the pool's runs as well.
         queued = waiting_behind(self._semaphore) - self._dummies
         in_pool = len(state.reserved_requests) - queued - starting
         value: int = self._semaphore.value
@@ -215,7 +217,7 @@ class SemaphoreSlots(Slots):
 
 
 def scale_up(consumer: Any, wanted: int) -> None:
-    """Have Celery's autoscaler, where there is one, make slots for messages that wait: it counts the reserved alone."""
+    """Have Celery's autoscaler, if any, add slots for waiting messages: by itself it counts only reserved ones."""
     scaler = getattr(consumer.controller, "autoscaler", None)
     if scaler is None:
         return
@@ -227,12 +229,11 @@ def scale_up(consumer: Any, wanted: int) -> None:
 
 
 class Windows(QoS):
-    """What a worker has instead of Celery's QoS if it consumes from quorum queues of RabbitMQ.
+    """Replaces Celery's QoS in a worker that consumes from RabbitMQ's quorum queues.
 
-    There a prefetch count holds for each consumer of a queue by itself, and only for consumers that begin after it was
-    set. Messages that wait would fill the consumer's window, and nothing else would be delivered. So the worker then
-    consumes anew: the new consumer has a window of its own, and what the old one has received stays unacked and does
-    not count any more.
+    On these queues, a prefetch count applies to each consumer separately, and only to consumers that start after it was
+    set. Waiting messages would fill the consumer's window, and nothing else would be delivered. So the worker then
+    consumes anew: the new consumer has its own window, and the old one's messages stay unacked but no longer count.
 
     Args:
         consumer: Celery's consumer, with a QoS of Celery's own.
@@ -241,28 +242,28 @@ class Windows(QoS):
     def __init__(self, consumer: Any) -> None:
         super().__init__(consumer.qos.callback, consumer.qos.value, most_prefetched(consumer))
         self._consumer = consumer
-        #: The prefetch count that the next consumer of a queue is given.
+        #: The prefetch count of the next consumer of a queue.
         self._count: int = consumer.initial_prefetch_count
-        #: For the tag of each consumer: its prefetch count, and the delivery tags of its messages that wait.
+        #: By the tag of each consumer: its prefetch count, and the delivery tags of its waiting messages.
         self._counts: dict[str, int] = {}
         self._waiting: dict[str, set[Any]] = {}
 
     def keep(self, message: Any) -> None:
-        """Count `message` as one that waits."""
+        """Count `message` as waiting."""
         info = message.delivery_info
         self._waiting.setdefault(info["consumer_tag"], set()).add(info["delivery_tag"])
-        self.prev = None  # the event loop calls `update`
+        self.prev = None  # makes the event loop call `update`
 
     def let_go(self, message: Any) -> None:
-        """Count `message`, which has waited, as one that runs."""
+        """Count `message`, which has waited, as running."""
         info = message.delivery_info
         self._waiting.get(info["consumer_tag"], set()).discard(info["delivery_tag"])
 
     def update(self) -> int:
-        """Consume anew where too many of a consumer's messages wait. Called by the event loop while `prev` has changed.
+        """Consume anew if too many of a consumer's messages wait. The event loop calls this if `prev` is not `value`.
 
-        The window must let in as many messages that do not wait as the pool has slots. While it lets in fewer, but all
-        slots are taken, that can wait: this worker would fetch more and more that another one could run.
+        The window must admit as many messages that do not wait as the pool has slots. If it admits fewer, but all slots
+        are taken, that can wait; otherwise, this worker would fetch more and more messages that another could run.
         """
         self.prev = self.value
         consumer = self._consumer
@@ -286,7 +287,7 @@ class Windows(QoS):
         consumer, tasks = self._consumer, self._consumer.task_consumer
         self._count = consumer.initial_prefetch_count
         self.callback(prefetch_count=self._count)
-        # While an answer is awaited, other messages are received, also one that tells this worker to leave the queue.
+        # While this waits for an answer, it handles other messages, even one that makes the worker leave the queue.
         tag = forget_tag(tasks, queue)
         if tag is None:
             return
@@ -298,10 +299,10 @@ class Windows(QoS):
 
 
 def open_windows(consumer: Any) -> None:
-    """Give `consumer` a `Windows` if its prefetch count cannot grow, as Celery has decided when it began to consume."""
+    """Give `consumer` a `Windows` if its prefetch count cannot grow, as Celery decides when it starts to consume."""
     app, connection = consumer.app, consumer.connection
     if connection.qos_semantics_matches_spec or not app.conf.worker_detect_quorum_queues:
         return
-    # Where the prefetch count is 0, there is no window.
+    # With a prefetch count of 0, a consumer has no window.
     if consumer.initial_prefetch_count and detect_quorum_queues(app, connection.transport.driver_type)[0]:
         consumer.qos = Windows(consumer)

@@ -1,4 +1,7 @@
-"""What a worker does at its start: it warns, asks the lock server, and adds a step to its consumer."""
+"""What a worker does at its start: warn of mistakes, try the lock server, and add steps to its consumer.
+
+In pools without children it also frees the slot of a run that SystemExit has ended.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 def connect() -> None:
-    """Have Celery call the functions of this module when a worker starts in this process."""
+    """Connect this module's functions to Celery's signals, for a worker that starts in this process."""
     LockedTask.request_class = staticmethod(locked_request)
     worker_init.connect(prepare, weak=False)
     worker_shutting_down.connect(lambda **_: ack_what_has_begun(), weak=False)
@@ -34,7 +37,7 @@ def connect() -> None:
 
 
 def warn_of_unlocked_tasks(instance: Any = None, **_: Any) -> None:
-    """Warn of tasks with lock options that are no `LockedTask`: their options do nothing."""
+    """Warn of tasks that have lock options but are not a `LockedTask`, so that the options do nothing."""
     for name, task in sorted(instance.app.tasks.items()):
         options = sorted(option for option in ATTRIBUTES if hasattr(task, option))
         if options and not isinstance(task, LockedTask):
@@ -42,10 +45,10 @@ def warn_of_unlocked_tasks(instance: Any = None, **_: Any) -> None:
 
 
 def prepare(sender: Any = None, **_: Any) -> None:
-    """Have the worker's consumer ack what has begun, keep what waits, and expect copies when it loses its connection.
+    """Add the steps to the worker's consumer and open the pipes, before the pool forks its children.
 
-    It is done before the pool forks its children; and only where there is a locked task, for the command ``celery
-    locks`` makes every worker of an environment load this package.
+    Only if there is a locked task, because the command ``celery locks`` makes every worker in its environment load
+    this package.
     """
     if not any(isinstance(task, LockedTask) for task in sender.app.tasks.values()):
         return
@@ -57,9 +60,9 @@ def prepare(sender: Any = None, **_: Any) -> None:
 
 
 def try_servers(instance: Any = None, **_: Any) -> None:
-    """Try the lock server, if a task needs it, and log where it is and what is wrong: once, before the pool starts.
+    """Try the lock server if a task needs it, and log its address and any problems: once, before the pool starts.
 
-    What the broker cannot do for a locked task is logged too.
+    Also log what the broker cannot do for locked tasks.
     """
     plans = [task.lock_plan for task in instance.app.tasks.values() if isinstance(task, LockedTask)]
     for app in {plan.app for plan in plans if plan is not None and plan.enabled}:
@@ -68,11 +71,11 @@ def try_servers(instance: Any = None, **_: Any) -> None:
 
 
 def forget(task_id: str = "", **_: Any) -> None:
-    """Have Celery forget the request of a run that has ended by SystemExit, or by another error that is no Exception.
+    """Have Celery forget the request of a run that ended with SystemExit, or another error that is not an Exception.
 
-    In the pools `threads`, `gevent` and `eventlet` Celery 5.7 fails amid its own handling of such a run: the request
-    counts as running as long as the worker lives. Those who wait in line in this worker wait for a free slot, and that
-    run would keep its slot for ever. In a child of `prefork` there is nothing to forget.
+    In the pools `threads`, `gevent` and `eventlet`, Celery 5.7 fails while it handles such a run, and counts the
+    request as running as long as the worker lives. The run would keep its slot, and messages that wait in this worker
+    would not get it. In a child of `prefork` there is nothing to forget.
     """
     error = sys.exception()
     if error is None or isinstance(error, Exception):

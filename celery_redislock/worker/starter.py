@@ -1,4 +1,7 @@
-"""Starter: has waiting messages given to the pool in the thread that gives it all others."""
+"""Starter: gives waiting messages to the pool, in the same thread that gives it fetched ones.
+
+`GatedSlots` and `SoloSlots` are the slots of workers whose fetched messages do not pass Celery's semaphore.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,12 @@ from .slots import HELD_FOR, Slots, slots_of
 
 logger = logging.getLogger(__name__)
 
+#: Seconds between two checks of the gate while fetched messages stand at it: a run may end without a signal.
+LOOK_EVERY = 0.1
+
 
 class Starter:
-    """Calls `run` in the event loop. A worker without one has a thread for it, or ``solo`` its main thread.
+    """Calls `run` in the event loop. A worker without one has a thread for it; ``solo`` uses the main thread.
 
     Args:
         run: Gives messages to the pool.
@@ -40,28 +46,28 @@ class Starter:
         self._thread: threading.Thread | None = None
         #: Seconds after which the thread wakes up by itself; None for never.
         self._again: float | None = None
-        #: The same for the event loop: the one entry in its timer.
+        #: The counterpart in the event loop: the one entry in its timer.
         self._entry: Any = None
 
     def start(self, consumer: Any) -> None:
-        """Begin to call `run`."""
+        """Start to call `run`."""
         self._consumer = consumer
 
     def stop(self) -> None:
-        """Call `run` no more."""
+        """Stop calling `run`."""
         self._consumer = None
 
     def register(self, hub: Any) -> None:
-        """Have the event loop, which is starting, call this starter."""
+        """Have the event loop, which is starting, listen to the pipe."""
         hub.add_reader(self._reader, self._woken_up)
 
     def wake_up(self) -> None:
-        """Have `run` called at once. It is for any thread."""
+        """Have `run` called at once. Thread-safe."""
         consumer = self._consumer
         if consumer is None:
             return
         if consumer.hub is not None:
-            with suppress(BlockingIOError):  # the pipe is full: the event loop will wake up in any case
+            with suppress(BlockingIOError):  # the pipe is full: the event loop will wake up anyway
                 os.write(self._writer, b"!")
         elif isinstance(consumer.pool, solo.TaskPool):
             consumer.call_soon(self._run)
@@ -69,15 +75,15 @@ class Starter:
             self._wake_thread()
 
     def look_again(self, seconds: float) -> None:
-        """Have `run` called after so many seconds, and not at the time that was set before.
+        """Have `run` called after this many seconds, instead of at the time set before.
 
-        If they are not 0, this is called where `run` is.
+        With 0, which means at once, this is thread-safe; otherwise, call it only in the thread that calls `run`.
         """
         consumer = self._consumer
         if not seconds or consumer is None:
             self.wake_up()
         elif consumer.hub is not None:
-            if self._entry is not None:  # else each call would begin a series of its own
+            if self._entry is not None:  # otherwise each call would start a new series of calls
                 self._entry.cancel()
             self._entry = consumer.hub.call_later(seconds, self._run)
         else:
@@ -107,18 +113,14 @@ class Starter:
                 logger.exception("a waiting message could not be started; it is delivered again when its worker ends")
 
 
-#: While fetched messages stand at the gate, it looks at least so often, in seconds: a run may end without a signal.
-LOOK_EVERY = 0.1
-
-
 class GatedSlots(Slots):
-    """Those of ``threads``, ``gevent`` and ``eventlet``, and of ``prefork`` where the worker has no event loop.
+    """The slots of ``threads``, ``gevent`` and ``eventlet``, and of ``prefork`` in a worker without an event loop.
 
-    While messages wait in the worker, what it fetches stands at this gate until a slot is free. Otherwise it passes.
+    While messages wait in the worker, fetched messages stand at a gate until a slot is free. Otherwise they pass.
 
     Args:
         consumer, on_held, look_again: As for `Slots`.
-        is_waited: Tells whether a message waits in the worker.
+        is_waited: Returns whether a message waits in the worker.
     """
 
     def __init__(
@@ -131,12 +133,12 @@ class GatedSlots(Slots):
         super().__init__(consumer, on_held, look_again)
         self._is_waited = is_waited
         self._fetched: deque[Request] = deque()
-        #: Those that the pool was given and that have not ended.
+        #: The requests that the pool was given and that have not ended.
         self._running: set[Request] = set()
         task_postrun.connect(self._run_ends)
 
     def admit(self, request: Request) -> None:
-        """Pass `request` on, or have it stand at the gate."""
+        """Pass `request` on to the pool, or have it stand at the gate."""
         if self._fetched or (self._is_waited() and (self._claims or self._idle() <= 0)):
             self._fetched.append(request)
             self._look_again(0)
@@ -144,7 +146,7 @@ class GatedSlots(Slots):
             self._pass(request)
 
     def clear(self) -> None:
-        """What stands at the gate is delivered again."""
+        """Empty the gate too: the broker delivers its messages again."""
         super().clear()
         self._fetched.clear()
 
@@ -158,7 +160,7 @@ class GatedSlots(Slots):
             self._look_again(LOOK_EVERY)
 
     def _let_one_in(self) -> bool:
-        """Give a free slot to a waiting message, or else to a fetched one; return whether one got it."""
+        """Let in a waiting message if one needs a slot, else a fetched one; return whether there was one to let in."""
         if self._fetched and not self._is_waited():
             self._pass(self._fetched.popleft())
         elif self._idle() <= 0:
@@ -181,7 +183,7 @@ class GatedSlots(Slots):
         self._start(request)
 
     def _run_ends(self, task_id: str = "", **_: Any) -> None:
-        """Called where a run ends, in the pools whose runs are in this very process."""
+        """Handle the end of a run, in the pools that run tasks in this process."""
         request = state.requests.get(task_id)
         if request is not None:
             self._note_end(request)
@@ -203,11 +205,11 @@ class GatedSlots(Slots):
 
 
 class SoloSlots(Slots):
-    """The one of ``solo``, whose runs are in the thread that fetches: the room decides before a fetched message runs.
+    """The one slot of ``solo``, which runs tasks in the thread that fetches: before each fetched one, the room decides.
 
     Args:
         consumer, on_held, look_again: As for `Slots`.
-        run_calls: Runs the messages that were called.
+        run_calls: Runs the called messages.
     """
 
     def __init__(
@@ -223,12 +225,12 @@ class SoloSlots(Slots):
         self._has_decided = threading.Event()
 
     def starts_round(self, living: Callable[[Any], int]) -> None:
-        """Only a round that has seen the held slot decides about it."""
+        """Record whether this round sees the held slot: only such a round decides about it."""
         super().starts_round(living)
         self._has_seen = bool(self._held)
 
     def ends_round(self, wanted: int) -> bool:
-        """The fetched message has waited for this."""
+        """End a room's round. If it has decided about the held slot, let `admit` go on, which waits for that."""
         super().ends_round(wanted)
         self._wanted = wanted
         if self._has_seen:
@@ -236,19 +238,19 @@ class SoloSlots(Slots):
         return False
 
     def settle(self, wanted: int) -> None:
-        """`admit` alone holds the slot and gives it up: else a slot that was given up would count as used."""
+        """Record `wanted`, but leave the slot to `admit`: to `admit`, a slot that is no longer held has been used."""
         self._wanted = wanted
         self._note_ended()
 
     def admit(self, request: Request) -> None:
-        """Run the waiting messages that are called, and then `request`."""
+        """Run the waiting messages that are called, then `request`."""
         self._note_ended()
         while self._claims and self._runs_one():
             self._note_ended()
         self._start(request)
 
     def _runs_one(self) -> bool:
-        """Let the room call a waiting message, and run that; return whether there was one."""
+        """Let the room call a waiting message, and run that message; return whether there was one."""
         self._has_decided.clear()
         self._held.append(time.monotonic())
         self._on_held()
@@ -259,10 +261,10 @@ class SoloSlots(Slots):
         return not is_unused
 
     def _hold_more(self) -> None:
-        """Nothing: the slot is held where a message was fetched."""
+        """Do nothing: the slot is held only when a message was fetched."""
 
     def _give_up(self) -> None:
-        """Nothing: the fetched message runs next."""
+        """Do nothing: the fetched message runs next."""
 
     def _free(self, starting: int) -> int:
         return max(0, slots_of(self._pool) - len(state.reserved_requests) + starting) + len(self._held)

@@ -1,4 +1,4 @@
-"""Waiting: the messages that wait in line in this worker, unacked, in the room of its main process."""
+"""Waiting: keeps the messages that wait in line in this worker, unacked, in the rooms of its main process."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _WAITING_ROOM = "_redislock_waiting_room"
 
 
 class WaitingRoom(bootsteps.StartStopStep):
-    """A step of the worker's consumer: keeps the messages that wait in line, and has the pool run them at their turn.
+    """A consumer step: keeps the messages that wait in line, and has the pool run each when its turn comes.
 
-    The broker still owns the messages that wait, so the worker may go on fetching others: its prefetch count grows by
-    one for each of them, as it does for a message with an eta. For quorum queues see `Windows`.
+    The broker still owns the waiting messages. So that the worker goes on fetching others, its prefetch count grows by
+    one for each of them, as it does for a message with an eta. For quorum queues, see `Windows`.
     """
 
     requires = ("celery.worker.consumer:Tasks",)  # the step that has a channel to the broker
@@ -46,33 +46,33 @@ class WaitingRoom(bootsteps.StartStopStep):
         super().__init__(parent, **kwargs)
         self._consumer: Any = None
         self._rooms: set[Room] = set()
-        #: Messages that are on their way to the pool, and whether they were called.
+        #: Messages on their way to the pool, each with whether it was called.
         self._calls: deque[tuple[WaitingMessage, bool]] = deque()
-        #: Those that Celery has reserved, or will once their task's `rate_limit` has a token for them.
+        #: Called messages that Celery has reserved, or will reserve once their task has a rate token for them.
         self._called: dict[Request, WaitingMessage] = {}
-        #: For how many lines of each room a slot is all that is missing.
+        #: By room: in how many of its lines the first waiter lacks only a slot.
         self._wanted: dict[Room, int] = {}
-        #: Whether a room has counted them since the worker was scaled up.
+        #: Whether a room has counted these lines since the worker was last scaled up.
         self._has_news = False
         self._starter = Starter(self._run_calls)
         self._slots = self._slots_of(parent)
         parent.on_task_request = self._admit
         stop, run = partial(self._stop, parent), partial(self.give_to_pool, called=False)
         self._handover = Handover(parent, stop, self._starter.wake_up, run)
-        #: Where there is no event loop, Celery's timer is a thread, which threads of a pool must not start twice.
+        #: Without an event loop, Celery's timer is a thread; two threads of the pool must not both start it.
         self._timing = threading.Lock()
         self._revoked = RevokedMessages(self._unordered, self._end, self._timing)
         vars(parent.app)[_WAITING_ROOM] = self
 
     def start(self, parent: Any) -> None:
-        """Begin to keep messages."""
+        """Start to keep messages."""
         open_windows(parent)
         self._consumer = parent
         self._starter.start(parent)
         self._handover.start(parent)
 
     def stop(self, parent: Any) -> None:
-        """Leave all lines. If the worker shuts down, hand over all that waits; else the broker delivers it again."""
+        """Leave all lines. In a shutdown, hand over all waiting messages; otherwise the broker delivers them again."""
         if self._handover.shutdown.is_under_way:
             self._handover.shutdown.finish()
         else:
@@ -85,38 +85,38 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._handover.stop()
         self._slots.clear()
         if self._handover.shutdown.is_under_way:
-            ignore_errors(parent, parent.task_consumer.cancel)  # it must not receive what is published again
+            ignore_errors(parent, parent.task_consumer.cancel)  # else it may receive messages that it publishes again
         self._let_go_of_all(None if self._handover.shutdown.still_receives else channel_of(parent))
 
     def _let_go_of_all(self, channel: Any = None) -> None:
-        """Have all that waits here, if anything does, wait somewhere else."""
+        """Take out all messages that wait here, if any, and have them wait somewhere else."""
         gone = self._take_calls()
         for room in tuple(self._rooms):
             room.hosts.discard(self)
             gone += [one for one in room.leave_all() if isinstance(one, WaitingMessage)]
-        gone += self._take_calls() + self._handover.take_back()  # now the room's thread adds no more
+        gone += self._take_calls() + self._handover.take_back()  # now the rooms' threads add no more
         self._wanted.clear()
         self._handover.let_go([one.request for one in sorted(gone, key=lambda one: one.rank)], channel)
 
     def _take_calls(self) -> list[WaitingMessage]:
-        """Take out what is on its way to the pool. The keys for which it was called are passed on."""
+        """Take out the messages on their way to the pool, and pass on the keys that they were called to."""
         calls = [(one, True) for request in tuple(self._called) if (one := self._called.pop(request, None))]
         while call := self._next_call():
             calls.append(call)
         for waiting, is_called in calls:
-            if is_called:  # this message will not run here; release its key to the next one now
+            if is_called:  # this message will not run here: pass its key on to the next one now
                 waiting.pass_on()
         return [waiting for waiting, _ in calls]
 
     def _next_call(self) -> tuple[WaitingMessage, bool] | None:
-        """Take out a message that is on its way to the pool. At a shutdown, two threads may do so."""
+        """Take out one message on its way to the pool. In a shutdown, two threads may do so."""
         try:
             return self._calls.popleft()
         except IndexError:
             return None
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
-        """Called by Celery whenever the event loop starts, where there is one."""
+        """Register with the event loop. Celery calls this each time the loop starts."""
         self._starter.register(hub)
 
     def _slots_of(self, consumer: Any) -> Slots:
@@ -134,7 +134,7 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     @property
     def rooms(self) -> tuple[Room, ...]:
-        """The rooms in which they wait."""
+        """The rooms that hold these messages."""
         return tuple(self._rooms)
 
     def _unordered(self) -> list[WaitingMessage]:
@@ -158,7 +158,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._keep(request, ending, plan, prepare, leaves=False)
 
     def send_on(self, request: Request, header: Header, plan: LockPlan, prepare: Prepare) -> None:
-        """Publish the message of `request` again with `header`; where that fails, have the pool run it once more."""
+        """Publish the message of `request` again with `header`; if that fails, have the pool run it once more."""
         self._keep(request, WaitsInLine("", "", header.rank, header, False), plan, prepare, leaves=True)
 
     def _keep(self, request: Request, ending: WaitsInLine, plan: LockPlan, prepare: Prepare, *, leaves: bool) -> None:
@@ -179,7 +179,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         else:
             room.enter(waiting)
         self._revoked.look_later(consumer)
-        if consumer.hub is not None:  # it may sleep for a second while a thread of the pool calls this
+        if consumer.hub is not None:  # it may sleep for a second while a pool thread calls this
             self._starter.wake_up()
         if self._consumer is None:  # it has stopped meanwhile
             self._let_go_of_all()
@@ -199,9 +199,9 @@ class WaitingRoom(bootsteps.StartStopStep):
             consumer.qos.keep(request.message)
 
     def _is_lost(self, consumer: Any, request: Request) -> bool:
-        """Whether the connection is lost over which the message of `request` came.
+        """Whether the connection that the message of `request` came over is lost. If so, the broker redelivers it.
 
-        It cannot be acked any more, and kombu may even end the worker when that is tried. The broker delivers it again.
+        The message cannot be acked any more: in kombu, even trying to may end the worker.
         """
         channel = channel_of(consumer)
         if channel is None or request.message.channel is channel:
@@ -209,25 +209,25 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._handover.restore([request])
         return True
 
-    # What the rooms ask and tell, each in its own thread.
+    # The rooms call these methods, each in its own thread.
 
     def starts_round(self) -> None:
-        """Have `is_ready` answer by what is free from now on."""
+        """Refresh the number of free slots that `is_ready` goes by."""
         if self._consumer is not None:
             self._slots.starts_round(CHILDREN.living)
 
     def is_ready(self, waiting: WaitingMessage) -> bool:
-        """Whether the message of `waiting` would run at once if it were called, or as soon as it has its token."""
+        """Whether the message of `waiting`, if called now, would run at once or as soon as it gets its rate token."""
         return self._consumer is not None and self._lacks(self._consumer, waiting.group) is None
 
     def is_coming(self, request: Request) -> bool:
-        """Whether `request`, which was called, is on its way to a child, or stands in the bucket of its task."""
+        """Whether `request`, which was called, is on its way to a child or in the bucket of its task."""
         if request in self._called or any(one.request is request for one, _ in self._calls.copy()):
             return True
         return request in state.reserved_requests and request.time_start is None
 
     def ends_round(self, room: Room, aside: Mapping[str, int]) -> None:
-        """Have slots held for the messages of the lines `aside`, counted by their tasks, that lack nothing else."""
+        """Have slots held for the lines `aside`, counted by task, whose first message lacks nothing else."""
         consumer = self._consumer
         if consumer is None:
             return
@@ -239,8 +239,9 @@ class WaitingRoom(bootsteps.StartStopStep):
     def lacks(self, waiting: WaitingMessage) -> str | None:
         """What keeps the message of `waiting` from running soon, for ``celery locks why``.
 
-        ``server``: the lock server does not answer; ``rate``: its task's rate limit; ``slot``: the pool is full. None:
-        nothing but its key.
+        Returns:
+            ``server`` if the lock server does not answer, ``rate`` if its task's rate limit is reached, ``slot`` if the
+            pool is full; None if it lacks only its key.
         """
         if waiting.is_out:
             return "server"
@@ -264,7 +265,7 @@ class WaitingRoom(bootsteps.StartStopStep):
             waiting.pass_on()
         self._handover.let_go([waiting.request])
 
-    # What runs in the thread that gives messages to the pool.
+    # These methods run in the thread that gives messages to the pool.
 
     def _ask_rooms(self) -> None:
         for room in tuple(self._rooms):
@@ -277,7 +278,7 @@ class WaitingRoom(bootsteps.StartStopStep):
             return
         wanted, has_news, self._has_news = sum(self._wanted.values()), self._has_news, False
         self._slots.settle(wanted)
-        if wanted and has_news:  # else it would scale up again for a message that was just called
+        if wanted and has_news:  # otherwise it would scale up again for a message just called
             scale_up(self._consumer, wanted)
 
     def _run(self, consumer: Any, waiting: WaitingMessage, called: bool) -> None:
@@ -304,7 +305,7 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     @staticmethod
     def _let_go(consumer: Any, request: Request) -> None:
-        """Count the message of `request` as one that waits no longer."""
+        """Count the message of `request` as no longer waiting."""
         consumer.qos.decrement_eventually()
         if isinstance(consumer.qos, Windows):
             consumer.qos.let_go(request.message)
@@ -316,7 +317,7 @@ class WaitingRoom(bootsteps.StartStopStep):
             self._run(consumer, waiting, called=False)
 
     def _admit(self, request: Request) -> None:
-        """Called by Celery with each message that it has reserved: instead of Celery's `on_task_request`."""
+        """Handle a message that Celery has reserved, in place of Celery's own `on_task_request`."""
         waiting = self._called.pop(request, None)
         if waiting is None:
             self._slots.admit(request)
@@ -324,7 +325,7 @@ class WaitingRoom(bootsteps.StartStopStep):
             self._keep_on(waiting)
 
     def _keep_on(self, waiting: WaitingMessage) -> None:
-        """Have a message wait on that was called: another one has taken its slot meanwhile."""
+        """Have a called message wait on, because another message has taken its slot meanwhile."""
         worker_port.task_ready(waiting.request)
         self._keep_unacked(self._consumer, waiting.request)
         self.give_rate_token_back(waiting.request)
@@ -332,11 +333,11 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._revoked.look_later(self._consumer)
 
     def give_rate_token_back(self, request: Request) -> None:
-        """Give the token of `rate_limit` back that `request` has taken: its body has not run."""
+        """Give back the rate token that `request` has taken, because its body has not run."""
         consumer, name = self._consumer, request.task.name
         if consumer is None or not rate_limit.limits(consumer, name):
             return
-        if consumer.hub is None:  # a greenlet of the pool must not wait for a slot of the pool
+        if consumer.hub is None:  # a greenlet of the pool must not itself wait for a slot
             with self._timing:
                 consumer.timer.call_after(0.0, rate_limit.give_back, (consumer, name))
         else:
@@ -344,6 +345,6 @@ class WaitingRoom(bootsteps.StartStopStep):
 
 
 def waiting_room_of(app: Any) -> WaitingRoom | None:
-    """The waiting room of the worker of `app` in this process; None where there is none."""
+    """The waiting room of the worker of `app` in this process; None without such a worker."""
     room = vars(app).get(_WAITING_ROOM)
     return room if isinstance(room, WaitingRoom) else None

@@ -1,4 +1,4 @@
-"""WaitingMessage: one message that waits in line in its worker: until when, and what becomes of it then."""
+"""WaitingMessage: one message that waits in line in its worker, how long it may wait, and what happens after that."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ logger = logging.getLogger(__name__)
 #: Prepares the request for its next execution, as `LockedRequest.prepare_run`.
 Prepare = Callable[[bytes | None], None]
 
-#: A message waits here for this share of the broker's visibility timeout at most, and is then published again: the
-#: broker delivers a message to another worker that is not acked for the whole of it.
+#: A message waits here for at most this share of the broker's visibility timeout, and is then published again: once the
+#: whole timeout has passed, the broker delivers an unacked message to another worker.
 LONGEST_WAIT = 0.5
-#: Seconds after its expiry at which a message is ended: Celery must find by another clock that it has expired.
+#: A message is ended this many seconds after it expires: Celery uses another clock, by which it must be expired too.
 EXPIRED_FOR = 0.01
-#: A message that a quorum queue has given back so often waits no more, but is published anew. RabbitMQ 4 drops it after
-#: twenty times. It counts each time that a worker ends or loses its connection while the message waits there.
+#: A message that a quorum queue has delivered again this often stops waiting, and is published anew. RabbitMQ 4 drops
+#: it after twenty times, and counts whenever a worker ends or loses its connection while the message waits there.
 GIVEN_BACK_OFTEN = 10
 
 
@@ -43,14 +43,14 @@ class WaitingMessage(Waiter):
 
     Args:
         request, ending, plan: Celery's request for it, how its run has ended, and the lock of its task.
-        prepare: Prepares the request for its next execution. It is given what the key holds until then; None where the
-            key is not kept for it.
-        is_ready: Whether the worker would run it soon.
-        is_coming: Whether its request is on its way to a child of the pool.
-        run: Has the pool run it; whether its turn has come is given, too.
+        prepare: Prepares the request for its next execution. It gets what the key holds until then, or None if the key
+            is not kept for the message.
+        is_ready: Returns whether the worker would run it soon.
+        is_coming: Returns whether its request is on its way to a child of the pool.
+        run: Has the pool run it. The second argument is whether it was called.
     """
 
-    # Thousands of them may wait, so each keeps as little as it can.
+    # Thousands of messages may wait, so each keeps as little as possible.
     __slots__ = (
         "_is_coming",
         "_is_ready",
@@ -81,7 +81,7 @@ class WaitingMessage(Waiter):
         is_coming: Callable[[Request], bool],
         run: Callable[[WaitingMessage, bool], None],
     ) -> None:
-        # All that wait for one key share its name.
+        # All messages that wait for a key share one string.
         self.key = limited(sys.intern(str(ending.key)), limit_of(ending.key))
         self.rank, self.number = ending.rank, 0
         self.request = request
@@ -98,12 +98,12 @@ class WaitingMessage(Waiter):
 
     @property
     def call(self) -> bytes:
-        """What the key holds from the message's turn until its run acquires the key."""
+        """What the key holds from when the message is called until its run acquires the key."""
         return self._room.call_of(self)
 
     @property
     def to_json(self) -> dict[str, Any]:
-        """What ``celery inspect redislock_waiting`` tells of it; its arguments stay out."""
+        """What ``celery inspect redislock_waiting`` shows about it; its arguments are left out."""
         return {
             "id": str(self.request.id),
             "name": self.request.task.name,
@@ -114,7 +114,7 @@ class WaitingMessage(Waiter):
 
     @property
     def must_leave(self) -> bool:
-        """Whether only the broker does not let it wait here any longer, so that it waits on after another delivery."""
+        """Whether its wait here ends only because of the broker, so that it waits on after another delivery."""
         now, task = time.monotonic(), self.request.task
         plan: LockPlan = task.lock_plan  # type: ignore[attr-defined] # it is a `LockedTask`
         header = Header.read(self.request.request_dict[HEADER])
@@ -129,35 +129,35 @@ class WaitingMessage(Waiter):
 
     @property
     def group(self) -> str:
-        """Messages of one task need the same: a slot, and a token if the task has a `rate_limit`."""
+        """Its task: messages of one task need the same, a slot, and a rate token if the task has a `rate_limit`."""
         name: str = self.request.task.name
         return name
 
     @property
     def is_out(self) -> bool:
-        """Whether the lock server did not answer the room last time."""
+        """Whether the lock server failed to answer the room last time."""
         return self._room.is_out(self.line)
 
     def is_ready(self) -> bool:
-        """Whether the worker would run it soon: it has a slot, and a token if the task has a `rate_limit`."""
+        """Whether the worker would run it soon: it has a slot, and a rate token if the task has a `rate_limit`."""
         return self._is_ready(self)
 
     def is_coming(self) -> bool:
-        """Whether it was called, and no child has accepted it yet."""
+        """Whether it was called but no child has accepted it yet."""
         return self._is_coming(self.request)
 
     def need_not_wait(self, holders: Sequence[Token]) -> bool:
-        """Whether the key was handed over to this message, or the task that it has joined does not hold the key."""
+        """Whether the key was handed over to this message, or the task it has joined no longer holds the key."""
         if any(one.state == "queued" and one.owner == self.claim for one in holders):
             return True
         return self.joins is not None and not any(self._may_be_joined(one) for one in holders)
 
     def _may_be_joined(self, holder: Token) -> bool:
-        """Whether `holder` is the task that the message has joined, or a reservation, which may be that task's."""
+        """Whether `holder` is the task that the message has joined, or a reservation that may belong to that task."""
         return holder.state == "queued" or (holder.state == "held" and holder.info("", None).task_id == self.joins)
 
     def take_turn(self, *, called: bool) -> None:
-        """Have the pool run the message again: the key is offered to it, or it can wait no longer."""
+        """Have the pool run the message again: it was called to its key, or it waits no longer."""
         if called:
             waited, name = time.monotonic() - self._since, self.request.task.name
             logger.info(
@@ -168,24 +168,24 @@ class WaitingMessage(Waiter):
         self._run(self, called)
 
     def pass_on(self) -> None:
-        """Have the room pass the key on: the message was called to it, and does not run in this worker."""
+        """Have the room pass the key on: the message was called to it, but will not use it."""
         self._room.leave(self)
 
     def look_for_next(self) -> bool:
-        """Have the room look at its line, when its run has ended; return whether the line has a waiter."""
+        """Have the room look at the message's line after its run has ended; return whether the line has a waiter."""
         return self._room.look(self.line)
 
     def withdraw(self) -> bool:
-        """Wait no longer; return whether it still waited: else it was called, and is on its way to the pool."""
+        """Stop waiting. Return whether it still waited; if not, it was called and is on its way to the pool."""
         return self._room.withdraw(self)
 
     def wait_on(self) -> None:
-        """Wait on with its rank, although it was called: the room passes the key on."""
+        """Wait on with the same rank although it was called; the room passes the key on."""
         self.pass_on()
         self._room.enter(self)
 
     def unavailable(self, error: LockUnavailable) -> None:
-        """Have the pool run the message, if `lock_on_outage` says what becomes of it while the lock server is away."""
+        """Have the pool run the message, unless `lock_on_outage` has it wait until the lock server answers again."""
         if self._runs_in_outage and self.is_ready():
             self._room.leave(self)
             self.take_turn(called=False)
@@ -198,12 +198,12 @@ def _deadline(request: Request, header: Header, plan: LockPlan) -> float:
 
 
 def _policy_deadlines(request: Request, header: Header, plan: LockPlan, since: float) -> list[float]:
-    """When the message waits no longer wherever it is, and its run decides what becomes of it.
+    """The times at which the message stops waiting in any worker, and its run decides what becomes of it.
 
-    `since` is when it began to wait in this worker. All are by `time.monotonic()`.
+    `since` is when it began to wait in this worker. All times are by `time.monotonic()`.
     """
     now, ends = time.monotonic(), []
-    if header.claim is not None:  # its run asks for the key, which keeps its place in the queue
+    if header.claim is not None:  # its run asks for the key, which extends its reservation
         ends.append(since + plan.options.queue_ttl / 2)
     if plan.options.wait_for is not None:
         ends.append(now + plan.options.wait_for - (time.time() - header.since))
