@@ -33,7 +33,7 @@ FIXED: Mapping[str, Any] = {
 
 
 def derive(client: redis.Redis, max_connections: int = 50) -> redis.Redis:
-    """Return a new client for the server of `client`, regardless of that client's retries, encoding and protocol.
+    """Return a new client for the server of `client`, whatever retries, encoding and protocol that one has.
 
     Args:
         client: Any redis-py client with a connection pool, including a Sentinel client.

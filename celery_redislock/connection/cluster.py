@@ -22,8 +22,8 @@ from .outage import Outage
 from .redis_port import called_at_connect, nodes_of, options_of, remap_of
 from .store import Lease, LockStore
 
-#: How long a command is retried while its hash slot moves, in seconds. Until the move is over, which takes milliseconds,
-#: a lock's keys may be split between two nodes, and both refuse its commands.
+#: How long a command is retried while its hash slot moves, in seconds. The move takes milliseconds. Meanwhile a lock's
+#: keys may be split between two nodes, and both refuse its commands.
 OPEN_HASH_SLOT = 1.0
 #: The pause before each of those retries, in seconds.
 PAUSE = 0.02

@@ -38,9 +38,9 @@ _random = random.SystemRandom()
 class ClusterClient:
     """Knows which node of a Cluster has which hash slot, and makes clients for the nodes. Looks them up on first use.
 
-    It replaces redis-py's own Cluster client, in which one silent node also delays the commands to the others, which
-    resends commands without telling the caller, and which does not follow a hash slot to a node it did not know.
-    Shared state is replaced as a whole instead of being guarded by a lock, since a time limit may interrupt anywhere.
+    It replaces redis-py's own Cluster client. There, one silent node delays commands to the others too, commands are
+    resent without telling the caller, and a hash slot that moves to an unknown node is lost. Shared state is replaced
+    as a whole instead of being guarded by a lock, since a time limit may interrupt anywhere.
 
     Args:
         nodes: Hosts and ports of some of the nodes.

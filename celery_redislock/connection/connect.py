@@ -83,7 +83,7 @@ def is_redis(url: object) -> bool:
 
 
 def scheme_of(url: str) -> str:
-    """Return the part before ``://``; empty if there is none."""
+    """Return the part before ``://``; empty without one."""
     scheme, separator, _ = url.partition("://")
     return scheme if separator else ""
 
@@ -256,7 +256,7 @@ _MAKERS: Mapping[Kind, Callable[[Address, dict[str, Any]], redis.Redis | Cluster
 def address(client: redis.Redis | ClusterClient) -> str:
     """Return the server's address as a URL without the password, for people. `client` comes from `connect`.
 
-    It is built from what redis-py parsed: in a mistyped URL, any part may be the password.
+    It is built from redis-py's parsed options: in a mistyped URL, any part may be the password.
     """
     options = client.options if isinstance(client, ClusterClient) else options_of(client.connection_pool)
     user, db = f"{options['username']}@" if options.get("username") else "", options.get("db") or 0
