@@ -150,7 +150,7 @@ def binder(task: str, signature: inspect.Signature) -> Binder:
 
 
 def _digest_namer(task: str, parameters: Sequence[str], chosen: Sequence[str], remedy: str) -> Namer:
-    """Return a function that makes a name from the task's name and a digest of the chosen arguments."""
+    """Return a function that makes a name from the task's name and an unreadable digest of the chosen arguments."""
     check_parameters(task, "lock_args", chosen, parameters)
     if not chosen:
         only = f"{task}:{digest(encode({}))}"
@@ -188,8 +188,7 @@ def _callable_namer(task: str, lock_key: Callable[[Arguments], str]) -> Namer:
 
 
 def blame(error: Exception) -> str:
-    """Describe the error of a user's callable, and where it was raised. Its message may contain an argument: omit
-    it."""
+    """Say what the user's callable raised and where, but not the message, which may contain an argument."""
     what = type(error).__name__
     frame = error.__traceback__ and error.__traceback__.tb_next
     if frame:

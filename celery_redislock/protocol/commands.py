@@ -85,8 +85,8 @@ def release(
         owner: The owner that releases the key; or a whole token, to release the key only if it holds exactly that.
         note: The note for copies of the owner's message; None if the attempt is not over.
         keeps: The token that the key will hold next, and for how many seconds; None to delete the key.
-        gone: The key of the note that the claim in `keeps` is no longer needed. If that note exists, the key is
-    deleted.
+        gone: The key of the note that the claim in `keeps` is no longer needed. If it exists, the key is
+            deleted.
     """
     names = keys_of(key)
     flags = ""

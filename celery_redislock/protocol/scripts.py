@@ -117,8 +117,7 @@ class Passed(NamedTuple):
     ended: frozenset[str] = frozenset()
     """Jobs whose end the publisher's caller may have seen: their reservations are no longer needed."""
     preceding: frozenset[str] = frozenset()
-    """Jobs that are no answer: those this message must follow, other tasks', and runs whose result others cannot
-    read."""
+    """Jobs that are no answer: those the message must follow, other tasks', runs whose result is out of reach."""
 
 
 class Taken(NamedTuple):
