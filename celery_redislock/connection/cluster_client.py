@@ -29,8 +29,7 @@ from .pool import FreeConnections
 Node = tuple[str, int]
 #: The number of hash slots in a Cluster.
 HASH_SLOTS = 16384
-#: When a node does not answer, the hash slots are looked up again, but only if the last lookup was this long ago, in
-#: seconds.
+#: The least time between lookups of the hash slots when nodes do not answer, in seconds.
 LOOK_EVERY = 0.1
 _random = random.SystemRandom()
 
@@ -39,8 +38,8 @@ class ClusterClient:
     """Knows which node of a Cluster has which hash slot, and makes clients for the nodes. Looks them up on first use.
 
     It replaces redis-py's own Cluster client. There, one silent node delays commands to the others too, commands are
-    resent without telling the caller, and a hash slot that moves to an unknown node is lost. Shared state is replaced
-    as a whole instead of being guarded by a lock, since a time limit may interrupt anywhere.
+    resent without telling the caller, and a hash slot is not followed to a node that the client has not met. Shared
+    state is replaced as a whole instead of being guarded by a lock, since a time limit may interrupt anywhere.
 
     Args:
         nodes: Hosts and ports of some of the nodes.

@@ -103,7 +103,7 @@ class ConnectionQueue(Generic[T]):
         return mine
 
     def wait(self, mine: QueuedCaller[T], patience: float) -> T | None:
-        """Wait until `mine` is called, as long as other callers are served; return its gift.
+        """Wait until `mine` is called, for as long as other callers are served, and return its gift.
 
         Raises:
             NoConnectionFree: No caller was given a connection for `patience` seconds.

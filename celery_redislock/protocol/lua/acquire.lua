@@ -1,10 +1,11 @@
 -- Acquire a lock's key for the caller: an execution, a publish or a `Lock`. The key is granted if it is free and no
--- room stands in line; or if it is already the caller's, reserved for its message, or kept for it since it was called.
+-- room stands in line; or if it is already the caller's, reserved for its message, or kept for it because it was
+-- called.
 --
 -- KEYS[1]  the key of the lock
 -- KEYS[2]  the line of rooms that wait for the lock
 -- ARGV[1]  flags: the letters of the options below that are given
--- ARGV[2]  the caller's owner: the first part of its token, which identifies it to the scripts
+-- ARGV[2]  the owner in the caller's token: its first part, which identifies the caller to the scripts
 -- ARGV[3]  the token to store: the caller's own, or one that the caller of a `Lock` has chosen
 -- ARGV[4]  the lease in milliseconds; empty: the key never expires
 -- n key    the note of the caller's attempt; given only if its message may be a copy
@@ -67,7 +68,7 @@ end
 
 if note and redis.call('EXISTS', note) == 1 then
   local holder = redis.call('GET', lock)
-  -- The caller has the key if this was granted before the note was written, and the reply was lost.
+  -- The caller has the key if it was granted before the note was written, and that reply was lost.
   if is_owned_by(owner, holder) or call and is_owned_by(call, holder) then
     redis.call('DEL', lock)
     offer_next(lock, line, 1)
@@ -123,7 +124,7 @@ local holder = redis.call('GET', lock)
 local is_mine = is_owned_by(owner, holder)
 if is_mine or claim and is_owned_by(claim, holder) or call and is_owned_by(call, holder) then
   -- An acquire without a reply is followed by a release of exactly its token. That release may arrive after this grant,
-  -- so the key must not keep that token, even if the caller is its owner.
+  -- so the key must not keep that old token, even if the caller is its owner.
   store('XX')
   if string.sub(holder, 1, 1) == SEEN then
     mark(lock, token)

@@ -1,10 +1,11 @@
 -- Acquire a permit of a lock with a limit for the caller: an execution or a `Lock`. It gets the permit that is already
--- its own, reserved for its message, or kept for it since it was called; else a free one that no waiter may have.
+-- its own, reserved for its message, or kept for it because it was called; else a free one that no waiter is entitled
+-- to.
 --
 -- KEYS[1]  the key of the lock, which is its first permit
 -- KEYS[2]  the line of rooms that wait for the lock
 -- ARGV[1]  flags: the letters of the options below that are given
--- ARGV[2]  the caller's owner: the first part of its token, which identifies it to the scripts
+-- ARGV[2]  the owner in the caller's token: its first part, which identifies the caller to the scripts
 -- ARGV[3]  the caller's token
 -- ARGV[4]  the lease in milliseconds; empty: the permit never expires
 -- ARGV[5]  the limit: the caller gets no free permit with a higher number
@@ -103,7 +104,7 @@ if values[mine] and string.sub(values[mine], 1, 1) == SEEN then
   mark(names[mine], token)
 end
 if claim and not is_reserved and not was_mine then
-  -- The run that publishes its next attempt hands its permit over when it ends. This note tells it not to.
+  -- The run that published this message will hand its permit over when it ends, unless it finds this note.
   redis.call('SET', gone, '', 'PX', gone_ttl)
 end
 give_back_all_but(mine)

@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  the key of the lock
 -- KEYS[2]  the line of rooms that wait for the lock
--- ARGV[1]  the caller's owner: the first part of its token
+-- ARGV[1]  the owner in the caller's token: its first part
 -- ARGV[2]  the limit of the lock
 --
 -- Returns 1: the key is marked

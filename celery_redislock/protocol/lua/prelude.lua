@@ -15,8 +15,7 @@ local OFFER_MS, CALLED_MS, LINE_MS = 1000, 5000, 150000
 local SAME_OWNER = {[SEEN] = RUNS, [CALLED] = OFFERED}
 
 -- Whether a key that holds `value` belongs to `owner`. If `owner` is a whole token, `value` must be that token. Either
--- way, two things do not change the owner: that a copy was seen, and that the room with the offer has called its
--- waiter.
+-- way, the owner stays the same when a copy is seen, and when the room with the offer calls its waiter.
 local function is_owned_by(owner, value)
   if not value or value == owner then
     return value == owner
@@ -127,8 +126,8 @@ end
 -- Offer the permit `number` of the lock, which is free, to the first room in line. Scripts call this last.
 --
 -- That room may be dead. So the next room that is alive gets a hint to look when the offer has ended: a dead room
--- delays the others by one offer, and is out of the line now. (In a Cluster no hint may seem to be heard: then the
--- first ten get one.)
+-- delays the others by one offer, and is out of the line now. (In a Cluster, PUBLISH may count no listener: then the
+-- first ten rooms get a hint.)
 local function offer_next(lock, line, number)
   local room = first_in_line(line, number)
   if not room then

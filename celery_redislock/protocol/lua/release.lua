@@ -5,7 +5,7 @@
 -- KEYS[2]  the line of rooms that wait for the lock
 -- ARGV[1]  flags: the letters of the options below that are given; and
 --          u: a copy may wait unseen, so write the note even if no copy was seen
--- ARGV[2]  the caller's owner: the first part of its token; or the whole token, if the key must hold exactly that
+-- ARGV[2]  the owner in the caller's token: its first part; or the whole token, if the key must hold exactly that
 -- n key    the note of the caller's attempt; given only if the attempt is over
 -- n value  how long that note lives, in milliseconds
 -- g key    the note that the next message's claim is no longer needed; given only to hand the key over

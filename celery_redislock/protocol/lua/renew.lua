@@ -1,7 +1,7 @@
 -- Renew the lease of each key that its owner still has. Sent twice, the lease is not added twice.
 --
 -- KEYS[i]      the keys of the locks; in a Cluster all of one hash slot
--- ARGV[2i-1]   the owner of key i: the first part of the token that it should hold
+-- ARGV[2i-1]   the owner in the token that key i should hold: its first part
 -- ARGV[2i]     the lease of key i, in milliseconds
 --
 -- Returns one number for each key: 1: renewed, 0: no longer the owner's, or not a string

@@ -5,7 +5,7 @@
 -- KEYS[2]  the line of rooms that wait for the lock
 -- KEYS[3]  the place of the one message that may wait in the queue
 -- ARGV[1]  flags: q: scope "queue": reserve only the place, even if the key is free
--- ARGV[2]  the owner of the reservation: the first part of its token
+-- ARGV[2]  the owner in the reservation's token: its first part
 -- ARGV[3]  the token of the reservation
 -- ARGV[4]  how long the key or the place is reserved, in milliseconds
 -- ARGV[5]  the last field of that token: the task

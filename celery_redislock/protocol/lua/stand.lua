@@ -43,7 +43,7 @@ for number, value in ipairs(values) do
   if value == called then
     was_called = number
   elseif value == room and is_for_a_smaller_rank(number) then
-    redis.call('DEL', names[number])  -- offered to the smaller rank below
+    redis.call('DEL', names[number])  -- offered below, to the smaller rank
     values[number] = false
   elseif value == room then
     offered, another = number, offered
