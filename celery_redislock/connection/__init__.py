@@ -1,1 +1,1 @@
-"""How it is said: clients and connections, one server or a Cluster, and what becomes of a lost command."""
+"""How commands reach Redis: clients, connections, a single server or a Cluster, and lost replies."""

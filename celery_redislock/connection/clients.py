@@ -1,4 +1,4 @@
-"""What all redis-py clients of ours have: no retries, time-outs, and connections that are whole."""
+"""What every redis-py client here has in common: no retries, time-outs, and no half-open connections."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .cluster_client import ClusterClient
 from .pool import FreeConnections
 from .redis_port import connections_of, options_of, sentinel_options_of, sentinels_of
 
-#: redis-py's own defaults differ by constructor, up to 58 s for one command to a silent server.
+#: redis-py's own defaults depend on the constructor: one command to a silent server can take up to 58 s.
 DEFAULTS: Mapping[str, Any] = {"socket_timeout": 2.0, "socket_connect_timeout": 1.0, "max_connections": 50}
-#: Options that users cannot set. The store resends by itself, so that it knows when an answer is ambiguous, and it
-#: reads bytes. With RESP2, redis-py keeps a reply whole where an exception interrupts its reading. Publishers and
-#: workers must encode a key alike.
+#: Options that users cannot set. The store retries commands itself, so that it knows when a reply is ambiguous, and it
+#: reads bytes. With RESP2, redis-py loses no part of a reply when an exception interrupts the read. Publishers and
+#: workers must encode a key the same way.
 FIXED: Mapping[str, Any] = {
     "decode_responses": False,
     "encoding": "utf-8",
@@ -33,11 +33,11 @@ FIXED: Mapping[str, Any] = {
 
 
 def derive(client: redis.Redis, max_connections: int = 50) -> redis.Redis:
-    """A new client for the server of `client`, whatever the retries, encoding and protocol of `client`.
+    """Return a new client for the server of `client`, whatever retries, encoding and protocol that one has.
 
     Args:
-        client: Any redis-py client with a connection pool; also that of a Sentinel.
-        max_connections: The most connections of the new client; the maximum of `client` counts too.
+        client: Any redis-py client with a connection pool, including a Sentinel client.
+        max_connections: Upper limit for the new client's pool; the limit of the pool of `client` applies as well.
     """
     pool = client.connection_pool
     options = options_of(pool)
@@ -59,9 +59,9 @@ def derive(client: redis.Redis, max_connections: int = 50) -> redis.Redis:
 
 
 class _Whole:
-    """Mixed into a connection class: closes a connection whose opening a time limit or a shutdown interrupts.
+    """Connection mixin: closes a connection if a time limit or a shutdown interrupts `connect`.
 
-    redis-py returns a half opened connection to its pool, perhaps not logged in, or still in database 0.
+    redis-py returns such a half-open connection to its pool, perhaps not logged in or still on database 0.
     """
 
     def connect(self) -> None:
@@ -75,12 +75,12 @@ class _Whole:
 
 @functools.cache
 def whole(kind: type[Any]) -> type[Any]:
-    """A connection class like `kind`, whose connections are open or closed, and never half open."""
+    """Return a subclass of the connection class `kind` whose connections are open or closed, never half open."""
     return kind if issubclass(kind, _Whole) else type(kind.__name__, (_Whole, kind), {})
 
 
 class _Discreet:
-    """Mixed into a pool class: hides the password that redis-py 6.4 and 7.0 show when a Sentinel knows no master."""
+    """Pool mixin: hides the password that redis-py 6.4 and 7.0 print when no Sentinel knows the primary."""
 
     def __repr__(self) -> str:
         options = options_of(self)
@@ -93,9 +93,9 @@ def _discreet(kind: type[Any]) -> type[Any]:
 
 
 class _SentinelPool(SentinelConnectionPool, redis.BlockingConnectionPool):
-    """A Sentinel's pool that lets its callers wait for a connection, and counts its connections right.
+    """A Sentinel pool that makes callers wait for a free connection, and counts its connections correctly.
 
-    Before redis-py 8.1, each connection to a former primary, and each that failed, counted as one of the pool.
+    Before redis-py 8.1, connections to a former primary and failed connections kept counting toward the maximum.
     """
 
     def owns_connection(self, connection: Any) -> bool:
@@ -104,26 +104,28 @@ class _SentinelPool(SentinelConnectionPool, redis.BlockingConnectionPool):
         return bool(connection.pid == self.pid)
 
     def disconnect(self, inuse_connections: bool = True) -> None:
-        """Close the connections; the Sentinels' part of the pool asks for those that nobody uses, when the primary is
-        another. Before redis-py 7, a pool that lets callers wait knows no such choice.
+        """Close the connections; only the unused ones unless `inuse_connections`.
+
+        When the primary changes, the Sentinel half of the pool closes only the unused ones. Before redis-py 7, a
+        blocking pool does not have that choice.
         """
         for connection in connections_of(self, unused_only=not inuse_connections):
-            if connection is not None:  # None stands for one to be made
+            if connection is not None:  # None is a connection not made yet
                 connection.disconnect()
 
 
 def _without_retries(sentinels: Sentinel) -> Sentinel:
-    """A copy of `sentinels` that asks each Sentinel once. redis-py 8 asks a silent one eleven times before the next."""
+    """Copy `sentinels` so that each Sentinel is asked once. redis-py 8 asks a silent one eleven times."""
     ours = copy.copy(sentinels)
     ours.sentinels = [derive(sentinel) for sentinel in sentinels.sentinels]
     return ours
 
 
 def command_time(client: redis.Redis | ClusterClient) -> float:
-    """The longest that one command of `client` may take until it fails, in seconds: connecting and reading.
+    """Return how long one command of `client` can take before it fails, connecting and reading, in seconds.
 
-    Before it connects, a Sentinel's client asks one Sentinel after the other. When a node of a Cluster has not
-    answered, another one is asked where the hash slots are now.
+    A Sentinel client may ask every Sentinel before it connects. After a Cluster node fails to answer, one other node is
+    asked where the hash slots are now.
 
     Raises:
         LockConfigError: A time-out is not a number of seconds.

@@ -1,4 +1,4 @@
-"""The store of a Cluster: it sends each command to the node that has the key's hash slot, wherever that moves."""
+"""ClusterStore: the `LockStore` of a Cluster. It sends each command to the node that has the key's hash slot."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from .outage import Outage
 from .redis_port import called_at_connect, nodes_of, options_of, remap_of
 from .store import Lease, LockStore
 
-#: While a hash slot moves, some of a lock's keys may be at one node and some at another, and both refuse its commands.
-#: That takes milliseconds. For so many seconds such a command is sent again,
+#: How long a command is retried while its hash slot moves, in seconds. The move takes milliseconds. Meanwhile a lock's
+#: keys may be split between two nodes, and both refuse its commands.
 OPEN_HASH_SLOT = 1.0
-#: after a pause of so many seconds each time.
+#: The pause before each of those retries, in seconds.
 PAUSE = 0.02
-#: How often a command follows a hash slot that moves on meanwhile.
+#: How many redirections one command follows.
 REDIRECTIONS = 16
 
 
 def of_cluster(client: RedisCluster | ClusterClient) -> ClusterClient:
-    """A client of ours for the Cluster of `client`, with the time-outs and credentials of `client`."""
+    """Return our client for the Cluster of `client`, with the same time-outs and credentials."""
     if isinstance(client, ClusterClient):
         return client.copy()
     nodes = nodes_of(client)
@@ -48,7 +48,7 @@ class ClusterStore(LockStore):
 
     Args:
         cluster: Shared by all stores of this process.
-        max_connections: To each node.
+        max_connections: For each node.
     """
 
     def __init__(self, cluster: ClusterClient, max_connections: int = 50) -> None:
@@ -57,28 +57,28 @@ class ClusterStore(LockStore):
         self._of_nodes: dict[Node, Connections] = {}
 
     def outage_of(self, key: str) -> Outage:
-        """As `Sender.outage_of`: that of the node which has the hash slot of `key`."""
+        """As `Sender.outage_of`: the outage of the node that has the hash slot of `key`."""
         return self._cluster.outage_of(_hash_slot(key))
 
     def send_late(self, command: Command, on_reply: Callable[[Any], object], in_doubt: Callable[[], object]) -> None:
-        """As `Sender.send_late`, but the answer is waited for: it may be that the hash slot has moved."""
+        """As `Sender.send_late`, but wait for the reply: the hash slot may have moved."""
         answer, resent = self._ask(command)
         on_reply(resent or answer)
 
     def read_late(self, seconds: float, longest: float) -> bool:
-        """There is nothing to read."""
+        """Return False: no reply is ever left to read."""
         return False
 
     def close(self) -> None:
-        """As `Sender.close`, and with them the connections over which the nodes were asked where the hash slots are."""
+        """As `Sender.close`; also close the connections used to look up the hash slots."""
         for connections in [*self._of_nodes.values()]:
             connections.close()
         self._cluster.close()
 
     def renew(self, locks: Sequence[Lease]) -> list[bool | RedisError]:
-        """As `LockStore.renew`, in one round trip for each hash slot; first at the nodes that answer, as far as known.
+        """As `LockStore.renew`, in one round trip per hash slot, starting with the nodes that are known to answer.
 
-        A node that does not answer is asked once, and not about its other hash slots.
+        A node that does not answer is asked once; its other hash slots fail with the same error.
         """
         answers: dict[Lease, bool | RedisError] = {}
         silent: dict[Node, RedisError] = {}
@@ -106,7 +106,7 @@ class ClusterStore(LockStore):
     def _renew_hash_slot(self, locks: Sequence[Lease]) -> list[bool | RedisError]:
         try:
             return self._renew(locks)
-        except TryAgainError:  # some of the keys have moved already; a command with one key is never refused so
+        except TryAgainError:  # some of the keys have moved already; a command with one key is never refused like this
             return [answer for lock in locks for answer in self._renew([lock])]
 
     def _renew(self, locks: Sequence[Lease]) -> list[bool | RedisError]:
@@ -116,13 +116,13 @@ class ClusterStore(LockStore):
         return [bool(one) for one in renewed]
 
     def ask(self, command: Command) -> Any:
-        """As `Sender.ask`; the node is looked for."""
+        """As `Sender.ask`, on the node that has the keys."""
         return self._follow(command, OPEN_HASH_SLOT)
 
     def _follow(self, command: Command, patience: float) -> Any:
-        """The answer to `command`, whose keys are all in one hash slot, from the node that has that hash slot.
+        """Return the reply to `command` from the node that has its hash slot. All its keys are in one hash slot.
 
-        While the hash slot is neither here nor there, the command is sent again for `patience` seconds.
+        While the hash slot is split between two nodes, the command is retried for `patience` seconds.
         """
         hash_slot, until = _hash_slot(command.keys[0]), time.monotonic() + patience
         at, asking, redirections = self._cluster.owner(hash_slot), False, 0
@@ -160,5 +160,5 @@ def _hash_slot(key: str) -> int:
 
 
 def _is_between_nodes(error: ResponseError) -> bool:
-    """Whether the keys of a command, or the permits of a limit that its script looks at, are at two nodes."""
+    """Whether the keys of a command, or the permits that its script reads, are split between two nodes."""
     return isinstance(error, TryAgainError) or "non local key" in str(error)

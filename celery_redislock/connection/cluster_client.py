@@ -1,4 +1,4 @@
-"""ClusterClient: the nodes of a Cluster, and which of them has which hash slot, as far as this process knows."""
+"""ClusterClient: the nodes of a Cluster, and which node has which hash slot, as far as this process knows."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from redis.retry import Retry
 from .outage import Outage
 from .pool import FreeConnections
 
-#: The host and the port of a node.
+#: A node's host and port.
 Node = tuple[str, int]
-#: How many hash slots a Cluster has.
+#: The number of hash slots in a Cluster.
 HASH_SLOTS = 16384
-#: The nodes are not asked again where the hash slots are until so many seconds have passed since they were asked last.
+#: The least time between lookups of the hash slots when nodes do not answer, in seconds.
 LOOK_EVERY = 0.1
 _random = random.SystemRandom()
 
 
 class ClusterClient:
-    """Knows where the hash slots of a Cluster are, and makes clients of its nodes; it asks with the first command.
+    """Knows which node of a Cluster has which hash slot, and makes clients for the nodes. Looks them up on first use.
 
-    redis-py's own client for a Cluster is not used: one silent node delays with it the commands to all others, it sends
-    a command again without saying so, and it follows no hash slot to a node that is new to it. What threads share here
-    is replaced as a whole, and guarded by no lock: a time limit may strike anywhere.
+    It replaces redis-py's own Cluster client. There, one silent node delays commands to the others too, commands are
+    resent without telling the caller, and a hash slot is not followed to a node that the client has not met. Shared
+    state is replaced as a whole instead of being guarded by a lock, since a time limit may interrupt anywhere.
 
     Args:
-        nodes: Hosts and ports of some nodes.
-        options: Of the connections to the nodes.
-        remap: From the address by which the nodes know a node, to that by which it is reached from here; None where
-            that is the same.
+        nodes: Hosts and ports of some of the nodes.
+        options: Options for the connections to the nodes.
+        remap: Turns the address that the nodes report for a node into one that this process can reach. None if they
+            are the same.
     """
 
     def __init__(
@@ -69,17 +69,17 @@ class ClusterClient:
 
     @property
     def shown(self) -> str:
-        """The nodes that were given, for people."""
+        """The nodes given to the constructor, for people."""
         return ",".join(f"{host}:{port}" for host, port in self.nodes)
 
     def copy(self) -> ClusterClient:
-        """One with connections of its own, as for a process that was forked, which knows where the hash slots are."""
+        """Return a copy that knows the same hash slots but has its own connections, as after a fork."""
         new = ClusterClient(self.nodes, self.options, self.remap)
         new._owners, new._primaries = [*self._owners], self._primaries
         return new
 
     def connect(self, address: Node, max_connections: int) -> redis.Redis:
-        """A client of one node, which connects with its first command. It makes a caller wait for a free connection."""
+        """Return a client for one node. It connects on first use; its pool makes callers wait for a free connection."""
         host, port = address
         options = {**self.options, "host": host, "port": port, "max_connections": max_connections}
         options |= {"retry": Retry(NoBackoff(), 0), "queue_class": FreeConnections}
@@ -87,18 +87,18 @@ class ClusterClient:
         return redis.Redis(connection_pool=redis.BlockingConnectionPool(**options))  # type: ignore[no-untyped-call]
 
     def pubsub(self) -> Any:
-        """A subscription on any node that answers, as far as is known: each of them hears what another publishes."""
+        """Return a subscription on any node believed to answer: a message published on one node reaches all."""
         if not self._primaries:
             self.look()
         reached = [one for one in self._primaries if self.outage(one).unreachable is None] or self._primaries
         return self.connect(_random.choice(reached), 1).pubsub()  # type: ignore[no-untyped-call]
 
     def info(self, section: str) -> list[dict[str, Any]]:
-        """What each primary answers to INFO."""
+        """Return each primary's reply to INFO."""
         return [node.info(section) for node in self.primaries()]
 
     def primaries(self) -> list[redis.Redis]:
-        """Clients of all nodes that have hash slots, as the nodes tell now.
+        """Look up the hash slots, and return a client for each node that has any.
 
         Raises:
             RedisError: No node answers.
@@ -107,12 +107,12 @@ class ClusterClient:
         return [self._client(address) for address in self._primaries]
 
     def close(self) -> None:
-        """Close the connections over which the nodes were asked where the hash slots are."""
+        """Close the connections used to look up the hash slots."""
         for client in [*self._asks.values()]:
             client.connection_pool.disconnect()
 
     def owner(self, hash_slot: int) -> Node:
-        """The node that has `hash_slot`, as far as is known.
+        """Return the node that has `hash_slot`, as far as known.
 
         Raises:
             RedisError: No node answers, or none has the hash slot.
@@ -126,41 +126,41 @@ class ClusterClient:
         return address
 
     def is_known(self, address: Node) -> bool:
-        """Whether a node has hash slots, as far as is known."""
+        """Whether a node has hash slots, as far as known."""
         return address in self._primaries
 
     def outage(self, address: Node) -> Outage:
-        """The `Outage` of one node."""
+        """Return the `Outage` of one node."""
         return self._outages.setdefault(address, Outage(f"node {address[0]}:{address[1]}"))
 
     def outage_of(self, hash_slot: int) -> Outage:
-        """The `Outage` of the node that has `hash_slot`; that of the whole Cluster while no node has told."""
+        """Return the `Outage` of the node that has `hash_slot`; the whole Cluster's if the node is not known yet."""
         address = self._owners[hash_slot]
         return self._of_all if address is None else self.outage(address)
 
     def address(self, redirection: AskError, told_by: Node) -> Node:
-        """Where a node sends us with ASK or MOVED."""
+        """Return the node that an ASK or MOVED reply redirects to."""
         return self._reached(redirection.host, redirection.port, told_by)
 
     def moved(self, hash_slot: int, to: Node) -> None:
-        """Note that `hash_slot` is at another node now."""
+        """Record that another node now has `hash_slot`."""
         self._owners[hash_slot] = to
 
     def doubt(self, address: Node) -> None:
-        """Ask the other nodes, for as long as one command may take, whether another has this one's hash slots now."""
+        """Look up the hash slots again, because `address` did not answer. Takes no longer than one command."""
         if time.monotonic() - self._looked_at >= LOOK_EVERY:
             with suppress(RedisError):
                 self.look(last=address)
 
     def look(self, last: Node | None = None) -> None:
-        """Ask where the hash slots are: first the nodes that answer, as far as is known.
+        """Look up which node has which hash slot. The nodes believed to answer are asked first.
 
         Args:
-            last: A node that has not answered, and is asked after all others. The caller has waited for it, and then
-                waits for no more than one other silent node.
+            last: A node that has not answered, and is asked after all others. The caller has already waited for it, so
+                the lookup waits for at most one other silent node.
 
         Raises:
-            RedisError: No node answers, or one that does is none of a Cluster.
+            RedisError: No node answers, or the one that does is not in Cluster mode.
         """
         self._looked_at = time.monotonic()
         error: Exception | None = None
@@ -186,7 +186,7 @@ class ClusterClient:
     def _order(self, address: Node, last: Node | None) -> tuple[bool, bool, float]:
         outage = self._outages.get(address)
         is_out = outage is not None and outage.unreachable is not None
-        return address == last, is_out, _random.random()  # not always the same node is asked
+        return address == last, is_out, _random.random()  # random, to spread the lookups over the nodes
 
     def _learn(self, found: Any, told_by: Node) -> None:
         owners: list[Node | None] = [None] * HASH_SLOTS
@@ -201,7 +201,7 @@ class ClusterClient:
 
     def _reached(self, host: str | bytes | None, port: int, told_by: Node) -> Node:
         name = host.decode() if isinstance(host, bytes) else host
-        if not name or name == "?":  # a node that does not know its own address
+        if not name or name == "?":  # the node does not know its own address
             return told_by[0], int(port)
         return self.remap((name, int(port))) if self.remap else (name, int(port))
 

@@ -1,4 +1,4 @@
-"""URLs: the address of a lock server, in each form that Celery, kombu and redis-py know. Pure."""
+"""Connecting: parses a lock server's URL, in every form that Celery, kombu and redis-py accept, and makes a client."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ from kombu.utils.imports import symbol_by_name
 from redis.backoff import NoBackoff
 from redis.connection import parse_url
 from redis.retry import Retry
-from redis.sentinel import (
-    Sentinel,
-    SentinelManagedConnection,
-    SentinelManagedSSLConnection,
-)
+from redis.sentinel import Sentinel, SentinelManagedConnection, SentinelManagedSSLConnection
 
 from celery_redislock.errors import LockConfigError, describe
 
@@ -31,11 +27,11 @@ Kind = Literal["standalone", "sentinel", "cluster"]
 
 
 class _Form(NamedTuple):
-    """What a scheme stands for."""
+    """What a URL scheme stands for."""
 
     kind: Kind
     scheme: str
-    """The scheme of redis-py with which each host is reached."""
+    """The redis-py scheme used to reach each host."""
     port: int
 
 
@@ -51,6 +47,13 @@ _FORMS: Mapping[str, _Form] = {
     "rediss+cluster": _Form("cluster", "rediss", 6379),
 }
 _ALLOWED = ", ".join(f"{scheme}://" for scheme in _FORMS)
+#: For each setting that can hold a URL, the setting for the other options, such as the name of a Sentinel primary.
+OPTIONS_SETTINGS = {
+    "redislock_url": "redislock_client_options",
+    "broker_url": "broker_transport_options",
+    "result_backend": "result_backend_transport_options",
+}
+_NOT_FOR_USERS = frozenset({*FIXED, "retry", "single_connection_client", "connection_pool", "connection_pool_class"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +61,9 @@ class Address:
     """Where a lock server is.
 
     Attributes:
-        setting: Where the URL was set, for error messages.
-        kind: What answers there.
-        nodes: The hosts and ports of the Sentinels, or of some nodes of the Cluster; none for a single server.
+        setting: The setting that has the URL, for error messages.
+        kind: What kind of server it is.
+        nodes: Hosts and ports of the Sentinels, or of some of the Cluster's nodes; empty for a single server.
         options: What redis-py reads from the URL, such as ``host``, ``path``, ``db`` and ``password``.
     """
 
@@ -71,28 +74,30 @@ class Address:
 
 
 def is_redis(url: object) -> bool:
-    """Whether `url` has a scheme that a lock server can have."""
+    """Whether `url` has a scheme that works for a lock server."""
     return isinstance(url, str) and scheme_of(url) in _FORMS
 
 
 def scheme_of(url: str) -> str:
-    """What stands before ``://``; nothing where that is missing."""
+    """Return the part before ``://``; empty without one."""
     scheme, separator, _ = url.partition("://")
     return scheme if separator else ""
 
 
 def kind_of(url: str) -> Kind:
-    """What answers at a URL of which `is_redis` is true."""
+    """Return the kind of server that `url` names; `is_redis` must be true for it."""
     return _FORMS[scheme_of(url)].kind
 
 
 def parse_address(url: str, setting: str = "redislock_url") -> Address:
-    """The address that `url` names. Several Sentinels or nodes stand in several URLs with ``;`` between them, as kombu
-    has it, or are several hosts with ``,`` between them. Credentials, database and options are those of the first URL.
+    """Parse `url`.
+
+    Several Sentinels or nodes are either several URLs separated by ``;``, as in kombu, or several hosts separated by
+    ``,``. Credentials, database and options come from the first URL.
 
     Raises:
-        LockConfigError: The scheme is none that a lock server can have, or a Cluster is to have a database.
-        ValueError: Something else in it cannot be read.
+        LockConfigError: The scheme does not work for a lock server, or a Cluster's URL names a database.
+        ValueError: Some other part cannot be parsed.
     """
     scheme = scheme_of(url)
     if scheme not in _FORMS:
@@ -113,7 +118,7 @@ def _parsed(url: str) -> dict[str, Any]:
 
 
 def _as_redis_py_has_it(url: str) -> str:
-    """kombu's ``redis+socket://`` is redis-py's ``unix://``."""
+    """Rewrite `url` for redis-py: kombu's ``redis+socket://`` is redis-py's ``unix://``."""
     scheme, _, rest = url.partition("://")
     if scheme != "redis+socket":
         return f"{_FORMS[scheme].scheme}://{rest}"
@@ -125,7 +130,7 @@ def _as_redis_py_has_it(url: str) -> str:
 
 def _one_host_each(url: str, form: _Form) -> Iterator[str]:
     for one in url.split(";"):
-        if scheme_of(one) != scheme_of(url):  # a broker of another kind, or the last ; of a list
+        if scheme_of(one) != scheme_of(url):  # a failover broker of another kind, or nothing after a trailing ";"
             continue
         netloc, rest = re.fullmatch(r"([^/?#]*)(.*)", one.partition("://")[2], re.DOTALL).groups()  # type: ignore[union-attr]
         credentials, at, hosts = netloc.rpartition("@")
@@ -133,28 +138,19 @@ def _one_host_each(url: str, form: _Form) -> Iterator[str]:
             yield f"{form.scheme}://{credentials}{at}{host}{rest}"
 
 
-#: The setting with the other options of a server, such as the name of a primary, by the setting that has its URL.
-OPTIONS_SETTINGS = {
-    "redislock_url": "redislock_client_options",
-    "broker_url": "broker_transport_options",
-    "result_backend": "result_backend_transport_options",
-}
-_NOT_FOR_USERS = frozenset({*FIXED, "retry", "single_connection_client", "connection_pool", "connection_pool_class"})
-
-
 def connect(url: str, options: Mapping[str, Any], setting: str = "redislock_url") -> Any:
-    """A client for `url`, which opens its first connection with its first command.
+    """Return a client for `url`. It opens its first connection with its first command.
 
-    It is redis-py's own, but for a Cluster a `ClusterClient`. Where no connection is free, the client's pool makes a
-    caller wait; redis-py's default pool would raise.
+    For a Cluster this is a `ClusterClient`, otherwise redis-py's own client. If no connection is free, its pool makes
+    the caller wait, where redis-py's default pool raises.
 
     Args:
-        url: In one of the forms that `parse_address` knows.
-        options: `redislock_client_options`, and others that belong to the URL.
-        setting: Where the URL was set, for error messages.
+        url: In one of the forms that `parse_address` accepts.
+        options: `redislock_client_options`, plus any options that belong to the URL.
+        setting: The setting that has the URL, for error messages.
 
     Raises:
-        LockConfigError: redis-py cannot make a client of `url` and `options`, or a time-out is missing.
+        LockConfigError: redis-py cannot make a client from `url` and `options`, or a time-out is missing.
     """
     ours = sorted(_NOT_FOR_USERS & options.keys())
     if ours:
@@ -162,7 +158,7 @@ def connect(url: str, options: Mapping[str, Any], setting: str = "redislock_url"
     try:
         where = parse_address(url, setting)
         return _MAKERS[where.kind](where, _options(where, options))
-    except ValueError:  # its text may show a part of the URL
+    except ValueError:  # its message may show a part of the URL
         raise LockConfigError(
             f"{setting} or redislock_client_options cannot be parsed (not shown: they may hold a password)"
         ) from None
@@ -173,9 +169,9 @@ def connect(url: str, options: Mapping[str, Any], setting: str = "redislock_url"
 
 
 def _options(where: Address, options: Mapping[str, Any]) -> dict[str, Any]:
-    """All options of a connection: those in the URL win over those of the user, as in redis-py's `from_url`.
+    """Return all options of a connection. As in redis-py's `from_url`, those in the URL win over the user's.
 
-    All must be there when the pool is made: redis-py 8 prepares a pool for RESP3 or for RESP2 only then.
+    The pool needs all of them when it is made: redis-py 8 sets it up for RESP2 or RESP3 only then.
     """
     both = {"connection_class": redis.Connection, **DEFAULTS, **options, **where.options}
     both["connection_class"] = options.get("connection_class", both["connection_class"])
@@ -185,16 +181,16 @@ def _options(where: Address, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_checks(options: dict[str, Any]) -> dict[str, Any]:
-    """`options` with ``ssl_cert_reqs`` as redis-py spells it: Celery takes ``ssl.CERT_NONE``, and its name."""
+    """Spell ``ssl_cert_reqs`` the way redis-py does: Celery also takes ``ssl.CERT_NONE``, or its name."""
     if "ssl_cert_reqs" not in options:
-        return options  # redis-py checks the certificate and the name in it
+        return options  # redis-py verifies the certificate and its host name by default
     given = options["ssl_cert_reqs"]
     name = given.name if isinstance(given, ssl.VerifyMode) else str(given or "none")
     return {**options, "ssl_cert_reqs": name.removeprefix("CERT_").lower()}
 
 
 def _with_provider(options: dict[str, Any]) -> dict[str, Any]:
-    """`options` with an instance of the credential provider, of which Celery also takes the name, and no password."""
+    """Turn a credential provider that is given by name, as Celery allows, into an instance; drop user and password."""
     provider = options.get("credential_provider")
     if provider is None:
         return options
@@ -254,9 +250,9 @@ _MAKERS: Mapping[Kind, Callable[[Address, dict[str, Any]], redis.Redis | Cluster
 
 
 def address(client: redis.Redis | ClusterClient) -> str:
-    """The address of the server of a client from `connect`, as a URL without password, for people.
+    """Return the server's address as a URL without the password, for people. `client` comes from `connect`.
 
-    It is made of what redis-py has parsed: in a URL that is slightly wrong, any part may be the password.
+    It is built from redis-py's parsed options: in a mistyped URL, any part may be the password.
     """
     options = client.options if isinstance(client, ClusterClient) else options_of(client.connection_pool)
     user, db = f"{options['username']}@" if options.get("username") else "", options.get("db") or 0

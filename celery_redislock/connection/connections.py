@@ -1,4 +1,4 @@
-"""Connections: those to one server, each used by one command at a time, and the answers on them that are read late."""
+"""Connections: the connections to one server, each used by one command at a time, and replies that are read later."""
 
 from __future__ import annotations
 
@@ -19,41 +19,42 @@ from .pool import ConnectionQueue, NoConnectionFree
 
 logger = logging.getLogger(__name__)
 
-#: At most so many spare connections are kept out of the pool.
+#: The most spare connections kept out of the pool.
 MAX_SPARE = 8
 
 
 class Late(NamedTuple):
-    """A command whose sender does not wait for its answer. It must be safe to send it once more."""
+    """A command whose sender does not wait for its reply. It must be safe to send twice."""
 
     command: Command
     on_reply: Callable[[Any], object]
-    """Is called with what the script has answered."""
+    """Called with the script's reply."""
     in_doubt: Callable[[], object]
-    """Is called where the server has refused the command, or the connection was lost before the answer was read: the
-    script has not run, or may not have run."""
+    """Called if the server refused the command, or the connection was lost before the reply was read: the script may
+    not have run."""
     sent_at: float
     """When it was sent, by `time.monotonic()`."""
 
 
 class Connection:
-    """One connection out of the client's pool, for one command at a time.
+    """One connection from the client's pool, for one command at a time.
 
     Attributes:
-        late: The command that was sent last, if its answer has not been read. It is read together with the answer of
-            the next command, so it costs nobody a round trip.
+        late: The last command sent, if its reply has not been read. It is read together with the next command's
+            reply, so it costs no round trip.
     """
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
-        #: The connection as redis-py has it.
+        #: redis-py's connection.
         self._raw = redis_port.connection_of(client)
         self.late: Late | None = None
 
     def ask(self, command: Command, *, asking: bool = False) -> Any:
-        """The answer to `command`, in one round trip; in two where the server does not know the script yet.
+        """Return the reply to `command`, in one round trip; two if the server does not know the script yet.
 
-        With `asking`, the server is a Cluster's node to which another has sent us with ASK; no answer is late there.
+        Set `asking` if another node of the Cluster has redirected us to this one with ASK. The connection then has no
+        late reply.
         """
         if asking:
             self._ask_to_follow()
@@ -61,26 +62,26 @@ class Connection:
         self.read_late()
         try:
             return redis_port.answer_on(self._raw)
-        except NoScriptError:  # a server that is new or has restarted
+        except NoScriptError:  # the server is new or has restarted
             if asking:
                 self._ask_to_follow()
             self._send("EVAL", command.script.text, command)
             return redis_port.answer_on(self._raw)
 
     def send_late(self, late: Late) -> None:
-        """Send a command, whose answer is read later."""
+        """Send a command. Its reply is read later."""
         self.read_late()
         self._send("EVALSHA", late.command.script.sha, late.command)
         self.late = late
 
     def read_late(self) -> None:
-        """Read the answer that has not been read, if there is one, and tell who has sent the command."""
+        """Read the outstanding reply, if any, and pass it to the command's sender."""
         late = self.late
         if late is None:
             return
         try:
             answer = redis_port.answer_on(self._raw)
-        except ResponseError:  # the server has refused it: where it has restarted, it does not know the script
+        except ResponseError:  # the server refused it: after a restart it does not know the script
             self.late = None
             late.in_doubt()
             return
@@ -92,46 +93,46 @@ class Connection:
             logger.exception("the lock server's answer %r about the lock %s could not be told to its run", answer, key)
 
     def is_answered(self) -> bool:
-        """Whether an answer can be read without waiting for it."""
+        """Whether a reply can be read without waiting for it."""
         return redis_port.is_answered(self._raw)
 
     def drop(self) -> None:
-        """Close the connection: an answer may still be on its way, and would be read as that of the next command."""
+        """Close the connection: a reply still on its way would be taken for the next command's."""
         late, self.late = self.late, None
         try:
             self._raw.disconnect()
             self._client.close()
-        finally:  # a time limit may strike there
+        finally:  # a time limit may interrupt the lines above
             if late is not None:
                 late.in_doubt()
 
     def close(self) -> None:
-        """Return the connection to the pool; but close it where an answer has not been read."""
+        """Return the connection to the pool, or close it if a reply is outstanding."""
         if self.late is not None:
             self.drop()
         else:
             self._client.close()
 
     def _ask_to_follow(self) -> None:
-        """Have a Cluster's node answer the next command although the hash slot is still on its way to it."""
+        """Send ASKING: the node then answers the next command although the hash slot is still moving to it."""
         self._raw.send_command("ASKING")
         redis_port.answer_on(self._raw)
 
     def _send(self, how: str, script: str, command: Command) -> None:
         keys, values = command.keys, command.values
         words = (how, script, str(len(keys)), *keys, *values)
-        # A check of the connection's health would take the answer that has not been read for its own.
+        # A health check would take the outstanding reply for its own.
         redis_port.send(self._raw, words, checks_health=self.late is None)
 
 
 class Connections:
-    """Takes connections out of the client's pool, and keeps some of them as spares for the next commands.
+    """Takes connections from the client's pool, and keeps a few as spares for the next commands.
 
-    To ask the pool for a connection each time costs a third of a command, and a time limit that strikes while the pool
-    holds its lock would hang the process for ever.
+    Going through the pool every time adds a third to the cost of a command. Worse, if a time limit fires while the pool
+    holds its lock, the process hangs.
 
     Args:
-        client: A redis-py client without retries of its own. Replies must be bytes.
+        client: A redis-py client that does not retry. Replies must be bytes.
     """
 
     def __init__(self, client: redis.Redis) -> None:
@@ -140,11 +141,11 @@ class Connections:
         self._queue: ConnectionQueue[Connection] = ConnectionQueue()
         self._pid = os.getpid()
         self._is_closed = False
-        # Half of the pool's connections stay there, so that a thread that waits for one gets one.
+        # Leave half of the connections in the pool, so that a thread waiting there gets one.
         self._max_spare = min(MAX_SPARE, client.connection_pool.max_connections // 2)
 
     def ask(self, command: Command, *, asking: bool = False) -> Any:
-        """The answer to `command`, on a connection that no other thread uses meanwhile; as `Connection.ask`."""
+        """As `Connection.ask`, on a connection that no other thread uses at the same time."""
         connection = self._take_connection()
         try:
             answer = connection.ask(command, asking=asking)
@@ -155,23 +156,23 @@ class Connections:
         return answer
 
     def send_late(self, late: Late) -> None:
-        """Send a command, and return without its answer."""
+        """Send a command, and return without its reply."""
         connection = self._take_connection()
         try:
             connection.send_late(late)
             if len(self._spare) >= self._max_spare:
-                connection.read_late()  # for the connection goes back to the pool, where nobody would read the answer
+                connection.read_late()  # the connection goes back to the pool, where the reply would never be read
         except BaseException:
             self._drop(connection)
             raise
         self._put(connection)
 
     def read_late(self, seconds: float, longest: float) -> bool:
-        """Read, without waiting, the answers that nobody has read for so many seconds; return whether any is left.
+        """Read the late replies that have arrived, without waiting for any; return whether some are still outstanding.
 
         Args:
-            seconds: How old an answer must be, in seconds. A younger one is read with the next command there.
-            longest: How long to hope for an answer, in seconds.
+            seconds: Skip commands sent less than this many seconds ago: the next command there reads their replies.
+            longest: After this many seconds without a reply, drop the connection.
         """
         now = time.monotonic()
         for connection in self._spare.copy():
@@ -187,7 +188,7 @@ class Connections:
                     connection.read_late()
                 elif now - late.sent_at > longest:
                     connection.drop()
-                    self._queue.give(None)  # the pool may make one now
+                    self._queue.give(None)  # the pool can make a new one now
                     continue
             except BaseException as error:
                 self._drop(connection)
@@ -198,22 +199,22 @@ class Connections:
         return any(connection.late is not None for connection in self._spare.copy())
 
     def close(self) -> None:
-        """Close all connections: nobody uses the server any more. Those of a command that still comes close after it.
+        """Close all connections. A command still in flight closes its own connection when it is done.
 
-        The garbage collector would close them too, but its order is by chance: where a socket comes before what closes
-        it, Python warns. The collector itself may call this, in any thread, so no lock is waited for here.
+        The garbage collector would close them too, but in no fixed order: if a socket goes before its owner, Python
+        warns. The collector may itself call this, in any thread, so this must not wait for a lock.
         """
         self._is_closed = True
-        if self._pid == os.getpid():  # after a fork they are the parent's connections
+        if self._pid == os.getpid():  # after a fork, they are the parent's connections
             self._client.connection_pool.disconnect()
 
     def _take_connection(self) -> Connection:
-        if self._pid != os.getpid():  # after a fork: the spares are the parent's connections
+        if self._pid != os.getpid():  # after a fork, the spares are the parent's connections
             self._pid = os.getpid()
             self._spare.clear()
             self._queue = ConnectionQueue()
         if self._is_closed:
-            self._spare.clear()  # on them may be late answers, which will never come
+            self._spare.clear()  # they may have late replies, which will never arrive
         try:
             return self._spare_or_new()
         except NoConnectionFree:
@@ -221,30 +222,30 @@ class Connections:
 
     def _spare_or_new(self) -> Connection:
         try:
-            return self._spare.pop()  # the one that was put there last: it may have an answer that is not read yet
+            return self._spare.pop()  # the most recent one: it may have a late reply to read
         except IndexError:
             client: redis.Redis = self._client.client()  # type: ignore[no-untyped-call]
             return Connection(client)
 
     def _wait_for_one(self) -> Connection:
-        """Wait until a connection is returned, for as long as the server answers those who use them.
+        """Wait until a connection is returned, for as long as the server keeps answering other callers.
 
         Raises:
-            NoConnectionFree: The server has answered nobody for as long as the pool makes a caller wait.
+            NoConnectionFree: No connection was returned for as long as the pool makes a caller wait.
         """
         pool: Any = self._client.connection_pool
         mine = self._queue.add()
         try:
             while True:
                 try:
-                    return self._spare_or_new()  # it may have been returned before this caller was queued
+                    return self._spare_or_new()  # one may have been returned before this caller was queued
                 except NoConnectionFree:
                     given = self._queue.wait(mine, pool.timeout)
                 if given is not None:
                     return given
                 mine = self._queue.add(first=True)
         except BaseException:
-            self._queue.give(None)  # if this caller was called, the next one is in its stead
+            self._queue.give(None)  # in case this caller was just called, call the next one instead
             raise
         finally:
             unused = self._queue.leave(mine)
@@ -259,15 +260,15 @@ class Connections:
         elif len(self._spare) < self._max_spare:
             self._spare.append(connection)
         else:
-            connection.close()  # returns the connection to the pool
-            self._queue.give(None)  # a caller may have arrived in between
+            connection.close()  # back to the pool
+            self._queue.give(None)  # a caller may have joined the queue in between
 
     def _drop(self, connection: Connection) -> None:
-        """Close it after an error, and return the spares to the pool: only the pool checks whether they live."""
+        """Close it after an error. The spares go back to the pool, since only the pool checks that they are alive."""
         connection.drop()
         while True:
             try:
                 self._spare.pop().close()
             except IndexError:
                 break
-        self._queue.give(None)  # the pool may make some now
+        self._queue.give(None)  # the pool can make new ones now

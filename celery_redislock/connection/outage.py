@@ -1,4 +1,4 @@
-"""Outage: logs when a server cannot be asked any more, and when it can again; meanwhile one caller at a time looks."""
+"""Outage: logs when a server stops being usable and when it recovers. In between, one caller at a time checks it."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from celery_redislock.protocol.scripts import ACQUIRE, Script
 
 logger = logging.getLogger(__name__)
 
-#: While a server cannot be reached, the pause before the next look is so many times as long as the last look took: a
-#: look at a silent server takes a time-out, for which the caller who looks has to wait.
+#: While a server is unreachable, the pause before the next check is this many times as long as the last check took. (If
+#: the server is silent, the caller that checks it waits for a time-out.)
 PAUSE_PER_LOOK = 4
-#: The pause before the next look lasts at least and at most so many seconds.
+#: Limits for that pause, in seconds.
 SHORTEST_PAUSE = 1.0
 LONGEST_PAUSE = 5.0
 
 
 class Outage:
-    """Says once when a server cannot be asked any more, and once when it can again.
+    """Logs once when a server can no longer be used, and once when it can be used again.
 
     Args:
-        where: Is logged behind "the lock server": which node of a Cluster it is.
+        where: Which node of a Cluster this is. Logged after "the lock server".
 
     Attributes:
-        since: When the outage began, by `time.monotonic()`; None while there is none.
-        unreachable: Why the server cannot be reached, for people. None while it can be reached, also if it refuses
-            commands: a refusal comes at once, so every caller may ask.
-        look_at: When the next caller may look whether the server can be reached again, by `time.monotonic()`.
+        since: When the outage began, by `time.monotonic()`; None if there is none.
+        unreachable: Why the server cannot be reached, for people; None if it can be. A server that refuses commands
+            counts as reachable: it refuses at once, so every caller may ask it.
+        look_at: When the next caller may check whether the server can be reached again, by `time.monotonic()`.
     """
 
     def __init__(self, where: str = "") -> None:
@@ -45,7 +45,7 @@ class Outage:
         self._changing = threading.Lock()
 
     def failed(self, script: Script, error: RedisError) -> None:
-        """Note that a command failed: the server refused it, or it was sent twice without an answer: an outage."""
+        """Record a failed command: the server refused it, or failed to answer it twice. This begins an outage."""
         with self._changing:
             if self.since is None:
                 self.since, self._failing = time.monotonic(), script
@@ -59,10 +59,10 @@ class Outage:
             self.unreachable = _why_unreachable(error)
 
     def let_look(self) -> bool:
-        """Whether the caller is the one who looks now whether the server can be reached again.
+        """Whether the caller may now check if the server can be reached again.
 
-        Nobody else looks until this caller has called `look_failed` or `answered`. If it is interrupted before that, no
-        other caller looks until `LONGEST_PAUSE` is over.
+        If so, no other caller may until this one has called `look_failed` or `answered`. If it is interrupted before
+        that, others may check again after `LONGEST_PAUSE`.
         """
         with self._changing:
             now = time.monotonic()
@@ -72,18 +72,18 @@ class Outage:
             return True
 
     def look_failed(self, error: RedisError, seconds: float) -> None:
-        """Note that a look has failed, after so many seconds."""
+        """Record that a check has failed after `seconds`."""
         with self._changing:
-            if self.unreachable is not None:  # else another command was answered during the look
+            if self.unreachable is not None:  # if it is None, another command was answered during the check
                 self.unreachable = _why_unreachable(error)
             pause = min(PAUSE_PER_LOOK * seconds, LONGEST_PAUSE)
             self.look_at = time.monotonic() + max(pause, SHORTEST_PAUSE)
 
     def answered(self, script: Script) -> None:
-        """Note that a command was answered. Where there is no outage, nothing happens.
+        """Record that a command was answered. Does nothing outside an outage.
 
-        The outage ends with an answer to an acquire, or to the script whose failure began it: a server that refuses to
-        write still answers the scripts that only read.
+        The outage ends when an acquire is answered, or the script whose failure began it. Other scripts may only read,
+        and a server that refuses writes still answers those.
         """
         if self.since is None:
             return
@@ -94,7 +94,7 @@ class Outage:
             self.end()
 
     def end(self, *, has_gone: bool = False) -> None:
-        """End the outage, if there is one; with `has_gone`, since other nodes of the Cluster have the keys now."""
+        """End the outage, if there is one. `has_gone` means that other nodes of the Cluster have the keys now."""
         with self._changing:
             self.unreachable = None
             if self.since is not None:

@@ -1,4 +1,4 @@
-"""The connections of a pool, and the callers that wait while all of them are in use."""
+"""A pool's free connections, and the queue of callers that wait when all connections are in use."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ class NoConnectionFree(RedisConnectionError):
 
 
 class FreeConnections:
-    """What a redis-py pool keeps its connections in, instead of a `queue.LifoQueue`. None stands for one to be made.
+    """Holds a redis-py pool's free connections, instead of a `queue.LifoQueue`. None is a connection not made yet.
 
-    It lets nobody wait: that is for a `ConnectionQueue`. A queue's mutex could stay locked where a time limit strikes.
+    `get` never blocks; callers wait in a `ConnectionQueue` instead. (A time limit that fires inside a `LifoQueue` can
+    leave its mutex locked.)
 
     Args:
-        most: How many connections the pool may have.
+        most: The most connections the pool may have.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self.queue: list[Any] = []  # redis-py reads it, as it does that of a `LifoQueue`
+        self.queue: list[Any] = []  # redis-py reads this attribute of a `LifoQueue`
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """Take the connection that was put last, whatever the arguments.
+        """Take the connection that was put back last. The arguments are ignored.
 
         Raises:
-            NoConnectionFree: None is free.
+            NoConnectionFree: No connection is free.
         """
         try:
             return self.queue.pop()
@@ -45,7 +46,7 @@ class FreeConnections:
         """Put a connection back.
 
         Raises:
-            Full: All are there already.
+            Full: All of the pool's connections are here already.
         """
         if self.full():
             raise Full
@@ -61,19 +62,19 @@ class FreeConnections:
 
 
 class QueuedCaller(Generic[T]):
-    """Somebody who waits in a `ConnectionQueue`."""
+    """A caller in a `ConnectionQueue`."""
 
     def __init__(self) -> None:
         self.gift: T | None = None
-        #: Unlocked by the call. An event would not do: a time limit that strikes in its code can leave it locked.
+        #: Released to wake the caller. Not an Event: a time limit that fires inside its code can leave it locked.
         self.called = threading.Lock()
         self.called.acquire()
 
 
 class ConnectionQueue(Generic[T]):
-    """Those who wait for what others return, each of whom is given it by hand, in the order in which they came.
+    """The callers that wait for a connection. A returned connection is handed to the first of them directly.
 
-    Nobody who comes later takes it from them. Each step is one that a time limit cannot cut in two.
+    So no newcomer can take it. Each step is atomic: a time limit cannot interrupt it halfway.
     """
 
     def __init__(self) -> None:
@@ -81,7 +82,7 @@ class ConnectionQueue(Generic[T]):
         self._moved_at = 0.0
 
     def give(self, gift: T | None) -> bool:
-        """Give something to the first in the queue, or have it look for itself; return whether there is one."""
+        """Call the first caller and hand it `gift`; with None, it looks for itself. Return False if none waits."""
         try:
             first = self._callers.popleft()
         except IndexError:
@@ -93,7 +94,7 @@ class ConnectionQueue(Generic[T]):
         return True
 
     def add(self, *, first: bool = False) -> QueuedCaller[T]:
-        """Queue a caller, at the end or at the head."""
+        """Queue a caller at the end, or at the head if `first`."""
         mine: QueuedCaller[T] = QueuedCaller()
         if first:
             self._callers.appendleft(mine)
@@ -102,10 +103,10 @@ class ConnectionQueue(Generic[T]):
         return mine
 
     def wait(self, mine: QueuedCaller[T], patience: float) -> T | None:
-        """Wait until `mine` is called, for as long as others are given something; return what it was given.
+        """Wait until `mine` is called, for as long as other callers are served, and return its gift.
 
         Raises:
-            NoConnectionFree: Nobody was given anything for so many seconds.
+            NoConnectionFree: No caller was given a connection for `patience` seconds.
         """
         since = time.monotonic()
         while not mine.called.acquire(timeout=patience):
@@ -117,10 +118,10 @@ class ConnectionQueue(Generic[T]):
         return gift
 
     def leave(self, mine: QueuedCaller[T]) -> T | None:
-        """Leave the queue; return what was given to `mine` meanwhile, which goes to the next caller."""
+        """Leave the queue. Return what `mine` was given but did not take; it must go to the next caller."""
         try:
             self._callers.remove(mine)
-        except ValueError:  # it was called
+        except ValueError:  # it has been called
             mine.called.acquire(timeout=1.0)
         gift, mine.gift = mine.gift, None
         return gift

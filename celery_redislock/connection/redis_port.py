@@ -1,6 +1,6 @@
-"""Redis port: what the package needs of redis-py that it does not promise to keep.
+"""Redis port: everything the package uses of redis-py that redis-py does not document.
 
-Each function says what it needs and why. tests/contracts has a test of each with the installed releases.
+tests/contracts tests each function against the installed releases.
 """
 
 from __future__ import annotations
@@ -17,93 +17,92 @@ from redis.utils import HIREDIS_AVAILABLE
 if HIREDIS_AVAILABLE:
     import hiredis
 
-# A connection. A command is sent and its answer is read at different times, and no command is sent twice unseen.
-
-
-#: Makes what is sent of a command's words. redis-py's own `pack_command` first asks each word for its type, which takes
-#: three times as long as hiredis does for the rest; ours are all text. None where redis-py does not use hiredis.
+#: Packs the words of a command. redis-py's own `pack_command` first checks the type of each word, which takes three
+#: times as long as hiredis needs for the rest, and our words are all text. None if redis-py does not use hiredis.
 _pack: Any = hiredis.pack_command if HIREDIS_AVAILABLE else None
+#: Matches the options that a redis-py pool adds to its connections' options for its own use.
+_OF_POOL = re.compile("maint_|oss_|orig_|himport_|cache|event_dispatcher$|connection_pool$").match
+
+
+# Connections: a command is sent and its reply is read in two steps, and nothing is resent unnoticed.
 
 
 def connection_of(client: redis.Redis) -> Any:
-    """The one connection of a client that was made by ``client()`` of another, and has it to itself."""
+    """Return the connection that a client made by ``client()`` has to itself."""
     return client.connection
 
 
 def send(connection: Any, words: Sequence[Any], *, checks_health: bool) -> None:
-    """Send a command on an open or a closed connection, and read nothing but what a check of its health needs."""
+    """Send a command, connecting first if needed. Reads nothing, apart from the reply to a health check."""
     packed = connection.pack_command(*words) if _pack is None else [_pack(words)]
     connection.send_packed_command(packed, check_health=checks_health)
 
 
 def answer_on(connection: Any) -> Any:
-    """Read the next answer on a connection.
+    """Read the next reply on a connection.
 
     Raises:
-        RedisError: The server has refused the command, or the connection is lost.
+        RedisError: The server refused the command, or the connection is lost.
     """
     return connection.read_response()
 
 
 def is_answered(connection: Any) -> bool:
-    """Whether an answer can be read without waiting for it."""
+    """Whether a reply can be read without waiting for it."""
     return bool(connection.can_read(timeout=0))
 
 
-# A pool, and where its connections go.
-
-#: Matches the options that a redis-py pool puts among those of its connections for its own use.
-_OF_POOL = re.compile("maint_|oss_|orig_|himport_|cache|event_dispatcher$|connection_pool$").match
+# Pools, and where their connections go.
 
 
 def options_of(pool: Any) -> dict[str, Any]:
-    """The options of a pool's connections, as a user has given them, or as redis-py has read them in a URL."""
+    """Return a pool's connection options, as given by the user or read from a URL."""
     given: Mapping[str, Any] = pool.connection_kwargs
     return {name: value for name, value in given.items() if not _OF_POOL(name)}
 
 
 def connections_of(pool: Any, *, unused_only: bool) -> list[Any]:
-    """The connections of a pool that lets callers wait; None stands for one that was not made yet."""
+    """Return the connections of a blocking pool; None is one that has not been made yet."""
     return [*(pool.pool.queue if unused_only else pool._connections)]
 
 
 def try_to_connect(pool: redis.ConnectionPool) -> None:
-    """Make a connection, which is not opened; redis-py refuses an option that it does not know only then."""
+    """Make a connection without opening it: only then does redis-py refuse an unknown option."""
     pool.connection_class(**pool.connection_kwargs)
 
 
 def sentinel_options_of(pool: SentinelConnectionPool) -> dict[str, Any]:
-    """The options of a pool that asks Sentinels: of what, whom, and whether for the primary."""
+    """Return the additional options of a Sentinel pool: the service name, whether to use the primary, the Sentinels."""
     return {name: getattr(pool, name) for name in ("service_name", "is_master", "sentinel_manager")}
 
 
 def is_behind_sentinels(client: redis.Redis) -> bool:
-    """Whether Sentinels tell the client where its server is."""
+    """Whether the client asks Sentinels where its server is."""
     return isinstance(client.connection_pool, SentinelConnectionPool)
 
 
 def sentinels_of(client: redis.Redis) -> list[redis.Redis]:
-    """The clients by which a client asks its Sentinels; none where it has no Sentinels."""
+    """Return the clients of the Sentinels that `client` asks; empty if it asks none."""
     if not is_behind_sentinels(client):
         return []
     pool: Any = client.connection_pool
     return [*pool.sentinel_manager.sentinels]
 
 
-# A Cluster, as redis-py's own client for it knows it. Ours replaces that client and takes over what it was told.
+# redis-py's Cluster client: our `ClusterClient` replaces it and takes over its settings.
 
 
 def nodes_of(client: RedisCluster) -> list[ClusterNode]:
-    """The nodes that the client knows, each with a client of its own."""
+    """Return the nodes that the client knows, each with its own client."""
     return [*client.nodes_manager.nodes_cache.values()]
 
 
 def remap_of(client: RedisCluster) -> Callable[[tuple[str, int]], tuple[str, int]] | None:
-    """How the client reaches a node whose address is another from here; None where it is the same."""
+    """Return the client's mapping from a node's reported address to the one to connect to; None if it has none."""
     remap: Callable[[tuple[str, int]], tuple[str, int]] | None = client.nodes_manager.address_remap
     return remap
 
 
 def called_at_connect(client: RedisCluster) -> Any:
-    """What a user has called for each new connection: redis-py puts a method of the client around it."""
+    """Return the user's own callback for new connections, which redis-py wraps in a method of the client."""
     return client.user_on_connect_func

@@ -1,4 +1,4 @@
-"""Sender: sends a command, once more after a lost connection, and tells whether the answer is ambiguous."""
+"""Sender: sends a command, again after a lost connection, and tells whether the reply is ambiguous."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .connections import Connections, Late
 from .outage import Outage
 
 _random = random.SystemRandom()
-#: The longest pause before a command is sent a second time, in seconds. If both fail, the server is in an outage.
+#: The longest pause before a command is sent again, in seconds. If both attempts fail, the server is in an outage.
 MAX_PAUSE = 0.1
 
 
@@ -28,8 +28,8 @@ class Sender:
     """Sends commands to one server.
 
     Args:
-        client: Any redis-py client that does not retry by itself. Replies must be bytes.
-        outage: The `Outage` of the server, which all its senders in this process share.
+        client: Any redis-py client that does not retry. Replies must be bytes.
+        outage: The server's `Outage`, shared by all its senders in this process.
 
     Attributes:
         known: The scripts that the server knows, unless it has restarted since.
@@ -41,11 +41,11 @@ class Sender:
         self.known: set[Script] = set()
 
     def outage_of(self, key: str) -> Outage:
-        """The `Outage` of the server that has `key`."""
+        """Return the `Outage` of the server that has `key`."""
         return self.outage
 
     def _ask(self, command: Command) -> tuple[Any, bool]:
-        """Send `command`; return the reply, and whether the script may have run before, its reply being lost.
+        """Return the reply to `command`, and whether the script may have run before with its reply lost.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
@@ -57,25 +57,25 @@ class Sender:
         return reply, resent
 
     def send_late(self, command: Command, on_reply: Callable[[Any], object], in_doubt: Callable[[], object]) -> None:
-        """Send `command`, which must be safe to send once more, and return without its answer.
+        """Send `command`, which must be safe to send twice, and return without its reply.
 
-        The answer is read together with that of the next command on the same connection, or by the keeper. Only the
-        first command with a script waits for it, for the server may not know the script.
+        The reply is read together with the next command's on the same connection, or by the keeper. The first command
+        with each script does wait for its reply, since the server may not know the script.
 
         Args:
             command: Such as a release.
-            on_reply: Called with the script's reply, in the thread that reads it, so it must be quick.
-            in_doubt: Called, in that thread, when the script may not have run.
+            on_reply: Called with the script's reply, in the thread that reads it. It must be quick.
+            in_doubt: Called, in that thread, if the script may not have run.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused, and `in_doubt` is not called.
+            LockUnavailable: Redis did not answer or refused. `in_doubt` is not called then.
         """
         if command.script in self.known:
             try:
                 self._connections.send_late(Late(command, on_reply, in_doubt, time.monotonic()))
                 return
             except (RedisConnectionError, RedisTimeoutError):
-                pass  # the server may have closed the connection meanwhile: the command is sent once more
+                pass  # the server may have closed an idle connection: send the command again
         answer, resent = self._ask(command)
         self.known.add(command.script)
         on_reply(resent or answer)
@@ -89,12 +89,12 @@ class Sender:
         self._connections.close()
 
     def _look_again(self, key: str) -> None:
-        """Return if the server can be reached again; one caller at a time looks, now and then, and the others fail.
+        """Return if the server can be reached again. Every now and then one caller checks; the others fail at once.
 
-        A look writes nothing, so that there is nothing to undo.
+        The check writes nothing, so there is nothing to undo.
 
         Raises:
-            LockUnavailable: The server cannot be reached, as far as is known.
+            LockUnavailable: The server cannot be reached, as far as known.
         """
         outage = self.outage_of(key)
         if outage.let_look():
@@ -108,7 +108,7 @@ class Sender:
             raise LockUnavailable(key, reason)
 
     def _call(self, command: Command) -> tuple[Any, float, bool]:
-        """The reply, when the command was sent, and whether the script may have run before, its reply being lost."""
+        """Return the reply, when `command` was sent, and whether the script may have run before with its reply lost."""
         sent_at = time.monotonic()
         try:
             return self._send(command), sent_at, False
@@ -125,11 +125,11 @@ class Sender:
             raise
 
     def _send(self, command: Command) -> Any:
-        """The reply to `command`, which is sent once."""
+        """Send `command` once, and return its reply."""
         reply = self.ask(command)
         self.outage_of(command.keys[0]).answered(command.script)
         return reply
 
     def ask(self, command: Command) -> Any:
-        """The reply to `command` of the server that has its keys. A Cluster has many."""
+        """Return the reply to `command` from the server that has its keys: in a Cluster, one of many."""
         return self._connections.ask(command)

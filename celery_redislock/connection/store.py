@@ -1,7 +1,7 @@
-"""LockStore: what can be done with the locks of a server, in the words of the model in tests/model.
+"""LockStore: the verbs of the protocol, one method each. tests/model uses the same words.
 
-Every script is safe to send twice, so the store sends a command once more after a lost connection, and knows when an
-answer is ambiguous. This module does not know Celery.
+Every script is safe to send twice, so the store resends a command after a lost connection, and knows when a reply is
+ambiguous. This module does not know Celery.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from .sender import Sender
 
 logger = logging.getLogger(__name__)
 
-#: A held lock as it is renewed: its key, its token, and its lease in seconds.
+#: What renewing a held lock takes: its key, its token, and its lease in seconds.
 Lease = tuple[str, Token, float]
 
 
 class LockStore(Sender):
-    """The locks of one server; each method sends one command."""
+    """The locks of one server. Each method sends one command."""
 
     def acquire(
         self,
@@ -59,16 +59,17 @@ class LockStore(Sender):
         Args:
             key: The key in Redis.
             token: The token to store.
-            lease: Seconds; infinite for a key without expiry.
-            note: The key of the attempt's note, where this message may be a copy.
+            lease: Seconds; infinite for a key that never expires.
+            note: The key of the attempt's note, if this message may be a copy.
             fence: Ask for a fencing number.
-            call: What the key holds since the caller was called to it, from `Room.call_of`; None where it was not.
-            claim: What the message carries for which the key, or the place in its queue, is reserved; a key that is
-                reserved for this claim is granted.
+            call: What the key has held since the caller was called to it, from `Room.call_of`; None if it was not
+                called.
+            claim: The message's claim, if the key or the place in its queue is reserved for it. A key reserved for this
+                claim is granted.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused. In case the key was granted, the store has tried to
-                release it. While Redis is known to be out of reach, the error comes at once and nothing is sent.
+            LockUnavailable: Redis did not answer or refused. If the key may have been granted, the store has tried to
+                release it. While Redis is known to be unreachable, most callers get this at once and nothing is sent.
         """
         how = commands.acquire(key, token.owner, token, lease, note=note, fence=fence, call=call, claim=claim)
         return self._take(how, token)
@@ -76,14 +77,14 @@ class LockStore(Sender):
     def reserve(
         self, key: str, token: Token, ttl: float, passed: Passed, *, in_queue: bool = False
     ) -> Reserved | Outstanding:
-        """Reserve `key` for a message that is about to be sent, or the place in its queue, unless a job is outstanding.
+        """Reserve `key`, or the place in its queue, for a message about to be sent, unless a job is outstanding.
 
         Args:
             key: The key in Redis.
-            token: Of the message's reservation.
+            token: The token of the message's reservation.
             ttl: Seconds.
-            passed: The jobs that are passed over, of which this publisher has been told.
-            in_queue: Reserve the place, even where the key is free.
+            passed: The jobs to pass over: this publisher has been told of them already.
+            in_queue: Reserve the place even if the key is free.
 
         Raises:
             LockUnavailable: As `acquire`.
@@ -96,10 +97,10 @@ class LockStore(Sender):
         return Outstanding(tuple((Token.of(value), ttl / 1000 if ttl >= 0 else None) for value, ttl in pairs))
 
     def rename(self, key: str, token: Token, new: Token, lease: float, *, fence: bool) -> Granted | Conflict | Finished:
-        """As `acquire`, by the owner of `token`; but the key is to hold `new`, which the caller of a `Lock` has chosen.
+        """As `acquire` by the owner of `token`, but store `new`, which the caller of a `Lock` has chosen.
 
         Raises:
-            LockUnavailable: As `acquire`; but the store releases a key that holds `token`, and none that holds `new`.
+            LockUnavailable: As `acquire`, but the store releases the key only if it holds `token`, not `new`.
         """
         return self._take(commands.acquire(key, token.owner, new, lease, fence=fence), token)
 
@@ -108,20 +109,20 @@ class LockStore(Sender):
 
         Args:
             key: The key in Redis.
-            token: Of the owner.
-            note: For copies of the owner's message; None where the attempt is not over.
-            exactly: Whether to release the key only where it holds this token, and no other of the same owner.
+            token: The owner's token.
+            note: The note for copies of the owner's message; None if the attempt is not over.
+            exactly: Release the key only if it holds exactly this token, not another token of the same owner.
 
         Returns:
-            Whether `token` still owned the key. True as well where a lost reply leaves that open.
+            Whether `token` still owned the key; also True if a lost reply leaves that open.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused; the key ends with its lease.
+            LockUnavailable: Redis did not answer or refused. The key ends with its lease.
         """
         return self.send(commands.release(key, token.value if exactly else token.owner, note))
 
     def send(self, command: Command) -> bool:
-        """Send a command that releases a key, hands it over or lets it cool down, as `release` does.
+        """Send a command that releases a key, hands it over or lets it cool down, and return the same as `release`.
 
         Raises:
             LockUnavailable: As `release`.
@@ -130,13 +131,13 @@ class LockStore(Sender):
         return resent or bool(reply)
 
     def give_up(self, key: str, claim: str, *, is_to_come: bool) -> bool:
-        """Give up the reservations of a message that will not run: of the key, and of the place in the queue.
+        """Give up the reservations of a message that will not run: the key, and the place in the queue.
 
         Args:
             key: The key in Redis.
-            claim: What the message carries.
-            is_to_come: Whether the key may yet be handed over to the message, by a run that has not ended. A note then
-                tells that run's release not to.
+            claim: The message's claim.
+            is_to_come: Whether a run that has not ended may still hand the key over to the message. A note then tells
+                that run's release not to.
 
         Returns:
             Whether the key was reserved for the message.
@@ -147,7 +148,7 @@ class LockStore(Sender):
         return bool(self._ask(commands.give_up(key, claim, NOTE_TTL if is_to_come else None))[0])
 
     def pass_on(self, key: str, call: bytes) -> bool:
-        """Release a key that is kept for a waiter which was called and does not ask for it: the next one gets its turn.
+        """Release a key kept for a waiter that was called but will not ask for it. The next waiter gets its turn.
 
         Args:
             key: The key in Redis.
@@ -157,19 +158,19 @@ class LockStore(Sender):
             Whether the key was still kept for that waiter.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused; the key is free in a few seconds.
+            LockUnavailable: Redis did not answer or refused. The key is free in a few seconds.
         """
         return self.send(commands.release(key, call))
 
     def renew(self, locks: Sequence[Lease]) -> list[bool | RedisError]:
-        """Renew each key that its token still owns. After a lost connection this command is not sent once more.
+        """Renew each key that its token still owns. This command is not sent again after a lost connection.
 
         Args:
             locks: Triples of key, token and lease in seconds.
 
         Returns:
-            For each lock, whether its token still owns the key; in a Cluster, the error of a node that did not answer
-            or refused, where others answered.
+            For each lock, whether its token still owns the key. In a Cluster, an error instead for each lock whose node
+            did not answer or refused, if other nodes answered.
 
         Raises:
             RedisError: Redis did not answer or refused.
@@ -177,7 +178,7 @@ class LockStore(Sender):
         return [bool(renewed) for renewed in self._send(commands.renew(locks))]
 
     def lengthen(self, key: str, token: Token, ttl: float) -> None:
-        """Let `key` live for `ttl` seconds from now, if `token` owns the key.
+        """Set the time to live of `key` to `ttl` seconds, if `token` owns the key.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
@@ -185,11 +186,11 @@ class LockStore(Sender):
         self._ask(commands.lengthen(key, token, ttl))
 
     def expect_copy(self, key: str, token: Token) -> bool:
-        """Mark `key`: a copy of the holder's message is to come, so the key's release must write a note for the copy.
+        """Mark `key`: a copy of the holder's message will arrive, so the release must write a note for it.
 
         Args:
             key: The key in Redis.
-            token: Of the owner.
+            token: The owner's token.
 
         Returns:
             Whether `token` still owned the key.
@@ -200,7 +201,7 @@ class LockStore(Sender):
         return bool(self._ask(commands.expect(key, token))[0])
 
     def inspect(self, key: str) -> LockInfo | None:
-        """Who holds `key`, for people; None where the key is free.
+        """Return the holder of `key`, for people; None if the key is free.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
@@ -209,41 +210,41 @@ class LockStore(Sender):
         return found and found.info(key)
 
     def enter(self, key: str, room: Token, rank: int) -> None:
-        """Let a room stand in line for `key` which has no slot for its first waiter.
+        """Put a room in the line of `key` although it has no slot for its first waiter yet.
 
         Args:
             key: The key in Redis.
-            room: The token of the room.
-            rank: Of the room's first waiter for this key, in microseconds since the epoch.
+            room: The room's token.
+            rank: The rank of the room's first waiter for this key, in microseconds since the epoch.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
-            ValueError: The rank is no rank.
+            ValueError: `rank` is not a rank.
         """
         self._ask(commands.enter(key, room, rank))
 
     def stand(self, key: str, room: Token, rank: int, next_rank: int | None, number: int = 0) -> Taken | Conflict:
-        """Let a room stand in line for `key`, and take the key where it is the turn of the room's first waiter.
+        """Put a room in the line of `key`, and take the key for the room's first waiter if it is that waiter's turn.
 
         Args:
             key: The key in Redis.
-            room: The token of the room.
-            rank: Of the room's first waiter for this key, in microseconds since the epoch.
-            next_rank: Of the room's next waiter for this key; None where there is none.
-            number: Tells the first waiter from others of the room with the same rank, as for `tokens.call`.
+            room: The room's token.
+            rank: The rank of the room's first waiter for this key, in microseconds since the epoch.
+            next_rank: The rank of the room's next waiter for this key; None if there is none.
+            number: Distinguishes waiters of the room with the same rank, as for `tokens.call`.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
-            ValueError: A rank is no rank.
+            ValueError: `rank` or `next_rank` is not a rank.
         """
         reply, _ = self._ask(commands.stand(key, room, rank, next_rank, number))
         return Taken() if isinstance(reply, int) else _conflict(reply)
 
     def leave(self, key: str, room: Token) -> bool:
-        """Let a room leave the line of `key`; where the key is kept for the room, it is offered to the next one.
+        """Take a room out of the line of `key`. If the key was offered to the room, the next room gets the offer.
 
         Returns:
-            Whether the key was kept for the room.
+            Whether the key was offered to the room.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
@@ -251,7 +252,7 @@ class LockStore(Sender):
         return bool(self._ask(commands.leave(key, room))[0])
 
     def look(self, key: str) -> Conflict | None:
-        """Who holds `key`, as `acquire` would answer to anybody but the holder; None where the key is free.
+        """Return what `acquire` would tell anyone but the holder of `key`; None if the key is free.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
@@ -260,15 +261,15 @@ class LockStore(Sender):
         return None if reply is None else _conflict(reply)
 
     def undo(self, key: str, token: Token) -> None:
-        """Release a key that a failed acquire may have been granted. One try: if it fails, the lease ends the lock.
+        """Release a key that a failed acquire may have been granted. Tried once: otherwise the lease ends the lock.
 
-        The release is by the whole token: where it arrives late, the key may have been granted to the same owner with
-        another token, and must keep that.
+        It matches the whole token. If it arrives late, the same owner may have been granted the key again with another
+        token, and must keep it.
         """
         self._undo(commands.release(key, token.value))
 
     def undo_reserve(self, key: str, token: Token) -> None:
-        """Give up what a publish has reserved that has failed. One try: if it fails, the reservation ends by itself."""
+        """Give up what a failed publish has reserved. Tried once: otherwise the reservation expires."""
         self._undo(commands.give_up(key, token.nonce, None))
 
     def _undo(self, command: Command) -> None:
@@ -284,7 +285,7 @@ class LockStore(Sender):
         return _conflict(reply)
 
     def _grant(self, command: Command, undo: Command) -> tuple[Any, float]:
-        """The reply to a command that may grant something, and when it was sent; without a reply it is undone.
+        """Return the reply to a command that may grant something, and when it was sent. Without a reply, send `undo`.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
@@ -303,7 +304,7 @@ class LockStore(Sender):
 
 
 def _granted(command: Command, sent_at: float, reply: int) -> Granted:
-    """What `command` was granted: `reply` is the number of a permit, or a fence, or 1."""
+    """Return what `command` was granted: `reply` is a permit's number, a fence, or 1."""
     if command.script is ACQUIRE_PERMIT:
         return Granted(sent_at, None, reply)
     return Granted(sent_at, reply if reply > 1 else None)
@@ -315,6 +316,6 @@ def _conflict(reply: Sequence[Any]) -> Conflict:
     if len(rest) < 3:
         return Conflict(holder, left, *rest)
     now, waiting, others, *twin = rest
-    # First those who hold the lock, and then those for whom it is kept.
+    # Actual holders first, then the tokens of rooms and waiters that the key is kept for.
     holders = sorted((holder, *map(Token.of, others)), key=lambda one: one.state == "offered")
     return Conflict(holders[0], left, now, waiting, tuple(holders[1:]), bool(twin))

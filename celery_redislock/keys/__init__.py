@@ -1,1 +1,1 @@
-"""Keys: from the arguments of a call to the name of its lock. Pure."""
+"""Keys: turn the arguments of a call into the name of its lock. Pure."""

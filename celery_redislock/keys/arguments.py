@@ -1,7 +1,7 @@
-"""The wire: the shape that Celery's JSON gives to arguments, the text of that shape, and its digest.
+"""Arguments as text: their wire shape, which is the one Celery's JSON gives them, its digest, and `lock_key` templates.
 
-This module makes the text itself, and the text has a version. If kombu made the text, two workers with different
-versions of kombu might make two names of one call, and both would run.
+The encoding is defined here, not left to kombu, and has a version. Otherwise two workers with different versions of
+kombu might make two names for one call, and both would run.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ from kombu.utils.json import dumps as kombu_dumps
 
 from celery_redislock.errors import LockConfigError, LockKeyError
 
-#: An int with more bits cannot make a name: Python refuses to write an int of more than 4300 digits as text.
+Arguments = Mapping[str, Any]
+Namer = Callable[[Arguments], str]
+
+#: An int with more bits cannot be part of a name: Python refuses to write an int of more than 4300 digits as text.
 MAX_INT_BITS = 14_000
-#: The version of the encoding below, which is a part of each digested text. Whoever changes the encoding must change
-#: the version, and thereby changes every default name.
+#: The version of the encoding below, part of every digested text. Change it whenever the encoding changes; that changes
+#: every default name.
 FORMAT_VERSION = "1"
-#: What kombu writes for each type: its marker and its text. The order matters, for a datetime is a date as well. The
-#: functions are those of the types themselves, so that a subclass that overrides one makes the same text, as in kombu.
+#: What kombu writes for each type: a marker and a text. The order matters, since a datetime is also a date. As in
+#: kombu, the functions belong to the types themselves, so a subclass that overrides one still makes the same text.
 #: Source: `kombu.utils.json`.
 _MARKERS: Sequence[tuple[type, str, Callable[[Any], Any]]] = (
     (datetime, "datetime", datetime.isoformat),
@@ -37,13 +40,17 @@ _MARKERS: Sequence[tuple[type, str, Callable[[Any], Any]]] = (
     (Decimal, "decimal", str),
     (bytes, "bytes", lambda value: b64encode(value).decode()),
 )
-#: Makes text of values in the shape of the wire; the keys of a dict are sorted. `wire` has copied them, so that none of
-#: them contains itself.
+#: Encodes a value in wire shape as text, with the keys of dicts sorted. `wire` has copied the value, so nothing in it
+#: contains itself.
 encode = json.JSONEncoder(check_circular=False, sort_keys=True, separators=(",", ":")).encode
+#: Matches braces, and text that looks like an escape. A name must not contain braces: in Redis it stands between two,
+#: which make it the hash tag and so decide its hash slot. Escapes are escaped too, or they would be taken for ours.
+UNSAFE = re.compile("[{}]|%(?=[0-9A-F]{2})")
+_UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 
 
 def wire(value: Any) -> Any:
-    """`value` in the shape that Celery's JSON gives it: only dicts with string keys, lists and plain values.
+    """Return `value` in the shape that Celery's JSON gives it: only dicts with string keys, lists and plain values.
 
     Raises:
         TypeError, ValueError, RecursionError: `value` cannot be encoded.
@@ -72,38 +79,34 @@ def _wire_key(key: Any) -> str:
 
 
 def _wire_object(value: Any) -> Any:
-    if hasattr(value, "__json__"):  # kombu asks for this method first
+    if hasattr(value, "__json__"):  # kombu checks for this method first
         if not isinstance(value, str | int | float):
             return wire(value.__json__())
     else:
         for kind, marker, text_of in _MARKERS:
             if isinstance(value, kind):
                 return {"__type__": marker, "__value__": text_of(value)}
-    try:  # kombu knows the subclasses of str, int and float, and the types that an application has registered with it
+    try:  # kombu handles subclasses of str, int and float, and the types that an application has registered with it
         encoded = kombu_dumps(value)
     except TypeError:
         if not hasattr(value, "model_dump"):
             raise
-        # A pydantic model: for a task with pydantic=True, Celery sends what `model_dump` returns.
+        # A pydantic model: for a task with pydantic=True, Celery sends the result of `model_dump`.
         return wire(value.model_dump(mode="json"))
     return wire(json.loads(encoded))
 
 
 def digest(text: str) -> str:
-    """32 hexadecimal digits: a SHA-256 of `text` and `FORMAT_VERSION`, cut."""
+    """Return 32 hexadecimal digits: the beginning of the SHA-256 of `FORMAT_VERSION` and `text`."""
     return sha256(f"{FORMAT_VERSION}:{text}".encode()).hexdigest()[:32]
 
 
-Arguments = Mapping[str, Any]
-Namer = Callable[[Arguments], str]
-
-
 def template_namer(task: str, parameters: Sequence[str], template: str) -> Namer:
-    """A function that makes a name by filling the arguments into `template`. Such a name can be read in Redis."""
+    """Return a function that makes a name by filling arguments into `template`. Such a name is readable in Redis."""
     parts = parse_template(task, template)
     check_parameters(task, "lock_key", [field for _, field in parts if field], parameters)
-    # Values are escaped so that none can contain the separator after its field, nor ':', the usual separator of keys:
-    # else two different calls could make one name.
+    # Escape values so that none contains the separator after its field, or ':', the usual separator in keys. Otherwise
+    # two different calls could make one name.
     separators = "".join(_separator(literal) or "" for literal, field in parts[1:] if field)
     unsafe = re.compile(f"[%:{{}}\\s{re.escape(separators)}]")
 
@@ -121,18 +124,18 @@ def template_namer(task: str, parameters: Sequence[str], template: str) -> Namer
 
 
 def _separator(literal: str) -> str | None:
-    """The first character of `literal` that is no part of an escape, ``%XX``; None where there is none."""
+    """Return the first character of `literal` that cannot be part of an escape, ``%XX``; None if all can."""
     return next((c for c in literal if c not in "%0123456789ABCDEF"), None)
 
 
 def parse_template(task: str, template: str) -> list[tuple[str, str]]:
-    """The parts of a template: pairs of a literal text and the field that follows it, ``""`` after the last text.
+    """Return the parts of a template: pairs of literal text and the field after it, ``""`` after the last text.
 
     ``"stock:{sku}"`` gives ``[("stock:", "sku"), ("", "")]``.
 
     Raises:
-        LockConfigError: There is something else than plain parameter names between braces, or no text that separates
-            two fields, or the template is empty.
+        LockConfigError: There is something other than a plain parameter name in braces, two fields have no separator
+            between them, or the template is empty.
     """
     allowed = 'only plain parameter names between braces are allowed, as in "stock:{sku}"'
     refused = f"{task}: lock_key = {template!r}"
@@ -160,7 +163,7 @@ def parse_template(task: str, template: str) -> list[tuple[str, str]]:
 
 
 def _template_value(task: str, parameter: str, value: Any) -> str:
-    """`value` as a template's field shows it: the same text before and after Celery's JSON."""
+    """Return the text of `value` in a template's field: the same before and after Celery's JSON."""
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= MAX_INT_BITS:
@@ -174,10 +177,10 @@ def _template_value(task: str, parameter: str, value: Any) -> str:
 
 
 def check_parameters(task: str, option: str, wanted: Iterable[str], parameters: Sequence[str]) -> None:
-    """Refuse an option that names what is no parameter of the task.
+    """Check that an option names only parameters of the task.
 
     Raises:
-        LockConfigError: One of the names is no parameter.
+        LockConfigError: It names something else.
     """
     for name in wanted:
         if name not in parameters:
@@ -187,18 +190,10 @@ def check_parameters(task: str, option: str, wanted: Iterable[str], parameters: 
             )
 
 
-#: Braces are escaped in a name: in Redis the whole name stands between two braces. They make it the hash tag, by which
-#: a Cluster chooses the hash slot of the key. What looks like an escape is escaped too, or it would be taken for one.
-UNSAFE = re.compile("[{}]|%(?=[0-9A-F]{2})")
-
-
 def printable(text: str, unsafe: re.Pattern[str]) -> str:
-    """`text` with the characters that are `unsafe` or cannot be printed escaped as ``%XX``."""
+    """Escape the characters of `text` that are `unsafe` or not printable as ``%XX``."""
     text = unsafe.sub(_percent, text)
     return text if text.isprintable() else _UNPRINTABLE.sub(_percent_unprintable, text)
-
-
-_UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 
 
 def _percent(match: re.Match[str]) -> str:

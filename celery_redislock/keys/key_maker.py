@@ -1,8 +1,7 @@
-"""KeyMaker: from the arguments of a call to the name of its lock. Pure: every process makes the same name of one call.
+"""KeyMaker: turns the arguments of a call into the name of its lock. Pure: every process makes the same name.
 
-The publisher has the caller's own objects, and the worker has what Celery's JSON has made of them. So a name is made of
-the arguments in the *shape of the wire*: tuples are lists, ``{1: 2}`` is ``{"1": 2}``, and a datetime is what kombu
-writes for it.
+The publisher has the caller's own objects; the worker has what Celery's JSON made of them. So the name is made from the
+arguments in *wire shape*: tuples are lists, ``{1: 2}`` is ``{"1": 2}``, and a datetime is what kombu writes for it.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ from .arguments import (
 
 Binder = Callable[[Sequence[Any], Mapping[str, Any]], dict[str, Any]]
 
-#: A name has fewer characters than this. A longer one is cut to exactly this many, of which the last are a digest of
-#: the whole: so no short name equals a cut one.
+#: Names are shorter than this. A longer one is cut to exactly this many characters and ends with a digest of the whole,
+#: so no short name equals a cut one.
 MAX_NAME = 200
 _STARS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class KeyMaker:
-    """Makes the names of one task's locks. What is the same for all calls is worked out when the `KeyMaker` is made.
+    """Makes the names of one task's locks. Everything that is the same for all calls is computed up front.
 
     Args:
-        task: The task's name, for names that are digests and for error messages.
+        task: The task's name, for digest names and error messages.
         signature: The signature of the task's body, without ``self``.
         lock_args: The parameters that make the name; None for all.
         lock_key: A template over parameter names, or a callable that takes the bound arguments and returns the name.
-        remedy: For error messages: what the user can do where an argument cannot make a name.
+        remedy: For error messages: what the user can do if an argument cannot be part of a name.
 
     Raises:
         LockConfigError: Both `lock_args` and `lock_key` are given, a parameter does not exist, or the template is
@@ -62,10 +61,10 @@ class KeyMaker:
             raise LockConfigError(f"{task}: lock_key and lock_args are both set; set one of them")
         self._task = task
         self._signature = signature
-        #: The arguments of a call by parameter, with defaults applied. Raises TypeError where they do not fit.
+        #: Maps the arguments of a call to parameters, with defaults applied. Raises TypeError if they do not fit.
         self.bind = binder(task, signature)
         parameters = tuple(signature.parameters)
-        #: The parameters that make the name; None where all do, or where `lock_key` is a callable and may use any.
+        #: The parameters that make the name; None if all do, or if `lock_key` is a callable, which may use any.
         self._needed: frozenset[str] | None = None
         if lock_key is None:
             chosen = parameters if lock_args is None else tuple(lock_args)
@@ -78,7 +77,7 @@ class KeyMaker:
             self._needed = frozenset(field for _, field in parse_template(task, lock_key) if field)
 
     def completed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """The arguments of a complete call with the same name: what is missing, and does not make the name, is None.
+        """Complete a call without changing its name: missing arguments that do not make the name become None.
 
         Raises:
             TypeError: An argument that makes the name is missing, or the arguments do not fit the signature.
@@ -99,30 +98,30 @@ class KeyMaker:
         return bound.args, bound.kwargs
 
     def name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """The lock's name for a call with these arguments.
+        """Return the lock's name for a call with these arguments.
 
         Raises:
             TypeError: The arguments do not fit the signature.
-            LockKeyError: They fit, but no name can be made of them.
+            LockKeyError: They fit, but cannot be made into a name.
         """
         return self.name_of(self.bind(args, kwargs))
 
     def name_of(self, arguments: Arguments) -> str:
-        """The lock's name for a call with these arguments, from `bind`.
+        """Return the lock's name for a call with these arguments, as returned by `bind`.
 
         Raises:
-            LockKeyError: No name can be made of them.
+            LockKeyError: They cannot be made into a name.
         """
         name = self._namer(arguments)
         return name if len(name) < MAX_NAME else f"{name[: MAX_NAME - 33]}:{digest(name)}"
 
 
 def binder(task: str, signature: inspect.Signature) -> Binder:
-    """A function that maps the arguments of a call to parameter names, with defaults applied.
+    """Return a function that maps the arguments of a call to parameter names, with defaults applied.
 
-    It is ten times as fast as `Signature.bind`. It uses `Signature.bind` all the same for signatures with ``*args``,
-    ``**kwargs`` or positional-only parameters, and for calls that do not fit: there `Signature.bind` raises TypeError,
-    which is told with the name of the task.
+    It is ten times as fast as `Signature.bind`. It falls back to `Signature.bind` for signatures with ``*args``,
+    ``**kwargs`` or positional-only parameters, and for calls that do not fit: the TypeError of `Signature.bind` is
+    raised with the task's name in front.
     """
     parameters = signature.parameters.values()
     simple = all(p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters)
@@ -151,7 +150,7 @@ def binder(task: str, signature: inspect.Signature) -> Binder:
 
 
 def _digest_namer(task: str, parameters: Sequence[str], chosen: Sequence[str], remedy: str) -> Namer:
-    """Makes a name of the task's name and a digest of the chosen arguments: nobody can read them in Redis."""
+    """Return a function that makes a name from the task's name and a digest, which hides the chosen arguments."""
     check_parameters(task, "lock_args", chosen, parameters)
     if not chosen:
         only = f"{task}:{digest(encode({}))}"
@@ -174,7 +173,7 @@ def _digest_namer(task: str, parameters: Sequence[str], chosen: Sequence[str], r
 
 
 def _callable_namer(task: str, lock_key: Callable[[Arguments], str]) -> Namer:
-    """A function that calls the user's own `lock_key` for each name, and checks what it returns."""
+    """Return a function that calls the user's `lock_key` for each name and checks its result."""
 
     def name(arguments: Arguments) -> str:
         try:
@@ -189,11 +188,11 @@ def _callable_namer(task: str, lock_key: Callable[[Arguments], str]) -> Namer:
 
 
 def blame(error: Exception) -> str:
-    """What the user's callable raised, where, and what to do. Its message may hold an argument, so it is not shown."""
+    """Say what the user's callable raised and where, but not the message, which may contain an argument."""
     what = type(error).__name__
     frame = error.__traceback__ and error.__traceback__.tb_next
     if frame:
         return f"{what} in {basename(frame.tb_frame.f_code.co_filename)}, line {frame.tb_lineno}; mend the callable"
-    if isinstance(error, TypeError):  # it was not even entered
+    if isinstance(error, TypeError):  # the call itself failed
         return f"{what}; it must take one argument, a mapping of the call's arguments by name"
     return f"{what}; mend the callable"

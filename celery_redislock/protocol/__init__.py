@@ -1,1 +1,1 @@
-"""What is said to the lock server: tokens, the names of keys, scripts and their answers. No connection, no thread."""
+"""The protocol of the lock server: tokens, key names, scripts and their replies. No connections, no threads."""

@@ -1,7 +1,7 @@
-"""The commands that the store sends: KEYS and ARGV of each script, in the order that the script's header tells. Pure.
+"""The commands that the store sends: KEYS and ARGV of each script, in the order given by the script's header. Pure.
 
-An option of a script is a letter in the flags, ARGV[1]. Its keys and values follow those that are always given. Every
-value is text: hiredis 3.5 crashes the process where a time limit strikes while hiredis writes an int.
+A script's option is a letter in the flags, ARGV[1]. Its keys and values come after those that are always given. Every
+value is text: hiredis 3.5 crashes the process if a time limit fires while it packs an int.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def acquire(
     call: bytes | None = None,
     claim: Claim | None = None,
 ) -> Command:
-    """Acquire `key`: arguments as `LockStore.acquire`.
+    """Acquire `key`. Arguments as for `LockStore.acquire`.
 
-    `owner` is who asks for the key, and `token` is what the key is to hold. The two differ in `LockStore.rename`, where
-    the owner of the minted token replaces that token by another. A lock with a limit has no `fence`.
+    `owner` asks for the key, and the key will hold `token`. They only differ for `LockStore.rename`: there, the owner
+    of a minted token replaces it by another. A lock with a limit has no `fence`.
     """
     names, flags, limit = keys_of(key), "", limit_of(key)
     keys: tuple[str, ...] = (key, names.line)
@@ -60,7 +60,7 @@ def acquire(
         flags, keys = f"{flags}f", (*keys, names.fence)
     if call is not None:
         flags, values = f"{flags}w", (*values, call)
-    if claim is not None:  # a limit leaves no place in a queue; but a message may come before its permit is handed over
+    if claim is not None:  # with a limit, no place is reserved, but a message may run before its permit is handed over
         about, ttl = (names.queued, claim.ttl) if limit == 1 else (names.gone(claim.nonce), NOTE_TTL)
         flags, keys = f"{flags}c", (*keys, about)
         values = (*values, known_by(claim.nonce, RESERVED).owner, _ms(ttl))
@@ -68,7 +68,7 @@ def acquire(
 
 
 def reserve(key: str, token: Token, ttl: float, passed: Passed, *, in_queue: bool) -> Command:
-    """Reserve `key`, or the place in its queue, for `ttl` seconds: arguments as `LockStore.reserve`."""
+    """Reserve `key`, or the place in its queue, for `ttl` seconds. Arguments as for `LockStore.reserve`."""
     names, flags = keys_of(key), "q" if in_queue else ""
     ended, preceding = ("".join(f" {escape(task_id)} " for task_id in ids) for ids in passed)
     values = (token.owner, token.value, _ms(ttl), token.task_field, ended, preceding)
@@ -82,10 +82,11 @@ def release(
 
     Args:
         key: The key in Redis.
-        owner: Who releases the key; or a whole token, where only a key that holds exactly that token is meant.
-        note: For copies of the owner's message; None where the attempt is not over.
-        keeps: The token that the key holds next, and for how many seconds; None where the key is deleted.
-        gone: The key of the note that nobody comes with the claim in `keeps`: if there is one, the key is deleted.
+        owner: The owner that releases the key; or a whole token, to release the key only if it holds exactly that.
+        note: The note for copies of the owner's message; None if the attempt is not over.
+        keeps: The token that the key will hold next, and for how many seconds; None to delete the key.
+        gone: The key of the note that the claim in `keeps` is no longer needed. If it exists, the key is
+            deleted.
     """
     names = keys_of(key)
     flags = ""
@@ -104,22 +105,22 @@ def release(
 
 
 def hand_over(key: str, token: Token, to: Token, ttl: float, note: Note | None = None) -> Command:
-    """Hand `key`, which `token` owns, over to a message, unless its reservation has been given up already.
+    """Hand `key`, which `token` owns, over to a message, unless its reservation has already been given up.
 
-    Until the message comes, and for `ttl` seconds at most, the key holds `to`, whose nonce the message carries.
+    Until the message arrives, but for at most `ttl` seconds, the key holds `to`, whose nonce the message carries.
     """
     return release(key, token.owner, note, (to, ttl), keys_of(key).gone(to.nonce))
 
 
 def cool_down(key: str, token: Token, ttl: float, note: Note | None = None) -> Command:
-    """Let `key`, which `token` owns, cool down for `ttl` seconds: it is free only then."""
+    """Let `key`, which `token` owns, cool down for `ttl` seconds. After that it is free."""
     return release(key, token.owner, note, (cooling(token), ttl))
 
 
 def give_up(key: str, claim: str, gone_ttl: float | None) -> Command:
     """Give up the reservations of the message that carries `claim`: of `key`, and of the place in its queue.
 
-    A note that nobody comes with this claim lives for `gone_ttl` seconds; None for no note.
+    `gone_ttl` is how long a note says that the claim is no longer needed, in seconds; None for no note.
     """
     names, flags = keys_of(key), ""
     keys: tuple[str, ...] = (key, names.line, names.queued)
@@ -132,40 +133,40 @@ def give_up(key: str, claim: str, gone_ttl: float | None) -> Command:
 
 
 def renew(locks: Sequence[tuple[str, Token, float]]) -> Command:
-    """Renew each of these triples of key, token and lease in seconds."""
+    """Renew several locks: triples of key, token and lease in seconds."""
     values = (value for _, token, lease in locks for value in (token.owner, _ms(lease)))
     return Command(RENEW, tuple(key for key, _, _ in locks), tuple(values))
 
 
 def lengthen(key: str, token: Token, ttl: float) -> Command:
-    """Let `key`, which `token` owns, live for `ttl` seconds from now."""
+    """Set the time to live of `key`, which `token` owns, to `ttl` seconds."""
     return Command(RENEW, (key,), (token.owner, _ms(ttl)))
 
 
 def expect(key: str, token: Token) -> Command:
-    """Mark `key`, which `token` owns: a copy of the holder's message is to come."""
+    """Mark `key`, which `token` owns: a copy of the holder's message will arrive."""
     return Command(EXPECT, (key, keys_of(key).line), (token.owner, str(limit_of(key))))
 
 
 def inspect(key: str) -> Command:
-    """Ask what `key` holds, and for how long, and how many rooms stand in line for it."""
+    """Ask what `key` holds, for how long, and how many rooms stand in line for it."""
     return Command(INSPECT, (key, keys_of(key).line), (str(limit_of(key)),))
 
 
 def enter(key: str, room: Token, rank: int) -> Command:
-    """Enter the line of `key`: arguments as `LockStore.enter`.
+    """Enter the line of `key`. Arguments as for `LockStore.enter`.
 
     Raises:
-        ValueError: The rank is no rank.
+        ValueError: `rank` is not a rank.
     """
     return Command(ENTER, (keys_of(key).line,), (for_limit(room, limit_of(key)).value, _rank(rank)))
 
 
 def stand(key: str, room: Token, rank: int, next_rank: int | None, number: int = 0) -> Command:
-    """Stand in line for `key`: arguments as `LockStore.stand`.
+    """Stand in line for `key`. Arguments as for `LockStore.stand`.
 
     Raises:
-        ValueError: A rank is no rank.
+        ValueError: `rank` or `next_rank` is not a rank.
     """
     following = "" if next_rank is None else _rank(next_rank)
     check_rank(rank)
@@ -174,15 +175,15 @@ def stand(key: str, room: Token, rank: int, next_rank: int | None, number: int =
 
 
 def leave(key: str, room: Token) -> Command:
-    """Leave the line of `key`, in which `room` may stand."""
+    """Leave the line of `key`, if `room` stands in it."""
     return Command(LEAVE, (key, keys_of(key).line), (for_limit(room, limit_of(key)).value,))
 
 
 def check_rank(rank: int) -> None:
-    """Refuse what the scripts could not compare with other ranks: a Redis score is exact up to 53 bits.
+    """Check that the scripts can compare `rank` with other ranks: Redis scores are exact up to 53 bits.
 
     Raises:
-        ValueError: `rank` is no rank.
+        ValueError: `rank` is not a rank.
     """
     if type(rank) is not int or not 0 <= rank < 2**53:
         raise ValueError(f"{rank!r} is no rank: a rank is a number of microseconds since the epoch")

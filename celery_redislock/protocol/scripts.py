@@ -1,4 +1,4 @@
-"""The Lua scripts of the folder lua/, in which the protocol is written."""
+"""Loads the scripts of lua/, which implement the protocol, and defines the types of their arguments and replies."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from .tokens import Token
 
 Text = str | bytes
 
+#: How long a note lives by default, in seconds: for as long, a copy may wait in the broker's queue.
+NOTE_TTL = 24 * 3600.0
+#: The prelude is inserted here: the code above this line does not need it.
+PRELUDE_STANDS_HERE = "\n-- The prelude stands here.\n"
+
 
 def _read(name: str) -> str:
     return files(__package__).joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
@@ -20,12 +25,8 @@ def _read(name: str) -> str:
 PRELUDE = _read("prelude")
 
 
-#: The line of a script behind which it needs the prelude.
-PRELUDE_STANDS_HERE = "\n-- The prelude stands here.\n"
-
-
 class Script:
-    """One Lua file with the prelude in it, and the SHA-1 of both by which the server knows the script."""
+    """One Lua file with the prelude inserted, and the SHA-1 under which the server caches it."""
 
     def __init__(self, name: str) -> None:
         before, _, after = _read(name).rpartition(PRELUDE_STANDS_HERE)
@@ -47,105 +48,101 @@ class Command(NamedTuple):
     values: tuple[Text, ...]
 
 
-#: How long a note lives by default, in seconds: a copy may wait in the broker's queue for as long.
-NOTE_TTL = 24 * 3600.0
-
-
 class Granted(NamedTuple):
-    """The answer to an acquire: the caller holds the key now."""
+    """The reply to an acquire: the caller now holds the key."""
 
     sent_at: float
-    """`time.monotonic()` just before the command was sent: the lease did not begin before that."""
+    """`time.monotonic()` just before the command was sent: the lease cannot have begun earlier."""
     fence: int | None = None
-    """The fencing number, where the acquire asked for one: greater than that of every earlier holder of the key."""
+    """The fencing number, if the acquire asked for one: greater than any earlier holder's."""
     permit: int = 1
-    """The number of the permit that was granted, of a lock that more than one may hold."""
+    """The number of the permit granted, for a lock with a limit."""
 
 
 class Conflict(NamedTuple):
-    """The answer to an acquire, and to a room that stands in line: another holds the key, or it is kept for another."""
+    """The reply to an acquire, or to a room that stands in line: another holds the key, or it is kept for another."""
 
     holder: Token
     ttl: float | None
     """Seconds until the key ends unless it is renewed; None for a key without expiry."""
     now: int = 0
-    """The microseconds of the server's clock at the answer; 0 where they are not known."""
+    """The server's clock at the reply, in microseconds; 0 if not known."""
     waiting: int = 0
-    """How many rooms stand in line for the key; 0 where that was not asked for."""
+    """How many rooms stand in line for the key; 0 if the command did not ask."""
     others: tuple[Token, ...] = ()
-    """Who else holds the key, where more than one may."""
+    """The other holders, if the lock has a limit."""
     cannot_wait: bool = False
-    """Whether the holder is another delivery of the caller's message, with a permit of a lock with a limit. In line the
-    caller would be called to each other permit that becomes free, and be refused."""
+    """Whether the holder is another delivery of the caller's message, with a permit. In line, the caller would be
+    called to every other permit that becomes free, and be refused each time."""
 
     @property
     def holders(self) -> tuple[Token, ...]:
-        """All who hold the key."""
+        """All holders of the key."""
         return (self.holder, *self.others)
 
     def info(self, key: str) -> LockInfo:
-        """The holders of `key` in words: the first, and `LockInfo.others`."""
+        """Return the holders of `key`, for people: the first one, with the others in `LockInfo.others`."""
         return self.holder.info(key, self.ttl)._replace(
             waiting_processes=self.waiting, others=tuple(other.info(key, None) for other in self.others)
         )
 
 
 class Reserved(NamedTuple):
-    """The answer to a publisher: its message may be sent."""
+    """The reply to a publisher: it may send its message."""
 
     key: str
-    """The key in Redis that is reserved for it: the lock's, or the place in the queue."""
+    """The key in Redis that is reserved for the message: the lock's, or the place in the queue."""
 
 
 class Outstanding(NamedTuple):
-    """The answer to a publisher: nothing is reserved for its message.
+    """The reply to a publisher: nothing is reserved for its message.
 
-    A job is outstanding, or another task's has the place in the queue.
+    A job is outstanding, or another task's job has the place in the queue.
     """
 
     taken: tuple[tuple[Token, float | None], ...]
-    """Who has the key and the place in the queue, with the seconds for which they are kept unless renewed."""
+    """The tokens of the key and of the place in the queue, with the seconds until they end unless renewed."""
 
     def info(self, key: str) -> list[LockInfo]:
-        """Who has `key`, and who has the place in its queue, in words."""
+        """Return the holders of `key` and of the place in its queue, for people."""
         return [token.info(key, ttl) for token, ttl in self.taken]
 
 
 class Passed(NamedTuple):
-    """The jobs that a publisher has been told of and passes over, by their task ids.
+    """The jobs that a publisher knows of and passes over, by task id.
 
-    A token would not name them: a job that was queued at the first call may run by the second.
+    Not by token: a job that is queued at the first call may be running at the second.
     """
 
     ended: frozenset[str] = frozenset()
-    """Those that its caller may have seen end: what is reserved for them is not needed."""
+    """Jobs whose end the publisher's caller may have seen: their reservations are no longer needed."""
     preceding: frozenset[str] = frozenset()
-    """Holders that are no answer: those it is to follow, other tasks', and runs whose result nobody else can read."""
+    """Jobs that are no answer: those the message must follow, other tasks', runs whose result is out of reach."""
 
 
 class Taken(NamedTuple):
-    """The answer to a room that stands in line: it is the turn of its first waiter, who is to acquire the key now."""
+    """The reply to a room that stands in line: it is the turn of its first waiter, which must acquire the key now."""
 
 
 class Finished(NamedTuple):
-    """The answer to an acquire: the attempt that asks has already ended in another execution."""
+    """The reply to an acquire: the caller's attempt has already ended in another execution."""
 
 
 class Claim(NamedTuple):
     """What a message carries if the key, or the place in the queue, is reserved for it."""
 
     nonce: str
-    """The nonce of the token by which the key, or the place, is reserved."""
+    """The nonce of the reservation's token."""
     ttl: float
-    """If the key turns out to be held: for how many seconds from then on the place in the queue is reserved."""
+    """If the key turns out to be held, the place in the queue stays reserved for this long from then on, in seconds."""
 
 
 class Note(NamedTuple):
-    """The note that a release writes for copies of the holder's message, where the attempt is over."""
+    """The note that a release writes for copies of the holder's message, if the attempt is over."""
 
     key: str
     """The note's key in Redis, from `LockKeys.note`."""
     ttl: float = NOTE_TTL
-    """Seconds that the note lives."""
+    """How long the note lives, in seconds."""
     in_any_case: bool = False
-    """Write the note even where no copy was seen: one may wait in the broker's queue."""
+    """Write the note even if no copy was seen: one may wait in the broker's queue."""

@@ -1,8 +1,8 @@
 """The token: what a key holds for its one owner. Only this module mints and parses tokens.
 
-``<state><nonce> <attempt> <milliseconds since the epoch> <host> <task>``, fields escaped so that none holds a space;
-``*`` stands for a field without value. The scripts read the state, the nonce, which tells who owns the key, and the
-attempt, which tells whether a message is a copy of the holder's. How they do so is in lua/prelude.lua.
+A token is ``<state><nonce> <attempt> <milliseconds since the epoch> <host> <task>``. Fields are escaped so that none
+contains a space; ``*`` is a field without a value. The scripts read the state; the nonce, which tells who owns the key;
+and the attempt, which tells whether a message is a copy of the holder's. lua/prelude.lua has that code.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from urllib.parse import quote, unquote
 
 from celery_redislock.info import LockInfo, run_named, shown
 
-#: The states of a key: the first character of its token. The values of other libraries begin with none of these: they
-#: are hexadecimal, as redis-py's, a UUID, a number, or base64, and begin with a letter, a digit, "+" or "/".
+#: The states of a key: the first character of its token. No other library's value begins with one of these: theirs are
+#: hexadecimal (redis-py), a UUID, a number or base64, and begin with a letter, a digit, "+" or "/".
 RUNS, SEEN, RESERVED, COOLING, OFFERED, CALLED = ">", "&", "~", "=", "?", "!"
 _STATES = {RUNS: "held", SEEN: "held", RESERVED: "queued", COOLING: "cooling", OFFERED: "offered", CALLED: "offered"}
-#: A copy was seen of who owns a key, or the room that owns an offer has taken it: the owner is the same.
+#: States with the same owner: a copy of the owner's message was seen; the room has taken the offer.
 _SAME_OWNER = {SEEN: RUNS, CALLED: OFFERED}
-#: A field without value; no escaped field is equal to it.
+#: A field without a value. No escaped field equals it.
 NOTHING = "*"
-#: The most characters of an id or a name in a token: a publisher may choose an id of a megabyte.
+#: The most characters of an id or a name in a token: a publisher could choose an id of a megabyte.
 MAX_NAME = 200
 _PLAIN = re.compile(r"[\w.@:+,~-]+", re.ASCII).fullmatch
 _PUBLISH = re.compile(r"[\w-]{8}", re.ASCII).fullmatch
@@ -43,7 +43,7 @@ class Attempt(NamedTuple):
     retries: int
     replaced: int
     publish: str = ""
-    """The name of the publish, from `mint_publish`; empty where the message has none, as after `send_task`."""
+    """The name of the publish, from `mint_publish`; empty if the message has none, as after `send_task`."""
 
     def __str__(self) -> str:
         text = f"{escape(self.task_id)}/{self.retries}/{self.replaced}"
@@ -58,17 +58,16 @@ class _Fields(NamedTuple):
 
 
 class Token(str):
-    """The text that a key holds, and its fields, which are parsed when one of them is first asked for.
+    """The text that a key holds, with its fields. They are parsed on first access.
 
-    A text that was not minted here is a token too, whether another library or the caller of a `Lock` has chosen it:
-    its nonce is the whole text, it has no attempt, it counts as running, and no script marks it.
+    A text that was not minted here, but by another library or by the caller of a `Lock`, is a token too: its nonce is
+    the whole text, it has no attempt, it counts as running, and no script marks it.
 
     Attributes:
         value: The text as Redis stores it.
-        nonce: The word that only the owner of the token knows.
-        owner: What the scripts know the owner by: the state and the nonce, or the whole of a text not minted here. Two
-            tokens with equal `owner` belong to one owner; it makes no difference whether a copy was seen, nor whether a
-            room has taken the offer of a key.
+        nonce: The word that only the token's owner knows.
+        owner: What identifies the owner to the scripts: state and nonce, or the whole text if it was not minted here.
+            It stays the same when a copy is seen, and when a room takes the offer of a key.
     """
 
     __slots__ = ("_fields", "nonce", "owner", "value")
@@ -85,11 +84,11 @@ class Token(str):
         return token
 
     def __repr__(self) -> str:
-        return f"<Token {self.state} {self.name}>"  # the text has the nonce in it
+        return f"<Token {self.state} {self.name}>"  # not the text, which contains the nonce
 
     @classmethod
     def of(cls, value: str | bytes) -> Self:
-        """The token of a text that a key holds, or that the caller of a `Lock` has chosen."""
+        """Return the token of a text that a key holds or that the caller of a `Lock` has chosen."""
         if isinstance(value, str):
             text, value = value, value.encode("utf-8", "surrogateescape")
         else:
@@ -101,7 +100,7 @@ class Token(str):
 
     @property
     def state(self) -> str:
-        """The state of a key that holds this token, as `LockInfo.state` calls it."""
+        """The state of a key that holds this token, as in `LockInfo.state`."""
         is_of_a_room = self.nonce != self and self[0] in {OFFERED, CALLED}
         return _STATES[self[0]] if self.attempt or is_of_a_room else "held"
 
@@ -112,12 +111,12 @@ class Token(str):
 
     @property
     def since(self) -> datetime | None:
-        """When the token was minted; None where it was not minted here."""
+        """When the token was minted; None if it was not minted here."""
         return self._parsed.since
 
     @property
     def hostname(self) -> str | None:
-        """The host on which the token was minted; None where that is not known."""
+        """The host on which the token was minted; None if not known."""
         return self._parsed.hostname
 
     @property
@@ -127,7 +126,7 @@ class Token(str):
 
     @property
     def task_field(self) -> str:
-        """The task's name as the token spells it; of a token that was minted here."""
+        """The task's name as spelled in the token, which must have been minted here."""
         return self.rpartition(" ")[2]
 
     @property
@@ -138,7 +137,7 @@ class Token(str):
         return run_named(shown(str(self.task)), self.attempt.task_id)
 
     def info(self, key: str, ttl: float | None) -> LockInfo:
-        """The holder of `key`, where the key holds this token and ends in `ttl` seconds unless it is renewed."""
+        """Return the holder of `key`, which holds this token and ends in `ttl` seconds unless renewed."""
         task_id = self.attempt.task_id if self.attempt else None
         return LockInfo(str(key), task_id, self.task, self.hostname, self.since, ttl, self.state)
 
@@ -150,13 +149,13 @@ class Token(str):
 
 
 def mint(nonce: str, attempt: Attempt | str | None, origin: str, state: str = RUNS) -> Token:
-    """A new token, for an execution, a reservation or a `Lock`.
+    """Mint a token for an execution, a reservation or a `Lock`.
 
     Args:
-        nonce: From `mint_nonce`; an execution's is also known to the worker's main process.
+        nonce: From `mint_nonce`. An execution's nonce is also known to the worker's main process.
         attempt: The attempt of the task, or its text; None outside tasks.
-        origin: The host and the task's name, from `origin`; its caller makes it once, not for each run.
-        state: `RESERVED` where the key is reserved for a message, which carries the nonce as its claim.
+        origin: The host and the task's name, from `origin`. Callers make it once, not for each run.
+        state: `RESERVED` if the key is reserved for a message, which carries the nonce as its claim.
     """
     text = f"{state}{nonce} {attempt or NOTHING} {int(time.time() * 1000)} {origin}"
     value = text.encode()
@@ -164,53 +163,53 @@ def mint(nonce: str, attempt: Attempt | str | None, origin: str, state: str = RU
 
 
 def known_by(nonce: str, state: str = RUNS) -> Token:
-    """A token of which only the state and the nonce are known: enough to say whether it owns a key."""
+    """Return a token with only a state and a nonce: enough to tell whether it owns a key."""
     return Token.of(state + nonce)
 
 
 def of_room(nonce: str, hostname: str, keyprefix: str = "") -> Token:
-    """The token of a room, which a key holds while it is offered to that room.
+    """Mint the token of a room, which a key holds while it is offered to that room.
 
-    Instead of a task it has, behind a `NOTHING`, what precedes the name of the room's channel.
+    Its task field is `NOTHING` followed by the prefix of the room's channel.
     """
     return mint(nonce, None, f"{escape(hostname)} {NOTHING}{escape(keyprefix)}", OFFERED)
 
 
 def for_limit(room: Token, limit: int) -> Token:
-    """The token of a room, for its waiters that may be among so many holders of the key: a member of the line."""
+    """Return the token under which a room stands in line for its waiters with this limit."""
     return room if limit == 1 else Token.of(f"{room} {limit}")
 
 
 def call(room: Token, rank: int, number: int = 0) -> Token:
-    """The call of a waiter: what the key holds from then on until that waiter has acquired the key.
+    """Return the call of a waiter: what the key holds until that waiter acquires it. lua/stand.lua makes the same.
 
-    `room` is the token of the room that has called it, from `for_limit`. `number` tells the waiter from others of the
-    room with the same rank.
-
-    lua/stand.lua makes the same.
+    Args:
+        room: The token of the room that calls the waiter, from `for_limit`.
+        rank: The waiter's rank.
+        number: Distinguishes the waiter from others of the room with the same rank.
     """
     return Token.of(f"{CALLED}{room[1:]} {known_in_line(rank, number)}")
 
 
 def known_in_line(rank: int, number: int) -> str:
-    """How a call names a waiter: by its rank, and by its number where it has one."""
+    """Return how a call names a waiter: by its rank, plus its number if it has one."""
     return f"{rank}-{number}" if number else str(rank)
 
 
 def cooling(token: Token) -> Token:
-    """The token that a key holds while it cools down after the run that owned `token`."""
+    """Return the token that a key holds while it cools down after the run that owned `token`."""
     return Token.of(COOLING + token[1:])
 
 
 def mint_nonce() -> str:
-    """A fresh nonce: 128 random bits as 22 characters."""
+    """Return a fresh nonce: 128 random bits as 22 characters."""
     return urlsafe_b64encode(os.urandom(16))[:22].decode()
 
 
 def mint_publish() -> str:
-    """A fresh name for one publish: 48 random bits as 8 characters.
+    """Return a fresh name for one publish: 48 random bits as 8 characters.
 
-    So few are enough, because the name only tells apart the publishes under one task id.
+    That is enough, because the name only distinguishes the publishes under one task id.
     """
     return urlsafe_b64encode(os.urandom(6)).decode()
 
@@ -226,14 +225,14 @@ def is_nonce(value: Any) -> bool:
 
 
 def escape(field: str) -> str:
-    """`field` as one printable word, so that it can neither end its field in a token nor break a log line."""
+    """Return `field` as one printable word, so that it cannot end its field in a token or break a log line."""
     if len(field) <= MAX_NAME and _PLAIN(field):
         return field
     return quote(known_as(field), safe="@:+,", errors="surrogatepass")
 
 
 def known_as(name: str) -> str:
-    """How a token spells `name`: as it is, or where it is too long, its beginning and a digest of the whole."""
+    """Return `name` as a token spells it: unchanged, or if it is too long, its beginning and a digest of the whole."""
     if len(name) <= MAX_NAME:
         return name
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
@@ -241,17 +240,17 @@ def known_as(name: str) -> str:
 
 
 def is_whole(name: str) -> bool:
-    """Whether `name`, read from a token, is the whole name. A cut name has a digest at its end."""
+    """Whether `name`, read from a token, is the whole name. A cut name ends with a digest."""
     return len(name) < MAX_NAME
 
 
 def origin(hostname: str | None, task: str | None) -> str:
-    """The last two fields of a token: the host and the task's name."""
+    """Return the last two fields of a token: the host and the task's name."""
     return f"{NOTHING if hostname is None else escape(hostname)} {escape(task) if task else NOTHING}"
 
 
 def _parse(token: Token) -> _Fields:
-    """The fields after the nonce; all None where the text was not minted here."""
+    """Return the fields after the nonce; all None if the text was not minted here."""
     head, *fields = token.split(" ")[:_FIELDS]
     try:
         attempt, since, hostname, task = fields

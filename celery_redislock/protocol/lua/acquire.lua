@@ -1,37 +1,37 @@
--- Acquire a lock's key if the key is free and nobody stands in line for it, is mine already, is reserved for my message,
--- or is kept for my room. "I" am the execution, the publish or the `Lock` that asks.
+-- Acquire a lock's key for the caller: an execution, a publish or a `Lock`. The key is granted if it is free and no
+-- room stands in line; or if it is already the caller's, reserved for its message, or kept for it because it was
+-- called.
 --
 -- KEYS[1]  the key of the lock
--- KEYS[2]  the line of the rooms that wait for the lock
+-- KEYS[2]  the line of rooms that wait for the lock
 -- ARGV[1]  flags: the letters of the options below that are given
--- ARGV[2]  my owner: the first part of my token, by which the scripts know me
--- ARGV[3]  the token that the key is to hold; my own, or one that the caller of a `Lock` has chosen
+-- ARGV[2]  the owner in the caller's token: its first part, which identifies the caller to the scripts
+-- ARGV[3]  the token to store: the caller's own, or one that the caller of a `Lock` has chosen
 -- ARGV[4]  the lease in milliseconds; empty: the key never expires
--- n key    the note of my attempt; given only where my message may be a copy
--- f key    the last fence of the lock; given only where a fence is asked for
--- w value  the token of the key while it is kept for me, whole; given only where I waited and was called
--- c key    the place of the one message that may wait in the queue; given only where my message carries a claim
--- c value  the owner in my message's reservation of the key or of the place; it is made of the claim
--- c value  how long the place is reserved from now on if the key is not granted, in milliseconds
+-- n key    the note of the caller's attempt; given only if its message may be a copy
+-- f key    the last fence of the lock; given only to ask for a fence
+-- w value  the call: the whole token that keeps the key for the caller; given only if it waited and was called
+-- c key    the place of the one message that may wait in the queue; given only if the caller's message has a claim
+-- c value  the owner in the message's reservation of the key or the place, made from the claim
+-- c value  how long the place stays reserved if the key is not granted, in milliseconds
 --
--- Returns 1: the key was granted, and holds the token for the lease
---         more than 1: the key was granted, and this number is my fence
---         0: my attempt has already ended in another execution
---         {holder's token, milliseconds that remain or -1, microseconds of the server's clock}: the key is held by
---         another, or is kept for who stands in line
+-- Returns 1: granted; the key holds the token for the lease
+--         more than 1: granted, and this number is the fence
+--         0: the caller's attempt has already ended in another execution
+--         {holder's token, milliseconds left or -1, server's clock in microseconds}: the key is held by another, or is
+--         kept for a waiter
 --
--- Sent twice: the second finds my token, and grants the key again. If I die after the grant, the lease ends the lock.
--- If the one whom a room has called dies before this, the room's key ends by itself.
+-- Sent twice, the second finds the caller's token, and grants the key again. If the caller dies after the grant, the
+-- lease ends the lock. If a called waiter dies before this, the key that was kept for it expires.
 
--- The most frequent case, in which the key is free and nobody waits, comes before the prelude: to make the functions of
--- the prelude takes longer than this.
+-- Fast path, before the prelude: the key is free and no room waits. Defining the prelude's functions takes longer.
 if ARGV[1] == '' and ARGV[4] ~= '' and redis.call('EXISTS', KEYS[2]) == 0 then
   if redis.call('SET', KEYS[1], ARGV[3], 'NX', 'PX', ARGV[4]) then
     return 1
   end
 end
 
--- So does the case of a job: the key, or the place in the queue and a free key, is reserved for my message.
+-- Fast path for a job: the key is reserved for its message; or the place is, and the key is free.
 if ARGV[1] == 'c' and ARGV[4] ~= '' then
   local _, _, queued = unpack(KEYS)
   local _, _, _, _, claim = unpack(ARGV)
@@ -68,14 +68,14 @@ end
 
 if note and redis.call('EXISTS', note) == 1 then
   local holder = redis.call('GET', lock)
-  -- It is mine where it was granted before the note was written, and that answer was lost.
+  -- The caller has the key if it was granted before the note was written, and that reply was lost.
   if is_owned_by(owner, holder) or call and is_owned_by(call, holder) then
     redis.call('DEL', lock)
     offer_next(lock, line, 1)
   end
   return 0
 end
-if note then  -- the lock may have had a limit until a deploy: then my attempt may run with another of its permits
+if note then  -- the lock may have had a limit until the last deploy: the attempt may be running with another permit
   local names, values = permits(lock, line, 2, MAX_PERMITS)
   local copy = index_of_copy(token, values)
   if copy and is_running(values[copy]) then
@@ -91,15 +91,15 @@ end
 local is_free = store('NX')
 if is_free and not call and redis.call('EXISTS', line) == 1 then
   is_free = false
-  offer_next(lock, line, 1)  -- instead of my token: who stands in line comes before who happens by
+  offer_next(lock, line, 1)  -- waiters go first: this replaces the token just stored
 end
 
 local function has_its_place()
   return claim and is_owned_by(claim, redis.call('GET', place))
 end
 
--- A number greater than every fence before it, also where the key of the last fence has expired or was deleted: the
--- microseconds of the server's clock grow faster than any holders can follow each other.
+-- A number greater than every earlier fence, even if the key with the last one has expired or was deleted: holders
+-- cannot succeed each other as fast as the microseconds of the server's clock.
 local function next_fence(last)
   local number = string.format('%.0f', math.max(now(), (last or 0) + 1))
   redis.call('SET', fence, number, 'EX', 86400)
@@ -123,8 +123,8 @@ end
 local holder = redis.call('GET', lock)
 local is_mine = is_owned_by(owner, holder)
 if is_mine or claim and is_owned_by(claim, holder) or call and is_owned_by(call, holder) then
-  -- Who gets no answer to an acquire sends a release by the whole token of that acquire. That release may arrive after
-  -- this grant, so the key must not hold that token any more, even where its owner is me.
+  -- An acquire without a reply is followed by a release of exactly its token. That release may arrive after this grant,
+  -- so the key must not keep that old token, even if the caller is its owner.
   store('XX')
   if string.sub(holder, 1, 1) == SEEN then
     mark(lock, token)

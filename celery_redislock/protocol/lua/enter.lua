@@ -1,14 +1,15 @@
--- Enter the line of a lock: somebody waits in my room who cannot begin now. "I" am a room.
+-- Put a room in the line of a lock, for a waiter that cannot begin yet.
 --
--- KEYS[1]  the line of the rooms that wait for the lock
--- ARGV[1]  the token of my room, whole, as for stand.lua
--- ARGV[2]  the rank of my first waiter, an integer
+-- KEYS[1]  the line of rooms that wait for the lock
+-- ARGV[1]  the room's whole token, as for stand.lua
+-- ARGV[2]  the rank of the room's first waiter, an integer
 --
 -- Returns 1
 --
--- Nothing is offered here, also where the key is free: I could not have it, and any other room looks for itself. So
--- whoever comes to a free key while I stand first has me asked, and I leave the line if there is still no slot. Sent
--- twice, the second changes nothing. If my process dies, my rank costs the time of one offer, or ends with the line.
+-- Nothing is offered here, even if the key is free: this room could not use it, and the others look for themselves. If
+-- a newcomer finds the key free while this room is first, it is offered to the room, which leaves the line if it still
+-- has no slot. Sent twice, the second changes nothing. If the room's process dies, its entry delays the others by one
+-- offer, or expires with the line.
 
 redis.call('ZADD', KEYS[1], ARGV[2], ARGV[1])
 redis.call('PEXPIRE', KEYS[1], LINE_MS)

@@ -1,12 +1,12 @@
--- Mark a key of mine: a copy of my message is to come, so the release of the key must write a note for the copy.
+-- Mark the caller's key: a copy of its message will arrive, so the release must write a note for the copy.
 --
 -- KEYS[1]  the key of the lock
--- KEYS[2]  the line of the rooms that wait for the lock
--- ARGV[1]  my owner: the first part of my token
--- ARGV[2]  how many may hold the lock at once
+-- KEYS[2]  the line of rooms that wait for the lock
+-- ARGV[1]  the owner in the caller's token: its first part
+-- ARGV[2]  the limit of the lock
 --
 -- Returns 1: the key is marked
---         0: the key is not mine, or not any more
+--         0: the caller does not own the key, or no longer does
 
 local number = 1
 if ARGV[2] ~= '1' then

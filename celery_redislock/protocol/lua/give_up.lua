@@ -1,16 +1,15 @@
--- Give up the reservations of a message that will not run, or does not need them: of the key, and of the place in the
--- queue.
+-- Give up the reservations of a message that will not run, or does not need them: the key, and the place in the queue.
 --
 -- KEYS[1]  the key of the lock
--- KEYS[2]  the line of the rooms that wait for the lock
+-- KEYS[2]  the line of rooms that wait for the lock
 -- KEYS[3]  the place of the one message that may wait in the queue
 -- ARGV[1]  flags: the letters of the options below that are given
--- ARGV[2]  the owner in the message's reservations; it is made of the claim that the message carries
--- g key    the note that nobody comes with this claim; given only where a run may hand the key over to it later
+-- ARGV[2]  the owner in the message's reservations, made from its claim
+-- g key    the note that the claim is no longer needed; given only if a run may still hand the key over to it
 -- g value  how long that note lives, in milliseconds
--- s value  how many may hold the lock at once; given only where that is more than one
+-- s value  the limit of the lock; given only if it is above 1
 --
--- Returns 1: the key was reserved for the message, and is free now, or offered to the first in line
+-- Returns 1: the key was reserved for the message; now it is free, or offered to the first room in line
 --         0: the key was not reserved for the message
 
 local owner, number = ARGV[2], 1

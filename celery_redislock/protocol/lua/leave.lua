@@ -1,16 +1,15 @@
--- Leave the line of a lock: nobody in my room waits for it, or none who could begin now. Where the key is offered to me,
--- it is offered to the next room in line. Where I have called somebody to it, that one still comes, and may have it. "I"
--- am a room.
+-- Take a room out of the line of a lock: it has no waiter left for the lock, or none that could begin now. If the key
+-- is offered to the room, the next room gets the offer. A waiter that was already called may still take the key.
 --
 -- KEYS[1]  the key of the lock
--- KEYS[2]  the line of the rooms that wait for the lock
--- ARGV[1]  the token of my room, whole, as for stand.lua
+-- KEYS[2]  the line of rooms that wait for the lock
+-- ARGV[1]  the room's whole token, as for stand.lua
 --
--- Returns 1: the key was offered to me, and is not any more
---         0: the key was not offered to me
+-- Returns 1: the key was offered to the room, and no longer is
+--         0: the key was not offered to the room
 --
--- Sent twice, the second finds nothing that is mine; but it offers a key that is free to the next room, as anybody may
--- at any time. If my process dies before this, my rank costs the time of one offer, or ends with the line.
+-- Sent twice, the second finds no offer for the room. It may offer a free key to the next room, which is always
+-- allowed. If the room's process dies before this, its entry delays the others by one offer, or expires with the line.
 
 local lock, line, room = KEYS[1], KEYS[2], ARGV[1]
 local was_offered = 0

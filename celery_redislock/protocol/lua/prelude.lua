@@ -1,22 +1,21 @@
--- This text stands before every script: what all scripts know of the token that a lock's key holds.
+-- The prelude is part of every script: what all scripts know about the token that a lock's key holds.
 --
--- A token that protocol/tokens.py has minted is "<state><nonce> <attempt> <time> <host> <task>". Any other value was
--- stored by another library, or chosen by the caller of a `Lock`: it counts as running, and no script marks it. An
--- owner is the "<state><nonce>" of a minted token, or the whole of another value.
+-- A token minted by protocol/tokens.py is "<state><nonce> <attempt> <time> <host> <task>". Any other value was stored
+-- by another library, or chosen by the caller of a `Lock`: it counts as running, and no script marks it. An owner is
+-- the "<state><nonce>" of a minted token, or the whole of any other value.
 
--- A key runs; runs, and a copy of the holder's message was seen; is reserved for a message; cools down; is offered to
--- the first room in line; that room has taken the offer and called the one whose turn it is.
+-- The states of a key, in this order: it runs; runs, and a copy of the holder's message was seen; is reserved for a
+-- message; cools down; is offered to the first room in line; is kept for the waiter that this room has called.
 local RUNS, SEEN, RESERVED, COOLING, OFFERED, CALLED = '>', '&', '~', '=', '?', '!'
 local OWNER_LENGTH = 23
--- How long an offer is kept for its room, and then for the one whom that room has called; and how long the line is kept
--- after the last room came to stand in it; in milliseconds.
+-- How long a key is offered to a room, how long it is kept for the waiter that the room calls, and how long the line is
+-- kept after a room last entered it, in milliseconds.
 local OFFER_MS, CALLED_MS, LINE_MS = 1000, 5000, 150000
--- The owner of a key in the first of these states owns it in the second state too.
+-- The owner of a key in the first state still owns it in the second.
 local SAME_OWNER = {[SEEN] = RUNS, [CALLED] = OFFERED}
 
--- Whether a key that holds `value` belongs to `owner`. Where `owner` is a whole token, `value` must be that token.
--- In both cases it makes no difference whether `value` is marked because a copy was seen, nor whether the room to which
--- the key is offered has called the one whose turn it is.
+-- Whether a key that holds `value` belongs to `owner`. If `owner` is a whole token, `value` must be that token. Either
+-- way, the owner stays the same when a copy is seen, and when the room with the offer calls its waiter.
 local function is_owned_by(owner, value)
   if not value or value == owner then
     return value == owner
@@ -30,48 +29,48 @@ local function is_owned_by(owner, value)
   return nonce and #nonce == OWNER_LENGTH - 1 and is_owned_by(owner, state .. string.sub(value, 2))
 end
 
--- The attempt in the token `value`; nil where the token is not a task's.
+-- The attempt in the token `value`; nil if the token is not a task's.
 local function attempt_of(value)
   local attempt = string.match(value, '^[>&~=?!][%w_-]+ (%S+) ')
   return attempt ~= '*' and attempt or nil
 end
 
--- Mark the key `lock`, which holds `value`: a copy of the holder's message was seen, so the release of the key must
--- write a note for the copy.
+-- Mark the key `lock`, which holds `value`: a copy of the holder's message was seen, so the release must write a note
+-- for the copy.
 local function mark(lock, value)
   if string.sub(value, 1, 1) == RUNS then
     redis.call('SETRANGE', lock, 0, SEEN)
   end
 end
 
--- How many may hold the lock at once where a waiter of `room`, a member of the line, is one of them.
+-- The limit that the waiters of `room` have. A room stands in line once for each limit.
 local function limit_of(room)
   return tonumber(string.match(room, ' (%d+)$') or 1)
 end
 
--- The channel on which a room hears hints. The last field of its token is "*" and what precedes its channel's name.
+-- The channel on which a room hears hints. The last field of the room's token is "*" and the channel's prefix.
 local function channel_of(room)
   local prefix = string.match(room, '^%S+ %S+ %S+ %S+ %*(%S*)') or ''
   prefix = string.gsub(prefix, '%%(%x%x)', function(hex) return string.char(tonumber(hex, 16)) end)
   return prefix .. 'redislock:room:' .. string.sub(room, 2, OWNER_LENGTH)
 end
 
--- Send a hint about the key `lock` to a room. Returns how many hear it, or an error where the user of the server has no
--- right to the channel. No script fails for that, and all is right without hints, only later.
+-- Send a hint about the key `lock` to a room. Returns how many processes hear it, or an error if the server's user may
+-- not publish on the channel. That does not fail the script: without hints, rooms only notice later.
 local function hint(room, what, lock)
   local message = what .. ' ' .. limit_of(room) .. ' ' .. lock
   return redis.pcall('PUBLISH', channel_of(room), message)
 end
 
--- A lock with a limit has that many permits, and each holder has one. The first permit is the lock's own key; the names
--- of the others begin as that of the line does.
+-- Each holder of a lock with a limit has a permit. Permit 1 is the lock's own key; the names of the others begin as the
+-- line's does.
 local MAX_PERMITS = 50
 
 local function permit_name(lock, line, number)
   return number == 1 and lock or string.sub(line, 1, -#':line' - 1) .. ':permit:' .. number
 end
 
--- The names of the permits `first` to `last` of a lock, and what they hold: false for a free one.
+-- The names of the permits `first` to `last` of a lock, and their values: false for a free permit.
 local function permits(lock, line, first, last)
   local names = {}
   for number = first, last do
@@ -80,13 +79,13 @@ local function permits(lock, line, first, last)
   return names, redis.call('MGET', unpack(names))
 end
 
--- Whether `value` belongs to `owner`, who was minted: a plain search finds the few values that are worth a look.
+-- Whether `value` belongs to the minted `owner`. The plain search rules out most values cheaply.
 local function belongs_to(owner, value)
   return string.find(value, string.sub(owner, 2, OWNER_LENGTH), 1, true) and is_owned_by(owner, value)
 end
 
--- The number of the permit that belongs to `owner`; nil where none does. It may be above the limit: that may have been
--- greater when the permit was granted, and who releases for a dead process does not know it.
+-- The number of the permit that belongs to `owner`; nil if none does. It may be above the limit: the limit may have
+-- been lowered since the grant, and a release on behalf of a dead process does not know it.
 local function permit_of(owner, lock, line, limit)
   for _, range in ipairs({{1, limit}, {limit + 1, MAX_PERMITS}}) do
     local first, last = range[1], range[2]
@@ -104,7 +103,7 @@ local function is_running(value)
   return state == RUNS or state == SEEN
 end
 
--- The index of the one among `values` that has the attempt of `token`, if possible one that runs; nil where none has.
+-- The index of the value with the same attempt as `token`, preferably one that runs; nil if there is none.
 local function index_of_copy(token, values)
   local attempt, copy = attempt_of(token), nil
   for i, value in ipairs(values) do
@@ -115,7 +114,7 @@ local function index_of_copy(token, values)
   return copy
 end
 
--- The first room in line whose waiter may have the permit `number`; nil where there is none.
+-- The first room in line whose waiter may have the permit `number`; nil if there is none.
 local function first_in_line(line, number)
   for _, room in ipairs(redis.call('ZRANGE', line, 0, number == 1 and 0 or -1)) do
     if number <= limit_of(room) then
@@ -124,10 +123,11 @@ local function first_in_line(line, number)
   end
 end
 
--- Offer the permit `number` of the lock, which is free, to the first room in line. A script calls this last.
+-- Offer the permit `number` of the lock, which is free, to the first room in line. Scripts call this last.
 --
--- That room may be dead. So the next room that lives is told to look once the offer has ended: the dead one costs the
--- time of one offer, for it is out of the line now. (In a Cluster nobody may seem to hear: then the first ten are told.)
+-- That room may be dead. So the next room that is alive gets a hint to look when the offer has ended: a dead room
+-- delays the others by one offer, and is out of the line now. (In a Cluster, PUBLISH may count no listener: then the
+-- first ten rooms get a hint.)
 local function offer_next(lock, line, number)
   local room = first_in_line(line, number)
   if not room then
@@ -144,23 +144,23 @@ local function offer_next(lock, line, number)
   end
 end
 
--- Tell all rooms in line that the key `lock` holds another token now: that of a reservation whose message may wait in one
--- of them, or one that ends sooner than the rooms have seen. A script calls this last.
+-- Tell all rooms in line that the key `lock` now holds another token: a reservation, whose message may wait in one of
+-- the rooms, or a token that ends sooner than the rooms have seen. Scripts call this last.
 local function hint_all(lock, line)
   for _, room in ipairs(redis.call('ZRANGE', line, 0, -1)) do
     hint(room, 'look', lock)
   end
 end
 
--- The microseconds of the server's clock.
+-- The server's clock, in microseconds.
 local function now()
   local time = redis.call('TIME')
   return time[1] * 1000000 + time[2]
 end
 
--- The answer to who may have none of the permits of these names: {a holder's token, milliseconds until the first of the
--- permits is free unless it is renewed, or -1, microseconds of the server's clock}. Where there is more than one holder,
--- two more values: how many rooms stand in line, and a list of the other holders' tokens.
+-- The reply if none of the permits `names` can be had: {a holder's token, milliseconds until one of them is free unless
+-- renewed, or -1, server's clock in microseconds}. With several holders, two more values: how many rooms stand in line,
+-- and the tokens of the other holders.
 local function refused(line, names)
   local holder, others, soonest = nil, {}, -1
   for i, value in ipairs(redis.call('MGET', unpack(names))) do
@@ -182,14 +182,14 @@ local function refused(line, names)
   return {holder, soonest, now(), redis.call('ZCARD', line), others}
 end
 
--- The answer to a copy whose attempt has the permit `name`: no other permit is for the copy, so it cannot wait in line.
+-- The reply to a copy whose attempt has the permit `name`. It may not have any other, so it cannot wait in line.
 local function refused_to_copy(name)
   return {redis.call('GET', name), redis.call('PTTL', name), now(), 0, {}, 1}
 end
 
--- An option of a script is a letter in the flags, ARGV[1], with a key, values, or both. Those of the given options
--- follow the keys and values that are always given, in the order of the script's header. A script that reads
--- options first sets how many keys and how many values are always given.
+-- An option of a script is a letter in the flags, ARGV[1], with a key, values, or both. These follow the keys and
+-- values that are always given, in the order of the script's header. Before reading options, a script sets how many
+-- keys and values are always given.
 local keys_read, values_read
 
 local function optional_key(letter)

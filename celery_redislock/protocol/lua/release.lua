@@ -1,24 +1,22 @@
--- Release a key of mine: delete it or offer it to the first in line, or hand it over to a message, or let it cool down.
--- And write the note that my attempt is over, for copies of my message.
+-- Release the caller's key: delete it, offer it to the first room in line, hand it over to a message, or let it cool
+-- down. Also write the note that the caller's attempt is over, for copies of its message.
 --
 -- KEYS[1]  the key of the lock
--- KEYS[2]  the line of the rooms that wait for the lock
+-- KEYS[2]  the line of rooms that wait for the lock
 -- ARGV[1]  flags: the letters of the options below that are given; and
---          u: a copy may wait unseen, so write the note even where no copy was seen
--- ARGV[2]  my owner: the first part of my token; or my whole token, where only a key that holds exactly that is meant
--- n key    the note of my attempt; given only where the attempt is over
+--          u: a copy may wait unseen, so write the note even if no copy was seen
+-- ARGV[2]  the owner in the caller's token: its first part; or the whole token, if the key must hold exactly that
+-- n key    the note of the caller's attempt; given only if the attempt is over
 -- n value  how long that note lives, in milliseconds
--- g key    the note that nobody comes with the next message's claim; given only where the key is handed over
--- k value  the token that the key is to hold next; given only where the key is handed over, or cools down
+-- g key    the note that the next message's claim is no longer needed; given only to hand the key over
+-- k value  the token that the key will hold next; given only to hand the key over or let it cool down
 -- k value  how long the key holds that token, in milliseconds
--- s value  how many may hold the lock at once; given only where that is more than one. The key is then one of as many
---          permits: the one that is mine
+-- s value  the limit of the lock; given only if it is above 1. The key is then the permit that the caller owns
 --
--- Returns 1: the key was mine, and is not any more
---         0: the key was not mine, or not any more, and was not touched
+-- Returns 1: the caller owned the key, and no longer does
+--         0: the caller did not own the key, or no longer did; the key was not touched
 
--- The most frequent case, in which nobody waits and no copy was seen, comes before the prelude: to make the functions of
--- the prelude takes longer than this.
+-- Fast path, before the prelude: no room waits and no copy was seen. Defining the prelude's functions takes longer.
 if (ARGV[1] == '' or ARGV[1] == 'n') and redis.call('EXISTS', KEYS[2]) == 0 then
   local holder = redis.call('GET', KEYS[1])
   if holder and string.sub(holder, 1, 1) == '>' and string.sub(holder, 1, 24) == ARGV[2] .. ' ' then
@@ -45,9 +43,9 @@ end
 local holder = redis.call('GET', permit)
 local mine = is_owned_by(ARGV[2], holder)
 if mine then
-  redis.call('DEL', permit)  -- first: a server without memory refuses the writes below unless this has deleted
+  redis.call('DEL', permit)  -- first: a server out of memory refuses the writes below unless something was deleted
 end
--- Where the key is not mine any more, the mark of a copy was lost with it: a copy may have been seen.
+-- If the caller has lost the key, the mark of a copy was lost with it: a copy may have been seen.
 if note and (not mine or string.find(flags, 'u', 1, true) or string.sub(holder, 1, 1) == SEEN) then
   redis.call('SET', note, '', 'PX', note_ttl)
 end

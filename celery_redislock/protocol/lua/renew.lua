@@ -1,13 +1,12 @@
--- Renew each of some keys that is still mine: its lease begins anew. Sent twice, the script adds no second lease.
+-- Renew the lease of each key that its owner still has. Sent twice, the lease is not added twice.
 --
 -- KEYS[i]      the keys of the locks; in a Cluster all of one hash slot
--- ARGV[2i-1]   my owner of key i: the first part of the token that the key should hold
+-- ARGV[2i-1]   the owner in the token that key i should hold: its first part
 -- ARGV[2i]     the lease of key i, in milliseconds
 --
--- Returns a list with one number for each key: 1: renewed, 0: not mine any more; what is no string is not mine
+-- Returns one number for each key: 1: renewed, 0: no longer the owner's, or not a string
 
--- The most frequent case, one key that is mine, comes before the prelude: to make the functions of the prelude takes
--- longer than this.
+-- Fast path, before the prelude: one key, held by its owner. Defining the prelude's functions takes longer.
 if #KEYS == 1 then
   local key, owner, lease = unpack(KEYS), unpack(ARGV)
   local holder = redis.pcall('GET', key)
@@ -21,7 +20,7 @@ end
 
 local renewed = {}
 for i, key in ipairs(KEYS) do
-  local holder = redis.pcall('GET', key)  -- fails for what is no string, and must not keep the others from being renewed
+  local holder = redis.pcall('GET', key)  -- fails if the key is not a string; the others must be renewed all the same
   if type(holder) == 'string' and is_owned_by(ARGV[2 * i - 1], holder) then
     renewed[i] = redis.call('PEXPIRE', key, ARGV[2 * i])
   else

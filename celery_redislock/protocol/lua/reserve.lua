@@ -1,27 +1,26 @@
--- Reserve the key for a job that is about to be sent, or the place in the queue where others have the key or stand in
--- line for it; unless a job of the same task is outstanding: it has the key or the place. "I" am the publisher.
+-- Reserve the key for a job that a publisher is about to send; or the place in the queue, if others have the key or
+-- stand in line for it. Nothing is reserved if a job of the same task is outstanding: if it has the key or the place.
 --
 -- KEYS[1]  the key of the lock
--- KEYS[2]  the line of the rooms that wait for the lock
+-- KEYS[2]  the line of rooms that wait for the lock
 -- KEYS[3]  the place of the one message that may wait in the queue
--- ARGV[1]  flags: q: scope "queue": only the place is reserved, also where the key is free
--- ARGV[2]  my owner: the first part of my token
--- ARGV[3]  my token
--- ARGV[4]  how long the key, or the place, is reserved, in milliseconds
--- ARGV[5]  the last field of my token: the task
--- ARGV[6]  the jobs whose end my caller may have seen, so that what is reserved for them is not needed: their ids as
---          tokens spell them, each between two spaces
--- ARGV[7]  those that my message is to follow, and others that are no answer; in the same way
+-- ARGV[1]  flags: q: scope "queue": reserve only the place, even if the key is free
+-- ARGV[2]  the owner in the reservation's token: its first part
+-- ARGV[3]  the token of the reservation
+-- ARGV[4]  how long the key or the place is reserved, in milliseconds
+-- ARGV[5]  the last field of that token: the task
+-- ARGV[6]  ids of jobs whose end the publisher's caller may have seen, so that their reservations are not needed: as
+--          tokens spell them, each with a space before and after it
+-- ARGV[7]  ids of the jobs that the message must follow, and of others that are no answer, in the same form
 --
--- Returns 1: the key is mine
---         2: the place is mine
---         a list of who has the key and the place: {token, milliseconds that remain or -1, token, milliseconds}. A job is
+-- Returns 1: the key is reserved
+--         2: the place is reserved
+--         the holders of the key and of the place, {token, milliseconds left or -1, token, milliseconds}: a job is
 --         outstanding, or another task's job has the place
 --
--- Sent twice, the second finds my token. If I die after this, what I have reserved ends after ARGV[4].
+-- Sent twice, the second finds its token. If the publisher dies after this, the reservation ends after ARGV[4].
 
--- The most frequent case, in which all is free, comes before the prelude: to make the functions of the prelude takes
--- longer than this.
+-- Fast path, before the prelude: everything is free. Defining the prelude's functions takes longer.
 if ARGV[1] == '' and redis.call('EXISTS', KEYS[2], KEYS[3]) == 0 then
   if redis.call('SET', KEYS[1], ARGV[3], 'NX', 'PX', ARGV[4]) then
     return 1
@@ -46,8 +45,8 @@ local function is_among(ids, value)
   return id and string.find(ids, ' ' .. id .. ' ', 1, true) ~= nil
 end
 
--- Whether `value` is the token of a job of my task, whose result others can read: a message that is to come, or a run in
--- a worker, whose name has an "@".
+-- Whether `value` is the token of a job of this task whose result others can read: a message that has not
+-- started, or a run in a worker, whose name has an "@".
 local function is_outstanding(value)
   if not value or is_among(ended, value) or is_among(preceding, value) then
     return false
@@ -56,7 +55,7 @@ local function is_outstanding(value)
   return name == task and (string.sub(value, 1, 1) == RESERVED or string.find(host, '@', 1, true) ~= nil)
 end
 
--- Whether `value` reserves something for a message that does not run any more.
+-- Whether `value` is the reservation of a message that will not run any more.
 local function is_over(value)
   return value and string.sub(value, 1, 1) == RESERVED and is_among(ended, value)
 end
@@ -88,6 +87,6 @@ end
 redis.call('SET', place, token, 'PX', ttl)
 if is_free and not in_queue then
   redis.call('DEL', lock)
-  offer_next(lock, line, 1)  -- who stands in line comes before who happens by
+  offer_next(lock, line, 1)  -- waiters go first
 end
 return 2
