@@ -182,6 +182,6 @@ def _request(task: Any, args: tuple[Any, ...]) -> dict[str, Any]:
     )
     request_class = symbol_by_name(task.Request)
     if isinstance(task, LockedTask):  # as a worker does at its start
-        request_class = type(task).request_class(task.name, request_class)
+        request_class = task.request_class(task.name, request_class)
     request: dict[str, Any] = request_class(message, app=task.app, task=task, hostname=HOSTNAME).request_dict
     return request

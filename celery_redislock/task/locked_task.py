@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
@@ -80,7 +80,7 @@ class LockedTask(LockAttributes, BaseTask):
 
     lock_plan: ClassVar[LockPlan | None] = None
     #: Makes the class of a task's requests in a worker from the task's name and its own `Request`, or refuses that.
-    request_class: ClassVar[Callable[[str, Any], Any]]
+    request_class: ClassVar[staticmethod[[str, Any], Any]]
     #: The task's `track_started`. Celery itself must not store STARTED: it does so before the hooks run, so a copy of
     #: the message would overwrite the first run's outcome.
     _lock_track_started: ClassVar[bool] = False
@@ -149,7 +149,7 @@ class LockedTask(LockAttributes, BaseTask):
         Raises:
             LockConfigError: The task's ``Request`` is not a request class.
         """
-        type(self).Request = type(self).request_class(self.name, symbol_by_name(self.Request))
+        type(self).Request = self.request_class(self.name, symbol_by_name(self.Request))
         return super().start_strategy(app, consumer, **options)
 
     def apply_async(
