@@ -31,7 +31,7 @@ class Abort:
 
     @property
     def is_armed(self) -> bool:
-        """Whether a body is running inside this object. Nested calls, such as ``super().run()``, must not enter it."""
+        """Whether a body is running in this context. Nested calls, such as ``super().run()``, must not re-enter it."""
         return self._thread is not None
 
     def strike(self, key: str, reason: str) -> None:
@@ -86,7 +86,7 @@ def _take_back(thread: int) -> None:
 
 
 def _lost(key: str, reason: str) -> type[Exception]:
-    """Create a LockLost class without arguments: the interpreter takes a class and instantiates it."""
+    """Create a subclass of LockLost that takes no arguments, because the interpreter instantiates it without any."""
 
     class Lost(LockLost):
         def __init__(self) -> None:

@@ -56,10 +56,10 @@ class Wait(NamedTuple):
 
 
 class ComeBack(NamedTuple):
-    """The message is not a duplicate, so its policy does not apply: it waits in line for its turn."""
+    """The message is not a duplicate, so no policy applies. It waits in line for its turn."""
 
     is_begun: bool
-    """Mark the message as begun, so that no policy drops it when its turn comes either."""
+    """Mark the message as begun, so that no policy drops it in a later conflict."""
 
 
 Decision = Skip | Fail | Wait | ComeBack
@@ -159,7 +159,7 @@ class RunWithout(NamedTuple):
 
 
 def on_outage(message: Delivered, waited: float, options: LockOptions) -> Refuse | RunWithout | ComeBack:
-    """Decide what becomes of a run when the lock server does not answer or refuses.
+    """Decide what becomes of a run when the lock server does not answer or refuses the command.
 
     `waited` is the time since its message first had to wait, in seconds.
     """
@@ -204,7 +204,7 @@ class Joining(Enum):
     END = auto()
     """End with the joined task's outcome."""
     ASK = auto()
-    """Ask for the key. If another holds it, come back: the joined task may still get an outcome."""
+    """Ask for the key. If it is held, wait: the joined task may still get an outcome."""
     COME_BACK = auto()
     """Release the key and come back: the joined task is between two attempts and holds no key."""
     RUN = auto()
@@ -241,13 +241,13 @@ class Published(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The message is not sent. The caller gets the result of this outstanding job instead."""
+    """The message is not sent. The caller gets the result of the outstanding `job` instead."""
 
     job: LockInfo
 
 
 class AskAgain(NamedTuple):
-    """The publish asks once more for the key or the place in the queue, and passes over these jobs."""
+    """The publish asks again for the key or the place in the queue, and disregards the jobs in `passed`."""
 
     passed: Passed
 

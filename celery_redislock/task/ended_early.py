@@ -1,6 +1,7 @@
-"""Ended early: how a run ends without its body. `LastWord`: the command with which any run gives up its key.
+"""Ended early: how a run ends without its body.
 
-A run that ends early raises an `Ignore` whose class tells the worker's main process why.
+Such a run raises an `Ignore` whose class tells the worker's main process why. `LastWord` is the last command of any
+run: it hands the key over, lets it cool down or releases it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class WaitsInLine(CameBack):
     """The message waits in line, in the room of the worker's main process.
 
     Args:
-        reason: The reason, as text.
+        reason: Why the message waits, as text.
         key: The key in Redis.
         rank: The message's rank in the line for the key, in microseconds since the epoch.
         header: What the message carries for the plugin from now on.
@@ -53,12 +54,12 @@ class WaitsInLine(CameBack):
     """
 
     def __init__(self, reason: str, key: str, rank: int, header: Header, is_shown: bool) -> None:
-        super().__init__(reason, key, rank, header, is_shown)  # pickle rebuilds it from these in the main process
+        super().__init__(reason, key, rank, header, is_shown)  # the main process unpickles it from these
         self.key, self.rank, self.header, self.is_shown = key, rank, header, is_shown
 
 
 class CameBackInOutage(CameBack):
-    """The message was sent back because the lock server did not answer or refused."""
+    """The message was sent back because the lock server did not answer or refused the command."""
 
 
 class CameBackAsRetry(CameBack):
@@ -109,7 +110,7 @@ def show_as_retry(task: Task[..., Any], request: Context, message: Message, erro
 
 
 def show_as_ignored(task: Task[..., Any], request: Context, message: Message) -> None:
-    """Store IGNORED over the RETRY of an earlier attempt, or of this one while it waited.
+    """Replace the stored RETRY of an earlier attempt, or of this one while it waited, with IGNORED.
 
     Celery stores nothing for an `Ignore`, so a run that has joined this task would keep waiting for its next attempt.
     """
@@ -129,7 +130,7 @@ def show_as_ignored(task: Task[..., Any], request: Context, message: Message) ->
 
 
 class LastWord(NamedTuple):
-    """How a run gives up its key. It does not keep the run's request or arguments in memory."""
+    """The last command of a run, and what its reply means. It keeps no request or arguments in memory."""
 
     lock: HeldLock
     handed_over: tuple[Token, float] | None

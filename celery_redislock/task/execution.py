@@ -44,8 +44,8 @@ logger = logging.getLogger(__name__)
 #: The request attribute that holds the `Execution`.
 EXECUTION = "redislock_execution"
 
-#: Whether any request of this process has had an execution. Most processes that use a `Lock` have none, and looking at
-#: Celery's stack costs a tenth of a Redis command.
+#: Whether any request of this process has had an execution. Most processes that use a `Lock` run no locked task, and
+#: searching Celery's stack takes a tenth as long as a Redis command.
 _any_run = False
 
 #: For the log: what happened to a release whose reply is an error, or was never read.
@@ -53,9 +53,9 @@ UNREAD = "Redis has refused to release its lock, or has not answered"
 
 
 class Execution:
-    """Takes, holds and releases the key of one request. A subclass knows what to do if another holds the key.
+    """Takes, holds and releases the key of one request. A subclass says what happens if the key is held.
 
-    It is not an ABC: every run makes three `isinstance` checks, which take eight times as long with an ABC.
+    The class is not an ABC: every run makes three `isinstance` checks, which take eight times as long with an ABC.
 
     Attributes:
         task: The task object. Many threads share it, so it keeps nothing about a run.
@@ -100,7 +100,7 @@ class Execution:
         Raises:
             TypeError: The arguments do not fit the signature.
             LockKeyError: No key can be made from the arguments.
-            LockConflict: Another holds the key, and the policy makes the run fail.
+            LockConflict: The key is held, and the policy makes the run fail.
             LockUnavailable: Redis did not answer or refused, and `lock_on_outage` makes the run fail.
             Ignore, Reject: The run ends without its body.
         """
@@ -135,8 +135,7 @@ class Execution:
             self._give_up_reservation()
 
     def leave_no_retry(self) -> None:
-        """Stop showing RETRY, because no attempt follows this run. Does nothing in an eager run, which shows no
-        state."""
+        """Stop showing RETRY, because no attempt follows this run. An eager run shows none, so this does nothing."""
 
     def _take(self, lock: HeldLock) -> None:
         """Take the key, or end the run, as `acquire` says.
@@ -179,16 +178,17 @@ class Execution:
         cooldown = self.plan.options.cooldown if state == states.SUCCESS else 0.0
         note = self._note_after(lock, state)
         word = LastWord(lock, self._handed_over, cooldown, note, self._release_was_sent)
-        # A time limit may interrupt this method after the command. The next call then finds the key free, not lost.
+        # If a time limit interrupts this method after the command, `end` is called again. By then the key may be free,
+        # which does not mean that the lock was lost.
         self._release_was_sent = True
-        lock.on_lost = partial(_announce_loss, self.task)  # the body is over, and the lock must not keep its arguments
+        lock.on_lost = partial(_announce_loss, self.task)  # the body is over: do not keep its arguments in memory
         try:
             self._server.send_late(word.command, word.on_reply, partial(word.send_again, keeper, UNREAD))
         except LockUnavailable as error:
             word.send_again(keeper, error)
             self.lock = self._unanswered = None
             return
-        # Not before the release: if a time limit strikes before it, postrun calls `end` again.
+        # Not earlier: if a time limit strikes before the release, postrun calls `end` again, which needs the lock.
         self.lock = self._unanswered = None
         if signals.lock_released.receivers:
             signals.lock_released.send(sender=self.task, lock=lock)

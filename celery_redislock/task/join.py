@@ -46,7 +46,8 @@ class JoiningExecution(WorkerExecution):
         if joins is None:
             super()._take(lock)
             return
-        # Another delivery of this message may have joined. It took no key, so it could not leave a note.
+        # Another delivery of this message may have ended with the joined task's outcome. It took no key and so left no
+        # note.
         if (
             self.message.delivered.is_delivered_again
             and outcome_of(self.task, self.message.attempt.task_id, self.message).is_ready
@@ -119,7 +120,7 @@ class JoiningExecution(WorkerExecution):
         self._server.keeper.remove(lock)
         with suppress(LockUnavailable):  # if Redis is away, the lock ends with its lease
             lock.store.release(lock.key, lock.token, exactly=True)
-        # Not before the release: if a time limit strikes before it, postrun calls `end` again.
+        # Not earlier: if a time limit strikes before the release, postrun calls `end`, which needs the lock.
         self.lock = self._unanswered = None
         lock.token = self._mint()  # a late release must not end what a later acquire is granted
         if signals.lock_released.receivers:

@@ -44,7 +44,7 @@ else:
 
 
 class LockInRequests(Lock):
-    """The lock of a task's key, or of `locked`. Code inside a run or block that holds the key holds it already."""
+    """The lock of `lock_for` and of `locked`. Code inside a run or block that holds the key shares that lock."""
 
     def __init__(self, client: Any, key: str, options: LockOptions, *, thread_local: bool) -> None:
         super().__init__(
@@ -79,13 +79,13 @@ class LockedTask(LockAttributes, BaseTask):
             """Send a message with these arguments, as `apply_async` does."""
 
     lock_plan: ClassVar[LockPlan | None] = None
-    #: Makes the class of a task's requests in a worker from the task's name and its own `Request`, or refuses that.
+    #: Returns the request class that a worker uses for a task, given the task's name and its own `Request`. Raises
+    #: LockConfigError if that is not a request class.
     request_class: ClassVar[staticmethod[[str, Any], Any]]
     #: The task's `track_started`. Celery itself must not store STARTED: it does so before the hooks run, so a copy of
     #: the message would overwrite the first run's outcome.
     _lock_track_started: ClassVar[bool] = False
-    #: Whether the task was found unfit for a lock in this app, which only shares it. It is checked again when it is
-    #: used.
+    #: Whether the task cannot be locked in this app, which only shares it. The next use of the task checks again.
     _lock_is_refused: ClassVar[bool] = False
 
     @classmethod

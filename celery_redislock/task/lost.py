@@ -1,8 +1,8 @@
 """Lost: the next attempt of a run whose process has died, which the worker's main process publishes.
 
 Celery publishes it from 5.7 on, if `retry_on_worker_lost` is set. In scope ``job``, or with `lock_hold_on_retry`, it
-inherits the key, as after `self.retry()`. Two threads of the main process take part. One deals with the keys of the
-dead process, and may be seconds ahead of the other, where Celery publishes.
+inherits the key, as after `self.retry()`. Two threads of the main process take part: one hands over the keys of the
+dead process, the other runs Celery's publish. The first may be seconds ahead.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class NextAttempt:
         self._deciding = threading.Lock()
 
     def takes(self, key: str) -> tuple[Token, float] | None:
-        """The token that `key` holds for this attempt, and its lifetime in seconds; None if called off."""
+        """Inherit `key`. Return the token to store in it and the token's lifetime in seconds; None if called off."""
         with self._deciding:
             if self._is_off:
                 return None
@@ -77,7 +77,7 @@ class NextAttempt:
         with self._deciding:
             self.is_sent, self._ttl, key = True, ttl, self._key
         if key is not None:
-            # The key may or may not be handed over yet, so send both commands: at least one does nothing.
+            # Send both: if the key is not handed over yet, the first does so; else the second sets its lifetime.
             keeper, owner, token = server_of(self._plan.app).keeper, known_by(self._nonce), self._token
             ends = time.monotonic() + max(self._plan.options.lease, NOTICED_WITHIN)
             keeper.later(key, ends, lambda store: store.send(commands.hand_over(key, owner, token, ttl)))
@@ -89,7 +89,7 @@ class NextAttempt:
             if self.is_sent or self._is_off:
                 return
             self._is_off, key = True, self._key
-        if key is not None:  # a hand-over that comes later finds the note that the claim is void
+        if key is not None:  # a later hand-over finds the claim marked as void
             server_of(self._plan.app).give_up(key, self._token.nonce, self._ttl, is_to_come=True)
 
 

@@ -54,8 +54,8 @@ def backend_scheme(app: Celery) -> str:
 def outcome_of(task: Task[..., Any], task_id: str, message: Message) -> Outcome:
     """The outcome of `task_id` so far, according to the result backend of `task`.
 
-    If the backend cannot be reached, the outcome counts as RETRY: ask later. `message` is the asking run's, for the
-    log.
+    If the backend cannot be reached, the outcome counts as RETRY: ask later. `message` is the message of the run that
+    asks; a warning names it.
     """
     try:
         meta = task.backend.get_task_meta(task_id, cache=False)
@@ -96,7 +96,7 @@ def has_ended(task: Task[..., Any], holder: LockInfo, *, cools_down: bool) -> bo
         return False
     done = moment_of(meta.get("date_done"))
     # A result older than the lock belongs to an earlier run under the same id. Both times are by the clock of the
-    # holder's host, so they can be compared; for a reservation, by the publisher's and the worker's clocks.
+    # holder's host. For a reservation, `since` is by the publisher's clock and `done` by a worker's.
     return done is None or holder.since is None or done >= holder.since
 
 

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 class LockPlan:
     """The lock of one task: its options, its keys, and its app's broker.
 
-    `body` is the task's function; if it `is_method`, its first parameter is the task. `own` are the task's ``lock_*``
-    attributes by name without the prefix.
+    `body` is the task's function; if `is_method`, its first parameter is the task. `own` holds the task's ``lock_*``
+    attributes by name, without the prefix.
 
     Attributes:
         keys: Makes the names of the locks.
@@ -113,9 +113,9 @@ class LockPlan:
         return limited(redis_key(self._prefix, self.keys.name_of(arguments)), self._limit(arguments))
 
     def in_any_permit(self, key: str) -> str:
-        """`key` with the highest limit there is, to find one holder whatever the number of its permit.
+        """`key` with the highest possible limit, so that a holder is found whatever permit it has.
 
-        The user's own `lock_limit` is not called: it may be slow, and may return another number by now.
+        The user's own `lock_limit` is not called: it may be slow, and may return a different number by now.
         """
         return key if self.options.limit == 1 else limited(key, MAX_LIMIT)
 
@@ -235,7 +235,7 @@ def give_up_reservation(plan: LockPlan, reservation: Reservation, retries: int |
     Args:
         plan: The plan of the message's task.
         reservation: The reservation to give up.
-        retries: How often the task had called `self.retry()` before it sent the message.
+        retries: How often the task had called `self.retry()` before the message was sent.
         eta: When the message is due, if that may be in the future.
     """
     ttl = reservation_ttl(plan.app, plan.options, {"eta": eta}, None)

@@ -53,7 +53,8 @@ CONTINUATIONS = ("task_id", "group_id", "chord", "chain", "link", "link_error", 
 def is_bare(options: Options) -> bool:
     """Whether only the caller knows of a message that is published with these options.
 
-    Any other message may be published by Celery itself, at the end of another task, which must not fail because of it.
+    Celery itself may publish any other message at the end of another task. A failed publish must not make that task
+    fail.
     """
     return not any(map(options.get, CONTINUATIONS))
 
@@ -153,15 +154,16 @@ class Publication:
                 return self.send()  # the run meets its policy when it starts
 
     def _reserve_if_free(self, key: str, token: Token) -> Reserved | None:
-        """Reserve the key or the place if it is free. The message is sent in any case: its own result is awaited."""
+        """Reserve the key or the place if it is free. The message is sent anyway: a caller awaits its result."""
         reserved = keys_of(key).queued if self._is_of_queue else key
         answer = server_of(self._plan.app).store.acquire(reserved, token, self._plan.options.lease)
         return Reserved(reserved) if isinstance(answer, Granted) else None
 
     def _reserve(self, key: str, token: Token) -> Reserved | Answer | None:
-        """Reserve the key or the place in the queue, or find the job that answers the caller, in at most two commands.
+        """Reserve the key or the place in the queue, or find the job whose result the caller gets, in at most two
+        commands.
 
-        None means that the message is sent without a reservation, because another task's job has the place.
+        None means that the message is sent without a reservation, because a job that cannot answer has the place.
         """
         message = Published(self._task.name, self._causes)
         cools_down = self._plan.options.cooldown > 0

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class _TracebackOnce(logging.Filter):
-    """Keeps the traceback out of this log line, since Celery's own has it. Error trackers read it from `exc_info`."""
+    """Keeps tracebacks out of this module's log lines: Celery logs them. Error trackers read them from `exc_info`."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.exc_text = "(its traceback is in Celery's own line)"  # formatters write this instead of the traceback
@@ -97,7 +97,7 @@ def _execution_type(plan: LockPlan, request: Context) -> type[Execution]:
 
 
 def report(task: Task[..., Any], request: Context, error: Exception) -> None:
-    """Log what keeps a body from running, unless the task `throws` that error or it is seen elsewhere.
+    """Log what keeps a body from running, unless the task `throws` that error or the error is seen elsewhere.
 
     Celery also logs the error, right after this line.
     """

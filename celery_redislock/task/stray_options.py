@@ -27,8 +27,8 @@ _said: set[tuple[str, str]] = set()
 def refuse_lock_options(task: Task[..., Any], options: dict[str, Any]) -> None:
     """Refuse options of a call whose names begin with ``lock_``.
 
-    If a worker publishes for Celery, such as the next step of a chain or a retry, the previous run has ended, and an
-    error would lose its work. There the options are logged and removed from `options`.
+    When Celery itself publishes in a worker (a retry, or the next step of a chain), the previous run has ended, and an
+    error would lose its work. Such options are then logged and removed from `options`.
 
     Raises:
         LockConfigError: `options` has such a name.

@@ -39,8 +39,8 @@ from .outcome import MOMENT
 
 logger = logging.getLogger(__name__)
 
-#: The shortest and the longest pause of a message that is sent back, in seconds; and the longest while the room of its
-#: worker is full: thousands of messages may then come back, and each costs a run and some commands.
+#: The shortest and the longest pause of a message that is sent back, in seconds. While the worker's room is full, the
+#: longest is higher: thousands of messages may then come back, and each costs a run and some commands.
 SHORTEST_PAUSE, LONGEST_PAUSE, LONGEST_PAUSE_WHILE_FULL = 1.0, 30.0, 300.0
 
 
@@ -92,10 +92,10 @@ class WorkerExecution(Execution):
         ASKED_KEYS.asks(self.message.delivery.nonce, lock.key)
         return super()._ask(lock)
 
-    # Conflicts: another holds the key.
+    # Conflicts: the key is held.
 
     def _conflict(self, conflict: Conflict) -> None:
-        """End the run, or return so that it asks for the key again."""
+        """End the run. Return only if the run must ask for the key again, as `_wait` says."""
         holder, message = conflict.info(self.key), self.message.facts
         decision = self._decide(message, conflict, holder)
         policy = "come back" if isinstance(decision, ComeBack) else decisions.policy_for(holder, self.plan.options)
@@ -146,6 +146,8 @@ class WorkerExecution(Execution):
     ) -> None:
         """End the run. Its message waits in line, or is sent back if it cannot wait in this worker.
 
+        Return only if the message cannot be sent back either: the broker is out of reach, and the message is acked.
+
         Args:
             holder: The key's holder.
             conflict: As for `_carry_out`.
@@ -172,12 +174,13 @@ class WorkerExecution(Execution):
         """The policy that log lines name for a run that waits for its turn."""
         return "join" if self.plan.options.on_conflict == "join" else "wait"
 
-    # Outages: Redis does not answer or refuses.
+    # Outages: Redis does not answer, or refuses the command.
 
     def _runs_without(self, error: LockUnavailable) -> bool:
-        """End the run, or return whether it runs without the lock. If not, it must ask for the key again.
+        """End the run, or return whether it runs without the lock. If False, it must ask for the key again.
 
-        It must ask again if the broker is away too and its message is already acked, so that only this process has it.
+        That happens if the broker is away too and the message is already acked, so that no other process has the
+        message.
         """
         signals.lock_unavailable.send(sender=self.task, key=error.key, error=error)
         about = self.message.fields("unavailable", key=error.key, reason=error.reason)
@@ -218,8 +221,8 @@ class EagerExecution(Execution):
         """Take the key.
 
         Raises:
-            TaskRevokedError: Another holds the key, and the policy is ``skip``.
-            LockConflict: Another held the key for `lock_block_for`, or holds it and the policy is ``raise``.
+            TaskRevokedError: The key is held, and the policy is ``skip``.
+            LockConflict: The key is held and the policy is ``raise``, or is still held after `lock_block_for`.
             LockUnavailable: Redis did not answer or refused, and `lock_on_outage` is not ``run``.
             LockConfigError: The run would have to wait, which would block the caller's event loop; or it would share a
                 lock that has no fence, and `lock_fence` is True.
@@ -242,7 +245,7 @@ class EagerExecution(Execution):
         self._taken(lock)
 
     def _wait_or_end(self, lock: HeldLock, conflict: Conflict) -> None:
-        """Block until the key is taken, or raise."""
+        """Block until `lock` is granted, or raise."""
         message, options = self.message.facts, self.plan.options
         holder = conflict.info(lock.key)
         policy = policy_for(holder, options)
