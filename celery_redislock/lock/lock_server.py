@@ -75,11 +75,11 @@ class LockServer:
     @classmethod
     def behind(cls, client: Any) -> LockServer:
         """The lock server of a user's redis-py client. Its threads end with the client's connection pool."""
-        pool = getattr(client, "connection_pool", client)  # a Cluster's client has many pools, so it stands for them
+        pool = getattr(client, "connection_pool", client)  # a Cluster's client has many pools: use the client itself
         servers = servers_of(pool)
         server = servers.get(os.getpid())
         if server is None:
-            keyprefix = next((one.keyprefix for one in servers.values()), "")  # from the parent process, before a fork
+            keyprefix = next((one.keyprefix for one in servers.values()), "")  # after a fork, the parent's
             ours = of_cluster(client) if isinstance(client, RedisCluster | ClusterClient) else derive(client)
             server = servers.setdefault(os.getpid(), cls(ours, keyprefix))
             weakref.finalize(pool, server.stop).atexit = False
