@@ -1,6 +1,6 @@
 """Celery port: the undocumented parts of Celery that the package uses in any process.
 
-Each function says why it needs them. tests/contracts tests each against the installed releases.
+tests/contracts tests each function against the installed releases.
 """
 
 from __future__ import annotations

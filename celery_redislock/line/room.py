@@ -76,7 +76,7 @@ class Room:
         self._stopped = False
         self._started = False
         self._starting = threading.Lock()
-        #: They know whether the waiters can start.
+        #: Told when a round starts and when it ends.
         self.hosts: set[Host] = set()
         self._aside = Aside()  # this and all below are used by the room's thread only
         #: The servers, or nodes of a Cluster, that did not answer, each with the time when it is asked again.

@@ -150,8 +150,8 @@ class LockServer:
         Args:
             key: The key in Redis.
             claim: The claim that the message carries.
-            ttl: How long the reservations may live, in seconds. The keeper tries no longer than that.
-            is_to_come: The key may still be handed over to the message, so the keeper tries for `NOTE_TTL` at least.
+            ttl: Seconds that the reservations may live. Unless `is_to_come`, the keeper tries no longer than that.
+            is_to_come: The key may still be handed over to the message, so the keeper tries for at least `NOTE_TTL`.
         """
         until = time.monotonic() + (max(ttl, NOTE_TTL) if is_to_come else ttl)
         self.keeper.later(key, until, lambda store: store.give_up(key, claim, is_to_come=is_to_come))
