@@ -1,4 +1,4 @@
-"""What a Celery app says about its locks: its current ``redislock_*`` settings, and its lock server in this process."""
+"""A Celery app's ``redislock_*`` settings as they are now, and its lock server in this process."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 _SETTING = "redislock_"
 _COMMAND_TIME = "_redislock_command_time"
-#: Added to the errors of eager runs: most of those are tests.
+#: A hint in the errors of eager runs, which mostly happen in tests.
 WITHOUT_REDIS = "to test without Redis, set redislock_enabled = False"
-#: Transport options of a broker or result backend behind Sentinels which the client of the lock server needs too.
+#: The transport options for Sentinels that the lock server's client needs too.
 _OF_SENTINELS = ("master_name", "min_other_sentinels", "sentinel_kwargs")
 
 
@@ -36,7 +36,7 @@ def server_of(app: Celery) -> LockServer:
     server = servers.get(os.getpid())
     if server is None:  # two threads may get here at once: nothing is open yet, and `setdefault` keeps one server
         inherited = next(iter(servers.values()), None)
-        # After a fork, keep the inherited client: a `Lock` made before the fork finds its server by it.
+        # After a fork, keep the inherited client: a `Lock` made before the fork uses it to find its server.
         server = (
             LockServer(client_of(app), keyprefix_of(app)) if inherited is None else LockServer.behind(inherited.client)
         )
@@ -67,7 +67,7 @@ def is_enabled(app: Celery) -> bool:
     """
     conf: Any = app.conf
     name, prefixed = names_of(conf.prefix, "enabled")
-    # Every run asks. The setting is rarely set, and `conf.get` takes far longer to find that out.
+    # Every run calls this. The setting is rarely set, and `conf.get` takes far longer to find that out.
     for settings in conf.maps:
         if name in settings or prefixed in settings:
             return _configured(app, name)
@@ -159,7 +159,7 @@ def check_lease(task: str, name: str, lease: float, command_time: float) -> None
     Raises:
         LockConfigError: The lease is too short.
     """
-    shortest = round(command_time * 1.5, 3)  # rounded as in the message: the value that it allows must pass
+    shortest = round(command_time * 1.5, 3)  # as in the message, so that the value it suggests is accepted
     if lease < shortest:
         raise LockConfigError(
             f"{task}: {name} = {lease} is too short: one Redis command may take {command_time:g} s until it "

@@ -1,6 +1,6 @@
 """Celery port: the undocumented parts of Celery that the package uses in any process.
 
-Each function says why it needs them. tests/contracts tests each against the installed releases.
+tests/contracts tests each function against the installed releases.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def all_apps() -> list[Celery]:
 
 
 def current_apps() -> list[Celery]:
-    """The apps that may be the current one, in any thread."""
+    """The apps made without ``set_as_current=False``: any of them may be current in some thread."""
     return [app for app in all_apps() if app.set_as_current]  # type: ignore[attr-defined]
 
 
@@ -99,7 +99,7 @@ def bind(task: Task[..., Any] | type[Task[..., Any]]) -> Celery:
 
 
 def tasks_of_this_thread() -> Iterable[Task[..., Any]]:
-    """The tasks that run in this thread or greenlet: an eager one runs inside another."""
+    """The tasks running in this thread or greenlet: several if a task runs another eagerly."""
     stack: Sequence[Task[..., Any]] = _state._task_stack.stack  # type: ignore[attr-defined]
     return stack
 

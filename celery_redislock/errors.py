@@ -1,6 +1,6 @@
 """The errors of celery-redislock. All share one base class, and have their details as attributes.
 
-The ``args`` of each are its constructor's arguments, so that pickle and Celery's result backends can rebuild it.
+The ``args`` of an error are its constructor's arguments, so that pickle and Celery's result backends can rebuild it.
 """
 
 from __future__ import annotations

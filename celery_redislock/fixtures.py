@@ -64,7 +64,7 @@ def _moved(app: Celery, url: str) -> Iterator[None]:
     """Put the locks of `app` on the server at `url`, in this process, until the block ends."""
     conf: Any = app.conf
     conf.get("redislock_url")  # loads the settings: a change made before that has no effect
-    values = {"url": url, "client_options": {}}  # no password of the app's own server
+    values = {"url": url, "client_options": {}}  # without the password of the app's own server
     servers = servers_of(app)
     before = servers.copy()
     changes = {name: values[setting] for setting in values for name in names_of(conf.prefix, setting)}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 
 #: The most characters of a name that are shown.
 MAX_SHOWN = 200
-#: The same for an error, and for the name of a lock: people must be able to find it in Redis.
+#: The same for errors, and for the names of locks, which people must be able to find in Redis.
 LONGEST = 1000
 
 

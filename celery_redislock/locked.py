@@ -186,7 +186,7 @@ class _Settings(NamedTuple):
     def of(cls, app: Celery, what: str, given: Mapping[str, Any]) -> _Settings:
         own = dict(given)
         at_once = not isinstance(own.get("block_for"), bool) and own.get("block_for") == 0
-        if at_once:  # `resolve_options` refuses 0, which no task may have
+        if at_once:  # `resolve_options` refuses 0: tasks may not have it
             del own["block_for"]
         app_wide = settings_of(app)
         settings = resolve_settings(app_wide)

@@ -27,7 +27,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from celery import Task
 
-#: The values of the label ``reason``, for each way to lose a lock: few and fixed, as a label needs.
+#: The value of the label ``reason`` for each way to lose a lock. A label must have few and fixed values.
 REASONS = {PAST_DEADLINE: "deadline", HELD_TOO_LONG: "max_hold", KEY_GONE: "gone", NOT_OURS: "gone_at_release"}
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
@@ -47,9 +47,9 @@ def _process() -> str:
 def _name_by_index(**_: Any) -> None:
     """Name the files of a new pool child by its index in the pool.
 
-    By default each process has its own files, which stay when it ends, because its counts must stay. With
-    `worker_max_tasks_per_child`, each new child would add files. So a new child continues the files of the child that
-    it replaces: no two living children have the same index.
+    By default each process has its own files, which outlive it so that its counts are kept. With
+    `worker_max_tasks_per_child`, the files would pile up. So a new child continues the files of the child that it
+    replaces: no two living children have the same index.
     """
     index = getattr(current_process(), "index", None)
     if index is not None:

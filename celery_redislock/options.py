@@ -88,12 +88,12 @@ OPTIONS: Mapping[str, Rule] = {
 }
 #: The names of all task options, as attributes of a task.
 ATTRIBUTES = frozenset(f"lock_{name}" for name in (*KEY_OPTIONS, *OPTIONS))
-#: Other plugins' options that begin with ``lock_`` too, without that prefix, each with a hint for the error.
+#: Other plugins' options that also begin with ``lock_``, without that prefix, each with a hint for the error.
 OTHER_PLUGINS = {
     "expiry": "it is celery-singleton's; instead of it write nothing, for the lock of a dead run ends with its lease; "
     "or lock_max_hold, if a second run shall begin beside one that takes too long"
 }
-#: What other locks call their one duration; here it is either `lock_lease` or `lock_max_hold`.
+#: Names that other locks give their only duration. Here the user has to choose `lock_lease` or `lock_max_hold`.
 _DURATIONS = frozenset({"timeout", "ttl", "expire", "expires"})
 #: The settings that are not defaults of task options, without the prefix ``redislock_``.
 SETTINGS: Mapping[str, Rule] = {

@@ -22,7 +22,7 @@ lock_acquired = Signal(name="lock_acquired", providing_args=["lock", "waited"])
 #: ``"return existing"`` at a publish).
 lock_conflict = Signal(name="lock_conflict", providing_args=["key", "holder", "policy"])
 
-#: A run has sent the release of its key, even of a key that it has lost. Not sent if Redis cannot be reached.
+#: A run has sent the release of its key, even if it had lost the key. Not sent if Redis cannot be reached.
 #: Arguments: ``lock``.
 lock_released = Signal(name="lock_released", providing_args=["lock"])
 

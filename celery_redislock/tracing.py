@@ -29,7 +29,7 @@ _spans: WeakKeyDictionary[HeldLock, Span] = WeakKeyDictionary()
 def connect() -> None:
     """Trace in this process, and in the children that it forks, from now on. A second call changes nothing.
 
-    Call it in the app's module, so that workers and publishers both do.
+    Call it in the app's module, so that workers and publishers are both traced.
     """
     lock_acquired.connect(_acquired, weak=False)
     lock_conflict.connect(_met, weak=False)

@@ -29,7 +29,7 @@ from .workers import Counts, Workers, outside
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 #: Terminal codes that `watch` draws with: overwriting the last picture instead of clearing it avoids flicker.
 HOME, CLEAR_RIGHT, CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
-#: The most rows of the table that `watch` draws: more than a terminal shows.
+#: The most rows that `watch` draws: more than a terminal shows.
 SHOWN = 200
 
 
@@ -106,7 +106,7 @@ def show(
 
 
 def _key_of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The key that a call of `task` locks. An error does not show the arguments."""
+    """The key that a call of `task` locks. Errors do not show the arguments."""
     try:
         name: str = task.lock_for(*args, **kwargs).name
     except (TypeError, LockKeyError) as error:
@@ -117,7 +117,7 @@ def _key_of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
 
 def _read(text: str, kind: type, option: str) -> Any:
-    """Parse the arguments of a call. An error does not show them."""
+    """Parse the arguments of a call. Errors do not show them."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -128,7 +128,7 @@ def _read(text: str, kind: type, option: str) -> Any:
 
 
 def _line(workers: Workers, counts: Counts, rows: list[Row]) -> Iterator[str]:
-    """Who waits for the lock of `rows`, according to the workers and to its line in Redis."""
+    """Who waits for the lock of `rows`, according to the workers and the lock's line in Redis."""
     if counts.unasked:
         yield counts.unasked
     else:
@@ -193,7 +193,7 @@ def _print_json(known: Locks, rows: list[Row]) -> None:
 
 
 class Rate:
-    """How many runs per second find their key held, by the workers' counts."""
+    """How many runs per second find their key held, according to the workers."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Locks: everything that the command line asks about an app's locks, and the release of one."""
+"""Locks: everything that the command line asks about an app's locks, and how it releases one."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Locks:
         return row.part.key.startswith(self.prefix) or row.token.since is not None
 
     def of(self, key: str, counts: Counts | None = None) -> list[Row]:
-        """The holders of the lock `key`, several if it has a limit, and the place in its queue if that is reserved.
+        """The holders of the lock `key` (several if it has a limit), and the place in its queue if reserved.
 
         With `counts`, a free lock has a row too if messages wait for it.
 
@@ -140,7 +140,7 @@ class Locks:
         return self._server.store.release(key, row.token, exactly=True)
 
     def held(self, row: Row, now: datetime) -> str:
-        """A sentence on the holder in `row`: who it is, and whether its process is alive."""
+        """A sentence about the holder in `row`: who it is, and whether its process is alive."""
         plan = plan_of(self._app, row.token.task) if row.token.attempt is not None else None
         return held(row, now, None if plan is None else plan.options)
 

@@ -1,4 +1,4 @@
-"""Release: shows who holds a key, asks, and takes the key from that holder only."""
+"""Release: shows who holds a key, asks for confirmation, and takes the key from that holder only."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _held_at(known: Locks, key: str) -> list[Row]:
 
 
 def _leave_out(known: Locks, found: Sequence[Row], key: str | None) -> None:
-    """Say which keys are left out, because they may not be locks at all.
+    """Say how many keys are left out because they may not be locks at all.
 
     Raises:
         Refused: The user named exactly this key.
@@ -136,7 +136,7 @@ def _answers(row: Row, workers: Workers) -> str:
 
 
 def _ask(count: int) -> None:
-    """Ask the user.
+    """Ask the user to confirm.
 
     Raises:
         Refused: The user declines, or there is no terminal.

@@ -44,9 +44,9 @@ class Result(NamedTuple):
     """When the task ended, in the backend's own form; None if it does not say."""
     traceback: str = ""
     joined: str | None = None
-    """The id of the task that this one joined, whose outcome this is; None if it joined none."""
+    """The id of the task that this one joined, and whose outcome it has; None if it joined none."""
     again: str = ""
-    """When the broker redelivers the message of a dead worker, in words."""
+    """When the broker redelivers a dead worker's message, in words."""
     unasked: str = ""
     """Why the backend could not be asked, as a sentence; empty if it was asked."""
 
@@ -58,12 +58,12 @@ class Result(NamedTuple):
     @property
     def is_waiting(self) -> bool:
         """Whether the task was waiting for its lock when its result was last stored."""
-        # A body's own retry, after it met another lock, is stored with a traceback.
+        # If the body met another lock and retried the task itself, the result has a traceback.
         return self.status == states.RETRY and isinstance(self.value, LockConflict) and not self.traceback
 
     @property
     def may_be_of_a_chain(self) -> bool:
-        """Whether the result may be an earlier task's in a chain: Celery stores it for all later tasks too."""
+        """Whether this may be the result of an earlier task in a chain, which Celery stores for all later tasks too."""
         return self.status in {states.FAILURE, states.REVOKED} and self.joined is None
 
     @property
@@ -115,7 +115,7 @@ class Result(NamedTuple):
         return Say.FAILED(error=error, **about)
 
     def _revoked(self, about: Mapping[str, str]) -> tuple[str, str]:
-        """Tell a task that its lock's policy skipped from one that expired or was revoked by hand."""
+        """Distinguish a task that its policy skipped from one that expired or was revoked by hand."""
         reason = str(self.value.args[0]) if isinstance(self.value, Exception) and self.value.args else ""
         if reason.startswith(("duplicate of", "cooling down after")):
             return "skipped", Say.SKIPPED(reason=reason, **about)
@@ -143,7 +143,7 @@ def result_of(app: Celery, task_id: str) -> Result:
 
 
 def _again(app: Celery) -> str:
-    """When the broker redelivers the message of a dead worker, in words."""
+    """When the broker redelivers a dead worker's message, in words."""
     try:
         with app.connection_for_read() as connection:
             transport: Any = connection.transport

@@ -15,8 +15,8 @@ from celery_redislock.info import LockInfo
 from celery_redislock.protocol.names import LockPart, keys_of
 from celery_redislock.protocol.tokens import Token
 
-#: How many entries of its key table the server looks at per SCAN: 0.3 ms of its time. It serves other clients between
-#: pages, and even within a page, whose commands it reads a few at a time.
+#: How many entries of its key table the server looks at per SCAN, in about 0.3 ms. It serves other clients between two
+#: pages, and also while it answers a page's pipeline, because it reads the commands a few at a time.
 PAGE = 500
 #: The token in the `Row` of a free lock.
 FREE = Token.of("")
@@ -27,14 +27,14 @@ class Waits(NamedTuple):
 
     number: int = 0
     rank: float = math.inf
-    """When the first of them was published, in microseconds since the epoch."""
+    """When the first of these messages was published, in microseconds since the epoch."""
 
     def __add__(self, other: Waits) -> Waits:  # type: ignore[override]
         return Waits(self.number + other.number, min(self.rank, other.rank))
 
     @property
     def oldest(self) -> float:
-        """How long ago the first of them was published, in seconds; 0 if no message waits."""
+        """How long ago the first of these messages was published, in seconds; 0 if no message waits."""
         return max(0.0, time.time() - self.rank / 1e6)
 
 
@@ -46,7 +46,7 @@ class Row(NamedTuple):
     ttl: float | None
     """Seconds until the key expires unless it is renewed; None for a key without expiry."""
     rooms: Mapping[str, float] = {}
-    """The ranks of the rooms in line for the lock, one room per process; without the rooms whose messages are in
+    """The ranks of the rooms in line for the lock, one room per process, except the rooms whose messages are in
     `messages`."""
     messages: Mapping[str, Waits] = {}
     """The messages that wait for the lock, by task, as the workers report them."""
@@ -86,12 +86,12 @@ def nodes_of(client: redis.Redis | ClusterClient) -> list[redis.Redis]:
 
 
 def scan(node: redis.Redis, pattern: str, look: Look) -> Iterator[Row]:
-    """The locks of one server whose keys match `pattern`, in no particular order; very rarely one of them twice.
+    """The locks of one server whose keys match `pattern`, in no particular order. In rare cases a lock comes twice.
 
     Args:
         node: The server.
         pattern: A pattern of keys, as for Redis' SCAN.
-        look: Reads a key that has moved to another server meanwhile.
+        look: Reads a key that has moved to another node meanwhile.
 
     Raises:
         RedisError: Redis did not answer or refused.
@@ -162,7 +162,7 @@ def _row(node: redis.Redis, part: LockPart, reply: Sequence[Any], look: Look) ->
 
 
 def _has_moved(reply: Sequence[Any]) -> bool:
-    """Whether the key is on another node of the Cluster: the reply is ASK, or MOVED, a subclass in redis-py."""
+    """Whether the key is on another node of the Cluster. redis-py's error for MOVED is a subclass of that for ASK."""
     return any(isinstance(one, AskError) for one in reply[:2])
 
 

@@ -1,4 +1,4 @@
-"""Sentences: all that ``celery locks why`` can say. A test with real workers produces each of them."""
+"""Sentences: everything that ``celery locks why`` can say. A test with real workers produces each of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from .scan import Row
 from .table import duration, moment
 
 _BUSY = "`celery inspect active` shows what keeps the processes busy."
-#: A key that was last renewed this share of its lease ago is no longer renewed: renewals are due every third of it.
+#: A key that was not renewed for longer than this share of its lease counts as no longer renewed. Renewals are due
+#: after every third of the lease.
 OVERDUE = 0.5
 
 
@@ -119,7 +120,7 @@ Look for its id in the log of the workers, and at the length of its queue."""
 
 
 def held(row: Row, now: datetime, options: LockOptions | None = None) -> str:
-    """A sentence on a key: who holds it, since when and until when.
+    """A sentence about a key: who holds it, since when and until when.
 
     Args:
         row: The key and its holder.

@@ -15,7 +15,7 @@ from .scan import Row
 HEAD = ("STATE", "AGE", "WAITING", "KEY", "HOST", "TASK ID", "ENDS IN", "TASK")
 NOTHING, GAP = "-", "  "
 _NEEDED, (_KEY, _HOST, _ID, _ENDS, _TASK) = 5, range(3, 8)
-#: In a narrow terminal, the least length that keys and hosts are cut to, and the length of every task id.
+#: In a narrow terminal: the fewest characters that a key or host is cut to, and the length of every task id.
 _SHORTEST, _SHORT_ID = {_KEY: 32, _HOST: 8}, 9
 #: How many characters of a cut key come from its end, which names the permit.
 _END_OF_KEY = 10
@@ -99,7 +99,7 @@ def counted(number: int, noun: str, nouns: str = "") -> str:
 
 
 def age(since: datetime | None, now: datetime) -> str:
-    """How long ago `since` was; zero if its host's clock is ahead of ours."""
+    """How long ago `since` was, in words; zero if the clock it was read from is ahead of this host's."""
     return NOTHING if since is None else duration(max(0.0, (now - since).total_seconds()))
 
 

@@ -56,7 +56,7 @@ class Why:
         task_id: The id of the task.
 
     Attributes:
-        is_known: Whether any of them knew the task.
+        is_known: Whether a worker, the result backend or the lock server knew the task.
     """
 
     def __init__(self, app: Celery, locks: Locks, workers: Workers, task_id: str) -> None:
@@ -80,7 +80,7 @@ class Why:
             found = [*self._in_result(result)]
         elif not seen:
             rows = [row for row in self._locks.all() if self._is_mine(row)]
-            if not (result.is_waiting and any(row.info.state == "held" for row in rows)):  # it predates the run
+            if not (result.is_waiting and any(row.info.state == "held" for row in rows)):  # otherwise out of date
                 found = [*self._in_result(result)]
             found += self._in_redis(rows, result)
         yield from found
@@ -154,7 +154,7 @@ class Why:
         return (Say.FREE if before else Say.NEXT)(free=free)
 
     def _holders(self, lock: str) -> Generator[Said, None, int]:
-        """Say who holds `lock`, or for whom it is kept. Returns how many there are."""
+        """Say who holds `lock`, or for whom it is kept. Returns the number of holders."""
         rows = [row for row in self._locks.of(lock) if row.part.kind != "queued"]
         for row in rows:
             yield Said(self._locks.held(row, self._now), self._locks.to_json(row))

@@ -25,7 +25,7 @@ PATIENCE = 4.0
 
 
 class Workers:
-    """The workers that answer.
+    """An app's workers, as far as they answer.
 
     Args:
         app: The app.
@@ -51,7 +51,7 @@ class Workers:
             arguments: Its arguments.
             to: The names of the workers to ask; None for all. With names, it returns once all have answered.
         """
-        if not self._timeout:  # Celery would wait forever
+        if not self._timeout:  # with a timeout of 0, Celery would wait forever
             self.problem = "--timeout is 0"
             return {}
         try:
@@ -74,7 +74,7 @@ def _is_error(answer: Any) -> bool:
 
 
 def patiently(ask: Callable[[], Answer], waits: float = 0.0) -> Answer:
-    """Return the answer of `ask`, which runs in a thread so that it cannot take too long.
+    """Call `ask` in a thread and return its answer, unless that takes too long.
 
     Args:
         ask: Asks the broker or the result backend. If it takes too long, its daemon thread is left behind.
@@ -152,5 +152,5 @@ class Counts:
 
 
 def outside(rooms: int) -> str:
-    """A number of processes that stand in line outside the workers that answered, in words."""
+    """How many processes stand in line outside the workers that answered, in words."""
     return f"{counted(rooms, 'process', 'processes')} outside the workers that answered"

@@ -30,7 +30,7 @@ NOT_OURS = "its key was not ours at the release"
 
 #: A renewal is due after this share of the lease.
 INTERVAL = 1 / 3
-#: The holder's own deadline comes before the key expires in Redis by this share of the lease: the clocks of the holder
+#: The holder's own deadline is this share of the lease earlier than the key's expiry in Redis: the clocks of the holder
 #: and the server may run at different speeds.
 DEADLINE_MARGIN = 0.01
 #: The share of the key's time to live that its holder relies on.
@@ -38,15 +38,15 @@ TRUSTED = 1 - DEADLINE_MARGIN
 
 
 class Renewal:
-    """A command that sets the key's time to live, counted from when it is sent.
+    """A command that sets the key's time to live, which the holder counts from when it sends the command.
 
     The keeper and each caller of `HeldLock.extend` use their own connections, so one renewal may overtake another.
 
     Attributes:
         sent_at (float): When it is sent, by `time.monotonic()`.
         ttl (float): The time to live that it sets, in seconds.
-        counts (float): How many seconds the holder may rely on once it is answered: the smallest `ttl` of all renewals
-            under way at the same time, because any of them may reach the server after this one.
+        counts (float): Once the renewal is answered, the holder may rely on the key for this many seconds from
+            `sent_at`: the smallest `ttl` of all renewals under way at the same time, as any may reach the server last.
     """
 
     __slots__ = ("counts", "sent_at", "ttl")
@@ -57,7 +57,7 @@ class Renewal:
 
 
 class Term:
-    """How long a key is held. Several threads may renew it at the same time.
+    """How long the holder of a key may rely on it. Several threads may renew the key at the same time.
 
     Args:
         lease: The time to live that the key is granted with, in seconds.
@@ -65,7 +65,7 @@ class Term:
     Attributes:
         lease (float): As given.
         deadline (float): Until when the holder may rely on the key, by `time.monotonic()`. Whatever happens to the
-            renewals sent so far, the key does not expire before that.
+            renewals sent so far, the key does not expire before then.
         renew_at (float): When the keeper should renew the key.
     """
 
@@ -96,7 +96,7 @@ class Term:
             self._count(sent_at, self.lease)
 
     def extending(self, ttl: float | None = None) -> Renewal:
-        """Record that a renewal is about to be sent, for `ttl` seconds or a lease. `answered` or `unanswered` follows.
+        """Record that a renewal for `ttl` seconds or a lease is about to be sent. Then call `answered` or `unanswered`.
 
         If the renewal shortens the time that is left, the deadline moves at once: the answer may be lost.
         """
@@ -106,7 +106,7 @@ class Term:
             return renewal
 
     def renewing(self) -> Renewal:
-        """As `extending`, for the keeper: for a lease, or for the rest of the last `extending` if longer."""
+        """As `extending`, for the keeper: for a lease, or for what is left of the last `extending` if longer."""
         with self._guard:
             return self._send(max(self.lease, self._asked_until - time.monotonic()))
 
@@ -263,9 +263,9 @@ class HeldLock(Term):
         return True
 
     def _has_stored(self, token: Token) -> bool:
-        """Whether the key holds `token` because the reply to this lock's `rename` was lost.
+        """Whether this lock's `rename` has stored `token`, although its reply was lost.
 
-        Before the deadline, only this lock can have stored it: until then the key held the minted token.
+        Until the deadline, only this lock can have stored it, because the key held the minted token before.
         """
         found = self.store.look(self.key)
         if found is None or found.holder != token:

@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 #: Locks due within this share of the renewal interval are renewed together. A failed renewal is retried after at most
 #: this share.
 TICK = 1 / 10
-#: How long after the last lock was added the thread begins to sleep until it is woken, in seconds. Until then it wakes
-#: up by itself: waking it for every short task would cost more than the task.
+#: For this many seconds after a lock was added, the thread wakes up by itself. After that, it sleeps until a renewal is
+#: due or it is woken. Waking it for every short task would cost more than the task.
 LINGER = 1.0
-#: The keeper reads answers that are this many seconds old: no other command of the process has read them.
+#: The keeper reads answers that no other command of the process has read for this many seconds.
 READ_LATE = 0.05
 #: Locks per renewal command. More would block the server for milliseconds.
 BATCH = 500
@@ -73,7 +73,7 @@ class Keeper:
         self.look_at(lock)
 
     def look_at(self, lock: HeldLock) -> None:
-        """Wake the thread if `lock` is now due before its next round. A lock that was removed is not renewed again."""
+        """Wake the thread if `lock` is due before the next round. A lock that was removed is not renewed again."""
         if lock.renew_at < self.wake_at:
             self._start()
             self._wake.set()
@@ -225,8 +225,8 @@ class Keeper:
         now = time.monotonic()
         for lock, error in unanswered.items():
             outage = self._store.outage_of(lock.key)
-            self._put_off.pause(outage)  # its next renewals matter more
-            if self._failures:  # the first failure may only be a connection that a restarted server closed
+            self._put_off.pause(outage)  # renewals matter more than releases
+            if self._failures:  # the first failure may just be a connection that a restarted server closed
                 outage.failed(RENEW, error)
             lock.renew_at = now + min(0.05 * 2**self._failures, lock.lease * INTERVAL * TICK)
         self._failures = min(self._failures + 1, 10)

@@ -18,11 +18,12 @@ from celery_redislock.info import fields
 
 logger = logging.getLogger(__name__)
 
-#: Seconds before a server that did not accept a command is sent the next one.
+#: Seconds before a server that did not accept a command is sent another one.
 PAUSE = 1.0
-#: The same for a command refused because its key holds a value of another type, which someone has to delete.
+#: Seconds before a command refused because its key holds a value of another type is sent again: someone has to delete
+#: that value first.
 LONG_PAUSE = 60.0
-#: How long these commands may take per round, in seconds: renewals may be due.
+#: How many seconds of a round the keeper spends on these commands, at most: renewals may be due.
 SHIFT = 0.05
 #: How many commands one process keeps for one server; each takes about a kilobyte.
 MOST = 10_000
@@ -44,7 +45,7 @@ class Unsent(NamedTuple):
 class PutOff:
     """The commands that a server has not accepted yet. Any thread may add one; the keeper's thread sends them.
 
-    If one node of a Cluster does not accept a command, or refuses it because of its key, the others are not held up.
+    A silent node of a Cluster, or a command refused because of its key, holds up no commands for other nodes or keys.
 
     Args:
         store: Sends the commands.
@@ -70,7 +71,7 @@ class PutOff:
         return -math.inf if self._has_news else self._look_at
 
     def add(self, unsent: Unsent) -> None:
-        """Have `unsent` sent soon. If there are too many commands, drop the one that stops being useful first."""
+        """Have `unsent` sent soon. If there are too many commands, drop the one that stops being useful soonest."""
         if len(self._commands) >= MOST:
             self._drop_one()
         self._commands[unsent] = -math.inf
@@ -86,7 +87,7 @@ class PutOff:
         now = time.monotonic()
         if now < self.next_at:
             return
-        self._has_news = False  # before the look, so that a command added during it is looked for
+        self._has_news = False  # first, so that a command added during this call is noticed
         self._look_at = -math.inf
         self._silent = {outage: until for outage, until in self._silent.items() if until > now}
         for one in self._due(now):

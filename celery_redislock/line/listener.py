@@ -28,7 +28,7 @@ PAUSE_OF_THE_DEAF = 60.0
 
 
 class Listener:
-    """Subscribes to a channel on its own connection, and subscribes again whenever that ends.
+    """Subscribes to a channel on its own connection, and subscribes again whenever the subscription ends.
 
     Args:
         client: The client that provides the connection.
@@ -65,7 +65,7 @@ class Listener:
             except NoPermissionError as error:
                 self._deaf(error)
                 pause = PAUSE_OF_THE_DEAF
-            # The store logs an outage. A client that decodes replies may fail on bytes that are not text.
+            # Debug only: the store logs outages. A client that decodes replies may fail on bytes that are not text.
             except (RedisError, UnicodeDecodeError) as error:
                 logger.debug("no subscription to %s: %s", self._channel, describe(error))
             except BaseException:  # pragma: no cover - a bug in this class: waiters must still get their hints
@@ -88,7 +88,7 @@ class Listener:
                 elif now - heard_at > SILENCE:
                     if asked or not self.hears:
                         raise RedisConnectionError("the server is silent")
-                    subscription.subscribe(self._channel)  # not PING: the user may have no right to it
+                    subscription.subscribe(self._channel)  # not PING, which the user may not be allowed to send
                     heard_at, asked = now, True
 
     def _heard(self, message: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ from .waiters import Queue, Queues, Waiter, give_turn, is_ready
 
 logger = logging.getLogger(__name__)
 
-#: How often the first waiters of lines set aside are asked whether they can start, in seconds.
+#: Seconds between two checks whether the first waiters of the lines set aside can start.
 ASK_AGAIN = 0.05
 #: How long `Room.leave_all` may take, in seconds.
 LEAVING = 2.0
@@ -76,7 +76,7 @@ class Room:
         self._stopped = False
         self._started = False
         self._starting = threading.Lock()
-        #: They know whether the waiters can start.
+        #: Told when a round starts and when it ends.
         self.hosts: set[Host] = set()
         self._aside = Aside()  # this and all below are used by the room's thread only
         #: The servers, or nodes of a Cluster, that did not answer, each with the time when it is asked again.
@@ -225,7 +225,7 @@ class Room:
     def _look(self, line: str, is_offered: bool, has_slot: bool) -> None:
         """Check whether it is the turn of the first waiter in `line`; leave a line without waiters.
 
-        If that waiter cannot start now, the room keeps its rank in line until the key is offered to it.
+        If that waiter cannot start now, the room keeps its rank in line until the room is offered the key.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
@@ -250,23 +250,23 @@ class Room:
                 self._enter(queue, first)
 
     def _leave(self, line: str, queue: Queue | None) -> None:
-        """Leave `line` if the room may be in it. It may be even without a queue: a command may have arrived late."""
+        """Leave `line` unless the room is surely not in it. Without a queue, a late command may have put it there."""
         if queue is None or queue.rank is not None:
             self._store.leave(key_of(line), self.token)
         if queue is not None:
             queue.rank = None
 
     def _enter(self, queue: Queue, first: Waiter) -> None:
-        """Stand in line without a slot."""
+        """Stand in line while `first` has no slot."""
         if queue.must_enter(first.rank):
-            queue.stand(first.rank)  # even if no answer comes
+            queue.stand(first.rank)  # before asking: the answer may be lost
             self._looks.within(first.line, waiters.REFRESHED)
             self._store.enter(first.key, self.token, first.rank)
 
     def _stand(self, queue: Queue, first: Waiter) -> None:
         key, line = first.key, first.line
         following = self._queues.second(line)
-        queue.stand(first.rank)  # even if no answer comes
+        queue.stand(first.rank)  # before asking: the answer may be lost
         queue.has_declined = False
         next_rank = following.rank if following else None
         answer = self._store.stand(key, self.token, first.rank, next_rank, first.number)

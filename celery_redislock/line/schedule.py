@@ -17,8 +17,8 @@ from .waiters import Queue, Waiter
 _random = random.SystemRandom()
 #: How many seconds a key is kept for the room it is offered to. lua/prelude.lua sets it.
 OFFERED_FOR = 1.0
-#: The bounds of the time from an expected expiry to the room's look, in seconds: the key has expired by then, and not
-#: all rooms look at once.
+#: A room looks this many seconds after an expected expiry, at random between these bounds: the key has expired by then,
+#: and not all rooms look at once.
 MARGIN = 0.005, 0.03
 #: The longest time between two looks at a key while the room stands in line, in seconds.
 LONGEST_LOOK = 60.0
@@ -58,7 +58,7 @@ class Looks:
             self._hints.append(hint)
 
     def later(self, line: str, seconds: float) -> None:
-        """Look at `line` in `seconds` seconds, not at the time that was set before."""
+        """Look at `line` in `seconds` seconds. This replaces any time set before."""
         self._at[line] = at = time.monotonic() + seconds
         heapq.heappush(self._to_come, (at, line))
 
@@ -70,7 +70,7 @@ class Looks:
     def due(self, lines: Collection[str]) -> dict[str, bool]:
         """The lines to look at now, each with whether a hint says that its key is offered to the room.
 
-        `lines` are those with a queue. A hint may name another one, which the room then leaves.
+        `lines` are those with a queue. A hint may name another line, which the room then leaves.
         """
         due: dict[str, bool] = {}
         while self._hints:
@@ -107,8 +107,8 @@ def margin() -> float:
 def look_in(conflict: Conflict | None, queue: Queue, first: Waiter, *, hears: bool) -> float:
     """Seconds until the next look at a key while the room stands in line.
 
-    If waiters watch the key, the next look comes after as long as they have watched. Only a hint tells that they may
-    start; if it is lost, they wait at most twice as long.
+    Only a hint tells watching waiters that they may start. In case the hint is lost, the room looks again after as many
+    seconds as they have watched so far, within `WATCHED`, so they wait at most about twice as long.
 
     Args:
         conflict: Who holds the key; None if it is kept for a waiter that was called.
@@ -130,7 +130,7 @@ def look_in(conflict: Conflict | None, queue: Queue, first: Waiter, *, hears: bo
 class Aside:
     """The lines whose first waiters cannot start now, by the groups of those waiters, smallest rank first.
 
-    A room may have thousands of such lines, so work on one costs nothing for the others.
+    A room may have thousands of such lines, so adding or removing one does not go through the others.
     """
 
     def __init__(self) -> None:

@@ -191,7 +191,7 @@ class Queues:
         """Put new waiters into their queues; return the lines that need a look.
 
         A line needs a look if its first waiter is new, if the room has no rank in it, or if a new waiter watches it:
-        the event that it watches for may have come first.
+        what the waiter watches for may have happened already.
         """
         changed = []
         while self._new:

@@ -26,8 +26,8 @@ from celery_redislock.protocol.tokens import Token
 
 from .lock_server import LockServer, running_task
 
-#: The entries of the current context. The references are weak: the renewal of a lock that is dropped without a release
-#: must end even if its context lives on.
+#: The entries of the current context. The references are weak, so that a lock that is dropped without a release is no
+#: longer renewed, even if its context lives on.
 _entries: ContextVar[tuple[weakref.ref[Entry], ...]] = ContextVar("redislock_entries", default=())
 
 

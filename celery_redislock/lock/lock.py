@@ -33,8 +33,8 @@ class Lock(Handle):
     too. redis-py's lock does not announce its release, so while it holds the key, waiters look every `sleep` seconds.
 
     Args:
-        client: Any synchronous redis-py client. The lock uses its server and credentials, on its own connections, so
-            the client's retries, encoding and protocol do not matter.
+        client: Any synchronous redis-py client. The lock uses the client's server and credentials, but opens its own
+            connections, so the client's retries, encoding and protocol do not matter.
         name: The key in Redis.
         timeout: Seconds until the key expires after its holder dies or, without `renew`, after it is acquired; None for
             no expiry.
@@ -42,7 +42,8 @@ class Lock(Handle):
         blocking: Whether `acquire` waits while another holder has the key.
         blocking_timeout: How long `acquire` waits, in seconds; None for no limit.
         thread_local: Whether this object holds the lock only in the thread that acquired it.
-        raise_on_release_error: Whether the end of a ``with`` block raises if the lock was lost. If not, that is logged.
+        raise_on_release_error: Whether the end of a ``with`` block raises if the lock was lost. Otherwise it logs
+            the loss.
         renew: Renew the key while it is held and this process lives. Needs a `timeout`.
         reentrant: Code that acquires a key held by its own context enters the lock again, without asking Redis. The
             last release in that context releases the key. A context is one of `contextvars`, within one thread and one
@@ -228,7 +229,7 @@ class Lock(Handle):
             raise
         except BaseException:
             server.keeper.remove(held)
-            server.store.undo(self.key, held.token)  # no object would know that it holds the key
+            server.store.undo(self.key, held.token)  # otherwise the key stays held, and no object knows it
             raise
 
     def _keep(self, server: LockServer, held: HeldLock) -> Entry:

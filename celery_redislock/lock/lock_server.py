@@ -75,11 +75,11 @@ class LockServer:
     @classmethod
     def behind(cls, client: Any) -> LockServer:
         """The lock server of a user's redis-py client. Its threads end with the client's connection pool."""
-        pool = getattr(client, "connection_pool", client)  # a Cluster's client has many pools, so it stands for them
+        pool = getattr(client, "connection_pool", client)  # a Cluster's client has many pools: use the client itself
         servers = servers_of(pool)
         server = servers.get(os.getpid())
         if server is None:
-            keyprefix = next((one.keyprefix for one in servers.values()), "")  # from the parent process, before a fork
+            keyprefix = next((one.keyprefix for one in servers.values()), "")  # after a fork, the parent's
             ours = of_cluster(client) if isinstance(client, RedisCluster | ClusterClient) else derive(client)
             server = servers.setdefault(os.getpid(), cls(ours, keyprefix))
             weakref.finalize(pool, server.stop).atexit = False
@@ -150,8 +150,8 @@ class LockServer:
         Args:
             key: The key in Redis.
             claim: The claim that the message carries.
-            ttl: How long the reservations may live, in seconds. The keeper tries no longer than that.
-            is_to_come: The key may still be handed over to the message, so the keeper tries for `NOTE_TTL` at least.
+            ttl: Seconds that the reservations may live. Unless `is_to_come`, the keeper tries no longer than that.
+            is_to_come: The key may still be handed over to the message, so the keeper tries for at least `NOTE_TTL`.
         """
         until = time.monotonic() + (max(ttl, NOTE_TTL) if is_to_come else ttl)
         self.keeper.later(key, until, lambda store: store.give_up(key, claim, is_to_come=is_to_come))

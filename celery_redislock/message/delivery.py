@@ -1,4 +1,4 @@
-"""Facts: what a worker knows of a delivered message. `celery_redislock.task.decisions` decides by them.
+"""Facts: what a worker knows about a delivered message, the input of `celery_redislock.task.decisions`.
 
 Delivery: what the worker's main process tells the run's process. AskedKeys: the keys that runs report back.
 """
@@ -61,7 +61,7 @@ class Delivered(NamedTuple):
 
     @property
     def may_be_a_copy(self) -> bool:
-        """Whether the message may exist twice: another delivery of it has begun before, or may still come.
+        """Whether the message may exist twice: it was delivered before, or another delivery may still come.
 
         The execution of such a message reads the note of its attempt and leaves one. A message that a worker publishes
         again may be queued twice, because kombu resends what the broker did not confirm; the original may go on too.
@@ -81,14 +81,14 @@ class Delivered(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What a worker knows of a message whose key another execution holds."""
+    """What a worker knows about a message whose key another execution holds."""
 
     delivered: Delivered
     attempt: Attempt
     causes: frozenset[str]
     """The ids of the message's own task, its parent and its root, shortened as in tokens."""
     is_owed_its_key: bool = False
-    """The message had a reservation of the key that ended before the message began."""
+    """The message carries a claim to the key, but the reservation ended before the message began."""
     joins: str | None = None
     """The id of the task whose outcome the message waits for under the policy ``join``."""
     has_expired: bool = False
@@ -127,7 +127,7 @@ class Delivery(NamedTuple):
     nonce: str
     """The nonce of the execution's token. The main process keeps it too, to release the lock of a dead child."""
     received_at: float
-    """When the worker received the message, by `time.monotonic()`, which all processes of a host share; in seconds."""
+    """When the worker received the message, in seconds by `time.monotonic()`, which all processes of a host share."""
     serializer: str | None = None
     """The serializer of the message's body; None for the task's."""
     headers: dict[str, Any] | None = None
@@ -142,7 +142,7 @@ class Delivery(NamedTuple):
 
     @classmethod
     def of(cls, request: Context) -> Delivery | None:
-        """What the main process tells of this delivery; None without a main process."""
+        """What the main process told about this delivery; None without a main process."""
         values = getattr(request, DELIVERY, None)
         return cls._make(values) if isinstance(values, tuple) else None
 
@@ -188,7 +188,7 @@ class AskedKeys:
     def asks(self, nonce: str, key: str) -> None:
         """Report that the run of the delivery `nonce` asks for `key`. Called in the run's process, before it asks.
 
-        If the pipe is full or the key too long, nothing is reported: should the child die, its key expires with its
+        Nothing is reported if the pipe is full or the key too long. If the child then dies, the key expires with its
         lease.
         """
         if self._main == os.getpid():

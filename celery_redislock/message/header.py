@@ -1,4 +1,4 @@
-"""Header: what a message carries for the plugin, all in one of its headers."""
+"""Header: what a message carries for the plugin, in a single message header."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEADER = "redislock"
 _MAX_DOUBLINGS = 16
 #: The longest key that a header may carry, in characters. The plugin's own keys are shorter.
 MAX_KEY = 1000
-#: How far ahead of messages that are published now a message may rank, in microseconds: an hour.
+#: A message ranks ahead of messages published now by at most this many microseconds: an hour.
 LONGEST_AHEAD = 3_600_000_000
 
 
@@ -25,7 +25,7 @@ class Reservation(NamedTuple):
     """A reservation for a message, made by its publisher or by the attempt before it."""
 
     key: str
-    """The key in Redis. Its place in the queue, `<key>:queued`, may be reserved instead of the key."""
+    """The key in Redis. The place in its queue, `<key>:queued`, may be reserved instead of the key."""
     claim: str
     """The nonce of the reservation's token. A message that carries it may take the key."""
 
@@ -95,8 +95,8 @@ class Header(NamedTuple):
         """The message's rank in the line for its key: the first published goes first. It is set once.
 
         Args:
-            now: The lock server's time. Clocks differ between hosts, so the time of the publish is kept within the hour
-                before it. All times are in microseconds since the epoch.
+            now: The lock server's time. Clocks differ between hosts, so a time of publish outside the hour before `now`
+                is moved to the nearer end of that hour. All times are in microseconds since the epoch.
         """
         if self.rank:
             return min(self.rank, now)

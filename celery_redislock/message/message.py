@@ -146,7 +146,7 @@ class Message:
 
         Returns:
             Whether the message was sent. False if the broker is out of reach and the message was acked early, so that
-            only this process has it: the call has slept for `delay`, and the caller must try again.
+            only this process has it: the call has slept for `delay`, and the caller must retry the run in this process.
 
         Raises:
             Reject: The broker is out of reach. The message is not acked yet and goes back to the queue.

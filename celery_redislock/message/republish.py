@@ -54,7 +54,7 @@ class Broker:
         return float(configured) if configured else DEFAULT_VISIBILITY_TIMEOUT
 
     def is_overdue(self, held: float) -> bool:
-        """Whether the broker delivers a message again, now or soon, that one worker has had for `held` seconds."""
+        """Whether the broker redelivers, now or soon, a message that one worker has had for `held` seconds."""
         return held > OVERDUE * self.visibility_timeout
 
     @cached_property
@@ -116,7 +116,7 @@ def publish_again(
     natively: bool = False,
     producer: Any = None,
 ) -> None:
-    """Publish the message of `request` again, with everything it had.
+    """Publish the message of `request` again, to be tried after `countdown` seconds.
 
     Its id, arguments, canvas, headers, priority, queue and expiry stay. Celery's `signature_from_request` copies most
     of them, and this function adds the rest.
