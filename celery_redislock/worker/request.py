@@ -221,7 +221,7 @@ class LockedRequest(Request):
             room.give_rate_token_back(self)
         if room is not None and isinstance(error, WaitsInLine):
             return self._wait(room, error)
-        # With `return_ok`, the child is alive and has returned the error of a task that its run has joined.
+        # With `return_ok`, the run has not lost its process: the error comes from a task that the run has joined.
         is_lost = isinstance(error, WorkerLostError) and not return_ok
         if is_lost and self.delivery.acks_at_begin and not self.acknowledged and self._give_back(room):
             return None
