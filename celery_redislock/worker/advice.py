@@ -1,4 +1,4 @@
-"""Advice: what a worker logs at startup about its lock server and its broker, and what is wrong with them."""
+"""Advice: what a worker logs at startup about its lock server and broker, including warnings of their problems."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: From this difference on, in seconds, the server's clock is far off. Synchronized clocks differ by milliseconds.
+#: The server's clock is far off if it differs by more seconds than this. Synchronized clocks differ by milliseconds.
 FAR_OFF = 5.0
 #: The first version of Redis whose scripts may write after they have called TIME. Acquiring with a fence does both.
 WRITES_AFTER_TIME = 5, 0
@@ -114,11 +114,11 @@ def locked_tasks(app: Celery) -> Sequence[tuple[Task[..., Any], float]]:
 
 
 def _seconds_ahead(client: redis.Redis) -> float:
-    """How many seconds, at least, the server's clock is ahead of this host's; 0.0 if TIME is not allowed."""
+    """How far the server's clock is ahead of this host's, at least, in seconds (negative: behind); 0.0 if unknown."""
     asked_at = time.time()
     try:
         reply: Any = client.time()
-    except exceptions.ResponseError:
+    except exceptions.ResponseError:  # TIME is not allowed
         return 0.0
     answered_at, now = time.time(), reply[0] + reply[1] / 1e6
     return float(now - min(max(now, asked_at), answered_at))

@@ -37,8 +37,8 @@ class Run(NamedTuple):
     nonce: str
     """The nonce of the token that the child stores in its key."""
     reservation: Reservation | None
-    """The key reserved for the message, in case the child dies before it takes that key. None without a reservation,
-    and once the message was sent back: it still needs its reservation then."""
+    """What to give up if the child dies before it takes the key reserved for the message. None if no key is reserved,
+    or if the message was sent back and so still needs its reservation."""
     retries: int
     call: bytes | None = None
     """What the key holds until the child acquires it; None if the message was not called to its key."""
@@ -77,13 +77,13 @@ class Children:
 
     def __init__(self) -> None:
         self._runs: dict[int, Run] = {}
-        #: The pids of children whose run has ended for Celery, which kills them next.
+        #: The pids of children that Celery is about to kill, and whose runs it already counts as ended.
         self._condemned: set[int] = set()
         #: The pids of dead children that the pool may not have replaced yet.
         self._dead: set[int] = set()
-        #: Counts the changes of these two sets.
+        #: How often these two sets have changed.
         self._changes = 0
-        #: The last answer of `living`: the children and the number of changes that it is for, and the answer.
+        #: The children and the number of changes at the last count by `living`, and that count.
         self._counted: tuple[tuple[Any, ...], int, int] = ((), -1, 0)
         self._deaths: Deaths | None = None
         self._starting = threading.Lock()
@@ -100,7 +100,7 @@ class Children:
             self._condemned.discard(pid)
             self._dead.discard(pid)
             self._changes += 1
-        self._watching.watch(pid)  # it may be dead already: what it reported is read after its death
+        self._watching.watch(pid)  # it may have died since it accepted the run
 
     def condemned(self, pid: Any) -> None:
         """Record that Celery is about to kill the child `pid`, and already counts its run as ended."""
@@ -110,7 +110,7 @@ class Children:
     def living(self, pool: Any) -> int:
         """How many children of `pool` are alive and not about to be killed. Thread-safe.
 
-        Celery may take five seconds to replace a dead child.
+        Celery may take five seconds to replace a dead child (see `deaths`).
         """
         children, changes = children_of(pool), self._changes
         if self._counted[:2] == (children, changes):  # called thousands of times a second if many keys have waiters
@@ -133,8 +133,8 @@ class Children:
     def keep_reservation(self, pid: Any, nonce: str) -> None:
         """Record that the message of the run `nonce` was sent back, and still needs its reservation.
 
-        Otherwise the reservation would be given up when the child exits, recycled or in a shutdown. The child `pid`,
-        which ran the message, may have begun another run since.
+        Otherwise the reservation would be given up when the child is recycled or the worker shuts down. The child `pid`
+        may have begun another run since.
         """
         run = self._runs.get(pid)
         if run is not None and run.nonce == nonce:
@@ -182,8 +182,9 @@ class Children:
 def expect_copies(runs: Sequence[Run]) -> None:
     """Have `runs` leave notes when they release their keys: the broker will deliver copies of their messages.
 
-    A copy may stay in the queue until the run has released the key. The run never sees such a copy, so only a note
-    keeps it from running. A thread marks the keys, because the worker's event loop must not wait for Redis.
+    A copy that finds the key held has the release leave a note. A copy that stays in the queue until after the release
+    cannot do that, so its note is requested here. This takes place in a thread, because the worker's event loop must
+    not wait for Redis.
     """
     threading.Thread(target=_expect_copies, args=(runs,), name="redislock-copies", daemon=True).start()
 
@@ -230,7 +231,7 @@ def release_of_dead(run: Run) -> None:
         else:
             lease = run.plan.options.lease
             logger.warning("%s: its process died; %s: its lock ends in %.0f s", run.name, error, lease, extra=about)
-        if run.reservation is not None:  # it lasts for lock_queue_ttl, not for a lease
+        if run.reservation is not None:  # a reservation lasts for lock_queue_ttl, not for a lease
             give_up_reservation(run.plan, run.reservation, run.retries)
     finally:
         ASKED_KEYS.forget(run.nonce)
@@ -261,9 +262,9 @@ def _hand_over(server: LockServer, run: Run, key: str | None) -> bool:
 def _is_still_to_come(server: LockServer, run: Run, key: str) -> bool:
     """Whether the attempt before `run` still holds `key`, and hands it over to the message when it ends.
 
-    If so, giving up the reservation must leave `<key>:gone:<claim>`: an attempt that has already released its key
-    hands nothing over. This also runs for a child that exits normally after its last run, recycled by
-    `worker_max_tasks_per_child`, which must not leave one that nothing reads.
+    If so, giving up the reservation must leave the note `<key>:gone:<claim>`, which keeps that attempt from handing its
+    key over. Otherwise nothing would ever read the note, as when a child that `worker_max_tasks_per_child` recycles
+    exits normally after its last run.
     """
     held = server.store.look(key) if run.is_to_come else None
     attempts = [holder.attempt for holder in held.holders] if held is not None else []

@@ -1,7 +1,8 @@
 """Deaths: reports which children of the pool have died, at once on Linux and by polling elsewhere.
 
-Celery itself may take five seconds to notice a killed child: its pool checks when the child's pipe closes, which may be
-before the child is dead, and after that on a timer.
+Celery itself may notice a killed child five seconds late: its event loop checks when the child's pipe closes, which may
+be before the child is dead, and then only every five seconds. A worker without an event loop checks every 0.8 s, but
+waits another `worker_lost_wait` (10 s by default) for the child's result before it counts the run as ended.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ LOOK_EVERY = 0.2
 
 
 class Deaths:
-    """Waits for processes to die, without waking up before one has.
+    """Waits for processes to die.
 
-    On Linux, each process has a file descriptor, its pidfd, that becomes readable when the process dies, even before
-    its parent reaps it. A process without a pidfd, as on macOS, is polled.
+    On Linux, nothing wakes up before a process dies: each has a file descriptor, its pidfd, that becomes readable then,
+    even before the parent reaps the process. A process without a pidfd, as on macOS, is polled.
     """
 
     def __init__(self) -> None:
@@ -68,7 +69,7 @@ class Deaths:
                 return dead
 
     def _is_over(self, pid: int) -> bool:
-        """Stop watching `pid`, whose process has died. If the pid has been reused, poll it again and return False."""
+        """Stop watching `pid`, whose process has died. If the pid has been reused, poll it and return False."""
         with self._changing:
             fd = self._watched.pop(pid)
             if fd is not None:
@@ -102,7 +103,7 @@ def is_dead(pid: int) -> bool:
 
 
 def _has_ended(pid: int) -> bool:
-    """The same as `is_dead`, without a pidfd: the system has none, or no free descriptors."""
+    """The same as `is_dead`, for when the system has no pidfds or no free descriptors."""
     try:
         if hasattr(os, "waitid") and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             return True

@@ -1,7 +1,7 @@
 """Early acks: an early-acked message is acked when its run begins, not when a child accepts it.
 
 The broker keeps the message until its key is granted, so a worker that dies while the message waits loses nothing.
-A child reports through a pipe that a run begins (`EarlyAcks`), and a step of the consumer reads it (`AckWhatHasBegun`).
+A child reports through a pipe that a run begins (`EarlyAcks`), and a consumer step reads the pipe (`AckWhatHasBegun`).
 If the pool runs tasks in the main process, in threads or greenlets, the report is a plain call. `ExpectCopies` guards
 against acks that are lost.
 """
@@ -31,9 +31,9 @@ _CHUNK = 100 * _LENGTH
 READ_EVERY = 0.1
 #: With an event loop, the pipe is read when a child accepts the next message, or after this many seconds.
 HEARD_AFTER = 0.01
-#: If no message follows, the pipe is read only in this round of the event loop that finds it readable. In the rounds
-#: before, the child may get its next message after all; it then asks for its next key while this process waits for the
-#: broker to answer the ack. Otherwise each message would take one more round trip.
+#: If no message follows, the pipe is read only when this many rounds of the event loop have found it readable. A
+#: message that arrives in an earlier round goes to the child first: the child then asks for its next key while this
+#: process waits for the broker to answer the ack. Otherwise each message would take one more round trip.
 HEARD_IN_ROUND = 3
 
 
@@ -81,8 +81,8 @@ class EarlyAcks:
     def accepted(self, nonce: str, message: Acknowledgeable) -> None:
         """Have `message`, which a child has accepted, acked when the run of its delivery `nonce` begins.
 
-        Earlier runs that have begun are acked now. So the main process does not wake up for each run that begins, and
-        while it waits for the broker, the child asks for its key.
+        Earlier messages whose runs have begun are acked first, so the main process need not wake up for each of them.
+        The child asks for its key while the main process waits for the broker.
         """
         with self._reading:  # another thread must not read that this run has begun before its message is recorded
             if self._accepted:
@@ -162,7 +162,7 @@ class AckWhatHasBegun(bootsteps.StartStopStep):
     def start(self, parent: Any) -> None:
         """Start to read on a timer, in a worker without an event loop."""
         if parent.hub is None and self._reading is None:
-            # This also starts the timer's thread, which two runs that end at the same time might both start.
+            # This starts the timer's thread now. Otherwise two runs that end at the same time might both start it.
             self._reading = parent.timer.call_repeatedly(READ_EVERY, EARLY_ACKS.read)
 
     def stop(self, parent: Any) -> None:
@@ -177,7 +177,7 @@ class AckWhatHasBegun(bootsteps.StartStopStep):
         if EARLY_ACKS.reader is not None:
             self._hub, self._is_timed, self._rounds = hub, False, 0  # a new loop has neither readers nor timers
             EARLY_ACKS.on_accepted = self._accepted
-            if EARLY_ACKS.has_accepted:  # from the time of the old loop
+            if EARLY_ACKS.has_accepted:  # while the old loop ran
                 self._listen()
 
     def _accepted(self) -> None:
@@ -194,7 +194,7 @@ class AckWhatHasBegun(bootsteps.StartStopStep):
             self._listen()
 
     def _listen(self) -> None:
-        # Do not read here: Celery sends acks in the loop's next round, which follows at once only after an event.
+        # Do not read here: Celery sends the acks in the loop's next round, which comes at once only after an event.
         self._hub.add_reader(EARLY_ACKS.reader, self._hear)
 
     def _hear(self) -> None:
@@ -212,7 +212,7 @@ class AckWhatHasBegun(bootsteps.StartStopStep):
 def ack_what_has_begun() -> None:
     """Ack the early-acked messages whose runs have begun, even if no child is known to have accepted them.
 
-    In a cold or soft shutdown, the event loop does not get to it.
+    In a cold or soft shutdown, the event loop no longer does this.
     """
     EARLY_ACKS.read()
     for request in tuple(state.requests.values()):
@@ -227,9 +227,9 @@ def has_more_to_come() -> bool:
 
 
 class ExpectCopies(bootsteps.StartStopStep):
-    """A consumer step: when acks may be lost, it has runs leave notes for copies of their messages.
+    """A consumer step: has runs leave notes for copies of their messages when acks may be lost.
 
-    A copy may stay in the queue until its run has ended, and must be dropped then. A run that ends unfinished and
+    A copy may stay in the queue until the run has ended, and must be dropped then. A run that ends unfinished and
     requeues its message still leaves no note, so that the message runs again.
     """
 

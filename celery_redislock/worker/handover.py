@@ -1,7 +1,7 @@
-"""Handover: sends messages on that can no longer wait in this worker, so that they wait on after another delivery.
+"""Handover: returns messages that can no longer wait in this worker to the broker; they wait on after another delivery.
 
-They are published again when the worker shuts down, which `Shutdown` detects, or when the broker's visibility timeout
-approaches, which `Leaving` does in a thread. If the connection is lost, the broker delivers them again.
+They are published again when the worker shuts down (see `Shutdown`) or the broker's visibility timeout approaches (see
+`Leaving`). If the connection is lost, the broker delivers them again by itself.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Shutdown:
     """The shutdown of one worker.
 
     A thread hands over the waiting messages, so that an unresponsive broker cannot keep the worker from exiting. The
-    thread starts when Celery stops the consumer, or earlier if the main thread is busy for longer: with a body in the
-    pool ``solo``, with a soft shutdown, or, in green pools, with waiting for the broker.
+    thread starts when Celery stops the consumer, or earlier if something else keeps the main thread busy: a body in the
+    pool ``solo``, a soft shutdown, or, in green pools, waiting for the broker.
 
     Args:
         consumer: Celery's consumer.
@@ -69,7 +69,7 @@ class Shutdown:
             self._wait_for(self._thread)
 
     def run(self, hand_over: Callable[[], None]) -> None:
-        """Run `hand_over`, for messages that must wait only from now on, and wait until it is done."""
+        """Run `hand_over` in another thread, for messages that begin to wait during the shutdown; wait for it."""
         thread = _thread(hand_over)
         thread.start()
         self._wait_for(thread)
@@ -96,13 +96,16 @@ class Shutdown:
 
     @property
     def _is_green_on_redis(self) -> bool:
-        """Whether Celery checks only every two seconds if it must stop, and another greenlet may use the broker."""
+        """Whether this is a green pool with Redis as its broker.
+
+        Celery then checks only every two seconds whether it must stop, and another greenlet may use the broker.
+        """
         consumer = self._consumer
         driver = getattr(getattr(consumer.connection, "transport", None), "driver_type", None)
         return bool(consumer.pool.is_green) and driver == "redis"
 
     def _wait_for_soft_shutdown(self, wait: Callable[[], None]) -> None:
-        """Replace the worker's own `wait`. Also called in an OS signal handler."""
+        """Start to hand over before the worker's own `wait`. Also called in an OS signal handler."""
         conf = self._consumer.app.conf
         if conf.worker_soft_shutdown_timeout > 0 and (
             state.active_requests or conf.worker_enable_soft_shutdown_on_idle
@@ -114,7 +117,7 @@ class Shutdown:
 
     def _start(self) -> None:
         if self._thread is None and self._consumer.task_consumer is not None:
-            self._thread = _thread(self._hand_over)  # before it starts, because it checks `is_under_way`
+            self._thread = _thread(self._hand_over)  # set before it starts, because it checks `is_under_way`
             self._thread.start()
 
 
@@ -124,9 +127,6 @@ def _thread(target: Callable[[], None]) -> threading.Thread:
 
 class Handover:
     """Lets go of the messages that wait in one worker; they wait on after another delivery, here or elsewhere.
-
-    They are published again in a shutdown, and when the broker's visibility timeout approaches. If the connection to
-    the broker is lost, the broker delivers them again.
 
     Args:
         consumer: Celery's consumer.
@@ -237,7 +237,7 @@ class Handover:
 
 
 class Leaving:
-    """Publishes messages again that leave the room of a running worker, in a separate thread.
+    """Publishes the messages that leave the room of a running worker again, in a separate thread.
 
     Args:
         left: Called with each message that was published. It must ack the original, in the event loop.
@@ -259,7 +259,7 @@ class Leaving:
                 self._thread.start()
 
     def take_back(self) -> list[WaitingMessage]:
-        """Wait for the batch that is being published, and return the messages after it."""
+        """Wait until the current batch is published, and return the messages that are left."""
         with self._guard:
             waiting = [*self._waiting]
             self._waiting.clear()

@@ -1,7 +1,7 @@
 """Celery's `rate_limit`: a message that must wait gives its rate token back, and takes another when its turn comes.
 
 Celery keeps a token bucket for each task with a rate limit. A delivered message takes a rate token, or stays in the
-bucket until it gets one. If its run then finds that it must wait, the rate token has been wasted.
+bucket until it gets one. If its run then finds that the message must wait, the rate token was taken for nothing.
 
 Only the event loop may change a bucket, because no lock guards it.
 """
@@ -18,7 +18,7 @@ from celery_redislock.message.header import HEADER, Header
 
 from .worker_port import bucket_of, give_rate_token_back, insert_into, requests_in
 
-#: A message is called to its key if it gets a rate token within this many seconds. The key is kept longer than that.
+#: A message is called to its key only if it gets a rate token within this many seconds. The key is kept for longer.
 SOON = 2.0
 
 
@@ -38,7 +38,7 @@ def has_rate_token(consumer: Any, name: str, before: int) -> bool:
     bucket = bucket_of(consumer, name)
     if bucket is None:
         return True
-    seconds: float = copy.copy(bucket).expected_time(before + 1)  # of a copy, because this changes the bucket
+    seconds: float = copy.copy(bucket).expected_time(before + 1)  # this changes the bucket, so ask a copy
     return seconds <= SOON
 
 

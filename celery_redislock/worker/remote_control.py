@@ -43,8 +43,8 @@ def connect() -> None:
 def locks(state: Any, **_: Any) -> list[dict[str, Any]]:
     """The locks that the runs of a worker hold, and the messages that wait in it for locks.
 
-    The lock server is asked what a run holds: a pool child takes and loses its lock by itself, and this process knows
-    only the nonce of its token.
+    What a run holds is looked up on the lock server, because a pool child takes and loses its lock by itself: this
+    process knows only the nonce of the run's token.
 
     Returns:
         As `LockInfo.to_json`; ``waiting`` counts the messages in this worker that wait for the key of a run. The state
@@ -96,7 +96,7 @@ def _waiting(one: WaitingMessage, room: WaitingRoom) -> dict[str, Any]:
 
 
 def _described(what: str, request: Request) -> dict[str, Any]:
-    """Describe a message that does not wait: when its run began, whether it needs a lock, whether it comes again."""
+    """Describe a message that does not wait: when its run began, if it needs a lock, and if it comes again."""
     run = getattr(request, "run", None)
     run = run if isinstance(run, Run) else None
     key = run and run.key
@@ -133,7 +133,7 @@ def redislock_counts(state: Any, **_: Any) -> dict[str, Any]:
 def _requests(consumer: Any) -> Iterator[tuple[str, Request]]:
     """Yield the state and the request of each message in this worker that does not wait for a lock."""
     active = set(worker.active_requests)
-    for request in active:  # Celery itself may take ten seconds to notice that a child has died
+    for request in active:  # Celery may count the run of a dead child as active for ten seconds more (see `deaths`)
         yield "dead" if request.worker_pid and is_dead(request.worker_pid) else "running", request
     yield from (("reserved", request) for request in set(worker.reserved_requests) - active)
     for entry in list(consumer.timer.schedule.queue):
@@ -150,7 +150,7 @@ def _waits(one: WaitingMessage, hostname: str) -> dict[str, Any]:
 
 
 def _held(hostname: str, waiting: Counter[str]) -> Iterator[dict[str, Any]]:
-    """Yield the locks of accepted runs: those that the lock server confirms, and those it could not be asked about."""
+    """Yield the locks of accepted runs, without those runs that hold nothing according to the lock server."""
     given = (getattr(request, "run", None) for request in set(worker.active_requests))
     runs = [run for run in given if isinstance(run, Run) and run.key is not None]
     answers: dict[str, LockInfo | None] = {}

@@ -49,7 +49,7 @@ class LockedRequest(Request):
     """The main process's request for a message of a `LockedTask`.
 
     It mints the nonce of the execution's token and passes it to the child. Because the main process knows the nonce
-    too, it can release the lock of a dead child. A message cannot bring a nonce of its own.
+    too, it can release the lock of a dead child. Any nonce that arrives in the message is overwritten.
     """
 
     #: Whether to ignore an ack: Celery acks in `on_accepted`, too early for a message that may have to wait.
@@ -76,7 +76,7 @@ class LockedRequest(Request):
         self.prepare_run(None)
 
     def prepare_run(self, call: bytes | None) -> None:
-        """Prepare an execution of the message, with a new nonce: the first one, or the one when its turn comes.
+        """Prepare an execution of the message, with a new nonce: at its delivery, and again when its turn comes.
 
         Args:
             call: What the key holds until the child acquires it; None if the message was not called to its key.
@@ -118,7 +118,7 @@ class LockedRequest(Request):
             self._is_held_back = False
 
     def acknowledge(self) -> None:
-        """Acknowledge the message. If it is acked early and is just being accepted, that waits until its run begins."""
+        """Acknowledge the message, unless a child is just accepting it: an early ack waits for the run to begin."""
         if self._is_held_back:
             return
         if getattr(self.message.channel, "connection", self) is None:
@@ -221,7 +221,7 @@ class LockedRequest(Request):
             room.give_rate_token_back(self)
         if room is not None and isinstance(error, WaitsInLine):
             return self._wait(room, error)
-        # With `return_ok`, the run itself has raised the error: it comes from a task that the run has joined.
+        # With `return_ok`, the run has not lost its process: the error comes from a task that the run has joined.
         is_lost = isinstance(error, WorkerLostError) and not return_ok
         if is_lost and self.delivery.acks_at_begin and not self.acknowledged and self._give_back(room):
             return None
@@ -267,9 +267,9 @@ class LockedRequest(Request):
         return True
 
     def _wait(self, room: WaitingRoom, ending: WaitsInLine) -> None:
-        """Have the message wait in line."""
+        """Have the message wait in line, unless its run was terminated."""
         task: Any = self.task
-        if was_revoked(self):  # it was terminated, and is acked already
+        if was_revoked(self):  # by a terminate, which has acked it
             worker_port.task_ready(self)
             return
         CHILDREN.keep_reservation(self.worker_pid, self.delivery.nonce)

@@ -1,4 +1,4 @@
-"""Requeue: publishes messages that have waited in a worker again, as they are now, and acks the originals.
+"""Requeue: publishes the messages that waited in a worker again, with updated headers, and acks the originals.
 
 The broker's own copy lacks what a message's header has gained while it waited: its rank, when it began to wait, and
 whether its work may have begun. If publishing fails, the broker delivers that copy again.
@@ -27,13 +27,13 @@ logger = logging.getLogger(__name__)
 
 #: How many messages are published before their originals are acked.
 BATCH = 50
-#: Maximum seconds to wait for a Redis broker's answer to the last command: at the end, and after each batch, when the
-#: answer may be a message that was just published.
+#: Maximum seconds to wait for a Redis broker's answer to the last command: at the end, and after each batch. The answer
+#: may be a message that was just published.
 LAST_ANSWER, AN_ANSWER = 5.0, 0.05
 
 
 class Closing:
-    """Hands over the waiting messages of a worker that shuts down, and no longer consumes or runs its event loop.
+    """Hands over the waiting messages of a worker in shutdown, which no longer consumes or runs its event loop.
 
     Args:
         has_settled: Called after each message.
@@ -55,7 +55,7 @@ class Closing:
             batch = requests[start : start + BATCH]
             published = set(map(id, publish(batch) if is_reachable else ()))
             is_reachable = bool(published)
-            put_back(channel, AN_ANSWER)  # before the acks: it may be a message that was just published
+            put_back(channel, AN_ANSWER)  # before the acks: the answer may be a message just published
             self.ack([request for request in batch if id(request) in published])
             self._give_back([request for request in batch if id(request) not in published])
         put_back(channel, LAST_ANSWER)
@@ -110,7 +110,7 @@ def _publish(request: Request, producer: Any) -> bool:
     hide_headers(context)
     delivery = request.delivery  # type: ignore[attr-defined] # it is a `LockedRequest`
     header = Header.read(request.request_dict[HEADER])._replace(republished=True)
-    request.request_dict[HEADER] = header.wire  # if this fails, the message may both go on here and be queued
+    request.request_dict[HEADER] = header.wire  # if publishing seems to fail, it may be queued and run here as well
     try:
         publish_again(
             *(task, context, header, 0.0),

@@ -17,14 +17,15 @@ from .waiting_message import WaitingMessage
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two checks for revoked messages: Celery calls no hook of a task when it is revoked.
+#: Seconds between two checks for revoked messages: Celery has no hook for a revoke.
 LOOK_EVERY = 0.5
-#: One check ends at most this many messages, because each costs a call to the result backend. The next follows at once.
+#: One check ends at most this many messages, because each costs a call to the result backend. Another check follows at
+#: once.
 MOST_AT_ONCE = 100
 
 
 class RevokedMessages:
-    """Checks regularly for messages that were revoked while they wait, as long as any message waits.
+    """Checks regularly, as long as any message waits, for messages that were revoked while waiting.
 
     Args:
         waiting: Returns the waiting messages, in any order.
@@ -78,7 +79,7 @@ class RevokedMessages:
 
 
 def _is_revoked_by_stamp(request: Request) -> bool:
-    """Whether one of the request's stamps is revoked, by the rules of Celery's `Request.revoked`, which does more."""
+    """Whether a stamp of the request is revoked. Celery's own check, `Request.revoked`, would also end the message."""
     headers: list[str] = request.stamped_headers or [] if state.revoked_stamps else []
     for header in headers:
         revoked = maybe_list(state.revoked_stamps.get(header)) or ()

@@ -51,8 +51,8 @@ class _OnceInACluster(_Once, ClusterStore):
 def try_lock_server(app: Celery) -> None:
     """Try the lock server of `app`; log one line if tasks cannot use it.
 
-    It never raises, so the worker always starts. It leaves no connection and no thread, which the pool's children would
-    inherit when they are forked.
+    It never raises, so the worker always starts. It leaves no connection open and no thread running, because the pool's
+    children are forked later.
     """
     where, names = "of the app", {"url": "redislock_url", "options": "redislock_client_options"}
     try:
@@ -91,7 +91,7 @@ def _try_out(store: LockStore, key: str) -> None:
 
 
 def _infos(client: redis.Redis | ClusterClient) -> list[dict[str, Any]]:
-    """The INFO of the server, or of each node of a Cluster; empty if its user may not run INFO."""
+    """The INFO of the server, or of each node of a Cluster; empty if the user may not run INFO."""
     try:
         return client.info("default") if isinstance(client, ClusterClient) else [client.info("default")]
     except exceptions.ResponseError:
@@ -106,7 +106,7 @@ class Remedy(NamedTuple):
     level: int
     """The level of the log line: ERROR if only a person can fix the problem, WARNING if it may pass by itself."""
     what: str
-    """The advice. ``{url}`` stands for the setting that names the server, ``{options}`` for that with its options."""
+    """The advice. ``{url}`` is the setting that names the server, ``{options}`` the setting with its options."""
 
 
 #: The first match wins: many of redis-py's errors are also ConnectionErrors.

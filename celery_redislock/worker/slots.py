@@ -3,8 +3,8 @@
 A waiting message is called to its key only while there is a free slot for it. A worker with a backlog never has a free
 slot, because Celery gives each one to the next message that it has fetched. So when a waiting message lacks only a
 slot, the next slot is *held*: kept from fetched messages for the moment it takes the message's room to ask for the key.
-If the room does not use the slot, a fetched message gets it. When a run ends that was itself called, its slot is held
-too, for the next message in its line.
+If the room does not use the slot, a fetched message gets it. When the run of a called message ends, its slot is held
+too, for the next message in the same line.
 
 `Windows` keeps a worker fetching from quorum queues while messages from them wait in it.
 """
@@ -62,10 +62,10 @@ class Slots(ABC):
         self._held: deque[float] = deque()
         self._wanted = 0
         self._dead = 0
-        #: The runs that were called, each with the function that has its room look at its line (see `take`).
+        #: The runs of called messages, each with a function that makes its room look at the line (see `take`).
         self._followed: dict[Request, Callable[[], bool]] = {}
-        #: How many of them have ended while their lines had waiters: in all, before a room's last round (`_seen`), and
-        #: before the last finished round (`_decided`).
+        #: How many of these runs have ended while their lines had waiters: in all, by the start of the latest round
+        #: (`_seen`), and by the start of the latest finished round (`_decided`).
         self._ended = self._seen = self._decided = 0
         self._ending = threading.Lock()
 
@@ -75,7 +75,7 @@ class Slots(ABC):
         return self._free(0)
 
     def starts_round(self, living: Callable[[Any], int]) -> None:
-        """Count the dead children, whose slots are lost: Celery may take five seconds to notice a death.
+        """Count the dead children: their slots are lost until Celery replaces them, up to five seconds later.
 
         `living` returns how many children of the pool are alive.
         """
@@ -100,7 +100,7 @@ class Slots(ABC):
     def take(self, request: Request, look: Callable[[], bool]) -> bool:
         """Run `request`, whose message was called and which Celery has reserved; return False if it gets no slot.
 
-        `look` has its room look at its line, and returns whether the line has a waiter.
+        `look` makes the room look at the message's line, and returns whether that line has a waiter.
         """
         if self._free(1) <= 0:
             return False
@@ -113,7 +113,7 @@ class Slots(ABC):
         return True
 
     def clear(self) -> None:
-        """Forget everything, as Celery does when the connection to the broker is lost."""
+        """Forget all slots and runs, as Celery does when the connection to the broker is lost."""
         self._held.clear()
         self._followed.clear()
         self._wanted = 0
@@ -180,7 +180,7 @@ class SemaphoreSlots(Slots):
         self._dummies = 0
 
     def _hold_more(self) -> None:
-        # A called run may leave the next slot, which must be held too. While another slot is free, that is not needed.
+        # The next slot to become free may be that of a called run: hold it too, unless another slot is free already.
         coming = len(self._followed) if self._semaphore.value <= 0 else 0
         missing = min(self._claims + coming, slots_of(self._pool)) - len(self._held) - self._dummies
         for _ in range(missing):
@@ -262,8 +262,8 @@ class Windows(QoS):
     def update(self) -> int:
         """Consume anew if too many of a consumer's messages wait. The event loop calls this if `prev` is not `value`.
 
-        The window must admit as many messages that do not wait as the pool has slots. If it admits fewer, but all slots
-        are taken, that can wait; otherwise, this worker would fetch more and more messages that another could run.
+        Besides the waiting messages, the window needs room for one message per slot. While it has room for at least one
+        and all slots are taken, it stays: a new window would fetch messages that another worker could run.
         """
         self.prev = self.value
         consumer = self._consumer
@@ -287,7 +287,7 @@ class Windows(QoS):
         consumer, tasks = self._consumer, self._consumer.task_consumer
         self._count = consumer.initial_prefetch_count
         self.callback(prefetch_count=self._count)
-        # While this waits for an answer, it handles other messages, even one that makes the worker leave the queue.
+        # While that call waited for its answer, it may have handled a message that made the worker leave the queue.
         tag = forget_tag(tasks, queue)
         if tag is None:
             return

@@ -1,6 +1,6 @@
-"""What a worker does at its start: warn of mistakes, try the lock server, and add steps to its consumer.
+"""What a worker does at startup: warn of mistakes, try the lock server, and add steps to its consumer.
 
-In pools without children it also frees the slot of a run that SystemExit has ended.
+In pools without children, `forget` later frees the slots of runs that end with SystemExit.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def warn_of_unlocked_tasks(instance: Any = None, **_: Any) -> None:
 def prepare(sender: Any = None, **_: Any) -> None:
     """Add the steps to the worker's consumer and open the pipes, before the pool forks its children.
 
-    Only if there is a locked task, because the command ``celery locks`` makes every worker in its environment load
-    this package.
+    Do nothing if the app has no locked task: every worker in the environment loads this package, because of the
+    command ``celery locks``.
     """
     if not any(isinstance(task, LockedTask) for task in sender.app.tasks.values()):
         return
@@ -60,7 +60,7 @@ def prepare(sender: Any = None, **_: Any) -> None:
 
 
 def try_servers(instance: Any = None, **_: Any) -> None:
-    """Try the lock server if a task needs it, and log its address and any problems: once, before the pool starts.
+    """Try the lock server if a task needs it, and log its address and any problems. Called before the pool starts.
 
     Also log what the broker cannot do for locked tasks.
     """

@@ -46,7 +46,7 @@ class Starter:
         self._thread: threading.Thread | None = None
         #: Seconds after which the thread wakes up by itself; None for never.
         self._again: float | None = None
-        #: The counterpart in the event loop: the one entry in its timer.
+        #: The same for the event loop: the entry in its timer.
         self._entry: Any = None
 
     def start(self, consumer: Any) -> None:
@@ -205,7 +205,9 @@ class GatedSlots(Slots):
 
 
 class SoloSlots(Slots):
-    """The one slot of ``solo``, which runs tasks in the thread that fetches: before each fetched one, the room decides.
+    """The one slot of ``solo``, which runs tasks in the thread that fetches messages.
+
+    Before each fetched message, a room may call waiting ones.
 
     Args:
         consumer, on_held, look_again: As for `Slots`.
@@ -230,7 +232,7 @@ class SoloSlots(Slots):
         self._has_seen = bool(self._held)
 
     def ends_round(self, wanted: int) -> bool:
-        """End a room's round. If it has decided about the held slot, let `admit` go on, which waits for that."""
+        """End a room's round. If the round has decided about the held slot, `admit` need not wait any longer."""
         super().ends_round(wanted)
         self._wanted = wanted
         if self._has_seen:
@@ -238,7 +240,7 @@ class SoloSlots(Slots):
         return False
 
     def settle(self, wanted: int) -> None:
-        """Record `wanted`, but leave the slot to `admit`: to `admit`, a slot that is no longer held has been used."""
+        """Record `wanted`, but do not give up the held slot: `admit` would think that it was used."""
         self._wanted = wanted
         self._note_ended()
 

@@ -46,7 +46,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         super().__init__(parent, **kwargs)
         self._consumer: Any = None
         self._rooms: set[Room] = set()
-        #: Messages on their way to the pool, each with whether it was called.
+        #: Messages on their way to the pool; the second item is whether the message was called.
         self._calls: deque[tuple[WaitingMessage, bool]] = deque()
         #: Called messages that Celery has reserved, or will reserve once their task has a rate token for them.
         self._called: dict[Request, WaitingMessage] = {}
@@ -179,9 +179,9 @@ class WaitingRoom(bootsteps.StartStopStep):
         else:
             room.enter(waiting)
         self._revoked.look_later(consumer)
-        if consumer.hub is not None:  # it may sleep for a second while a pool thread calls this
+        if consumer.hub is not None:  # its loop may sleep for a second while a pool thread calls this
             self._starter.wake_up()
-        if self._consumer is None:  # it has stopped meanwhile
+        if self._consumer is None:  # this step was stopped meanwhile
             self._let_go_of_all()
 
     def _end_wait(self, waiting: WaitingMessage, called: bool) -> None:
@@ -227,7 +227,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         return request in state.reserved_requests and request.time_start is None
 
     def ends_round(self, room: Room, aside: Mapping[str, int]) -> None:
-        """Have slots held for the lines `aside`, counted by task, whose first message lacks nothing else."""
+        """Have slots held for lines whose first message lacks only a slot. `aside` counts the candidates by task."""
         consumer = self._consumer
         if consumer is None:
             return

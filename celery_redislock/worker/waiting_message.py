@@ -31,10 +31,10 @@ Prepare = Callable[[bytes | None], None]
 #: A message waits here for at most this share of the broker's visibility timeout, and is then published again: once the
 #: whole timeout has passed, the broker delivers an unacked message to another worker.
 LONGEST_WAIT = 0.5
-#: A message is ended this many seconds after it expires: Celery uses another clock, by which it must be expired too.
+#: A message is ended this many seconds after it expires: Celery checks again by another clock, which may be behind.
 EXPIRED_FOR = 0.01
 #: A message that a quorum queue has delivered again this often stops waiting, and is published anew. RabbitMQ 4 drops
-#: it after twenty times, and counts whenever a worker ends or loses its connection while the message waits there.
+#: it after twenty redeliveries, one for each worker that ends or loses its connection while the message waits there.
 GIVEN_BACK_OFTEN = 10
 
 
@@ -129,7 +129,7 @@ class WaitingMessage(Waiter):
 
     @property
     def group(self) -> str:
-        """Its task: messages of one task need the same, a slot, and a rate token if the task has a `rate_limit`."""
+        """The name of its task. All messages of a task need a slot, and a rate token if the task has a `rate_limit`."""
         name: str = self.request.task.name
         return name
 

@@ -58,13 +58,13 @@ def requests_in(bucket: Any) -> list[Request]:
 
 
 def insert_into(consumer: Any, bucket: Any, index: int, request: Request) -> None:
-    """Put a request into a bucket before others that have not waited as long; the bucket's `add` only appends."""
+    """Put a request into a bucket at `index`; the bucket's `add` only appends."""
     bucket.contents.insert(index, (request, 1))
     consumer._schedule_bucket_request(bucket)
 
 
 def give_rate_token_back(consumer: Any, bucket: Any) -> None:
-    """Give a rate token back to a bucket, which has no method for that, and run the message that can now have one."""
+    """Give a rate token back to a bucket, which has no method for that, and run the next message if it can take one."""
     missing = bucket.expected_time(bucket.capacity) * bucket.fill_rate
     bucket.can_consume(-min(1.0, missing))
     if bucket.contents and bucket.can_consume(bucket.contents[0][1]):
@@ -143,7 +143,7 @@ def restore(channel: Any, tag: str) -> None:
 
 
 def last_answer(channel: Any, seconds: float) -> Any:
-    """The answer to the BRPOP of a Redis broker's channel, within so many seconds; None if none comes or is due.
+    """The answer to the BRPOP of a Redis broker's channel; None if none is due, or none comes within `seconds`.
 
     Kombu cannot take a BRPOP back. Once the answer is read here, kombu no longer expects it.
     """
@@ -159,7 +159,7 @@ def last_answer(channel: Any, seconds: float) -> Any:
 
 
 def wrap_soft_shutdown(worker: Any, wrap: Callable[[Callable[[], None]], None]) -> None:
-    """Have a soft shutdown call `wrap`, with the worker's own wait, in place of that wait. No signal announces it."""
+    """Have a soft shutdown call `wrap(wait)` instead of the worker's own `wait`. Celery sends no signal for it."""
     wait = worker.wait_for_soft_shutdown
     worker.wait_for_soft_shutdown = lambda: wrap(wait)
 
@@ -172,7 +172,7 @@ def task_ready(request: Request) -> None:
 
 
 def find_again(ended: Request, other: Request | None) -> None:
-    """Have Celery find another request with the id of `ended`, now that it knows none with that id.
+    """Have Celery find another request with the id of `ended`, whose own entry is gone.
 
     Args:
         ended: The request that now waits, or has ended.
