@@ -1,4 +1,4 @@
-"""What every redis-py client here has in common: no retries, time-outs, and no half-open connections."""
+"""What every redis-py client here has in common: time-outs, no retries, and no half-open connections."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from .cluster_client import ClusterClient
 from .pool import FreeConnections
 from .redis_port import connections_of, options_of, sentinel_options_of, sentinels_of
 
-#: redis-py's own defaults depend on the constructor: one command to a silent server can take up to 58 s.
+#: Set explicitly, because redis-py's own defaults vary with the constructor, and with some of them one command to a
+#: silent server can take up to 58 s.
 DEFAULTS: Mapping[str, Any] = {"socket_timeout": 2.0, "socket_connect_timeout": 1.0, "max_connections": 50}
 #: Options that users cannot set. The store retries commands itself, so that it knows when a reply is ambiguous, and it
 #: reads bytes. With RESP2, redis-py loses no part of a reply when an exception interrupts the read. Publishers and
@@ -33,7 +34,7 @@ FIXED: Mapping[str, Any] = {
 
 
 def derive(client: redis.Redis, max_connections: int = 50) -> redis.Redis:
-    """Return a new client for the server of `client`, whatever retries, encoding and protocol that one has.
+    """Return a new client for the same server as `client`, but with our own retries, encoding and protocol.
 
     Args:
         client: Any redis-py client with a connection pool, including a Sentinel client.
@@ -106,8 +107,8 @@ class _SentinelPool(SentinelConnectionPool, redis.BlockingConnectionPool):
     def disconnect(self, inuse_connections: bool = True) -> None:
         """Close the connections; only the unused ones unless `inuse_connections`.
 
-        When the primary changes, the Sentinel half of the pool closes only the unused ones. Before redis-py 7, a
-        blocking pool does not have that choice.
+        When the primary changes, redis-py's Sentinel code closes only the unused ones. Before redis-py 7, a blocking
+        pool has no such choice.
         """
         for connection in connections_of(self, unused_only=not inuse_connections):
             if connection is not None:  # None is a connection not made yet
@@ -115,17 +116,17 @@ class _SentinelPool(SentinelConnectionPool, redis.BlockingConnectionPool):
 
 
 def _without_retries(sentinels: Sentinel) -> Sentinel:
-    """Copy `sentinels` so that each Sentinel is asked once. redis-py 8 asks a silent one eleven times."""
+    """Return a copy of `sentinels` that asks each Sentinel once. redis-py 8 asks a silent one eleven times."""
     ours = copy.copy(sentinels)
     ours.sentinels = [derive(sentinel) for sentinel in sentinels.sentinels]
     return ours
 
 
 def command_time(client: redis.Redis | ClusterClient) -> float:
-    """Return how long one command of `client` can take before it fails, connecting and reading, in seconds.
+    """Return how long one command of `client`, including connecting, can take before it fails, in seconds.
 
-    A Sentinel client may ask every Sentinel before it connects. After a Cluster node fails to answer, one other node is
-    asked where the hash slots are now.
+    A Sentinel client may ask every Sentinel before it connects. A Cluster client whose node does not answer then looks
+    up the hash slots on one other node.
 
     Raises:
         LockConfigError: A time-out is not a number of seconds.

@@ -23,7 +23,7 @@ from .redis_port import called_at_connect, nodes_of, options_of, remap_of
 from .store import Lease, LockStore
 
 #: How long a command is retried while its hash slot moves, in seconds. The move takes milliseconds. Meanwhile a lock's
-#: keys may be split between two nodes, and both refuse its commands.
+#: keys may be split between two nodes, and both refuse commands about them.
 OPEN_HASH_SLOT = 1.0
 #: The pause before each of those retries, in seconds.
 PAUSE = 0.02
@@ -48,7 +48,7 @@ class ClusterStore(LockStore):
 
     Args:
         cluster: Shared by all stores of this process.
-        max_connections: For each node.
+        max_connections: The most connections to each node.
     """
 
     def __init__(self, cluster: ClusterClient, max_connections: int = 50) -> None:
@@ -76,7 +76,7 @@ class ClusterStore(LockStore):
         self._cluster.close()
 
     def renew(self, locks: Sequence[Lease]) -> list[bool | RedisError]:
-        """As `LockStore.renew`, in one round trip per hash slot, starting with the nodes that are known to answer.
+        """As `LockStore.renew`, in one round trip per hash slot; nodes known to be unreachable come last.
 
         A node that does not answer is asked once; its other hash slots fail with the same error.
         """

@@ -35,11 +35,11 @@ _random = random.SystemRandom()
 
 
 class ClusterClient:
-    """Knows which node of a Cluster has which hash slot, and makes clients for the nodes. Looks them up on first use.
+    """Looks up, on first use, which node of a Cluster has which hash slot, and makes clients for the nodes.
 
-    It replaces redis-py's own Cluster client. There, one silent node delays commands to the others too, commands are
-    resent without telling the caller, and a hash slot is not followed to a node that the client has not met. Shared
-    state is replaced as a whole instead of being guarded by a lock, since a time limit may interrupt anywhere.
+    It replaces redis-py's own Cluster client. With that, one silent node delays commands to the others too, commands
+    are resent without telling the caller, and a hash slot is lost when it moves to a node that the client does not
+    know. Shared state here is replaced as a whole, not guarded by a lock, since a time limit may interrupt anywhere.
 
     Args:
         nodes: Hosts and ports of some of the nodes.
@@ -147,7 +147,7 @@ class ClusterClient:
         self._owners[hash_slot] = to
 
     def doubt(self, address: Node) -> None:
-        """Look up the hash slots again, because `address` did not answer. Takes no longer than one command."""
+        """Look up the hash slots again, because `address` did not answer. This takes no longer than one command."""
         if time.monotonic() - self._looked_at >= LOOK_EVERY:
             with suppress(RedisError):
                 self.look(last=address)
@@ -160,7 +160,7 @@ class ClusterClient:
                 the lookup waits for at most one other silent node.
 
         Raises:
-            RedisError: No node answers, or the one that does is not in Cluster mode.
+            RedisError: No node answers, or the first one to answer is not in Cluster mode.
         """
         self._looked_at = time.monotonic()
         error: Exception | None = None

@@ -47,7 +47,7 @@ _FORMS: Mapping[str, _Form] = {
     "rediss+cluster": _Form("cluster", "rediss", 6379),
 }
 _ALLOWED = ", ".join(f"{scheme}://" for scheme in _FORMS)
-#: For each setting that can hold a URL, the setting for the other options, such as the name of a Sentinel primary.
+#: For each setting that can hold a URL, the setting for the client's other options, such as a Sentinel primary's name.
 OPTIONS_SETTINGS = {
     "redislock_url": "redislock_client_options",
     "broker_url": "broker_transport_options",
@@ -142,7 +142,7 @@ def connect(url: str, options: Mapping[str, Any], setting: str = "redislock_url"
     """Return a client for `url`. It opens its first connection with its first command.
 
     For a Cluster this is a `ClusterClient`, otherwise redis-py's own client. If no connection is free, its pool makes
-    the caller wait, where redis-py's default pool raises.
+    the caller wait; redis-py's default pool raises.
 
     Args:
         url: In one of the forms that `parse_address` accepts.
@@ -171,7 +171,7 @@ def connect(url: str, options: Mapping[str, Any], setting: str = "redislock_url"
 def _options(where: Address, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return all options of a connection. As in redis-py's `from_url`, those in the URL win over the user's.
 
-    The pool needs all of them when it is made: redis-py 8 sets it up for RESP2 or RESP3 only then.
+    The pool must be made with all of them: redis-py 8 chooses between RESP2 and RESP3 at that point.
     """
     both = {"connection_class": redis.Connection, **DEFAULTS, **options, **where.options}
     both["connection_class"] = options.get("connection_class", both["connection_class"])
@@ -252,7 +252,8 @@ _MAKERS: Mapping[Kind, Callable[[Address, dict[str, Any]], redis.Redis | Cluster
 def address(client: redis.Redis | ClusterClient) -> str:
     """Return the server's address as a URL without the password, for people. `client` comes from `connect`.
 
-    It is built from redis-py's parsed options: in a mistyped URL, any part may be the password.
+    It is built from the options that redis-py has parsed, not from the URL: if that was mistyped, any part of it may be
+    the password.
     """
     options = client.options if isinstance(client, ClusterClient) else options_of(client.connection_pool)
     user, db = f"{options['username']}@" if options.get("username") else "", options.get("db") or 0

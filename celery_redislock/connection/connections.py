@@ -40,8 +40,8 @@ class Connection:
     """One connection from the client's pool, for one command at a time.
 
     Attributes:
-        late: The last command sent, if its reply has not been read. It is read together with the next command's
-            reply, so it costs no round trip.
+        late: The last command sent, if its reply has not been read. That reply is read together with the next
+            command's, so it costs no round trip.
     """
 
     def __init__(self, client: redis.Redis) -> None:
@@ -53,8 +53,8 @@ class Connection:
     def ask(self, command: Command, *, asking: bool = False) -> Any:
         """Return the reply to `command`, in one round trip; two if the server does not know the script yet.
 
-        Set `asking` if another node of the Cluster has redirected us to this one with ASK. The connection then has no
-        late reply.
+        Set `asking` if another node of the Cluster has redirected the caller to this one with ASK. The connection must
+        not have a late reply then.
         """
         if asking:
             self._ask_to_follow()
@@ -171,7 +171,8 @@ class Connections:
         """Read the late replies that have arrived, without waiting for any; return whether some are still outstanding.
 
         Args:
-            seconds: Skip commands sent less than this many seconds ago: the next command there reads their replies.
+            seconds: Skip commands sent less than this many seconds ago: the next command on the same connection reads
+                their replies.
             longest: After this many seconds without a reply, drop the connection.
         """
         now = time.monotonic()
@@ -231,7 +232,7 @@ class Connections:
         """Wait until a connection is returned, for as long as the server keeps answering other callers.
 
         Raises:
-            NoConnectionFree: No connection was returned for as long as the pool makes a caller wait.
+            NoConnectionFree: No connection was returned for the pool's `timeout`.
         """
         pool: Any = self._client.connection_pool
         mine = self._queue.add()
@@ -264,7 +265,7 @@ class Connections:
             self._queue.give(None)  # a caller may have joined the queue in between
 
     def _drop(self, connection: Connection) -> None:
-        """Close it after an error. The spares go back to the pool, since only the pool checks that they are alive."""
+        """Close `connection` after an error, and return the spares to the pool: only it checks that they are alive."""
         connection.drop()
         while True:
             try:

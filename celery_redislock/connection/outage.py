@@ -30,7 +30,7 @@ class Outage:
         where: Which node of a Cluster this is. Logged after "the lock server".
 
     Attributes:
-        since: When the outage began, by `time.monotonic()`; None if there is none.
+        since: When the outage began, by `time.monotonic()`; None outside an outage.
         unreachable: Why the server cannot be reached, for people; None if it can be. A server that refuses commands
             counts as reachable: it refuses at once, so every caller may ask it.
         look_at: When the next caller may check whether the server can be reached again, by `time.monotonic()`.

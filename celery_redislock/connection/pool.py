@@ -72,9 +72,10 @@ class QueuedCaller(Generic[T]):
 
 
 class ConnectionQueue(Generic[T]):
-    """The callers that wait for a connection. A returned connection is handed to the first of them directly.
+    """The callers that wait for a connection.
 
-    So no newcomer can take it. Each step is atomic: a time limit cannot interrupt it halfway.
+    A returned connection is handed directly to the first of them, so that no newcomer can take it. Each step is atomic:
+    a time limit cannot interrupt it halfway.
     """
 
     def __init__(self) -> None:

@@ -17,14 +17,14 @@ from redis.utils import HIREDIS_AVAILABLE
 if HIREDIS_AVAILABLE:
     import hiredis
 
-#: Packs the words of a command. redis-py's own `pack_command` first checks the type of each word, which takes three
-#: times as long as hiredis needs for the rest, and our words are all text. None if redis-py does not use hiredis.
+#: Packs the words of a command; None if redis-py does not use hiredis. redis-py's own `pack_command` first checks each
+#: word's type. That takes three times as long as the packing itself, and our words are all str or bytes.
 _pack: Any = hiredis.pack_command if HIREDIS_AVAILABLE else None
 #: Matches the options that a redis-py pool adds to its connections' options for its own use.
 _OF_POOL = re.compile("maint_|oss_|orig_|himport_|cache|event_dispatcher$|connection_pool$").match
 
 
-# Connections: a command is sent and its reply is read in two steps, and nothing is resent unnoticed.
+# Connections: sending a command and reading its reply are two steps, and redis-py resends nothing behind our back.
 
 
 def connection_of(client: redis.Redis) -> Any:
@@ -52,7 +52,7 @@ def is_answered(connection: Any) -> bool:
     return bool(connection.can_read(timeout=0))
 
 
-# Pools, and where their connections go.
+# Pools, and what they connect to.
 
 
 def options_of(pool: Any) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def connections_of(pool: Any, *, unused_only: bool) -> list[Any]:
 
 
 def try_to_connect(pool: redis.ConnectionPool) -> None:
-    """Make a connection without opening it: only then does redis-py refuse an unknown option."""
+    """Make a connection without opening it: this is where redis-py refuses an unknown option."""
     pool.connection_class(**pool.connection_kwargs)
 
 

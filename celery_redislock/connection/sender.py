@@ -1,4 +1,4 @@
-"""Sender: sends a command, again after a lost connection, and tells whether the reply is ambiguous."""
+"""Sender: sends commands, resends them after a lost connection, and tells whether a reply is ambiguous."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Sender:
         return self.outage
 
     def _ask(self, command: Command) -> tuple[Any, bool]:
-        """Return the reply to `command`, and whether the script may have run before with its reply lost.
+        """Return the reply to `command`, and whether the script may have run once already, with its reply lost.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
@@ -89,9 +89,9 @@ class Sender:
         self._connections.close()
 
     def _look_again(self, key: str) -> None:
-        """Return if the server can be reached again. Every now and then one caller checks; the others fail at once.
+        """Raise unless the server can be reached again. Every now and then one caller checks; the others fail at once.
 
-        The check writes nothing, so there is nothing to undo.
+        The check only reads, so there is nothing to undo.
 
         Raises:
             LockUnavailable: The server cannot be reached, as far as known.
@@ -108,7 +108,7 @@ class Sender:
             raise LockUnavailable(key, reason)
 
     def _call(self, command: Command) -> tuple[Any, float, bool]:
-        """Return the reply, when `command` was sent, and whether the script may have run before with its reply lost."""
+        """Return the reply, when `command` was sent, and whether the script may have run once already."""
         sent_at = time.monotonic()
         try:
             return self._send(command), sent_at, False

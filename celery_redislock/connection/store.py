@@ -36,7 +36,7 @@ from .sender import Sender
 
 logger = logging.getLogger(__name__)
 
-#: What renewing a held lock takes: its key, its token, and its lease in seconds.
+#: A held lock, as `renew` needs it: its key, its token, and its lease in seconds.
 Lease = tuple[str, Token, float]
 
 
@@ -210,7 +210,7 @@ class LockStore(Sender):
         return found and found.info(key)
 
     def enter(self, key: str, room: Token, rank: int) -> None:
-        """Put a room in the line of `key` although it has no slot for its first waiter yet.
+        """Put a room in the line of `key` although its first waiter has no slot to run in yet.
 
         Args:
             key: The key in Redis.
@@ -252,7 +252,7 @@ class LockStore(Sender):
         return bool(self._ask(commands.leave(key, room))[0])
 
     def look(self, key: str) -> Conflict | None:
-        """Return what `acquire` would tell anyone but the holder of `key`; None if the key is free.
+        """Return the conflict that anyone but its holder would meet at `key`; None if the key is free.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
@@ -263,8 +263,8 @@ class LockStore(Sender):
     def undo(self, key: str, token: Token) -> None:
         """Release a key that a failed acquire may have been granted. Tried once: otherwise the lease ends the lock.
 
-        It matches the whole token. If it arrives late, the same owner may have been granted the key again with another
-        token, and must keep it.
+        The release matches the whole token. By the time it arrives, the same owner may have been granted the key again
+        with another token, and must keep it.
         """
         self._undo(commands.release(key, token.value))
 

@@ -1,7 +1,7 @@
-"""Arguments as text: their wire shape, which is the one Celery's JSON gives them, its digest, and `lock_key` templates.
+"""Arguments as text: the wire shape that Celery's JSON gives them, a digest of that, and `lock_key` templates.
 
 The encoding is defined here, not left to kombu, and has a version. Otherwise two workers with different versions of
-kombu might make two names for one call, and both would run.
+kombu might make different names for the same call, and both would run it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_INT_BITS = 14_000
 #: every default name.
 FORMAT_VERSION = "1"
 #: What kombu writes for each type: a marker and a text. The order matters, since a datetime is also a date. As in
-#: kombu, the functions belong to the types themselves, so a subclass that overrides one still makes the same text.
+#: kombu, the functions are those of the types listed, so a subclass that overrides one still makes the same text.
 #: Source: `kombu.utils.json`.
 _MARKERS: Sequence[tuple[type, str, Callable[[Any], Any]]] = (
     (datetime, "datetime", datetime.isoformat),
@@ -43,8 +43,8 @@ _MARKERS: Sequence[tuple[type, str, Callable[[Any], Any]]] = (
 #: Encodes a value in wire shape as text, with the keys of dicts sorted. `wire` has copied the value, so nothing in it
 #: contains itself.
 encode = json.JSONEncoder(check_circular=False, sort_keys=True, separators=(",", ":")).encode
-#: Matches braces, and text that looks like an escape. A name must not contain braces: in Redis it stands between two,
-#: which make it the hash tag and so decide its hash slot. Escapes are escaped too, or they would be taken for ours.
+#: Matches braces, and text that looks like an escape. A name must not contain braces: the Redis key has
+#: the name between braces, which make it the hash tag. Escapes are escaped too, or they would be taken for ours.
 UNSAFE = re.compile("[{}]|%(?=[0-9A-F]{2})")
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 
@@ -106,7 +106,7 @@ def template_namer(task: str, parameters: Sequence[str], template: str) -> Namer
     parts = parse_template(task, template)
     check_parameters(task, "lock_key", [field for _, field in parts if field], parameters)
     # Escape values so that none contains the separator after its field, or ':', the usual separator in keys. Otherwise
-    # two different calls could make one name.
+    # two different calls could make the same name.
     separators = "".join(_separator(literal) or "" for literal, field in parts[1:] if field)
     unsafe = re.compile(f"[%:{{}}\\s{re.escape(separators)}]")
 

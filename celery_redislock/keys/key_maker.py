@@ -28,8 +28,8 @@ from .arguments import (
 
 Binder = Callable[[Sequence[Any], Mapping[str, Any]], dict[str, Any]]
 
-#: Names are shorter than this. A longer one is cut to exactly this many characters and ends with a digest of the whole,
-#: so no short name equals a cut one.
+#: A name of this many characters or more is cut to exactly this length, and then ends with a digest of the whole. Every
+#: other name is shorter, so none equals a cut one.
 MAX_NAME = 200
 _STARS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -120,8 +120,8 @@ def binder(task: str, signature: inspect.Signature) -> Binder:
     """Return a function that maps the arguments of a call to parameter names, with defaults applied.
 
     It is ten times as fast as `Signature.bind`. It falls back to `Signature.bind` for signatures with ``*args``,
-    ``**kwargs`` or positional-only parameters, and for calls that do not fit: the TypeError of `Signature.bind` is
-    raised with the task's name in front.
+    ``**kwargs`` or positional-only parameters, and for calls that do not fit, whose TypeError gets the task's
+    name in front.
     """
     parameters = signature.parameters.values()
     simple = all(p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters)

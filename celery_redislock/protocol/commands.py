@@ -1,7 +1,7 @@
 """The commands that the store sends: KEYS and ARGV of each script, in the order given by the script's header. Pure.
 
-A script's option is a letter in the flags, ARGV[1]. Its keys and values come after those that are always given. Every
-value is text: hiredis 3.5 crashes the process if a time limit fires while it packs an int.
+A script's option is a letter in the flags, ARGV[1]. Its keys and values come after the ones always given. Values are
+str or bytes, never int: hiredis 3.5 crashes the process if a time limit fires while it packs an int.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def acquire(
 ) -> Command:
     """Acquire `key`. Arguments as for `LockStore.acquire`.
 
-    `owner` asks for the key, and the key will hold `token`. They only differ for `LockStore.rename`: there, the owner
-    of a minted token replaces it by another. A lock with a limit has no `fence`.
+    `owner` asks for the key, and the key will hold `token`. The two differ only for `LockStore.rename`, by which
+    the owner of a minted token replaces it with another. A lock with a limit cannot have a `fence`.
     """
     names, flags, limit = keys_of(key), "", limit_of(key)
     keys: tuple[str, ...] = (key, names.line)
@@ -85,8 +85,7 @@ def release(
         owner: The owner that releases the key; or a whole token, to release the key only if it holds exactly that.
         note: The note for copies of the owner's message; None if the attempt is not over.
         keeps: The token that the key will hold next, and for how many seconds; None to delete the key.
-        gone: The key of the note that the claim in `keeps` is no longer needed. If it exists, the key is
-            deleted.
+        gone: The key of the note that the claim in `keeps` is no longer needed. If it exists, the key is deleted.
     """
     names = keys_of(key)
     flags = ""
@@ -120,7 +119,8 @@ def cool_down(key: str, token: Token, ttl: float, note: Note | None = None) -> C
 def give_up(key: str, claim: str, gone_ttl: float | None) -> Command:
     """Give up the reservations of the message that carries `claim`: of `key`, and of the place in its queue.
 
-    `gone_ttl` is how long a note says that the claim is no longer needed, in seconds; None for no note.
+    If the key is not reserved for the message, a note that the claim is no longer needed is left for `gone_ttl`
+    seconds; None for no note.
     """
     names, flags = keys_of(key), ""
     keys: tuple[str, ...] = (key, names.line, names.queued)

@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 MAX_LIMIT = 50
 #: NOTE separates the lock's key from an attempt, GONE from a claim.
 NOTE, GONE = ":note:", ":gone:"
-#: The longest key in a hint that a room follows without knowing the key, in characters.
+#: The longest key, in characters, that a room accepts in a hint about a line in which it has no waiter.
 LONGEST_KEY = 10_000
 _LIMITS = frozenset(map(str, range(1, MAX_LIMIT + 1)))
 _PART = re.compile(rf"(?P<stem>.*\}})(?P<kind>:queued|:line|:fence|:permit:\d+|{NOTE}.*|{GONE}.*)", re.DOTALL).fullmatch
@@ -20,8 +20,8 @@ class LimitedKey(str):
     """The key of a lock with a limit above 1.
 
     Attributes:
-        limit: How many may hold the lock at once, 2 to `MAX_LIMIT`. An acquire takes a permit up to that number. A
-            search for a holder goes beyond it.
+        limit: How many may hold the lock at once, 2 to `MAX_LIMIT`. An acquire gets no permit with a higher
+            number, but a search for a holder goes on to `MAX_LIMIT`.
     """
 
     __slots__ = ("limit",)
@@ -43,7 +43,7 @@ def limited(key: str, limit: int) -> str:
 
 
 def line_of(key: str) -> str:
-    """Return what hints call the line of `key`, for waiters with the same limit: ``<limit> <key>``."""
+    """Return the name that hints use for the line of `key` and for its limit: ``<limit> <key>``."""
     return f"{limit_of(key)} {key}"
 
 
@@ -62,7 +62,7 @@ def is_line(text: str) -> bool:
     limit, _, key = text.partition(" ")
     if limit not in _LIMITS or not 0 < len(key) <= LONGEST_KEY:
         return False
-    return key.isascii() or not any("\ud800" <= character <= "\udfff" for character in key)  # bytes that are not text
+    return key.isascii() or not any("\ud800" <= character <= "\udfff" for character in key)  # undecoded bytes
 
 
 def limit_of(key: str) -> int:
@@ -74,7 +74,7 @@ class LockKeys:
     """The Redis keys of one lock, all in one hash slot of a Cluster.
 
     The hash slot depends on the part between braces, the hash tag. If the lock's key has a hash tag, the other keys
-    share it. If not, the whole key becomes the hash tag of the others. (That is impossible for a key that contains a
+    share it. If not, the whole key becomes the hash tag of the others. (That does not work for a key that contains a
     closing brace but no hash tag: such a lock's keys are in different hash slots.)
 
     Attributes:
@@ -117,7 +117,7 @@ class LockPart(NamedTuple):
     key: str
     """The key in Redis."""
     lock: str
-    """The key of the lock; the same as `key` unless that is another permit, or the place in the queue."""
+    """The key of the lock; the same as `key` unless `key` is a permit above 1, or the place in the queue."""
     kind: str = "lock"
     """``"lock"``, ``"permit"`` or ``"queued"``."""
 
@@ -143,8 +143,9 @@ def redis_key(prefix: str, name: str) -> str:
 def channel_of(room: str, keyprefix: str = "") -> str:
     """Return the channel of a room, as lua/prelude.lua does.
 
-    A message on it is ``offer <line>``: the key is offered to the room, for its waiters in that line; ``soon <line>``:
-    it is offered to the room before; or ``look <line>``: it holds another token now. `line_of` names the lines.
+    A message on it is one of these, with the line as `line_of` names it: ``offer <line>``, the key is offered to the
+    room for its waiters in that line; ``soon <line>``, the key is offered to an earlier room; ``look <line>``, the key
+    now holds another token.
 
     Args:
         room: The nonce of the room's token.

@@ -12,9 +12,9 @@ from .tokens import Token
 
 Text = str | bytes
 
-#: How long a note lives by default, in seconds: for as long, a copy may wait in the broker's queue.
+#: How long a note lives by default, in seconds. A copy may wait in the broker's queue for that long.
 NOTE_TTL = 24 * 3600.0
-#: The prelude is inserted here: the code above this line does not need it.
+#: A script's line at which the prelude is inserted. The code above it does not need the prelude.
 PRELUDE_STANDS_HERE = "\n-- The prelude stands here.\n"
 
 
@@ -117,7 +117,8 @@ class Passed(NamedTuple):
     ended: frozenset[str] = frozenset()
     """Jobs whose end the publisher's caller may have seen: their reservations are no longer needed."""
     preceding: frozenset[str] = frozenset()
-    """Jobs that are no answer: those the message must follow, other tasks', runs whose result is out of reach."""
+    """Those whose result is no answer to the call: jobs that the message must follow, other tasks' jobs, and runs whose
+    result is out of reach."""
 
 
 class Taken(NamedTuple):

@@ -22,7 +22,8 @@ from celery_redislock.info import LockInfo, run_named, shown
 #: hexadecimal (redis-py), a UUID, a number or base64, and begin with a letter, a digit, "+" or "/".
 RUNS, SEEN, RESERVED, COOLING, OFFERED, CALLED = ">", "&", "~", "=", "?", "!"
 _STATES = {RUNS: "held", SEEN: "held", RESERVED: "queued", COOLING: "cooling", OFFERED: "offered", CALLED: "offered"}
-#: States with the same owner: a copy of the owner's message was seen; the room has taken the offer.
+#: The states that a key enters without a change of owner, each with the state before: a copy of the owner's message was
+#: seen; the room with the offer has called a waiter.
 _SAME_OWNER = {SEEN: RUNS, CALLED: OFFERED}
 #: A field without a value. No escaped field equals it.
 NOTHING = "*"
@@ -181,7 +182,7 @@ def for_limit(room: Token, limit: int) -> Token:
 
 
 def call(room: Token, rank: int, number: int = 0) -> Token:
-    """Return the call of a waiter: what the key holds until that waiter acquires it. lua/stand.lua makes the same.
+    """Return the call of a waiter: what the key holds until that waiter acquires it. lua/stand.lua makes the same text.
 
     Args:
         room: The token of the room that calls the waiter, from `for_limit`.

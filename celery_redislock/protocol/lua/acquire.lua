@@ -1,6 +1,6 @@
 -- Acquire a lock's key for the caller: an execution, a publish or a `Lock`. The key is granted if it is free and no
--- room stands in line; or if it is already the caller's, reserved for its message, or kept for it because it was
--- called.
+-- room stands in line; or if it is already the caller's, reserved for the caller's message, or kept for the
+-- caller after a call.
 --
 -- KEYS[1]  the key of the lock
 -- KEYS[2]  the line of rooms that wait for the lock
@@ -21,10 +21,10 @@
 --         {holder's token, milliseconds left or -1, server's clock in microseconds}: the key is held by another, or is
 --         kept for a waiter
 --
--- Sent twice, the second finds the caller's token, and grants the key again. If the caller dies after the grant, the
--- lease ends the lock. If a called waiter dies before this, the key that was kept for it expires.
+-- If this is sent twice, the second finds the caller's token and grants the key again. If the caller dies after the
+-- grant, the lease ends the lock. If a called waiter dies before this, the key that was kept for it expires.
 
--- Fast path, before the prelude: the key is free and no room waits. Defining the prelude's functions takes longer.
+-- Fast path: the key is free and no room waits. It precedes the prelude, whose definitions take longer than this.
 if ARGV[1] == '' and ARGV[4] ~= '' and redis.call('EXISTS', KEYS[2]) == 0 then
   if redis.call('SET', KEYS[1], ARGV[3], 'NX', 'PX', ARGV[4]) then
     return 1
@@ -98,8 +98,8 @@ local function has_its_place()
   return claim and is_owned_by(claim, redis.call('GET', place))
 end
 
--- A number greater than every earlier fence, even if the key with the last one has expired or was deleted: holders
--- cannot succeed each other as fast as the microseconds of the server's clock.
+-- A number greater than every earlier fence, even if the key with the last one has expired or was deleted: it is the
+-- server's clock in microseconds, and no two holders succeed each other within one.
 local function next_fence(last)
   local number = string.format('%.0f', math.max(now(), (last or 0) + 1))
   redis.call('SET', fence, number, 'EX', 86400)

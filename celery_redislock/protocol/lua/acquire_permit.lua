@@ -1,5 +1,5 @@
--- Acquire a permit of a lock with a limit for the caller: an execution or a `Lock`. It gets the permit that is already
--- its own, reserved for its message, or kept for it because it was called; else a free one that no waiter is entitled
+-- Acquire a permit of a lock with a limit for the caller: an execution or a `Lock`. The caller gets the permit that
+-- is already its own, reserved for its message, or kept for it after a call; else a free one that no waiter is entitled
 -- to.
 --
 -- KEYS[1]  the key of the lock, which is its first permit
@@ -19,10 +19,11 @@
 --         0: the caller's attempt has already ended in another execution
 --         {holder's token, milliseconds until a permit is free unless renewed, or -1, server's clock in microseconds},
 --         and more if there are several holders: no permit is free, or the free ones are kept for waiters. If the
---         caller's attempt runs with another permit, only that holder is reported, and a last value is 1
+--         caller's attempt runs with another permit, only that holder is reported, and a last value of 1 is added
 --
--- Sent twice, the second finds the caller's token, and grants the same permit again. If the caller dies after the
--- grant, the lease ends it. If a called waiter dies before this, the permit that was kept for it expires.
+-- If this is sent twice, the second finds the caller's token and grants the same permit again. If the caller dies after
+-- the grant, the permit ends with its lease. If a called waiter dies before this, the permit that was kept for it
+-- expires.
 
 local lock, line, owner, token, lease, limit = KEYS[1], KEYS[2], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 keys_read, values_read = 2, 5

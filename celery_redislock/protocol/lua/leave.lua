@@ -8,8 +8,9 @@
 -- Returns 1: the key was offered to the room, and no longer is
 --         0: the key was not offered to the room
 --
--- Sent twice, the second finds no offer for the room. It may offer a free key to the next room, which is always
--- allowed. If the room's process dies before this, its entry delays the others by one offer, or expires with the line.
+-- If this is sent twice, the second finds no offer for the room. It may offer a free key to the next room, which is
+-- always allowed. If the room's process dies before this, its entry delays the others by one offer, or expires with the
+-- line.
 
 local lock, line, room = KEYS[1], KEYS[2], ARGV[1]
 local was_offered = 0

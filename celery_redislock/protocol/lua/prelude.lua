@@ -4,14 +4,14 @@
 -- by another library, or chosen by the caller of a `Lock`: it counts as running, and no script marks it. An owner is
 -- the "<state><nonce>" of a minted token, or the whole of any other value.
 
--- The states of a key, in this order: it runs; runs, and a copy of the holder's message was seen; is reserved for a
--- message; cools down; is offered to the first room in line; is kept for the waiter that this room has called.
+-- The states of a key: held; held, and a copy of the holder's message was seen; reserved for a message; cooling down;
+-- offered to the first room in line; kept for the waiter that this room has called.
 local RUNS, SEEN, RESERVED, COOLING, OFFERED, CALLED = '>', '&', '~', '=', '?', '!'
 local OWNER_LENGTH = 23
 -- How long a key is offered to a room, how long it is kept for the waiter that the room calls, and how long the line is
 -- kept after a room last entered it, in milliseconds.
 local OFFER_MS, CALLED_MS, LINE_MS = 1000, 5000, 150000
--- The owner of a key in the first state still owns it in the second.
+-- For the states that a key enters without a change of owner: the state before.
 local SAME_OWNER = {[SEEN] = RUNS, [CALLED] = OFFERED}
 
 -- Whether a key that holds `value` belongs to `owner`. If `owner` is a whole token, `value` must be that token. Either
@@ -43,7 +43,7 @@ local function mark(lock, value)
   end
 end
 
--- The limit that the waiters of `room` have. A room stands in line once for each limit.
+-- The limit of the waiters for which the token `room` stands in line. A room stands in line once for each limit.
 local function limit_of(room)
   return tonumber(string.match(room, ' (%d+)$') or 1)
 end
@@ -56,14 +56,14 @@ local function channel_of(room)
 end
 
 -- Send a hint about the key `lock` to a room. Returns how many processes hear it, or an error if the server's user may
--- not publish on the channel. That does not fail the script: without hints, rooms only notice later.
+-- not publish on the channel. The error does not end the script: without hints, rooms only notice later.
 local function hint(room, what, lock)
   local message = what .. ' ' .. limit_of(room) .. ' ' .. lock
   return redis.pcall('PUBLISH', channel_of(room), message)
 end
 
--- Each holder of a lock with a limit has a permit. Permit 1 is the lock's own key; the names of the others begin as the
--- line's does.
+-- Each holder of a lock with a limit has a permit. Permit 1 is the lock's own key; the names of the others begin like
+-- the line's name.
 local MAX_PERMITS = 50
 
 local function permit_name(lock, line, number)
@@ -125,9 +125,9 @@ end
 
 -- Offer the permit `number` of the lock, which is free, to the first room in line. Scripts call this last.
 --
--- That room may be dead. So the next room that is alive gets a hint to look when the offer has ended: a dead room
--- delays the others by one offer, and is out of the line now. (In a Cluster, PUBLISH may count no listener: then the
--- first ten rooms get a hint.)
+-- That room leaves the line now, and may be dead. So the next room that is alive gets a hint to look when the offer has
+-- ended: a dead room delays the others by no more than one offer. (In a Cluster, PUBLISH may count no listener: then
+-- the first ten rooms get a hint.)
 local function offer_next(lock, line, number)
   local room = first_in_line(line, number)
   if not room then
@@ -158,9 +158,9 @@ local function now()
   return time[1] * 1000000 + time[2]
 end
 
--- The reply if none of the permits `names` can be had: {a holder's token, milliseconds until one of them is free unless
--- renewed, or -1, server's clock in microseconds}. With several holders, two more values: how many rooms stand in line,
--- and the tokens of the other holders.
+-- The reply if none of the permits `names` is available: {a holder's token, milliseconds until one of them is free
+-- unless renewed, or -1, server's clock in microseconds}. With several holders, two more values: how many rooms stand
+-- in line, and the tokens of the other holders.
 local function refused(line, names)
   local holder, others, soonest = nil, {}, -1
   for i, value in ipairs(redis.call('MGET', unpack(names))) do
@@ -182,7 +182,7 @@ local function refused(line, names)
   return {holder, soonest, now(), redis.call('ZCARD', line), others}
 end
 
--- The reply to a copy whose attempt has the permit `name`. It may not have any other, so it cannot wait in line.
+-- The reply to a copy whose attempt has the permit `name`. The copy may get no other permit, so it cannot wait in line.
 local function refused_to_copy(name)
   return {redis.call('GET', name), redis.call('PTTL', name), now(), 0, {}, 1}
 end

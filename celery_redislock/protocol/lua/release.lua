@@ -16,7 +16,7 @@
 -- Returns 1: the caller owned the key, and no longer does
 --         0: the caller did not own the key, or no longer did; the key was not touched
 
--- Fast path, before the prelude: no room waits and no copy was seen. Defining the prelude's functions takes longer.
+-- Fast path: no room waits and no copy was seen. It precedes the prelude, whose definitions take longer than this.
 if (ARGV[1] == '' or ARGV[1] == 'n') and redis.call('EXISTS', KEYS[2]) == 0 then
   local holder = redis.call('GET', KEYS[1])
   if holder and string.sub(holder, 1, 1) == '>' and string.sub(holder, 1, 24) == ARGV[2] .. ' ' then

@@ -1,4 +1,4 @@
--- Renew the lease of each key that its owner still has. Sent twice, the lease is not added twice.
+-- Renew the lease of each key that its owner still has. If this is sent twice, the lease is not added twice.
 --
 -- KEYS[i]      the keys of the locks; in a Cluster all of one hash slot
 -- ARGV[2i-1]   the owner in the token that key i should hold: its first part
@@ -6,7 +6,7 @@
 --
 -- Returns one number for each key: 1: renewed, 0: no longer the owner's, or not a string
 
--- Fast path, before the prelude: one key, held by its owner. Defining the prelude's functions takes longer.
+-- Fast path: one key, held by its owner. It precedes the prelude, whose definitions take longer than this.
 if #KEYS == 1 then
   local key, owner, lease = unpack(KEYS), unpack(ARGV)
   local holder = redis.pcall('GET', key)

@@ -1,5 +1,6 @@
 -- Reserve the key for a job that a publisher is about to send; or the place in the queue, if others have the key or
--- stand in line for it. Nothing is reserved if a job of the same task is outstanding: if it has the key or the place.
+-- stand in line for it. Nothing is reserved if a job of the same task is outstanding, that is, has the key or the
+-- place.
 --
 -- KEYS[1]  the key of the lock
 -- KEYS[2]  the line of rooms that wait for the lock
@@ -9,18 +10,19 @@
 -- ARGV[3]  the token of the reservation
 -- ARGV[4]  how long the key or the place is reserved, in milliseconds
 -- ARGV[5]  the last field of that token: the task
--- ARGV[6]  ids of jobs whose end the publisher's caller may have seen, so that their reservations are not needed: as
---          tokens spell them, each with a space before and after it
--- ARGV[7]  ids of the jobs that the message must follow, and of others that are no answer, in the same form
+-- ARGV[6]  ids of jobs whose end the publisher's caller may have seen, so that their reservations are not needed. They
+--          are spelled as in tokens, each with a space before and after it
+-- ARGV[7]  ids of the jobs that the message must follow, and of others whose result is no answer, in the same form
 --
 -- Returns 1: the key is reserved
 --         2: the place is reserved
 --         the holders of the key and of the place, {token, milliseconds left or -1, token, milliseconds}: a job is
 --         outstanding, or another task's job has the place
 --
--- Sent twice, the second finds its token. If the publisher dies after this, the reservation ends after ARGV[4].
+-- If this is sent twice, the second finds the token of the first. If the publisher dies after this, the reservation
+-- ends after ARGV[4].
 
--- Fast path, before the prelude: everything is free. Defining the prelude's functions takes longer.
+-- Fast path: everything is free. It precedes the prelude, whose definitions take longer than this.
 if ARGV[1] == '' and redis.call('EXISTS', KEYS[2], KEYS[3]) == 0 then
   if redis.call('SET', KEYS[1], ARGV[3], 'NX', 'PX', ARGV[4]) then
     return 1
@@ -45,8 +47,8 @@ local function is_among(ids, value)
   return id and string.find(ids, ' ' .. id .. ' ', 1, true) ~= nil
 end
 
--- Whether `value` is the token of a job of this task whose result others can read: a message that has not
--- started, or a run in a worker, whose name has an "@".
+-- Whether `value` is the token of a job of this task whose result others can read: a message that has not started, or a
+-- run in a worker. Only a worker's host has an "@".
 local function is_outstanding(value)
   if not value or is_among(ended, value) or is_among(preceding, value) then
     return false

@@ -13,10 +13,10 @@
 --         holders: the key is held by others, or kept for another; the room stands in line
 --
 -- A call names the called waiter, as ARGV[2] does. So a command that is resent after a lost reply gets the same reply
--- again, but one for the room's next waiter does not call that waiter while the first is on its way. If the room's
--- process dies in line, its entry delays the others by one offer, or expires with the line. If it dies after calling a
--- waiter, or the waiter is gone when the command arrives, the key is still kept for that moment. Then it is free, and
--- the next command that looks at it or asks for it offers it to the first room in line.
+-- again, but a command for the room's next waiter does not call that waiter while the first is on its way. If the
+-- room's process dies in line, its entry delays the others by one offer, or expires with the line. If it dies after
+-- calling a waiter, or the waiter is gone when the command arrives, the key is still kept for a moment. Then the key is
+-- free, and the next command that looks at it or asks for it offers it to the first room in line.
 --
 -- If the lock has a limit, the room takes one permit. All other free permits are offered to the rooms in line.
 
@@ -50,7 +50,8 @@ for number, value in ipairs(values) do
   end
 end
 local mine = was_called or offered
--- A second permit offered to the room is for its next waiter, as when the same command was sent just before this one.
+-- A second permit offered to the room is for its next waiter, so the room leaves the line. If the first waiter was
+-- called by an earlier sending of this command, any offered permit is the second.
 local next_rank = (another or was_called and offered) and '' or ARGV[3]
 
 local function take_mine()
