@@ -1,6 +1,6 @@
 """Task options and settings: their defaults and allowed values. All functions are pure.
 
-A task's options are resolved when the task is bound. A wrong value fails then, and the error says what is allowed.
+A task's options are resolved when the task is bound. A wrong value then raises an error that says what is allowed.
 """
 
 from __future__ import annotations

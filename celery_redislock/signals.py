@@ -3,7 +3,7 @@
 The ``sender`` is the task. A lock outside tasks sends no signals. Every receiver must accept ``**kwargs``.
 
 Celery logs what a receiver raises; the run and its lock are not affected. Receivers are called one after the other, in
-the thread that sends the signal: a slow one delays the run. A soft time limit that strikes in a receiver ends only the
+the thread that sends the signal: a slow one delays the run. A soft time limit raised in a receiver ends only the
 receiver.
 """
 

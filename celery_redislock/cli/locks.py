@@ -37,7 +37,7 @@ class Locks:
         app: The app, with its tasks loaded.
 
     Attributes:
-        prefix: How the keys of its tasks' locks begin, up to the opening brace.
+        prefix: The start of its tasks' keys, up to the opening brace.
 
     Raises:
         LockConfigError: The app has no lock server.

@@ -129,7 +129,7 @@ def result_of(app: Celery, task_id: str) -> Result:
         return Result(task_id, again=_again(app), unasked=Say.NO_BACKEND(scheme=scheme))
     try:
         meta: Mapping[str, Any] = patiently(lambda: app.backend.get_task_meta(task_id, cache=False))
-    except Exception as error:  # noqa: BLE001 - errors of the backend's library
+    except Exception as error:  # noqa: BLE001 - errors from the backend's library
         return Result(task_id, again=_again(app), unasked=Say.BACKEND_AWAY(error=describe(error)))
     return Result(
         task_id,

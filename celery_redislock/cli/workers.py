@@ -61,7 +61,7 @@ class Workers:
                 ),
                 waits=self._timeout,
             )
-        except Exception as error:  # noqa: BLE001 - errors of the broker's library
+        except Exception as error:  # noqa: BLE001 - errors from the broker's library
             self.problem = describe(error)
             return {}
         answers = {shown(str(name)): answer for reply in replies or () for name, answer in reply.items()}

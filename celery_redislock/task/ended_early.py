@@ -167,7 +167,7 @@ class LastWord(NamedTuple):
         soon = f"the lock is released once Redis answers, or ends in {self.lock.lease:g} s"
         about = self.lock.fields("release_delayed")
         logger.warning("%s has ended, but %s; %s", self.lock.token.name, why, soon, extra=about)
-        # The broker may be away too, with the ack unsent: write the note even if no copy was seen.
+        # The broker may be down too, with the ack unsent: write the note even if no copy was seen.
         note = self.note and self.note._replace(in_any_case=True)
         command, until = self._replace(note=note).command, self.lock.ends_at
         if note is not None:  # copies need it even after the lease has ended

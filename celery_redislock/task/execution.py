@@ -153,7 +153,7 @@ class Execution:
         Args:
             lock: The lock to be granted.
         """
-        # A time limit may strike while the reply is read. If the key was granted, `end` must release it.
+        # A time limit may fire while the reply is read. If the key was granted, `end` must release it.
         self._unanswered = lock
         note = self._note(lock.key) if self.message.delivered.may_be_a_copy else None
         answer = lock.store.acquire(
@@ -188,7 +188,7 @@ class Execution:
             word.send_again(keeper, error)
             self.lock = self._unanswered = None
             return
-        # Cleared only now: if a time limit strikes before the release, postrun calls `end` again, which needs the lock.
+        # Cleared only now: if a time limit fires before the release, postrun calls `end` again, which needs the lock.
         self.lock = self._unanswered = None
         if signals.lock_released.receivers:
             signals.lock_released.send(sender=self.task, lock=lock)

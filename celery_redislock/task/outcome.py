@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
 
     @property
     def will_run_again(self) -> bool:
-        """Whether the task is between two attempts, so that it may hold no key now."""
+        """Whether the task is between two attempts, and so might hold no key now."""
         return self.state == states.RETRY
 
 
@@ -95,8 +95,8 @@ def has_ended(task: Task[..., Any], holder: LockInfo, *, cools_down: bool) -> bo
     if cools_down and meta["status"] == states.SUCCESS and (holder.state, holder.task) == ("held", task.name):
         return False
     done = moment_of(meta.get("date_done"))
-    # A result older than the lock belongs to an earlier run under the same id. Both times are by the clock of the
-    # holder's host. For a reservation, `since` is by the publisher's clock and `done` by a worker's.
+    # A result older than the lock belongs to an earlier run under the same id. Both times come from the clock of the
+    # holder's host. For a reservation, `since` comes from the publisher's clock and `done` from a worker's.
     return done is None or holder.since is None or done >= holder.since
 
 

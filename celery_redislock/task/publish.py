@@ -76,7 +76,7 @@ class Publication:
         """Send the message with its own header, which replaces one copied from another message.
 
         Raises:
-            Exception: Any error of the broker.
+            Exception: Any error from the broker.
         """
         headers = {**(self._options.get("headers") or {}), HEADER: self._header.wire}
         return self._send({**self._options, "headers": headers})
@@ -87,7 +87,7 @@ class Publication:
         The next attempt of a lost run inherits the run's key. For any other message, the policy applies at its start.
 
         Raises:
-            Exception: Any error of the broker.
+            Exception: Any error from the broker.
         """
         attempt = lost_before(self._options)
         if attempt is None:
@@ -110,7 +110,7 @@ class Publication:
 
         Raises:
             LockUnavailable: Redis did not answer or refused, `lock_on_outage` is ``raise``, and the publish is bare.
-            Exception: Any error of the broker. The key has been released.
+            Exception: Any error from the broker. The key has been released.
         """
         if execution is not None and self._is_next_attempt(execution):
             lock = execution.lock

@@ -119,7 +119,7 @@ def connect() -> None:
 def release(sender: Any = None, state: str | None = None, retval: Any = None, **_: Any) -> None:
     """Release the key of a run that ended without `after_return`.
 
-    Celery does not call `after_return` for RETRY, Ignore, Reject, replace(), an error in a hook and SystemExit.
+    Celery does not call `after_return` for RETRY, Ignore, Reject, replace(), an error in a hook or SystemExit.
 
     Args:
         sender: The task.

@@ -54,7 +54,7 @@ class WorkerExecution(Execution):
         try:
             if state == states.IGNORED and self.lock is not None:
                 self.leave_no_retry()
-        finally:  # otherwise a time limit that strikes in the backend leaves the keeper renewing the key forever
+        finally:  # otherwise a time limit that fires in the backend leaves the keeper renewing the key forever
             super().end(state)
             ASKED_KEYS.forget(self.message.delivery.nonce)  # no effect in a child
 
@@ -179,7 +179,7 @@ class WorkerExecution(Execution):
     def _runs_without(self, error: LockUnavailable) -> bool:
         """End the run, or return whether it runs without the lock. If not, it must ask for the key again.
 
-        That happens if the broker is away too and the message is already acked, so that no other process has the
+        That happens if the broker is down too and the message is already acked, so that no other process has the
         message.
         """
         signals.lock_unavailable.send(sender=self.task, key=error.key, error=error)
