@@ -9,7 +9,7 @@ from .cli.commands import locks
 
 
 def main() -> None:
-    """Run the command line, with Celery's own global options and its way to load the app."""
+    """Run the command line with Celery's own global options, and load the app as Celery does."""
     program = click.Group("celery_redislock", params=celery.params, callback=celery.callback, help=locks.help)
     program.invoke_without_command = True
     for name, command in locks.commands.items():

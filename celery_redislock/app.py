@@ -22,7 +22,7 @@ _SETTING = "redislock_"
 _COMMAND_TIME = "_redislock_command_time"
 #: A hint in the errors of eager runs, which mostly happen in tests.
 WITHOUT_REDIS = "to test without Redis, set redislock_enabled = False"
-#: The transport options for Sentinels that the lock server's client needs too.
+#: The Sentinel transport options that the lock server's client needs too.
 _OF_SENTINELS = ("master_name", "min_other_sentinels", "sentinel_kwargs")
 
 
@@ -100,7 +100,7 @@ def client_of(app: Celery) -> Any:
 def keyprefix_of(app: Celery) -> str:
     """The prefix of all names on the app's lock server: the `global_keyprefix` of the broker or the result backend.
 
-    Empty without a lock server: the locks may be switched off.
+    Empty if the app has no lock server, which is allowed while its locks are switched off.
     """
     try:
         return source_of(app.conf).keyprefix
@@ -109,7 +109,7 @@ def keyprefix_of(app: Celery) -> str:
 
 
 def _address_of(app: Celery) -> tuple[str, dict[str, Any], str]:
-    """The arguments of `connect`: the URL, all options (the user's own win), and the setting that has the URL."""
+    """The arguments of `connect`: the URL, all options (the user's own win), and the setting that contains the URL."""
     source = source_of(app.conf)
     return source.url, {**source.options, **resolve_settings(settings_of(app)).client_options}, source.setting
 
@@ -117,8 +117,8 @@ def _address_of(app: Celery) -> tuple[str, dict[str, Any], str]:
 def is_nobodys(app: Celery) -> bool:
     """Whether Celery made `app` by itself and no one configured it: none of its settings names a lock server.
 
-    Celery makes one when something asks for an app before the user's own exists, as gevent and eventlet do while they
-    patch the process. Every shared task is bound to it too, as soon as it is defined.
+    Celery makes such an app if something asks for an app before the user's own exists, as gevent and eventlet do while
+    they patch the process. Every shared task is bound to that app too, as soon as the task is defined.
     """
     if app.main != "default" or app.set_as_current:  # type: ignore[attr-defined]
         return False
@@ -132,8 +132,8 @@ def is_nobodys(app: Celery) -> bool:
 def command_time_of(app: Celery) -> float:
     """The longest time that a command to the app's lock server may take, in seconds. Opens no connection.
 
-    Every task asks when it is bound, and making a client takes a millisecond, so the answer is cached until the
-    settings change.
+    Binding a task calls this, and making a client takes a millisecond, so the result is cached until the settings
+    change.
 
     Raises:
         LockConfigError: No setting names a server, or redis-py refuses its URL or an option.
@@ -159,7 +159,7 @@ def check_lease(task: str, name: str, lease: float, command_time: float) -> None
     Raises:
         LockConfigError: The lease is too short.
     """
-    shortest = round(command_time * 1.5, 3)  # as in the message, so that the value it suggests is accepted
+    shortest = round(command_time * 1.5, 3)  # rounded as in the message, so that the suggested value is accepted
     if lease < shortest:
         raise LockConfigError(
             f"{task}: {name} = {lease} is too short: one Redis command may take {command_time:g} s until it "
@@ -186,12 +186,14 @@ class Source:
 
     @property
     def options_setting(self) -> str:
-        """The name of the setting that has the server's other options."""
+        """The name of the setting that contains the server's other options."""
         return OPTIONS_SETTINGS[self.setting]
 
 
 def source_of(conf: Any) -> Source:
-    """Choose the lock server: `redislock_url`, else the broker if it is Redis, else the result backend.
+    """Choose the lock server.
+
+    It is `redislock_url` if that is set, otherwise the broker if that is Redis, otherwise the result backend.
 
     Raises:
         LockConfigError: None of them is Redis.

@@ -1,4 +1,4 @@
-"""The errors of celery-redislock. All share one base class, and have their details as attributes.
+"""The errors of celery-redislock. All share one base class, and keep their details in attributes.
 
 The ``args`` of an error are its constructor's arguments, so that pickle and Celery's result backends can rebuild it.
 """
@@ -16,7 +16,7 @@ from .info import LONGEST, LockInfo, shown
 
 
 def describe(error: BaseException) -> str:
-    """An error of redis-py or the broker in one line: its type and message, without a full stop at the end."""
+    """An error from redis-py or the broker in one line: its type and message, without a period at the end."""
     return shown(f"{type(error).__name__}: {error}", LONGEST).rstrip(".")
 
 
@@ -33,7 +33,7 @@ class LockConflict(RedisLockError, LockError):
 
     Args:
         key: The key in Redis.
-        holder: Who holds the key, as `LockInfo` or its `plain` values; None if unknown.
+        holder: Who holds the key, as a `LockInfo` or its `plain` values; None if unknown.
     """
 
     def __init__(self, key: str, holder: LockInfo | Sequence[Any] | None = None) -> None:

@@ -1,6 +1,7 @@
 """A pytest fixture for the tests of an app: a real lock server, empty for each test.
 
-To use it, put ``pytest_plugins = ["celery_redislock.fixtures"]`` into a `conftest.py`. It needs the extra ``testing``.
+To use it, install the extra ``testing``, and put ``pytest_plugins = ["celery_redislock.fixtures"]`` into a
+`conftest.py`.
 No other module of the package imports this one.
 """
 

@@ -1,4 +1,4 @@
-"""LockInfo: who holds a key. Also how log lines show names, runs and events."""
+"""LockInfo: who holds a key. Also formats names, runs and events for the log."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, Self
 
-#: The most characters of a name that are shown.
+#: Longer names are cut to this many characters.
 MAX_SHOWN = 200
-#: The same for errors, and for the names of locks, which people must be able to find in Redis.
+#: The limit for errors, and for the names of locks, which people must be able to find in Redis.
 LONGEST = 1000
 
 
@@ -39,7 +39,7 @@ class LockInfo(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> Self:
-        """Make a `LockInfo` from another one, or from its `plain` values after any serializer."""
+        """Make a `LockInfo` from another one, or from its `plain` values, whatever serializer they went through."""
         info = cls(*values)
         since: Any = info.since
         if isinstance(since, str):
@@ -48,7 +48,7 @@ class LockInfo(NamedTuple):
 
     @property
     def plain(self) -> tuple[Any, ...]:
-        """Its values, in types that every serializer can carry: `since` is ISO 8601 text."""
+        """The values, in types that every serializer supports: `since` is ISO 8601 text."""
         since = self.since and self.since.isoformat()
         others = tuple(other.plain for other in self.others)
         return (*self[:4], since, self.ttl, self.state, self.waiting_processes, others)
@@ -99,7 +99,7 @@ class LockInfo(NamedTuple):
 def shown(name: str, longest: int = MAX_SHOWN) -> str:
     """`name`, cut and with unprintable characters escaped, so that it cannot break, forge or flood a log line.
 
-    It is cut first, to `longest` characters, so that a name of a megabyte costs no time.
+    It is cut first, to `longest` characters, so that escaping a megabyte-long name takes no time.
     """
     start = name if len(name) <= longest else f"{name[: longest - 1]}…"
     return start if start.isprintable() else start.encode("unicode_escape").decode()
@@ -115,8 +115,8 @@ def fields(event: str, **about: object) -> dict[str, str]:
 
     Args:
         event: What happened, as a fixed word.
-        about: The details: ``task``, ``task_id``, ``key``, ``holder`` (in words), ``holder_id``, ``reason``. None is
-            left out.
+        about: The details: ``task``, ``task_id``, ``key``, ``holder`` (in words), ``holder_id``, ``reason``. A detail
+            that is None is left out.
     """
     about = {"event": event, **about}
     return {f"redislock_{name}": shown(str(value), LONGEST) for name, value in about.items() if value is not None}

@@ -1,4 +1,4 @@
-"""`locked`: a lock around any function or block, with the app's lock server and settings."""
+"""`locked`: a lock around any function or block, using the app's lock server and settings."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def locked(
         app: The app whose lock server and settings to use; None for the current app, or the only one.
 
     Raises:
-        LockConfigError: The template is malformed, or the function is async or a generator. When the block or the call
-            begins: waiting for the lock would block the event loop that runs the caller.
+        LockConfigError: The template is malformed, or the function is async or a generator. Also when the block or the
+            call begins, if waiting for the lock would block the caller's event loop.
         LockConflict: When the block or the call begins: the key was still held at the end of `block_for`.
         LockUnavailable: When the block or the call begins: Redis did not answer or refused.
     """
@@ -186,7 +186,7 @@ class _Settings(NamedTuple):
     def of(cls, app: Celery, what: str, given: Mapping[str, Any]) -> _Settings:
         own = dict(given)
         at_once = not isinstance(own.get("block_for"), bool) and own.get("block_for") == 0
-        if at_once:  # `resolve_options` refuses 0: tasks may not have it
+        if at_once:  # `resolve_options` refuses 0, which tasks may not use
             del own["block_for"]
         app_wide = settings_of(app)
         settings = resolve_settings(app_wide)

@@ -27,7 +27,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from celery import Task
 
-#: The value of the label ``reason`` for each way to lose a lock. A label must have few and fixed values.
+#: The value of the label ``reason`` for each way to lose a lock. A label must have few, fixed values.
 REASONS = {PAST_DEADLINE: "deadline", HELD_TOO_LONG: "max_hold", KEY_GONE: "gone", NOT_OURS: "gone_at_release"}
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
@@ -108,7 +108,7 @@ def _met(sender: Task[..., Any], policy: str, **_: Any) -> None:
 
 def _released(sender: Task[..., Any], lock: HeldLock, **_: Any) -> None:
     taken_at = _taken_at.pop(lock, None)
-    if taken_at is not None:  # else the lock was taken before `connect` was called
+    if taken_at is not None:  # otherwise the lock was taken before `connect` was called
         HOLD.labels(sender.name).observe(time.monotonic() - taken_at)
 
 
@@ -122,5 +122,5 @@ def _unavailable(sender: Task[..., Any], **_: Any) -> None:
 
 def _forget_gauges(**_: Any) -> None:
     """Remove the app's own ``live`` gauges from the files of an exiting child."""
-    for name in {_process(), str(os.getpid())}:  # gauges set before `_name_by_index` are under the pid
+    for name in {_process(), str(os.getpid())}:  # gauges set before `_name_by_index` ran are under the pid
         mark_process_dead(name)  # type: ignore[no-untyped-call]

@@ -1,6 +1,6 @@
-"""Task options and settings: their defaults and allowed values. Pure: takes mappings and returns values.
+"""Task options and settings: their defaults and allowed values. All functions are pure.
 
-A task's options are resolved when the task is bound. A wrong value fails then, and the error says what is allowed.
+A task's options are resolved when the task is bound. A wrong value then raises an error that says what is allowed.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ OTHER_PLUGINS = {
     "expiry": "it is celery-singleton's; instead of it write nothing, for the lock of a dead run ends with its lease; "
     "or lock_max_hold, if a second run shall begin beside one that takes too long"
 }
-#: Names that other locks give their only duration. Here the user has to choose `lock_lease` or `lock_max_hold`.
+#: Names that other locks use for their only duration. Here the user has to choose `lock_lease` or `lock_max_hold`.
 _DURATIONS = frozenset({"timeout", "ttl", "expire", "expires"})
 #: The settings that are not defaults of task options, without the prefix ``redislock_``.
 SETTINGS: Mapping[str, Rule] = {
@@ -138,13 +138,13 @@ class LockSettings:
 
     url: str | None = field(repr=False)
     """The lock server: one Redis or Valkey, Sentinels or a Cluster; docs/topologies.md has an example of each. By
-    default the broker if it is Redis, else the result backend, with Celery's own settings for it. The server must not
-    evict keys. A worker checks the server when it starts, and logs what is wrong."""
+    default the broker if it is Redis, otherwise the result backend, with Celery's own settings for it. The server must
+    not evict keys. A worker checks the server when it starts, and logs what is wrong."""
 
     client_options: Mapping[str, Any] = field(repr=False)
     """Options of the redis-py client, such as ``socket_timeout`` (2.0), ``socket_connect_timeout`` (1.0),
     ``ssl_ca_certs``, and ``password`` if it is not in the URL; for Sentinels ``master_name`` and ``sentinel_kwargs``.
-    ``celery report``, ``inspect conf`` and Flower hide its passwords, and the whole of `redislock_url`."""
+    ``celery report``, ``inspect conf`` and Flower hide the passwords in it, and all of `redislock_url`."""
 
     prefix: str
     """The prefix of every key. If the locks use Celery's broker or result backend, its ``global_keyprefix`` comes
@@ -155,8 +155,8 @@ class LockSettings:
     after it."""
 
     waiting_limit: int
-    """How many messages one worker keeps waiting. The others go back to the broker, and return after 1 to 300 s with
-    their rank."""
+    """How many messages one worker keeps waiting. The others go back to the broker, and return after 1 to 300 s,
+    keeping their rank."""
 
 
 def resolve_options(
@@ -171,7 +171,7 @@ def resolve_options(
         prefix: The prefix of the names in `own` as the user writes them, for error messages.
 
     Raises:
-        LockConfigError: An option is unknown, its value is not allowed, or it does not go with another option.
+        LockConfigError: An option is unknown, its value is not allowed, or it cannot be combined with another option.
     """
     rules = {**KEY_OPTIONS, **OPTIONS}
     _refuse_unknown(f"{task}: ", prefix, own, rules)

@@ -3,7 +3,7 @@
 The ``sender`` is the task. A lock outside tasks sends no signals. Every receiver must accept ``**kwargs``.
 
 Celery logs what a receiver raises; the run and its lock are not affected. Receivers are called one after the other, in
-the thread that sends the signal: a slow one delays the run. A soft time limit that strikes in a receiver ends only the
+the thread that sends the signal: a slow one delays the run. A soft time limit raised in a receiver ends only the
 receiver.
 """
 
@@ -14,7 +14,7 @@ from celery.utils.dispatch import Signal
 __all__ = ["lock_acquired", "lock_conflict", "lock_lost", "lock_released", "lock_unavailable"]
 
 #: A run has acquired its key; its body starts next. Arguments: ``lock`` (the `HeldLock`, with ``key``, ``lease``,
-#: ``fence`` and ``remaining``), ``waited`` (seconds since its message first met a conflict or an outage, else 0.0).
+#: ``fence`` and ``remaining``), ``waited`` (seconds since its message first met a conflict or an outage; 0.0 if none).
 lock_acquired = Signal(name="lock_acquired", providing_args=["lock", "waited"])
 
 #: A run or a publish has found its key held. Arguments: ``key`` (in Redis), ``holder`` (`LockInfo`), ``policy`` (what
@@ -26,7 +26,7 @@ lock_conflict = Signal(name="lock_conflict", providing_args=["key", "holder", "p
 #: Arguments: ``lock``.
 lock_released = Signal(name="lock_released", providing_args=["lock"])
 
-#: A run has lost its key before it released it. Sent once per lock: from a separate thread, or from the run if the run
+#: A run has lost its key before releasing it. Sent once per lock: from a separate thread, or from the run if the run
 #: itself notices the loss. Arguments: ``lock``, ``reason`` (text, for people).
 lock_lost = Signal(name="lock_lost", providing_args=["lock", "reason"])
 

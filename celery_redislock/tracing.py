@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .errors import LockUnavailable
     from .info import LockInfo
 
-#: The current span when each held lock was taken. A loss is reported by a thread without a current span.
+#: The span that was current when each held lock was taken. A loss is reported by a thread without a current span.
 _spans: WeakKeyDictionary[HeldLock, Span] = WeakKeyDictionary()
 
 

@@ -1,4 +1,4 @@
-"""Commands: ``celery locks`` and its subcommands that only read: list, show, why, export and watch."""
+"""Commands: ``celery locks`` and its read-only subcommands, list, show, why, export and watch."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from .why import Why
 from .workers import Counts, Workers, outside
 
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
-#: Terminal codes that `watch` draws with: overwriting the last picture instead of clearing it avoids flicker.
+#: Terminal codes that `watch` draws with: overwriting the last screen instead of clearing it avoids flicker.
 HOME, CLEAR_RIGHT, CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
-#: The most rows that `watch` draws: more than a terminal shows.
+#: The maximum number of rows that `watch` draws, which is more than a terminal shows.
 SHOWN = 200
 
 
@@ -51,7 +51,7 @@ def locks(context: click.Context, **_: Any) -> None:
 def list_(
     context: click.Context, task: str | None, match: str | None, waiting: bool, as_json: bool, timeout: float
 ) -> None:
-    """List who holds locks and how many messages wait for each, the oldest first."""
+    """List who holds locks and how many messages wait for each, oldest first."""
     app = app_of(context)
     known, counts = Locks(app), Counts(Workers(app, timeout))
     rows = sorted((row for row in known.all(match, task, counts) if row.waiting or not waiting), key=oldest_first)
@@ -178,7 +178,7 @@ def why(context: click.Context, task_id: str, as_json: bool, timeout: float) -> 
 @click.pass_context
 @reports_errors
 def export(context: click.Context, task: str | None, match: str | None, timeout: float) -> None:
-    """Print totals, as Prometheus takes them."""
+    """Print totals in Prometheus' text format."""
     app = app_of(context)
     counts = Counts(Workers(app, timeout))
     for line in prometheus(totals(Locks(app).all(match, task, counts))):
@@ -223,7 +223,7 @@ class Rate:
 def watch(
     context: click.Context, task: str | None, match: str | None, interval: float, timeout: float, **_: Any
 ) -> None:
-    """Show the list again and again, until Ctrl-C."""
+    """Keep showing the list until Ctrl-C."""
     app = app_of(context)
     known, rate = Locks(app), Rate()
     try:
@@ -242,7 +242,7 @@ def watch(
 def screen(
     rows: Sequence[Row], conflicts: str, took: float, missing: str | None = None, width: int | None = None
 ) -> Iterator[str]:
-    """The lines of one picture: the totals, what they leave out, and the table."""
+    """The lines of one screen: the totals, what they leave out, and the table."""
     now = datetime.now(UTC)
     total = sum(totals(rows).values(), Total())
     oldest = f", oldest wait {duration(total.oldest)}" if total.waiting else ""

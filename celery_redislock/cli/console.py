@@ -1,4 +1,4 @@
-"""Console: what the commands share: options, exit codes, and errors in one line."""
+"""Console: the options, exit codes and one-line errors that the commands share."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Refused(Nothing):
 
 
 class Unavailable(click.ClickException):
-    """The lock server cannot be reached, or none is set. Celery's own commands exit like this without a broker."""
+    """The lock server cannot be reached, or none is set. Celery's own commands use this exit code without a broker."""
 
     exit_code = EX_UNAVAILABLE
 

@@ -1,4 +1,4 @@
-"""Locks: everything that the command line asks about an app's locks, and how it releases one."""
+"""Locks: reads and releases an app's locks for the command line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Locks:
         app: The app, with its tasks loaded.
 
     Attributes:
-        prefix: How the keys of its tasks' locks begin, up to the opening brace.
+        prefix: The start of its tasks' keys, up to the opening brace.
 
     Raises:
         LockConfigError: The app has no lock server.
@@ -120,7 +120,7 @@ class Locks:
     def _rooms(self, lock: str) -> dict[str, float]:
         """The rooms in line for `lock`, on whichever node of a Cluster has the line."""
         for node in nodes_of(self._server.client):
-            with suppress(AskError):  # the node does not have the lock, or not yet
+            with suppress(AskError):  # the node does not have the lock, or does not have it yet
                 return rooms_of(node, lock)
         return {}
 
@@ -174,7 +174,7 @@ def plan_of(app: Celery, task: str | None) -> LockPlan | None:
 
 
 def oldest_first(row: Row) -> tuple[datetime, str]:
-    """The sort key of rows: the holder that has held its key for longest comes first."""
+    """The sort key of rows: the holder that has held its key the longest comes first."""
     return row.token.since or _NEVER, row.part.key
 
 
@@ -185,6 +185,6 @@ def _literal(text: str) -> str:
 
 def matcher(pattern: str) -> Callable[[str], object]:
     """A function that matches keys against `pattern` as Redis' SCAN does."""
-    # fnmatch escapes with brackets instead of a backslash, and negates them with "!" instead of "^".
+    # fnmatch escapes with brackets instead of a backslash, and negates a set with "!" instead of "^".
     like = re.sub(r"\\(.)|\[\^", lambda found: f"[{found[1]}]" if found[1] else "[!", pattern, flags=re.DOTALL)
     return re.compile(fnmatch.translate(like)).match

@@ -86,7 +86,7 @@ def _held_at(known: Locks, key: str) -> list[Row]:
 
 
 def _leave_out(known: Locks, found: Sequence[Row], key: str | None) -> None:
-    """Say how many keys are left out because they may not be locks at all.
+    """Say how many keys are left out because they might not be locks at all.
 
     Raises:
         Refused: The user named exactly this key.

@@ -41,10 +41,10 @@ class Result(NamedTuple):
     """The task's state in Celery."""
     value: Any = None
     done: Any = None
-    """When the task ended, in the backend's own form; None if it does not say."""
+    """When the task ended, in the backend's own format; None if the backend does not say."""
     traceback: str = ""
     joined: str | None = None
-    """The id of the task that this one joined, and whose outcome it has; None if it joined none."""
+    """The id of the joined task, whose outcome this task has; None if it joined none."""
     again: str = ""
     """When the broker redelivers a dead worker's message, in words."""
     unasked: str = ""
@@ -58,7 +58,7 @@ class Result(NamedTuple):
     @property
     def is_waiting(self) -> bool:
         """Whether the task was waiting for its lock when its result was last stored."""
-        # If the body met another lock and retried the task itself, the result has a traceback.
+        # If the body met a conflict on another lock and retried the task itself, the result has a traceback.
         return self.status == states.RETRY and isinstance(self.value, LockConflict) and not self.traceback
 
     @property
@@ -129,7 +129,7 @@ def result_of(app: Celery, task_id: str) -> Result:
         return Result(task_id, again=_again(app), unasked=Say.NO_BACKEND(scheme=scheme))
     try:
         meta: Mapping[str, Any] = patiently(lambda: app.backend.get_task_meta(task_id, cache=False))
-    except Exception as error:  # noqa: BLE001 - errors of the backend's library
+    except Exception as error:  # noqa: BLE001 - errors from the backend's library
         return Result(task_id, again=_again(app), unasked=Say.BACKEND_AWAY(error=describe(error)))
     return Result(
         task_id,

@@ -15,8 +15,8 @@ from celery_redislock.info import LockInfo
 from celery_redislock.protocol.names import LockPart, keys_of
 from celery_redislock.protocol.tokens import Token
 
-#: How many entries of its key table the server looks at per SCAN, in about 0.3 ms. It serves other clients between two
-#: pages, and also while it answers a page's pipeline, because it reads the commands a few at a time.
+#: How many entries of its key table the server examines per SCAN, which takes about 0.3 ms. It serves other clients
+#: between two pages, and also while it answers a page's pipeline, because it reads the commands a few at a time.
 PAGE = 500
 #: The token in the `Row` of a free lock.
 FREE = Token.of("")
@@ -58,7 +58,7 @@ class Row(NamedTuple):
 
     @property
     def state(self) -> str:
-        """As in `LockInfo.state`, or ``free``."""
+        """The state, as in `LockInfo.state`, or ``free``."""
         return "free" if self.token is FREE else self.token.state
 
     @property
@@ -86,12 +86,14 @@ def nodes_of(client: redis.Redis | ClusterClient) -> list[redis.Redis]:
 
 
 def scan(node: redis.Redis, pattern: str, look: Look) -> Iterator[Row]:
-    """The locks of one server whose keys match `pattern`, in no particular order. In rare cases a lock comes twice.
+    """The locks of one server whose keys match `pattern`, in no particular order.
+
+    In rare cases the same lock is returned twice.
 
     Args:
         node: The server.
         pattern: A pattern of keys, as for Redis' SCAN.
-        look: Reads a key that has moved to another node meanwhile.
+        look: Reads a key that has since moved to another node.
 
     Raises:
         RedisError: Redis did not answer or refused.
@@ -156,13 +158,13 @@ def _row(node: redis.Redis, part: LockPart, reply: Sequence[Any], look: Look) ->
             return None
         if isinstance(one, Exception):
             raise one
-    if value is None:  # released meanwhile
+    if value is None:  # released in the meantime
         return None
     return Row(part, Token.of(value), left / 1000 if left >= 0 else None, _rooms(line))
 
 
 def _has_moved(reply: Sequence[Any]) -> bool:
-    """Whether the key is on another node of the Cluster. redis-py's error for MOVED is a subclass of that for ASK."""
+    """Whether the key is on another node of the Cluster. redis-py's MOVED error is a subclass of its ASK error."""
     return any(isinstance(one, AskError) for one in reply[:2])
 
 

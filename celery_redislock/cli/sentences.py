@@ -14,8 +14,8 @@ from .scan import Row
 from .table import duration, moment
 
 _BUSY = "`celery inspect active` shows what keeps the processes busy."
-#: A key that was not renewed for longer than this share of its lease counts as no longer renewed. Renewals are due
-#: after every third of the lease.
+#: A key counts as no longer renewed if its last renewal is older than this share of its lease. A renewal is due every
+#: third of the lease.
 OVERDUE = 0.5
 
 
@@ -125,7 +125,7 @@ def held(row: Row, now: datetime, options: LockOptions | None = None) -> str:
     Args:
         row: The key and its holder.
         now: The current time.
-        options: The options of the holder's task, which tell when the key was last renewed; None if unknown.
+        options: The options of the holder's task, needed to tell when the key was last renewed; None if unknown.
     """
     key, info = row.part.key, row.info
     if info.state != "held":

@@ -15,7 +15,7 @@ from .scan import Row
 HEAD = ("STATE", "AGE", "WAITING", "KEY", "HOST", "TASK ID", "ENDS IN", "TASK")
 NOTHING, GAP = "-", "  "
 _NEEDED, (_KEY, _HOST, _ID, _ENDS, _TASK) = 5, range(3, 8)
-#: In a narrow terminal: the fewest characters that a key or host is cut to, and the length of every task id.
+#: In a narrow terminal: the shortest length that a key or host is cut to, and the length of every task id.
 _SHORTEST, _SHORT_ID = {_KEY: 32, _HOST: 8}, 9
 #: How many characters of a cut key come from its end, which names the permit.
 _END_OF_KEY = 10

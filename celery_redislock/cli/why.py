@@ -35,7 +35,7 @@ class Said(NamedTuple):
     text: str
     """For people."""
     about: Mapping[str, Any] | None = None
-    """For programs: the task or the holder of its key, as from `LockInfo.to_json`; None if there is nothing to add."""
+    """For programs: the task or the holder of its key, in `LockInfo.to_json` form; None if there is nothing to add."""
 
 
 class Seen(NamedTuple):
@@ -80,7 +80,7 @@ class Why:
             found = [*self._in_result(result)]
         elif not seen:
             rows = [row for row in self._locks.all() if self._is_mine(row)]
-            if not (result.is_waiting and any(row.info.state == "held" for row in rows)):  # otherwise out of date
+            if not (result.is_waiting and any(row.info.state == "held" for row in rows)):  # otherwise it is stale
                 found = [*self._in_result(result)]
             found += self._in_redis(rows, result)
         yield from found
@@ -130,7 +130,7 @@ class Why:
                 yield Said(text, self._about(state, **about))
 
     def _waiting(self, what: Mapping[str, Any]) -> Iterator[Said]:
-        """Who holds the key of a waiting message, why it waits if the key is free, and how many are ahead."""
+        """Say who holds a waiting message's key, why it waits if the key is free, and how many are ahead of it."""
         lock, answers = what["lock"], self._workers.ask("redislock_waiting", {"key": what["lock"]}, to=self._answered)
         line = [one["rank"] for found in answers.values() for one in found]
         before = sum(rank < what["rank"] for rank in line)
@@ -154,7 +154,7 @@ class Why:
         return (Say.FREE if before else Say.NEXT)(free=free)
 
     def _holders(self, lock: str) -> Generator[Said, None, int]:
-        """Say who holds `lock`, or for whom it is kept. Returns the number of holders."""
+        """Say who holds `lock`, or for whom it is kept. Return the number of holders."""
         rows = [row for row in self._locks.of(lock) if row.part.kind != "queued"]
         for row in rows:
             yield Said(self._locks.held(row, self._now), self._locks.to_json(row))

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
-#: How many seconds a broker or a result backend has to answer. Celery's own commands wait for a silent one forever.
+#: How many seconds a broker or a result backend has to answer. Celery's own commands wait forever for a silent one.
 PATIENCE = 4.0
 
 
 class Workers:
-    """An app's workers, as far as they answer.
+    """Asks an app's workers over Celery's remote control.
 
     Args:
         app: The app.
@@ -49,7 +49,7 @@ class Workers:
         Args:
             command: The name of the remote control command.
             arguments: Its arguments.
-            to: The names of the workers to ask; None for all. With names, it returns once all have answered.
+            to: The names of the workers to ask; None for all. With names, the call returns once all have answered.
         """
         if not self._timeout:  # with a timeout of 0, Celery would wait forever
             self.problem = "--timeout is 0"
@@ -61,7 +61,7 @@ class Workers:
                 ),
                 waits=self._timeout,
             )
-        except Exception as error:  # noqa: BLE001 - errors of the broker's library
+        except Exception as error:  # noqa: BLE001 - errors from the broker's library
             self.problem = describe(error)
             return {}
         answers = {shown(str(name)): answer for reply in replies or () for name, answer in reply.items()}
@@ -69,7 +69,7 @@ class Workers:
 
 
 def _is_error(answer: Any) -> bool:
-    """Whether a worker refused: without the plugin, it does not know the command."""
+    """Whether the answer is an error: a worker without the plugin does not know the command."""
     return isinstance(answer, dict) and "error" in answer
 
 
@@ -78,10 +78,10 @@ def patiently(ask: Callable[[], Answer], waits: float = 0.0) -> Answer:
 
     Args:
         ask: Asks the broker or the result backend. If it takes too long, its daemon thread is left behind.
-        waits: Seconds that `ask` waits by design; it may take `PATIENCE` in addition.
+        waits: Seconds that `ask` waits by design; it may take `PATIENCE` seconds longer.
 
     Raises:
-        TimeoutError: It took too long.
+        TimeoutError: `ask` took too long.
         Exception: Whatever `ask` raises.
     """
     done: list[Answer] = []
@@ -104,10 +104,10 @@ def patiently(ask: Callable[[], Answer], waits: float = 0.0) -> Answer:
 
 
 class Counts:
-    """The messages that wait in the workers that answer.
+    """The waiting messages in the workers that answer.
 
     Args:
-        workers: The workers. They are asked once, now.
+        workers: The workers. They are asked once, when this object is made.
 
     Attributes:
         conflicts: How many runs found their key held since their worker started, by worker.
@@ -140,7 +140,7 @@ class Counts:
         return row._replace(rooms=rooms, messages=self.locks.get(row.part.lock, {}))
 
     def free(self, lock: str) -> list[Row]:
-        """A row for `lock`, which is free, if messages wait for it, for instance for a free slot of their worker."""
+        """A row for the free lock `lock` if messages wait for it: they may lack a free slot in their worker."""
         return [self.add(Row(LockPart(lock, lock), FREE, None))] if lock in self.locks else []
 
     def missing(self, rows: Sequence[Row]) -> str | None:

@@ -15,7 +15,7 @@ _NOTHING = ctypes.py_object()
 
 
 class Abort:
-    """A context manager around a body. `strike` raises LockLost inside it, and nowhere else in the body's thread.
+    """A context manager around a body. `strike` raises LockLost inside the body, and nowhere else in its thread.
 
     The interpreter raises the error between two bytecodes, so a body inside a C call (a query, a sleep) gets it when
     the call returns. A greenlet never gets it. There, and around long C calls, a body should call

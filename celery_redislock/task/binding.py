@@ -116,7 +116,7 @@ def expect_conflicts(cls: TaskClass) -> None:
 def is_given(app: Celery) -> bool:
     """Whether the task being bound to `app` was defined for another app, and Celery shares it with this one.
 
-    A shared task belongs to every app alike. It counts as another app's if another app is set up, unless `app` is the
+    A shared task belongs to all apps equally. It counts as another app's if another app is set up, unless `app` is the
     default app, as a worker's app is.
     """
     maker, function = maker_of_task()

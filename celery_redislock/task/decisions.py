@@ -1,8 +1,8 @@
-"""Decisions: what becomes of a run and its message, or of a publish, as values.
+"""Decisions: what happens to a run and its message, or to a publish, as values.
 
 They are pure functions of the facts about a message (`celery_redislock.message.delivery`), the key's holder
 (`LockInfo`) and the task's options. `WorkerExecution`, `JoiningExecution`, `EagerExecution` and `Publication` carry
-them out. The model in tests/model imports these functions too, so a wrong rule breaks one of its promises.
+them out. The model in tests/model imports these functions too, so a wrong rule breaks one of the model's promises.
 
 To add a policy, write one function here and add its name to `POLICIES` and to `options.ConflictPolicy`.
 """
@@ -52,7 +52,7 @@ class Wait(NamedTuple):
     """The message waits in line for its turn. The run is shown as RETRY."""
 
     joins: str | None = None
-    """The id of the joined task. The run ends with its outcome as soon as there is one."""
+    """The id of the joined task. The run ends with that task's outcome as soon as there is one."""
 
 
 class ComeBack(NamedTuple):
@@ -69,7 +69,7 @@ Policy = Callable[[Facts, LockInfo, LockOptions], Decision]
 def on_conflict(
     message: Facts, holder: LockInfo, options: LockOptions, *, is_own_copy: bool, has_ended: HasEnded
 ) -> Decision:
-    """Decide what becomes of a run whose key is held.
+    """Decide what happens to a run whose key is held.
 
     Copies, successors, messages that have begun and messages with a reservation are not duplicates, so they come back.
     A message also comes back if its sender may have seen the holder's run end, or if the key is offered to a waiter,
@@ -91,8 +91,8 @@ def on_conflict(
 def policy_for(holder: LockInfo, options: LockOptions) -> str:
     """The policy for a conflict with `holder`: the task's own, with one exception.
 
-    In scope ``job`` a message is a duplicate of another job. A holder that is not a task is no job, so the message
-    waits.
+    In scope ``job`` a message is a duplicate of another job. A holder that is not a task is not a job, so the
+    message waits.
     """
     return "wait" if options.scope == "job" and holder.task_id is None else options.on_conflict
 
@@ -159,7 +159,7 @@ class RunWithout(NamedTuple):
 
 
 def on_outage(message: Delivered, waited: float, options: LockOptions) -> Refuse | RunWithout | ComeBack:
-    """Decide what becomes of a run when the lock server does not answer or refuses the command.
+    """Decide what happens to a run when the lock server does not answer, or refuses the command.
 
     `waited` is the time since its message first had to wait, in seconds.
     """
@@ -217,7 +217,7 @@ def on_joining(*, is_ready: bool, will_run_again: bool, has_key: bool, waited: f
     Args:
         is_ready: Whether the joined task has an outcome.
         will_run_again: Whether the joined task's state is RETRY.
-        has_key: Whether this run holds the key, so that the joined task is not running.
+        has_key: Whether this run holds the key, which means that the joined task is not running.
         waited: Seconds since this run's message first had to wait.
         options: The task's options. A joined task in state RETRY counts as dead once `waited` reaches `lock_queue_ttl`.
     """
@@ -232,7 +232,7 @@ def on_joining(*, is_ready: bool, will_run_again: bool, has_key: bool, waited: f
 
 
 class Published(NamedTuple):
-    """A message that is about to be published, and that only the caller knows of."""
+    """A message that is about to be published, and that only the caller knows about."""
 
     task: str
     """The task's name."""
@@ -247,16 +247,16 @@ class Answer(NamedTuple):
 
 
 class AskAgain(NamedTuple):
-    """The publish asks again for the key or the place in the queue, and disregards the jobs in `passed`."""
+    """The publish asks again for the key or the place in the queue, disregarding the jobs in `passed`."""
 
     passed: Passed
 
 
 def on_first(message: Published, taken: Iterable[LockInfo], has_ended: HasEnded) -> Answer | AskAgain:
-    """Decide what becomes of a publish, given who has the key and the place in the queue.
+    """Decide what happens to a publish, given who has the key and the place in the queue.
 
-    A job that the caller may have seen end is no answer. Nor is one that caused the message, because the message must
-    follow it. `has_ended` is called only if the job's result would otherwise be the answer.
+    A job that the caller may have seen end cannot be the answer. Nor can one that caused the message, because the
+    message must follow it. `has_ended` is called only if the job's result would otherwise be the answer.
     """
     ended, preceding = set[str](), set[str]()
     for job in taken:
@@ -270,9 +270,10 @@ def on_first(message: Published, taken: Iterable[LockInfo], has_ended: HasEnded)
 
 
 def on_second(message: Published, taken: Iterable[LockInfo], passed: Passed) -> Answer | None:
-    """Decide what becomes of a publish that asked again and passed over some jobs. None: send it without a reservation.
+    """Decide what happens to a publish that asked again and passed over some jobs.
 
-    A job that the first answer did not name is newer than the call, so the caller cannot have seen it end.
+    None means that the message is sent without a reservation. A job that the first answer did not name is newer than
+    the call, so the caller cannot have seen it end.
     """
     known = passed.ended | passed.preceding
     return next((Answer(job) for job in taken if is_job(message, job) and job.task_id not in known), None)
@@ -280,6 +281,6 @@ def on_second(message: Published, taken: Iterable[LockInfo], passed: Passed) -> 
 
 def is_job(message: Published, holder: LockInfo) -> bool:
     """Whether `holder` is a job of the message's task whose result can be given to the caller."""
-    # Others cannot read the result of an eager run (`apply()`). Unlike a worker's name, its host contains no "@".
+    # Other processes cannot read an eager run's result (`apply()`). Unlike a worker's name, its host contains no "@".
     has_a_result = holder.state == "queued" or "@" in (holder.hostname or "")
     return holder.task == message.task and has_a_result and holder.task_id is not None and is_whole(holder.task_id)

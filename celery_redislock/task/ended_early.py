@@ -54,7 +54,7 @@ class WaitsInLine(CameBack):
     """
 
     def __init__(self, reason: str, key: str, rank: int, header: Header, is_shown: bool) -> None:
-        super().__init__(reason, key, rank, header, is_shown)  # the main process unpickles it from these
+        super().__init__(reason, key, rank, header, is_shown)  # the main process unpickles it from these arguments
         self.key, self.rank, self.header, self.is_shown = key, rank, header, is_shown
 
 
@@ -140,7 +140,7 @@ class LastWord(NamedTuple):
     note: Note | None
     """The note for copies of the run's message, if any."""
     was_sent_before: bool
-    """A time limit interrupted the run's hooks after an earlier command was sent: the key may be free already."""
+    """Whether an earlier command was sent before a time limit interrupted the hooks: the key may be free already."""
 
     @property
     def command(self) -> Command:
@@ -158,7 +158,7 @@ class LastWord(NamedTuple):
             self.lock.lose(NOT_OURS)
 
     def send_again(self, keeper: Keeper, why: object) -> None:
-        """Have the keeper send the command until Redis answers.
+        """Have the keeper keep sending the command until Redis answers.
 
         Args:
             keeper: The keeper of the lock's server.
@@ -167,7 +167,7 @@ class LastWord(NamedTuple):
         soon = f"the lock is released once Redis answers, or ends in {self.lock.lease:g} s"
         about = self.lock.fields("release_delayed")
         logger.warning("%s has ended, but %s; %s", self.lock.token.name, why, soon, extra=about)
-        # The broker may be away too, with the ack unsent: write the note even if no copy was seen.
+        # The broker may be down too, with the ack unsent: write the note even if no copy was seen.
         note = self.note and self.note._replace(in_any_case=True)
         command, until = self._replace(note=note).command, self.lock.ends_at
         if note is not None:  # copies need it even after the lease has ended

@@ -65,7 +65,7 @@ class Execution:
         key: The key in Redis; empty until `acquire`.
         lock: The held lock; None while nothing is held.
         abort: Ends the body when the lock is lost; None unless `lock_on_lost` is ``abort``.
-        joined: The outcome of the task that the run has joined and ends with, instead of running its body; else None.
+        joined: The outcome of the joined task: the run ends with it and does not run its body. None if it joined none.
     """
 
     def __init__(self, task: Task[..., Any], plan: LockPlan, request: Context) -> None:
@@ -80,7 +80,7 @@ class Execution:
         self.abort = Abort() if plan.options.on_lost == "abort" else None
         self.joined: Outcome | None = None
         self._server = server_of(plan.app)
-        #: The lock whose acquire was sent and not answered yet: the key may have been granted.
+        #: The lock whose acquire was sent but not answered yet: the key may have been granted.
         self._unanswered: HeldLock | None = None
         #: The claim to the message's reservation, until it is used or given up.
         self._claim: Claim | None = None
@@ -91,18 +91,18 @@ class Execution:
         #: If the key is handed over: the token of the next attempt's reservation, and its lifetime in seconds.
         self._handed_over: tuple[Token, float] | None = None
         self._release_was_sent = False
-        #: If the message was called: what the key holds until this run acquires it.
+        #: If the message was called: the key's value until this run acquires the key.
         self._call = self.message.delivery.call
 
     def acquire(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Take the key of this call, or end the run as its options say.
+        """Take the key for this call, or end the run as its options say.
 
         Raises:
             TypeError: The arguments do not fit the signature.
             LockKeyError: No key can be made from the arguments.
             LockConflict: The key is held, and the policy makes the run fail.
             LockUnavailable: Redis did not answer or refused, and `lock_on_outage` makes the run fail.
-            Ignore, Reject: The run ends without its body.
+            Ignore, Reject: The run ends without running its body.
         """
         self.key = key = self.plan.redis_key(args, kwargs)
         if self._claim is not None and self.message.header.key not in {key, None}:
@@ -135,10 +135,10 @@ class Execution:
             self._give_up_reservation()
 
     def leave_no_retry(self) -> None:
-        """Stop showing RETRY, because no attempt follows this run. An eager run shows none, so this does nothing."""
+        """Stop showing RETRY, because no attempt follows this run. Does nothing here: eager runs never show RETRY."""
 
     def _take(self, lock: HeldLock) -> None:
-        """Take the key, or end the run, as `acquire` says.
+        """Take the key, or end the run, as `acquire` describes.
 
         If `self.lock` is still None afterwards, the body runs without the lock.
 
@@ -153,7 +153,7 @@ class Execution:
         Args:
             lock: The lock to be granted.
         """
-        # A time limit may strike while the reply is read. If the key was granted, `end` must release it.
+        # A time limit may fire while the reply is read. If the key was granted, `end` must release it.
         self._unanswered = lock
         note = self._note(lock.key) if self.message.delivered.may_be_a_copy else None
         answer = lock.store.acquire(
@@ -162,7 +162,7 @@ class Execution:
             call=self._call,
             claim=self._claim,
         )
-        self._call = None  # used up: the key is this run's, was passed on, or is another's
+        self._call = None  # used up: the key is now this run's, was passed on, or belongs to another holder
         return answer
 
     def _taken(self, lock: HeldLock) -> None:
@@ -188,13 +188,13 @@ class Execution:
             word.send_again(keeper, error)
             self.lock = self._unanswered = None
             return
-        # Not earlier: if a time limit strikes before the release, postrun calls `end` again, which needs the lock.
+        # Cleared only now: if a time limit fires before the release, postrun calls `end` again, which needs the lock.
         self.lock = self._unanswered = None
         if signals.lock_released.receivers:
             signals.lock_released.send(sender=self.task, lock=lock)
 
     def _pass_on(self, call: bytes) -> None:
-        """Pass the key on to the next waiter: this run was called to it, and did not use the call."""
+        """Pass the key on to the next waiter: this run was called, but did not use the call."""
         self._call = None
         if self.key:
             self._server.pass_on(self.key, call)
@@ -210,7 +210,7 @@ class Execution:
         return Note(self._note(lock.key), ttl, copy_may_wait)
 
     def _give_up_other_key(self) -> None:
-        """Give up a reservation of another key than this run's.
+        """Give up a reservation of a key other than this run's.
 
         The publisher computed another key from the same arguments: its code is older or newer than this worker's.
         """
@@ -249,7 +249,7 @@ class Execution:
 
         Args:
             holder: The key's holder.
-            what: The policy and what becomes of the run, such as ``wait: it waits in line``.
+            what: The policy and what happens to the run, such as ``wait: it waits in line``.
         """
         about = self.message.fields("conflict", key=holder.key, holder=holder.who, holder_id=holder.task_id)
         logger.info("%s: lock %s is held by %s: %s", self.message.name, holder.key, holder.who, what, extra=about)

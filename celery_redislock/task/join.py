@@ -79,7 +79,7 @@ class JoiningExecution(WorkerExecution):
         )
 
     def _carry_out(self, decision: Decision, holder: LockInfo, conflict: Conflict) -> None:
-        """As in `WorkerExecution`, but the message waits in line only while the joined task holds the key."""
+        """Like `WorkerExecution`, but have the message wait in line only while the joined task holds the key."""
         joins = decision.joins if isinstance(decision, Wait) else None
         if joins is not None and not any(one.task_id == joins and one.state == "held" for one in holder.holders):
             self._come_back(joins)
@@ -118,9 +118,9 @@ class JoiningExecution(WorkerExecution):
     def _release_without_note(self, lock: HeldLock) -> None:
         """Release the key but leave no note, because this attempt is not over."""
         self._server.keeper.remove(lock)
-        with suppress(LockUnavailable):  # if Redis is away, the lock ends with its lease
+        with suppress(LockUnavailable):  # if Redis is down, the lock ends with its lease
             lock.store.release(lock.key, lock.token, exactly=True)
-        # Not earlier: if a time limit strikes before the release, postrun calls `end`, which needs the lock.
+        # Cleared only now: if a time limit fires before the release, postrun calls `end`, which needs the lock.
         self.lock = self._unanswered = None
         lock.token = self._mint()  # a late release must not end what a later acquire is granted
         if signals.lock_released.receivers:

@@ -118,7 +118,7 @@ class LockedTask(LockAttributes, BaseTask):
             cls.request_class(name, request)
         cls.lock_plan = checked_plan(app, cls, name)
         cls._lock_is_refused = False
-        if "track_started" in vars(cls) and "_lock_track_started" not in vars(cls):  # else inherited, or done already
+        if "track_started" in vars(cls) and "_lock_track_started" not in vars(cls):  # not inherited, and not done yet
             cls._lock_track_started, cls.track_started = bool(cls.track_started), False
 
     @classmethod
@@ -184,7 +184,7 @@ class LockedTask(LockAttributes, BaseTask):
 
         def send(options: Mapping[str, Any]) -> LockedResult:
             result = cast("LockedResult", super(LockedTask, self).apply_async(args, kwargs, **options))
-            with suppress(AttributeError):  # a base that publishes when a transaction commits has no result yet
+            with suppress(AttributeError):  # a base class that publishes at a transaction's commit has no result yet
                 result.duplicate = False
             return result
 
@@ -193,7 +193,7 @@ class LockedTask(LockAttributes, BaseTask):
         publication = Publication(self, plan, options, send)
         if not plan.acts_at_publish:
             return publication.send()
-        if app.conf.task_always_eager:  # not earlier: Celery's settings are slow to look up
+        if app.conf.task_always_eager:  # not checked sooner, because Celery's settings are slow to look up
             return send(options)
         if is_in_hook():
             return publication.send_in_hook()
@@ -242,7 +242,7 @@ class LockedTask(LockAttributes, BaseTask):
         super().after_return(status, retval, task_id, args, kwargs, einfo)
 
     def on_replace(self, sig: Any) -> Any:
-        """Send the replacement, as Celery does. From now on it alone stores a state under the shared task id."""
+        """Send the replacement, as Celery does. Only the replacement now stores a state under the shared task id."""
         execution = execution_of(self.request_stack.top)
         if execution is not None:
             execution.leave_no_retry()
@@ -266,8 +266,8 @@ class LockedTask(LockAttributes, BaseTask):
         Arguments that do not affect the key may be omitted: if `lock_args` names ``account_id`` or a template has
         ``{account_id}``, both ``lock_for(7)`` and ``lock_for(account_id=7)`` work.
 
-        The lock waits up to `lock_block_for` seconds for its key, and is renewed while it is held. Code in a run or
-        block that holds the key already holds the lock.
+        The lock waits up to `lock_block_for` seconds for its key, and is renewed while it is held. Code inside a
+        run or block that holds the key shares that lock.
 
         Raises:
             TypeError: The arguments do not fit the task's signature, or one that the key needs is missing.

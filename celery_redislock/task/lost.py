@@ -2,7 +2,7 @@
 
 Celery publishes it from 5.7 on, if `retry_on_worker_lost` is set. In scope ``job``, or with `lock_hold_on_retry`, it
 inherits the key, as after `self.retry()`. Two threads of the main process take part: one hands over the keys of the
-dead process, the other runs Celery's publish. The first may be seconds ahead.
+dead process, the other runs Celery's publish. The first thread may be seconds ahead of the second.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class NextAttempt:
         plan: The plan of the task.
         request: The dict of Celery's request for the run.
         nonce: The nonce of the run's token.
-        reservation: The key reserved for the run's message: the process may die before it has taken the key.
+        reservation: The reservation of the run's message, if any. It matters if the process dies before taking the key.
     """
 
     def __init__(self, plan: LockPlan, request: Mapping[str, Any], nonce: str, reservation: Reservation | None) -> None:
@@ -77,7 +77,8 @@ class NextAttempt:
         with self._deciding:
             self.is_sent, self._ttl, key = True, ttl, self._key
         if key is not None:
-            # Send both: if the key is not handed over yet, the first does so; else the second sets its lifetime.
+            # Send both commands: the first hands over the key if that has not happened yet; the second sets the key's
+            # lifetime if it has.
             keeper, owner, token = server_of(self._plan.app).keeper, known_by(self._nonce), self._token
             ends = time.monotonic() + max(self._plan.options.lease, NOTICED_WITHIN)
             keeper.later(key, ends, lambda store: store.send(commands.hand_over(key, owner, token, ttl)))
@@ -102,7 +103,7 @@ def attempts_before(request: Mapping[str, Any]) -> int:
 def next_attempt(
     task: Task[..., Any], plan: LockPlan, request: Mapping[str, Any], nonce: str, reservation: Reservation | None
 ) -> NextAttempt | None:
-    """The attempt that Celery publishes for `retry_on_worker_lost`; None after the last, or if it inherits no key."""
+    """The attempt that Celery publishes for `retry_on_worker_lost`; None after the last, or if no key is inherited."""
     if not hands_over(plan.options):
         return None
     if task.max_retries is not None and attempts_before(request) >= task.max_retries:
@@ -112,7 +113,7 @@ def next_attempt(
 
 @contextmanager
 def in_hook(attempt: NextAttempt | None = None) -> Iterator[None]:
-    """Mark this thread as inside a hook of the main process: a publish then neither asks Redis nor computes a key.
+    """Mark this thread as inside a hook of the main process: a publish there neither asks Redis nor computes a key.
 
     `attempt` is the attempt that Celery may publish for a lost run.
     """

@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
 
     @property
     def will_run_again(self) -> bool:
-        """Whether the task is between two attempts, so that it may hold no key now."""
+        """Whether the task is between two attempts, and so might hold no key now."""
         return self.state == states.RETRY
 
 
@@ -54,8 +54,8 @@ def backend_scheme(app: Celery) -> str:
 def outcome_of(task: Task[..., Any], task_id: str, message: Message) -> Outcome:
     """The outcome of `task_id` so far, according to the result backend of `task`.
 
-    If the backend cannot be reached, the outcome counts as RETRY: ask later. `message` is the message of the run that
-    asks; a warning names it.
+    If the backend cannot be reached, the outcome counts as RETRY, so that the run asks again later. `message` is the
+    message of that run; a warning names it.
     """
     try:
         meta = task.backend.get_task_meta(task_id, cache=False)
@@ -78,8 +78,8 @@ def has_ended(task: Task[..., Any], holder: LockInfo, *, cools_down: bool) -> bo
     fails or is revoked without a run, its result is stored before its reservation is given up.
 
     If the result backend cannot tell, the holder counts as not ended. A run of `task` that succeeded also counts as not
-    ended if the task's keys cool down (`cools_down`): a newcomer then meets its policy, as it will during the cooldown,
-    instead of waiting in line until the cooldown is over.
+    ended if the task's keys cool down (`cools_down`): the policy then applies to a newcomer, as it will during the
+    cooldown, and the newcomer does not wait in line until the cooldown is over.
     """
     if holder.state not in {"held", "queued"} or holder.task_id is None or backend_scheme(task.app) in PRIVATE_BACKENDS:
         return False
@@ -95,13 +95,13 @@ def has_ended(task: Task[..., Any], holder: LockInfo, *, cools_down: bool) -> bo
     if cools_down and meta["status"] == states.SUCCESS and (holder.state, holder.task) == ("held", task.name):
         return False
     done = moment_of(meta.get("date_done"))
-    # A result older than the lock belongs to an earlier run under the same id. Both times are by the clock of the
-    # holder's host. For a reservation, `since` is by the publisher's clock and `done` by a worker's.
+    # A result older than the lock belongs to an earlier run under the same id. Both times come from the clock of the
+    # holder's host. For a reservation, `since` comes from the publisher's clock and `done` from a worker's.
     return done is None or holder.since is None or done >= holder.since
 
 
 def note_joined(app: Celery, request: Any, joins: str) -> None:
-    """Record among the children of the result of `request` that it is the outcome of the task `joins`."""
+    """Record among the children of the result of `request` that this result is the outcome of the task `joins`."""
     request.children.append(GroupResult(JOINED, [AsyncResult(joins, app=app)], app=app))
 
 

@@ -78,7 +78,7 @@ class LockPlan:
         self._prefix = keyprefix_of(app) + settings.prefix
         self._origins: dict[str | None, str] = {}
         self._name_of_lease = name_of("lease", own, app_wide)
-        #: Whether the lock server was checked: not yet if locks are off or the app has not been set up.
+        #: Whether the lock server was checked. It is not checked while locks are off or before the app is set up.
         self.server_is_checked = False
         if settings.enabled and not is_nobodys(app):
             self._check_server()
@@ -204,8 +204,8 @@ class LockAttributes:
     gevent and eventlet: use ``self.lock.check()`` there."""
 
     lock_on_outage: OnOutage
-    """What happens when Redis does not answer or refuses: ``"retry"``, the default, tries again until it works;
-    ``"raise"`` fails with `LockUnavailable`; ``"run"`` runs without the lock."""
+    """What happens when Redis does not answer, or refuses a command: ``"retry"``, the default, tries again until it
+    works; ``"raise"`` fails with `LockUnavailable`; ``"run"`` runs without the lock."""
 
     lock_limit: int | Callable[[Mapping[str, Any]], int]
     """How many runs may hold the key at once, from 1 to 50; or a callable that takes the bound arguments and returns
@@ -216,12 +216,14 @@ class LockAttributes:
 
 
 def reservation_ttl(app: Celery, lock: LockOptions, options: Mapping[str, Any], expires: Any) -> float:
-    """How long a key is reserved, in seconds: `lock_queue_ttl` plus the message's delay, but never past its expiry.
+    """How long a key is reserved for a message, in seconds.
+
+    That is `lock_queue_ttl` plus the message's delay, but at most until the message expires.
 
     Args:
         app: The task's app.
         lock: The task's lock options.
-        options: The options of the publish: `countdown`, `eta` and `expires` count.
+        options: The options of the publish, of which `countdown`, `eta` and `expires` matter.
         expires: The task's own `expires`, for a publish without one.
     """
     ttl = lock.queue_ttl + max(0.0, _seconds(app, options.get("countdown") or options.get("eta")) or 0.0)

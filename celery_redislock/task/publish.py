@@ -1,6 +1,6 @@
 """Publication: one call of `apply_async`.
 
-In the scopes ``job`` and ``queue`` it reserves the key or the place in the queue first, so no duplicate is sent.
+In the scopes ``job`` and ``queue`` it reserves the key or the place in the queue first, so that no duplicate is sent.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ CONTINUATIONS = ("task_id", "group_id", "chord", "chain", "link", "link_error", 
 
 
 def is_bare(options: Options) -> bool:
-    """Whether only the caller knows of a message that is published with these options.
+    """Whether only the caller knows about a message that is published with these options.
 
     Celery itself may publish any other message at the end of another task. A failed publish must not make that task
     fail.
@@ -60,7 +60,7 @@ def is_bare(options: Options) -> bool:
 
 
 class Publication:
-    """One call of `Task.apply_async`, carried out as the task's scope says. `send` does the sending."""
+    """One call of `Task.apply_async`, carried out as the task's scope says. The callable `send` sends the message."""
 
     __slots__ = ("_header", "_is_bare", "_options", "_plan", "_send", "_task")
 
@@ -76,7 +76,7 @@ class Publication:
         """Send the message with its own header, which replaces one copied from another message.
 
         Raises:
-            Exception: Any error of the broker.
+            Exception: Any error from the broker.
         """
         headers = {**(self._options.get("headers") or {}), HEADER: self._header.wire}
         return self._send({**self._options, "headers": headers})
@@ -84,10 +84,10 @@ class Publication:
     def send_in_hook(self) -> LockedResult:
         """Send the message from a hook of the worker's main process, which must not wait for Redis.
 
-        The next attempt of a lost run inherits the run's key. Any other message meets its policy when it starts.
+        The next attempt of a lost run inherits the run's key. For any other message, the policy applies at its start.
 
         Raises:
-            Exception: Any error of the broker.
+            Exception: Any error from the broker.
         """
         attempt = lost_before(self._options)
         if attempt is None:
@@ -110,7 +110,7 @@ class Publication:
 
         Raises:
             LockUnavailable: Redis did not answer or refused, `lock_on_outage` is ``raise``, and the publish is bare.
-            Exception: Any error of the broker. The key has been released.
+            Exception: Any error from the broker. The key has been released.
         """
         if execution is not None and self._is_next_attempt(execution):
             lock = execution.lock
@@ -151,10 +151,10 @@ class Publication:
             case Answer():
                 return self._answer_with(answer.job)
             case None:
-                return self.send()  # the run meets its policy when it starts
+                return self.send()  # the policy applies at the start of the run
 
     def _reserve_if_free(self, key: str, token: Token) -> Reserved | None:
-        """Reserve the key or the place if it is free. The message is sent anyway: a caller awaits its result."""
+        """Reserve the key or the place if it is free. The message is sent either way: a caller awaits its result."""
         reserved = keys_of(key).queued if self._is_of_queue else key
         answer = server_of(self._plan.app).store.acquire(reserved, token, self._plan.options.lease)
         return Reserved(reserved) if isinstance(answer, Granted) else None
@@ -163,7 +163,7 @@ class Publication:
         """Reserve the key or the place in the queue, or find the job whose result the caller gets, in at most two
         commands.
 
-        None means that the message is sent without a reservation, because a job that cannot answer has the place.
+        None means that the message is sent without a reservation: the job that has the place cannot be the answer.
         """
         message = Published(self._task.name, self._causes)
         cools_down = self._plan.options.cooldown > 0
@@ -206,7 +206,7 @@ class Publication:
             server.store.undo_reserve(key, token)
             raise
         # So far the reservation lasts for one lease only, because the publisher may die before it has sent the message.
-        # If the message has already started, its run holds the key under its own nonce, and this does nothing.
+        # If the message has already started, its run holds the key under its own nonce, and the command does nothing.
         ends = time.monotonic() + self._plan.options.lease
         try:
             server.send_late(

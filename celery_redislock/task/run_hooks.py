@@ -49,7 +49,7 @@ def before_body(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> bool:
-    """Take the lock of a run, or end the run as its options say. Do nothing if it has no lock or locks are off.
+    """Take the lock of a run, or end the run as its options say. Do nothing if the task has no lock or locks are off.
 
     An error that ends the run is also logged, so that error trackers see it.
 
@@ -97,7 +97,7 @@ def _execution_type(plan: LockPlan, request: Context) -> type[Execution]:
 
 
 def report(task: Task[..., Any], request: Context, error: Exception) -> None:
-    """Log what keeps a body from running, unless the task `throws` that error or the error is seen elsewhere.
+    """Log the error that keeps a body from running, unless the task `throws` it or it is reported elsewhere.
 
     Celery also logs the error, right after this line.
     """
@@ -119,7 +119,7 @@ def connect() -> None:
 def release(sender: Any = None, state: str | None = None, retval: Any = None, **_: Any) -> None:
     """Release the key of a run that ended without `after_return`.
 
-    Celery does not call `after_return` for RETRY, Ignore, Reject, replace(), an error in a hook and SystemExit.
+    Celery does not call `after_return` for RETRY, Ignore, Reject, replace(), an error in a hook or SystemExit.
 
     Args:
         sender: The task.
@@ -132,8 +132,8 @@ def release(sender: Any = None, state: str | None = None, retval: Any = None, **
     request = task.request_stack.top
     execution = execution_of(request)
     if execution is not None:
-        # Celery also reports SUCCESS for a run that a shutdown's SystemExit or a hook's Reject cut short. Its result
-        # may not be stored, nor the next step of its chain sent, so the attempt must not count as over.
+        # Celery also reports SUCCESS for a run that a shutdown's SystemExit or a hook's Reject cut short. Such a run
+        # might not have stored its result or sent the next step of its chain, so its attempt must not count as over.
         execution.end(state if sys.exception() is None else None)
         # The execution and the request reference each other, which would keep the arguments in memory.
         delattr(execution.request, EXECUTION)

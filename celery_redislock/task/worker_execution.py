@@ -40,12 +40,12 @@ from .outcome import MOMENT
 logger = logging.getLogger(__name__)
 
 #: The shortest and the longest pause of a message that is sent back, in seconds. While the worker's room is full, the
-#: longest is higher: thousands of messages may then come back, and each costs a run and some commands.
+#: longest is higher: thousands of messages may then come back, and each costs a run and a few commands.
 SHORTEST_PAUSE, LONGEST_PAUSE, LONGEST_PAUSE_WHILE_FULL = 1.0, 30.0, 300.0
 
 
 class WorkerExecution(Execution):
-    """A run in a worker. It carries out what `celery_redislock.task.decisions` says about a conflict or an outage."""
+    """A run in a worker. It carries out what `celery_redislock.task.decisions` decides on a conflict or an outage."""
 
     _may_leave_retry = True
 
@@ -54,7 +54,7 @@ class WorkerExecution(Execution):
         try:
             if state == states.IGNORED and self.lock is not None:
                 self.leave_no_retry()
-        finally:  # else a time limit that strikes in the backend leaves the keeper renewing the key forever
+        finally:  # otherwise a time limit that fires in the backend leaves the keeper renewing the key forever
             super().end(state)
             ASKED_KEYS.forget(self.message.delivery.nonce)  # no effect in a child
 
@@ -88,14 +88,14 @@ class WorkerExecution(Execution):
             self._conflict(answer)
 
     def _ask(self, lock: HeldLock) -> Granted | Conflict | Finished:
-        # Before the command, because this process may die as soon as the key is granted.
+        # Note the key before sending the command, because this process may die as soon as the key is granted.
         ASKED_KEYS.asks(self.message.delivery.nonce, lock.key)
         return super()._ask(lock)
 
     # Conflicts: the key is held.
 
     def _conflict(self, conflict: Conflict) -> None:
-        """End the run. Return only if the run must ask for the key again, as `_wait` says."""
+        """End the run. Return only if the run must ask for the key again, as `_wait` describes."""
         holder, message = conflict.info(self.key), self.message.facts
         decision = self._decide(message, conflict, holder)
         policy = "come back" if isinstance(decision, ComeBack) else decisions.policy_for(holder, self.plan.options)
@@ -106,7 +106,7 @@ class WorkerExecution(Execution):
         """Carry out a decision.
 
         Args:
-            decision: What becomes of the run.
+            decision: What happens to the run.
             holder: The key's holder.
             conflict: The conflict as the lock server reported it.
         """
@@ -116,8 +116,8 @@ class WorkerExecution(Execution):
             case Fail():
                 self._fail(decision, holder)
             case Wait():
-                # Store RETRY before the message waits. Stored afterwards, as Celery does for its own Retry, it could
-                # overwrite the outcome of the message's next run.
+                # Store RETRY before the message waits. If it were stored afterwards, as Celery does for its own
+                # Retry, it could overwrite the outcome of the message's next run.
                 show_as_retry(self.task, self.request, self.message, LockConflict(holder.key, holder))
                 self._wait(holder, conflict, self._waiting_policy, is_shown=True, joins=decision.joins)
             case ComeBack():
@@ -177,9 +177,9 @@ class WorkerExecution(Execution):
     # Outages: Redis does not answer, or refuses the command.
 
     def _runs_without(self, error: LockUnavailable) -> bool:
-        """End the run, or return whether it runs without the lock. If False, it must ask for the key again.
+        """End the run, or return whether it runs without the lock. If not, it must ask for the key again.
 
-        That happens if the broker is away too and the message is already acked, so that no other process has the
+        That happens if the broker is down too and the message is already acked, so that no other process has the
         message.
         """
         signals.lock_unavailable.send(sender=self.task, key=error.key, error=error)
@@ -199,7 +199,7 @@ class WorkerExecution(Execution):
 
 
 class EagerExecution(Execution):
-    """A run in the caller's process. It blocks for its key, and leaves no note, because there is no message.
+    """A run in the caller's process. It blocks while it waits for its key. It has no message, so it leaves no note.
 
     A run inside a run or block that holds the key shares that lock and does not release it.
     """
