@@ -222,7 +222,7 @@ def release_of_dead(run: Run) -> None:
             server.store.give_up(*run.reservation, is_to_come=is_to_come)
     except LockUnavailable as error:
         about = run.fields("died", key or error.key)
-        if key is None:  # the command that failed was about the reservation
+        if key is None:  # the command that failed concerned the reservation
             text = (
                 "%s: its process died before it asked for its lock; %s; what was reserved for its message is given up "
                 "when Redis answers"

@@ -103,7 +103,7 @@ def is_dead(pid: int) -> bool:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether the process `pid` has ended, if the system has no pidfds or no free descriptors."""
+    """Like `is_dead`, but without a pidfd: the system has no pidfds, or no free descriptors."""
     try:
         if hasattr(os, "waitid") and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             return True

@@ -69,7 +69,10 @@ class Shutdown:
             self._wait_for(self._thread)
 
     def run(self, hand_over: Callable[[], None]) -> None:
-        """Run `hand_over`, for messages that begin to wait during the shutdown, in another thread, and wait for it."""
+        """Run `hand_over` in another thread, and wait for it to end.
+
+        This is for messages that begin to wait during the shutdown.
+        """
         thread = _thread(hand_over)
         thread.start()
         self._wait_for(thread)

@@ -245,8 +245,8 @@ class LockedRequest(Request):
     def _give_back(self, room: WaitingRoom | None) -> bool:
         """Send the message back after its child died before the run began; return False if too many have died.
 
-        The message is published again, not requeued, because its header counts the children that have died with it, up to
-        `MOST_DEATHS`.
+        The message is published again, not requeued, because its header counts the children that have died with it,
+        up to `MOST_DEATHS`.
         """
         task: Any = self.task
         header = Header.read(self.request_dict.get(HEADER))

@@ -260,12 +260,12 @@ class Windows(QoS):
         self._waiting.get(info["consumer_tag"], set()).discard(info["delivery_tag"])
 
     def update(self) -> int:
-        """Start a new consumer if too many messages of the old one wait.
+        """Start a new consumer if too many messages of the current one wait.
 
         The event loop calls this if `prev` is not `value`.
 
-        Besides the waiting messages, the window needs room for one message per slot. But as long as it has room for at
-        least one and all slots are taken, it is kept: a new window would fetch messages that another worker could run.
+        Besides the waiting messages, the window needs room for one message per slot. But if it has room for at least
+        one and all slots are taken, it is kept: a new window would fetch messages that another worker could run.
         """
         self.prev = self.value
         consumer = self._consumer

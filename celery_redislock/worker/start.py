@@ -1,4 +1,4 @@
-"""What a worker does at startup: warn of mistakes, try the lock server, and add steps to its consumer.
+"""What a worker does at startup: warn about mistakes, try the lock server, and add steps to its consumer.
 
 In pools without children, `forget` later frees the slots of runs that end with SystemExit.
 """

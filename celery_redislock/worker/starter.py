@@ -119,7 +119,7 @@ class GatedSlots(Slots):
     While messages wait in the worker, fetched messages queue at a gate until a slot is free. Otherwise they pass.
 
     Args:
-        consumer, on_held, look_again: As for `Slots`.
+        consumer, on_held, look_again: See `Slots`.
         is_waited: Returns whether a message waits in the worker.
     """
 
@@ -210,7 +210,7 @@ class SoloSlots(Slots):
     Before each fetched message, a room may call waiting ones.
 
     Args:
-        consumer, on_held, look_again: As for `Slots`.
+        consumer, on_held, look_again: See `Slots`.
         run_calls: Runs the called messages.
     """
 

@@ -181,7 +181,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._revoked.look_later(consumer)
         if consumer.hub is not None:  # its loop may sleep for a second while a pool thread calls this
             self._starter.wake_up()
-        if self._consumer is None:  # this step was stopped meanwhile
+        if self._consumer is None:  # this step was stopped in the meantime
             self._let_go_of_all()
 
     def _end_wait(self, waiting: WaitingMessage, called: bool) -> None:

@@ -114,7 +114,7 @@ class WaitingMessage(Waiter):
 
     @property
     def must_leave(self) -> bool:
-        """Whether only the broker ends the message's wait here, so that it waits again after another delivery."""
+        """Whether the wait here ends only because of the broker. If so, the message waits again when redelivered."""
         now, task = time.monotonic(), self.request.task
         plan: LockPlan = task.lock_plan  # type: ignore[attr-defined] # it is a `LockedTask`
         header = Header.read(self.request.request_dict[HEADER])
@@ -129,7 +129,7 @@ class WaitingMessage(Waiter):
 
     @property
     def group(self) -> str:
-        """The name of its task. All messages of a task need a slot, and a rate token if the task has a `rate_limit`."""
+        """The name of the task. All messages of a task need a slot, and a rate token if the task has a `rate_limit`."""
         name: str = self.request.task.name
         return name
 

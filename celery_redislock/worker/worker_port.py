@@ -109,7 +109,7 @@ def forget_tag(task_consumer: Any, queue: str) -> str | None:
 
 
 def most_prefetched(consumer: Any) -> int | None:
-    """The most messages that a worker keeps, Celery's `worker_eta_task_limit`; None for no limit."""
+    """The maximum number of messages that a worker keeps, Celery's `worker_eta_task_limit`; None for no limit."""
     return getattr(consumer.qos, "max_prefetch", None) or None
 
 
