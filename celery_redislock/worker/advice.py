@@ -1,4 +1,4 @@
-"""Advice: what a worker logs at startup about its lock server and broker, including warnings of their problems."""
+"""Advice: what a worker logs at startup about its lock server and broker, including warnings about problems."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The server's clock is far off if it differs by more seconds than this. Synchronized clocks differ by milliseconds.
+#: Warn if the server's clock is off by more than this many seconds. Synchronized clocks differ by milliseconds.
 FAR_OFF = 5.0
-#: The first version of Redis whose scripts may write after they have called TIME. Acquiring with a fence does both.
+#: The first version of Redis whose scripts can write after calling TIME. Acquiring with a fence does both.
 WRITES_AFTER_TIME = 5, 0
 #: The oldest supported version of Redis. Valkey reports the version of Redis that it is compatible with: 7.2.
 OLDEST = 7, 0
@@ -38,7 +38,7 @@ def introduce(app: Celery, prefix: str, where: str) -> None:
 
     Args:
         app: The worker's app.
-        prefix: The prefix of its keys.
+        prefix: The prefix of the app's keys.
         where: The address of the lock server, without a password.
     """
     locked = locked_tasks(app)
@@ -73,7 +73,7 @@ def warn_of_server(client: redis.Redis, where: str) -> None:
 
 
 def warn_of_age(infos: Sequence[Mapping[str, Any]], where: str, setting: str) -> None:
-    """Log if a lock server is too old to work, or older than the versions the package is tested with.
+    """Log a problem if a lock server is too old to work, or older than the versions the package is tested with.
 
     Args:
         infos: The INFO of the server, or of each node of a Cluster.
@@ -97,7 +97,7 @@ def warn_of_age(infos: Sequence[Mapping[str, Any]], where: str, setting: str) ->
 
 
 def warn_of_eviction(infos: Sequence[Mapping[str, Any]], where: str) -> None:
-    """Warn if a lock server evicts keys when it is full. The arguments are as for `warn_of_age`."""
+    """Warn if a lock server evicts keys when it is full. `warn_of_age` explains the arguments."""
     policies = {one.get("maxmemory_policy", "noeviction") for one in infos if one.get("maxmemory")}
     for policy in policies - {"noeviction"}:
         logger.warning(
@@ -114,7 +114,7 @@ def locked_tasks(app: Celery) -> Sequence[tuple[Task[..., Any], float]]:
 
 
 def _seconds_ahead(client: redis.Redis) -> float:
-    """How far the server's clock is ahead of this host's, at least, in seconds (negative: behind); 0.0 if unknown."""
+    """The least that the server's clock can be ahead of this host's, in seconds (negative: behind); 0.0 if unknown."""
     asked_at = time.time()
     try:
         reply: Any = client.time()
@@ -134,7 +134,7 @@ def _idle_timeout(client: redis.Redis) -> int:
 
 
 def warn_of_broker(app: Celery) -> None:
-    """Warn of anything about the broker of `app` that affects its locked tasks. Opens no connection."""
+    """Warn about properties of the broker of `app` that affect locked tasks. Opens no connection."""
     with app.connection_for_read() as connection:
         transport, is_redis = str(connection.transport_cls), connection.transport.driver_type == "redis"
         options = connection.transport_options or {}
@@ -145,7 +145,7 @@ def warn_of_broker(app: Celery) -> None:
 
 
 def _warn_of_early_copies(app: Celery) -> None:
-    """Warn if a Redis broker delivers late-acked messages again before the lock of a dead holder expires."""
+    """Warn if a Redis broker redelivers late-acked messages before the lock of a dead holder expires."""
     timeout = Broker(app).visibility_timeout
     late = [(task.name, lease) for task, lease in locked_tasks(app) if task.acks_late and lease > timeout]
     if late:

@@ -1,4 +1,4 @@
-"""Children: tracks what each child of the pool runs, so that the child's lock can be released when it dies."""
+"""Children: tracks what each child of the pool runs, so that its lock can be released when the child dies."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Run(NamedTuple):
     """The nonce of the token that the child stores in its key."""
     reservation: Reservation | None
     """What to give up if the child dies before it takes the key reserved for the message. None if no key is reserved,
-    or if the message was sent back and so still needs its reservation."""
+    or if the message was sent back and therefore still needs it."""
     retries: int
     call: bytes | None = None
     """What the key holds until the child acquires it; None if the message was not called to its key."""
@@ -49,12 +49,12 @@ class Run(NamedTuple):
 
     @property
     def is_to_come(self) -> bool:
-        """Whether the previous attempt may still be running, and hand its key over to this one when it ends."""
+        """Whether the previous attempt may still be running and hand its key over to this run when it ends."""
         return may_be_handed_a_key(self.retries, self.plan.options)
 
     @property
     def key(self) -> str | None:
-        """The key in Redis; None if the child has not asked for it, and so holds nothing."""
+        """The key in Redis; None if the child has not asked for it and therefore holds nothing."""
         key = ASKED_KEYS.key_of(self.nonce) or self.waited_for
         return None if key is None else self.plan.in_any_permit(key)
 
@@ -81,16 +81,16 @@ class Children:
         self._condemned: set[int] = set()
         #: The pids of dead children that the pool may not have replaced yet.
         self._dead: set[int] = set()
-        #: How often these two sets have changed.
+        #: How many times these two sets have changed.
         self._changes = 0
-        #: The children and the number of changes at the last count by `living`, and that count.
+        #: The last count by `living`: the children, the number of changes at that time, and the result.
         self._counted: tuple[tuple[Any, ...], int, int] = ((), -1, 0)
         self._deaths: Deaths | None = None
         self._starting = threading.Lock()
         self._releasing = threading.Lock()
 
     def accepted(self, pid: int, run: Run) -> None:
-        """Record that the child `pid` begins `run`, so its previous run has ended. Called in the main thread."""
+        """Record that the child `pid` accepted `run`, so its previous run has ended. Called in the main thread."""
         ASKED_KEYS.read()  # before the previous run is forgotten, and before the pipe fills up
         before = self._runs.get(pid)
         self._runs[pid] = run
@@ -142,7 +142,7 @@ class Children:
 
     @property
     def _watching(self) -> Deaths:
-        """The deaths of the children. The first access starts the thread that waits for them."""
+        """The `Deaths` that watches the children. The first access creates it and starts its thread."""
         if self._deaths is None:
             with self._starting:
                 if self._deaths is None:
@@ -180,11 +180,11 @@ class Children:
 
 
 def expect_copies(runs: Sequence[Run]) -> None:
-    """Have `runs` leave notes when they release their keys: the broker will deliver copies of their messages.
+    """Make `runs` leave notes when they release their keys: the broker will deliver copies of their messages.
 
-    A copy that finds the key held has the release leave a note. A copy that stays in the queue until after the release
-    cannot do that, so its note is requested here. This takes place in a thread, because the worker's event loop must
-    not wait for Redis.
+    A copy that finds the key held requests the note itself. A copy that stays in the queue until after the release
+    cannot, so this function requests its note. It does so in a thread, because the worker's event loop must not wait
+    for Redis.
     """
     threading.Thread(target=_expect_copies, args=(runs,), name="redislock-copies", daemon=True).start()
 
@@ -205,7 +205,7 @@ def _expect_copies(runs: Sequence[Run]) -> None:
 
 
 def release_of_dead(run: Run) -> None:
-    """Release the key that a dead child held for `run`, and give up the reservation if the child did not use it."""
+    """Release the key that a dead child held for `run`, and give up a reservation that the child did not use."""
     key = run.key
     server = server_of(run.plan.app)
     try:
@@ -222,7 +222,7 @@ def release_of_dead(run: Run) -> None:
             server.store.give_up(*run.reservation, is_to_come=is_to_come)
     except LockUnavailable as error:
         about = run.fields("died", key or error.key)
-        if key is None:  # the command that failed was about the reservation
+        if key is None:  # the command that failed concerned the reservation
             text = (
                 "%s: its process died before it asked for its lock; %s; what was reserved for its message is given up "
                 "when Redis answers"
@@ -243,7 +243,7 @@ def _is_cold_shutdown() -> bool:
 
 
 def _hand_over(server: LockServer, run: Run, key: str | None) -> bool:
-    """Hand the key of a dead child over to the next attempt; return whether this was possible.
+    """Hand the key of a dead child over to the next attempt; return whether that was possible.
 
     If the child died before it took the key reserved for its message, the reservation is handed over.
     """
@@ -263,8 +263,8 @@ def _is_still_to_come(server: LockServer, run: Run, key: str) -> bool:
     """Whether the attempt before `run` still holds `key`, and hands it over to the message when it ends.
 
     If so, giving up the reservation must leave the note `<key>:gone:<claim>`, which keeps that attempt from handing its
-    key over. Otherwise nothing would ever read the note, as when a child that `worker_max_tasks_per_child` recycles
-    exits normally after its last run.
+    key over. Otherwise it must not, because nothing would ever read the note: for example, when a child recycled by
+    `worker_max_tasks_per_child` exits normally after its last run.
     """
     held = server.store.look(key) if run.is_to_come else None
     attempts = [holder.attempt for holder in held.holders] if held is not None else []

@@ -1,4 +1,4 @@
-"""Deaths: reports which children of the pool have died, at once on Linux and by polling elsewhere.
+"""Deaths: reports which children of the pool have died, immediately on Linux, and by polling elsewhere.
 
 Celery itself may notice a killed child five seconds late: its event loop checks when the child's pipe closes, which may
 be before the child is dead, and then only every five seconds. A worker without an event loop checks every 0.8 s, but
@@ -20,8 +20,8 @@ LOOK_EVERY = 0.2
 class Deaths:
     """Waits for processes to die.
 
-    On Linux, nothing wakes up before a process dies: each has a file descriptor, its pidfd, that becomes readable then,
-    even before the parent reaps the process. A process without a pidfd, as on macOS, is polled.
+    On Linux, `wait` sleeps until a process dies: each process has a file descriptor, its pidfd, which becomes
+    readable at its death, even before the parent reaps it. A process without a pidfd, as on macOS, is polled.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Deaths:
         self._selector.register(reader, selectors.EVENT_READ)
 
     def watch(self, pid: int) -> None:
-        """Have `wait` report the death of the process `pid`. Thread-safe."""
+        """Watch the process `pid`, so that `wait` reports its death. Thread-safe."""
         if pid in self._watched:
             return
         with self._changing:
@@ -56,7 +56,7 @@ class Deaths:
         return self._watched.get(pid) is not None
 
     def wait(self) -> list[int]:
-        """Wait until watched processes have died; return their pids, which are no longer watched."""
+        """Wait until at least one watched process has died; stop watching the dead ones and return their pids."""
         while True:
             looked_at = [pid for pid, fd in self._watched.copy().items() if fd is None]
             ended = [pid for pid in looked_at if is_dead(pid)]
@@ -103,7 +103,7 @@ def is_dead(pid: int) -> bool:
 
 
 def _has_ended(pid: int) -> bool:
-    """The same as `is_dead`, for when the system has no pidfds or no free descriptors."""
+    """Like `is_dead`, but without a pidfd: the system has no pidfds, or no free descriptors."""
     try:
         if hasattr(os, "waitid") and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             return True
@@ -116,5 +116,5 @@ def _has_ended(pid: int) -> bool:
     except ProcessLookupError:
         return True
     except PermissionError:
-        return False  # it is alive, as another user
+        return False  # it is alive, but belongs to another user
     return False

@@ -2,8 +2,8 @@
 
 The broker keeps the message until its key is granted, so a worker that dies while the message waits loses nothing.
 A child reports through a pipe that a run begins (`EarlyAcks`), and a consumer step reads the pipe (`AckWhatHasBegun`).
-If the pool runs tasks in the main process, in threads or greenlets, the report is a plain call. `ExpectCopies` guards
-against acks that are lost.
+If the pool runs tasks inside the main process, in threads or greenlets, the report is a plain call. `ExpectCopies`
+guards against lost acks.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _CHUNK = 100 * _LENGTH
 READ_EVERY = 0.1
 #: With an event loop, the pipe is read when a child accepts the next message, or after this many seconds.
 HEARD_AFTER = 0.01
-#: If no message follows, the pipe is read only when this many rounds of the event loop have found it readable. A
+#: If no message follows, the pipe is read only after this many rounds of the event loop have found it readable. A
 #: message that arrives in an earlier round goes to the child first: the child then asks for its next key while this
-#: process waits for the broker to answer the ack. Otherwise each message would take one more round trip.
+#: process waits for the broker to answer the ack. Otherwise each message would cost one more round trip.
 HEARD_IN_ROUND = 3
 
 
@@ -59,7 +59,7 @@ class EarlyAcks:
         #: Accepted messages, by the nonces of their deliveries, until their runs are known to have begun or failed.
         #: A run's result may be read before that, and then this is the only reference to the message.
         self._accepted: dict[str, Acknowledgeable] = {}
-        #: The nonces of deliveries whose runs have begun, but which are not known to be accepted yet.
+        #: The nonces of deliveries whose runs have begun, but which are not yet known to be accepted.
         self._begun: set[str] = set()
         #: Called when a child has accepted a message: the pipe should be read soon.
         self.on_accepted: Callable[[], None] | None = None
@@ -75,13 +75,13 @@ class EarlyAcks:
             self._main = os.getpid()
 
     def expect(self, nonce: str, message: Acknowledgeable) -> None:
-        """Have `message` acked when the run of its delivery `nonce` begins in this process."""
+        """Record `message`, which is acked when the run of its delivery `nonce` begins in this process."""
         self._accepted[nonce] = message
 
     def accepted(self, nonce: str, message: Acknowledgeable) -> None:
-        """Have `message`, which a child has accepted, acked when the run of its delivery `nonce` begins.
+        """Record that a child has accepted `message`, which is acked when the run of its delivery `nonce` begins.
 
-        Earlier messages whose runs have begun are acked first, so the main process need not wake up for each of them.
+        Earlier messages whose runs have begun are acked first, so the main process does not wake up for each of them.
         The child asks for its key while the main process waits for the broker.
         """
         with self._reading:  # another thread must not read that this run has begun before its message is recorded
@@ -97,15 +97,15 @@ class EarlyAcks:
 
     @property
     def has_accepted(self) -> bool:
-        """Whether a child has accepted a message whose run is not known to have begun yet."""
+        """Whether a child has accepted a message whose run is not yet known to have begun."""
         return bool(self._accepted)
 
     def has_begun(self, nonce: str) -> bool:
-        """Whether the run of the delivery `nonce` has begun, but is not known to be accepted yet."""
+        """Whether the run of the delivery `nonce` has begun, but is not yet known to be accepted."""
         return nonce in self._begun
 
     def failed(self, nonce: str, message: Acknowledgeable) -> None:
-        """Forget `message`, whose run under the delivery `nonce` ended without success; ack it if the run had begun."""
+        """Forget `message`, whose run (of the delivery `nonce`) raised an exception; ack it if the run had begun."""
         self.read()
         if nonce in self._begun:
             message.acknowledge()
@@ -113,7 +113,7 @@ class EarlyAcks:
         self._begun.discard(nonce)
 
     def report_begin(self, nonce: str) -> None:
-        """Report to the main process that the run of the delivery `nonce` begins. Called in the process of the run."""
+        """Report to the main process that the run of the delivery `nonce` begins. Called in the run's process."""
         if self._main == os.getpid():
             self._ack(nonce)
         elif self.reader is not None:
@@ -160,7 +160,7 @@ class AckWhatHasBegun(bootsteps.StartStopStep):
         self._rounds = 0
 
     def start(self, parent: Any) -> None:
-        """Start to read on a timer, in a worker without an event loop."""
+        """Start reading on a timer, in a worker without an event loop."""
         if parent.hub is None and self._reading is None:
             # This starts the timer's thread now. Otherwise two runs that end at the same time might both start it.
             self._reading = parent.timer.call_repeatedly(READ_EVERY, EARLY_ACKS.read)
@@ -177,11 +177,11 @@ class AckWhatHasBegun(bootsteps.StartStopStep):
         if EARLY_ACKS.reader is not None:
             self._hub, self._is_timed, self._rounds = hub, False, 0  # a new loop has neither readers nor timers
             EARLY_ACKS.on_accepted = self._accepted
-            if EARLY_ACKS.has_accepted:  # while the old loop ran
+            if EARLY_ACKS.has_accepted:  # accepted while the old loop ran
                 self._listen()
 
     def _accepted(self) -> None:
-        """Have the pipe read after a child accepts a message: listen now, unless the next message comes soon anyway."""
+        """Handle the acceptance of a message: listen to the pipe now, unless it will be read soon anyway."""
         if not has_more_to_come():
             self._listen()
         elif not self._is_timed:
@@ -194,7 +194,7 @@ class AckWhatHasBegun(bootsteps.StartStopStep):
             self._listen()
 
     def _listen(self) -> None:
-        # Do not read here: Celery sends the acks in the loop's next round, which comes at once only after an event.
+        # Do not read here: Celery sends the acks in the loop's next round, which starts at once only after an event.
         self._hub.add_reader(EARLY_ACKS.reader, self._hear)
 
     def _hear(self) -> None:
@@ -205,7 +205,7 @@ class AckWhatHasBegun(bootsteps.StartStopStep):
         self._rounds = 0
         self._hub.remove_reader(EARLY_ACKS.reader)
         EARLY_ACKS.read()
-        if EARLY_ACKS.has_accepted:  # another child still asks for its key
+        if EARLY_ACKS.has_accepted:  # another child is still asking for its key
             self._listen()
 
 
@@ -227,7 +227,7 @@ def has_more_to_come() -> bool:
 
 
 class ExpectCopies(bootsteps.StartStopStep):
-    """A consumer step: has runs leave notes for copies of their messages when acks may be lost.
+    """A consumer step: makes runs leave notes for copies of their messages when acks may be lost.
 
     A copy may stay in the queue until the run has ended, and must be dropped then. A run that ends unfinished and
     requeues its message still leaves no note, so that the message runs again.

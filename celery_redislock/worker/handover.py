@@ -1,4 +1,4 @@
-"""Handover: returns messages that can no longer wait in this worker to the broker; they wait on after another delivery.
+"""Handover: returns to the broker the messages that can no longer wait here; they wait again when redelivered.
 
 They are published again when the worker shuts down (see `Shutdown`) or the broker's visibility timeout approaches (see
 `Leaving`). If the connection is lost, the broker delivers them again by itself.
@@ -26,7 +26,7 @@ from .worker_port import restore, survive_lost_connections, wrap_soft_shutdown
 
 logger = logging.getLogger(__name__)
 
-#: A worker that stops gives up on its broker after this many seconds without progress.
+#: A worker that is shutting down gives up on its broker after this many seconds without progress.
 LONGEST = 5.0
 
 _ENDS = {bootsteps.CLOSE, bootsteps.TERMINATE}  # type: ignore[attr-defined]
@@ -46,7 +46,7 @@ class Shutdown:
 
     Attributes:
         steps: How many messages have been handed over.
-        still_receives: Whether Celery keeps reading from the broker meanwhile, and puts back what it receives.
+        still_receives: Whether Celery still reads from the broker during the handover, and puts back what it receives.
     """
 
     def __init__(self, consumer: Any, hand_over: Callable[[], None], wake_up: Callable[[], None]) -> None:
@@ -59,7 +59,7 @@ class Shutdown:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the worker is shutting down. Its consumer also stops when it reconnects."""
+        """Whether the worker is shutting down. A consumer that stops may just be about to reconnect."""
         return self._thread is not None or self._consumer.blueprint.state in _ENDS
 
     def finish(self) -> None:
@@ -69,7 +69,10 @@ class Shutdown:
             self._wait_for(self._thread)
 
     def run(self, hand_over: Callable[[], None]) -> None:
-        """Run `hand_over` in another thread, for messages that begin to wait during the shutdown; wait for it."""
+        """Run `hand_over` in another thread, and wait for it to end.
+
+        This is for messages that begin to wait during the shutdown.
+        """
         thread = _thread(hand_over)
         thread.start()
         self._wait_for(thread)
@@ -105,7 +108,7 @@ class Shutdown:
         return bool(consumer.pool.is_green) and driver == "redis"
 
     def _wait_for_soft_shutdown(self, wait: Callable[[], None]) -> None:
-        """Start to hand over before the worker's own `wait`. Also called in an OS signal handler."""
+        """Start the handover before the worker's own `wait`. Also called in an OS signal handler."""
         conf = self._consumer.app.conf
         if conf.worker_soft_shutdown_timeout > 0 and (
             state.active_requests or conf.worker_enable_soft_shutdown_on_idle
@@ -117,7 +120,7 @@ class Shutdown:
 
     def _start(self) -> None:
         if self._thread is None and self._consumer.task_consumer is not None:
-            self._thread = _thread(self._hand_over)  # set before it starts, because it checks `is_under_way`
+            self._thread = _thread(self._hand_over)  # set before it starts, because the thread checks `is_under_way`
             self._thread.start()
 
 
@@ -126,13 +129,13 @@ def _thread(target: Callable[[], None]) -> threading.Thread:
 
 
 class Handover:
-    """Lets go of the messages that wait in one worker; they wait on after another delivery, here or elsewhere.
+    """Lets go of the messages that wait in one worker. They keep waiting after another delivery, here or elsewhere.
 
     Args:
         consumer: Celery's consumer.
         stop: Stops waiting, and lets go of all messages.
         wake_up: Wakes up the worker's event loop.
-        run: Has the pool run a message that could not be published again.
+        run: Gives the pool a message that could not be published again.
     """
 
     def __init__(
@@ -144,7 +147,7 @@ class Handover:
     ) -> None:
         self.shutdown = Shutdown(consumer, stop, wake_up)
         self._wake_up, self._run = wake_up, run
-        #: The consumer while it receives messages, else None.
+        #: The consumer while it receives messages, otherwise None.
         self._consumer: Any = None
         self._closing = Closing(self._has_settled)
         self._leaving = Leaving(self._published, self._not_published)
@@ -168,13 +171,13 @@ class Handover:
         return self._leaving.take_back()
 
     def leave(self, waiting: WaitingMessage) -> None:
-        """Have the message of `waiting` published again, to wait on after another delivery. Thread-safe."""
+        """Publish the message of `waiting` again soon, so that it keeps waiting after another delivery. Thread-safe."""
         self._leaving.add(waiting)
 
     def let_go(self, requests: Sequence[Request], channel: Any = None) -> None:
-        """Publish the messages of `requests` again, in this order, if the worker is shutting down; else restore them.
+        """In a shutdown, publish the messages of `requests` again, in this order; otherwise, restore them.
 
-        `channel` is the one on which the worker consumed, if it has just stopped.
+        `channel` is the channel that the worker consumed on, if the worker has just stopped consuming.
         """
         if not self.shutdown.is_under_way:
             self._to_ack.clear()  # the broker delivers the originals again, and they are dropped as copies
@@ -190,14 +193,14 @@ class Handover:
         self.shutdown.steps += 1
 
     def restore(self, requests: Sequence[Request]) -> None:
-        """Have the broker deliver the messages of `requests`, whose connection is lost, once more."""
+        """Make the broker redeliver the messages of `requests`, whose connection is lost."""
         self._to_restore += [request.message.delivery_tag for request in requests]
         consumer = self._consumer
         if consumer is not None:
             self._restore(consumer)
 
     def _restore(self, consumer: Any) -> None:
-        """Have a Redis broker redeliver at once the messages that waited here when the connection was lost.
+        """Make a Redis broker immediately redeliver the messages that waited here when the connection was lost.
 
         Kombu does so only if it can still reach the broker; otherwise the broker waits for the visibility timeout.
         Other brokers redeliver by themselves.
@@ -211,7 +214,7 @@ class Handover:
                 raise
 
     def _published(self, waiting: WaitingMessage) -> None:
-        """Have the event loop ack the message of `waiting`. Called in the thread of `Leaving`."""
+        """Pass the message of `waiting` to the event loop to be acked. Called in the thread of `Leaving`."""
         self._to_ack.append(waiting)
         consumer = self._consumer
         if consumer is not None:
@@ -220,7 +223,7 @@ class Handover:
                 self._wake_up()
 
     def _not_published(self, waiting: WaitingMessage) -> None:
-        """Have the pool run the message of `waiting`, whose run sends it back. Called in the thread of `Leaving`."""
+        """Give the message of `waiting` to the pool; its run sends it back. Called in the thread of `Leaving`."""
         waiting.request.may_leave = False  # type: ignore[attr-defined] # otherwise it would try to leave over and over
         self._run(waiting)
 
@@ -237,7 +240,7 @@ class Handover:
 
 
 class Leaving:
-    """Publishes the messages that leave the room of a running worker again, in a separate thread.
+    """Republishes, in a separate thread, the messages that leave the room of a running worker.
 
     Args:
         left: Called with each message that was published. It must ack the original, in the event loop.
@@ -251,7 +254,7 @@ class Leaving:
         self._thread: threading.Thread | None = None
 
     def add(self, waiting: WaitingMessage) -> None:
-        """Have the message of `waiting` published again soon. Thread-safe."""
+        """Publish the message of `waiting` again soon. Thread-safe."""
         with self._guard:
             self._waiting.append(waiting)
             if self._thread is None:
@@ -288,7 +291,7 @@ class Leaving:
 
 
 def channel_of(consumer: Any) -> Any:
-    """The channel on which `consumer` now receives tasks; None if it receives none."""
+    """The channel that `consumer` currently receives tasks on; None if it receives none."""
     return getattr(consumer.task_consumer, "channel", None)
 
 

@@ -18,7 +18,8 @@ from celery_redislock.message.header import HEADER, Header
 
 from .worker_port import bucket_of, give_rate_token_back, insert_into, requests_in
 
-#: A message is called to its key only if it gets a rate token within this many seconds. The key is kept for longer.
+#: A message is called to its key only if it will get a rate token within this many seconds. The key is kept
+#: longer than that.
 SOON = 2.0
 
 
@@ -38,12 +39,12 @@ def has_rate_token(consumer: Any, name: str, before: int) -> bool:
     bucket = bucket_of(consumer, name)
     if bucket is None:
         return True
-    seconds: float = copy.copy(bucket).expected_time(before + 1)  # this changes the bucket, so ask a copy
+    seconds: float = copy.copy(bucket).expected_time(before + 1)  # this changes the bucket, so use a copy
     return seconds <= SOON
 
 
 def run(consumer: Any, request: Request) -> None:
-    """Have the pool run `request`, which has waited, with its task's next rate token, before messages that have not."""
+    """Run `request`, which has waited, with its task's next rate token, before messages that have not waited."""
     task: Any = request.task
     bucket = bucket_of(consumer, task.name)  # the request's own name may be its `shadow`
     if bucket is None:

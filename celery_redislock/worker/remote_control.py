@@ -43,12 +43,12 @@ def connect() -> None:
 def locks(state: Any, **_: Any) -> list[dict[str, Any]]:
     """The locks that the runs of a worker hold, and the messages that wait in it for locks.
 
-    What a run holds is looked up on the lock server, because a pool child takes and loses its lock by itself: this
-    process knows only the nonce of the run's token.
+    What a run holds is looked up on the lock server, because a pool child takes and loses its lock on its own, and
+    this process knows only the nonce of the run's token.
 
     Returns:
-        As `LockInfo.to_json`; ``waiting`` counts the messages in this worker that wait for the key of a run. The state
-        is ``unknown`` if the lock server did not answer, and ``waiting`` for a waiting message.
+        The result of `LockInfo.to_json` for each. ``waiting`` counts the messages in this worker that wait for the key
+        of a run. The state is ``unknown`` if the lock server did not answer, and ``waiting`` for a waiting message.
     """
     room = waiting_room_of(state.app)
     waiting = [] if room is None else room.waiting
@@ -75,10 +75,10 @@ def redislock_task(state: Any, task_id: str, **_: Any) -> list[dict[str, Any]]:
     """What a worker does with the messages of a task.
 
     Returns:
-        For each: ``is``, which is ``waiting`` in line, ``called`` to its lock, ``running``, ``dead`` with its process,
-        ``reserved`` for the pool, ``scheduled`` by its eta or ``limited`` by its rate; the ``name`` of the task; its
-        ``lock``, or None if that is unknown; and the fields that `_described` or `_waiting` adds. A message on its way
-        to the pool may be missing for a moment.
+        For each message: ``is``, one of ``waiting`` (in line), ``called`` (to its lock), ``running``, ``dead`` (its
+        process has died), ``reserved`` (for the pool), ``scheduled`` (for its eta) and ``limited`` (by the rate limit);
+        the ``name`` of the task; its ``lock``, or None if that is unknown; and the fields that `_described` or
+        `_waiting` adds. A message on its way to the pool may be missing for a moment.
     """
     room = waiting_room_of(state.app)
     found: list[dict[str, Any]] = []
@@ -96,7 +96,12 @@ def _waiting(one: WaitingMessage, room: WaitingRoom) -> dict[str, Any]:
 
 
 def _described(what: str, request: Request) -> dict[str, Any]:
-    """Describe a message that does not wait: when its run began, if it needs a lock, and if it comes again."""
+    """Describe a message that does not wait in line.
+
+    Returns:
+        What `redislock_task` shows. ``since`` is when its run began; ``comes_again`` is whether it would be delivered
+        again, or its next attempt published, if its process died now.
+    """
     run = getattr(request, "run", None)
     run = run if isinstance(run, Run) else None
     key = run and run.key
@@ -118,8 +123,8 @@ def redislock_counts(state: Any, **_: Any) -> dict[str, Any]:
     Returns:
         ``lines``: for each lock and task, the key, the task's name, how many wait, and the rank of the first: when it
         was published, in microseconds since the epoch. Callers of a `Lock` in this process count too, under an empty
-        name. ``rooms``: the names under which this process is in line in Redis. ``conflicts``: the number since the
-        worker started.
+        name. ``rooms``: the names under which this process is in line in Redis. ``conflicts``: the number of
+        conflicts since the worker started.
     """
     room = waiting_room_of(state.app)
     rooms = [] if room is None else room.rooms
@@ -133,7 +138,7 @@ def redislock_counts(state: Any, **_: Any) -> dict[str, Any]:
 def _requests(consumer: Any) -> Iterator[tuple[str, Request]]:
     """Yield the state and the request of each message in this worker that does not wait for a lock."""
     active = set(worker.active_requests)
-    for request in active:  # Celery may count the run of a dead child as active for ten seconds more (see `deaths`)
+    for request in active:  # Celery may count the run of a dead child as active for another ten seconds (see `deaths`)
         yield "dead" if request.worker_pid and is_dead(request.worker_pid) else "running", request
     yield from (("reserved", request) for request in set(worker.reserved_requests) - active)
     for entry in list(consumer.timer.schedule.queue):
@@ -150,7 +155,7 @@ def _waits(one: WaitingMessage, hostname: str) -> dict[str, Any]:
 
 
 def _held(hostname: str, waiting: Counter[str]) -> Iterator[dict[str, Any]]:
-    """Yield the locks of accepted runs, without those runs that hold nothing according to the lock server."""
+    """Yield the locks of accepted runs, except runs that hold nothing according to the lock server."""
     given = (getattr(request, "run", None) for request in set(worker.active_requests))
     runs = [run for run in given if isinstance(run, Run) and run.key is not None]
     answers: dict[str, LockInfo | None] = {}
@@ -163,7 +168,7 @@ def _held(hostname: str, waiting: Counter[str]) -> Iterator[dict[str, Any]]:
 
 
 def _ask(runs: Sequence[Run], answers: dict[str, LockInfo | None]) -> None:
-    """Look up the keys of `runs`, and store in `answers` what each run holds, by its nonce; None for nothing."""
+    """Look up the keys of `runs`, and store in `answers`, by nonce, what each run holds; None for nothing."""
     for run in runs:
         key = str(run.key)
         try:

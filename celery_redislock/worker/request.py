@@ -118,7 +118,7 @@ class LockedRequest(Request):
             self._is_held_back = False
 
     def acknowledge(self) -> None:
-        """Acknowledge the message, unless a child is just accepting it: an early ack waits for the run to begin."""
+        """Ack the message, except while `on_accepted` runs: an early ack waits until the run begins."""
         if self._is_held_back:
             return
         if getattr(self.message.channel, "connection", self) is None:
@@ -178,7 +178,7 @@ class LockedRequest(Request):
         return True
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
-        """Record at a hard time limit that the child is killed next, so its slot is not free."""
+        """Record at a hard time limit that Celery is about to kill the child, so its slot is not free."""
         if not soft:
             CHILDREN.condemned(self.worker_pid)
         with in_hook():
@@ -202,12 +202,12 @@ class LockedRequest(Request):
         """Handle a run that ended with an exception: put its message in line, give it back, or let Celery handle it.
 
         Celery calls this for any exception, including `Ignore` and `Reject`. It sends no event for `Ignore`, so this
-        method does if a policy ended the run.
+        method sends one if a policy ended the run.
         """
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
-        EARLY_ACKS.failed(self.delivery.nonce, self)  # the run may have begun and ended meanwhile
+        EARLY_ACKS.failed(self.delivery.nonce, self)  # the run may have begun since the last read
         CONFLICTS.ended_by(error)
         try:
             with nullcontext() if return_ok else in_hook(self._next):
@@ -236,16 +236,17 @@ class LockedRequest(Request):
             self.send_event("task-revoked", terminated=False, signum=None, expired=False)
         elif isinstance(error, CameBackAsRetry):
             self.send_event("task-retried", exception=str(error), traceback="")
-        # The run has ended, perhaps before its body began, so ack now. Not if a cold shutdown has cancelled the run:
-        # the broker then delivers the message again.
+        # The run has ended, perhaps before its body began, so ack now. Do not ack if a cold shutdown has cancelled
+        # the run: the broker must deliver its message again.
         if not self.task.acks_late and not was_cancelled(self):
             self.acknowledge()
         return result
 
     def _give_back(self, room: WaitingRoom | None) -> bool:
-        """Have the message delivered again after its child died before the run began; return False at the last death.
+        """Send the message back after its child died before the run began; return False if too many have died.
 
-        It is published again, not requeued, because its header counts the children that have died with it.
+        The message is published again, not requeued, because its header counts the children that have died with it,
+        up to `MOST_DEATHS`.
         """
         task: Any = self.task
         header = Header.read(self.request_dict.get(HEADER))
@@ -267,9 +268,9 @@ class LockedRequest(Request):
         return True
 
     def _wait(self, room: WaitingRoom, ending: WaitsInLine) -> None:
-        """Have the message wait in line, unless its run was terminated."""
+        """Put the message in line, unless its run was terminated."""
         task: Any = self.task
-        if was_revoked(self):  # by a terminate, which has acked it
+        if was_revoked(self):  # by a terminate, which has acked the message
             worker_port.task_ready(self)
             return
         CHILDREN.keep_reservation(self.worker_pid, self.delivery.nonce)
@@ -281,7 +282,7 @@ class LockedRequest(Request):
         room.keep(self, ending, task.lock_plan, self.prepare_run)
 
     def _forget_run(self) -> None:
-        """Forget the last run: a terminate would kill `worker_pid`, which may run another message by now.
+        """Forget the last run: a terminate would kill `worker_pid`, which may be running another message by now.
 
         This also saves memory: thousands of messages may wait for a long time.
         """

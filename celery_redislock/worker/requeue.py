@@ -1,6 +1,6 @@
 """Requeue: publishes the messages that waited in a worker again, with updated headers, and acks the originals.
 
-The broker's own copy lacks what a message's header has gained while it waited: its rank, when it began to wait, and
+The broker's own copy lacks what was added to the message's header during the wait: its rank, when it began to wait, and
 whether its work may have begun. If publishing fails, the broker delivers that copy again.
 """
 
@@ -33,7 +33,7 @@ LAST_ANSWER, AN_ANSWER = 5.0, 0.05
 
 
 class Closing:
-    """Hands over the waiting messages of a worker in shutdown, which no longer consumes or runs its event loop.
+    """Hands over the waiting messages of a worker that is shutting down, and no longer consumes or runs its event loop.
 
     Args:
         has_settled: Called after each message.
@@ -48,7 +48,7 @@ class Closing:
 
         Args:
             requests: The requests of the messages that wait.
-            channel: The channel on which the worker consumed, if a message may still arrive on it.
+            channel: The channel that the worker consumed on, if a message may still arrive on it.
         """
         is_reachable = True
         for start in range(0, len(requests), BATCH):
@@ -131,12 +131,12 @@ def _publish(request: Request, producer: Any) -> bool:
 def put_back(channel: Any, seconds: float) -> None:
     """Put back the message that a Redis broker sends in answer to this worker's last command, if it sends one.
 
-    Kombu sends BRPOP and cannot take it back. Its answer may come a second later, and a message in it would be lost
+    Kombu sends BRPOP and cannot take it back. The answer may come a second later, and a message in it would be lost
     with this process. That message may well be one that was just published.
 
     Args:
         channel: The channel that waits for the answer, or None.
-        seconds: The longest time to wait for the answer.
+        seconds: The maximum time to wait for the answer.
     """
     try:
         popped = last_answer(channel, seconds)

@@ -89,10 +89,10 @@ def _is_revoked_by_stamp(request: Request) -> bool:
 
 
 def has_ended(request: Request) -> bool:
-    """Whether the message of `request` is revoked or has expired. If so, its result is stored and it is acked."""
+    """Whether the message of `request` is revoked or has expired. If so, the result is stored and the message acked."""
     try:
         return bool(request.revoked())
-    except Exception:  # from the result backend: the event loop could mistake it for a lost broker
+    except Exception:  # from the result backend: the event loop could mistake it for a lost connection
         name = request.task.name
         logger.exception(
             "%s: could not be ended as revoked; its message is delivered again when this worker ends",

@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 #: Minimum seconds between two reminders.
 EVERY = 60.0
-#: A run sent back this many seconds after the last one, or later, belongs to another outage.
+#: A run that is sent back more than this many seconds after the previous one belongs to another outage.
 OTHER_OUTAGE_AFTER = 600.0
 
 
@@ -25,7 +25,7 @@ class Conflicts:
         self._counting = threading.Lock()  # in a thread pool, several threads count
 
     def ended_by(self, error: object) -> None:
-        """Count a run that ended with `error`, if that means a conflict."""
+        """Count a run that ended with `error`, if the error means a conflict."""
         if isinstance(error, Skipped | CameBack | LockConflict) and not isinstance(error, CameBackInOutage):
             with self._counting:
                 self.count += 1
@@ -38,7 +38,7 @@ class Reminder:
     """Counts the runs that a worker's children send back in an outage, and logs a reminder once a minute.
 
     Each child logs only when an outage begins and ends. Counting a run logs the reminder if one is due, so this needs
-    no thread: while no runs are sent back, no reminder is due.
+    no thread: as long as no runs are sent back, no reminder is due.
     """
 
     def __init__(self) -> None:

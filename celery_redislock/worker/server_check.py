@@ -45,7 +45,7 @@ class _Once(LockStore):
 
 
 class _OnceInACluster(_Once, ClusterStore):
-    """The same for a Cluster."""
+    """A `_Once` for a Cluster."""
 
 
 def try_lock_server(app: Celery) -> None:
@@ -82,7 +82,7 @@ def try_lock_server(app: Celery) -> None:
 
 
 def _try_out(store: LockStore, key: str) -> None:
-    """Do what tasks do, with a key for this trial only: renew it, acquire it, find it held, and release it."""
+    """Do what tasks do, with a key used only for this trial: renew it, acquire it, find it held, and release it."""
     mine, other = (tokens.mint(tokens.mint_nonce(), None, tokens.origin(None, None)) for _ in range(2))
     store.renew([(key, mine, LEASE)])  # first, before the key exists: if this fails, no key is left behind
     for one in (mine, other):
@@ -104,7 +104,7 @@ class Remedy(NamedTuple):
     errors: tuple[type[BaseException], ...]
     """The exceptions that the remedy is for."""
     level: int
-    """The level of the log line: ERROR if only a person can fix the problem, WARNING if it may pass by itself."""
+    """The level of the log line: ERROR if only a person can fix the problem, WARNING if it may go away by itself."""
     what: str
     """The advice. ``{url}`` is the setting that names the server, ``{options}`` the setting with its options."""
 

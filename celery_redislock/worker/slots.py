@@ -48,8 +48,8 @@ class Slots(ABC):
 
     Args:
         consumer: Celery's consumer.
-        on_held: Called when a slot is held: a waiting message may be called to its key now.
-        look_again: Has `settle` called after this many seconds; 0 for at once. Thread-safe.
+        on_held: Called when a slot is held, so that a waiting message can be called to its key.
+        look_again: Schedules a call of `settle` after this many seconds; with 0, at once, which is thread-safe.
     """
 
     def __init__(self, consumer: Any, on_held: Callable[[], None], look_again: Callable[[float], None]) -> None:
@@ -62,9 +62,9 @@ class Slots(ABC):
         self._held: deque[float] = deque()
         self._wanted = 0
         self._dead = 0
-        #: The runs of called messages, each with a function that makes its room look at the line (see `take`).
+        #: The runs of called messages, each with a function that makes its room check the line (see `take`).
         self._followed: dict[Request, Callable[[], bool]] = {}
-        #: How many of these runs have ended while their lines had waiters: in all, by the start of the latest round
+        #: How many of these runs have ended while their lines had waiters: in total, by the start of the latest round
         #: (`_seen`), and by the start of the latest finished round (`_decided`).
         self._ended = self._seen = self._decided = 0
         self._ending = threading.Lock()
@@ -84,7 +84,7 @@ class Slots(ABC):
         self._seen = self._ended
 
     def ends_round(self, wanted: int) -> bool:
-        """End a room's round, with `wanted` messages that lack only a slot. Return whether `settle` has work to do."""
+        """End a room's round: `wanted` messages lack only a slot. Return whether `settle` has work to do."""
         self._decided = self._seen
         return wanted != self._wanted or bool(self._held)
 
@@ -100,7 +100,7 @@ class Slots(ABC):
     def take(self, request: Request, look: Callable[[], bool]) -> bool:
         """Run `request`, whose message was called and which Celery has reserved; return False if it gets no slot.
 
-        `look` makes the room look at the message's line, and returns whether that line has a waiter.
+        `look` makes the room check the message's line, and returns whether that line has a waiter.
         """
         if self._free(1) <= 0:
             return False
@@ -117,15 +117,15 @@ class Slots(ABC):
         self._held.clear()
         self._followed.clear()
         self._wanted = 0
-        self._seen = self._decided = self._ended  # no room will look at the lines of the runs that have ended
+        self._seen = self._decided = self._ended  # no room will check the lines of the runs that have ended
 
     @abstractmethod
     def admit(self, request: Request) -> None:
-        """Have the pool run a fetched message."""
+        """Run a fetched message in the pool as soon as it has a slot for the message."""
 
     @abstractmethod
     def _free(self, starting: int) -> int:
-        """The same as `free`, if `starting` of the requests that Celery has reserved have no slot yet."""
+        """The value of `free` if `starting` of the requests that Celery has reserved have no slot yet."""
 
     @abstractmethod
     def _hold_more(self) -> None:
@@ -217,7 +217,7 @@ class SemaphoreSlots(Slots):
 
 
 def scale_up(consumer: Any, wanted: int) -> None:
-    """Have Celery's autoscaler, if any, add slots for waiting messages: by itself it counts only reserved ones."""
+    """Make Celery's autoscaler, if any, add slots for waiting messages: on its own it counts only reserved ones."""
     scaler = getattr(consumer.controller, "autoscaler", None)
     if scaler is None:
         return
@@ -232,11 +232,11 @@ class Windows(QoS):
     """Replaces Celery's QoS in a worker that consumes from RabbitMQ's quorum queues.
 
     On these queues, a prefetch count applies to each consumer separately, and only to consumers that start after it was
-    set. Waiting messages would fill the consumer's window, and nothing else would be delivered. So the worker then
-    consumes anew: the new consumer has its own window, and the old one's messages stay unacked but no longer count.
+    set. Waiting messages would fill the consumer's window, and nothing else would be delivered. So the worker
+    starts a new consumer, which has its own window. The old consumer's messages stay unacked but no longer count.
 
     Args:
-        consumer: Celery's consumer, with a QoS of Celery's own.
+        consumer: Celery's consumer, with Celery's own QoS.
     """
 
     def __init__(self, consumer: Any) -> None:
@@ -244,7 +244,7 @@ class Windows(QoS):
         self._consumer = consumer
         #: The prefetch count of the next consumer of a queue.
         self._count: int = consumer.initial_prefetch_count
-        #: By the tag of each consumer: its prefetch count, and the delivery tags of its waiting messages.
+        #: The prefetch count of each consumer, and the delivery tags of its waiting messages, by consumer tag.
         self._counts: dict[str, int] = {}
         self._waiting: dict[str, set[Any]] = {}
 
@@ -260,10 +260,12 @@ class Windows(QoS):
         self._waiting.get(info["consumer_tag"], set()).discard(info["delivery_tag"])
 
     def update(self) -> int:
-        """Consume anew if too many of a consumer's messages wait. The event loop calls this if `prev` is not `value`.
+        """Start a new consumer if too many messages of the current one wait.
 
-        Besides the waiting messages, the window needs room for one message per slot. While it has room for at least one
-        and all slots are taken, it stays: a new window would fetch messages that another worker could run.
+        The event loop calls this if `prev` is not `value`.
+
+        Besides the waiting messages, the window needs room for one message per slot. But if it has room for at least
+        one and all slots are taken, it is kept: a new window would fetch messages that another worker could run.
         """
         self.prev = self.value
         consumer = self._consumer
@@ -280,7 +282,7 @@ class Windows(QoS):
             if left <= 0 or len(state.reserved_requests) < slots:
                 self._consume_anew(queue)
             else:
-                self.prev = None  # look again
+                self.prev = None  # check again
         return self.value
 
     def _consume_anew(self, queue: str) -> None:
@@ -299,7 +301,10 @@ class Windows(QoS):
 
 
 def open_windows(consumer: Any) -> None:
-    """Give `consumer` a `Windows` if its prefetch count cannot grow, as Celery decides when it starts to consume."""
+    """Give `consumer` a `Windows` if its prefetch count cannot grow.
+
+    Celery makes the same check when it starts to consume.
+    """
     app, connection = consumer.app, consumer.connection
     if connection.qos_semantics_matches_spec or not app.conf.worker_detect_quorum_queues:
         return

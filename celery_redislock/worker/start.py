@@ -1,4 +1,4 @@
-"""What a worker does at startup: warn of mistakes, try the lock server, and add steps to its consumer.
+"""What a worker does at startup: warn about mistakes, try the lock server, and add steps to its consumer.
 
 In pools without children, `forget` later frees the slots of runs that end with SystemExit.
 """
@@ -31,13 +31,13 @@ def connect() -> None:
     worker_init.connect(prepare, weak=False)
     worker_shutting_down.connect(lambda **_: ack_what_has_begun(), weak=False)
     remote_control.connect()
-    # Not at worker_init: Celery sets up its logging after that.
+    # These log, and Celery sets up its logging only after worker_init.
     celeryd_after_setup.connect(warn_of_unlocked_tasks, weak=False)
     celeryd_after_setup.connect(try_servers, weak=False)
 
 
 def warn_of_unlocked_tasks(instance: Any = None, **_: Any) -> None:
-    """Warn of tasks that have lock options but are not a `LockedTask`, so that the options do nothing."""
+    """Warn about tasks that have lock options but are not a `LockedTask`, so that the options do nothing."""
     for name, task in sorted(instance.app.tasks.items()):
         options = sorted(option for option in ATTRIBUTES if hasattr(task, option))
         if options and not isinstance(task, LockedTask):
@@ -71,10 +71,10 @@ def try_servers(instance: Any = None, **_: Any) -> None:
 
 
 def forget(task_id: str = "", **_: Any) -> None:
-    """Have Celery forget the request of a run that ended with SystemExit, or another error that is not an Exception.
+    """Make Celery forget the request of a run that ended with SystemExit, or another error that is not an Exception.
 
     In the pools `threads`, `gevent` and `eventlet`, Celery 5.7 fails while it handles such a run, and counts the
-    request as running as long as the worker lives. The run would keep its slot, and messages that wait in this worker
+    request as running until the worker exits. The run would keep its slot, and messages that wait in this worker
     would not get it. In a child of `prefork` there is nothing to forget.
     """
     error = sys.exception()

@@ -23,12 +23,12 @@ from .slots import HELD_FOR, Slots, slots_of
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two checks of the gate while fetched messages stand at it: a run may end without a signal.
+#: Seconds between two checks of the gate while fetched messages are queued at it: a run may end without a signal.
 LOOK_EVERY = 0.1
 
 
 class Starter:
-    """Calls `run` in the event loop. A worker without one has a thread for it; ``solo`` uses the main thread.
+    """Calls `run` in the event loop. A worker without an event loop uses a thread; ``solo`` uses the main thread.
 
     Args:
         run: Gives messages to the pool.
@@ -44,13 +44,13 @@ class Starter:
         self._woken = threading.Event()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
-        #: Seconds after which the thread wakes up by itself; None for never.
+        #: In a worker without an event loop, the seconds after which the thread wakes up by itself; None for never.
         self._again: float | None = None
-        #: The same for the event loop: the entry in its timer.
+        #: In a worker with one, the timer's entry for the scheduled call of `run`.
         self._entry: Any = None
 
     def start(self, consumer: Any) -> None:
-        """Start to call `run`."""
+        """Start calling `run`."""
         self._consumer = consumer
 
     def stop(self) -> None:
@@ -58,11 +58,11 @@ class Starter:
         self._consumer = None
 
     def register(self, hub: Any) -> None:
-        """Have the event loop, which is starting, listen to the pipe."""
+        """Add the pipe to the event loop, which is starting."""
         hub.add_reader(self._reader, self._woken_up)
 
     def wake_up(self) -> None:
-        """Have `run` called at once. Thread-safe."""
+        """Schedule a call of `run` at once. Thread-safe."""
         consumer = self._consumer
         if consumer is None:
             return
@@ -75,7 +75,7 @@ class Starter:
             self._wake_thread()
 
     def look_again(self, seconds: float) -> None:
-        """Have `run` called after this many seconds, instead of at the time set before.
+        """Schedule a call of `run` after this many seconds, instead of any call scheduled earlier.
 
         With 0, which means at once, this is thread-safe; otherwise, call it only in the thread that calls `run`.
         """
@@ -116,10 +116,10 @@ class Starter:
 class GatedSlots(Slots):
     """The slots of ``threads``, ``gevent`` and ``eventlet``, and of ``prefork`` in a worker without an event loop.
 
-    While messages wait in the worker, fetched messages stand at a gate until a slot is free. Otherwise they pass.
+    While messages wait in the worker, fetched messages queue at a gate until a slot is free. Otherwise they pass.
 
     Args:
-        consumer, on_held, look_again: As for `Slots`.
+        consumer, on_held, look_again: See `Slots`.
         is_waited: Returns whether a message waits in the worker.
     """
 
@@ -133,12 +133,12 @@ class GatedSlots(Slots):
         super().__init__(consumer, on_held, look_again)
         self._is_waited = is_waited
         self._fetched: deque[Request] = deque()
-        #: The requests that the pool was given and that have not ended.
+        #: The requests that were given to the pool and have not ended.
         self._running: set[Request] = set()
         task_postrun.connect(self._run_ends)
 
     def admit(self, request: Request) -> None:
-        """Pass `request` on to the pool, or have it stand at the gate."""
+        """Pass `request` on to the pool, or queue it at the gate."""
         if self._fetched or (self._is_waited() and (self._claims or self._idle() <= 0)):
             self._fetched.append(request)
             self._look_again(0)
@@ -160,7 +160,7 @@ class GatedSlots(Slots):
             self._look_again(LOOK_EVERY)
 
     def _let_one_in(self) -> bool:
-        """Let in a waiting message if one needs a slot, else a fetched one; return whether there was one to let in."""
+        """Let in a waiting message if one needs a slot, otherwise a fetched one; return whether one was let in."""
         if self._fetched and not self._is_waited():
             self._pass(self._fetched.popleft())
         elif self._idle() <= 0:
@@ -210,7 +210,7 @@ class SoloSlots(Slots):
     Before each fetched message, a room may call waiting ones.
 
     Args:
-        consumer, on_held, look_again: As for `Slots`.
+        consumer, on_held, look_again: See `Slots`.
         run_calls: Runs the called messages.
     """
 
@@ -227,7 +227,7 @@ class SoloSlots(Slots):
         self._has_decided = threading.Event()
 
     def starts_round(self, living: Callable[[Any], int]) -> None:
-        """Record whether this round sees the held slot: only such a round decides about it."""
+        """Record whether this round sees the held slot; only a round that sees it decides whether to use it."""
         super().starts_round(living)
         self._has_seen = bool(self._held)
 

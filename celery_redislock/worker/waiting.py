@@ -34,10 +34,10 @@ _WAITING_ROOM = "_redislock_waiting_room"
 
 
 class WaitingRoom(bootsteps.StartStopStep):
-    """A consumer step: keeps the messages that wait in line, and has the pool run each when its turn comes.
+    """A consumer step: keeps the messages that wait in line, and gives each to the pool when its turn comes.
 
-    The broker still owns the waiting messages. So that the worker goes on fetching others, its prefetch count grows by
-    one for each of them, as it does for a message with an eta. For quorum queues, see `Windows`.
+    The broker still owns the waiting messages. So that the worker keeps fetching others, its prefetch count grows by
+    one for each waiting message, as it does for a message with an eta. For quorum queues, see `Windows`.
     """
 
     requires = ("celery.worker.consumer:Tasks",)  # the step that has a channel to the broker
@@ -50,9 +50,9 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._calls: deque[tuple[WaitingMessage, bool]] = deque()
         #: Called messages that Celery has reserved, or will reserve once their task has a rate token for them.
         self._called: dict[Request, WaitingMessage] = {}
-        #: By room: in how many of its lines the first waiter lacks only a slot.
+        #: For each room, the number of its lines whose first waiter lacks only a slot.
         self._wanted: dict[Room, int] = {}
-        #: Whether a room has counted these lines since the worker was last scaled up.
+        #: Whether a room has counted these lines since `_run_calls` last used the numbers.
         self._has_news = False
         self._starter = Starter(self._run_calls)
         self._slots = self._slots_of(parent)
@@ -65,7 +65,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         vars(parent.app)[_WAITING_ROOM] = self
 
     def start(self, parent: Any) -> None:
-        """Start to keep messages."""
+        """Start keeping messages."""
         open_windows(parent)
         self._consumer = parent
         self._starter.start(parent)
@@ -85,16 +85,16 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._handover.stop()
         self._slots.clear()
         if self._handover.shutdown.is_under_way:
-            ignore_errors(parent, parent.task_consumer.cancel)  # else it may receive messages that it publishes again
+            ignore_errors(parent, parent.task_consumer.cancel)  # otherwise it may receive what it republishes
         self._let_go_of_all(None if self._handover.shutdown.still_receives else channel_of(parent))
 
     def _let_go_of_all(self, channel: Any = None) -> None:
-        """Take out all messages that wait here, if any, and have them wait somewhere else."""
+        """Take out all messages that wait here, if any, and let them wait somewhere else."""
         gone = self._take_calls()
         for room in tuple(self._rooms):
             room.hosts.discard(self)
             gone += [one for one in room.leave_all() if isinstance(one, WaitingMessage)]
-        gone += self._take_calls() + self._handover.take_back()  # now the rooms' threads add no more
+        gone += self._take_calls() + self._handover.take_back()  # from here on, the rooms' threads add no more
         self._wanted.clear()
         self._handover.let_go([one.request for one in sorted(gone, key=lambda one: one.rank)], channel)
 
@@ -158,7 +158,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._keep(request, ending, plan, prepare, leaves=False)
 
     def send_on(self, request: Request, header: Header, plan: LockPlan, prepare: Prepare) -> None:
-        """Publish the message of `request` again with `header`; if that fails, have the pool run it once more."""
+        """Publish the message of `request` again with `header`; if that fails, give it to the pool again."""
         self._keep(request, WaitsInLine("", "", header.rank, header, False), plan, prepare, leaves=True)
 
     def _keep(self, request: Request, ending: WaitsInLine, plan: LockPlan, prepare: Prepare, *, leaves: bool) -> None:
@@ -181,11 +181,11 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._revoked.look_later(consumer)
         if consumer.hub is not None:  # its loop may sleep for a second while a pool thread calls this
             self._starter.wake_up()
-        if self._consumer is None:  # this step was stopped meanwhile
+        if self._consumer is None:  # this step was stopped in the meantime
             self._let_go_of_all()
 
     def _end_wait(self, waiting: WaitingMessage, called: bool) -> None:
-        """Have the message of `waiting` run, or leave this worker. Called in the room's thread."""
+        """Give the message of `waiting` to the pool, or make it leave this worker. Called in the room's thread."""
         if not called and waiting.must_leave:
             self._handover.leave(waiting)
         else:
@@ -193,7 +193,7 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     @staticmethod
     def _keep_unacked(consumer: Any, request: Request) -> None:
-        """Have the worker go on fetching while the message of `request` stays unacked."""
+        """Let the worker keep fetching while the message of `request` stays unacked."""
         consumer.qos.increment_eventually()
         if isinstance(consumer.qos, Windows):
             consumer.qos.keep(request.message)
@@ -201,7 +201,7 @@ class WaitingRoom(bootsteps.StartStopStep):
     def _is_lost(self, consumer: Any, request: Request) -> bool:
         """Whether the connection that the message of `request` came over is lost. If so, the broker redelivers it.
 
-        The message cannot be acked any more: in kombu, even trying to may end the worker.
+        The message cannot be acked any more: in kombu, even trying may crash the worker.
         """
         channel = channel_of(consumer)
         if channel is None or request.message.channel is channel:
@@ -212,7 +212,7 @@ class WaitingRoom(bootsteps.StartStopStep):
     # The rooms call these methods, each in its own thread.
 
     def starts_round(self) -> None:
-        """Refresh the number of free slots that `is_ready` goes by."""
+        """Refresh the number of free slots that `is_ready` uses."""
         if self._consumer is not None:
             self._slots.starts_round(CHILDREN.living)
 
@@ -227,7 +227,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         return request in state.reserved_requests and request.time_start is None
 
     def ends_round(self, room: Room, aside: Mapping[str, int]) -> None:
-        """Have slots held for lines whose first message lacks only a slot. `aside` counts the candidates by task."""
+        """Request a slot for each line whose first message lacks only a slot. `aside` counts the candidates by task."""
         consumer = self._consumer
         if consumer is None:
             return
@@ -256,7 +256,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         return None if self._slots.free > in_bucket + len(on_their_way) else "slot"
 
     def give_to_pool(self, waiting: WaitingMessage, called: bool) -> None:
-        """Have the pool run the message of `waiting`."""
+        """Pass the message of `waiting` to the pool, or let go of it if this step has stopped."""
         if self._consumer is not None:
             self._calls.append((waiting, called))
             self._starter.wake_up()
@@ -325,7 +325,7 @@ class WaitingRoom(bootsteps.StartStopStep):
             self._keep_on(waiting)
 
     def _keep_on(self, waiting: WaitingMessage) -> None:
-        """Have a called message wait on, because another message has taken its slot meanwhile."""
+        """Put a called message back in line, because another message has taken its slot."""
         worker_port.task_ready(waiting.request)
         self._keep_unacked(self._consumer, waiting.request)
         self.give_rate_token_back(waiting.request)
@@ -337,7 +337,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         consumer, name = self._consumer, request.task.name
         if consumer is None or not rate_limit.limits(consumer, name):
             return
-        if consumer.hub is None:  # a greenlet of the pool must not itself wait for a slot
+        if consumer.hub is None:  # a greenlet of the pool must not wait for a slot itself
             with self._timing:
                 consumer.timer.call_after(0.0, rate_limit.give_back, (consumer, name))
         else:
@@ -345,6 +345,6 @@ class WaitingRoom(bootsteps.StartStopStep):
 
 
 def waiting_room_of(app: Any) -> WaitingRoom | None:
-    """The waiting room of the worker of `app` in this process; None without such a worker."""
+    """The waiting room of the worker of `app` in this process; None if there is no such worker."""
     room = vars(app).get(_WAITING_ROOM)
     return room if isinstance(room, WaitingRoom) else None

@@ -25,7 +25,7 @@ from celery_redislock.task.plan import LockPlan
 
 logger = logging.getLogger(__name__)
 
-#: Prepares the request for its next execution, as `LockedRequest.prepare_run`.
+#: The type of `LockedRequest.prepare_run`, which prepares the request for its next execution.
 Prepare = Callable[[bytes | None], None]
 
 #: A message waits here for at most this share of the broker's visibility timeout, and is then published again: once the
@@ -33,7 +33,7 @@ Prepare = Callable[[bytes | None], None]
 LONGEST_WAIT = 0.5
 #: A message is ended this many seconds after it expires: Celery checks again by another clock, which may be behind.
 EXPIRED_FOR = 0.01
-#: A message that a quorum queue has delivered again this often stops waiting, and is published anew. RabbitMQ 4 drops
+#: A message that a quorum queue has redelivered this many times stops waiting and is published again. RabbitMQ 4 drops
 #: it after twenty redeliveries, one for each worker that ends or loses its connection while the message waits there.
 GIVEN_BACK_OFTEN = 10
 
@@ -42,12 +42,12 @@ class WaitingMessage(Waiter):
     """One message that waits for its key.
 
     Args:
-        request, ending, plan: Celery's request for it, how its run has ended, and the lock of its task.
-        prepare: Prepares the request for its next execution. It gets what the key holds until then, or None if the key
-            is not kept for the message.
-        is_ready: Returns whether the worker would run it soon.
-        is_coming: Returns whether its request is on its way to a child of the pool.
-        run: Has the pool run it. The second argument is whether it was called.
+        request, ending, plan: Celery's request for the message, how its run has ended, and the lock of its task.
+        prepare: Prepares the request for its next execution. Its argument is what the key holds until then, or None if
+            the key is not kept for the message.
+        is_ready: Returns whether the worker would run the message soon.
+        is_coming: Returns whether the request is on its way to a child of the pool.
+        run: Gives the message to the pool, or makes it leave the worker. The second argument: whether it was called.
     """
 
     # Thousands of messages may wait, so each keeps as little as possible.
@@ -98,12 +98,12 @@ class WaitingMessage(Waiter):
 
     @property
     def call(self) -> bytes:
-        """What the key holds from when the message is called until its run acquires the key."""
+        """What the key holds from the moment the message is called until its run acquires the key."""
         return self._room.call_of(self)
 
     @property
     def to_json(self) -> dict[str, Any]:
-        """What ``celery inspect redislock_waiting`` shows about it; its arguments are left out."""
+        """What ``celery inspect redislock_waiting`` shows about the message; the task's arguments are left out."""
         return {
             "id": str(self.request.id),
             "name": self.request.task.name,
@@ -114,7 +114,7 @@ class WaitingMessage(Waiter):
 
     @property
     def must_leave(self) -> bool:
-        """Whether its wait here ends only because of the broker, so that it waits on after another delivery."""
+        """Whether the wait here ends only because of the broker. If so, the message waits again when redelivered."""
         now, task = time.monotonic(), self.request.task
         plan: LockPlan = task.lock_plan  # type: ignore[attr-defined] # it is a `LockedTask`
         header = Header.read(self.request.request_dict[HEADER])
@@ -129,13 +129,13 @@ class WaitingMessage(Waiter):
 
     @property
     def group(self) -> str:
-        """The name of its task. All messages of a task need a slot, and a rate token if the task has a `rate_limit`."""
+        """The name of the task. All messages of a task need a slot, and a rate token if the task has a `rate_limit`."""
         name: str = self.request.task.name
         return name
 
     @property
     def is_out(self) -> bool:
-        """Whether the lock server failed to answer the room last time."""
+        """Whether the room last found the lock server unreachable."""
         return self._room.is_out(self.line)
 
     def is_ready(self) -> bool:
@@ -157,7 +157,7 @@ class WaitingMessage(Waiter):
         return holder.state == "queued" or (holder.state == "held" and holder.info("", None).task_id == self.joins)
 
     def take_turn(self, *, called: bool) -> None:
-        """Have the pool run the message again: it was called to its key, or it waits no longer."""
+        """Run the message again in the pool, because it was called to its key or has stopped waiting."""
         if called:
             waited, name = time.monotonic() - self._since, self.request.task.name
             logger.info(
@@ -168,11 +168,11 @@ class WaitingMessage(Waiter):
         self._run(self, called)
 
     def pass_on(self) -> None:
-        """Have the room pass the key on: the message was called to it, but will not use it."""
+        """Make the room pass the key on: the message was called to the key, but will not use it."""
         self._room.leave(self)
 
     def look_for_next(self) -> bool:
-        """Have the room look at the message's line after its run has ended; return whether the line has a waiter."""
+        """Make the room check the message's line after its run has ended; return whether the line has a waiter."""
         return self._room.look(self.line)
 
     def withdraw(self) -> bool:
@@ -180,12 +180,12 @@ class WaitingMessage(Waiter):
         return self._room.withdraw(self)
 
     def wait_on(self) -> None:
-        """Wait on with the same rank although it was called; the room passes the key on."""
+        """Return to the line with the same rank, although the message was called; the room passes the key on."""
         self.pass_on()
         self._room.enter(self)
 
     def unavailable(self, error: LockUnavailable) -> None:
-        """Have the pool run the message, unless `lock_on_outage` has it wait until the lock server answers again."""
+        """Run the message in the pool, unless `lock_on_outage` makes it wait until the lock server answers again."""
         if self._runs_in_outage and self.is_ready():
             self._room.leave(self)
             self.take_turn(called=False)
@@ -198,7 +198,7 @@ def _deadline(request: Request, header: Header, plan: LockPlan) -> float:
 
 
 def _policy_deadlines(request: Request, header: Header, plan: LockPlan, since: float) -> list[float]:
-    """The times at which the message stops waiting in any worker, and its run decides what becomes of it.
+    """The times at which the message stops waiting in any worker, and its run decides what happens next.
 
     `since` is when it began to wait in this worker. All times are by `time.monotonic()`.
     """

@@ -1,4 +1,4 @@
-"""Worker port: everything the main process uses of Celery, kombu and billiard that they do not document.
+"""Worker port: everything undocumented in Celery, kombu and billiard that the main process uses.
 
 Each function says what it needs and why. Each has a test in tests/contracts against the installed releases.
 """
@@ -25,7 +25,7 @@ def is_behind_semaphore(consumer: Any) -> bool:
 
 
 def wait_in_front(semaphore: Any, call: Callable[[], None]) -> None:
-    """Have a full semaphore call `call` when a slot is free, before all others: its own `acquire` only appends."""
+    """Make a full semaphore call `call` first when a slot is free; its own `acquire` only appends."""
     semaphore._waiting.appendleft((call, (), {}))
 
 
@@ -35,7 +35,7 @@ def waiting_behind(semaphore: Any) -> int:
 
 
 def run_in_acquired_slot(consumer: Any, request: Request) -> None:
-    """Have the pool run `request` in a slot that was already acquired from the semaphore."""
+    """Run `request` in the pool, in a slot that was already acquired from the semaphore."""
     consumer.controller._process_task(request)
 
 
@@ -90,7 +90,7 @@ def was_cancelled(request: Request) -> bool:
 
 
 def forget_run(request: Any) -> None:
-    """Have `request` forget its last run: a terminate would kill a process that may run another message by now."""
+    """Make `request` forget its last run: a terminate would kill a process that may be running another message."""
     request.time_start = request.worker_pid = request._apply_result = request._terminate_on_ack = None
 
 
@@ -103,18 +103,18 @@ def tags_of(task_consumer: Any) -> dict[str, str]:
 
 
 def forget_tag(task_consumer: Any, queue: str) -> str | None:
-    """Have `consume` start anew for a queue that the worker consumes from; return the old, still active tag."""
+    """Forget the tag of a queue's consumer, so that `consume` starts a new one; return the old tag, still active."""
     tag: str | None = task_consumer._active_tags.pop(queue, None)
     return tag
 
 
 def most_prefetched(consumer: Any) -> int | None:
-    """The most messages that a worker keeps, Celery's `worker_eta_task_limit`; None for no limit."""
+    """The maximum number of messages that a worker keeps, Celery's `worker_eta_task_limit`; None for no limit."""
     return getattr(consumer.qos, "max_prefetch", None) or None
 
 
 def survive_lost_connections(consumer: Any, on_failure: Callable[[], None]) -> None:
-    """Have `consumer` reconnect even if kombu fails to close a lost connection; `on_failure` is called then.
+    """Make `consumer` reconnect even if kombu fails to close a lost connection; `on_failure` is called then.
 
     Kombu 5.7 closes it twice. If a message is unacked and the broker is a Redis that cannot be reached, the second
     close raises AttributeError, which would end the worker.
@@ -133,7 +133,7 @@ def survive_lost_connections(consumer: Any, on_failure: Callable[[], None]) -> N
 
 
 def restore(channel: Any, tag: str) -> None:
-    """Have a Redis broker deliver an unacked message again at once, not after its visibility timeout.
+    """Make a Redis broker redeliver an unacked message at once, not after its visibility timeout.
 
     Other brokers do so by themselves, and their channels have no such method.
     """
@@ -159,7 +159,7 @@ def last_answer(channel: Any, seconds: float) -> Any:
 
 
 def wrap_soft_shutdown(worker: Any, wrap: Callable[[Callable[[], None]], None]) -> None:
-    """Have a soft shutdown call `wrap(wait)` instead of the worker's own `wait`. Celery sends no signal for it."""
+    """Make a soft shutdown call `wrap(wait)` instead of the worker's own `wait`. Celery sends no signal for it."""
     wait = worker.wait_for_soft_shutdown
     worker.wait_for_soft_shutdown = lambda: wrap(wait)
 
@@ -172,7 +172,7 @@ def task_ready(request: Request) -> None:
 
 
 def find_again(ended: Request, other: Request | None) -> None:
-    """Have Celery find another request with the id of `ended`, whose own entry is gone.
+    """Let Celery find another request with the id of `ended`, whose own entry is gone.
 
     Args:
         ended: The request that now waits, or has ended.
