@@ -63,7 +63,7 @@ class Keeper:
         self._stopped = False
 
     def stop(self) -> None:
-        """Stop the thread, which then closes the store. Called when nothing in this process can use the server."""
+        """Stop the thread, which then closes the store. Called when this process no longer uses the server."""
         self._stopped = True
         self._wake.set()
 
@@ -193,7 +193,7 @@ class Keeper:
                 unanswered[lock] = still_held
             elif still_held and lock.remaining > 0:
                 lock.answered(renewal)
-            else:  # if the key is still held, the answer came too late: the holder may know of a loss already
+            else:  # if the key is still held, the answer came too late: the holder may already know of a loss
                 self._lose(lock, PAST_DEADLINE if still_held else KEY_GONE)
         if unanswered:
             self._try_again(unanswered)

@@ -78,7 +78,7 @@ class Room:
         self._starting = threading.Lock()
         #: Told when a round starts and when it ends.
         self.hosts: set[Host] = set()
-        self._aside = Aside()  # this and all below are used by the room's thread only
+        self._aside = Aside()  # only the room's thread uses this and the attributes below
         #: The servers, or nodes of a Cluster, that did not answer, each with the time to ask it again.
         self._silent: dict[Outage, float] = {}
 
@@ -145,7 +145,7 @@ class Room:
         return gone
 
     def stop(self) -> None:
-        """Stop the threads, which close their connections. Called when nothing in this process can use the server."""
+        """Stop the threads, which close their connections. Called when this process no longer uses the server."""
         self._stopped = True
         self._listener.stop()
         self._wake.set()
@@ -225,7 +225,7 @@ class Room:
     def _look(self, line: str, is_offered: bool, has_slot: bool) -> None:
         """Check whether it is the turn of the first waiter in `line`; leave a line without waiters.
 
-        If that waiter cannot start now, the room stays in line with the waiter's rank until it is offered the key.
+        If that waiter cannot start now, the room stays in line with the waiter's rank until the key is offered.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
@@ -310,7 +310,7 @@ class Room:
     def _refused(self, line: str, error: LockUnavailable) -> None:
         """Check `line` again in a while: the server refused a command about its key, or did not answer.
 
-        As long as a server does not answer, the room sends it nothing more, but still asks the other nodes of a
+        As long as a server does not answer, the room sends it no commands, but still asks the other nodes of a
         Cluster. A line that cannot be left now, or a key that cannot be passed on, expires by itself.
         """
         outage = self._store.outage_of(key_of(line))

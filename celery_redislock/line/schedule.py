@@ -68,7 +68,7 @@ class Looks:
             self.later(line, seconds)
 
     def due(self, lines: Collection[str]) -> dict[str, bool]:
-        """The lines to check now. The value tells whether a hint says that the line's key is offered to the room.
+        """The lines to check now, each mapped to whether a hint says that its key is offered to the room.
 
         `lines` are the lines with a queue. A hint may name another line, which the room then leaves.
         """
@@ -107,8 +107,8 @@ def margin() -> float:
 def look_in(conflict: Conflict | None, queue: Queue, first: Waiter, *, hears: bool) -> float:
     """Seconds until the next check of a key while the room stands in line.
 
-    Only a hint tells watching waiters that they may start. In case the hint is lost, the room waits for the time that
-    they have watched so far, within `WATCHED`, and checks again: a lost hint at most about doubles their wait.
+    Only a hint tells watching waiters that they may start. In case the hint is lost, the time to the next check is as
+    long as they have watched so far, within `WATCHED`: a lost hint at most about doubles their wait.
 
     Args:
         conflict: Who holds the key; None if the key is kept for a waiter that was called.

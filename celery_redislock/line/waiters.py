@@ -31,12 +31,12 @@ class Waiter(ABC):
 
     Attributes:
         key: The key in Redis.
-        rank: Its rank in line: microseconds since the epoch, by the server's clock.
+        rank: The waiter's rank in line: microseconds since the epoch, by the server's clock.
         number: Tells waiters of one room with the same rank apart; 0 before the waiter has entered.
         deadline: When the waiter stops waiting, by `time.monotonic()`.
         watches: Whether `need_not_wait` may ever be true.
         look_every: Seconds between two checks of the key while another library's lock, whose release sends no hint,
-            holds it; None for the usual times.
+            holds it; None for the usual interval.
     """
 
     __slots__ = ()
@@ -50,12 +50,12 @@ class Waiter(ABC):
 
     @property
     def group(self) -> str:
-        """Waiters of one group need the same thing to start: if one of them cannot, none of them can."""
+        """Waiters of one group need the same thing to start: if one of them cannot start, none can."""
         return ""
 
     @property
     def line(self) -> str:
-        """The line it waits in. Waiters in one room share a line if they want the same key with the same limit."""
+        """The waiter's line. Waiters in one room share a line if they want the same key with the same limit."""
         return line_of(self.key)
 
     def is_ready(self) -> bool:
@@ -79,8 +79,8 @@ class Waiter(ABC):
         """Stop waiting and ask for the key.
 
         Args:
-            called: Whether the waiter's turn has come and the key is kept for it for a few seconds. Otherwise the
-                waiter's deadline has passed, or it need not wait any longer.
+            called: Whether the waiter's turn has come. The key is then kept for the waiter for a few seconds. If False,
+                the waiter's deadline has passed, or it need not wait any longer.
         """
 
     def unavailable(self, error: LockUnavailable) -> None:  # noqa: B027 - most waiters just keep waiting

@@ -1,4 +1,4 @@
-"""Handle: the part of a `Lock` that sends nothing to Redis. Entry: a held lock, and how often its owner entered it.
+"""Handle: the part of a `Lock` that sends nothing to Redis. Entry: a held lock, with a count of entries.
 
 The owner of an entry is a context of `contextvars`, within one thread or greenlet and one asyncio task. A copy of that
 context in another thread, greenlet or asyncio task is another owner.
@@ -120,7 +120,7 @@ def _owner() -> tuple[int, Any]:
 
 
 class _Local:
-    """The state of one `Lock` object: its entry, how often it has entered the lock and, as in redis-py, the token."""
+    """The state of one `Lock` object: its entry, how many times it has entered and, as in redis-py, the token."""
 
     entry: Entry | None = None
     count = 0

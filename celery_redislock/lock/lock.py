@@ -1,4 +1,4 @@
-"""Lock: a lock for any code, over any redis-py client, with the interface of redis-py's own."""
+"""Lock: a lock for any code, over any redis-py client, with the interface of redis-py's own lock."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ logger = logging.getLogger(__name__)
 
 
 class Lock(Handle):
-    """A lock on one key. As ``client.lock(name, lock_class=Lock)`` it does what redis-py's own lock does, and more.
+    """A lock on one key.
+
+    Used as ``client.lock(name, lock_class=Lock)``, it does what redis-py's own lock does, and more.
 
     This lock and redis-py's exclude each other on the same name. Waiters are served in order of arrival, even across
     processes. redis-py's lock does not announce its release, so while it holds the key, waiters check every `sleep`
@@ -43,8 +45,8 @@ class Lock(Handle):
         blocking: Whether `acquire` waits while another holder has the key.
         blocking_timeout: How long `acquire` waits, in seconds; None for no limit.
         thread_local: Whether this object holds the lock only in the thread that acquired it.
-        raise_on_release_error: Whether the end of a ``with`` block raises if the lock was lost. Otherwise it logs
-            the loss.
+        raise_on_release_error: Whether the end of a ``with`` block raises if the lock was lost. If False, the
+            loss is only logged.
         renew: Renew the key while it is held and this process lives. Needs a `timeout`.
         reentrant: Code that acquires a key held by its own context enters the lock again, without asking Redis. The
             last release in that context releases the key. A context is one of `contextvars`, within one thread and one

@@ -60,7 +60,7 @@ class LockServer:
         return room
 
     def stop(self) -> None:
-        """Stop the threads and close the connections. Called when nothing in this process can use the server."""
+        """Stop the threads and close the connections. Called when this process no longer uses the server."""
         self.keeper.stop()
         if "_room" in vars(self):
             self.room.stop()
@@ -74,7 +74,7 @@ class LockServer:
 
     @classmethod
     def behind(cls, client: Any) -> LockServer:
-        """The lock server for a user's redis-py client. Its threads end when the client's connection pool is freed."""
+        """The lock server for a user's redis-py client. Its threads end when the client's pool is garbage-collected."""
         pool = getattr(client, "connection_pool", client)  # a Cluster's client has many pools: use the client itself
         servers = servers_of(pool)
         server = servers.get(os.getpid())
@@ -165,7 +165,7 @@ class LockServer:
 
 
 class BlockedCaller(Waiter):
-    """A caller of `LockServer.take`, which blocks its own thread."""
+    """A caller of `LockServer.take`, blocked in its own thread."""
 
     def __init__(self, key: str, rank: int, poll: float) -> None:
         self.key = key

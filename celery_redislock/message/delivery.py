@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 #: The name of the request's attribute, and of the entry in its dict, that holds the `Delivery` as a tuple.
 DELIVERY = "redislock_delivery"
-#: Called when a run begins whose message is acked at that moment, with the nonce of the delivery. A worker adds its own
-#: function before it forks its children.
+#: Called with the delivery's nonce when a run begins and its message must be acked. A worker adds its own function
+#: before it forks its children.
 ON_BEGIN: list[Callable[[str], None]] = []
 #: A child's report is a nonce, the length of a key, and the key. These are the sizes of the first two, in bytes.
 _NONCE, _SIZE = 22, 4
@@ -41,7 +41,7 @@ _last = 0
 
 
 class Delivered(NamedTuple):
-    """How a message reached its worker: shows whether the message may be a copy and whether its work has begun."""
+    """How a message reached its worker, which shows whether it may be a copy and whether its work has begun."""
 
     acks_late: bool
     """The worker acks the message when the run ends, not when it begins."""
@@ -136,7 +136,7 @@ class Delivery(NamedTuple):
     may_wait: bool = False
     """The message may wait in the room of its worker's main process."""
     call: bytes | None = None
-    """What the key holds until the execution acquires it; None unless the message was called to its turn in line."""
+    """Set if the message's turn in line has come: what the key holds until the execution acquires it."""
     acks_at_begin: bool = False
     """The message is acked early, so `ON_BEGIN` must be called when its run begins."""
 

@@ -13,7 +13,7 @@ from celery_redislock.protocol.tokens import is_nonce, is_publish
 _random = random.SystemRandom()
 #: The name of the message header.
 HEADER = "redislock"
-#: How often the delay may double. Without a limit, the float would overflow for a message that keeps coming back.
+#: How many times the delay may double. Without a limit, a message that keeps coming back would overflow the float.
 _MAX_DOUBLINGS = 16
 #: The longest key that a header may carry, in characters. The plugin's own keys are shorter.
 MAX_KEY = 1000
@@ -25,7 +25,7 @@ class Reservation(NamedTuple):
     """A reservation for a message, made by its publisher or by the previous attempt."""
 
     key: str
-    """The key in Redis. The reservation may be for the place in its queue, `<key>:queued`, instead."""
+    """The key in Redis, even if the reservation is for the place in the key's queue, `<key>:queued`."""
     claim: str
     """The nonce of the reservation's token. A message that carries it may take the key."""
 
@@ -38,11 +38,11 @@ class Header(NamedTuple):
     claim: str | None = None
     """The nonce of the token that reserves a key, or the place in the queue, for the message."""
     key: str | None = None
-    """The reserved key in Redis, as the publisher computed it from the arguments."""
+    """The key in Redis that the publisher computed from the arguments."""
     queued: bool = False
     """The place in the queue was reserved, not the key."""
     times: int = 0
-    """How often the message has waited, in line or in the broker's queue."""
+    """How many times the message has waited, in line or in the broker's queue."""
     since: float = 0.0
     """When the message first had to wait, in seconds since the epoch; 0 before that."""
     begun: bool = False
@@ -83,8 +83,8 @@ class Header(NamedTuple):
 
         Args:
             begun: Whether the work may have begun. Once a message is marked as begun, it stays marked.
-            joins: The id of the task whose outcome the message waits for; None to keep the present one.
-            rank: The message's rank in line; 0 to keep the present one.
+            joins: The id of the task whose outcome the message waits for; None to keep the current one.
+            rank: The message's rank in line; 0 to keep the current one.
         """
         since, rank = self.since or time.time(), rank or self.rank
         return self._replace(
@@ -92,7 +92,7 @@ class Header(NamedTuple):
         )
 
     def rank_at(self, now: int) -> int:
-        """The message's rank in the line for its key: the first published goes first. A rank once set is kept.
+        """The message's rank in the line for its key: the first published goes first. Once set, the rank is kept.
 
         Args:
             now: The lock server's time. Clocks differ between hosts, so a publish time outside the hour before `now`

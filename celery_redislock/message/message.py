@@ -78,7 +78,7 @@ class Message:
 
     @property
     def delivered(self) -> Delivered:
-        """How the message got here, as known at this moment: it may become overdue later."""
+        """How the message reached this worker, as known now: the message may become overdue later."""
         is_overdue = self._broker.is_overdue(time.monotonic() - self.delivery.received_at)
         # Positional arguments are faster, and every run does this twice.
         return Delivered(self._acks_late, self._is_redelivered, is_overdue, self.header.begun, self.header.republished)
@@ -146,7 +146,7 @@ class Message:
 
         Returns:
             Whether the message was sent. False if the broker is out of reach and the message was acked early, so that
-            only this process has it: the call has slept for `delay`, and the caller must retry the run in this process.
+            only this process has it. The call has then slept for `delay`, and the caller must retry the run here.
 
         Raises:
             Reject: The broker is out of reach. The message is not acked yet and goes back to the queue.

@@ -1,4 +1,4 @@
-"""Publishes a message again, unchanged. Broker: when the broker delivers a message again, and how it delays one."""
+"""Publishing a message again, unchanged. Broker: when the broker delivers a message again, and how it delays one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHORT_NOTE_TTL = 3600.0
 #: Source: `kombu.transport.native_delayed_delivery`.
 _DELAY_WORDS = re.compile(r"^(?:[01]\.){28}")
 _DELAY_EXCHANGE = "celery_delayed_delivery"
-#: Headers where RabbitMQ records in which queues a message has expired and how often it was returned to a quorum queue.
+#: Headers that RabbitMQ adds: the queues where a message has expired, and how many times it returned to a quorum queue.
 #: RabbitMQ drops a message that enters one of those queues again, or that was returned too often, so a republished
 #: message must not carry these headers.
 _OF_RABBITMQ = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count")
@@ -82,7 +82,7 @@ class Broker:
         Args:
             is_sent_back_only: Whether a copy can only come from a worker that published the message again: kombu may
                 send the message twice if the connection is lost before the broker confirms it. Both are then queued
-                together, so a short life is enough. It saves memory, because there are many such notes when more
+                together, so a short life is enough. This saves memory, because there are many such notes when more
                 messages wait than their workers can keep.
         """
         return (SHORT_NOTE_TTL if is_sent_back_only else NOTE_TTL) + 2 * self.visibility_timeout
@@ -91,8 +91,8 @@ class Broker:
 def was_delivered_before(request: Context) -> bool:
     """Whether the broker says that it has delivered the message of `request` before.
 
-    AMQP and kombu's Redis transport mark such a message as redelivered. SQS counts how often a message was received,
-    and kombu asks it for that count.
+    AMQP and kombu's Redis transport mark such a message as redelivered. SQS counts how many times a message was
+    received, and kombu requests that count.
 
     Source: `kombu.transport.SQS`, `Channel.get_message_attributes`.
     """
@@ -130,8 +130,8 @@ def publish_again(
         countdown: Seconds until the message is tried again.
         headers: The user's own headers; None to take them from `request`.
         serializer: The serializer of the message's body; None for the task's.
-        natively: Whether the broker delays the message, not the worker.
-        producer: The producer that publishes it; None for one from the app's pool.
+        natively: Whether the broker, not the worker, delays the message.
+        producer: The producer to publish with; None for one from the app's pool.
 
     Raises:
         Exception: Any error from the broker; the message was not sent.
@@ -160,7 +160,7 @@ def publish_again(
 
 
 def _left_out(request: Context) -> dict[str, Any]:
-    """What Celery's `signature_from_request` leaves out; None for each value that the message did not have."""
+    """The options that Celery's `signature_from_request` leaves out. Values that the message did not have are None."""
     own = request.__dict__
     return {
         "compression": own.get("compression"),
@@ -197,6 +197,6 @@ def custom_headers(headers: Any) -> dict[str, Any]:
 
 
 def ignores_result(task: Task[..., Any], request: Context) -> bool:
-    """Whether the result of `request` is not stored. The request's own `ignore_result` overrides the task's."""
+    """Whether no result is stored for `request`. The request's own `ignore_result` overrides the task's."""
     own = request.__dict__.get("ignore_result")
     return bool(task.ignore_result if own is None else own)
