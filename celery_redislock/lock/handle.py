@@ -1,4 +1,4 @@
-"""Handle: the part of a `Lock` that sends nothing to Redis. Entry: a held lock, with a count of entries.
+"""Handle: the part of a `Lock` that sends nothing to Redis. Entry: a held lock, and how many times it was entered.
 
 The owner of an entry is a context of `contextvars`, within one thread or greenlet and one asyncio task. A copy of that
 context in another thread, greenlet or asyncio task is another owner.
