@@ -38,15 +38,16 @@ TRUSTED = 1 - DEADLINE_MARGIN
 
 
 class Renewal:
-    """A command that sets the key's time to live, which the holder counts from when it sends the command.
+    """A command that sets the key's time to live. The holder counts that time from the moment it sends the command.
 
     The keeper and each caller of `HeldLock.extend` use their own connections, so one renewal may overtake another.
 
     Attributes:
-        sent_at (float): When it is sent, by `time.monotonic()`.
-        ttl (float): The time to live that it sets, in seconds.
+        sent_at (float): When the command is sent, by `time.monotonic()`.
+        ttl (float): The time to live that the command sets, in seconds.
         counts (float): Once the renewal is answered, the holder may rely on the key for this many seconds from
-            `sent_at`: the smallest `ttl` of all renewals under way at the same time, as any may reach the server last.
+            `sent_at`. This is the smallest `ttl` of all renewals under way at the same time, because any of them may
+            reach the server last.
     """
 
     __slots__ = ("counts", "sent_at", "ttl")
@@ -60,12 +61,12 @@ class Term:
     """How long the holder of a key may rely on it. Several threads may renew the key at the same time.
 
     Args:
-        lease: The time to live that the key is granted with, in seconds.
+        lease: The key's time to live when it is granted, in seconds.
 
     Attributes:
-        lease (float): As given.
-        deadline (float): Until when the holder may rely on the key, by `time.monotonic()`. Whatever happens to the
-            renewals sent so far, the key does not expire before then.
+        lease (float): The `lease` argument.
+        deadline (float): The holder may rely on the key until this time, by `time.monotonic()`. Whatever happens to
+            the renewals sent so far, the key does not expire before then.
         renew_at (float): When the keeper should renew the key.
     """
 
@@ -86,19 +87,20 @@ class Term:
 
     @property
     def ends_at(self) -> float:
-        """The latest time at which the key expires if no more renewals are sent, by `time.monotonic()`."""
+        """The latest time at which the key can expire if no more renewals are sent, by `time.monotonic()`."""
         now = time.monotonic()  # a renewal under way may reach the server as late as now
         return now + max(self.lease, self._asked_until - now) / TRUSTED
 
     def start_lease(self, sent_at: float) -> None:
-        """Record that the server granted the key for a lease, at `sent_at` or later."""
+        """Record that the server granted the key for one lease, at `sent_at` or later."""
         with self._guard:
             self._count(sent_at, self.lease)
 
     def extending(self, ttl: float | None = None) -> Renewal:
-        """Record that a renewal for `ttl` seconds or a lease is about to be sent. Then call `answered` or `unanswered`.
+        """Record that a renewal is about to be sent, for `ttl` seconds or, by default, one lease.
 
-        If the renewal shortens the time that is left, the deadline moves at once: the answer may be lost.
+        Call `answered` or `unanswered` afterwards. If the renewal shortens the time that is left, the deadline moves at
+        once, because the answer may be lost.
         """
         with self._guard:
             renewal = self._send(self.lease if ttl is None else ttl)
@@ -106,7 +108,7 @@ class Term:
             return renewal
 
     def renewing(self) -> Renewal:
-        """As `extending`, for the keeper: for a lease, or for what is left of the last `extending` if longer."""
+        """Like `extending`, but for the keeper: for one lease, or longer if the last `extending` asked for more."""
         with self._guard:
             return self._send(max(self.lease, self._asked_until - time.monotonic()))
 
@@ -117,7 +119,7 @@ class Term:
             self._count(renewal.sent_at, renewal.counts, self.deadline)
 
     def unanswered(self, renewal: Renewal) -> None:
-        """Record that the answer is no longer awaited. The renewal may still arrive at any time."""
+        """Record that nothing waits for the answer any more. The renewal may still reach the server at any time."""
         with self._guard:
             self._in_doubt = min(self._in_doubt, renewal.ttl)
             self._under_way.remove(renewal)
@@ -136,7 +138,7 @@ class Term:
 
     def _count(self, sent_at: float, ttl: float, at_least: float = -math.inf) -> None:
         self.deadline = max(sent_at + ttl * TRUSTED, at_least)
-        if ttl > self.lease:  # wait until one lease is left, then a third of it
+        if ttl > self.lease:  # wait until one lease is left, then another third of a lease
             self.renew_at = sent_at + ttl - self.lease * (1 - INTERVAL)
         else:
             self.renew_at = sent_at + ttl * INTERVAL
@@ -237,8 +239,8 @@ class HeldLock(Term):
     def rename(self, token: Token, *, fence: bool) -> bool:
         """Replace the minted token in the key with `token`, which the caller of a `Lock` chose.
 
-        The key is acquired with a minted token first. Another caller may choose the same `token`, so after a lost reply
-        only a minted one proves that the key was granted to this lock.
+        The key is acquired with a minted token first. Another caller may choose the same `token`, so if a reply is
+        lost, only a minted token proves that the key was granted to this lock.
 
         Returns:
             Whether the lock is still held.
@@ -294,8 +296,8 @@ class HeldLock(Term):
         return self._lost is not None
 
     def lose(self, reason: str) -> None:
-        """Record for good that the lock is lost. The first call logs it and calls `on_lost`."""
-        with self._guard:  # the keeper and the thread that releases the lock may see the loss at the same time
+        """Record for good that the lock is lost. The first call logs the loss and calls `on_lost`."""
+        with self._guard:  # the keeper and the thread that releases the lock may both notice the loss
             if self._lost is not None:
                 return
             self._lost = reason

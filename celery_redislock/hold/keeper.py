@@ -23,9 +23,9 @@ logger = logging.getLogger(__name__)
 #: this share.
 TICK = 1 / 10
 #: For this many seconds after a lock was added, the thread wakes up by itself. After that, it sleeps until a renewal is
-#: due or it is woken. Waking it for every short task would cost more than the task.
+#: due or it is woken. Waking it for every short task would cost more than the task does.
 LINGER = 1.0
-#: The keeper reads answers that no other command of the process has read for this many seconds.
+#: If no other command has read a late answer this many seconds after its command was sent, the keeper reads it.
 READ_LATE = 0.05
 #: Locks per renewal command. More would block the server for milliseconds.
 BATCH = 500
@@ -43,7 +43,8 @@ class Keeper:
         sends_late: A store whose late answers the keeper reads if nothing else does.
 
     Attributes:
-        wake_at (float): When the thread next looks for due work, by `time.monotonic()`; infinite if it must be woken.
+        wake_at (float): When the thread next checks for due work, by `time.monotonic()`; infinite if it sleeps until it
+            is woken.
     """
 
     def __init__(self, store: LockStore, command_time: float, sends_late: LockStore | None = None) -> None:
@@ -62,7 +63,7 @@ class Keeper:
         self._stopped = False
 
     def stop(self) -> None:
-        """Stop the thread, which then closes the store. Called once nothing in this process can use the server."""
+        """Stop the thread, which then closes the store. Called when this process no longer uses the server."""
         self._stopped = True
         self._wake.set()
 
@@ -73,13 +74,13 @@ class Keeper:
         self.look_at(lock)
 
     def look_at(self, lock: HeldLock) -> None:
-        """Wake the thread if `lock` is due before the next round. A lock that was removed is not renewed again."""
+        """Wake the thread if `lock` is due before the next round. A lock that was removed stays removed."""
         if lock.renew_at < self.wake_at:
             self._start()
             self._wake.set()
 
     def remove(self, lock: HeldLock) -> None:
-        """Stop renewing `lock`. A renewal already under way renews the key only while the lock's token owns it."""
+        """Stop renewing `lock`. A renewal already under way has no effect once the key has another owner or none."""
         self._held.pop(lock, None)
 
     def expect_answers(self) -> None:
@@ -122,7 +123,7 @@ class Keeper:
 
     def _round(self) -> float:
         """Renew the locks that are due; return the seconds until the next round."""
-        # From here on every `add` wakes the thread: the copy of `_held` below may miss the lock that it adds.
+        # From here on, every `add` wakes the thread, because the copy of `_held` below may miss the added lock.
         self.wake_at = math.inf
         self._wake.clear()
         now = time.monotonic()
@@ -192,7 +193,7 @@ class Keeper:
                 unanswered[lock] = still_held
             elif still_held and lock.remaining > 0:
                 lock.answered(renewal)
-            else:  # if the key is still held, the answer came too late: the holder may have been told of a loss
+            else:  # if the key is still held, the answer came too late: the holder may already know of a loss
                 self._lose(lock, PAST_DEADLINE if still_held else KEY_GONE)
         if unanswered:
             self._try_again(unanswered)
@@ -201,7 +202,7 @@ class Keeper:
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
-        """Tell holders of a loss at their deadline, even while the keeper's thread waits for a silent Redis."""
+        """Tell holders at their deadline that their lock is lost, even while the keeper waits for a silent Redis."""
         until = time.monotonic() + 2 * self._command_time  # a release may be sent twice
         at_risk = [lock for lock in self._held.copy() if lock.deadline < until]
         if not at_risk:

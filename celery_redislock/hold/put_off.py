@@ -1,4 +1,4 @@
-"""PutOff: commands, such as releases, that the server has not accepted yet. The keeper resends them until it does."""
+"""PutOff: commands, such as releases, that the server has not accepted yet. The keeper sends them again."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from celery_redislock.info import fields
 
 logger = logging.getLogger(__name__)
 
-#: Seconds before a server that did not accept a command is sent another one.
+#: Seconds to wait before sending another command to a server that did not accept one.
 PAUSE = 1.0
-#: Seconds before a command refused because its key holds a value of another type is sent again: someone has to delete
-#: that value first.
+#: Seconds to wait before resending a command that was refused because its key holds a value of another type:
+#: someone has to delete that value first.
 LONG_PAUSE = 60.0
-#: How many seconds of a round the keeper spends on these commands, at most: renewals may be due.
+#: The keeper spends at most this many seconds of each round on these commands, because renewals may be due.
 SHIFT = 0.05
-#: How many commands one process keeps for one server; each takes about a kilobyte.
+#: One process keeps at most this many commands for one server. Each takes about a kilobyte.
 MOST = 10_000
-#: Dropped commands are logged at most once in this many seconds.
+#: The shortest time between two warnings about dropped commands, in seconds.
 TELL_EVERY = 60.0
 
 
@@ -45,7 +45,8 @@ class Unsent(NamedTuple):
 class PutOff:
     """The commands that a server has not accepted yet. Any thread may add one; the keeper's thread sends them.
 
-    A silent node of a Cluster, or a command refused because of its key, holds up no commands for other nodes or keys.
+    A silent node of a Cluster, or a command refused because of its key, does not hold up the commands for other nodes
+    or keys.
 
     Args:
         store: Sends the commands.
@@ -55,9 +56,9 @@ class PutOff:
         self._store = store
         #: Oldest first, each with the earliest time to send it.
         self._commands: dict[Unsent, float] = {}
-        #: The servers that get no commands for now, each with the time when that ends.
+        #: The servers that are sent no commands for now, each with the time when that pause ends.
         self._silent: dict[Outage, float] = {}
-        #: When to look for due commands: with thousands of them, a look whenever one is added would cost too much.
+        #: When to check for due commands. With thousands of them, a check at every `add` would cost too much.
         self._look_at = -math.inf
         self._has_news = False
         self._dropped = 0
@@ -79,7 +80,7 @@ class PutOff:
             self._has_news = True
 
     def pause(self, outage: Outage) -> None:
-        """Send nothing to the server of `outage` for a while: it did not answer, or it refused."""
+        """Send nothing to the server of `outage` for a while, because it did not answer or refused a command."""
         self._silent[outage] = time.monotonic() + PAUSE
 
     def send(self, watching: Callable[[], AbstractContextManager[None]]) -> None:
@@ -143,5 +144,5 @@ class PutOff:
 
 
 def _is_of_key(error: LockUnavailable) -> bool:
-    """Whether the server refused the command because of what its key holds, and may accept others at once."""
+    """Whether the server refused the command because of its key's value, and may accept other commands at once."""
     return isinstance(error.__cause__, ResponseError) and str(error.__cause__).startswith("WRONGTYPE")

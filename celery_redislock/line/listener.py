@@ -1,4 +1,4 @@
-"""Listener: the thread that hears, on a room's channel, which keys are offered to the room."""
+"""Listener: the thread that listens on a room's channel for keys that are offered to the room."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from celery_redislock.errors import describe
 logger = logging.getLogger(__name__)
 _random = random.SystemRandom()
 
-#: Seconds between two checks whether the thread must stop.
+#: Seconds between two checks of whether the thread must stop.
 LOOK_EVERY = 1.0
-#: After this many seconds of silence the server is asked for a sign of life: a connection may die unnoticed.
+#: After this many seconds of silence, the listener tests the connection, which may have died unnoticed.
 SILENCE = 5.0
 #: The shortest and the longest pause before the next attempt to subscribe, in seconds.
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
-#: The pause if the server's user may not subscribe, in seconds.
+#: The pause if the Redis user has no permission to subscribe, in seconds.
 PAUSE_OF_THE_DEAF = 60.0
 
 
@@ -37,7 +37,7 @@ class Listener:
             because messages may have been missed.
 
     Attributes:
-        hears: Whether the subscription is active, as far as is known.
+        hears: Whether the subscription is active, as far as the listener knows.
     """
 
     def __init__(self, client: Any, channel: str, on_message: Callable[[str | None], object]) -> None:

@@ -1,4 +1,4 @@
-"""Room: where the waiters of one process wait for the keys of one server. It does not know Celery.
+"""Room: where the waiters of one process wait for the keys of one server. It does not depend on Celery.
 
 A room stands in the line of each key that its waiters want, with the rank of its first waiter for that key.
 """
@@ -31,27 +31,27 @@ from .waiters import Queue, Queues, Waiter, give_turn, is_ready
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two checks whether the first waiters of the lines set aside can start.
+#: Seconds between two checks of whether the first waiters in the lines set aside can start.
 ASK_AGAIN = 0.05
 #: How long `Room.leave_all` may take, in seconds.
 LEAVING = 2.0
 
 
 class Host(Protocol):
-    """Knows whether waiters can start. Called in the thread of their room."""
+    """Knows whether waiters can start. Its methods are called in the thread of their room."""
 
     def starts_round(self) -> None:
-        """The room is about to call `Waiter.is_ready` of some of its waiters."""
+        """The room is about to call `Waiter.is_ready` on some of its waiters."""
 
     def ends_round(self, room: Room, aside: Mapping[str, int]) -> None:
-        """The room has looked. `aside` counts, by `Waiter.group`, the lines whose first waiter cannot start now."""
+        """The round has ended. `aside` counts the lines whose first waiter cannot start now, by `Waiter.group`."""
 
 
 class Room:
     """Calls its waiters when their turn comes.
 
-    The room has two threads, which start with the first waiter: one hears hints that a key is offered to the room, the
-    other looks at the keys. A hint only makes a look come sooner.
+    The room has two threads, which start with the first waiter: one listens for hints that a key is offered to the
+    room, the other checks the keys. A hint only makes a check happen sooner.
 
     Args:
         store: A store that shares its connection with nothing else.
@@ -78,8 +78,8 @@ class Room:
         self._starting = threading.Lock()
         #: Told when a round starts and when it ends.
         self.hosts: set[Host] = set()
-        self._aside = Aside()  # this and all below are used by the room's thread only
-        #: The servers, or nodes of a Cluster, that did not answer, each with the time when it is asked again.
+        self._aside = Aside()  # only the room's thread uses this and the attributes below
+        #: The servers, or nodes of a Cluster, that did not answer, each with the time to ask it again.
         self._silent: dict[Outage, float] = {}
 
     def __len__(self) -> int:
@@ -96,7 +96,7 @@ class Room:
             ValueError: Its rank is invalid.
         """
         commands.check_rank(waiter.rank)
-        if not waiter.number:  # one that enters again may still have its call
+        if not waiter.number:  # a waiter that enters again may still have its call
             waiter.number = next(self._numbers)  # type: ignore[misc] # each subclass has a slot or a dict for it
         self._start()
         self._queues.add(waiter)
@@ -107,7 +107,7 @@ class Room:
         self._wake.set()
 
     def look(self, line: str) -> bool:
-        """Look at `line` soon; return whether the room has a queue for it."""
+        """Check `line` soon; return whether the room has a queue for it."""
         if line not in self._queues.by_line:
             return False
         self._looks.soon(line)
@@ -119,7 +119,7 @@ class Room:
         return tokens.call(tokens.for_limit(self.token, limit_of(waiter.key)), waiter.rank, waiter.number).value
 
     def leave(self, waiter: Waiter) -> None:
-        """Remove `waiter`. If it was already called, its key is passed on: it will not ask for the key."""
+        """Remove `waiter`. If it was already called, pass its key on, because it will not ask for the key."""
         if not self.withdraw(waiter):
             self._called_and_gone.append(waiter)
             self._wake.set()
@@ -145,7 +145,7 @@ class Room:
         return gone
 
     def stop(self) -> None:
-        """Stop the threads, which close their connections. Called once nothing in this process can use the server."""
+        """Stop the threads, which close their connections. Called when this process no longer uses the server."""
         self._stopped = True
         self._listener.stop()
         self._wake.set()
@@ -164,11 +164,11 @@ class Room:
                 self._listener.start()
 
     def _run(self) -> None:
-        """Run the room's thread. It alone runs this method and all below."""
+        """Run the room's thread. No other thread runs the methods below."""
         while not self._stopped:
             try:
                 pause = self._round()
-            except BaseException:  # pragma: no cover - a bug in this class: `waiters` catches what waiters raise
+            except BaseException:  # pragma: no cover - a bug in this class: `waiters` catches the errors of waiters
                 logger.exception("a room of waiters failed; it goes on in a second")
                 pause = SHORT_LOOK
                 self._looks.soon(None)
@@ -176,7 +176,7 @@ class Room:
         self._store.close()
 
     def _round(self) -> float:
-        """Look at the keys that are due; return the seconds until the next round."""
+        """Check the keys that are due; return the seconds until the next round."""
         self._wake.clear()
         left = self._left
         for line in self._queues.take_in():
@@ -199,7 +199,7 @@ class Room:
         return self._pause()
 
     def _look_aside(self, before: float) -> None:
-        """Look at the lines set aside with a rank below `before`, as long as their first waiters can start."""
+        """Check the lines set aside with a rank below `before`, as long as their first waiters can start."""
         while line := next((line for rank, line in self._aside.heads() if self._can_look(rank, line, before)), None):
             self._try_to_look(line, has_slot=True)
 
@@ -225,7 +225,7 @@ class Room:
     def _look(self, line: str, is_offered: bool, has_slot: bool) -> None:
         """Check whether it is the turn of the first waiter in `line`; leave a line without waiters.
 
-        If that waiter cannot start now, the room keeps its rank in line until the room is offered the key.
+        If that waiter cannot start now, the room stays in line with the waiter's rank until the key is offered.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
@@ -250,7 +250,10 @@ class Room:
                 self._enter(queue, first)
 
     def _leave(self, line: str, queue: Queue | None) -> None:
-        """Leave `line` unless the room is surely not in it. Without a queue, a late command may have put it there."""
+        """Leave `line` unless the room is known not to be in it.
+
+        Without a queue, that is never known: a command that arrived late may have put the room in the line.
+        """
         if queue is None or queue.rank is not None:
             self._store.leave(key_of(line), self.token)
         if queue is not None:
@@ -278,7 +281,7 @@ class Room:
         self._looks.later(line, look_in(None, queue, first, hears=self._listener.hears))
         if self._queues.remove(first) and give_turn(first, called=True):
             queue.call(first)
-        else:  # it has left meanwhile, or failed to start
+        else:  # the waiter has left meanwhile, or failed to start
             self._called_and_gone.append(first)
             self._wake.set()
         if queue.watching:
@@ -305,10 +308,10 @@ class Room:
                 self._looks.soon(waiter.line)
 
     def _refused(self, line: str, error: LockUnavailable) -> None:
-        """Look at `line` again in a while: the server refused a command about its key, or did not answer.
+        """Check `line` again in a while: the server refused a command about its key, or did not answer.
 
-        While a server does not answer, it is not asked about any key; the other nodes of a Cluster are. A line that
-        cannot be left now, or a key that cannot be passed on, expires by itself.
+        As long as a server does not answer, the room sends it no commands, but still asks the other nodes of a
+        Cluster. A line that cannot be left now, or a key that cannot be passed on, expires by itself.
         """
         outage = self._store.outage_of(key_of(line))
         lines = {line}

@@ -1,4 +1,4 @@
-"""Looks: when a room looks at which line. Aside: the lines whose first waiters cannot start now."""
+"""Looks: when a room checks each of its lines. Aside: the lines whose first waiters cannot start now."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from .waiters import Queue, Waiter
 _random = random.SystemRandom()
 #: How many seconds a key is kept for the room it is offered to. lua/prelude.lua sets it.
 OFFERED_FOR = 1.0
-#: A room looks this many seconds after an expected expiry, at random between these bounds: the key has expired by then,
-#: and not all rooms look at once.
+#: A room checks a key this many seconds after its expected expiry, at random between these bounds: the key has expired
+#: by then, and the rooms do not all check at once.
 MARGIN = 0.005, 0.03
-#: The longest time between two looks at a key while the room stands in line, in seconds.
+#: The longest time between two checks of a key while the room stands in line, in seconds.
 LONGEST_LOOK = 60.0
-#: The same while the room hears no hints, or while the server does not answer.
+#: The longest time between two checks while the room hears no hints or the server does not answer, in seconds.
 SHORT_LOOK = 1.0
 #: How many seconds a key is kept for a waiter that was called. lua/prelude.lua sets it.
 CALLED_FOR = 5.0
-#: The bounds of the time between two looks at a key with watching waiters, in seconds.
+#: The bounds of the time between two checks of a key with watching waiters, in seconds.
 WATCHED = 1.0, 10.0
 
 
 class Looks:
-    """The looks that are due, and those scheduled for later.
+    """When to check which line: the checks that are due, and the checks scheduled for later.
 
-    `soon` and `hear` may be called from any thread. They use no lock, because a time limit may strike at any point. The
-    rest is for the room's thread.
+    `soon` and `hear` may be called from any thread. They use no lock, because a time limit may interrupt them at any
+    point. Only the room's thread calls the other methods.
     """
 
     def __init__(self) -> None:
@@ -44,13 +44,13 @@ class Looks:
         self._to_come: list[tuple[float, str]] = []
 
     def soon(self, line: str | None) -> None:
-        """Look at `line`; None for all lines."""
+        """Check `line` in the next round; None for all lines."""
         self._asked.append(line)
 
     def hear(self, hint: str | None) -> None:
-        """Look where a hint says; `names.channel_of` lists the hints. Any other text is ignored.
+        """Schedule the check that a hint asks for; `names.channel_of` lists the hints. Any other text is ignored.
 
-        None means that hints may have been missed: look at all lines.
+        None means that hints may have been missed: check all lines.
         """
         if hint is None:
             self.soon(None)
@@ -58,19 +58,19 @@ class Looks:
             self._hints.append(hint)
 
     def later(self, line: str, seconds: float) -> None:
-        """Look at `line` in `seconds` seconds. This replaces any time set before."""
+        """Check `line` in `seconds` seconds. This replaces any time set before."""
         self._at[line] = at = time.monotonic() + seconds
         heapq.heappush(self._to_come, (at, line))
 
     def within(self, line: str, seconds: float) -> None:
-        """Look at `line` in at most `seconds` seconds."""
+        """Check `line` in at most `seconds` seconds."""
         if self._at.get(line, math.inf) > time.monotonic() + seconds:
             self.later(line, seconds)
 
     def due(self, lines: Collection[str]) -> dict[str, bool]:
-        """The lines to look at now, each with whether a hint says that its key is offered to the room.
+        """The lines to check now, each mapped to whether a hint says that its key is offered to the room.
 
-        `lines` are those with a queue. A hint may name another line, which the room then leaves.
+        `lines` are the lines with a queue. A hint may name another line, which the room then leaves.
         """
         due: dict[str, bool] = {}
         while self._hints:
@@ -93,27 +93,27 @@ class Looks:
 
     @property
     def next(self) -> float:
-        """When the next look is due, by `time.monotonic()`."""
+        """When the next check is due, by `time.monotonic()`."""
         if self._asked or self._hints:
             return -math.inf
         return self._to_come[0][0] if self._to_come else math.inf
 
 
 def margin() -> float:
-    """Seconds from an expected expiry to the room's look; random, within `MARGIN`."""
+    """Seconds from an expected expiry to the room's check; random, within `MARGIN`."""
     return _random.uniform(*MARGIN)
 
 
 def look_in(conflict: Conflict | None, queue: Queue, first: Waiter, *, hears: bool) -> float:
-    """Seconds until the next look at a key while the room stands in line.
+    """Seconds until the next check of a key while the room stands in line.
 
-    Only a hint tells watching waiters that they may start. In case the hint is lost, the room looks again after as many
-    seconds as they have watched so far, within `WATCHED`, so they wait at most about twice as long.
+    Only a hint tells watching waiters that they may start. In case the hint is lost, the time to the next check is as
+    long as they have watched so far, within `WATCHED`: a lost hint at most about doubles their wait.
 
     Args:
-        conflict: Who holds the key; None if it is kept for a waiter that was called.
+        conflict: Who holds the key; None if the key is kept for a waiter that was called.
         queue: The waiters in the line.
-        first: The first of them.
+        first: The first waiter in the line.
         hears: Whether the room hears hints.
     """
     longest = LONGEST_LOOK if hears else SHORT_LOOK
@@ -128,7 +128,7 @@ def look_in(conflict: Conflict | None, queue: Queue, first: Waiter, *, hears: bo
 
 
 class Aside:
-    """The lines whose first waiters cannot start now, by the groups of those waiters, smallest rank first.
+    """The lines whose first waiters cannot start now, grouped by `Waiter.group`, smallest rank first.
 
     A room may have thousands of such lines, so adding or removing one does not go through the others.
     """
@@ -167,7 +167,7 @@ class Aside:
                 del self._counts[group], self._heaps[group]
 
     def heads(self) -> list[tuple[int, str]]:
-        """The smallest rank and its line, for each group, smallest rank first."""
+        """The smallest rank of each group and its line, ordered by rank."""
         heads = []
         for group, heap in self._heaps.items():
             while not self._is_aside(group, *heap[0]):

@@ -20,23 +20,23 @@ from celery_redislock.protocol.tokens import Token
 logger = logging.getLogger(__name__)
 
 N = TypeVar("N", int, float)
-#: How often a room without a slot enters its lines again, in seconds: lines expire.
+#: Seconds after which a room without a slot enters its lines again, because lines expire.
 REFRESHED = 60.0
 #: Stale entries are dropped once there are this many more of them than waiters.
 FORGOTTEN_LATE = 16
 
 
 class Waiter(ABC):
-    """Waits for a key. Its methods are called in the thread of the room and must not block.
+    """Waits for a key. Its methods are called in the room's thread and must not block.
 
     Attributes:
         key: The key in Redis.
-        rank: Its rank in line: microseconds since the epoch, by the server's clock.
-        number: Tells waiters of one room with the same rank apart; 0 before it has entered.
-        deadline: When it stops waiting, by `time.monotonic()`.
+        rank: The waiter's rank in line: microseconds since the epoch, by the server's clock.
+        number: Tells waiters of one room with the same rank apart; 0 before the waiter has entered.
+        deadline: When the waiter stops waiting, by `time.monotonic()`.
         watches: Whether `need_not_wait` may ever be true.
-        look_every: Seconds between two looks while another library's lock holds the key, whose release sends no hint;
-            None for the usual times.
+        look_every: Seconds between two checks of the key while another library's lock, whose release sends no hint,
+            holds it; None for the usual interval.
     """
 
     __slots__ = ()
@@ -50,27 +50,27 @@ class Waiter(ABC):
 
     @property
     def group(self) -> str:
-        """Waiters of one group need the same thing to start: if one of them cannot, none of them can."""
+        """Waiters of one group need the same thing to start: if one of them cannot start, none can."""
         return ""
 
     @property
     def line(self) -> str:
-        """The line it waits in. Waiters of one room for one key with one limit share a line."""
+        """The waiter's line. Waiters in one room share a line if they want the same key with the same limit."""
         return line_of(self.key)
 
     def is_ready(self) -> bool:
-        """Whether there is a slot for it now."""
+        """Whether there is a slot for the waiter now."""
         return True
 
     def is_coming(self) -> bool:
-        """Whether it was called and has not asked for its key yet."""
+        """Whether the waiter was called but has not asked for its key yet."""
         return False
 
     def need_not_wait(self, holders: Sequence[Token]) -> bool:
-        """Whether it may start before its turn, without a call.
+        """Whether the waiter may start before its turn, without a call.
 
         Args:
-            holders: The tokens of the key's holders; empty if the room has just called another waiter to it.
+            holders: The tokens of the key's holders; empty if the room has just called another waiter to the key.
         """
         return False
 
@@ -79,11 +79,11 @@ class Waiter(ABC):
         """Stop waiting and ask for the key.
 
         Args:
-            called: Whether its turn has come: the key is kept for it for a moment. Otherwise its deadline has passed,
-                or it need not wait.
+            called: Whether the waiter's turn has come. The key is then kept for the waiter for a few seconds. If False,
+                the waiter's deadline has passed, or it need not wait any longer.
         """
 
-    def unavailable(self, error: LockUnavailable) -> None:  # noqa: B027 - most waiters just wait on
+    def unavailable(self, error: LockUnavailable) -> None:  # noqa: B027 - most waiters just keep waiting
         """The server did not answer the room. The waiter stays in line unless it leaves."""
 
 
@@ -115,11 +115,12 @@ class Queue:
 
     Attributes:
         heap: The waiters by rank, then by arrival. Some of them may have stopped waiting.
-        rank: The room's rank in line, as far as it knows; None if it is not in line.
+        rank: The room's rank in line, as far as it knows; None if the room is not in line.
         refreshed: When the room last told the server its rank, by `time.monotonic()`.
-        has_declined: Whether the room was offered the key while it had no slot. It stays out of line until it has one.
+        has_declined: Whether the room was offered the key while it had no slot. It then stays out of line until it has
+            a slot.
         watching: The waiters that may start before their turn.
-        watched_since: When the last of them came, by `time.monotonic()`.
+        watched_since: When the latest of them arrived, by `time.monotonic()`.
         called: The waiters that were called and may still be on their way, each with the time of its call.
     """
 
@@ -146,7 +147,7 @@ class Queue:
         self.rank, self.refreshed = rank, time.monotonic()
 
     def must_enter(self, rank: int) -> bool:
-        """Whether the room, which has no slot, must enter the line with `rank` so that no later waiter passes it."""
+        """Whether the room, which has no slot, must enter the line with `rank` so that no later waiter overtakes it."""
         is_there = self.rank is not None and self.rank <= rank and time.monotonic() < self.refreshed + REFRESHED
         return not is_there and not self.has_declined
 
@@ -155,7 +156,7 @@ class Queues:
     """The waiters of a room.
 
     `add`, `remove`, `waiting` and `len` may be called from any thread. They use no lock, because a time limit may
-    strike at any point. The rest is for the room's thread.
+    interrupt them at any point. Only the room's thread calls the other methods.
 
     Attributes:
         by_line: The queue of each line, by `Waiter.line`.
@@ -168,7 +169,7 @@ class Queues:
         self._new: deque[Waiter] = deque()
         self._deadlines: list[tuple[float, int, Waiter]] = []
         self._order = itertools.count()
-        #: How many entries the heaps may have: the waiters at the last cleanup, and all that came since.
+        #: How many entries the heaps may have: the waiters at the last cleanup plus all that have come since.
         self._taken_in = 0
 
     def __len__(self) -> int:
@@ -188,9 +189,9 @@ class Queues:
         return self._waiters.pop(waiter, False)
 
     def take_in(self) -> list[str]:
-        """Put new waiters into their queues; return the lines that need a look.
+        """Put new waiters into their queues; return the lines to check.
 
-        A line needs a look if its first waiter is new, if the room has no rank in it, or if a new waiter watches it:
+        A line must be checked if its first waiter is new, if the room has no rank in it, or if a new waiter watches it:
         what the waiter watches for may have happened already.
         """
         changed = []
@@ -221,7 +222,7 @@ class Queues:
         return ended
 
     def _forget(self) -> None:
-        """Drop the entries of waiters that no longer wait. It takes time in proportion to all entries."""
+        """Drop the entries of waiters that no longer wait. This takes time proportional to the number of entries."""
         self._deadlines = self._of_waiting(self._deadlines)
         for queue in self.by_line.values():
             queue.heap = self._of_waiting(queue.heap)
@@ -239,19 +240,19 @@ class Queues:
         return self._deadlines[0][0] if self._deadlines else math.inf
 
     def first(self, line: str) -> Waiter | None:
-        """The first waiter in `line`; None if it has none."""
+        """The first waiter in `line`; None if there is none."""
         heap = self.by_line[line].heap if line in self.by_line else []
         while heap and not self._waits(heap[0][2]):
             heapq.heappop(heap)
         return heap[0][2] if heap else None
 
     def second(self, line: str) -> Waiter | None:
-        """The second waiter in `line`; None if it has fewer."""
+        """The second waiter in `line`; None if there is none."""
         if self.first(line) is None:
             return None
         heap = self.by_line[line].heap
         first = heapq.heappop(heap)
-        while (second := self.first(line)) is first[2]:  # it was called, waits again, and has two entries
+        while (second := self.first(line)) is first[2]:  # called, now waiting again: two entries
             heapq.heappop(heap)
         heapq.heappush(heap, first)
         return second
@@ -264,7 +265,7 @@ class Queues:
         return taken_out
 
     def rank(self, line: str) -> int:
-        """The rank of the first waiter in `line`; 0 if it has none."""
+        """The rank of the first waiter in `line`; 0 if there is none."""
         first = self.first(line)
         return first.rank if first else 0
 

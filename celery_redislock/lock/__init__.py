@@ -1,1 +1,1 @@
-"""A lock for any code, over any redis-py client. It does not know Celery."""
+"""A lock for any code, over any redis-py client. It does not depend on Celery."""

@@ -1,4 +1,4 @@
-"""Handle: the part of a `Lock` that does not ask Redis. Entry: a held lock, and how often its owner has entered it.
+"""Handle: the part of a `Lock` that sends nothing to Redis. Entry: a held lock, and how many times it was entered.
 
 The owner of an entry is a context of `contextvars`, within one thread or greenlet and one asyncio task. A copy of that
 context in another thread, greenlet or asyncio task is another owner.
@@ -32,7 +32,7 @@ _entries: ContextVar[tuple[weakref.ref[Entry], ...]] = ContextVar("redislock_ent
 
 
 class Entry:
-    """A held lock, and how many `Lock` objects of its owner have entered it and not left.
+    """A held lock, and how many `Lock` objects of its owner have entered but not left it.
 
     Args:
         held: The lock.
@@ -96,7 +96,7 @@ def entry_of_context(store: LockStore, key: str) -> Entry | None:
 
 
 def check_fence(held: HeldLock, fence: bool) -> None:
-    """Refuse to enter a lock that is held without a fence if a fence is asked for.
+    """Raise if a fence is required but the lock is held without one.
 
     Raises:
         LockConfigError: `fence` is True, and the lock is held without one.
@@ -108,19 +108,19 @@ def check_fence(held: HeldLock, fence: bool) -> None:
 
 
 def _not_ended() -> tuple[weakref.ref[Entry], ...]:
-    """The context's entries that have not ended. Called when one is added, to forget the others."""
+    """The context's entries that have not ended. Called when an entry is added, to forget the ended ones."""
     return tuple([one for one in _entries.get() if (entry := one()) is not None and entry.count > 0])
 
 
 def _owner() -> tuple[int, Any]:
     task = running_task()
-    # Call `get_ident` through its module, because gevent replaces it there. Keep only a weak reference to the asyncio
-    # task, not its `id()`, which a later task may reuse.
+    # Call `get_ident` through its module, because gevent replaces it there. Keep a weak reference to the asyncio
+    # task instead of its `id()`, which a later task may reuse.
     return threading.get_ident(), task and weakref.ref(task)
 
 
 class _Local:
-    """What one `Lock` object holds: its entry, how often it has entered the lock, and the token, as in redis-py."""
+    """The state of one `Lock` object: its entry, how many times it has entered and, as in redis-py, the token."""
 
     entry: Entry | None = None
     count = 0
@@ -128,14 +128,14 @@ class _Local:
 
 
 class _ThreadLocal(threading.local, _Local):
-    """The same, per thread."""
+    """The state of one `Lock` object, separate for each thread."""
 
 
 class Handle:
-    """The part of `Lock` that does not ask Redis.
+    """The part of `Lock` that sends nothing to Redis.
 
-    With both `by_context` and `thread_local`, only the context that acquired the lock holds it. The other arguments are
-    as for `Lock`.
+    With both `by_context` and `thread_local`, only the context that acquired the lock holds it. See `Lock` for
+    the other arguments.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class Handle:
         return Entry(held, None, is_own=False)
 
     def _held_around(self, store: LockStore) -> HeldLock | None:
-        """The lock on this key that code around the caller holds, such as a task's run. Subclasses look for one."""
+        """The lock on this key that surrounding code, such as a task's run, already holds. Subclasses override this."""
         return None
 
     def _entry(self) -> Entry | None:
@@ -247,10 +247,10 @@ class Handle:
         return entry
 
     def _adopt(self, token: bytes) -> Entry:
-        """The entry of a lock whose token the user has stored in `local.token`, as users of redis-py's lock do.
+        """A new entry for a lock whose token the user has stored in `local.token`, as users of redis-py's lock do.
 
         Raises:
-            LockConfigError: The lock has a limit: a token alone does not tell which permit it holds.
+            LockConfigError: The lock has a limit: a token alone does not tell which permit is held.
         """
         if limit_of(self.key) > 1:
             raise LockConfigError(f"lock {self.key}: a lock with a limit cannot take over the token of another object")
@@ -259,7 +259,7 @@ class Handle:
         return Entry(held, None)
 
     def _limited(self, verb: str) -> HeldLock:
-        """The held lock if it has a timeout. Otherwise raise what redis-py's lock raises."""
+        """Return the held lock if it has a timeout. Otherwise raise the error that redis-py's lock raises."""
         entry = self._entry()
         if entry is None:
             raise LockError(f"Cannot {verb} an unlocked lock", self.key)

@@ -1,4 +1,4 @@
-"""Lock: a lock for any code, over any redis-py client, with the interface of redis-py's own."""
+"""Lock: a lock for any code, over any redis-py client, with the interface of redis-py's own lock."""
 
 from __future__ import annotations
 
@@ -27,29 +27,32 @@ logger = logging.getLogger(__name__)
 
 
 class Lock(Handle):
-    """A lock on one key. As ``client.lock(name, lock_class=Lock)`` it does what redis-py's own lock does, and more.
+    """A lock on one key.
 
-    This lock and redis-py's exclude each other on one name. Waiters are served in order of arrival, across processes
-    too. redis-py's lock does not announce its release, so while it holds the key, waiters look every `sleep` seconds.
+    Used as ``client.lock(name, lock_class=Lock)``, it does what redis-py's own lock does, and more.
+
+    This lock and redis-py's exclude each other on the same name. Waiters are served in order of arrival, even across
+    processes. redis-py's lock does not announce its release, so while it holds the key, waiters check every `sleep`
+    seconds.
 
     Args:
         client: Any synchronous redis-py client. The lock uses the client's server and credentials, but opens its own
             connections, so the client's retries, encoding and protocol do not matter.
         name: The key in Redis.
-        timeout: Seconds until the key expires after its holder dies or, without `renew`, after it is acquired; None for
+        timeout: Seconds until the key expires after its holder dies or, without `renew`, after the acquire; None for
             no expiry.
-        sleep: Seconds between two looks while another library's lock holds the key.
+        sleep: Seconds between two checks of the key while another library's lock holds the key.
         blocking: Whether `acquire` waits while another holder has the key.
         blocking_timeout: How long `acquire` waits, in seconds; None for no limit.
         thread_local: Whether this object holds the lock only in the thread that acquired it.
-        raise_on_release_error: Whether the end of a ``with`` block raises if the lock was lost. Otherwise it logs
-            the loss.
+        raise_on_release_error: Whether the end of a ``with`` block raises if the lock was lost. If False, the
+            loss is only logged.
         renew: Renew the key while it is held and this process lives. Needs a `timeout`.
         reentrant: Code that acquires a key held by its own context enters the lock again, without asking Redis. The
             last release in that context releases the key. A context is one of `contextvars`, within one thread and one
             asyncio task: two asyncio tasks exclude each other.
         fence: Ask for a fencing number.
-        limit: How many may hold the lock at once, 1 to 50. Use the same limit wherever you use the name.
+        limit: How many holders the lock may have at once, 1 to 50. Use the same limit wherever you use the name.
 
     Raises:
         LockConfigError: `renew` without a `timeout`, an invalid `limit`, a `limit` above 1 with a `fence`, or an
@@ -115,7 +118,7 @@ class Lock(Handle):
         return self._acquire(sleep, blocking, blocking_timeout, given) is None
 
     def release(self) -> None:
-        """Release the key. If a reentrant lock was entered several times, only the last release does so.
+        """Release the key. If a reentrant lock was entered several times, only the last call releases it.
 
         Raises:
             LockError: This object does not hold the lock.
@@ -127,7 +130,7 @@ class Lock(Handle):
             entry.end_renewal()
             if not entry.held.store.release(self.key, entry.held.token):
                 entry.held.lose(NOT_OURS)
-            if entry.held.was_lost:  # a keeper may have seen a loss that a lost reply hid from this release
+            if entry.held.was_lost:  # the keeper may know of a loss that a lost reply hid from this release
                 entry.held.check()
 
     def extend(self, additional_time: float | None = None, replace_ttl: bool = False) -> Literal[True]:
@@ -148,14 +151,14 @@ class Lock(Handle):
         held = self._limited("extend")
         if additional_time is not None and not replace_ttl:
             additional_time += self._time_left(held)
-        return self._extend(held, additional_time)  # counted from now, so that sending it twice adds nothing
+        return self._extend(held, additional_time)  # counted from now: sending it twice adds nothing
 
     def reacquire(self) -> Literal[True]:
-        """Renew the key for its whole timeout. Returns and raises as `extend`."""
+        """Renew the key for its whole timeout. It returns and raises the same as `extend`."""
         return self._extend(self._limited("reacquire"), None)
 
     def locked(self) -> bool:
-        """Whether the lock is held, by this object or another; with a limit, whether all its permits are.
+        """Whether the lock is held, by this object or another; with a limit, whether all its permits are held.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
@@ -181,7 +184,7 @@ class Lock(Handle):
 
         Raises:
             LockConflict: Another holder still had the key when `blocking_timeout` ended.
-            LockUnavailable, LockConfigError: As `acquire`.
+            LockUnavailable, LockConfigError: See `acquire`.
         """
         conflict = self._acquire()
         if conflict is not None:
@@ -229,7 +232,7 @@ class Lock(Handle):
             raise
         except BaseException:
             server.keeper.remove(held)
-            server.store.undo(self.key, held.token)  # otherwise the key stays held, and no object knows it
+            server.store.undo(self.key, held.token)  # otherwise the key stays held, and nothing releases it
             raise
 
     def _keep(self, server: LockServer, held: HeldLock) -> Entry:
@@ -244,7 +247,7 @@ class Lock(Handle):
         try:
             held.extend(ttl)
         finally:
-            if self.renew:  # even if the answer was lost, the next renewal may be due earlier now
+            if self.renew:  # even if the answer was lost: the next renewal may be due earlier now
                 LockServer.behind(self.redis).keeper.look_at(held)
         return True
 

@@ -1,4 +1,4 @@
-"""LockServer: this process's store, keeper and room for one lock server. A forked child makes its own."""
+"""LockServer: this process's store, keeper and room for one lock server. A forked child creates its own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from celery_redislock.line.waiters import Waiter
 from celery_redislock.protocol.scripts import NOTE_TTL, Command, Conflict, Granted
 
 _SERVERS = "_redislock_servers"
-#: Seconds between two looks at a key whose release sends no hint.
+#: Seconds between two checks of a key whose release sends no hint.
 POLL = 0.1
 
 
@@ -52,7 +52,7 @@ class LockServer:
 
     @property
     def room(self) -> Room:
-        """The room in which this process's waiters wait for keys of the server."""
+        """The room where this process's waiters wait for the server's keys."""
         room: Room | None = vars(self).get("_room")
         if room is None:  # two threads may get here: no connection is open yet, and `setdefault` keeps one room
             listens = self.client if isinstance(self.client, ClusterClient) else derive(self.client, 1)
@@ -60,7 +60,7 @@ class LockServer:
         return room
 
     def stop(self) -> None:
-        """Stop the threads and close the connections. Called once nothing in this process can use the server."""
+        """Stop the threads and close the connections. Called when this process no longer uses the server."""
         self.keeper.stop()
         if "_room" in vars(self):
             self.room.stop()
@@ -74,7 +74,7 @@ class LockServer:
 
     @classmethod
     def behind(cls, client: Any) -> LockServer:
-        """The lock server of a user's redis-py client. Its threads end with the client's connection pool."""
+        """The lock server for a user's redis-py client. Its threads end when the client's pool is garbage-collected."""
         pool = getattr(client, "connection_pool", client)  # a Cluster's client has many pools: use the client itself
         servers = servers_of(pool)
         server = servers.get(os.getpid())
@@ -93,7 +93,8 @@ class LockServer:
         Args:
             held: A lock that is not held yet.
             timeout: How long to wait, in seconds; None for no limit.
-            poll: Seconds between two looks while another library's lock holds the key, whose release sends no hint.
+            poll: Seconds between two checks of the key while another library's lock, whose release sends no hint, holds
+                it.
             fence: Ask for a fencing number.
 
         Returns:
@@ -130,40 +131,41 @@ class LockServer:
             if isinstance(result, Granted):
                 held.granted(result)
                 return None
-            # Finished: a run with the caller's own task id has succeeded, and the key cools down.
+            # Finished means that a run with the caller's own task id has succeeded and the key is cooling down.
             conflict = result if isinstance(result, Conflict) else self.store.look(held.key)
             if conflict is not None:
                 return conflict
 
     def send_late(self, command: Command, on_reply: Callable[[Any], object], in_doubt: Callable[[], object]) -> None:
-        """As `LockStore.send_late`, but the keeper reads the answer if no other command does.
+        """Like `LockStore.send_late`, but the keeper reads the answer if no other command does.
 
         Raises:
-            LockUnavailable: As `LockStore.send_late`.
+            LockUnavailable: See `LockStore.send_late`.
         """
         self.store.send_late(command, on_reply, in_doubt)
         self.keeper.expect_answers()
 
     def give_up(self, key: str, claim: str, ttl: float, *, is_to_come: bool) -> None:
-        """Have the keeper give up the reservations of a message that will not run, as `LockStore.give_up`.
+        """Have the keeper give up the reservations of a message that will not run; see `LockStore.give_up`.
 
         Args:
             key: The key in Redis.
             claim: The claim that the message carries.
-            ttl: Seconds that the reservations may live. Unless `is_to_come`, the keeper tries no longer than that.
-            is_to_come: The key may still be handed over to the message, so the keeper tries for at least `NOTE_TTL`.
+            ttl: How long the reservations may live, in seconds. The keeper stops trying after that time.
+            is_to_come: Whether the key may still be handed over to the message. If so, the keeper tries for at least
+                `NOTE_TTL` seconds.
         """
         until = time.monotonic() + (max(ttl, NOTE_TTL) if is_to_come else ttl)
         self.keeper.later(key, until, lambda store: store.give_up(key, claim, is_to_come=is_to_come))
 
     def pass_on(self, key: str, call: bytes) -> None:
-        """Have the keeper pass `key` on, as `LockStore.pass_on`: the waiter that was called will not ask for it."""
+        """Have the keeper pass on `key`: its called waiter will not ask for it. See `LockStore.pass_on`."""
         until = time.monotonic() + schedule.CALLED_FOR / TRUSTED
         self.keeper.later(key, until, lambda store: store.pass_on(key, call))
 
 
 class BlockedCaller(Waiter):
-    """The caller of `LockServer.take`, blocking its own thread."""
+    """A caller of `LockServer.take`, blocked in its own thread."""
 
     def __init__(self, key: str, rank: int, poll: float) -> None:
         self.key = key
@@ -184,7 +186,7 @@ class BlockedCaller(Waiter):
         self._ended.set()
 
     def is_called_before(self, end: float) -> bool:
-        """Block until this waiter is called, at most until `end`, by `time.monotonic()`; return whether it was called.
+        """Block until this waiter is called, but not past `end`, by `time.monotonic()`; return whether it was called.
 
         Raises:
             LockUnavailable: The server did not answer.
@@ -215,8 +217,8 @@ def running_loop() -> AbstractEventLoop | None:
     loop = _get_running_loop()
     if loop is None:
         return None
-    # To asyncio all gevent greenlets are one thread, so this may be the loop of another greenlet. An asyncio loop keeps
-    # the id of the greenlet that runs it in `_thread_id`. (A uvloop loop does not.)
+    # To asyncio, all gevent greenlets are one thread, so this may be the loop of another greenlet. The `_thread_id` of
+    # an asyncio loop is the id of the greenlet that runs it. (A uvloop loop has no such attribute.)
     runs_in = getattr(loop, "_thread_id", None)
     return loop if runs_in in {None, threading.get_ident()} else None
 

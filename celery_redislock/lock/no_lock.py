@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 
 class NoLock:
-    """Stands in for a lock in a direct call, in a run without a lock, and if `redislock_enabled` is False.
+    """Stands in for a lock in a direct call, in a run without a lock, and when `redislock_enabled` is False.
 
     Its methods succeed without asking Redis, and its `state` is ``"none"``.
     """
@@ -45,7 +45,7 @@ class NoLock:
         return False
 
     def owned(self) -> bool:
-        """Return True, so that code that stops when it does not own its lock goes on."""
+        """Return True, so that code which checks that it owns its lock carries on."""
         return True
 
     def __enter__(self) -> Self:

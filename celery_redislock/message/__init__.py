@@ -1,1 +1,1 @@
-"""A delivered message: what is known of it, what its header carries, and how it waits or is sent back."""
+"""A delivered message: what a worker knows about it, what its header carries, and how it waits or is sent back."""

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from celery import Task
     from celery.app.task import Context
 
-#: The request's attribute, and the entry in its dict, that holds the `Delivery` as a tuple.
+#: The name of the request's attribute, and of the entry in its dict, that holds the `Delivery` as a tuple.
 DELIVERY = "redislock_delivery"
-#: Called with the nonce of each delivery whose run begins and whose message must be acked then. A worker adds its own
-#: function before it forks its children.
+#: Called with the delivery's nonce when a run begins and its message must be acked. A worker adds its own function
+#: before it forks its children.
 ON_BEGIN: list[Callable[[str], None]] = []
 #: A child's report is a nonce, the length of a key, and the key. These are the sizes of the first two, in bytes.
 _NONCE, _SIZE = 22, 4
-#: A pipe takes a write of up to this many bytes whole or not at all, so reports of two children never mix.
+#: A write of up to this many bytes to a pipe succeeds or fails as a whole, so the reports of two children never mix.
 _MOST = select.PIPE_BUF
 _CHUNK = 65_536
 
@@ -41,7 +41,7 @@ _last = 0
 
 
 class Delivered(NamedTuple):
-    """How a message reached its worker. It tells whether the message may be a copy and whether its work has begun."""
+    """How a message reached its worker, which shows whether it may be a copy and whether its work has begun."""
 
     acks_late: bool
     """The worker acks the message when the run ends, not when it begins."""
@@ -64,7 +64,7 @@ class Delivered(NamedTuple):
         """Whether the message may exist twice: it was delivered before, or another delivery may still come.
 
         The execution of such a message reads the note of its attempt and leaves one. A message that a worker publishes
-        again may be queued twice, because kombu resends what the broker did not confirm; the original may go on too.
+        again may be queued twice, because kombu resends what the broker did not confirm; the original may run too.
         A message that only waits in line in one worker exists once.
         """
         return self.is_republished or self.is_delivered_again
@@ -101,7 +101,7 @@ def publish_time(options: Mapping[str, Any]) -> int:
     """When a message that is published now is due, in microseconds since the epoch, by this host's clock.
 
     Of two publishes in one process without `countdown` and `eta`, the later gets the greater number. Options that
-    Celery will refuse count as not given.
+    Celery will refuse are ignored.
     """
     global _last
     now = time.time_ns() // 1000
@@ -121,7 +121,7 @@ class Delivery(NamedTuple):
     """One delivery of a message.
 
     The main process puts it into the request's dict as a plain tuple, because pickling this class takes four times as
-    long. A message cannot forge one: no header is a tuple.
+    long. A message cannot forge one, because a header is never a tuple.
     """
 
     nonce: str
@@ -136,13 +136,13 @@ class Delivery(NamedTuple):
     may_wait: bool = False
     """The message may wait in the room of its worker's main process."""
     call: bytes | None = None
-    """What the key holds until the execution acquires it, if the message was called: its turn in line has come."""
+    """Set if the message's turn in line has come: what the key holds until the execution acquires it."""
     acks_at_begin: bool = False
     """The message is acked early, so `ON_BEGIN` must be called when its run begins."""
 
     @classmethod
     def of(cls, request: Context) -> Delivery | None:
-        """What the main process told about this delivery; None without a main process."""
+        """The `Delivery` that the main process put into `request`; None if there is no main process."""
         values = getattr(request, DELIVERY, None)
         return cls._make(values) if isinstance(values, tuple) else None
 
@@ -186,9 +186,9 @@ class AskedKeys:
             self._main = os.getpid()
 
     def asks(self, nonce: str, key: str) -> None:
-        """Report that the run of the delivery `nonce` asks for `key`. Called in the run's process, before it asks.
+        """Report that the run of the delivery `nonce` is about to ask for `key`. Called in the run's process.
 
-        Nothing is reported if the pipe is full or the key too long. If the child then dies, the key expires with its
+        Nothing is reported if the pipe is full or the key is too long. If the child then dies, the key expires with its
         lease.
         """
         if self._main == os.getpid():
@@ -201,7 +201,7 @@ class AskedKeys:
                     os.write(self._writer, report)
 
     def key_of(self, nonce: str) -> str | None:
-        """The key that the run of the delivery `nonce` has asked for; None if it has not asked. For any thread."""
+        """The key that the run of the delivery `nonce` has asked for; None if it has not asked. Thread-safe."""
         self.read()
         return self._keys.get(nonce)
 

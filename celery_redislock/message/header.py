@@ -13,36 +13,36 @@ from celery_redislock.protocol.tokens import is_nonce, is_publish
 _random = random.SystemRandom()
 #: The name of the message header.
 HEADER = "redislock"
-#: How often the delay may double. Without a bound, the float overflows for a message that comes back for days.
+#: How many times the delay may double. Without a limit, a message that keeps coming back would overflow the float.
 _MAX_DOUBLINGS = 16
 #: The longest key that a header may carry, in characters. The plugin's own keys are shorter.
 MAX_KEY = 1000
-#: A message ranks ahead of messages published now by at most this many microseconds: an hour.
+#: A message's rank is at most this many microseconds earlier than the time when it first waits: one hour.
 LONGEST_AHEAD = 3_600_000_000
 
 
 class Reservation(NamedTuple):
-    """A reservation for a message, made by its publisher or by the attempt before it."""
+    """A reservation for a message, made by its publisher or by the previous attempt."""
 
     key: str
-    """The key in Redis. The place in its queue, `<key>:queued`, may be reserved instead of the key."""
+    """The key in Redis, even if the reservation is for the place in the key's queue, `<key>:queued`."""
     claim: str
     """The nonce of the reservation's token. A message that carries it may take the key."""
 
 
 class Header(NamedTuple):
-    """What a message carries: the name of its publish, its reservation, its rank in line, how often it has waited."""
+    """What a message carries, such as its publish's name, its reservation, its rank and how often it has waited."""
 
     publish: str = ""
     """The name of the message's publish, from `mint_publish`. It stays the same when the message comes back."""
     claim: str | None = None
-    """The nonce under which a key, or the place in the queue, was reserved for the message."""
+    """The nonce of the token that reserves a key, or the place in the queue, for the message."""
     key: str | None = None
-    """The reserved key in Redis, as the publisher made it from the arguments."""
+    """The key in Redis that the publisher computed from the arguments."""
     queued: bool = False
     """The place in the queue was reserved, not the key."""
     times: int = 0
-    """How often the message has waited, in line or in the broker's queue."""
+    """How many times the message has waited, in line or in the broker's queue."""
     since: float = 0.0
     """When the message first had to wait, in seconds since the epoch; 0 before that."""
     begun: bool = False
@@ -55,13 +55,13 @@ class Header(NamedTuple):
     rank: int = 0
     """The message's rank in the line for its key, from `rank_at`; 0 before it has waited."""
     republished: bool = False
-    """A worker published the message again, or tried to. This stays set: a copy of the message may come late."""
+    """A worker published the message again, or tried to. This stays set: a copy of the message may arrive late."""
     died: int = 0
     """How many children died with the message before its run began."""
 
     @classmethod
     def read(cls, header: Any) -> Self:
-        """Read what arrived under `HEADER`. Fields with impossible values are ignored; the others are still read."""
+        """Read what arrived under `HEADER`. Fields with invalid values are ignored; the others are still read."""
         if not isinstance(header, dict):
             return cls()
         read = cls(**{name: value for name, value in header.items() if name in _IS_SOUND and _IS_SOUND[name](value)})
@@ -79,12 +79,12 @@ class Header(NamedTuple):
         return {name: value for name, value in zip(self._fields, self, strict=True) if value}
 
     def next(self, *, begun: bool, joins: str | None = None, rank: int = 0) -> Self:
-        """The header with which the message waits once more.
+        """The header for the next time that the message waits.
 
         Args:
-            begun: Whether the work may have begun. A message marked so stays marked.
-            joins: The id of the task whose outcome the message waits for; None to keep the present one.
-            rank: The message's rank in line; 0 to keep the present one.
+            begun: Whether the work may have begun. Once a message is marked as begun, it stays marked.
+            joins: The id of the task whose outcome the message waits for; None to keep the current one.
+            rank: The message's rank in line; 0 to keep the current one.
         """
         since, rank = self.since or time.time(), rank or self.rank
         return self._replace(
@@ -92,10 +92,10 @@ class Header(NamedTuple):
         )
 
     def rank_at(self, now: int) -> int:
-        """The message's rank in the line for its key: the first published goes first. It is set once.
+        """The message's rank in the line for its key: the first published goes first. Once set, the rank is kept.
 
         Args:
-            now: The lock server's time. Clocks differ between hosts, so a time of publish outside the hour before `now`
+            now: The lock server's time. Clocks differ between hosts, so a publish time outside the hour before `now`
                 is moved to the nearer end of that hour. All times are in microseconds since the epoch.
         """
         if self.rank:
@@ -105,7 +105,7 @@ class Header(NamedTuple):
     def delay(self, shortest: float, longest: float) -> float:
         """Seconds until the message is tried again, from `shortest` to `longest`: doubling each time, with jitter."""
         doubled = shortest * 2 ** min(self.times + 1, _MAX_DOUBLINGS)
-        # The longest delay has jitter too: otherwise messages that have waited for long would come back together.
+        # The longest delay has jitter too: otherwise messages that have waited long would come back together.
         return _random.uniform(shortest, max(shortest, min(doubled, longest)))
 
 
@@ -121,11 +121,11 @@ def reservation_in(header: Any) -> Reservation | None:
 
 
 def _is_time(value: Any) -> bool:
-    """Whether `value` can be a time in microseconds that the lock server orders exactly, as a float."""
+    """Whether `value` can be a time in microseconds. The lock server orders times as floats, exact below 2**53."""
     return type(value) is int and 0 < value < 2**53
 
 
-#: For each field of the header, whether a received value is possible.
+#: For each field of the header, a check of whether a received value is valid.
 _IS_SOUND: Mapping[str, Callable[[Any], bool]] = {
     "publish": is_publish,
     "claim": is_nonce,

@@ -1,4 +1,4 @@
-"""Message: one delivered message, what is known of it, how it waits and how it is sent back."""
+"""Message: one delivered message, what its worker knows about it, how it waits and how it is sent back."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Message:
     If a message was acked and cannot be sent back, this process keeps it for `keep_for` seconds; None for no limit.
 
     Attributes:
-        attempt: The attempt that the message stands for.
-        delivery: What the worker's main process told about this delivery.
+        attempt: The attempt that the message represents.
+        delivery: What the worker's main process recorded about this delivery.
         header: What the message carries for the plugin. `send_back` and `wait` replace it.
-        was_sent_back: Whether the work goes on without this execution: the message waits in line, was published again
+        was_sent_back: Whether the work continues without this execution: the message waits in line, was published again
             or was requeued.
     """
 
@@ -78,7 +78,7 @@ class Message:
 
     @property
     def delivered(self) -> Delivered:
-        """How the message got here, as known at this moment: it may become overdue later."""
+        """How the message reached this worker, as known now: the message may become overdue later."""
         is_overdue = self._broker.is_overdue(time.monotonic() - self.delivery.received_at)
         # Positional arguments are faster, and every run does this twice.
         return Delivered(self._acks_late, self._is_redelivered, is_overdue, self.header.begun, self.header.republished)
@@ -111,7 +111,7 @@ class Message:
         return expires is not None and datetime.now(UTC) >= maybe_make_aware(expires, UTC)
 
     def pause(self, shortest: float, longest: float) -> float:
-        """Seconds until the message is tried again: `Header.delay`, within what the broker can do."""
+        """Seconds until the message is tried again: `Header.delay`, within the broker's limits."""
         return self._broker.countdown(self.header.delay(shortest, longest))
 
     def wait(self, rank: int, *, is_begun: bool = False, joins: str | None = None) -> Header | None:
@@ -123,8 +123,8 @@ class Message:
             joins: The id of the task whose outcome the message waits for.
 
         Returns:
-            What the message carries for the plugin from now on. None if it cannot wait there: the room is full, the
-            broker would soon deliver the message to another worker, or there is no room.
+            The header that the message carries from now on. None if the message cannot wait there: the room is full,
+            the broker would soon deliver the message to another worker, or there is no room.
         """
         if not self.delivery.may_wait:
             return None
@@ -139,14 +139,14 @@ class Message:
 
         Args:
             delay: Seconds, from `pause`.
-            key: The key in Redis, for the error.
+            key: The key in Redis, for the error message.
             is_begun: Whether its work may have begun, so that no policy may drop the message when it comes back.
             joins: The id of the task whose outcome the message waits for.
             rank: The message's rank in the line for its key; 0 if it has none.
 
         Returns:
             Whether the message was sent. False if the broker is out of reach and the message was acked early, so that
-            only this process has it: the call has slept for `delay`, and the caller must retry the run in this process.
+            only this process has it. The call has then slept for `delay`, and the caller must retry the run here.
 
         Raises:
             Reject: The broker is out of reach. The message is not acked yet and goes back to the queue.
@@ -179,11 +179,11 @@ class Message:
             *(self.name, describe(error)),
             extra=self.fields("not_sent_back"),
         )
-        time.sleep(min(pause, 1.0))  # the broker may deliver the message again at once, over and over
+        time.sleep(min(pause, 1.0))  # otherwise the broker may redeliver the message at once, over and over
         raise Reject(describe(error), requeue=True) from error
 
     def _keep_here(self, error: Exception, pause: float, key: str) -> None:
-        """Sleep for `pause` seconds with a message that was acked and cannot be sent: it exists only here."""
+        """Sleep for `pause` seconds. The message was acked and cannot be sent, so it exists only in this process."""
         if self._keep_for is not None and self.waited >= self._keep_for:
             raise LockUnavailable(
                 key,

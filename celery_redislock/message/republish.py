@@ -1,4 +1,4 @@
-"""How a message is published again, unchanged. Broker: when it delivers a message again, and how it delays one."""
+"""Publishing a message again, unchanged. Broker: when the broker delivers a message again, and how it delays one."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ DEFAULT_VISIBILITY_TIMEOUT = 1800.0
 #: below 1 because the broker counts longer: from the delivery, before the worker starts to count, to the ack, after the
 #: worker has released the key.
 OVERDUE = 0.9
-#: How long the note of a republished message lives, on top of the visibility timeouts, in seconds.
+#: How long the note of a message that was only republished lives, in addition to two visibility timeouts, in seconds.
 SHORT_NOTE_TTL = 3600.0
 #: While RabbitMQ delays a message natively, its routing key begins with 28 words, one for each bit of the delay.
 #: Source: `kombu.transport.native_delayed_delivery`.
 _DELAY_WORDS = re.compile(r"^(?:[01]\.){28}")
 _DELAY_EXCHANGE = "celery_delayed_delivery"
-#: Headers in which RabbitMQ records the queues where a message has expired, and how often a quorum queue got it back.
-#: RabbitMQ drops a message that enters one of those queues again, or that came back too often, so a republished message
-#: must not carry them.
+#: Headers that RabbitMQ adds: the queues where a message has expired, and how many times it returned to a quorum queue.
+#: RabbitMQ drops a message that enters one of those queues again, or that was returned too often, so a republished
+#: message must not carry these headers.
 _OF_RABBITMQ = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count")
 #: The headers that Celery itself writes. `Context`, Celery's request, has an attribute for most of them.
 _OF_CELERY = {*vars(Context), "lang", "task", "argsrepr", "kwargsrepr", "compression"} - {"headers"}
@@ -59,9 +59,10 @@ class Broker:
 
     @cached_property
     def delays_natively(self) -> bool:
-        """Whether the broker itself delays messages: RabbitMQ with quorum queues. Its shortest delay is one second.
+        """Whether the broker itself delays messages, as RabbitMQ does with quorum queues.
 
-        With any other broker, the worker keeps a message until its countdown ends.
+        The shortest native delay is one second. With any other broker, the worker keeps a message until its countdown
+        ends.
         """
         with self._app.connection_for_write() as connection:
             return bool(detect_quorum_queues(self._app, connection.transport.driver_type)[0])
@@ -80,8 +81,9 @@ class Broker:
 
         Args:
             is_sent_back_only: Whether a copy can only come from a worker that published the message again: kombu may
-                send it twice if the connection is lost before the broker confirms. Both are then queued together, so
-                the note may be short-lived. There are many such notes if more messages wait than their worker keeps.
+                send the message twice if the connection is lost before the broker confirms it. Both are then queued
+                together, so a short life is enough. This saves memory, because there are many such notes when more
+                messages wait than their workers can keep.
         """
         return (SHORT_NOTE_TTL if is_sent_back_only else NOTE_TTL) + 2 * self.visibility_timeout
 
@@ -89,8 +91,8 @@ class Broker:
 def was_delivered_before(request: Context) -> bool:
     """Whether the broker says that it has delivered the message of `request` before.
 
-    AMQP and kombu's Redis transport mark such a message as redelivered. SQS counts how often a message was received,
-    and kombu asks it for that number.
+    AMQP and kombu's Redis transport mark such a message as redelivered. SQS counts how many times a message was
+    received, and kombu requests that count.
 
     Source: `kombu.transport.SQS`, `Channel.get_message_attributes`.
     """
@@ -118,21 +120,21 @@ def publish_again(
 ) -> None:
     """Publish the message of `request` again, to be tried after `countdown` seconds.
 
-    Its id, arguments, canvas, headers, priority, queue and expiry stay. Celery's `signature_from_request` copies most
-    of them, and this function adds the rest.
+    Its id, arguments, canvas, headers, priority, queue and expiry stay the same. Celery's `signature_from_request`
+    copies most of them, and this function adds the rest.
 
     Args:
         task: The task of the message.
         request: Celery's request for the message.
-        header: The plugin's header, as the message carries it from now on.
+        header: The plugin's header that the message carries from now on.
         countdown: Seconds until the message is tried again.
         headers: The user's own headers; None to take them from `request`.
         serializer: The serializer of the message's body; None for the task's.
-        natively: Whether the broker delays the message, not the worker.
-        producer: The producer that publishes it; None for one from the app's pool.
+        natively: Whether the broker, not the worker, delays the message.
+        producer: The producer to publish with; None for one from the app's pool.
 
     Raises:
-        Exception: Any error of the broker; the message was not sent.
+        Exception: Any error from the broker; the message was not sent.
     """
     own_headers = custom_headers(request.headers if headers is None else headers)
     options = {
@@ -150,15 +152,15 @@ def publish_again(
         ignore_result=ignores_result(task, request),
         **{name: value for name, value in options.items() if value is not None},
     )
-    # Celery's own `apply_async`, not the task class's: what the class does at a publish (take the key, write a
-    # transaction's outbox) was done when the message was first published.
+    # Celery's own `apply_async`, not the task class's: what the class does on a publish (reserve the key, write to a
+    # transaction's outbox) was already done when the message was first published.
     Task.apply_async(
         task, tuple(signature.args), signature.kwargs, **signature.options, producer=producer, add_to_parent=False
     )
 
 
 def _left_out(request: Context) -> dict[str, Any]:
-    """What Celery's `signature_from_request` leaves out; None for each value that the message did not have."""
+    """The options that Celery's `signature_from_request` leaves out. Values that the message did not have are None."""
     own = request.__dict__
     return {
         "compression": own.get("compression"),
@@ -169,10 +171,10 @@ def _left_out(request: Context) -> dict[str, Any]:
 
 
 def queue_of(app: Celery, request: Context) -> Queue | None:
-    """The queue that the message of `request` came from; None if the message does not tell.
+    """The queue that the message of `request` came from; None if the message does not say.
 
-    For a broker that delays natively: Celery binds this queue to the exchange of delayed messages. Without it, Celery
-    would bind the default queue.
+    This matters if the broker delays natively: Celery binds this queue to the exchange for delayed messages. If no
+    queue is given, Celery binds the default queue.
     """
     info = request.delivery_info or {}
     exchange, routing_key = info.get("exchange"), _DELAY_WORDS.sub("", info.get("routing_key") or "")
@@ -195,6 +197,6 @@ def custom_headers(headers: Any) -> dict[str, Any]:
 
 
 def ignores_result(task: Task[..., Any], request: Context) -> bool:
-    """Whether the result of `request` is not stored. The request's own `ignore_result` overrides the task's."""
+    """Whether no result is stored for `request`. The request's own `ignore_result` overrides the task's."""
     own = request.__dict__.get("ignore_result")
     return bool(task.ignore_result if own is None else own)
