@@ -4,7 +4,7 @@
 -- KEYS[1]  the key of the lock
 -- KEYS[2]  the line of rooms that wait for the lock
 -- ARGV[1]  flags: the letters of the options below that are given; and
---          u: a copy may wait unseen, so write the note even if no copy was seen
+--          u: a copy may be waiting unseen, so write the note even if no copy was seen
 -- ARGV[2]  the owner in the caller's token: its first part; or the whole token, if the key must hold exactly that
 -- n key    the note of the caller's attempt; given only if the attempt is over
 -- n value  how long that note lives, in milliseconds
