@@ -265,7 +265,7 @@ class Connections:
             self._queue.give(None)  # a caller may have joined the queue in the meantime
 
     def _drop(self, connection: Connection) -> None:
-        """Close `connection` after an error, and return the spares to the pool, which alone checks that they work."""
+        """Close `connection` after an error, and return the spares to the pool, which checks that they are alive."""
         connection.drop()
         while True:
             try:

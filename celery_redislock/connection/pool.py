@@ -83,7 +83,10 @@ class ConnectionQueue(Generic[T]):
         self._moved_at = 0.0
 
     def give(self, gift: T | None) -> bool:
-        """Wake the first caller and hand it `gift`. With None, the caller looks itself. Return False if none waits."""
+        """Wake the first caller and hand it `gift`. Return False if no caller waits.
+
+        Without a gift, the caller looks for a free connection itself.
+        """
         try:
             first = self._callers.popleft()
         except IndexError:

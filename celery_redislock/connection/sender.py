@@ -64,7 +64,7 @@ class Sender:
 
         Args:
             command: A release, for example.
-            on_reply: Called with the script's reply, in the thread that reads it. It must be quick.
+            on_reply: Called with the script's reply, in the thread that reads it. The callback must be quick.
             in_doubt: Called, in that thread, if the script may not have run.
 
         Raises:

@@ -85,7 +85,8 @@ def release(
         owner: The owner that releases the key; or a whole token, to release the key only if it holds exactly that.
         note: The note for copies of the owner's message; None if the attempt is not over.
         keeps: The token that the key will hold next, and for how many seconds; None to delete the key.
-        gone: The key of the note that the claim in `keeps` is no longer needed. If the note exists, `key` is deleted.
+        gone: The key of the note saying that the claim in `keeps` is no longer needed. If the note exists, `key` is
+            deleted.
     """
     names = keys_of(key)
     flags = ""
@@ -119,8 +120,8 @@ def cool_down(key: str, token: Token, ttl: float, note: Note | None = None) -> C
 def give_up(key: str, claim: str, gone_ttl: float | None) -> Command:
     """Give up the reservations of the message that carries `claim`: of `key`, and of the place in its queue.
 
-    If the key is not reserved for the message, a note that the claim is no longer needed is left for `gone_ttl`
-    seconds, unless `gone_ttl` is None.
+    If the key is not reserved for the message, a note saying that the claim is no longer needed is left for
+    `gone_ttl` seconds, unless that is None.
     """
     names, flags = keys_of(key), ""
     keys: tuple[str, ...] = (key, names.line, names.queued)

@@ -99,11 +99,11 @@ class LockKeys:
         return self.lock if number == 1 else f"{self._stem}:permit:{number}"
 
     def note(self, attempt: object) -> str:
-        """Return the key of the note that `attempt` is over, for copies of its message."""
+        """Return the key of the note saying that `attempt` is over, for copies of its message."""
         return f"{self._stem}{NOTE}{attempt}"
 
     def gone(self, claim: str) -> str:
-        """Return the key of the note that `claim` is no longer needed."""
+        """Return the key of the note saying that `claim` is no longer needed."""
         return f"{self._stem}{GONE}{claim}"
 
 

@@ -89,7 +89,7 @@ class Token(str):
 
     @classmethod
     def of(cls, value: str | bytes) -> Self:
-        """Return the token of a text that a key holds or that the caller of a `Lock` has chosen."""
+        """Return the token for a text that a key holds or that the caller of a `Lock` has chosen."""
         if isinstance(value, str):
             text, value = value, value.encode("utf-8", "surrogateescape")
         else:

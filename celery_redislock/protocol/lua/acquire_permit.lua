@@ -10,7 +10,7 @@
 -- ARGV[5]  the limit: the caller gets no free permit with a higher number
 -- n key    the note of the caller's attempt; given only if its message may be a copy
 -- w value  the call: the whole token that keeps a permit for the caller; given only if it waited and was called
--- c key    the note that the claim is no longer needed; given only if the caller's message has a claim
+-- c key    the note saying that the claim is no longer needed; given only if the caller's message has a claim
 -- c value  the owner in the message's reservation, made from the claim
 -- c value  how long that note lives, in milliseconds
 --
