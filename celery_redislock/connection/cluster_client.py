@@ -1,4 +1,4 @@
-"""ClusterClient: the nodes of a Cluster, and which node has which hash slot, as far as this process knows."""
+"""ClusterClient: the nodes of a Cluster, and which hash slots each has, as far as this process knows."""
 
 from __future__ import annotations
 

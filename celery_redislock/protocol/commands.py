@@ -46,7 +46,7 @@ def acquire(
 ) -> Command:
     """Acquire `key`. Arguments as for `LockStore.acquire`.
 
-    `owner` asks for the key, and the key will hold `token`. The two differ only for `LockStore.rename`, where
+    `owner` asks for the key, and the key will hold `token`. The two differ only in `LockStore.rename`, where
     the owner of a minted token replaces that token with another. A lock with a limit cannot have a `fence`.
     """
     names, flags, limit = keys_of(key), "", limit_of(key)

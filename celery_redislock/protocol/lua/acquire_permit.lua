@@ -1,5 +1,5 @@
 -- Acquire a permit of a lock with a limit for the caller: an execution or a `Lock`. It gets the permit that it already
--- has, or one reserved for its message or kept for it after a call; otherwise a free one that is due to no waiter.
+-- has, or one reserved for its message or kept for it after a call; otherwise a free one that no waiter is entitled to.
 --
 -- KEYS[1]  the key of the lock, which is its first permit
 -- KEYS[2]  the line of rooms that wait for the lock

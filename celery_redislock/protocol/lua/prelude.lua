@@ -62,8 +62,8 @@ local function hint(room, what, lock)
   return redis.pcall('PUBLISH', channel_of(room), message)
 end
 
--- Each holder of a lock with a limit has a permit. Permit 1 is the lock's own key; the names of the others start
--- like the line's.
+-- Each holder of a lock with a limit has a permit. Permit 1 is the lock's own key; the names of the others have
+-- the same beginning as the line's.
 local MAX_PERMITS = 50
 
 local function permit_name(lock, line, number)
