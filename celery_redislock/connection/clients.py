@@ -22,8 +22,8 @@ from .redis_port import connections_of, options_of, sentinel_options_of, sentine
 #: silent server can take up to 58 s.
 DEFAULTS: Mapping[str, Any] = {"socket_timeout": 2.0, "socket_connect_timeout": 1.0, "max_connections": 50}
 #: Options that users cannot set. The store retries commands itself, so that it knows when a reply is ambiguous, and it
-#: reads bytes. With RESP2, redis-py loses no part of a reply when an exception interrupts the read. Publishers and
-#: workers must encode a key the same way.
+#: expects bytes. With RESP2, redis-py loses no part of a reply when an exception interrupts the read. The encoding is
+#: fixed because publishers and workers must encode a key the same way.
 FIXED: Mapping[str, Any] = {
     "decode_responses": False,
     "encoding": "utf-8",
@@ -38,7 +38,7 @@ def derive(client: redis.Redis, max_connections: int = 50) -> redis.Redis:
 
     Args:
         client: Any redis-py client with a connection pool, including a Sentinel client.
-        max_connections: Upper limit for the new client's pool; the limit of the pool of `client` applies as well.
+        max_connections: Upper limit for the new client's pool. The limit of the pool of `client` applies as well.
     """
     pool = client.connection_pool
     options = options_of(pool)
@@ -105,13 +105,13 @@ class _SentinelPool(SentinelConnectionPool, redis.BlockingConnectionPool):
         return bool(connection.pid == self.pid)
 
     def disconnect(self, inuse_connections: bool = True) -> None:
-        """Close the connections; only the unused ones unless `inuse_connections`.
+        """Close the connections; only the unused ones if `inuse_connections` is false.
 
         When the primary changes, redis-py's Sentinel code closes only the unused ones. Before redis-py 7, a blocking
-        pool has no such choice.
+        pool cannot do that.
         """
         for connection in connections_of(self, unused_only=not inuse_connections):
-            if connection is not None:  # None is a connection not made yet
+            if connection is not None:  # None stands for a connection not made yet
                 connection.disconnect()
 
 

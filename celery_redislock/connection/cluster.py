@@ -1,4 +1,4 @@
-"""ClusterStore: the `LockStore` of a Cluster. It sends each command to the node that has the key's hash slot."""
+"""ClusterStore: the `LockStore` for a Cluster. It sends each command to the node that has the key's hash slot."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .redis_port import called_at_connect, nodes_of, options_of, remap_of
 from .store import Lease, LockStore
 
 #: How long a command is retried while its hash slot moves, in seconds. The move takes milliseconds. Meanwhile a lock's
-#: keys may be split between two nodes, and both refuse commands about them.
+#: keys may be split between two nodes, and both nodes refuse commands that use them.
 OPEN_HASH_SLOT = 1.0
 #: The pause before each of those retries, in seconds.
 PAUSE = 0.02
@@ -32,7 +32,7 @@ REDIRECTIONS = 16
 
 
 def of_cluster(client: RedisCluster | ClusterClient) -> ClusterClient:
-    """Return our client for the Cluster of `client`, with the same time-outs and credentials."""
+    """Return our own client for the Cluster of `client`, with the same time-outs and credentials."""
     if isinstance(client, ClusterClient):
         return client.copy()
     nodes = nodes_of(client)
@@ -48,7 +48,7 @@ class ClusterStore(LockStore):
 
     Args:
         cluster: Shared by all stores of this process.
-        max_connections: The most connections to each node.
+        max_connections: The maximum number of connections to each node.
     """
 
     def __init__(self, cluster: ClusterClient, max_connections: int = 50) -> None:
@@ -57,11 +57,11 @@ class ClusterStore(LockStore):
         self._of_nodes: dict[Node, Connections] = {}
 
     def outage_of(self, key: str) -> Outage:
-        """As `Sender.outage_of`: the outage of the node that has the hash slot of `key`."""
+        """Return the `Outage` of the node that has the hash slot of `key`."""
         return self._cluster.outage_of(_hash_slot(key))
 
     def send_late(self, command: Command, on_reply: Callable[[Any], object], in_doubt: Callable[[], object]) -> None:
-        """As `Sender.send_late`, but wait for the reply: the hash slot may have moved."""
+        """Like `Sender.send_late`, but wait for the reply: the hash slot may have moved."""
         answer, resent = self._ask(command)
         on_reply(resent or answer)
 
@@ -70,15 +70,15 @@ class ClusterStore(LockStore):
         return False
 
     def close(self) -> None:
-        """As `Sender.close`; also close the connections used to look up the hash slots."""
+        """Like `Sender.close`, but also close the connections used to look up the hash slots."""
         for connections in [*self._of_nodes.values()]:
             connections.close()
         self._cluster.close()
 
     def renew(self, locks: Sequence[Lease]) -> list[bool | RedisError]:
-        """As `LockStore.renew`, in one round trip per hash slot; nodes known to be unreachable come last.
+        """Like `LockStore.renew`, but in one round trip per hash slot. Nodes known to be unreachable come last.
 
-        A node that does not answer is asked once; its other hash slots fail with the same error.
+        A node that does not answer gets only one command; its other hash slots fail with the same error.
         """
         answers: dict[Lease, bool | RedisError] = {}
         silent: dict[Node, RedisError] = {}
@@ -116,7 +116,7 @@ class ClusterStore(LockStore):
         return [bool(one) for one in renewed]
 
     def ask(self, command: Command) -> Any:
-        """As `Sender.ask`, on the node that has the keys."""
+        """Like `Sender.ask`, but on the node that has the keys."""
         return self._follow(command, OPEN_HASH_SLOT)
 
     def _follow(self, command: Command, patience: float) -> Any:
@@ -129,7 +129,7 @@ class ClusterStore(LockStore):
         while True:
             try:
                 return self._connections_of(at).ask(command, asking=asking)
-            except AskError as error:  # also MovedError
+            except AskError as error:  # or its subclass MovedError
                 redirections += 1
                 if redirections > REDIRECTIONS:
                     raise

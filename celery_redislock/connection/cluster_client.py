@@ -1,4 +1,4 @@
-"""ClusterClient: the nodes of a Cluster, and which node has which hash slot, as far as this process knows."""
+"""ClusterClient: the nodes of a Cluster, and which hash slots each has, as far as this process knows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .pool import FreeConnections
 Node = tuple[str, int]
 #: The number of hash slots in a Cluster.
 HASH_SLOTS = 16384
-#: The least time between lookups of the hash slots when nodes do not answer, in seconds.
+#: The shortest time between lookups of the hash slots when nodes do not answer, in seconds.
 LOOK_EVERY = 0.1
 _random = random.SystemRandom()
 
@@ -37,9 +37,9 @@ _random = random.SystemRandom()
 class ClusterClient:
     """Looks up, on first use, which node of a Cluster has which hash slot, and makes clients for the nodes.
 
-    It replaces redis-py's own Cluster client. With that, one silent node delays commands to the others too, commands
-    are resent without telling the caller, and a hash slot is lost when it moves to a node that the client does not
-    know. Shared state here is replaced as a whole, not guarded by a lock, since a time limit may interrupt anywhere.
+    It replaces redis-py's own Cluster client, in which one silent node delays commands to the others too, commands are
+    resent without telling the caller, and a hash slot is lost when it moves to a node that the client does not know.
+    Shared state here is replaced as a whole, not guarded by a lock, since a time limit may fire at any point.
 
     Args:
         nodes: Hosts and ports of some of the nodes.
@@ -69,11 +69,11 @@ class ClusterClient:
 
     @property
     def shown(self) -> str:
-        """The nodes given to the constructor, for people."""
+        """The nodes given to the constructor, as text for messages."""
         return ",".join(f"{host}:{port}" for host, port in self.nodes)
 
     def copy(self) -> ClusterClient:
-        """Return a copy that knows the same hash slots but has its own connections, as after a fork."""
+        """Return a copy that knows the same hash slots but has its own connections, for instance after a fork."""
         new = ClusterClient(self.nodes, self.options, self.remap)
         new._owners, new._primaries = [*self._owners], self._primaries
         return new
@@ -87,7 +87,7 @@ class ClusterClient:
         return redis.Redis(connection_pool=redis.BlockingConnectionPool(**options))  # type: ignore[no-untyped-call]
 
     def pubsub(self) -> Any:
-        """Return a subscription on any node believed to answer: a message published on one node reaches all."""
+        """Return a subscription on a node that is believed to answer: a message published on one node reaches all."""
         if not self._primaries:
             self.look()
         reached = [one for one in self._primaries if self.outage(one).unreachable is None] or self._primaries
@@ -112,7 +112,7 @@ class ClusterClient:
             client.connection_pool.disconnect()
 
     def owner(self, hash_slot: int) -> Node:
-        """Return the node that has `hash_slot`, as far as known.
+        """Return the node that is believed to have `hash_slot`.
 
         Raises:
             RedisError: No node answers, or none has the hash slot.
@@ -126,7 +126,7 @@ class ClusterClient:
         return address
 
     def is_known(self, address: Node) -> bool:
-        """Whether a node has hash slots, as far as known."""
+        """Whether a node is believed to have hash slots."""
         return address in self._primaries
 
     def outage(self, address: Node) -> Outage:
@@ -156,8 +156,8 @@ class ClusterClient:
         """Look up which node has which hash slot. The nodes believed to answer are asked first.
 
         Args:
-            last: A node that has not answered, and is asked after all others. The caller has already waited for it, so
-                the lookup waits for at most one other silent node.
+            last: A node that has not answered; it is asked last. The caller has already waited for it, so the lookup
+                waits for at most one other silent node.
 
         Raises:
             RedisError: No node answers, or the first one to answer is not in Cluster mode.

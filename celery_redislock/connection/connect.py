@@ -79,7 +79,7 @@ def is_redis(url: object) -> bool:
 
 
 def scheme_of(url: str) -> str:
-    """Return the part before ``://``; empty without one."""
+    """Return the part before ``://``; empty if there is none."""
     scheme, separator, _ = url.partition("://")
     return scheme if separator else ""
 
@@ -92,12 +92,12 @@ def kind_of(url: str) -> Kind:
 def parse_address(url: str, setting: str = "redislock_url") -> Address:
     """Parse `url`.
 
-    Several Sentinels or nodes are either several URLs separated by ``;``, as in kombu, or several hosts separated by
+    Several Sentinels or nodes are given either as URLs separated by ``;``, as in kombu, or as hosts separated by
     ``,``. Credentials, database and options come from the first URL.
 
     Raises:
         LockConfigError: The scheme does not work for a lock server, or a Cluster's URL names a database.
-        ValueError: Some other part cannot be parsed.
+        ValueError: Some other part of the URL cannot be parsed.
     """
     scheme = scheme_of(url)
     if scheme not in _FORMS:
@@ -139,10 +139,10 @@ def _one_host_each(url: str, form: _Form) -> Iterator[str]:
 
 
 def connect(url: str, options: Mapping[str, Any], setting: str = "redislock_url") -> Any:
-    """Return a client for `url`. It opens its first connection with its first command.
+    """Return a client for `url`. It connects when it sends its first command.
 
     For a Cluster this is a `ClusterClient`, otherwise redis-py's own client. If no connection is free, its pool makes
-    the caller wait; redis-py's default pool raises.
+    the caller wait; redis-py's default pool raises an error.
 
     Args:
         url: In one of the forms that `parse_address` accepts.
@@ -158,7 +158,7 @@ def connect(url: str, options: Mapping[str, Any], setting: str = "redislock_url"
     try:
         where = parse_address(url, setting)
         return _MAKERS[where.kind](where, _options(where, options))
-    except ValueError:  # its message may show a part of the URL
+    except ValueError:  # the error's message may contain a part of the URL
         raise LockConfigError(
             f"{setting} or redislock_client_options cannot be parsed (not shown: they may hold a password)"
         ) from None
@@ -250,10 +250,10 @@ _MAKERS: Mapping[Kind, Callable[[Address, dict[str, Any]], redis.Redis | Cluster
 
 
 def address(client: redis.Redis | ClusterClient) -> str:
-    """Return the server's address as a URL without the password, for people. `client` comes from `connect`.
+    """Return the server's address as a URL without the password, for messages. `client` comes from `connect`.
 
-    It is built from the options that redis-py has parsed, not from the URL: if that was mistyped, any part of it may be
-    the password.
+    The result is built from the options that redis-py has parsed, not from the URL: if the URL was mistyped, any part
+    of it may be the password.
     """
     options = client.options if isinstance(client, ClusterClient) else options_of(client.connection_pool)
     user, db = f"{options['username']}@" if options.get("username") else "", options.get("db") or 0

@@ -19,7 +19,7 @@ from .pool import ConnectionQueue, NoConnectionFree
 
 logger = logging.getLogger(__name__)
 
-#: The most spare connections kept out of the pool.
+#: The maximum number of spare connections kept out of the pool.
 MAX_SPARE = 8
 
 
@@ -41,7 +41,7 @@ class Connection:
 
     Attributes:
         late: The last command sent, if its reply has not been read. That reply is read together with the next
-            command's, so it costs no round trip.
+            command's, so it costs no extra round trip.
     """
 
     def __init__(self, client: redis.Redis) -> None:
@@ -54,7 +54,7 @@ class Connection:
         """Return the reply to `command`, in one round trip; two if the server does not know the script yet.
 
         Set `asking` if another node of the Cluster has redirected the caller to this one with ASK. The connection must
-        not have a late reply then.
+        then have no late reply to read.
         """
         if asking:
             self._ask_to_follow()
@@ -81,7 +81,7 @@ class Connection:
             return
         try:
             answer = redis_port.answer_on(self._raw)
-        except ResponseError:  # the server refused it: after a restart it does not know the script
+        except ResponseError:  # refused: after a restart, the server does not know the script
             self.late = None
             late.in_doubt()
             return
@@ -114,7 +114,7 @@ class Connection:
             self._client.close()
 
     def _ask_to_follow(self) -> None:
-        """Send ASKING: the node then answers the next command although the hash slot is still moving to it."""
+        """Send ASKING: the node then answers the next command even though the hash slot is still moving to it."""
         self._raw.send_command("ASKING")
         redis_port.answer_on(self._raw)
 
@@ -145,7 +145,7 @@ class Connections:
         self._max_spare = min(MAX_SPARE, client.connection_pool.max_connections // 2)
 
     def ask(self, command: Command, *, asking: bool = False) -> Any:
-        """As `Connection.ask`, on a connection that no other thread uses at the same time."""
+        """Like `Connection.ask`, but on a connection that no other thread uses at the same time."""
         connection = self._take_connection()
         try:
             answer = connection.ask(command, asking=asking)
@@ -202,11 +202,11 @@ class Connections:
     def close(self) -> None:
         """Close all connections. A command still in flight closes its own connection when it is done.
 
-        The garbage collector would close them too, but in no fixed order: if a socket goes before its owner, Python
-        warns. The collector may itself call this, in any thread, so this must not wait for a lock.
+        The garbage collector would close them too, but in no fixed order: if a socket is collected before its
+        owner, Python warns. The collector itself may call `close`, in any thread, so it must not wait for a lock.
         """
         self._is_closed = True
-        if self._pid == os.getpid():  # after a fork, they are the parent's connections
+        if self._pid == os.getpid():  # after a fork, the connections are the parent's
             self._client.connection_pool.disconnect()
 
     def _take_connection(self) -> Connection:
@@ -215,7 +215,7 @@ class Connections:
             self._spare.clear()
             self._queue = ConnectionQueue()
         if self._is_closed:
-            self._spare.clear()  # they may have late replies, which will never arrive
+            self._spare.clear()  # the spares may have late replies, which will never arrive
         try:
             return self._spare_or_new()
         except NoConnectionFree:
@@ -232,7 +232,7 @@ class Connections:
         """Wait until a connection is returned, for as long as the server keeps answering other callers.
 
         Raises:
-            NoConnectionFree: No connection was returned for the pool's `timeout`.
+            NoConnectionFree: No caller was given a connection for as long as the pool's `timeout`.
         """
         pool: Any = self._client.connection_pool
         mine = self._queue.add()
@@ -262,10 +262,10 @@ class Connections:
             self._spare.append(connection)
         else:
             connection.close()  # back to the pool
-            self._queue.give(None)  # a caller may have joined the queue in between
+            self._queue.give(None)  # a caller may have joined the queue in the meantime
 
     def _drop(self, connection: Connection) -> None:
-        """Close `connection` after an error, and return the spares to the pool: only it checks that they are alive."""
+        """Close `connection` after an error, and return the spares to the pool, which checks that they are alive."""
         connection.drop()
         while True:
             try:

@@ -31,8 +31,8 @@ class Outage:
 
     Attributes:
         since: When the outage began, by `time.monotonic()`; None outside an outage.
-        unreachable: Why the server cannot be reached, for people; None if it can be. A server that refuses commands
-            counts as reachable: it refuses at once, so every caller may ask it.
+        unreachable: Why the server cannot be reached, for messages; None if it can be. A server that refuses commands
+            counts as reachable: it refuses at once, so every caller may try.
         look_at: When the next caller may check whether the server can be reached again, by `time.monotonic()`.
     """
 
@@ -45,7 +45,7 @@ class Outage:
         self._changing = threading.Lock()
 
     def failed(self, script: Script, error: RedisError) -> None:
-        """Record a failed command: the server refused it, or failed to answer it twice. This begins an outage."""
+        """Record a failed command: the server refused it, or twice failed to answer it. This begins an outage."""
         with self._changing:
             if self.since is None:
                 self.since, self._failing = time.monotonic(), script
@@ -61,8 +61,8 @@ class Outage:
     def let_look(self) -> bool:
         """Whether the caller may now check if the server can be reached again.
 
-        If so, no other caller may until this one has called `look_failed` or `answered`. If it is interrupted before
-        that, others may check again after `LONGEST_PAUSE`.
+        If so, no other caller may until this one has called `look_failed` or `answered`. If this one is
+        interrupted before that, others may check again after `LONGEST_PAUSE`.
         """
         with self._changing:
             now = time.monotonic()
@@ -82,8 +82,8 @@ class Outage:
     def answered(self, script: Script) -> None:
         """Record that a command was answered. Does nothing outside an outage.
 
-        The outage ends when an acquire is answered, or the script whose failure began it. Other scripts may only read,
-        and a server that refuses writes still answers those.
+        The outage ends when an acquire is answered, or the script whose failure began the outage. Other scripts might
+        only read, and a server that refuses writes still answers them.
         """
         if self.since is None:
             return

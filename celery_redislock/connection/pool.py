@@ -18,13 +18,13 @@ class NoConnectionFree(RedisConnectionError):
 
 
 class FreeConnections:
-    """Holds a redis-py pool's free connections, instead of a `queue.LifoQueue`. None is a connection not made yet.
+    """Holds a redis-py pool's free connections, in place of a `queue.LifoQueue`; None for each one not made yet.
 
     `get` never blocks; callers wait in a `ConnectionQueue` instead. (A time limit that fires inside a `LifoQueue` can
     leave its mutex locked.)
 
     Args:
-        most: The most connections the pool may have.
+        most: The maximum number of connections in the pool.
     """
 
     def __init__(self, most: int) -> None:
@@ -46,7 +46,7 @@ class FreeConnections:
         """Put a connection back.
 
         Raises:
-            Full: All of the pool's connections are here already.
+            Full: All of the pool's connections are free already.
         """
         if self.full():
             raise Full
@@ -66,7 +66,7 @@ class QueuedCaller(Generic[T]):
 
     def __init__(self) -> None:
         self.gift: T | None = None
-        #: Released to wake the caller. Not an Event: a time limit that fires inside its code can leave it locked.
+        #: Released to wake the caller. Not an Event: a time limit that fires inside its methods can leave it locked.
         self.called = threading.Lock()
         self.called.acquire()
 
@@ -83,7 +83,10 @@ class ConnectionQueue(Generic[T]):
         self._moved_at = 0.0
 
     def give(self, gift: T | None) -> bool:
-        """Call the first caller and hand it `gift`; with None, it looks for itself. Return False if none waits."""
+        """Wake the first caller and hand it `gift`. Return False if no caller waits.
+
+        Without a gift, the caller looks for a free connection itself.
+        """
         try:
             first = self._callers.popleft()
         except IndexError:
@@ -104,7 +107,7 @@ class ConnectionQueue(Generic[T]):
         return mine
 
     def wait(self, mine: QueuedCaller[T], patience: float) -> T | None:
-        """Wait until `mine` is called, for as long as other callers are served, and return its gift.
+        """Wait until `mine` is called, for as long as other callers are being served, and return its gift.
 
         Raises:
             NoConnectionFree: No caller was given a connection for `patience` seconds.

@@ -1,4 +1,4 @@
-"""Redis port: everything the package uses of redis-py that redis-py does not document.
+"""Redis port: everything undocumented that the package uses from redis-py.
 
 tests/contracts tests each function against the installed releases.
 """
@@ -62,12 +62,12 @@ def options_of(pool: Any) -> dict[str, Any]:
 
 
 def connections_of(pool: Any, *, unused_only: bool) -> list[Any]:
-    """Return the connections of a blocking pool; None is one that has not been made yet."""
+    """Return the connections of a blocking pool; None for each one that has not been made yet."""
     return [*(pool.pool.queue if unused_only else pool._connections)]
 
 
 def try_to_connect(pool: redis.ConnectionPool) -> None:
-    """Make a connection without opening it: this is where redis-py refuses an unknown option."""
+    """Make a connection without opening it: this is where redis-py rejects an unknown option."""
     pool.connection_class(**pool.connection_kwargs)
 
 

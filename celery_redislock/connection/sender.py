@@ -57,14 +57,14 @@ class Sender:
         return reply, resent
 
     def send_late(self, command: Command, on_reply: Callable[[Any], object], in_doubt: Callable[[], object]) -> None:
-        """Send `command`, which must be safe to send twice, and return without its reply.
+        """Send `command`, which must be safe to send twice, and return without waiting for its reply.
 
         The reply is read together with the next command's on the same connection, or by the keeper. The first command
         with each script does wait for its reply, since the server may not know the script.
 
         Args:
-            command: Such as a release.
-            on_reply: Called with the script's reply, in the thread that reads it. It must be quick.
+            command: A release, for example.
+            on_reply: Called with the script's reply, in the thread that reads it. The callback must be quick.
             in_doubt: Called, in that thread, if the script may not have run.
 
         Raises:
@@ -81,11 +81,11 @@ class Sender:
         on_reply(resent or answer)
 
     def read_late(self, seconds: float, longest: float) -> bool:
-        """As `Connections.read_late`."""
+        """See `Connections.read_late`."""
         return self._connections.read_late(seconds, longest)
 
     def close(self) -> None:
-        """As `Connections.close`."""
+        """See `Connections.close`."""
         self._connections.close()
 
     def _look_again(self, key: str) -> None:
@@ -94,7 +94,7 @@ class Sender:
         The check only reads, so there is nothing to undo.
 
         Raises:
-            LockUnavailable: The server cannot be reached, as far as known.
+            LockUnavailable: The server is believed to be unreachable.
         """
         outage = self.outage_of(key)
         if outage.let_look():
@@ -108,7 +108,7 @@ class Sender:
             raise LockUnavailable(key, reason)
 
     def _call(self, command: Command) -> tuple[Any, float, bool]:
-        """Return the reply, when `command` was sent, and whether the script may have run once already."""
+        """Return the reply, the time at which `command` was sent, and whether the script may have run once already."""
         sent_at = time.monotonic()
         try:
             return self._send(command), sent_at, False
@@ -131,5 +131,5 @@ class Sender:
         return reply
 
     def ask(self, command: Command) -> Any:
-        """Return the reply to `command` from the server that has its keys: in a Cluster, one of many."""
+        """Return the reply to `command` from the server that has its keys: in a Cluster, one of the nodes."""
         return self._connections.ask(command)

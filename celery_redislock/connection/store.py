@@ -1,7 +1,7 @@
 """LockStore: the verbs of the protocol, one method each. tests/model uses the same words.
 
-Every script is safe to send twice, so the store resends a command after a lost connection, and knows when a reply is
-ambiguous. This module does not know Celery.
+Every script is safe to send twice, so the store resends a command after a lost connection. It also knows when a reply
+is ambiguous. This module knows nothing about Celery.
 """
 
 from __future__ import annotations
@@ -59,17 +59,18 @@ class LockStore(Sender):
         Args:
             key: The key in Redis.
             token: The token to store.
-            lease: Seconds; infinite for a key that never expires.
+            lease: How long the key holds the token, in seconds; infinite for a key that never expires.
             note: The key of the attempt's note, if this message may be a copy.
-            fence: Ask for a fencing number.
-            call: What the key has held since the caller was called to it, from `Room.call_of`; None if it was not
+            fence: Whether to ask for a fencing number.
+            call: What the key has held since the caller was called, from `Room.call_of`; None if the caller was not
                 called.
-            claim: The message's claim, if the key or the place in its queue is reserved for it. A key reserved for this
-                claim is granted.
+            claim: The message's claim, if the key or the place in its queue is reserved for the message. A key reserved
+                for this claim is granted.
 
         Raises:
             LockUnavailable: Redis did not answer or refused. If the key may have been granted, the store has tried to
-                release it. While Redis is known to be unreachable, most callers get this at once and nothing is sent.
+                release it. While Redis is known to be unreachable, most callers get this error at once, and nothing
+                is sent.
         """
         how = commands.acquire(key, token.owner, token, lease, note=note, fence=fence, call=call, claim=claim)
         return self._take(how, token)
@@ -82,12 +83,12 @@ class LockStore(Sender):
         Args:
             key: The key in Redis.
             token: The token of the message's reservation.
-            ttl: Seconds.
-            passed: The jobs to pass over: this publisher has been told of them already.
-            in_queue: Reserve the place even if the key is free.
+            ttl: How long the reservation lasts, in seconds.
+            passed: The jobs to pass over: this publisher already knows about them.
+            in_queue: Whether to reserve the place in the queue even if the key is free.
 
         Raises:
-            LockUnavailable: As `acquire`.
+            LockUnavailable: As for `acquire`.
         """
         command = commands.reserve(key, token, ttl, passed, in_queue=in_queue)
         reply, _ = self._grant(command, commands.give_up(key, token.nonce, None))
@@ -97,10 +98,10 @@ class LockStore(Sender):
         return Outstanding(tuple((Token.of(value), ttl / 1000 if ttl >= 0 else None) for value, ttl in pairs))
 
     def rename(self, key: str, token: Token, new: Token, lease: float, *, fence: bool) -> Granted | Conflict | Finished:
-        """As `acquire` by the owner of `token`, but store `new`, which the caller of a `Lock` has chosen.
+        """Like `acquire` by the owner of `token`, but store `new`, which the caller of a `Lock` has chosen.
 
         Raises:
-            LockUnavailable: As `acquire`, but the store releases the key only if it holds `token`, not `new`.
+            LockUnavailable: As for `acquire`, but the store releases the key only if it holds `token`, not `new`.
         """
         return self._take(commands.acquire(key, token.owner, new, lease, fence=fence), token)
 
@@ -117,15 +118,15 @@ class LockStore(Sender):
             Whether `token` still owned the key; also True if a lost reply leaves that open.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused. The key ends with its lease.
+            LockUnavailable: Redis did not answer or refused. The key expires with its lease.
         """
         return self.send(commands.release(key, token.value if exactly else token.owner, note))
 
     def send(self, command: Command) -> bool:
-        """Send a command that releases a key, hands it over or lets it cool down, and return the same as `release`.
+        """Send a command that releases a key, hands it over or lets it cool down, and return what `release` returns.
 
         Raises:
-            LockUnavailable: As `release`.
+            LockUnavailable: As for `release`.
         """
         reply, resent = self._ask(command)
         return resent or bool(reply)
@@ -136,8 +137,8 @@ class LockStore(Sender):
         Args:
             key: The key in Redis.
             claim: The message's claim.
-            is_to_come: Whether a run that has not ended may still hand the key over to the message. A note then tells
-                that run's release not to.
+            is_to_come: Whether a run that has not ended may still hand the key over to the message. If so, a note
+                tells that run's release not to.
 
         Returns:
             Whether the key was reserved for the message.
@@ -148,7 +149,7 @@ class LockStore(Sender):
         return bool(self._ask(commands.give_up(key, claim, NOTE_TTL if is_to_come else None))[0])
 
     def pass_on(self, key: str, call: bytes) -> bool:
-        """Release a key kept for a waiter that was called but will not ask for it. The next waiter gets its turn.
+        """Release a key kept for a waiter that was called but will not acquire it. The next waiter gets its turn.
 
         Args:
             key: The key in Redis.
@@ -158,7 +159,7 @@ class LockStore(Sender):
             Whether the key was still kept for that waiter.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused. The key is free in a few seconds.
+            LockUnavailable: Redis did not answer or refused. The key will be free in a few seconds.
         """
         return self.send(commands.release(key, call))
 
@@ -169,8 +170,8 @@ class LockStore(Sender):
             locks: Triples of key, token and lease in seconds.
 
         Returns:
-            For each lock, whether its token still owns the key. In a Cluster, an error instead for each lock whose node
-            did not answer or refused, if other nodes answered.
+            For each lock, whether its token still owns the key. In a Cluster, if only some nodes answered, an error for
+            each lock whose node did not answer, or refused the command.
 
         Raises:
             RedisError: Redis did not answer or refused.
@@ -186,7 +187,7 @@ class LockStore(Sender):
         self._ask(commands.lengthen(key, token, ttl))
 
     def expect_copy(self, key: str, token: Token) -> bool:
-        """Mark `key`: a copy of the holder's message will arrive, so the release must write a note for it.
+        """Mark `key`: a copy of the holder's message will arrive, so the release must write a note for the copy.
 
         Args:
             key: The key in Redis.
@@ -201,7 +202,7 @@ class LockStore(Sender):
         return bool(self._ask(commands.expect(key, token))[0])
 
     def inspect(self, key: str) -> LockInfo | None:
-        """Return the holder of `key`, for people; None if the key is free.
+        """Return the holder of `key` as a `LockInfo`; None if the key is free.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
@@ -210,7 +211,7 @@ class LockStore(Sender):
         return found and found.info(key)
 
     def enter(self, key: str, room: Token, rank: int) -> None:
-        """Put a room in the line of `key` although its first waiter has no slot to run in yet.
+        """Put a room in the line of `key` even though its first waiter has no slot to run in yet.
 
         Args:
             key: The key in Redis.
@@ -231,7 +232,7 @@ class LockStore(Sender):
             room: The room's token.
             rank: The rank of the room's first waiter for this key, in microseconds since the epoch.
             next_rank: The rank of the room's next waiter for this key; None if there is none.
-            number: Distinguishes waiters of the room with the same rank, as for `tokens.call`.
+            number: Distinguishes waiters of the room with the same rank, as in `tokens.call`.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
@@ -252,7 +253,7 @@ class LockStore(Sender):
         return bool(self._ask(commands.leave(key, room))[0])
 
     def look(self, key: str) -> Conflict | None:
-        """Return the conflict that anyone but its holder would meet at `key`; None if the key is free.
+        """Return the conflict that an acquire by anyone but the holder would get; None if `key` is free.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.
@@ -261,7 +262,7 @@ class LockStore(Sender):
         return None if reply is None else _conflict(reply)
 
     def undo(self, key: str, token: Token) -> None:
-        """Release a key that a failed acquire may have been granted. Tried once: otherwise the lease ends the lock.
+        """Release a key that a failed acquire may have been granted. Tried only once: if that fails, the key expires.
 
         The release matches the whole token. By the time it arrives, the same owner may have been granted the key again
         with another token, and must keep it.
@@ -269,7 +270,7 @@ class LockStore(Sender):
         self._undo(commands.release(key, token.value))
 
     def undo_reserve(self, key: str, token: Token) -> None:
-        """Give up what a failed publish has reserved. Tried once: otherwise the reservation expires."""
+        """Give up what a failed publish has reserved. Tried only once: if that fails, the reservation expires."""
         self._undo(commands.give_up(key, token.nonce, None))
 
     def _undo(self, command: Command) -> None:
@@ -285,7 +286,7 @@ class LockStore(Sender):
         return _conflict(reply)
 
     def _grant(self, command: Command, undo: Command) -> tuple[Any, float]:
-        """Return the reply to a command that may grant something, and when it was sent. Without a reply, send `undo`.
+        """Return the reply to a command that may grant something, and the time it was sent. If none comes, send `undo`.
 
         Raises:
             LockUnavailable: Redis did not answer or refused.

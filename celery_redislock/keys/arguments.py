@@ -24,7 +24,7 @@ from celery_redislock.errors import LockConfigError, LockKeyError
 Arguments = Mapping[str, Any]
 Namer = Callable[[Arguments], str]
 
-#: An int with more bits cannot be part of a name: Python refuses to write an int of more than 4300 digits as text.
+#: An int with more bits cannot be part of a name: Python refuses to convert an int of more than 4300 digits to text.
 MAX_INT_BITS = 14_000
 #: The version of the encoding below, part of every digested text. Change it whenever the encoding changes; that changes
 #: every default name.
@@ -97,7 +97,7 @@ def _wire_object(value: Any) -> Any:
 
 
 def digest(text: str) -> str:
-    """Return 32 hexadecimal digits: the beginning of the SHA-256 of `FORMAT_VERSION` and `text`."""
+    """Return the first 32 hexadecimal digits of the SHA-256 of `FORMAT_VERSION` and `text`."""
     return sha256(f"{FORMAT_VERSION}:{text}".encode()).hexdigest()[:32]
 
 
@@ -129,7 +129,7 @@ def _separator(literal: str) -> str | None:
 
 
 def parse_template(task: str, template: str) -> list[tuple[str, str]]:
-    """Return the parts of a template: pairs of literal text and the field after it, ``""`` after the last text.
+    """Return the parts of a template: pairs of literal text and the field after it. The last field is ``""``.
 
     ``"stock:{sku}"`` gives ``[("stock:", "sku"), ("", "")]``.
 

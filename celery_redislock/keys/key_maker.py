@@ -28,8 +28,8 @@ from .arguments import (
 
 Binder = Callable[[Sequence[Any], Mapping[str, Any]], dict[str, Any]]
 
-#: A name of this many characters or more is cut to exactly this length, and then ends with a digest of the whole. Every
-#: other name is shorter, so none equals a cut one.
+#: A name of this many characters or more is cut to exactly this length, and then ends with a digest of the whole
+#: name. Every other name is shorter, so none equals a cut one.
 MAX_NAME = 200
 _STARS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -40,7 +40,7 @@ class KeyMaker:
     Args:
         task: The task's name, for digest names and error messages.
         signature: The signature of the task's body, without ``self``.
-        lock_args: The parameters that make the name; None for all.
+        lock_args: The parameters that make up the name; None for all.
         lock_key: A template over parameter names, or a callable that takes the bound arguments and returns the name.
         remedy: For error messages: what the user can do if an argument cannot be part of a name.
 
@@ -64,7 +64,7 @@ class KeyMaker:
         #: Maps the arguments of a call to parameters, with defaults applied. Raises TypeError if they do not fit.
         self.bind = binder(task, signature)
         parameters = tuple(signature.parameters)
-        #: The parameters that make the name; None if all do, or if `lock_key` is a callable, which may use any.
+        #: The parameters that make up the name; None if all do, or if `lock_key` is a callable, which may use any.
         self._needed: frozenset[str] | None = None
         if lock_key is None:
             chosen = parameters if lock_args is None else tuple(lock_args)
@@ -77,10 +77,10 @@ class KeyMaker:
             self._needed = frozenset(field for _, field in parse_template(task, lock_key) if field)
 
     def completed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Complete a call without changing its name: missing arguments that do not make the name become None.
+        """Complete a call without changing its name: missing arguments that are not in the name become None.
 
         Raises:
-            TypeError: An argument that makes the name is missing, or the arguments do not fit the signature.
+            TypeError: An argument that is part of the name is missing, or the arguments do not fit the signature.
         """
         if self._needed is None:
             return args, kwargs

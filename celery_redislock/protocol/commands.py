@@ -1,6 +1,6 @@
 """The commands that the store sends: KEYS and ARGV of each script, in the order given by the script's header. Pure.
 
-A script's option is a letter in the flags, ARGV[1]. Its keys and values come after the ones always given. Values are
+A script's option is a letter in the flags, ARGV[1]. Its keys and values come after the required ones. Values are
 str or bytes, never int: hiredis 3.5 crashes the process if a time limit fires while it packs an int.
 """
 
@@ -46,8 +46,8 @@ def acquire(
 ) -> Command:
     """Acquire `key`. Arguments as for `LockStore.acquire`.
 
-    `owner` asks for the key, and the key will hold `token`. The two differ only for `LockStore.rename`, by which
-    the owner of a minted token replaces it with another. A lock with a limit cannot have a `fence`.
+    `owner` asks for the key, and the key will hold `token`. The two differ only in `LockStore.rename`, where
+    the owner of a minted token replaces that token with another. A lock with a limit cannot have a `fence`.
     """
     names, flags, limit = keys_of(key), "", limit_of(key)
     keys: tuple[str, ...] = (key, names.line)
@@ -85,7 +85,8 @@ def release(
         owner: The owner that releases the key; or a whole token, to release the key only if it holds exactly that.
         note: The note for copies of the owner's message; None if the attempt is not over.
         keeps: The token that the key will hold next, and for how many seconds; None to delete the key.
-        gone: The key of the note that the claim in `keeps` is no longer needed. If it exists, the key is deleted.
+        gone: The key of the note saying that the claim in `keeps` is no longer needed. If the note exists, `key` is
+            deleted.
     """
     names = keys_of(key)
     flags = ""
@@ -104,7 +105,7 @@ def release(
 
 
 def hand_over(key: str, token: Token, to: Token, ttl: float, note: Note | None = None) -> Command:
-    """Hand `key`, which `token` owns, over to a message, unless its reservation has already been given up.
+    """Hand `key`, which `token` owns, over to a message, unless the message's reservation has already been given up.
 
     Until the message arrives, but for at most `ttl` seconds, the key holds `to`, whose nonce the message carries.
     """
@@ -119,8 +120,8 @@ def cool_down(key: str, token: Token, ttl: float, note: Note | None = None) -> C
 def give_up(key: str, claim: str, gone_ttl: float | None) -> Command:
     """Give up the reservations of the message that carries `claim`: of `key`, and of the place in its queue.
 
-    If the key is not reserved for the message, a note that the claim is no longer needed is left for `gone_ttl`
-    seconds; None for no note.
+    If the key is not reserved for the message, a note saying that the claim is no longer needed is left for
+    `gone_ttl` seconds, unless that is None.
     """
     names, flags = keys_of(key), ""
     keys: tuple[str, ...] = (key, names.line, names.queued)

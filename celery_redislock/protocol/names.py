@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 MAX_LIMIT = 50
 #: NOTE separates the lock's key from an attempt, GONE from a claim.
 NOTE, GONE = ":note:", ":gone:"
-#: The longest key, in characters, that a room accepts in a hint about a line in which it has no waiter.
+#: The longest key, in characters, that a room accepts in a hint about a line where it has no waiter.
 LONGEST_KEY = 10_000
 _LIMITS = frozenset(map(str, range(1, MAX_LIMIT + 1)))
 _PART = re.compile(rf"(?P<stem>.*\}})(?P<kind>:queued|:line|:fence|:permit:\d+|{NOTE}.*|{GONE}.*)", re.DOTALL).fullmatch
@@ -20,8 +20,8 @@ class LimitedKey(str):
     """The key of a lock with a limit above 1.
 
     Attributes:
-        limit: How many may hold the lock at once, 2 to `MAX_LIMIT`. An acquire gets no permit with a higher
-            number, but a search for a holder goes on to `MAX_LIMIT`.
+        limit: How many holders the lock can have, 2 to `MAX_LIMIT`. An acquire gets no permit with a higher
+            number, but a search for a holder goes up to `MAX_LIMIT`.
     """
 
     __slots__ = ("limit",)
@@ -43,7 +43,7 @@ def limited(key: str, limit: int) -> str:
 
 
 def line_of(key: str) -> str:
-    """Return the name that hints use for the line of `key` and for its limit: ``<limit> <key>``."""
+    """Return the name that hints use for the line of `key` and its limit: ``<limit> <key>``."""
     return f"{limit_of(key)} {key}"
 
 
@@ -66,7 +66,7 @@ def is_line(text: str) -> bool:
 
 
 def limit_of(key: str) -> int:
-    """Return how many may hold the lock of `key` at once."""
+    """Return how many holders the lock of `key` can have at once."""
     return key.limit if isinstance(key, LimitedKey) else 1
 
 
@@ -99,15 +99,15 @@ class LockKeys:
         return self.lock if number == 1 else f"{self._stem}:permit:{number}"
 
     def note(self, attempt: object) -> str:
-        """Return the key of the note that `attempt` is over, for copies of its message."""
+        """Return the key of the note saying that `attempt` is over, for copies of its message."""
         return f"{self._stem}{NOTE}{attempt}"
 
     def gone(self, claim: str) -> str:
-        """Return the key of the note that `claim` is no longer needed."""
+        """Return the key of the note saying that `claim` is no longer needed."""
         return f"{self._stem}{GONE}{claim}"
 
 
-#: Returns the `LockKeys` of a lock. Cached, because one run asks for them several times.
+#: Returns the `LockKeys` of a lock. Cached, because one run uses them several times.
 keys_of = functools.lru_cache(1024)(LockKeys)
 
 
@@ -143,9 +143,9 @@ def redis_key(prefix: str, name: str) -> str:
 def channel_of(room: str, keyprefix: str = "") -> str:
     """Return the channel of a room, as lua/prelude.lua does.
 
-    A message on it is one of these, with the line as `line_of` names it: ``offer <line>``, the key is offered to the
-    room for its waiters in that line; ``soon <line>``, the key is offered to an earlier room; ``look <line>``, the key
-    now holds another token.
+    A message on the channel is one of these, with the line as `line_of` names it: ``offer <line>``, the key is offered
+    to the room for its waiters in that line; ``soon <line>``, the key is offered to an earlier room; ``look <line>``,
+    the key now holds another token.
 
     Args:
         room: The nonce of the room's token.

@@ -14,7 +14,7 @@ Text = str | bytes
 
 #: How long a note lives by default, in seconds. A copy may wait in the broker's queue for that long.
 NOTE_TTL = 24 * 3600.0
-#: A script's line at which the prelude is inserted. The code above it does not need the prelude.
+#: The line of a script that is replaced by the prelude. The code above that line does not need the prelude.
 PRELUDE_STANDS_HERE = "\n-- The prelude stands here.\n"
 
 
@@ -64,7 +64,7 @@ class Conflict(NamedTuple):
 
     holder: Token
     ttl: float | None
-    """Seconds until the key ends unless it is renewed; None for a key without expiry."""
+    """Seconds until the key expires unless it is renewed; None for a key that never expires."""
     now: int = 0
     """The server's clock at the reply, in microseconds; 0 if not known."""
     waiting: int = 0
@@ -73,7 +73,7 @@ class Conflict(NamedTuple):
     """The other holders, if the lock has a limit."""
     cannot_wait: bool = False
     """Whether the holder is another delivery of the caller's message, with a permit. In line, the caller would be
-    called to every other permit that becomes free, and be refused each time."""
+    called for every other permit that becomes free, and refused each time."""
 
     @property
     def holders(self) -> tuple[Token, ...]:
@@ -81,7 +81,7 @@ class Conflict(NamedTuple):
         return (self.holder, *self.others)
 
     def info(self, key: str) -> LockInfo:
-        """Return the holders of `key`, for people: the first one, with the others in `LockInfo.others`."""
+        """Return the holders of `key` as a `LockInfo`: the first one, with the others in `LockInfo.others`."""
         return self.holder.info(key, self.ttl)._replace(
             waiting_processes=self.waiting, others=tuple(other.info(key, None) for other in self.others)
         )
@@ -101,23 +101,23 @@ class Outstanding(NamedTuple):
     """
 
     taken: tuple[tuple[Token, float | None], ...]
-    """The tokens of the key and of the place in the queue, with the seconds until they end unless renewed."""
+    """The tokens of the key and of the place in the queue, with the seconds until they expire unless renewed."""
 
     def info(self, key: str) -> list[LockInfo]:
-        """Return the holders of `key` and of the place in its queue, for people."""
+        """Return the holders of `key` and of the place in its queue as `LockInfo`."""
         return [token.info(key, ttl) for token, ttl in self.taken]
 
 
 class Passed(NamedTuple):
-    """The jobs that a publisher knows of and passes over, by task id.
+    """The task ids of the jobs that a publisher knows about and passes over.
 
-    Not by token: a job that is queued at the first call may be running at the second.
+    Tokens would not do: a job that is queued at the first call may be running at the second.
     """
 
     ended: frozenset[str] = frozenset()
     """Jobs whose end the publisher's caller may have seen: their reservations are no longer needed."""
     preceding: frozenset[str] = frozenset()
-    """Those whose result is no answer to the call: jobs that the message must follow, other tasks' jobs, and runs whose
+    """Jobs whose result cannot answer the call: those that the message must follow, other tasks' jobs, and runs whose
     result is out of reach."""
 
 
@@ -135,7 +135,7 @@ class Claim(NamedTuple):
     nonce: str
     """The nonce of the reservation's token."""
     ttl: float
-    """If the key turns out to be held, the place in the queue stays reserved for this long from then on, in seconds."""
+    """If the key turns out to be held, how much longer the place in the queue stays reserved, in seconds."""
 
 
 class Note(NamedTuple):
@@ -146,4 +146,4 @@ class Note(NamedTuple):
     ttl: float = NOTE_TTL
     """How long the note lives, in seconds."""
     in_any_case: bool = False
-    """Write the note even if no copy was seen: one may wait in the broker's queue."""
+    """Write the note even if no copy was seen: one may be waiting in the broker's queue."""

@@ -22,12 +22,12 @@ from celery_redislock.info import LockInfo, run_named, shown
 #: hexadecimal (redis-py), a UUID, a number or base64, and begin with a letter, a digit, "+" or "/".
 RUNS, SEEN, RESERVED, COOLING, OFFERED, CALLED = ">", "&", "~", "=", "?", "!"
 _STATES = {RUNS: "held", SEEN: "held", RESERVED: "queued", COOLING: "cooling", OFFERED: "offered", CALLED: "offered"}
-#: The states that a key enters without a change of owner, each with the state before: a copy of the owner's message was
-#: seen; the room with the offer has called a waiter.
+#: The states that a key enters without a change of owner, each with the previous state: a copy of the owner's message
+#: was seen; the room with the offer has called a waiter.
 _SAME_OWNER = {SEEN: RUNS, CALLED: OFFERED}
 #: A field without a value. No escaped field equals it.
 NOTHING = "*"
-#: The most characters of an id or a name in a token: a publisher could choose an id of a megabyte.
+#: The maximum length of an id or a name in a token, in characters: a publisher could choose an id of a megabyte.
 MAX_NAME = 200
 _PLAIN = re.compile(r"[\w.@:+,~-]+", re.ASCII).fullmatch
 _PUBLISH = re.compile(r"[\w-]{8}", re.ASCII).fullmatch
@@ -38,13 +38,13 @@ _FIELDS = 5
 
 
 class Attempt(NamedTuple):
-    """One try at one task: ``self.retry()``, ``replace()`` and another publish make a new one under the same id."""
+    """One try at a task: ``self.retry()``, ``replace()`` and another publish each make a new one under the same id."""
 
     task_id: str
     retries: int
     replaced: int
     publish: str = ""
-    """The name of the publish, from `mint_publish`; empty if the message has none, as after `send_task`."""
+    """The name of the publish, from `mint_publish`; empty if the message has none, as with `send_task`."""
 
     def __str__(self) -> str:
         text = f"{escape(self.task_id)}/{self.retries}/{self.replaced}"
@@ -59,10 +59,10 @@ class _Fields(NamedTuple):
 
 
 class Token(str):
-    """The text that a key holds, with its fields. They are parsed on first access.
+    """The text that a key holds, with its fields, which are parsed on first access.
 
-    A text that was not minted here, but by another library or by the caller of a `Lock`, is a token too: its nonce is
-    the whole text, it has no attempt, it counts as running, and no script marks it.
+    A text that was not minted here, but comes from another library or the caller of a `Lock`, is a token too: its nonce
+    is the whole text, it has no attempt, it counts as running, and no script marks it.
 
     Attributes:
         value: The text as Redis stores it.
@@ -89,7 +89,7 @@ class Token(str):
 
     @classmethod
     def of(cls, value: str | bytes) -> Self:
-        """Return the token of a text that a key holds or that the caller of a `Lock` has chosen."""
+        """Return the token for a text that a key holds or that the caller of a `Lock` has chosen."""
         if isinstance(value, str):
             text, value = value, value.encode("utf-8", "surrogateescape")
         else:
@@ -138,7 +138,7 @@ class Token(str):
         return run_named(shown(str(self.task)), self.attempt.task_id)
 
     def info(self, key: str, ttl: float | None) -> LockInfo:
-        """Return the holder of `key`, which holds this token and ends in `ttl` seconds unless renewed."""
+        """Return the holder of `key`, which holds this token and expires in `ttl` seconds unless renewed."""
         task_id = self.attempt.task_id if self.attempt else None
         return LockInfo(str(key), task_id, self.task, self.hostname, self.since, ttl, self.state)
 

@@ -1,6 +1,5 @@
 -- Acquire a lock's key for the caller: an execution, a publish or a `Lock`. The key is granted if it is free and no
--- room stands in line; or if it is already the caller's, reserved for the caller's message, or kept for the
--- caller after a call.
+-- room stands in line; or if it is already the caller's, reserved for its message, or kept for it after a call.
 --
 -- KEYS[1]  the key of the lock
 -- KEYS[2]  the line of rooms that wait for the lock
@@ -18,11 +17,10 @@
 -- Returns 1: granted; the key holds the token for the lease
 --         more than 1: granted, and this number is the fence
 --         0: the caller's attempt has already ended in another execution
---         {holder's token, milliseconds left or -1, server's clock in microseconds}: the key is held by another, or is
---         kept for a waiter
+--         {holder's token, milliseconds left or -1, server's clock in microseconds}: held by, or kept for, another
 --
--- If this is sent twice, the second finds the caller's token and grants the key again. If the caller dies after the
--- grant, the lease ends the lock. If a called waiter dies before this, the key that was kept for it expires.
+-- If this is sent twice, the second command finds the caller's token and grants the key again. If the caller dies after
+-- the grant, the lock ends with its lease. If a called waiter dies before this, the key that was kept for it expires.
 
 -- Fast path: the key is free and no room waits. It precedes the prelude, whose definitions take longer than this.
 if ARGV[1] == '' and ARGV[4] ~= '' and redis.call('EXISTS', KEYS[2]) == 0 then
@@ -68,7 +66,7 @@ end
 
 if note and redis.call('EXISTS', note) == 1 then
   local holder = redis.call('GET', lock)
-  -- The caller has the key if it was granted before the note was written, and that reply was lost.
+  -- The caller has the key if it was granted before the note was written, and the reply to that grant was lost.
   if is_owned_by(owner, holder) or call and is_owned_by(call, holder) then
     redis.call('DEL', lock)
     offer_next(lock, line, 1)
@@ -99,7 +97,7 @@ local function has_its_place()
 end
 
 -- A number greater than every earlier fence, even if the key with the last one has expired or was deleted: it is the
--- server's clock in microseconds, and no two holders succeed each other within one.
+-- server's clock in microseconds, and no holder follows another within the same microsecond.
 local function next_fence(last)
   local number = string.format('%.0f', math.max(now(), (last or 0) + 1))
   redis.call('SET', fence, number, 'EX', 86400)

@@ -1,6 +1,5 @@
--- Acquire a permit of a lock with a limit for the caller: an execution or a `Lock`. The caller gets the permit that
--- is already its own, reserved for its message, or kept for it after a call; else a free one that no waiter is entitled
--- to.
+-- Acquire a permit of a lock with a limit for the caller: an execution or a `Lock`. It gets the permit that it already
+-- has, or one reserved for its message or kept for it after a call; otherwise a free one that no waiter is entitled to.
 --
 -- KEYS[1]  the key of the lock, which is its first permit
 -- KEYS[2]  the line of rooms that wait for the lock
@@ -11,7 +10,7 @@
 -- ARGV[5]  the limit: the caller gets no free permit with a higher number
 -- n key    the note of the caller's attempt; given only if its message may be a copy
 -- w value  the call: the whole token that keeps a permit for the caller; given only if it waited and was called
--- c key    the note that the claim is no longer needed; given only if the caller's message has a claim
+-- c key    the note saying that the claim is no longer needed; given only if the caller's message has a claim
 -- c value  the owner in the message's reservation, made from the claim
 -- c value  how long that note lives, in milliseconds
 --
@@ -19,10 +18,10 @@
 --         0: the caller's attempt has already ended in another execution
 --         {holder's token, milliseconds until a permit is free unless renewed, or -1, server's clock in microseconds},
 --         and more if there are several holders: no permit is free, or the free ones are kept for waiters. If the
---         caller's attempt runs with another permit, only that holder is reported, and a last value of 1 is added
+--         caller's attempt runs with another permit, only that holder is reported, followed by a last value of 1
 --
--- If this is sent twice, the second finds the caller's token and grants the same permit again. If the caller dies after
--- the grant, the permit ends with its lease. If a called waiter dies before this, the permit that was kept for it
+-- If this is sent twice, the second command finds the caller's token and grants the same permit again. If the caller
+-- dies after the grant, the permit ends with its lease. If a called waiter dies before this, the permit kept for it
 -- expires.
 
 local lock, line, owner, token, lease, limit = KEYS[1], KEYS[2], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
@@ -33,7 +32,7 @@ local gone, claim, gone_ttl = optional_key('c'), optional_value('c'), optional_v
 -- If the limit has just been lowered, the caller's attempt or its reservation may have a permit above it.
 local names, values = permits(lock, line, 1, (note or claim) and MAX_PERMITS or limit)
 
--- The permits kept for the caller: the one it was called to, and perhaps one handed over to its message meanwhile.
+-- The permits kept for the caller: the one it was called for, and perhaps one since handed over to its message.
 local mine, kept, is_reserved = nil, {}, false
 
 for number, value in ipairs(values) do
@@ -99,7 +98,7 @@ else
   is_stored = redis.call('SET', names[mine], token, mode, 'PX', lease)
 end
 if not is_stored then
-  redis.call('GET', names[mine])  -- the key is not a string, so not a lock's: this fails and ends the script
+  redis.call('GET', names[mine])  -- the key is not a string, so it is not a lock's: this fails and ends the script
 end
 if values[mine] and string.sub(values[mine], 1, 1) == SEEN then
   mark(names[mine], token)

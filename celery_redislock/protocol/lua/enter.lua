@@ -1,4 +1,4 @@
--- Put a room in the line of a lock, for a waiter that cannot begin yet.
+-- Put a room in the line of a lock, for a waiter that cannot start yet.
 --
 -- KEYS[1]  the line of rooms that wait for the lock
 -- ARGV[1]  the room's whole token, as for stand.lua
@@ -6,10 +6,10 @@
 --
 -- Returns 1
 --
--- Nothing is offered here, even if the key is free: this room could not use it, and the others look for themselves. If
--- a newcomer finds the key free while this room is first, the key is offered to the room, which leaves the line if it
--- still has no slot. If this is sent twice, the second changes nothing. If the room's process dies, its entry delays
--- the others by one offer, or expires with the line.
+-- Nothing is offered here, even if the key is free: this room could not use it, and the others check for
+-- themselves. If a newcomer finds the key free while this room is first, the key is offered to the room, which leaves
+-- the line if it still has no slot. If this is sent twice, the second command changes nothing. If the room's process
+-- dies, its entry delays the others by one offer, or expires with the line.
 
 redis.call('ZADD', KEYS[1], ARGV[2], ARGV[1])
 redis.call('PEXPIRE', KEYS[1], LINE_MS)

@@ -5,8 +5,7 @@
 -- KEYS[3]  the place of the one message that may wait in the queue
 -- ARGV[1]  flags: the letters of the options below that are given
 -- ARGV[2]  the owner in the message's reservations, made from its claim
--- g key    the note that the claim is no longer needed; given only if a run may still hand the key over to
---          the message
+-- g key    the note saying that the claim is no longer needed; given only if a run may still hand over the key
 -- g value  how long that note lives, in milliseconds
 -- s value  the limit of the lock; given only if it is above 1
 --

@@ -1,4 +1,4 @@
--- Take a room out of the line of a lock: it has no waiter left for the lock, or none that could begin now. If the key
+-- Take a room out of the line of a lock: it has no waiter left for the lock, or none that could start now. If the key
 -- is offered to the room, the next room gets the offer. A waiter that was already called may still take the key.
 --
 -- KEYS[1]  the key of the lock
@@ -8,8 +8,8 @@
 -- Returns 1: the key was offered to the room, and no longer is
 --         0: the key was not offered to the room
 --
--- If this is sent twice, the second finds no offer for the room. It may offer a free key to the next room, which is
--- always allowed. If the room's process dies before this, its entry delays the others by one offer, or expires with the
+-- If this is sent twice, the second command finds no offer to the room. It may offer a free key to the next room, which
+-- does no harm. If the room's process dies before this, its entry delays the others by one offer, or expires with the
 -- line.
 
 local lock, line, room = KEYS[1], KEYS[2], ARGV[1]

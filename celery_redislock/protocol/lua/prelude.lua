@@ -11,7 +11,7 @@ local OWNER_LENGTH = 23
 -- How long a key is offered to a room, how long it is kept for the waiter that the room calls, and how long the line is
 -- kept after a room last entered it, in milliseconds.
 local OFFER_MS, CALLED_MS, LINE_MS = 1000, 5000, 150000
--- For the states that a key enters without a change of owner: the state before.
+-- For the states that a key enters without a change of owner: the previous state.
 local SAME_OWNER = {[SEEN] = RUNS, [CALLED] = OFFERED}
 
 -- Whether a key that holds `value` belongs to `owner`. If `owner` is a whole token, `value` must be that token. Either
@@ -43,12 +43,12 @@ local function mark(lock, value)
   end
 end
 
--- The limit of the waiters for which the token `room` stands in line. A room stands in line once for each limit.
+-- The limit of the waiters that the token `room` stands in line for. A room stands in line once for each limit.
 local function limit_of(room)
   return tonumber(string.match(room, ' (%d+)$') or 1)
 end
 
--- The channel on which a room hears hints. The last field of the room's token is "*" and the channel's prefix.
+-- The channel on which a room hears hints. The last field of the room's token is "*" followed by the channel's prefix.
 local function channel_of(room)
   local prefix = string.match(room, '^%S+ %S+ %S+ %S+ %*(%S*)') or ''
   prefix = string.gsub(prefix, '%%(%x%x)', function(hex) return string.char(tonumber(hex, 16)) end)
@@ -56,14 +56,14 @@ local function channel_of(room)
 end
 
 -- Send a hint about the key `lock` to a room. Returns how many processes hear it, or an error if the server's user may
--- not publish on the channel. The error does not end the script: without hints, rooms only notice later.
+-- not publish on the channel. The error does not end the script: without hints, rooms just notice later.
 local function hint(room, what, lock)
   local message = what .. ' ' .. limit_of(room) .. ' ' .. lock
   return redis.pcall('PUBLISH', channel_of(room), message)
 end
 
--- Each holder of a lock with a limit has a permit. Permit 1 is the lock's own key; the names of the others begin like
--- the line's name.
+-- Each holder of a lock with a limit has a permit. Permit 1 is the lock's own key; the names of the others have
+-- the same beginning as the line's.
 local MAX_PERMITS = 50
 
 local function permit_name(lock, line, number)
@@ -85,7 +85,7 @@ local function belongs_to(owner, value)
 end
 
 -- The number of the permit that belongs to `owner`; nil if none does. It may be above the limit: the limit may have
--- been lowered since the grant, and a release on behalf of a dead process does not know it.
+-- been lowered since the grant, and a release on behalf of a dead process does not know the limit.
 local function permit_of(owner, lock, line, limit)
   for _, range in ipairs({{1, limit}, {limit + 1, MAX_PERMITS}}) do
     local first, last = range[1], range[2]
@@ -103,7 +103,7 @@ local function is_running(value)
   return state == RUNS or state == SEEN
 end
 
--- The index of the value with the same attempt as `token`, preferably one that runs; nil if there is none.
+-- The index of the value with the same attempt as `token`, preferably one that is running; nil if there is none.
 local function index_of_copy(token, values)
   local attempt, copy = attempt_of(token), nil
   for i, value in ipairs(values) do
@@ -123,11 +123,11 @@ local function first_in_line(line, number)
   end
 end
 
--- Offer the permit `number` of the lock, which is free, to the first room in line. Scripts call this last.
+-- Offer the free permit `number` of the lock to the first room in line. Scripts call this last.
 --
--- That room leaves the line now, and may be dead. So the next room that is alive gets a hint to look when the offer has
--- ended: a dead room delays the others by no more than one offer. (In a Cluster, PUBLISH may count no listener: then
--- the first ten rooms get a hint.)
+-- That room leaves the line now, and may be dead. So the next live room gets a hint to check when the offer has ended:
+-- a dead room delays the others by no more than one offer. (In a Cluster, PUBLISH may report no listeners; then the
+-- first ten rooms get a hint.)
 local function offer_next(lock, line, number)
   local room = first_in_line(line, number)
   if not room then
@@ -145,7 +145,7 @@ local function offer_next(lock, line, number)
 end
 
 -- Tell all rooms in line that the key `lock` now holds another token: a reservation, whose message may wait in one of
--- the rooms, or a token that ends sooner than the rooms have seen. Scripts call this last.
+-- the rooms, or a token that expires sooner than the rooms expect. Scripts call this last.
 local function hint_all(lock, line)
   for _, room in ipairs(redis.call('ZRANGE', line, 0, -1)) do
     hint(room, 'look', lock)
@@ -182,14 +182,13 @@ local function refused(line, names)
   return {holder, soonest, now(), redis.call('ZCARD', line), others}
 end
 
--- The reply to a copy whose attempt has the permit `name`. The copy may get no other permit, so it cannot wait in line.
+-- The reply to a copy whose attempt has the permit `name`. The copy must not get another permit, so it cannot wait.
 local function refused_to_copy(name)
   return {redis.call('GET', name), redis.call('PTTL', name), now(), 0, {}, 1}
 end
 
--- An option of a script is a letter in the flags, ARGV[1], with a key, values, or both. These follow the keys and
--- values that are always given, in the order of the script's header. Before reading options, a script sets how many
--- keys and values are always given.
+-- An option of a script is a letter in the flags, ARGV[1], with a key, values, or both. These follow the required
+-- ones, in the order of the script's header. Before reading options, a script sets how many of each are required.
 local keys_read, values_read
 
 local function optional_key(letter)

@@ -1,14 +1,14 @@
 -- Release the caller's key: delete it, offer it to the first room in line, hand it over to a message, or let it cool
--- down. Also write the note that the caller's attempt is over, for copies of its message.
+-- down. Also write the note that tells copies of the caller's message that the attempt is over.
 --
 -- KEYS[1]  the key of the lock
 -- KEYS[2]  the line of rooms that wait for the lock
 -- ARGV[1]  flags: the letters of the options below that are given; and
---          u: a copy may wait unseen, so write the note even if no copy was seen
+--          u: a copy may be waiting unseen, so write the note even if no copy was seen
 -- ARGV[2]  the owner in the caller's token: its first part; or the whole token, if the key must hold exactly that
 -- n key    the note of the caller's attempt; given only if the attempt is over
 -- n value  how long that note lives, in milliseconds
--- g key    the note that the next message's claim is no longer needed; given only to hand the key over
+-- g key    the note saying that the next message's claim is no longer needed; given only to hand the key over
 -- k value  the token that the key will hold next; given only to hand the key over or let it cool down
 -- k value  how long the key holds that token, in milliseconds
 -- s value  the limit of the lock; given only if it is above 1. The key is then the permit that the caller owns

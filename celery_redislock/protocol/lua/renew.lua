@@ -1,6 +1,6 @@
 -- Renew the lease of each key that its owner still has. If this is sent twice, the lease is not added twice.
 --
--- KEYS[i]      the keys of the locks; in a Cluster all of one hash slot
+-- KEYS[i]      the keys of the locks; in a Cluster, all in one hash slot
 -- ARGV[2i-1]   the owner in the token that key i should hold: its first part
 -- ARGV[2i]     the lease of key i, in milliseconds
 --

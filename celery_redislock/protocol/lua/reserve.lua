@@ -1,6 +1,5 @@
 -- Reserve the key for a job that a publisher is about to send; or the place in the queue, if others have the key or
--- stand in line for it. Nothing is reserved if a job of the same task is outstanding, that is, has the key or the
--- place.
+-- stand in line for it. Nothing is reserved if a job of the same task is outstanding (it has the key or the place).
 --
 -- KEYS[1]  the key of the lock
 -- KEYS[2]  the line of rooms that wait for the lock
@@ -10,17 +9,17 @@
 -- ARGV[3]  the token of the reservation
 -- ARGV[4]  how long the key or the place is reserved, in milliseconds
 -- ARGV[5]  the last field of that token: the task
--- ARGV[6]  ids of jobs whose end the publisher's caller may have seen, so that their reservations are not needed. They
---          are spelled as in tokens, each with a space before and after it
--- ARGV[7]  ids of the jobs that the message must follow, and of others whose result is no answer, in the same form
+-- ARGV[6]  ids of jobs whose end the publisher's caller may have seen, so their reservations are no longer needed. The
+--          ids are spelled as in tokens, each with a space before and after it
+-- ARGV[7]  ids of the jobs that the message must follow, and of others whose result cannot answer the call; same form
 --
 -- Returns 1: the key is reserved
 --         2: the place is reserved
 --         the holders of the key and of the place, {token, milliseconds left or -1, token, milliseconds}: a job is
 --         outstanding, or another task's job has the place
 --
--- If this is sent twice, the second finds the token of the first. If the publisher dies after this, the reservation
--- ends after ARGV[4].
+-- If this is sent twice, the second command finds the token of the first. If the publisher dies after this, the
+-- reservation expires after ARGV[4].
 
 -- Fast path: everything is free. It precedes the prelude, whose definitions take longer than this.
 if ARGV[1] == '' and redis.call('EXISTS', KEYS[2], KEYS[3]) == 0 then
@@ -57,7 +56,7 @@ local function is_outstanding(value)
   return name == task and (string.sub(value, 1, 1) == RESERVED or string.find(host, '@', 1, true) ~= nil)
 end
 
--- Whether `value` is the reservation of a message that will not run any more.
+-- Whether `value` is the reservation of a message that will not run anymore.
 local function is_over(value)
   return value and string.sub(value, 1, 1) == RESERVED and is_among(ended, value)
 end

@@ -2,21 +2,21 @@
 --
 -- KEYS[1]  the key of the lock
 -- KEYS[2]  the line of rooms that wait for the lock
--- ARGV[1]  the room's whole token, as the key holds it while it is offered to the room. It ends with the limit of the
---          first waiter, if that is above 1
+-- ARGV[1]  the room's whole token, as the key holds it while it is offered to the room. The token ends with the
+--          limit of the first waiter, if that is above 1
 -- ARGV[2]  the rank of the room's first waiter, an integer; then, after a "-", a number if other waiters of the room
 --          have the same rank
 -- ARGV[3]  the rank of the room's next waiter with the same limit; empty if there is none
 --
--- Returns 1: the first waiter is called; the key is kept for it for a moment, until it acquires the key
+-- Returns 1: the first waiter is called; the key is kept until that waiter acquires it, for a few seconds at most
 --         {holder's token, milliseconds left or -1, server's clock in microseconds}, and more if there are several
 --         holders: the key is held by others, or kept for another; the room stands in line
 --
 -- A call names the called waiter, as ARGV[2] does. So a command that is resent after a lost reply gets the same reply
 -- again, but a command for the room's next waiter does not call that waiter while the first is on its way. If the
 -- room's process dies in line, its entry delays the others by one offer, or expires with the line. If it dies after
--- calling a waiter, or the waiter is gone when the command arrives, the key is still kept for a moment. Then the key is
--- free, and the next command that looks at it or asks for it offers it to the first room in line.
+-- calling a waiter, or the waiter is gone when the command arrives, the key is still kept for a few seconds. Then it is
+-- free, and the next acquire, reserve, stand or leave offers it to the first room in line.
 --
 -- If the lock has a limit, the room takes one permit. All other free permits are offered to the rooms in line.
 
@@ -27,7 +27,7 @@ local names, values = permits(lock, line, 1, limit_of(room))
 redis.call('ZADD', line, rank, room)
 redis.call('PEXPIRE', line, LINE_MS)
 
--- Since the offer, a waiter with a smaller rank may have joined the line, or the waiter it was meant for may have left.
+-- Since the offer, a waiter with a smaller rank may have joined the line, or the intended waiter may have left.
 local function is_for_a_smaller_rank(number)
   local rooms = redis.call('ZRANGE', line, 0, -1, 'WITHSCORES')
   for i = 1, #rooms, 2 do
@@ -51,7 +51,7 @@ for number, value in ipairs(values) do
 end
 local mine = was_called or offered
 -- A second permit offered to the room is for its next waiter, so the room leaves the line. If the first waiter was
--- called by an earlier sending of this command, any offered permit is the second.
+-- called when this command was sent before, any offered permit is the second.
 local next_rank = (another or was_called and offered) and '' or ARGV[3]
 
 local function take_mine()
