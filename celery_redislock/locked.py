@@ -77,7 +77,7 @@ def locked(
         LockConfigError: The template is malformed, or the function is async or a generator. Also when the block or the
             call begins, if waiting for the lock would block the caller's event loop.
         LockConflict: When the block or the call begins: the key was still held at the end of `block_for`.
-        LockUnavailable: When the block or the call begins: Redis did not answer or refused.
+        LockUnavailable: When the block or the call begins: Redis did not answer, or refused the command.
     """
     if template is not None and not isinstance(template, str):
         return Locked(None, None, app, {})(template)

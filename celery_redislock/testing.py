@@ -23,7 +23,7 @@ def busy(lock: Lock | NoLock | Locked) -> Busy:
 
     Raises:
         LockConflict: When the block begins: the key is already held.
-        LockUnavailable: When the block begins: Redis did not answer or refused.
+        LockUnavailable: When the block begins: Redis did not answer, or refused the command.
     """
     return Busy(lock)
 

@@ -70,7 +70,7 @@ class Locks:
             foreign: Whether to include keys that are not `ours`, whatever they may hold.
 
         Raises:
-            RedisError: Redis did not answer or refused.
+            RedisError: Redis did not answer, or refused the command.
         """
         pattern = _literal(self.prefix) + "*" if match is None else match
         name, seen, matches = task and known_as(task), set(), matcher(pattern)
@@ -97,7 +97,7 @@ class Locks:
         With `counts`, a free lock has a row too if messages wait for it.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused.
+            LockUnavailable: Redis did not answer, or refused the command.
         """
         part = LockPart.of(key)
         if part is None:
@@ -112,7 +112,7 @@ class Locks:
         """The holder of one key; None if the key is free.
 
         Raises:
-            RedisError: Redis did not answer or refused.
+            RedisError: Redis did not answer, or refused the command.
         """
         found = self._server.store.look(part.key)
         return found and Row(part, found.holder, found.ttl, self._rooms(part.lock))
@@ -134,7 +134,7 @@ class Locks:
             Whether the key was released.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused.
+            LockUnavailable: Redis did not answer, or refused the command.
         """
         key = limited(row.part.lock, MAX_LIMIT) if row.part.kind == "permit" else row.part.key
         return self._server.store.release(key, row.token, exactly=True)

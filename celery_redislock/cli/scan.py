@@ -96,7 +96,7 @@ def scan(node: redis.Redis, pattern: str, look: Look) -> Iterator[Row]:
         look: Reads a key that has since moved to another node.
 
     Raises:
-        RedisError: Redis did not answer or refused.
+        RedisError: Redis did not answer, or refused the command.
     """
     for parts in _pages(node, pattern):
         replies = zip(parts, _ask(node, parts), strict=True)
@@ -120,7 +120,7 @@ def rooms_of(node: redis.Redis, lock: str) -> dict[str, float]:
     """The ranks of the rooms in line for `lock`, by the rooms' names.
 
     Raises:
-        RedisError: Redis did not answer or refused; in a Cluster, the lock may be on another node.
+        RedisError: Redis did not answer, or refused the command; in a Cluster, the lock may be on another node.
     """
     return _rooms(node.zrange(_bytes(keys_of(lock).line), 0, -1, withscores=True))
 

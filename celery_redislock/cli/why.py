@@ -70,7 +70,7 @@ class Why:
         """The answer, part by part, beginning with the task itself.
 
         Raises:
-            RedisError: The lock server did not answer or refused.
+            RedisError: The lock server did not answer, or refused the command.
         """
         seen, result = self._seen(), result_of(self._app, self._id)
         for one in seen:

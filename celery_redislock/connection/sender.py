@@ -48,7 +48,7 @@ class Sender:
         """Return the reply to `command`, and whether the script may have run once already, with its reply lost.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused.
+            LockUnavailable: Redis did not answer, or refused the command.
         """
         try:
             reply, _, resent = self._call(command)
@@ -68,7 +68,7 @@ class Sender:
             in_doubt: Called, in that thread, if the script may not have run.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused. `in_doubt` is not called then.
+            LockUnavailable: Redis did not answer, or refused the command. `in_doubt` is not called then.
         """
         if command.script in self.known:
             try:

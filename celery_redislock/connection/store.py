@@ -68,8 +68,8 @@ class LockStore(Sender):
                 for this claim is granted.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused. If the key may have been granted, the store has tried to
-                release it. While Redis is known to be unreachable, most callers get this error at once, and nothing
+            LockUnavailable: Redis did not answer, or refused the command. If the key may have been granted, the store
+                has tried to release it. While Redis is known to be unreachable, most callers get this error at once, and nothing
                 is sent.
         """
         how = commands.acquire(key, token.owner, token, lease, note=note, fence=fence, call=call, claim=claim)
@@ -118,7 +118,7 @@ class LockStore(Sender):
             Whether `token` still owned the key; also True if a lost reply leaves that open.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused. The key expires with its lease.
+            LockUnavailable: Redis did not answer, or refused the command. The key expires with its lease.
         """
         return self.send(commands.release(key, token.value if exactly else token.owner, note))
 
@@ -144,7 +144,7 @@ class LockStore(Sender):
             Whether the key was reserved for the message.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused.
+            LockUnavailable: Redis did not answer, or refused the command.
         """
         return bool(self._ask(commands.give_up(key, claim, NOTE_TTL if is_to_come else None))[0])
 
@@ -159,7 +159,7 @@ class LockStore(Sender):
             Whether the key was still kept for that waiter.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused. The key will be free in a few seconds.
+            LockUnavailable: Redis did not answer, or refused the command. The key will be free in a few seconds.
         """
         return self.send(commands.release(key, call))
 
@@ -174,7 +174,7 @@ class LockStore(Sender):
             each lock whose node did not answer, or refused the command.
 
         Raises:
-            RedisError: Redis did not answer or refused.
+            RedisError: Redis did not answer, or refused the command.
         """
         return [bool(renewed) for renewed in self._send(commands.renew(locks))]
 
@@ -182,7 +182,7 @@ class LockStore(Sender):
         """Set the time to live of `key` to `ttl` seconds, if `token` owns the key.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused.
+            LockUnavailable: Redis did not answer, or refused the command.
         """
         self._ask(commands.lengthen(key, token, ttl))
 
@@ -197,7 +197,7 @@ class LockStore(Sender):
             Whether `token` still owned the key.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused.
+            LockUnavailable: Redis did not answer, or refused the command.
         """
         return bool(self._ask(commands.expect(key, token))[0])
 
@@ -205,7 +205,7 @@ class LockStore(Sender):
         """Return the holder of `key` as a `LockInfo`; None if the key is free.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused.
+            LockUnavailable: Redis did not answer, or refused the command.
         """
         found = self.look(key)
         return found and found.info(key)
@@ -219,7 +219,7 @@ class LockStore(Sender):
             rank: The rank of the room's first waiter for this key, in microseconds since the epoch.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused.
+            LockUnavailable: Redis did not answer, or refused the command.
             ValueError: `rank` is not a rank.
         """
         self._ask(commands.enter(key, room, rank))
@@ -235,7 +235,7 @@ class LockStore(Sender):
             number: Distinguishes waiters of the room with the same rank, as in `tokens.call`.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused.
+            LockUnavailable: Redis did not answer, or refused the command.
             ValueError: `rank` or `next_rank` is not a rank.
         """
         reply, _ = self._ask(commands.stand(key, room, rank, next_rank, number))
@@ -248,7 +248,7 @@ class LockStore(Sender):
             Whether the key was offered to the room.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused.
+            LockUnavailable: Redis did not answer, or refused the command.
         """
         return bool(self._ask(commands.leave(key, room))[0])
 
@@ -256,7 +256,7 @@ class LockStore(Sender):
         """Return the conflict that an acquire by anyone but the holder would get; None if `key` is free.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused.
+            LockUnavailable: Redis did not answer, or refused the command.
         """
         reply, _ = self._ask(commands.inspect(key))
         return None if reply is None else _conflict(reply)
@@ -289,7 +289,7 @@ class LockStore(Sender):
         """Return the reply to a command that may grant something, and the time it was sent. If none comes, send `undo`.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused.
+            LockUnavailable: Redis did not answer, or refused the command.
         """
         key = command.keys[0]
         if self.outage_of(key).unreachable is not None:

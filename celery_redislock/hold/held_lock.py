@@ -220,7 +220,7 @@ class HeldLock(Term):
 
         Raises:
             LockLost: The key is no longer held.
-            LockUnavailable: Redis did not answer or refused; the lock is still held until its deadline.
+            LockUnavailable: Redis did not answer, or refused the command; the lock is still held until its deadline.
         """
         self.check()
         renewal = self.extending(ttl)
@@ -246,7 +246,7 @@ class HeldLock(Term):
             Whether the lock is still held.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused; the lock is not held.
+            LockUnavailable: Redis did not answer, or refused the command; the lock is not held.
         """
         sent_at = time.monotonic()
         try:

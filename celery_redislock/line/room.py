@@ -228,7 +228,7 @@ class Room:
         If that waiter cannot start now, the room stays in line with the waiter's rank until the key is offered.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused.
+            LockUnavailable: Redis did not answer, or refused the command.
         """
         first, queue = self._queues.first(line), self._queues.by_line.get(line)
         if first is None or queue is None:

@@ -108,7 +108,7 @@ class Lock(Handle):
             Whether the lock is held now.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused.
+            LockUnavailable: Redis did not answer, or refused the command.
             LockConfigError: Waiting for the key would block the caller's event loop, or a `token` was given for a lock
                 with a limit.
         """
@@ -123,7 +123,7 @@ class Lock(Handle):
         Raises:
             LockError: This object does not hold the lock.
             LockLost: The lock is no longer held.
-            LockUnavailable: Redis did not answer or refused; the key expires with its timeout.
+            LockUnavailable: Redis did not answer, or refused the command; the key expires with its timeout.
         """
         entry = self._unset()
         if entry.leave() and entry.is_own:
@@ -146,7 +146,7 @@ class Lock(Handle):
         Raises:
             LockError: This object does not hold the lock, or the lock has no timeout.
             LockLost: The lock is no longer held.
-            LockUnavailable: Redis did not answer or refused.
+            LockUnavailable: Redis did not answer, or refused the command.
         """
         held = self._limited("extend")
         if additional_time is not None and not replace_ttl:
@@ -161,7 +161,7 @@ class Lock(Handle):
         """Whether the lock is held, by this object or another; with a limit, whether all its permits are held.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused.
+            LockUnavailable: Redis did not answer, or refused the command.
         """
         found = self._look()
         return found is not None and len(found.holders) >= limit_of(self.key)
@@ -170,7 +170,7 @@ class Lock(Handle):
         """Whether this object holds the key, according to Redis.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused.
+            LockUnavailable: Redis did not answer, or refused the command.
         """
         entry, found = self._entry(), self._look()
         return (

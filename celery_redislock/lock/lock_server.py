@@ -101,7 +101,7 @@ class LockServer:
             None once the key is granted, otherwise the last conflict.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused.
+            LockUnavailable: Redis did not answer, or refused the command.
             LockConfigError: Waiting for the key would block the caller's event loop.
         """
         conflict = self._acquire(held, fence)

@@ -101,7 +101,7 @@ class Execution:
             TypeError: The arguments do not fit the signature.
             LockKeyError: No key can be made from the arguments.
             LockConflict: The key is held, and the policy makes the run fail.
-            LockUnavailable: Redis did not answer or refused, and `lock_on_outage` makes the run fail.
+            LockUnavailable: Redis did not answer, or refused the command, and `lock_on_outage` makes the run fail.
             Ignore, Reject: The run ends without running its body.
         """
         self.key = key = self.plan.redis_key(args, kwargs)

@@ -174,8 +174,8 @@ class LockedTask(LockAttributes, BaseTask):
                 publishes in a worker, the message is sent without the option and an error is logged instead.
             TypeError, LockKeyError: As in `lock_for`. In scope ``run``, or if the message is part of a canvas, has a
                 link or has a `task_id`, the publish raises neither: the run ends with the error.
-            LockUnavailable: Redis did not answer or refused, and `lock_on_outage` is ``raise``. If the message is part
-                of a canvas, has a link or has a `task_id`, the run ends with the error instead.
+            LockUnavailable: Redis did not answer, or refused the command, and `lock_on_outage` is ``raise``. If the
+                message is part of a canvas, has a link or has a `task_id`, the run ends with the error instead.
         """
         app = bind(self)
         options.update(task_id=task_id, producer=producer, link=link, link_error=link_error, shadow=shadow)
@@ -288,7 +288,7 @@ class LockedTask(LockAttributes, BaseTask):
 
         Raises:
             TypeError, LockKeyError, LockConfigError: As in `lock_for`.
-            LockUnavailable: Redis did not answer or refused.
+            LockUnavailable: Redis did not answer, or refused the command.
         """
         plan = self._plan()
         if not plan.enabled:

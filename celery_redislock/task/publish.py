@@ -109,7 +109,8 @@ class Publication:
             The message's result, or the result of the job that it would duplicate, with ``duplicate`` True.
 
         Raises:
-            LockUnavailable: Redis did not answer or refused, `lock_on_outage` is ``raise``, and the publish is bare.
+            LockUnavailable: Redis did not answer, or refused the command; only if `lock_on_outage` is ``raise`` and the
+                publish is bare.
             Exception: Any error from the broker. The key has been released.
         """
         if execution is not None and self._is_next_attempt(execution):

@@ -223,7 +223,7 @@ class EagerExecution(Execution):
         Raises:
             TaskRevokedError: The key is held, and the policy is ``skip``.
             LockConflict: The key is held and the policy is ``raise``, or is still held after `lock_block_for`.
-            LockUnavailable: Redis did not answer or refused, and `lock_on_outage` is not ``run``.
+            LockUnavailable: Redis did not answer, or refused the command, and `lock_on_outage` is not ``run``.
             LockConfigError: The run would have to wait, which would block the caller's event loop; or it would share a
                 lock that has no fence, and `lock_fence` is True.
         """
