@@ -69,8 +69,8 @@ class LockStore(Sender):
 
         Raises:
             LockUnavailable: Redis did not answer, or refused the command. If the key may have been granted, the store
-                has tried to release it. While Redis is known to be unreachable, most callers get this error at once, and nothing
-                is sent.
+                has tried to release it. While Redis is known to be unreachable, most callers get this error at
+                once, and nothing is sent.
         """
         how = commands.acquire(key, token.owner, token, lease, note=note, fence=fence, call=call, claim=claim)
         return self._take(how, token)
