@@ -37,7 +37,7 @@ def of_overlap(story: Story, first: Run, second: Run) -> str | None:
             if _lapses_in(story, stop) <= second.start <= stop["until"] + AT_ONCE:
                 return STOPPED
     for restart in story.strikes((RESTART,), first.start - AT_ONCE, second.start):
-        if second.start <= _until_told(story, restart, first):
+        if second.start <= _until_noticed(story, restart, first):
             return DATA_LOST
     return None
 
@@ -58,7 +58,7 @@ def _lapses_in(story: Story, stop: Line) -> float:
     return float(stop["from"]) + (0.0 if hindered else LAPSE)
 
 
-def _until_told(story: Story, restart: Line, holder: Run) -> float:
+def _until_noticed(story: Story, restart: Line, holder: Run) -> float:
     """When a holder knows, at the latest, that the server has lost its data: after its next renewal."""
     told: float = restart["until"] + RENEWAL + AT_ONCE
     if story.strikes((*OUTAGES, CUT_LOCKS, DROP), restart["from"] - AT_ONCE, told):

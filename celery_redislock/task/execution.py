@@ -188,7 +188,7 @@ class Execution:
             word.send_again(keeper, error)
             self.lock = self._unanswered = None
             return
-        # Cleared only now: if a time limit fires before the release, postrun calls `end` again, which needs the lock.
+        # Cleared only now: if a time limit fires before the release, task_postrun calls `end` again, with this lock.
         self.lock = self._unanswered = None
         if signals.lock_released.receivers:
             signals.lock_released.send(sender=self.task, lock=lock)

@@ -120,7 +120,7 @@ class JoiningExecution(WorkerExecution):
         self._server.keeper.remove(lock)
         with suppress(LockUnavailable):  # if Redis is down, the lock ends with its lease
             lock.store.release(lock.key, lock.token, exactly=True)
-        # Cleared only now: if a time limit fires before the release, postrun calls `end`, which needs the lock.
+        # Cleared only now: if a time limit fires before the release, task_postrun calls `end`, which needs the lock.
         self.lock = self._unanswered = None
         lock.token = self._mint()  # a late release must not end what a later acquire is granted
         if signals.lock_released.receivers:
