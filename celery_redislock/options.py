@@ -13,7 +13,7 @@ from reprlib import repr as short_repr
 from typing import Any, Literal, NamedTuple, get_args
 
 from .errors import LockConfigError
-from .protocol.names import MAX_LIMIT
+from .protocol.names import MAX_CAPACITY
 
 #: The values of the options that are choices. The first is the default, except for `lock_on_conflict`: see
 #: `resolve_options`.
@@ -53,10 +53,10 @@ def _seconds_or_none() -> Rule:
 
 
 def _is_limit(value: Any) -> bool:
-    return type(value) is int and 1 <= value <= MAX_LIMIT
+    return type(value) is int and 1 <= value <= MAX_CAPACITY
 
 
-LIMIT = Rule(1, f"a whole number from 1 to {MAX_LIMIT}", _is_limit)
+LIMIT = Rule(1, f"a whole number from 1 to {MAX_CAPACITY}", _is_limit)
 _TRUE_OR_FALSE = Rule(False, "True or False", lambda v: isinstance(v, bool))
 
 

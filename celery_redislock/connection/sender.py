@@ -14,6 +14,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_redislock.errors import LockUnavailable, describe
 from celery_redislock.protocol import commands
+from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.scripts import Command, Script
 
 from .connections import Connections, Late
@@ -100,7 +101,7 @@ class Sender:
         if outage.let_look():
             began = time.monotonic()
             try:
-                self._send(commands.inspect(key))
+                self._send(commands.inspect(Demand(key)))
             except RedisError as error:
                 outage.look_failed(error, time.monotonic() - began)
         reason = self.outage_of(key).unreachable

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from celery_redislock.errors import LockUnavailable, describe
 from celery_redislock.info import LockInfo
 from celery_redislock.protocol import commands
-from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.scripts import (
     ACQUIRE_PERMIT,
     NOTE_TTL,
@@ -45,7 +45,7 @@ class LockStore(Sender):
 
     def acquire(
         self,
-        key: str,
+        demand: Demand,
         token: Token,
         lease: float,
         note: str | None = None,
@@ -54,10 +54,10 @@ class LockStore(Sender):
         call: bytes | None = None,
         claim: Claim | None = None,
     ) -> Granted | Conflict | Finished:
-        """Acquire `key` for `lease` seconds.
+        """Acquire the key for `lease` seconds.
 
         Args:
-            key: The key in Redis.
+            demand: The lock.
             token: The token to store.
             lease: How long the key holds the token, in seconds; infinite for a key that never expires.
             note: The key of the attempt's note, if this message may be a copy.
@@ -72,8 +72,8 @@ class LockStore(Sender):
                 has tried to release it. While Redis is known to be unreachable, most callers get this error at
                 once, and nothing is sent.
         """
-        how = commands.acquire(key, token.owner, token, lease, note=note, fence=fence, call=call, claim=claim)
-        return self._take(how, token)
+        how = commands.acquire(demand, token.owner, token, lease, note=note, fence=fence, call=call, claim=claim)
+        return self._take(how, demand, token)
 
     def reserve(
         self, key: str, token: Token, ttl: float, passed: Passed, *, in_queue: bool = False
@@ -91,25 +91,27 @@ class LockStore(Sender):
             LockUnavailable: As for `acquire`.
         """
         command = commands.reserve(key, token, ttl, passed, in_queue=in_queue)
-        reply, _ = self._grant(command, commands.give_up(key, token.nonce, None))
+        reply, _ = self._grant(command, commands.give_up(Demand(key), token.nonce, None))
         if isinstance(reply, int):
             return Reserved(key if reply == 1 else keys_of(key).queued)
         pairs = zip(reply[::2], reply[1::2], strict=True)
         return Outstanding(tuple((Token.of(value), ttl / 1000 if ttl >= 0 else None) for value, ttl in pairs))
 
-    def rename(self, key: str, token: Token, new: Token, lease: float, *, fence: bool) -> Granted | Conflict | Finished:
+    def rename(
+        self, demand: Demand, token: Token, new: Token, lease: float, *, fence: bool
+    ) -> Granted | Conflict | Finished:
         """Like `acquire` by the owner of `token`, but store `new`, which the caller of a `Lock` has chosen.
 
         Raises:
             LockUnavailable: As for `acquire`, but the store releases the key only if it holds `token`, not `new`.
         """
-        return self._take(commands.acquire(key, token.owner, new, lease, fence=fence), token)
+        return self._take(commands.acquire(demand, token.owner, new, lease, fence=fence), demand, token)
 
-    def release(self, key: str, token: Token, note: Note | None = None, *, exactly: bool = False) -> bool:
-        """Release `key` if `token` owns it.
+    def release(self, demand: Demand, token: Token, note: Note | None = None, *, exactly: bool = False) -> bool:
+        """Release the key if `token` owns it.
 
         Args:
-            key: The key in Redis.
+            demand: The lock.
             token: The owner's token.
             note: The note for copies of the owner's message; None if the attempt is not over.
             exactly: Release the key only if it holds exactly this token, not another token of the same owner.
@@ -120,7 +122,7 @@ class LockStore(Sender):
         Raises:
             LockUnavailable: Redis did not answer, or refused the command. The key expires with its lease.
         """
-        return self.send(commands.release(key, token.value if exactly else token.owner, note))
+        return self.send(commands.release(demand, token.value if exactly else token.owner, note))
 
     def send(self, command: Command) -> bool:
         """Send a command that releases a key, hands it over or lets it cool down, and return what `release` returns.
@@ -131,11 +133,11 @@ class LockStore(Sender):
         reply, resent = self._ask(command)
         return resent or bool(reply)
 
-    def give_up(self, key: str, claim: str, *, is_to_come: bool) -> bool:
+    def give_up(self, demand: Demand, claim: str, *, is_to_come: bool) -> bool:
         """Give up the reservations of a message that will not run: the key, and the place in the queue.
 
         Args:
-            key: The key in Redis.
+            demand: The lock.
             claim: The message's claim.
             is_to_come: Whether a run that has not ended may still hand the key over to the message. If so, a note
                 tells that run's release not to.
@@ -146,13 +148,13 @@ class LockStore(Sender):
         Raises:
             LockUnavailable: Redis did not answer, or refused the command.
         """
-        return bool(self._ask(commands.give_up(key, claim, NOTE_TTL if is_to_come else None))[0])
+        return bool(self._ask(commands.give_up(demand, claim, NOTE_TTL if is_to_come else None))[0])
 
-    def pass_on(self, key: str, call: bytes) -> bool:
+    def pass_on(self, demand: Demand, call: bytes) -> bool:
         """Release a key kept for a waiter that was called but will not acquire it. The next waiter gets its turn.
 
         Args:
-            key: The key in Redis.
+            demand: The lock.
             call: What the key holds for that waiter, from `Room.call_of`.
 
         Returns:
@@ -161,7 +163,7 @@ class LockStore(Sender):
         Raises:
             LockUnavailable: Redis did not answer, or refused the command. The key will be free in a few seconds.
         """
-        return self.send(commands.release(key, call))
+        return self.send(commands.release(demand, call))
 
     def renew(self, locks: Sequence[Lease]) -> list[bool | RedisError]:
         """Renew each key that its token still owns. This command is not sent again after a lost connection.
@@ -186,11 +188,11 @@ class LockStore(Sender):
         """
         self._ask(commands.lengthen(key, token, ttl))
 
-    def expect_copy(self, key: str, token: Token) -> bool:
-        """Mark `key`: a copy of the holder's message will arrive, so the release must write a note for the copy.
+    def expect_copy(self, demand: Demand, token: Token) -> bool:
+        """Mark the key: a copy of the holder's message will arrive, so the release must write a note for the copy.
 
         Args:
-            key: The key in Redis.
+            demand: The lock.
             token: The owner's token.
 
         Returns:
@@ -199,22 +201,22 @@ class LockStore(Sender):
         Raises:
             LockUnavailable: Redis did not answer, or refused the command.
         """
-        return bool(self._ask(commands.expect(key, token))[0])
+        return bool(self._ask(commands.expect(demand, token))[0])
 
-    def inspect(self, key: str) -> LockInfo | None:
-        """Return the holder of `key` as a `LockInfo`; None if the key is free.
+    def inspect(self, demand: Demand) -> LockInfo | None:
+        """Return the holder of the key as a `LockInfo`; None if the key is free.
 
         Raises:
             LockUnavailable: Redis did not answer, or refused the command.
         """
-        found = self.look(key)
-        return found and found.info(key)
+        found = self.look(demand)
+        return found and found.info(demand.key)
 
-    def enter(self, key: str, room: Token, rank: int) -> None:
-        """Put a room in the line of `key` even though its first waiter has no slot to run in yet.
+    def enter(self, demand: Demand, room: Token, rank: int) -> None:
+        """Put a room in the line of the key even though its first waiter has no slot to run in yet.
 
         Args:
-            key: The key in Redis.
+            demand: The lock.
             room: The room's token.
             rank: The rank of the room's first waiter for this key, in microseconds since the epoch.
 
@@ -222,13 +224,13 @@ class LockStore(Sender):
             LockUnavailable: Redis did not answer, or refused the command.
             ValueError: `rank` is not a rank.
         """
-        self._ask(commands.enter(key, room, rank))
+        self._ask(commands.enter(demand, room, rank))
 
-    def stand(self, key: str, room: Token, rank: int, next_rank: int | None, number: int = 0) -> Taken | Conflict:
-        """Put a room in the line of `key`, and take the key for the room's first waiter if it is that waiter's turn.
+    def stand(self, demand: Demand, room: Token, rank: int, next_rank: int | None, number: int = 0) -> Taken | Conflict:
+        """Put a room in the line of the key, and take the key for the room's first waiter if it is that waiter's turn.
 
         Args:
-            key: The key in Redis.
+            demand: The lock.
             room: The room's token.
             rank: The rank of the room's first waiter for this key, in microseconds since the epoch.
             next_rank: The rank of the room's next waiter for this key; None if there is none.
@@ -238,11 +240,11 @@ class LockStore(Sender):
             LockUnavailable: Redis did not answer, or refused the command.
             ValueError: `rank` or `next_rank` is not a rank.
         """
-        reply, _ = self._ask(commands.stand(key, room, rank, next_rank, number))
+        reply, _ = self._ask(commands.stand(demand, room, rank, next_rank, number))
         return Taken() if isinstance(reply, int) else _conflict(reply)
 
-    def leave(self, key: str, room: Token) -> bool:
-        """Take a room out of the line of `key`. If the key was offered to the room, the next room gets the offer.
+    def leave(self, demand: Demand, room: Token) -> bool:
+        """Take a room out of the line of the key. If the key was offered to the room, the next room gets the offer.
 
         Returns:
             Whether the key was offered to the room.
@@ -250,28 +252,28 @@ class LockStore(Sender):
         Raises:
             LockUnavailable: Redis did not answer, or refused the command.
         """
-        return bool(self._ask(commands.leave(key, room))[0])
+        return bool(self._ask(commands.leave(demand, room))[0])
 
-    def look(self, key: str) -> Conflict | None:
-        """Return the conflict that an acquire by anyone but the holder would get; None if `key` is free.
+    def look(self, demand: Demand) -> Conflict | None:
+        """Return the conflict that an acquire by anyone but the holder would get; None if the key is free.
 
         Raises:
             LockUnavailable: Redis did not answer, or refused the command.
         """
-        reply, _ = self._ask(commands.inspect(key))
+        reply, _ = self._ask(commands.inspect(demand))
         return None if reply is None else _conflict(reply)
 
-    def undo(self, key: str, token: Token) -> None:
+    def undo(self, demand: Demand, token: Token) -> None:
         """Release a key that a failed acquire may have been granted. Tried only once: if that fails, the key expires.
 
         The release matches the whole token. By the time it arrives, the same owner may have been granted the key again
         with another token, and must keep it.
         """
-        self._undo(commands.release(key, token.value))
+        self._undo(commands.release(demand, token.value))
 
     def undo_reserve(self, key: str, token: Token) -> None:
         """Give up what a failed publish has reserved. Tried only once: if that fails, the reservation expires."""
-        self._undo(commands.give_up(key, token.nonce, None))
+        self._undo(commands.give_up(Demand(key), token.nonce, None))
 
     def _undo(self, command: Command) -> None:
         try:
@@ -279,8 +281,8 @@ class LockStore(Sender):
         except RedisError:
             logger.debug("could not undo what failed; %s ends with its lease, if it was granted", command.keys[0])
 
-    def _take(self, command: Command, token: Token) -> Granted | Conflict | Finished:
-        reply, sent_at = self._grant(command, commands.release(command.keys[0], token.value))
+    def _take(self, command: Command, demand: Demand, token: Token) -> Granted | Conflict | Finished:
+        reply, sent_at = self._grant(command, commands.release(demand, token.value))
         if isinstance(reply, int):
             return _granted(command, sent_at, reply) if reply else Finished()
         return _conflict(reply)

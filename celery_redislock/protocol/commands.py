@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Sequence
 
-from .names import keys_of, limit_of
+from .names import Demand, keys_of
 from .scripts import (
     ACQUIRE,
     ACQUIRE_PERMIT,
@@ -34,7 +34,7 @@ from .tokens import RESERVED, Token, cooling, escape, for_limit, known_by, known
 
 
 def acquire(
-    key: str,
+    demand: Demand,
     owner: bytes,
     token: Token,
     lease: float,
@@ -44,13 +44,13 @@ def acquire(
     call: bytes | None = None,
     claim: Claim | None = None,
 ) -> Command:
-    """Acquire `key`. Arguments as for `LockStore.acquire`.
+    """Acquire the key. Arguments as for `LockStore.acquire`.
 
     `owner` asks for the key, and the key will hold `token`. The two differ only in `LockStore.rename`, where
     the owner of a minted token replaces that token with another. A lock with a limit cannot have a `fence`.
     """
-    names, flags, limit = keys_of(key), "", limit_of(key)
-    keys: tuple[str, ...] = (key, names.line)
+    names, flags, limit = keys_of(demand.key), "", demand.capacity
+    keys: tuple[str, ...] = (demand.key, names.line)
     values: tuple[Text, ...] = (owner, token.value, "" if lease == math.inf else _ms(lease))
     if limit > 1:
         values = (*values, str(limit))
@@ -76,21 +76,25 @@ def reserve(key: str, token: Token, ttl: float, passed: Passed, *, in_queue: boo
 
 
 def release(
-    key: str, owner: bytes, note: Note | None = None, keeps: tuple[Token, float] | None = None, gone: str | None = None
+    demand: Demand,
+    owner: bytes,
+    note: Note | None = None,
+    keeps: tuple[Token, float] | None = None,
+    gone: str | None = None,
 ) -> Command:
-    """Release `key`.
+    """Release the key.
 
     Args:
-        key: The key in Redis.
+        demand: What the owner asked for.
         owner: The owner that releases the key; or a whole token, to release the key only if it holds exactly that.
         note: The note for copies of the owner's message; None if the attempt is not over.
         keeps: The token that the key will hold next, and for how many seconds; None to delete the key.
-        gone: The key of the note saying that the claim in `keeps` is no longer needed. If the note exists, `key` is
+        gone: The key of the note saying that the claim in `keeps` is no longer needed. If the note exists, the key is
             deleted.
     """
-    names = keys_of(key)
+    names = keys_of(demand.key)
     flags = ""
-    keys: tuple[str, ...] = (key, names.line)
+    keys: tuple[str, ...] = (demand.key, names.line)
     values: tuple[Text, ...] = (owner,)
     if note is not None:
         flags, keys = "nu" if note.in_any_case else "n", (*keys, note.key)
@@ -99,37 +103,37 @@ def release(
         flags, keys = f"{flags}g", (*keys, gone)
     if keeps is not None:
         flags, values = f"{flags}k", (*values, keeps[0].value, _ms(keeps[1]))
-    if limit_of(key) > 1:
-        flags, values = f"{flags}s", (*values, str(limit_of(key)))
+    if demand.capacity > 1:
+        flags, values = f"{flags}s", (*values, str(demand.capacity))
     return Command(RELEASE, keys, (flags, *values))
 
 
-def hand_over(key: str, token: Token, to: Token, ttl: float, note: Note | None = None) -> Command:
-    """Hand `key`, which `token` owns, over to a message, unless the message's reservation has already been given up.
+def hand_over(demand: Demand, token: Token, to: Token, ttl: float, note: Note | None = None) -> Command:
+    """Hand the key, which `token` owns, over to a message, unless the message's reservation has already been given up.
 
     Until the message arrives, but for at most `ttl` seconds, the key holds `to`, whose nonce the message carries.
     """
-    return release(key, token.owner, note, (to, ttl), keys_of(key).gone(to.nonce))
+    return release(demand, token.owner, note, (to, ttl), keys_of(demand.key).gone(to.nonce))
 
 
-def cool_down(key: str, token: Token, ttl: float, note: Note | None = None) -> Command:
-    """Let `key`, which `token` owns, cool down for `ttl` seconds. After that it is free."""
-    return release(key, token.owner, note, (cooling(token), ttl))
+def cool_down(demand: Demand, token: Token, ttl: float, note: Note | None = None) -> Command:
+    """Let the key, which `token` owns, cool down for `ttl` seconds. After that it is free."""
+    return release(demand, token.owner, note, (cooling(token), ttl))
 
 
-def give_up(key: str, claim: str, gone_ttl: float | None) -> Command:
-    """Give up the reservations of the message that carries `claim`: of `key`, and of the place in its queue.
+def give_up(demand: Demand, claim: str, gone_ttl: float | None) -> Command:
+    """Give up the reservations of the message that carries `claim`: of the key, and of the place in its queue.
 
     If the key is not reserved for the message, a note saying that the claim is no longer needed is left for
     `gone_ttl` seconds, unless that is None.
     """
-    names, flags = keys_of(key), ""
-    keys: tuple[str, ...] = (key, names.line, names.queued)
+    names, flags = keys_of(demand.key), ""
+    keys: tuple[str, ...] = (demand.key, names.line, names.queued)
     values: tuple[Text, ...] = (known_by(claim, RESERVED).owner,)
     if gone_ttl is not None:
         flags, keys, values = "g", (*keys, names.gone(claim)), (*values, _ms(gone_ttl))
-    if limit_of(key) > 1:
-        flags, values = f"{flags}s", (*values, str(limit_of(key)))
+    if demand.capacity > 1:
+        flags, values = f"{flags}s", (*values, str(demand.capacity))
     return Command(GIVE_UP, keys, (flags, *values))
 
 
@@ -144,40 +148,40 @@ def lengthen(key: str, token: Token, ttl: float) -> Command:
     return Command(RENEW, (key,), (token.owner, _ms(ttl)))
 
 
-def expect(key: str, token: Token) -> Command:
-    """Mark `key`, which `token` owns: a copy of the holder's message will arrive."""
-    return Command(EXPECT, (key, keys_of(key).line), (token.owner, str(limit_of(key))))
+def expect(demand: Demand, token: Token) -> Command:
+    """Mark the key, which `token` owns: a copy of the holder's message will arrive."""
+    return Command(EXPECT, (demand.key, keys_of(demand.key).line), (token.owner, str(demand.capacity)))
 
 
-def inspect(key: str) -> Command:
-    """Ask what `key` holds, for how long, and how many rooms stand in line for it."""
-    return Command(INSPECT, (key, keys_of(key).line), (str(limit_of(key)),))
+def inspect(demand: Demand) -> Command:
+    """Ask what the key holds, for how long, and how many rooms stand in line for it."""
+    return Command(INSPECT, (demand.key, keys_of(demand.key).line), (str(demand.capacity),))
 
 
-def enter(key: str, room: Token, rank: int) -> Command:
-    """Enter the line of `key`. Arguments as for `LockStore.enter`.
+def enter(demand: Demand, room: Token, rank: int) -> Command:
+    """Enter the line of the key. Arguments as for `LockStore.enter`.
 
     Raises:
         ValueError: `rank` is not a rank.
     """
-    return Command(ENTER, (keys_of(key).line,), (for_limit(room, limit_of(key)).value, _rank(rank)))
+    return Command(ENTER, (keys_of(demand.key).line,), (for_limit(room, demand.capacity).value, _rank(rank)))
 
 
-def stand(key: str, room: Token, rank: int, next_rank: int | None, number: int = 0) -> Command:
-    """Stand in line for `key`. Arguments as for `LockStore.stand`.
+def stand(demand: Demand, room: Token, rank: int, next_rank: int | None, number: int = 0) -> Command:
+    """Stand in line for the key. Arguments as for `LockStore.stand`.
 
     Raises:
         ValueError: `rank` or `next_rank` is not a rank.
     """
     following = "" if next_rank is None else _rank(next_rank)
     check_rank(rank)
-    values = (for_limit(room, limit_of(key)).value, known_in_line(rank, number), following)
-    return Command(STAND, (key, keys_of(key).line), values)
+    values = (for_limit(room, demand.capacity).value, known_in_line(rank, number), following)
+    return Command(STAND, (demand.key, keys_of(demand.key).line), values)
 
 
-def leave(key: str, room: Token) -> Command:
-    """Leave the line of `key`, if `room` stands in it."""
-    return Command(LEAVE, (key, keys_of(key).line), (for_limit(room, limit_of(key)).value,))
+def leave(demand: Demand, room: Token) -> Command:
+    """Leave the line of the key, if `room` stands in it."""
+    return Command(LEAVE, (demand.key, keys_of(demand.key).line), (for_limit(room, demand.capacity).value,))
 
 
 def check_rank(rank: int) -> None:

@@ -6,68 +6,47 @@ import functools
 import re
 from typing import NamedTuple, Self
 
-#: The highest limit of a lock, as in lua/prelude.lua.
-MAX_LIMIT = 50
+#: The most holders that a lock can have at once, as in lua/prelude.lua.
+MAX_CAPACITY = 50
 #: NOTE separates the lock's key from an attempt, GONE from a claim.
 NOTE, GONE = ":note:", ":gone:"
 #: The longest key, in characters, that a room accepts in a hint about a line where it has no waiter.
 LONGEST_KEY = 10_000
-_LIMITS = frozenset(map(str, range(1, MAX_LIMIT + 1)))
+_CAPACITIES = frozenset(map(str, range(1, MAX_CAPACITY + 1)))
 _PART = re.compile(rf"(?P<stem>.*\}})(?P<kind>:queued|:line|:fence|:permit:\d+|{NOTE}.*|{GONE}.*)", re.DOTALL).fullmatch
 
 
-class LimitedKey(str):
-    """The key of a lock with a limit above 1.
+class Demand(NamedTuple):
+    """What a run, a waiter or a `Lock` asks for: a lock, by its key and by how many holders it can have at once."""
 
-    Attributes:
-        limit: How many holders the lock can have, 2 to `MAX_LIMIT`. An acquire gets no permit with a higher
-            number, but a search for a holder goes up to `MAX_LIMIT`.
-    """
+    key: str
+    """The lock's key in Redis."""
+    capacity: int = 1
+    """How many holders the lock can have at once, 1 to `MAX_CAPACITY`. An acquire gets no permit with a higher number,
+    but a search for a holder goes up to `MAX_CAPACITY`."""
 
-    __slots__ = ("limit",)
+    @property
+    def line(self) -> str:
+        """The name that hints use for the line of the key and its capacity: ``<capacity> <key>``."""
+        return f"{self.capacity} {self.key}"
 
-    limit: int
+    @classmethod
+    def of_line(cls, line: str) -> Self:
+        """Return the demand of those who stand in a line.
 
-    def __new__(cls, key: str, limit: int) -> Self:  # noqa: D102
-        self = super().__new__(cls, key)
-        self.limit = limit
-        return self
-
-    def __reduce__(self) -> tuple[type[Self], tuple[str, int]]:
-        return type(self), (str(self), self.limit)
-
-
-def limited(key: str, limit: int) -> str:
-    """Return `key` as the key of a lock with this limit; a plain string if the limit is 1."""
-    return LimitedKey(key, limit) if limit > 1 else key
-
-
-def line_of(key: str) -> str:
-    """Return the name that hints use for the line of `key` and its limit: ``<limit> <key>``."""
-    return f"{limit_of(key)} {key}"
-
-
-def key_of(line: str) -> str:
-    """Return the key of a line that `line_of` has named.
-
-    Raises:
-        ValueError: `line` does not name a line.
-    """
-    limit, _, key = line.partition(" ")
-    return limited(key, int(limit))
+        Raises:
+            ValueError: `line` does not name a line.
+        """
+        capacity, _, key = line.partition(" ")
+        return cls(key, int(capacity))
 
 
 def is_line(text: str) -> bool:
-    """Whether `text` can come from `line_of`. Anyone can publish a hint, and a bad limit must not reach a script."""
-    limit, _, key = text.partition(" ")
-    if limit not in _LIMITS or not 0 < len(key) <= LONGEST_KEY:
+    """Whether `text` can be a `Demand.line`. Anyone can publish a hint; a bad capacity must not reach a script."""
+    capacity, _, key = text.partition(" ")
+    if capacity not in _CAPACITIES or not 0 < len(key) <= LONGEST_KEY:
         return False
     return key.isascii() or not any("\ud800" <= character <= "\udfff" for character in key)  # undecoded bytes
-
-
-def limit_of(key: str) -> int:
-    """Return how many holders the lock of `key` can have at once."""
-    return key.limit if isinstance(key, LimitedKey) else 1
 
 
 class LockKeys:
@@ -90,12 +69,12 @@ class LockKeys:
         start = lock.find("{")
         end = lock.find("}", start + 1)
         tagged = end >= 0 if start < 0 else end > start + 1  # an empty tag does not count
-        self.lock = str(lock)
+        self.lock = lock
         self._stem = stem = lock if tagged else f"{{{lock}}}"
         self.queued, self.fence, self.line = f"{stem}:queued", f"{stem}:fence", f"{stem}:line"
 
     def permit(self, number: int) -> str:
-        """Return the key of permit `number`, counted from 1, of a lock with a limit."""
+        """Return the key of permit `number`, counted from 1, of the lock."""
         return self.lock if number == 1 else f"{self._stem}:permit:{number}"
 
     def note(self, attempt: object) -> str:
@@ -143,7 +122,7 @@ def redis_key(prefix: str, name: str) -> str:
 def channel_of(room: str, keyprefix: str = "") -> str:
     """Return the channel of a room, as lua/prelude.lua does.
 
-    A message on the channel is one of these, with the line as `line_of` names it: ``offer <line>``, the key is offered
+    A message on the channel is one of these, with the line as `Demand.line` names it: ``offer <line>``, the key is offered
     to the room for its waiters in that line; ``soon <line>``, the key is offered to an earlier room; ``look <line>``,
     the key now holds another token.
 
