@@ -1,10 +1,9 @@
-"""ClusterStore: the `LockStore` for a Cluster. It sends each command to the node that has the key's hash slot."""
+"""ClusterStore: the `LockStore` for a Cluster. Each command goes to the node that has the key's hash slot."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from redis.cluster import RedisCluster
 from redis.crc import key_slot
@@ -12,14 +11,13 @@ from redis.exceptions import AskError, ClusterDownError, MovedError, RedisError,
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from celery_redislock.protocol import commands
-from celery_redislock.protocol.scripts import Command
+from celery_redislock.protocol.scripts import RENEW, Command, Reply
 
 from .clients import derive
 from .cluster_client import ClusterClient, Node
-from .connections import Connections
-from .outage import Outage
+from .connections import Connections, Late
 from .redis_port import called_at_connect, nodes_of, options_of, remap_of
+from .sender import Sender
 from .store import Lease, LockStore
 
 #: How long a command is retried while its hash slot moves, in seconds. The move takes milliseconds. Meanwhile a lock's
@@ -43,8 +41,73 @@ def of_cluster(client: RedisCluster | ClusterClient) -> ClusterClient:
     return ClusterClient([(node.host, node.port) for node in nodes], options, remap_of(client))
 
 
+class NodeConnections:
+    """The connections to the nodes of a Cluster; a `Transport`.
+
+    Args:
+        cluster: Shared by all stores of this process.
+        max_connections: The maximum number of connections to each node.
+    """
+
+    def __init__(self, cluster: ClusterClient, max_connections: int) -> None:
+        self._cluster = cluster
+        self._max_connections = max_connections
+        self._of_nodes: dict[Node, Connections] = {}
+
+    def send_late(self, late: Late) -> bool:
+        """Return False: the hash slot may have moved, so every command waits for its reply."""
+        return False
+
+    def read_late(self, seconds: float, longest: float) -> bool:
+        """Return False: no reply is ever left to read."""
+        return False
+
+    def close(self) -> None:
+        """Close all connections, also those used to look up the hash slots."""
+        for connections in [*self._of_nodes.values()]:
+            connections.close()
+        self._cluster.close()
+
+    def ask(self, command: Command) -> Reply:
+        """Return the reply to `command` from the node that has its hash slot. All its keys are in one hash slot.
+
+        While the hash slot is split between two nodes, the command is retried; but a renewal is not, for the keeper
+        sends it again.
+        """
+        patience = 0.0 if command.script is RENEW else OPEN_HASH_SLOT
+        hash_slot, until = _hash_slot(command.keys[0]), time.monotonic() + patience
+        at, asking, redirections = self._cluster.owner(hash_slot), False, 0
+        while True:
+            try:
+                return self._connections_of(at).ask(command, asking=asking)
+            except AskError as error:  # or its subclass MovedError
+                redirections += 1
+                if redirections > REDIRECTIONS:
+                    raise
+                at, asking = self._cluster.address(error, at), not isinstance(error, MovedError)
+                if not asking:
+                    self._cluster.moved(hash_slot, at)
+            except (RedisConnectionError, RedisTimeoutError, ClusterDownError):
+                self._cluster.doubt(at)
+                raise
+            except ResponseError as error:
+                if not _is_between_nodes(error) or time.monotonic() > until:
+                    raise
+                time.sleep(PAUSE)
+                at, asking, redirections = self._cluster.owner(hash_slot), False, 0
+
+    def _connections_of(self, address: Node) -> Connections:
+        connections = self._of_nodes.get(address)
+        if connections is None:
+            for gone in [one for one in self._of_nodes if not self._cluster.is_known(one)]:
+                self._of_nodes.pop(gone, None)
+            client = self._cluster.connect(address, self._max_connections)
+            connections = self._of_nodes.setdefault(address, Connections(client))
+        return connections
+
+
 class ClusterStore(LockStore):
-    """The locks of a Cluster. Each node has its own connections and its own outage.
+    """The locks of a Cluster. Each node has its own outage.
 
     Args:
         cluster: Shared by all stores of this process.
@@ -52,28 +115,9 @@ class ClusterStore(LockStore):
     """
 
     def __init__(self, cluster: ClusterClient, max_connections: int = 50) -> None:
+        connections = NodeConnections(cluster, max_connections)
+        super().__init__(Sender(connections, lambda key: cluster.outage_of(_hash_slot(key))))
         self._cluster = cluster
-        self._max_connections = max_connections
-        self._of_nodes: dict[Node, Connections] = {}
-
-    def outage_of(self, key: str) -> Outage:
-        """Return the `Outage` of the node that has the hash slot of `key`."""
-        return self._cluster.outage_of(_hash_slot(key))
-
-    def send_late(self, command: Command, on_reply: Callable[[Any], object], in_doubt: Callable[[], object]) -> None:
-        """Like `Sender.send_late`, but wait for the reply: the hash slot may have moved."""
-        answer, resent = self._ask(command)
-        on_reply(resent or answer)
-
-    def read_late(self, seconds: float, longest: float) -> bool:
-        """Return False: no reply is ever left to read."""
-        return False
-
-    def close(self) -> None:
-        """Like `Sender.close`, but also close the connections used to look up the hash slots."""
-        for connections in [*self._of_nodes.values()]:
-            connections.close()
-        self._cluster.close()
 
     def renew(self, locks: Sequence[Lease]) -> list[bool | RedisError]:
         """Like `LockStore.renew`, but in one round trip per hash slot. Nodes known to be unreachable come last.
@@ -105,54 +149,9 @@ class ClusterStore(LockStore):
 
     def _renew_hash_slot(self, locks: Sequence[Lease]) -> list[bool | RedisError]:
         try:
-            return self._renew(locks)
+            return super().renew(locks)
         except TryAgainError:  # some of the keys have moved already; a command with one key is never refused like this
-            return [answer for lock in locks for answer in self._renew([lock])]
-
-    def _renew(self, locks: Sequence[Lease]) -> list[bool | RedisError]:
-        command = commands.renew(locks)
-        renewed = self._follow(command, 0.0)
-        self.outage_of(command.keys[0]).answered(command.script)
-        return [bool(one) for one in renewed]
-
-    def ask(self, command: Command) -> Any:
-        """Like `Sender.ask`, but on the node that has the keys."""
-        return self._follow(command, OPEN_HASH_SLOT)
-
-    def _follow(self, command: Command, patience: float) -> Any:
-        """Return the reply to `command` from the node that has its hash slot. All its keys are in one hash slot.
-
-        While the hash slot is split between two nodes, the command is retried for `patience` seconds.
-        """
-        hash_slot, until = _hash_slot(command.keys[0]), time.monotonic() + patience
-        at, asking, redirections = self._cluster.owner(hash_slot), False, 0
-        while True:
-            try:
-                return self._connections_of(at).ask(command, asking=asking)
-            except AskError as error:  # or its subclass MovedError
-                redirections += 1
-                if redirections > REDIRECTIONS:
-                    raise
-                at, asking = self._cluster.address(error, at), not isinstance(error, MovedError)
-                if not asking:
-                    self._cluster.moved(hash_slot, at)
-            except (RedisConnectionError, RedisTimeoutError, ClusterDownError):
-                self._cluster.doubt(at)
-                raise
-            except ResponseError as error:
-                if not _is_between_nodes(error) or time.monotonic() > until:
-                    raise
-                time.sleep(PAUSE)
-                at, asking, redirections = self._cluster.owner(hash_slot), False, 0
-
-    def _connections_of(self, address: Node) -> Connections:
-        connections = self._of_nodes.get(address)
-        if connections is None:
-            for gone in [one for one in self._of_nodes if not self._cluster.is_known(one)]:
-                self._of_nodes.pop(gone, None)
-            client = self._cluster.connect(address, self._max_connections)
-            connections = self._of_nodes.setdefault(address, Connections(client))
-        return connections
+            return [answer for lock in locks for answer in super(ClusterStore, self).renew([lock])]
 
 
 def _hash_slot(key: str) -> int:

@@ -12,7 +12,7 @@ import redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from celery_redislock.info import shown
-from celery_redislock.protocol.scripts import Command
+from celery_redislock.protocol.scripts import Command, Reply, Tag
 
 from . import redis_port
 from .pool import ConnectionQueue, NoConnectionFree
@@ -27,8 +27,8 @@ class Late(NamedTuple):
     """A command whose sender does not wait for its reply. It must be safe to send twice."""
 
     command: Command
-    on_reply: Callable[[Any], object]
-    """Called with the script's reply."""
+    on_reply: Callable[[bool], object]
+    """Called with whether the sender owned the key."""
     in_doubt: Callable[[], object]
     """Called if the server refused the command, or the connection was lost before the reply was read: the script may
     not have run."""
@@ -50,7 +50,7 @@ class Connection:
         self._raw = redis_port.connection_of(client)
         self.late: Late | None = None
 
-    def ask(self, command: Command, *, asking: bool = False) -> Any:
+    def ask(self, command: Command, *, asking: bool = False) -> Reply:
         """Return the reply to `command`, in one round trip; two if the server does not know the script yet.
 
         Set `asking` if another node of the Cluster has redirected the caller to this one with ASK. The connection must
@@ -61,12 +61,13 @@ class Connection:
         self._send("EVALSHA", command.script.sha, command)
         self.read_late()
         try:
-            return redis_port.answer_on(self._raw)
+            reply: Reply = redis_port.answer_on(self._raw)
         except NoScriptError:  # the server is new or has restarted
             if asking:
                 self._ask_to_follow()
             self._send("EVAL", command.script.text, command)
-            return redis_port.answer_on(self._raw)
+            reply = redis_port.answer_on(self._raw)
+        return reply
 
     def send_late(self, late: Late) -> None:
         """Send a command. Its reply is read later."""
@@ -80,17 +81,17 @@ class Connection:
         if late is None:
             return
         try:
-            answer = redis_port.answer_on(self._raw)
+            reply = redis_port.answer_on(self._raw)
         except ResponseError:  # refused: after a restart, the server does not know the script
             self.late = None
             late.in_doubt()
             return
         self.late = None
         try:
-            late.on_reply(answer)
+            late.on_reply(reply[0] != Tag.LOST)
         except Exception:
             key = shown(late.command.keys[0])
-            logger.exception("the lock server's answer %r about the lock %s could not be told to its run", answer, key)
+            logger.exception("the lock server's answer %r about the lock %s could not be told to its run", reply, key)
 
     def is_answered(self) -> bool:
         """Whether a reply can be read without waiting for it."""
@@ -144,7 +145,7 @@ class Connections:
         # Leave half of the connections in the pool, so that a thread waiting there gets one.
         self._max_spare = min(MAX_SPARE, client.connection_pool.max_connections // 2)
 
-    def ask(self, command: Command, *, asking: bool = False) -> Any:
+    def ask(self, command: Command, *, asking: bool = False) -> Reply:
         """Like `Connection.ask`, but on a connection that no other thread uses at the same time."""
         connection = self._take_connection()
         try:
@@ -155,8 +156,8 @@ class Connections:
         self._put(connection)
         return answer
 
-    def send_late(self, late: Late) -> None:
-        """Send a command, and return without its reply."""
+    def send_late(self, late: Late) -> bool:
+        """Send a command, and return True without its reply."""
         connection = self._take_connection()
         try:
             connection.send_late(late)
@@ -166,6 +167,7 @@ class Connections:
             self._drop(connection)
             raise
         self._put(connection)
+        return True
 
     def read_late(self, seconds: float, longest: float) -> bool:
         """Read the late replies that have arrived, without waiting for any; return whether some are still outstanding.

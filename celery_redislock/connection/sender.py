@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import NamedTuple, Protocol
 
-import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -15,9 +14,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from celery_redislock.errors import LockUnavailable, describe
 from celery_redislock.protocol import commands
 from celery_redislock.protocol.names import Demand
-from celery_redislock.protocol.scripts import Command, Script
+from celery_redislock.protocol.scripts import Command, Reply, Script, Tag
 
-from .connections import Connections, Late
+from .connections import Late
 from .outage import Outage
 
 _random = random.SystemRandom()
@@ -25,47 +24,109 @@ _random = random.SystemRandom()
 MAX_PAUSE = 0.1
 
 
+class Transport(Protocol):
+    """The connections to a server, or to the nodes of a Cluster."""
+
+    def ask(self, command: Command) -> Reply:
+        """Return the reply to `command`, sent once.
+
+        Raises:
+            RedisError: The server did not answer, or refused the command.
+        """
+
+    def send_late(self, late: Late) -> bool:
+        """Send a command, and return without its reply; return False, having sent nothing, if that is not possible."""
+
+    def read_late(self, seconds: float, longest: float) -> bool:
+        """Read the late replies that have arrived; see `Connections.read_late`."""
+
+    def close(self) -> None:
+        """Close all connections."""
+
+
+class Answer(NamedTuple):
+    """A reply, and how it was obtained."""
+
+    reply: Reply
+    sent_at: float
+    """`time.monotonic()` just before the command was sent for the last time."""
+    resent: bool
+    """Whether the script may have run once already, with its reply lost."""
+
+
 class Sender:
-    """Sends commands to one server.
+    """Sends commands to one server, or to the nodes of a Cluster.
 
     Args:
-        client: Any redis-py client that does not retry. Replies must be bytes.
-        outage: The server's `Outage`, shared by all its senders in this process.
+        transport: The connections. They do not retry.
+        outage_of: Returns the `Outage` of the server that has a key.
 
     Attributes:
         known: The scripts that the server knows, unless it has restarted since.
     """
 
-    def __init__(self, client: redis.Redis, outage: Outage | None = None) -> None:
-        self._connections = Connections(client)
-        self.outage = outage or Outage()
+    def __init__(self, transport: Transport, outage_of: Callable[[str], Outage]) -> None:
+        self._transport = transport
+        self.outage_of = outage_of
+        self.read_late = transport.read_late
+        self.close = transport.close
         self.known: set[Script] = set()
 
-    def outage_of(self, key: str) -> Outage:
-        """Return the `Outage` of the server that has `key`."""
-        return self.outage
-
-    def _ask(self, command: Command) -> tuple[Any, bool]:
-        """Return the reply to `command`, and whether the script may have run once already, with its reply lost.
+    def ask(self, command: Command) -> Answer:
+        """Send `command`, and once more if its connection is lost or its reply does not come.
 
         Raises:
-            LockUnavailable: Redis did not answer, or refused the command.
+            RedisError: The server did not answer, or refused the command.
+        """
+        sent_at, resent = time.monotonic(), False
+        try:
+            try:
+                reply = self._transport.ask(command)
+            except (RedisConnectionError, RedisTimeoutError):
+                time.sleep(_random.uniform(0, MAX_PAUSE))
+                sent_at, resent = time.monotonic(), True
+                reply = self._transport.ask(command)
+        except RedisError as error:
+            self.outage_of(command.keys[0]).failed(command.script, error)
+            raise
+        self.outage_of(command.keys[0]).answered(command.script)
+        return Answer(reply, sent_at, resent)
+
+    def ask_once(self, command: Command) -> Reply:
+        """Send `command` once.
+
+        Raises:
+            RedisError: The server did not answer, or refused the command.
+        """
+        reply = self._transport.ask(command)
+        self.outage_of(command.keys[0]).answered(command.script)
+        return reply
+
+    def is_done(self, command: Command) -> bool:
+        """Send a command that only the owner of its key may give, and return whether the caller was the owner.
+
+        Return True also if a lost reply leaves that open.
+
+        Raises:
+            LockUnavailable: The server did not answer, or refused the command.
         """
         try:
-            reply, _, resent = self._call(command)
+            reply, _, resent = self.ask(command)
         except RedisError as error:
             raise LockUnavailable(command.keys[0], describe(error)) from error
-        return reply, resent
+        return resent or reply[0] != Tag.LOST
 
-    def send_late(self, command: Command, on_reply: Callable[[Any], object], in_doubt: Callable[[], object]) -> None:
+    def send_late(self, command: Command, on_reply: Callable[[bool], object], in_doubt: Callable[[], object]) -> None:
         """Send `command`, which must be safe to send twice, and return without waiting for its reply.
 
         The reply is read together with the next command's on the same connection, or by the keeper. The first command
-        with each script does wait for its reply, since the server may not know the script.
+        with each script does wait for its reply, since the server may not know the script. So does every command to a
+        Cluster: the hash slot may have moved.
 
         Args:
             command: A release, for example.
-            on_reply: Called with the script's reply, in the thread that reads it. The callback must be quick.
+            on_reply: Called with whether the caller owned the key, in the thread that reads the reply. The callback
+                must be quick.
             in_doubt: Called, in that thread, if the script may not have run.
 
         Raises:
@@ -73,24 +134,16 @@ class Sender:
         """
         if command.script in self.known:
             try:
-                self._connections.send_late(Late(command, on_reply, in_doubt, time.monotonic()))
-                return
+                if self._transport.send_late(Late(command, on_reply, in_doubt, time.monotonic())):
+                    return
             except (RedisConnectionError, RedisTimeoutError):
                 pass  # the server may have closed an idle connection: send the command again
-        answer, resent = self._ask(command)
+        was_owned = self.is_done(command)
         self.known.add(command.script)
-        on_reply(resent or answer)
+        on_reply(was_owned)
 
-    def read_late(self, seconds: float, longest: float) -> bool:
-        """See `Connections.read_late`."""
-        return self._connections.read_late(seconds, longest)
-
-    def close(self) -> None:
-        """See `Connections.close`."""
-        self._connections.close()
-
-    def _look_again(self, key: str) -> None:
-        """Raise unless the server can be reached again. Every now and then one caller checks; the others fail at once.
+    def check_reachable(self, key: str) -> None:
+        """Raise if the server is known to be out of reach. Now and then one caller checks; the others fail at once.
 
         The check only reads, so there is nothing to undo.
 
@@ -98,39 +151,14 @@ class Sender:
             LockUnavailable: The server is believed to be unreachable.
         """
         outage = self.outage_of(key)
+        if outage.unreachable is None:
+            return
         if outage.let_look():
             began = time.monotonic()
             try:
-                self._send(commands.inspect(Demand(key)))
+                self.ask_once(commands.inspect(Demand(key)))
             except RedisError as error:
                 outage.look_failed(error, time.monotonic() - began)
         reason = self.outage_of(key).unreachable
         if reason is not None:
             raise LockUnavailable(key, reason)
-
-    def _call(self, command: Command) -> tuple[Any, float, bool]:
-        """Return the reply, the time at which `command` was sent, and whether the script may have run once already."""
-        sent_at = time.monotonic()
-        try:
-            return self._send(command), sent_at, False
-        except (RedisConnectionError, RedisTimeoutError):
-            time.sleep(_random.uniform(0, MAX_PAUSE))
-        except RedisError as error:
-            self.outage_of(command.keys[0]).failed(command.script, error)
-            raise
-        sent_at = time.monotonic()
-        try:
-            return self._send(command), sent_at, True
-        except RedisError as error:
-            self.outage_of(command.keys[0]).failed(command.script, error)
-            raise
-
-    def _send(self, command: Command) -> Any:
-        """Send `command` once, and return its reply."""
-        reply = self.ask(command)
-        self.outage_of(command.keys[0]).answered(command.script)
-        return reply
-
-    def ask(self, command: Command) -> Any:
-        """Return the reply to `command` from the server that has its keys: in a Cluster, one of the nodes."""
-        return self._connections.ask(command)

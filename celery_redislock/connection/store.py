@@ -1,15 +1,16 @@
 """LockStore: the verbs of the protocol, one method each. tests/model uses the same words.
 
-Every script is safe to send twice, so the store resends a command after a lost connection. It also knows when a reply
-is ambiguous. This module knows nothing about Celery.
+Every script is safe to send twice, so the store's sender resends a command after a lost connection. This module knows
+nothing about Celery.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Self
 
+import redis
 from redis.exceptions import RedisError
 
 from celery_redislock.errors import LockUnavailable, describe
@@ -17,7 +18,6 @@ from celery_redislock.info import LockInfo
 from celery_redislock.protocol import commands
 from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.scripts import (
-    ACQUIRE_PERMIT,
     NOTE_TTL,
     Claim,
     Command,
@@ -27,11 +27,15 @@ from celery_redislock.protocol.scripts import (
     Note,
     Outstanding,
     Passed,
+    Reply,
     Reserved,
+    Tag,
     Taken,
 )
 from celery_redislock.protocol.tokens import Token
 
+from .connections import Connections
+from .outage import Outage
 from .sender import Sender
 
 logger = logging.getLogger(__name__)
@@ -40,8 +44,38 @@ logger = logging.getLogger(__name__)
 Lease = tuple[str, Token, float]
 
 
-class LockStore(Sender):
-    """The locks of one server. Each method sends one command."""
+class LockStore:
+    """The locks of one server. Each method sends one command.
+
+    Args:
+        sender: Sends the commands.
+
+    Attributes:
+        outage_of: Returns the `Outage` of the server that has a key.
+        send: See `Sender.is_done`.
+        send_late: See `Sender.send_late`.
+        read_late: See `Connections.read_late`.
+        close: See `Connections.close`.
+    """
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+        self.outage_of = sender.outage_of
+        self.send = sender.is_done
+        self.send_late = sender.send_late
+        self.read_late = sender.read_late
+        self.close = sender.close
+
+    @classmethod
+    def of(cls, client: redis.Redis, outage: Outage | None = None) -> Self:
+        """Return the store for the server of a client that does not retry, and whose replies are bytes.
+
+        Args:
+            client: The client.
+            outage: The server's `Outage`, shared by all its stores in this process.
+        """
+        outage = outage or Outage()
+        return cls(Sender(Connections(client), lambda key: outage))
 
     def acquire(
         self,
@@ -72,8 +106,14 @@ class LockStore(Sender):
                 has tried to release it. While Redis is known to be unreachable, most callers get this error at
                 once, and nothing is sent.
         """
-        how = commands.acquire(demand, token.owner, token, lease, note=note, fence=fence, call=call, claim=claim)
-        return self._take(how, demand, token)
+        self._sender.check_reachable(demand.key)
+        with _Undoing(self._undo, commands.release(demand, token.value)):
+            reply, sent_at, _ = self._sender.ask(
+                commands.acquire(demand, token, lease, note=note, fence=fence, call=call, claim=claim)
+            )
+        if reply[0] == Tag.GRANTED:
+            return Granted.of(reply, sent_at)
+        return Finished() if reply[0] == Tag.FINISHED else Conflict.of(reply)
 
     def reserve(
         self, key: str, token: Token, ttl: float, passed: Passed, *, in_queue: bool = False
@@ -90,22 +130,12 @@ class LockStore(Sender):
         Raises:
             LockUnavailable: As for `acquire`.
         """
-        command = commands.reserve(key, token, ttl, passed, in_queue=in_queue)
-        reply, _ = self._grant(command, commands.give_up(Demand(key), token.nonce, None))
-        if isinstance(reply, int):
-            return Reserved(key if reply == 1 else keys_of(key).queued)
-        pairs = zip(reply[::2], reply[1::2], strict=True)
-        return Outstanding(tuple((Token.of(value), ttl / 1000 if ttl >= 0 else None) for value, ttl in pairs))
-
-    def rename(
-        self, demand: Demand, token: Token, new: Token, lease: float, *, fence: bool
-    ) -> Granted | Conflict | Finished:
-        """Like `acquire` by the owner of `token`, but store `new`, which the caller of a `Lock` has chosen.
-
-        Raises:
-            LockUnavailable: As for `acquire`, but the store releases the key only if it holds `token`, not `new`.
-        """
-        return self._take(commands.acquire(demand, token.owner, new, lease, fence=fence), demand, token)
+        self._sender.check_reachable(key)
+        with _Undoing(self._undo, commands.give_up(Demand(key), token.nonce, None)):
+            reply, _, _ = self._sender.ask(commands.reserve(key, token, ttl, passed, in_queue=in_queue))
+        if reply[0] == Tag.OUTSTANDING:
+            return Outstanding.of(reply)
+        return Reserved(key if reply[0] == Tag.GRANTED else keys_of(key).queued)
 
     def release(self, demand: Demand, token: Token, note: Note | None = None, *, exactly: bool = False) -> bool:
         """Release the key if `token` owns it.
@@ -124,15 +154,6 @@ class LockStore(Sender):
         """
         return self.send(commands.release(demand, token.value if exactly else token.owner, note))
 
-    def send(self, command: Command) -> bool:
-        """Send a command that releases a key, hands it over or lets it cool down, and return what `release` returns.
-
-        Raises:
-            LockUnavailable: As for `release`.
-        """
-        reply, resent = self._ask(command)
-        return resent or bool(reply)
-
     def give_up(self, demand: Demand, claim: str, *, is_to_come: bool) -> bool:
         """Give up the reservations of a message that will not run: the key, and the place in the queue.
 
@@ -148,7 +169,7 @@ class LockStore(Sender):
         Raises:
             LockUnavailable: Redis did not answer, or refused the command.
         """
-        return bool(self._ask(commands.give_up(demand, claim, NOTE_TTL if is_to_come else None))[0])
+        return bool(self._ask(commands.give_up(demand, claim, NOTE_TTL if is_to_come else None))[0] == Tag.RELEASED)
 
     def pass_on(self, demand: Demand, call: bytes) -> bool:
         """Release a key kept for a waiter that was called but will not acquire it. The next waiter gets its turn.
@@ -178,7 +199,7 @@ class LockStore(Sender):
         Raises:
             RedisError: Redis did not answer, or refused the command.
         """
-        return [bool(renewed) for renewed in self._send(commands.renew(locks))]
+        return [tag == Tag.KEPT for tag in self._sender.ask_once(commands.renew(locks))]
 
     def lengthen(self, key: str, token: Token, ttl: float) -> None:
         """Set the time to live of `key` to `ttl` seconds, if `token` owns the key.
@@ -186,7 +207,7 @@ class LockStore(Sender):
         Raises:
             LockUnavailable: Redis did not answer, or refused the command.
         """
-        self._ask(commands.lengthen(key, token, ttl))
+        self.send(commands.lengthen(key, token, ttl))
 
     def expect_copy(self, demand: Demand, token: Token) -> bool:
         """Mark the key: a copy of the holder's message will arrive, so the release must write a note for the copy.
@@ -201,7 +222,7 @@ class LockStore(Sender):
         Raises:
             LockUnavailable: Redis did not answer, or refused the command.
         """
-        return bool(self._ask(commands.expect(demand, token))[0])
+        return bool(self._ask(commands.expect(demand, token))[0] == Tag.MARKED)
 
     def inspect(self, demand: Demand) -> LockInfo | None:
         """Return the holder of the key as a `LockInfo`; None if the key is free.
@@ -240,8 +261,8 @@ class LockStore(Sender):
             LockUnavailable: Redis did not answer, or refused the command.
             ValueError: `rank` or `next_rank` is not a rank.
         """
-        reply, _ = self._ask(commands.stand(demand, room, rank, next_rank, number))
-        return Taken() if isinstance(reply, int) else _conflict(reply)
+        reply = self._ask(commands.stand(demand, room, rank, next_rank, number))
+        return Taken() if reply[0] == Tag.CALLED else Conflict.of(reply)
 
     def leave(self, demand: Demand, room: Token) -> bool:
         """Take a room out of the line of the key. If the key was offered to the room, the next room gets the offer.
@@ -252,7 +273,7 @@ class LockStore(Sender):
         Raises:
             LockUnavailable: Redis did not answer, or refused the command.
         """
-        return bool(self._ask(commands.leave(demand, room))[0])
+        return bool(self._ask(commands.leave(demand, room))[0] == Tag.RELEASED)
 
     def look(self, demand: Demand) -> Conflict | None:
         """Return the conflict that an acquire by anyone but the holder would get; None if the key is free.
@@ -260,8 +281,8 @@ class LockStore(Sender):
         Raises:
             LockUnavailable: Redis did not answer, or refused the command.
         """
-        reply, _ = self._ask(commands.inspect(demand))
-        return None if reply is None else _conflict(reply)
+        reply = self._ask(commands.inspect(demand))
+        return None if reply[0] == Tag.FREE else Conflict.of(reply)
 
     def undo(self, demand: Demand, token: Token) -> None:
         """Release a key that a failed acquire may have been granted. Tried only once: if that fails, the key expires.
@@ -275,50 +296,38 @@ class LockStore(Sender):
         """Give up what a failed publish has reserved. Tried only once: if that fails, the reservation expires."""
         self._undo(commands.give_up(Demand(key), token.nonce, None))
 
+    def _ask(self, command: Command) -> Reply:
+        try:
+            return self._sender.ask(command).reply
+        except RedisError as error:
+            raise LockUnavailable(command.keys[0], describe(error)) from error
+
     def _undo(self, command: Command) -> None:
         try:
-            self._send(command)
+            self._sender.ask_once(command)
         except RedisError:
             logger.debug("could not undo what failed; %s ends with its lease, if it was granted", command.keys[0])
 
-    def _take(self, command: Command, demand: Demand, token: Token) -> Granted | Conflict | Finished:
-        reply, sent_at = self._grant(command, commands.release(demand, token.value))
-        if isinstance(reply, int):
-            return _granted(command, sent_at, reply) if reply else Finished()
-        return _conflict(reply)
 
-    def _grant(self, command: Command, undo: Command) -> tuple[Any, float]:
-        """Return the reply to a command that may grant something, and the time it was sent. If none comes, send `undo`.
+class _Undoing:
+    """A block that asks for something. If it gets no reply, `undo` is sent, for the script may have granted it.
 
-        Raises:
-            LockUnavailable: Redis did not answer, or refused the command.
-        """
-        key = command.keys[0]
-        if self.outage_of(key).unreachable is not None:
-            self._look_again(key)
-        try:
-            reply, sent_at, _ = self._call(command)
-        except BaseException as error:
-            self._undo(undo)
-            if isinstance(error, RedisError):
-                raise LockUnavailable(key, describe(error)) from error
-            raise
-        return reply, sent_at
+    Raises:
+        LockUnavailable: Redis did not answer, or refused the command.
+    """
 
+    __slots__ = ("_send", "_undo")
 
-def _granted(command: Command, sent_at: float, reply: int) -> Granted:
-    """Return what `command` was granted: `reply` is a permit's number, a fence, or 1."""
-    if command.script is ACQUIRE_PERMIT:
-        return Granted(sent_at, None, reply)
-    return Granted(sent_at, reply if reply > 1 else None)
+    def __init__(self, send: Callable[[Command], None], undo: Command) -> None:
+        self._send = send
+        self._undo = undo
 
+    def __enter__(self) -> None:
+        pass
 
-def _conflict(reply: Sequence[Any]) -> Conflict:
-    value, ttl, *rest = reply
-    holder, left = Token.of(value), ttl / 1000 if ttl >= 0 else None
-    if len(rest) < 3:
-        return Conflict(holder, left, *rest)
-    now, waiting, others, *twin = rest
-    # Actual holders first, then the tokens of rooms and waiters that the key is kept for.
-    holders = sorted((holder, *map(Token.of, others)), key=lambda one: one.state == "offered")
-    return Conflict(holders[0], left, now, waiting, tuple(holders[1:]), bool(twin))
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        if error is None:
+            return
+        self._send(self._undo)
+        if isinstance(error, RedisError):
+            raise LockUnavailable(self._undo.keys[0], describe(error)) from error

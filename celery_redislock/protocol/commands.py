@@ -1,7 +1,7 @@
 """The commands that the store sends: KEYS and ARGV of each script, in the order given by the script's header. Pure.
 
-A script's option is a letter in the flags, ARGV[1]. Its keys and values come after the required ones. Values are
-str or bytes, never int: hiredis 3.5 crashes the process if a time limit fires while it packs an int.
+A script's option is a letter in ARGV[1]. Its key or value comes after the required ones. Values are str or bytes,
+never int: hiredis 3.5 crashes the process if a time limit fires while it packs an int.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from collections.abc import Sequence
 from .names import Demand, keys_of
 from .scripts import (
     ACQUIRE,
-    ACQUIRE_PERMIT,
     ENTER,
     EXPECT,
-    GIVE_UP,
     INSPECT,
     LEAVE,
     NOTE_TTL,
@@ -35,7 +33,6 @@ from .tokens import RESERVED, Token, cooling, escape, for_limit, known_by, known
 
 def acquire(
     demand: Demand,
-    owner: bytes,
     token: Token,
     lease: float,
     *,
@@ -44,35 +41,33 @@ def acquire(
     call: bytes | None = None,
     claim: Claim | None = None,
 ) -> Command:
-    """Acquire the key. Arguments as for `LockStore.acquire`.
-
-    `owner` asks for the key, and the key will hold `token`. The two differ only in `LockStore.rename`, where
-    the owner of a minted token replaces that token with another. A lock with a limit cannot have a `fence`.
-    """
-    names, flags, limit = keys_of(demand.key), "", demand.capacity
+    """Acquire a permit. Arguments as for `LockStore.acquire`. A lock with several holders cannot have a `fence`."""
+    names, options = keys_of(demand.key), ""
     keys: tuple[str, ...] = (demand.key, names.line)
-    values: tuple[Text, ...] = (owner, token.value, "" if lease == math.inf else _ms(lease))
-    if limit > 1:
-        values = (*values, str(limit))
+    values: tuple[Text, ...] = (token.owner, token.value, _ms(lease))
     if note is not None:
-        flags, keys = "n", (*keys, note)
+        options, keys = "n", (*keys, note)
     if fence:
-        flags, keys = f"{flags}f", (*keys, names.fence)
+        options, keys = f"{options}f", (*keys, names.fence)
     if call is not None:
-        flags, values = f"{flags}w", (*values, call)
-    if claim is not None:  # with a limit, no place is reserved, but a message may run before its permit is handed over
-        about, ttl = (names.queued, claim.ttl) if limit == 1 else (names.gone(claim.nonce), NOTE_TTL)
-        flags, keys = f"{flags}c", (*keys, about)
-        values = (*values, known_by(claim.nonce, RESERVED).owner, _ms(ttl))
-    return Command(ACQUIRE if limit == 1 else ACQUIRE_PERMIT, keys, (flags, *values))
+        options, values = f"{options}W", (*values, call)
+    if claim is not None:
+        values = (*values, known_by(claim.nonce, RESERVED).owner)
+        if demand.capacity == 1:
+            options, keys, values = f"{options}CpP", (*keys, names.queued), (*values, _ms(claim.ttl))
+        else:  # nobody has a place in the queue, but a message may run before its permit is handed over to it
+            options, keys, values = f"{options}CgG", (*keys, names.gone(claim.nonce)), (*values, _ms(NOTE_TTL))
+    if demand.capacity > 1:
+        options, values = f"{options}S", (*values, str(demand.capacity))
+    return Command(ACQUIRE, keys, (options, *values))
 
 
 def reserve(key: str, token: Token, ttl: float, passed: Passed, *, in_queue: bool) -> Command:
     """Reserve `key`, or the place in its queue, for `ttl` seconds. Arguments as for `LockStore.reserve`."""
-    names, flags = keys_of(key), "q" if in_queue else ""
+    names, of_queue = keys_of(key), "queue" if in_queue else ""
     ended, preceding = ("".join(f" {escape(task_id)} " for task_id in ids) for ids in passed)
     values = (token.owner, token.value, _ms(ttl), token.task_field, ended, preceding)
-    return Command(RESERVE, (key, names.line, names.queued), (flags, *values))
+    return Command(RESERVE, (key, names.line, names.queued), (of_queue, *values))
 
 
 def release(
@@ -80,32 +75,40 @@ def release(
     owner: bytes,
     note: Note | None = None,
     keeps: tuple[Token, float] | None = None,
-    gone: str | None = None,
+    gone: tuple[str, float | None] | None = None,
+    *,
+    place: str | None = None,
 ) -> Command:
-    """Release the key.
+    """Release a permit.
 
     Args:
         demand: What the owner asked for.
-        owner: The owner that releases the key; or a whole token, to release the key only if it holds exactly that.
+        owner: The owner that releases the permit; or a whole token, to release it only if it holds exactly that.
         note: The note for copies of the owner's message; None if the attempt is not over.
-        keeps: The token that the key will hold next, and for how many seconds; None to delete the key.
-        gone: The key of the note saying that the claim in `keeps` is no longer needed. If the note exists, the key is
-            deleted.
+        keeps: The token that the permit holds next, and for how many seconds; None to free the permit.
+        gone: The key of the note saying that a claim is no longer needed. With seconds, the claim is the owner's: if
+            it owns no permit, the note is left for that long. Without, it is the claim in `keeps`: if the note exists,
+            the permit is freed.
+        place: The place in the queue, which is freed if `owner` has it.
     """
-    names = keys_of(demand.key)
-    flags = ""
-    keys: tuple[str, ...] = (demand.key, names.line)
+    options = ""
+    keys: tuple[str, ...] = (demand.key, keys_of(demand.key).line)
     values: tuple[Text, ...] = (owner,)
     if note is not None:
-        flags, keys = "nu" if note.in_any_case else "n", (*keys, note.key)
-        values = (*values, _ms(note.ttl))
+        options, keys, values = "nN", (*keys, note.key), (*values, _ms(note.ttl))
+        if note.in_any_case:
+            options, values = "nNU", (*values, "1")
     if gone is not None:
-        flags, keys = f"{flags}g", (*keys, gone)
+        options, keys = f"{options}g", (*keys, gone[0])
+        if gone[1] is not None:
+            options, values = f"{options}G", (*values, _ms(gone[1]))
+    if place is not None:
+        options, keys = f"{options}p", (*keys, place)
     if keeps is not None:
-        flags, values = f"{flags}k", (*values, keeps[0].value, _ms(keeps[1]))
+        options, values = f"{options}KT", (*values, keeps[0].value, _ms(keeps[1]))
     if demand.capacity > 1:
-        flags, values = f"{flags}s", (*values, str(demand.capacity))
-    return Command(RELEASE, keys, (flags, *values))
+        options, values = f"{options}S", (*values, str(demand.capacity))
+    return Command(RELEASE, keys, (options, *values))
 
 
 def hand_over(demand: Demand, token: Token, to: Token, ttl: float, note: Note | None = None) -> Command:
@@ -113,7 +116,7 @@ def hand_over(demand: Demand, token: Token, to: Token, ttl: float, note: Note | 
 
     Until the message arrives, but for at most `ttl` seconds, the key holds `to`, whose nonce the message carries.
     """
-    return release(demand, token.owner, note, (to, ttl), keys_of(demand.key).gone(to.nonce))
+    return release(demand, token.owner, note, (to, ttl), (keys_of(demand.key).gone(to.nonce), None))
 
 
 def cool_down(demand: Demand, token: Token, ttl: float, note: Note | None = None) -> Command:
@@ -127,14 +130,9 @@ def give_up(demand: Demand, claim: str, gone_ttl: float | None) -> Command:
     If the key is not reserved for the message, a note saying that the claim is no longer needed is left for
     `gone_ttl` seconds, unless that is None.
     """
-    names, flags = keys_of(demand.key), ""
-    keys: tuple[str, ...] = (demand.key, names.line, names.queued)
-    values: tuple[Text, ...] = (known_by(claim, RESERVED).owner,)
-    if gone_ttl is not None:
-        flags, keys, values = "g", (*keys, names.gone(claim)), (*values, _ms(gone_ttl))
-    if demand.capacity > 1:
-        flags, values = f"{flags}s", (*values, str(demand.capacity))
-    return Command(GIVE_UP, keys, (flags, *values))
+    names, owner = keys_of(demand.key), known_by(claim, RESERVED).owner
+    gone = None if gone_ttl is None else (names.gone(claim), gone_ttl)
+    return release(demand, owner, gone=gone, place=names.queued)
 
 
 def renew(locks: Sequence[tuple[str, Token, float]]) -> Command:
@@ -201,4 +199,5 @@ def _rank(rank: int) -> str:
 
 @functools.lru_cache(256)  # a process uses few different leases
 def _ms(seconds: float) -> str:
-    return str(max(1, int(seconds * 1000)))
+    """Return `seconds` as the scripts read a time to live: in milliseconds; empty for a key that never expires."""
+    return "" if seconds == math.inf else str(max(1, int(seconds * 1000)))

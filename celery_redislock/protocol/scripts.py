@@ -1,10 +1,15 @@
-"""Loads the scripts of lua/, which implement the protocol, and defines the types of their arguments and replies."""
+"""Loads the scripts of lua/, which implement the protocol, and defines the types of their arguments and replies.
+
+Every script replies with a list whose first item is a `Tag`; a renewal, with one tag for each of its keys.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from enum import Enum
 from hashlib import sha1
 from importlib.resources import files
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 from celery_redislock.info import LockInfo
 
@@ -15,29 +20,51 @@ Text = str | bytes
 #: How long a note lives by default, in seconds. A copy may wait in the broker's queue for that long.
 NOTE_TTL = 24 * 3600.0
 #: The line of a script that is replaced by the prelude. The code above that line does not need the prelude.
-PRELUDE_STANDS_HERE = "\n-- The prelude stands here.\n"
+PRELUDE_STANDS_HERE = "-- The prelude stands here.\n"
 
 
 def _read(name: str) -> str:
     return files(__package__).joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
 
 
-PRELUDE = _read("prelude")
+OWNER, PRELUDE = _read("owner"), _read("prelude")
 
 
 class Script:
-    """One Lua file with the prelude inserted, and the SHA-1 under which the server caches it."""
+    """One Lua file behind the test of ownership, with the prelude inserted; and its SHA-1, which the server knows."""
 
     def __init__(self, name: str) -> None:
-        before, _, after = _read(name).rpartition(PRELUDE_STANDS_HERE)
-        self.text = f"{before}\n{PRELUDE}\n{after}"
+        self.text = f"{OWNER}\n{_read(name).replace(PRELUDE_STANDS_HERE, PRELUDE)}"
         self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 
-ACQUIRE, ACQUIRE_PERMIT = Script("acquire"), Script("acquire_permit")
-RESERVE, EXPECT, GIVE_UP = Script("reserve"), Script("expect"), Script("give_up")
-RELEASE, RENEW = Script("release"), Script("renew")
-ENTER, STAND, LEAVE, INSPECT = Script("enter"), Script("stand"), Script("leave"), Script("inspect")
+ACQUIRE, RESERVE, RELEASE, RENEW = Script("acquire"), Script("reserve"), Script("release"), Script("renew")
+EXPECT, INSPECT = Script("expect"), Script("inspect")
+ENTER, STAND, LEAVE = Script("enter"), Script("stand"), Script("leave")
+
+
+class Tag(bytes, Enum):
+    """What a script replies."""
+
+    GRANTED = b"granted"
+    FINISHED = b"finished"
+    CONFLICT = b"conflict"
+    COPY = b"copy"
+    QUEUED = b"queued"
+    OUTSTANDING = b"outstanding"
+    RELEASED = b"released"
+    REPLACED = b"replaced"
+    MARKED = b"marked"
+    KEPT = b"kept"
+    LOST = b"lost"
+    ENTERED = b"entered"
+    CALLED = b"called"
+    LEFT = b"left"
+    FREE = b"free"
+
+
+#: A tag, and what the script's header says.
+Reply = Sequence[Any]
 
 
 class Command(NamedTuple):
@@ -56,7 +83,13 @@ class Granted(NamedTuple):
     fence: int | None = None
     """The fencing number, if the acquire asked for one: greater than any earlier holder's."""
     permit: int = 1
-    """The number of the permit granted, for a lock with a limit."""
+    """The number of the permit granted."""
+
+    @classmethod
+    def of(cls, reply: Reply, sent_at: float) -> Self:
+        """Return what the reply to a command sent at `sent_at` grants."""
+        _, permit, *fence = reply
+        return cls(sent_at, fence[0] if fence else None, permit)
 
 
 class Conflict(NamedTuple):
@@ -68,12 +101,20 @@ class Conflict(NamedTuple):
     now: int = 0
     """The server's clock at the reply, in microseconds; 0 if not known."""
     waiting: int = 0
-    """How many rooms stand in line for the key; 0 if the command did not ask."""
+    """How many rooms stand in line for the key."""
     others: tuple[Token, ...] = ()
-    """The other holders, if the lock has a limit."""
+    """The other holders, if the lock can have several."""
     cannot_wait: bool = False
     """Whether the holder is another delivery of the caller's message, with a permit. In line, the caller would be
     called for every other permit that becomes free, and refused each time."""
+
+    @classmethod
+    def of(cls, reply: Reply) -> Self:
+        """Return who holds the key, by a script's reply."""
+        tag, ttl, now, waiting, *values = reply
+        # Actual holders first, then the tokens of rooms and waiters that the key is kept for.
+        holder, *others = sorted(map(Token.of, values), key=lambda one: one.state == "offered")
+        return cls(holder, _seconds(ttl), now, waiting, tuple(others), tag == Tag.COPY)
 
     @property
     def holders(self) -> tuple[Token, ...]:
@@ -102,6 +143,12 @@ class Outstanding(NamedTuple):
 
     taken: tuple[tuple[Token, float | None], ...]
     """The tokens of the key and of the place in the queue, with the seconds until they expire unless renewed."""
+
+    @classmethod
+    def of(cls, reply: Reply) -> Self:
+        """Return the jobs that a script has reported."""
+        _, *pairs = reply
+        return cls(tuple((Token.of(value), _seconds(ttl)) for value, ttl in zip(*[iter(pairs)] * 2, strict=True)))
 
     def info(self, key: str) -> list[LockInfo]:
         """Return the holders of `key` and of the place in its queue as `LockInfo`."""
@@ -147,3 +194,7 @@ class Note(NamedTuple):
     """How long the note lives, in seconds."""
     in_any_case: bool = False
     """Write the note even if no copy was seen: one may be waiting in the broker's queue."""
+
+
+def _seconds(milliseconds: int) -> float | None:
+    return milliseconds / 1000 if milliseconds >= 0 else None

@@ -5,24 +5,26 @@
 -- KEYS[2]  the line of rooms that wait for the lock
 -- ARGV[1]  the room's whole token, as for stand.lua
 --
--- Returns 1: the key was offered to the room, and no longer is
---         0: the key was not offered to the room
+-- Returns {released}: the key was offered to the room, and no longer is
+--         {left}: the key was not offered to the room
 --
 -- If this is sent twice, the second command finds no offer to the room. It may offer a free key to the next room, which
 -- does no harm. If the room's process dies before this, its entry delays the others by one offer, or expires with the
 -- line.
 
+-- The prelude stands here.
+
 local lock, line, room = KEYS[1], KEYS[2], ARGV[1]
-local was_offered = 0
+local reply = {'left'}
 redis.call('ZREM', line, room)
-local names, values = permits(lock, line, 1, limit_of(room))
+local names, values = permits(lock, line, 1, capacity_of(room))
 for number, value in ipairs(values) do
   if value == room then
     redis.call('DEL', names[number])
-    was_offered = 1
+    reply = {'released'}
   end
   if not value or value == room then
     offer_next(lock, line, number)
   end
 end
-return was_offered
+return reply

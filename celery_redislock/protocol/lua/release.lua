@@ -1,61 +1,65 @@
--- Release the caller's key: delete it, offer it to the first room in line, hand it over to a message, or let it cool
--- down. Also write the note that tells copies of the caller's message that the attempt is over.
+-- Release the caller's permit: delete it, offer it to the first room in line, hand it over to a message, or let it cool
+-- down. Also write the note that tells copies of the caller's message that the attempt is over. A message that will not
+-- run releases its reservations like this.
 --
 -- KEYS[1]  the key of the lock
 -- KEYS[2]  the line of rooms that wait for the lock
--- ARGV[1]  flags: the letters of the options below that are given; and
---          u: a copy may be waiting unseen, so write the note even if no copy was seen
+-- ARGV[1]  the letters of the options that are given
 -- ARGV[2]  the owner in the caller's token: its first part; or the whole token, if the key must hold exactly that
 -- n key    the note of the caller's attempt; given only if the attempt is over
--- n value  how long that note lives, in milliseconds
--- g key    the note saying that the next message's claim is no longer needed; given only to hand the key over
--- k value  the token that the key will hold next; given only to hand the key over or let it cool down
--- k value  how long the key holds that token, in milliseconds
--- s value  the limit of the lock; given only if it is above 1. The key is then the permit that the caller owns
+-- N value  how long that note lives, in milliseconds
+-- U value  anything: a copy may be waiting unseen, so write the note even if no copy was seen
+-- g key    the note saying that a claim is no longer needed: the caller's own, given with G, or that of K
+-- G value  how long that note lives, in milliseconds; given only if the key may still be handed over to the caller
+-- p key    the place of the one message that may wait in the queue; given only if it may be reserved for the caller
+-- K value  the token that the permit holds next; given only to hand the permit over or let it cool down
+-- T value  how long the permit holds that token, in milliseconds; empty: for ever
+-- S value  the capacity; given only if it is above 1. The key is then the permit that the caller owns
 --
--- Returns 1: the caller owned the key, and no longer does
---         0: the caller did not own the key, or no longer did; the key was not touched
+-- Returns {released}: the caller owned the permit; now it is free, or offered to the first room in line
+--         {replaced}: the caller owned the permit; now it holds the next token
+--         {lost}: the caller did not own the permit, or no longer did; the permit was not touched
 
 -- Fast path: no room waits and no copy was seen. It precedes the prelude, whose definitions take longer than this.
-if (ARGV[1] == '' or ARGV[1] == 'n') and redis.call('EXISTS', KEYS[2]) == 0 then
+if (ARGV[1] == '' or ARGV[1] == 'nN') and redis.call('EXISTS', KEYS[2]) == 0 then
   local holder = redis.call('GET', KEYS[1])
-  if holder and string.sub(holder, 1, 1) == '>' and string.sub(holder, 1, 24) == ARGV[2] .. ' ' then
+  if state_of(holder) == RUNS and is_owned_by(ARGV[2], holder) then
     redis.call('DEL', KEYS[1])
-    return 1
+    return {'released'}
   end
 end
 
 -- The prelude stands here.
 
-local flags = ARGV[1]
-local permit, number = KEYS[1], 1
-local note, note_ttl, gone, next_token, next_ttl, limit
-if flags ~= '' then
-  keys_read, values_read = 2, 2
-  note, note_ttl, gone = optional_key('n'), optional_value('n'), optional_key('g')
-  next_token, next_ttl, limit = optional_value('k'), optional_value('k'), optional_value('s')
-end
-if limit then
-  number = permit_of(ARGV[2], KEYS[1], KEYS[2], tonumber(limit)) or 1
-  permit = permit_name(KEYS[1], KEYS[2], number)
-end
+local lock, line, owner, given = KEYS[1], KEYS[2], ARGV[2], options(2, 2)
+local number = permit_of(owner, lock, line, tonumber(given.S or 1))
+local permit = permit_name(lock, line, number)
 
+if given.p and is_owned_by(owner, redis.call('GET', given.p)) then
+  redis.call('DEL', given.p)
+end
 local holder = redis.call('GET', permit)
-local mine = is_owned_by(ARGV[2], holder)
+local mine = is_owned_by(owner, holder)
 if mine then
   redis.call('DEL', permit)  -- first: a server out of memory refuses the writes below unless something was deleted
 end
--- If the caller has lost the key, the mark of a copy was lost with it: a copy may have been seen.
-if note and (not mine or string.find(flags, 'u', 1, true) or string.sub(holder, 1, 1) == SEEN) then
-  redis.call('SET', note, '', 'PX', note_ttl)
+-- If the caller has lost the permit, the mark of a copy was lost with it: a copy may have been seen.
+if given.n and (not mine or given.U or state_of(holder) == SEEN) then
+  redis.call('SET', given.n, '', 'PX', given.N)
 end
 if not mine then
-  return 0
+  if given.G then
+    redis.call('SET', given.g, '', 'PX', given.G)
+  end
+  return {'lost'}
 end
-if next_token and not (gone and redis.call('DEL', gone) == 1) then
-  redis.call('SET', permit, next_token, 'PX', next_ttl)
-  hint_all(KEYS[1], KEYS[2])
-else
-  offer_next(KEYS[1], KEYS[2], number)
+if given.K and not (given.g and redis.call('DEL', given.g) == 1) then
+  store(permit, given.K, given.T)
+  -- The next token's message may wait in one of the rooms, and the token may expire sooner than the rooms expect.
+  for _, room in ipairs(redis.call('ZRANGE', line, 0, -1)) do
+    hint(room, 'look', lock)
+  end
+  return {'replaced'}
 end
-return 1
+offer_next(lock, line, number)
+return {'released'}

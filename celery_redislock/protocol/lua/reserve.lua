@@ -4,7 +4,7 @@
 -- KEYS[1]  the key of the lock
 -- KEYS[2]  the line of rooms that wait for the lock
 -- KEYS[3]  the place of the one message that may wait in the queue
--- ARGV[1]  flags: q: scope "queue": reserve only the place, even if the key is free
+-- ARGV[1]  "queue": reserve only the place, even if the key is free; or empty
 -- ARGV[2]  the owner in the reservation's token: its first part
 -- ARGV[3]  the token of the reservation
 -- ARGV[4]  how long the key or the place is reserved, in milliseconds
@@ -13,10 +13,10 @@
 --          ids are spelled as in tokens, each with a space before and after it
 -- ARGV[7]  ids of the jobs that the message must follow, and of others whose result cannot answer the call; same form
 --
--- Returns 1: the key is reserved
---         2: the place is reserved
---         the holders of the key and of the place, {token, milliseconds left or -1, token, milliseconds}: a job is
---         outstanding, or another task's job has the place
+-- Returns {granted}: the key is reserved
+--         {queued}: the place is reserved
+--         {outstanding, token, milliseconds left or -1, token, milliseconds}: a job is outstanding, or another task's
+--         job has the place; these are the holders of the key and of the place
 --
 -- If this is sent twice, the second command finds the token of the first. If the publisher dies after this, the
 -- reservation expires after ARGV[4].
@@ -24,21 +24,21 @@
 -- Fast path: everything is free. It precedes the prelude, whose definitions take longer than this.
 if ARGV[1] == '' and redis.call('EXISTS', KEYS[2], KEYS[3]) == 0 then
   if redis.call('SET', KEYS[1], ARGV[3], 'NX', 'PX', ARGV[4]) then
-    return 1
+    return {'granted'}
   end
 end
 
 -- The prelude stands here.
 
 local lock, line, place, owner, token, ttl = KEYS[1], KEYS[2], KEYS[3], ARGV[2], ARGV[3], ARGV[4]
-local in_queue, task, ended, preceding = ARGV[1] == 'q', ARGV[5], ARGV[6], ARGV[7]
+local in_queue, task, ended, preceding = ARGV[1] == 'queue', ARGV[5], ARGV[6], ARGV[7]
 local holder, queued = not in_queue and redis.call('GET', lock), redis.call('GET', place)
 
 if is_owned_by(owner, holder) then
-  return 1
+  return {'granted'}
 end
 if is_owned_by(owner, queued) then
-  return 2
+  return {'queued'}
 end
 
 local function is_among(ids, value)
@@ -53,25 +53,25 @@ local function is_outstanding(value)
     return false
   end
   local host, name = string.match(value, '^[>&~=][%w_-]+ %S+ %d+ (%S+) (%S+)')
-  return name == task and (string.sub(value, 1, 1) == RESERVED or string.find(host, '@', 1, true) ~= nil)
+  return name == task and (state_of(value) == RESERVED or string.find(host, '@', 1, true) ~= nil)
 end
 
 -- Whether `value` is the reservation of a message that will not run anymore.
 local function is_over(value)
-  return value and string.sub(value, 1, 1) == RESERVED and is_among(ended, value)
+  return state_of(value) == RESERVED and is_among(ended, value)
 end
 
-local function told()
-  local taken = holder and {holder, redis.call('PTTL', lock)} or {}
+local function outstanding()
+  local reply = holder and {'outstanding', holder, redis.call('PTTL', lock)} or {'outstanding'}
   if queued then
-    table.insert(taken, queued)
-    table.insert(taken, redis.call('PTTL', place))
+    table.insert(reply, queued)
+    table.insert(reply, redis.call('PTTL', place))
   end
-  return taken
+  return reply
 end
 
 if is_outstanding(queued) or is_outstanding(holder) then
-  return told()
+  return outstanding()
 end
 if is_over(queued) then
   redis.call('DEL', place)
@@ -80,14 +80,14 @@ end
 local is_free = not holder or is_over(holder)
 if is_free and not in_queue and redis.call('EXISTS', line) == 0 then
   redis.call('SET', lock, token, 'PX', ttl)
-  return 1
+  return {'granted'}
 end
 if queued then
-  return told()
+  return outstanding()
 end
 redis.call('SET', place, token, 'PX', ttl)
 if is_free and not in_queue then
   redis.call('DEL', lock)
   offer_next(lock, line, 1)  -- waiters go first
 end
-return 2
+return {'queued'}

@@ -3,14 +3,14 @@
 -- KEYS[1]  the key of the lock
 -- KEYS[2]  the line of rooms that wait for the lock
 -- ARGV[1]  the room's whole token, as the key holds it while it is offered to the room. The token ends with the
---          limit of the first waiter, if that is above 1
+--          capacity that the first waiter asked for, if that is above 1
 -- ARGV[2]  the rank of the room's first waiter, an integer; then, after a "-", a number if other waiters of the room
 --          have the same rank
--- ARGV[3]  the rank of the room's next waiter with the same limit; empty if there is none
+-- ARGV[3]  the rank of the room's next waiter with the same capacity; empty if there is none
 --
--- Returns 1: the first waiter is called; the key is kept until that waiter acquires it, for a few seconds at most
---         {holder's token, milliseconds left or -1, server's clock in microseconds}, and more if there are several
---         holders: the key is held by others, or kept for another; the room stands in line
+-- Returns {called}: the first waiter is called; the key is kept until that waiter acquires it, for a few seconds at most
+--         {conflict, ...}, as `refused` in the prelude: the key is held by others, or kept for another; the room stands
+--         in line
 --
 -- A call names the called waiter, as ARGV[2] does. So a command that is resent after a lost reply gets the same reply
 -- again, but a command for the room's next waiter does not call that waiter while the first is on its way. If the
@@ -18,11 +18,13 @@
 -- calling a waiter, or the waiter is gone when the command arrives, the key is still kept for a few seconds. Then it is
 -- free, and the next acquire, reserve, stand or leave offers it to the first room in line.
 --
--- If the lock has a limit, the room takes one permit. All other free permits are offered to the rooms in line.
+-- The room takes one permit. All other free permits are offered to the rooms in line.
+
+-- The prelude stands here.
 
 local lock, line, room, rank = KEYS[1], KEYS[2], ARGV[1], string.match(ARGV[2], '^%d+')
 local called = CALLED .. string.sub(room, 2) .. ' ' .. ARGV[2]
-local names, values = permits(lock, line, 1, limit_of(room))
+local names, values = permits(lock, line, 1, capacity_of(room))
 
 redis.call('ZADD', line, rank, room)
 redis.call('PEXPIRE', line, LINE_MS)
@@ -31,7 +33,7 @@ redis.call('PEXPIRE', line, LINE_MS)
 local function is_for_a_smaller_rank(number)
   local rooms = redis.call('ZRANGE', line, 0, -1, 'WITHSCORES')
   for i = 1, #rooms, 2 do
-    if tonumber(rooms[i + 1]) < tonumber(rank) and number <= limit_of(rooms[i]) then
+    if tonumber(rooms[i + 1]) < tonumber(rank) and number <= capacity_of(rooms[i]) then
       return true
     end
   end
@@ -74,4 +76,4 @@ for number, value in ipairs(values) do
     offer_next(lock, line, number)
   end
 end
-return mine and 1 or refused(line, names)
+return mine and {'called'} or refused('conflict', lock, line, 1, #names)
