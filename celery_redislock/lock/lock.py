@@ -111,9 +111,9 @@ class Lock(Handle):
             LockConfigError: Waiting for the key would block the caller's event loop, or a `token` was given for a lock
                 with a limit.
         """
-        limit = self.demand.capacity
-        if token is not None and limit > 1:
-            raise LockConfigError(f"lock {self.key}: limit = {limit} allows no token of the caller's own")
+        capacity = self.demand.capacity
+        if token is not None and capacity > 1:
+            raise LockConfigError(f"lock {self.key}: limit = {capacity} allows no token of the caller's own")
         given = None if token is None else Token.of(token)
         return self._acquire(sleep, blocking, blocking_timeout, given) is None
 

@@ -110,7 +110,7 @@ class LockPlan:
         if self.options.limit == 1:
             return Demand(redis_key(self._prefix, self.keys.name(args, kwargs)))
         arguments = self.keys.bind(args, kwargs)
-        return Demand(redis_key(self._prefix, self.keys.name_of(arguments)), self._limit(arguments))
+        return Demand(redis_key(self._prefix, self.keys.name_of(arguments)), self._capacity(arguments))
 
     def in_any_permit(self, key: str) -> Demand:
         """`key` with the highest possible capacity, so that a holder is found whatever permit it has.
@@ -119,7 +119,7 @@ class LockPlan:
         """
         return Demand(key, 1 if self.options.limit == 1 else MAX_CAPACITY)
 
-    def _limit(self, arguments: Mapping[str, Any]) -> int:
+    def _capacity(self, arguments: Mapping[str, Any]) -> int:
         """How many runs may hold the key of a call at once.
 
         Raises:
