@@ -246,6 +246,8 @@ class Locks(Watched):
         match how:
             case "restart":
                 self.stage.server.restart()
+                for client in self.clients:
+                    client.store.look(self.demand)  # its connection was cut: a late release would be lost in it
             case "fence":
                 self.stage.server.client.delete(keys_of(KEY).fence)
             case "delete":
