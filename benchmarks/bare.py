@@ -11,6 +11,7 @@ import redis
 
 from celery_redislock.connection.connections import Connection, Late
 from celery_redislock.protocol import commands
+from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.scripts import Command, Note
 from celery_redislock.protocol.tokens import Token
 
@@ -27,8 +28,8 @@ def two_calls(client: redis.Redis, key: str, token: Token, lease: float, note: s
         lease: Seconds.
         note: The key of the attempt's note, which a task's release names and a `Lock`'s does not.
     """
-    acquire = _arguments(client, commands.acquire(key, token.owner, token, lease))
-    release = _arguments(client, commands.release(key, token.owner, None if note is None else Note(note)))
+    acquire = _arguments(client, commands.acquire(Demand(key), token.owner, token, lease))
+    release = _arguments(client, commands.release(Demand(key), token.owner, None if note is None else Note(note)))
 
     def cycle() -> None:
         granted, released = client.evalsha(*acquire), client.evalsha(*release)
@@ -40,8 +41,8 @@ def two_calls(client: redis.Redis, key: str, token: Token, lease: float, note: s
 
 def with_late_answer(client: redis.Redis, key: str, token: Token, lease: float, note: str) -> Case:
     """As `two_calls`, but the release's answer is read together with that of the next acquire."""
-    acquire = commands.acquire(key, token.owner, token, lease)
-    release = commands.release(key, token.owner, Note(note))
+    acquire = commands.acquire(Demand(key), token.owner, token, lease)
+    release = commands.release(Demand(key), token.owner, Note(note))
     for command in (acquire, release):
         client.script_load(command.script.text)
     connection = Connection(client.client())  # type: ignore[no-untyped-call]

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from celery_redislock.connection.connect import connect
 from celery_redislock.protocol import commands, scripts, tokens
+from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.scripts import Command
 
 from .findings import Findings
@@ -112,10 +113,10 @@ def _load(url: str, at_once: int, name: str) -> None:
         client.script_load(script.text)
     connections = [client.connection_pool.get_connection() for _ in range(at_once)]
     token = tokens.mint(tokens.mint_nonce(), tokens.Attempt(name, 0, 0), tokens.origin("worker@host", "shop.export"))
-    keys = [f"redislock:{{shop.export:{name}:{one}}}" for one in range(at_once)]
+    demands = [Demand(f"redislock:{{shop.export:{name}:{one}}}") for one in range(at_once)]
     while True:
-        _send(connections, [commands.acquire(key, token.owner, token, 30.0) for key in keys])
-        _send(connections, [commands.release(key, token.owner, None) for key in keys])
+        _send(connections, [commands.acquire(demand, token.owner, token, 30.0) for demand in demands])
+        _send(connections, [commands.release(demand, token.owner, None) for demand in demands])
 
 
 def _send(connections: list[Any], all_of: list[Command]) -> None:

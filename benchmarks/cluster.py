@@ -19,6 +19,7 @@ from celery_redislock.connection.cluster import ClusterStore
 from celery_redislock.connection.connect import connect
 from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol import commands, tokens
+from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.scripts import Command
 from tests.lab.nodes import three_nodes, url_of
 
@@ -55,8 +56,8 @@ class _Apart:
     def __init__(self, stores: Sequence[LockStore]) -> None:
         self._stores = stores
 
-    def acquire(self, key: str, token: tokens.Token, lease: float) -> object:
-        return self._stores[_third(key)].acquire(key, token, lease)
+    def acquire(self, demand: Demand, token: tokens.Token, lease: float) -> object:
+        return self._stores[_third(demand.key)].acquire(demand, token, lease)
 
     def send(self, command: Command) -> object:
         return self._stores[_third(command.keys[0])].send(command)
@@ -147,7 +148,7 @@ def _hold(numbers: Iterable[int], node_of: Callable[[str], redis.Redis]) -> None
     token = tokens.mint(tokens.mint_nonce(), tokens.Attempt("held", 0, 0), tokens.origin("worker@host", "shop.export"))
     pipelines: dict[redis.Redis, Any] = {}
     for number in numbers:
-        command = commands.acquire(_key("held", number), token.owner, token, LEASE)
+        command = commands.acquire(_demand("held", number), token.owner, token, LEASE)
         node = node_of(command.keys[0])
         if node not in pipelines:
             node.script_load(command.script.text)
@@ -171,11 +172,11 @@ def _turn(case: _Case, stem: str) -> _Turn:
     before = [_spent(node) for node in case.nodes]
     seconds = []
     for one in range(ACQUIRES // TURNS):
-        key = _key(stem, one)
+        demand = _demand(stem, one)
         began = time.perf_counter()
-        case.store.acquire(key, token, LEASE)
+        case.store.acquire(demand, token, LEASE)
         seconds.append(time.perf_counter() - began)
-        case.store.send(commands.release(key, token.owner))
+        case.store.send(commands.release(demand, token.owner))
     after = [_spent(node) for node in case.nodes]
     calls = [last - first for (last, _), (first, _) in zip(after, before, strict=True)]
     cpu = sum(last - first for (_, last), (_, first) in zip(after, before, strict=True))
@@ -200,5 +201,5 @@ def _spent(node: redis.Redis) -> tuple[int, float]:
     return calls, cpu["used_cpu_user"] + cpu["used_cpu_sys"]
 
 
-def _key(stem: str, number: int) -> str:
-    return f"redislock:{{shop.export:{stem}:{number}}}"
+def _demand(stem: str, number: int) -> Demand:
+    return Demand(f"redislock:{{shop.export:{stem}:{number}}}")

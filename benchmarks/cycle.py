@@ -14,6 +14,7 @@ from celery_redislock import LockedTask
 from celery_redislock.connection.connect import connect
 from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol import tokens
+from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.tokens import Token
 
 from .bare import two_calls
@@ -64,7 +65,7 @@ def _cases(url: str, full: bool) -> dict[str, Case]:
     token = tokens.mint(tokens.mint_nonce(), None, tokens.origin(socket.gethostname(), None))
     cases = {
         "two bare EVALSHA calls": two_calls(client, lock.name, token, LEASE),
-        "LockStore.acquire, release": store_cycle(LockStore(client), lock.name, token),
+        "LockStore.acquire, release": store_cycle(LockStore(client), Demand(lock.name), token),
         LOCK: _cycle(lambda: lock),
         "redis-py's own Lock": _cycle(lambda: redis_py),
     }
@@ -93,12 +94,12 @@ def _cycle(make: Callable[[], Any]) -> Case:
     return cycle
 
 
-def store_cycle(store: LockStore, key: str, token: Token) -> Case:
-    """Acquire and release `key` by the store."""
+def store_cycle(store: LockStore, demand: Demand, token: Token) -> Case:
+    """Acquire and release the key by the store."""
 
     def cycle() -> None:
-        store.acquire(key, token, LEASE)
-        store.release(key, token)
+        store.acquire(demand, token, LEASE)
+        store.release(demand, token)
 
     return cycle
 

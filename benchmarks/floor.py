@@ -14,7 +14,7 @@ from celery import Task
 from celery_redislock.connection.connect import connect
 from celery_redislock.connection.connections import Connections, Late
 from celery_redislock.protocol import commands, tokens
-from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.scripts import Command, Note
 from celery_redislock.protocol.tokens import Attempt
 
@@ -41,11 +41,11 @@ class BareRun(Task):  # type: ignore[type-arg]
         """Release the key."""
         key = _key(self.name, args)
         note = Note(keys_of(key).note(Attempt(task_id, 0, 0)))
-        self.send_late(commands.release(key, TOKEN.owner, note))
+        self.send_late(commands.release(Demand(key), TOKEN.owner, note))
 
     def reserve(self, args: Any) -> None:
         """Acquire the key, and wait for the answer."""
-        self.connections.ask(commands.acquire(_key(self.name, args), TOKEN.owner, TOKEN, LEASE))
+        self.connections.ask(commands.acquire(Demand(_key(self.name, args)), TOKEN.owner, TOKEN, LEASE))
 
     def send_late(self, command: Command) -> None:
         """Send a command whose answer nobody waits for."""

@@ -26,7 +26,7 @@ from celery_redislock import LockedTask
 from celery_redislock.connection.connect import connect
 from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol import tokens
-from celery_redislock.protocol.names import limited
+from celery_redislock.protocol.names import Demand
 
 from .cycle import store_cycle
 from .findings import YES, Findings
@@ -55,12 +55,12 @@ def _cost(findings: Findings) -> None:
         origin = tokens.origin("worker@host", "shop.export")
         cases = {}
         for limit in LIMITS:
-            key = limited(f"redislock:{{shop.export:{limit}}}", limit)
+            demand = Demand(f"redislock:{{shop.export:{limit}}}", limit)
             for number in range(limit - 1):
                 others = tokens.Attempt(f"6f6ad1c2-0000-4000-8000-{number:012}", 0, 0)
-                store.acquire(key, tokens.mint(tokens.mint_nonce(), others, origin), 3600)
+                store.acquire(demand, tokens.mint(tokens.mint_nonce(), others, origin), 3600)
             mine = tokens.mint(tokens.mint_nonce(), tokens.Attempt("mine", 0, 0), origin)
-            cases[f"limit {limit}"] = store_cycle(store, key, mine)
+            cases[f"limit {limit}"] = store_cycle(store, demand, mine)
         report = Report(
             findings, "limits: acquire + release of the last free permit, one round trip each", "a limit of 1"
         )

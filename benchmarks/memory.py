@@ -8,6 +8,7 @@ import redis
 from rich.table import Table
 
 from celery_redislock.protocol import commands, scripts, tokens
+from celery_redislock.protocol.names import Demand
 
 from .findings import Findings
 from .server import valkey
@@ -62,8 +63,8 @@ def _taken(client: redis.Redis, number: int) -> int:
             for one in range(start, min(start + BATCH, number)):
                 attempt = tokens.Attempt(str(UUID(int=one << 64 | one)), 0, 0, tokens.mint_publish())
                 token = tokens.mint(tokens.mint_nonce(), attempt, origin)
-                key = f"redislock:{{shop.tasks.export:{one:032x}}}"
-                command = commands.acquire(key, token.owner, token, 3600.0)
+                demand = Demand(f"redislock:{{shop.tasks.export:{one:032x}}}")
+                command = commands.acquire(demand, token.owner, token, 3600.0)
                 pipe.evalsha(command.script.sha, len(command.keys), *command.keys, *command.values)
             pipe.execute()
     if client.dbsize() != number:

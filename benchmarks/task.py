@@ -19,7 +19,7 @@ from celery_redislock.app import server_of
 from celery_redislock.connection.connect import connect
 from celery_redislock.message.delivery import DELIVERY, Delivery
 from celery_redislock.protocol import tokens
-from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.tokens import Attempt, Token
 
 from .bare import two_calls, with_late_answer
@@ -74,7 +74,7 @@ def _app(url: str) -> Iterator[Celery]:
     """An app whose last run's release is answered before its server ends."""
     app = Celery("task", broker=url, set_as_current=False)
     yield app
-    server_of(app).store.look("any key")  # reads what is not read yet
+    server_of(app).store.look(Demand("any key"))  # reads what is not read yet
 
 
 def _cases(app: Celery, url: str) -> dict[str, Case]:

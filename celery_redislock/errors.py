@@ -37,7 +37,7 @@ class LockConflict(RedisLockError, LockError):
     """
 
     def __init__(self, key: str, holder: LockInfo | Sequence[Any] | None = None) -> None:
-        self.key = str(key)
+        self.key = key
         self.holder = LockInfo.of(holder) if holder else None
         super().__init__(str(self), self.key)
         self.args = (self.key, self.holder and self.holder.plain)
@@ -61,7 +61,7 @@ class LockLost(RedisLockError, LockNotOwnedError):
     """
 
     def __init__(self, key: str, reason: str = "its lease has ended") -> None:
-        self.key = str(key)
+        self.key = key
         self.reason = reason
         super().__init__(str(self), self.key)
         self.args = (self.key, reason)
@@ -81,7 +81,7 @@ class LockUnavailable(RedisLockError, RedisConnectionError):
     """
 
     def __init__(self, key: str, reason: str = "Redis did not answer") -> None:
-        self.key = str(key)
+        self.key = key
         self.reason = reason
         super().__init__(str(self))
         self.args = (self.key, reason)

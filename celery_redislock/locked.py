@@ -19,7 +19,7 @@ from .lock.lock import Lock
 from .lock.lock_server import LockServer
 from .lock.no_lock import NoLock
 from .options import LockOptions, check_limit, name_of, resolve_options, resolve_settings
-from .protocol.names import limited, redis_key
+from .protocol.names import Demand, redis_key
 from .task.binding import refuse_what_outlives_its_call
 from .task.locked_task import LockInRequests
 
@@ -199,8 +199,8 @@ class _Settings(NamedTuple):
         return cls(app, keyprefix_of(app) + settings.prefix, options, limit)
 
     def lock(self, name: str) -> Lock:
-        key = limited(redis_key(self.prefix, name), self.limit)
-        return LockInRequests(server_of(self.app).client, key, self.options, thread_local=True)
+        demand = Demand(redis_key(self.prefix, name), self.limit)
+        return LockInRequests(server_of(self.app).client, demand, self.options, thread_local=True)
 
 
 def _refuse_what_has_no_call(function: Any) -> None:

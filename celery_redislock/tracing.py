@@ -43,14 +43,14 @@ def _acquired(lock: HeldLock, waited: float, **_: Any) -> None:
     if not span.is_recording():
         return
     _spans[lock] = span
-    span.set_attributes({"redislock.key": str(lock.key), "redislock.waited": waited})
+    span.set_attributes({"redislock.key": lock.key, "redislock.waited": waited})
     if lock.fence is not None:
         span.set_attribute("redislock.fence", lock.fence)
-    span.add_event("redislock.acquired", {"redislock.key": str(lock.key)})
+    span.add_event("redislock.acquired", {"redislock.key": lock.key})
 
 
 def _met(key: str, holder: LockInfo, policy: str, **_: Any) -> None:
-    about = {"redislock.key": str(key), "redislock.holder": holder.who, "redislock.policy": policy}
+    about = {"redislock.key": key, "redislock.holder": holder.who, "redislock.policy": policy}
     get_current_span().add_event("redislock.conflict", about)
 
 
@@ -63,7 +63,7 @@ def _lost(lock: HeldLock, reason: str, **_: Any) -> None:
 
 
 def _unavailable(key: str, error: LockUnavailable, **_: Any) -> None:
-    about = {"redislock.key": str(key), "redislock.reason": error.reason}
+    about = {"redislock.key": key, "redislock.reason": error.reason}
     get_current_span().add_event("redislock.unavailable", about)
 
 
@@ -71,5 +71,5 @@ def _add_event(lock: HeldLock, name: str, reason: str | None = None) -> None:
     """Add an event to the span that was current when `lock` was taken, unless the span ended with the run."""
     span = _spans.get(lock)
     if span is not None and span.is_recording():
-        about = {"redislock.key": str(lock.key)}
+        about = {"redislock.key": lock.key}
         span.add_event(name, about if reason is None else {**about, "redislock.reason": reason})

@@ -15,7 +15,7 @@ from celery_redislock.app import keyprefix_of, server_of, settings_of
 from celery_redislock.connection.connect import address
 from celery_redislock.info import shown
 from celery_redislock.options import resolve_settings
-from celery_redislock.protocol.names import MAX_LIMIT, LockPart, keys_of, limited
+from celery_redislock.protocol.names import MAX_CAPACITY, Demand, LockPart, keys_of
 from celery_redislock.protocol.tokens import known_as
 
 from .scan import Row, nodes_of, rooms_of, scan
@@ -114,7 +114,7 @@ class Locks:
         Raises:
             RedisError: Redis did not answer, or refused the command.
         """
-        found = self._server.store.look(part.key)
+        found = self._server.store.look(Demand(part.key))
         return found and Row(part, found.holder, found.ttl, self._rooms(part.lock))
 
     def _rooms(self, lock: str) -> dict[str, float]:
@@ -136,8 +136,8 @@ class Locks:
         Raises:
             LockUnavailable: Redis did not answer, or refused the command.
         """
-        key = limited(row.part.lock, MAX_LIMIT) if row.part.kind == "permit" else row.part.key
-        return self._server.store.release(key, row.token, exactly=True)
+        demand = Demand(row.part.lock, MAX_CAPACITY) if row.part.kind == "permit" else Demand(row.part.key)
+        return self._server.store.release(demand, row.token, exactly=True)
 
     def held(self, row: Row, now: datetime) -> str:
         """A sentence about the holder in `row`: who it is, and whether its process is alive."""
@@ -154,10 +154,10 @@ class Locks:
 
     def _others(self, lock: str, first: Row | None) -> Iterator[Row]:
         """The holders of the lock's permits, from the second on."""
-        whole = self._server.store.look(limited(lock, MAX_LIMIT))
+        whole = self._server.store.look(Demand(lock, MAX_CAPACITY))
         if whole is None or len(whole.holders) == (first is not None):
             return
-        names = map(keys_of(lock).permit, range(2, MAX_LIMIT + 1))
+        names = map(keys_of(lock).permit, range(2, MAX_CAPACITY + 1))
         rows = (self.look(LockPart(name, lock, "permit")) for name in names)
         yield from (row for row in rows if row is not None)
 

@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockLost, LockUnavailable, describe
 from celery_redislock.info import fields
-from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.scripts import Granted
 from celery_redislock.protocol.tokens import Token
 
@@ -148,7 +148,7 @@ class HeldLock(Term):
     """A lock from its grant to its release.
 
     Attributes:
-        key (str): The key in Redis.
+        demand (Demand): What the holder asked for.
         token (Token): What the key holds while the lock is held.
         permit (str): The key that holds the token: `key`, or the permit's key if the lock has a limit above 1.
         lease (float): How long the key outlives a dead holder, in seconds.
@@ -158,8 +158,8 @@ class HeldLock(Term):
     __slots__ = (
         "__weakref__",
         "_lost",
+        "demand",
         "fence",
-        "key",
         "max_hold",
         "on_lost",
         "permit",
@@ -171,14 +171,15 @@ class HeldLock(Term):
     def __init__(
         self,
         store: LockStore,
-        key: str,
+        demand: Demand,
         token: Token,
         lease: float,
         max_hold: float | None = None,
         on_lost: LostHandler | None = None,
     ) -> None:
         self.store = store
-        self.key = self.permit = key
+        self.demand = demand
+        self.permit = demand.key
         self.token = token
         super().__init__(lease)
         self.fence: int | None = None
@@ -189,6 +190,11 @@ class HeldLock(Term):
 
     def __repr__(self) -> str:
         return f"<HeldLock {self.key} {self.state}>"
+
+    @property
+    def key(self) -> str:
+        """The key in Redis."""
+        return self.demand.key
 
     @property
     def remaining(self) -> float:
@@ -250,7 +256,7 @@ class HeldLock(Term):
         """
         sent_at = time.monotonic()
         try:
-            result = self.store.rename(self.key, self.token, token, self.lease, fence=fence)
+            result = self.store.rename(self.demand, self.token, token, self.lease, fence=fence)
             if isinstance(result, Granted):
                 self.granted(result)
             elif self._has_stored(token):
@@ -259,7 +265,7 @@ class HeldLock(Term):
                 return False
         except BaseException:
             if self.remaining > 0:
-                self.store.undo(self.key, token)
+                self.store.undo(self.demand, token)
             raise
         self.token = token
         return True
@@ -269,7 +275,7 @@ class HeldLock(Term):
 
         Until the deadline, only this lock can have stored it, because the key held the minted token before.
         """
-        found = self.store.look(self.key)
+        found = self.store.look(self.demand)
         if found is None or found.holder != token:
             return False
         if self.remaining <= 0:

@@ -20,7 +20,7 @@ from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockUnavailable
 from celery_redislock.info import shown
 from celery_redislock.protocol import commands, tokens
-from celery_redislock.protocol.names import channel_of, key_of, limit_of
+from celery_redislock.protocol.names import Demand, channel_of
 from celery_redislock.protocol.scripts import Conflict
 from celery_redislock.protocol.tokens import Token
 
@@ -116,7 +116,7 @@ class Room:
 
     def call_of(self, waiter: Waiter) -> bytes:
         """What the key of `waiter` holds from its call until the waiter acquires the key."""
-        return tokens.call(tokens.for_limit(self.token, limit_of(waiter.key)), waiter.rank, waiter.number).value
+        return tokens.call(tokens.for_capacity(self.token, waiter.demand.capacity), waiter.rank, waiter.number).value
 
     def leave(self, waiter: Waiter) -> None:
         """Remove `waiter`. If it was already called, pass its key on, because it will not ask for the key."""
@@ -133,7 +133,7 @@ class Room:
 
     def is_out(self, line: str) -> bool:
         """Whether the server of `line` did not answer last time. In a Cluster, lines on the other nodes come first."""
-        return self._store.outage_of(key_of(line)).unreachable is not None
+        return self._outage_of(line).unreachable is not None
 
     def leave_all(self) -> list[Waiter]:
         """Remove all waiters and leave all lines, within `LEAVING` seconds; return the waiters that were removed."""
@@ -209,7 +209,7 @@ class Room:
 
     def _try_to_look(self, line: str, *, is_offered: bool = False, has_slot: bool = False) -> None:
         self._aside.discard(line)
-        silent_until = self._silent.get(self._store.outage_of(key_of(line)))
+        silent_until = self._silent.get(self._outage_of(line))
         if silent_until is not None:
             if line in self._queues.by_line:
                 self._looks.later(line, silent_until - time.monotonic())
@@ -219,7 +219,7 @@ class Room:
         except LockUnavailable as error:
             self._refused(line, error)
         except BaseException:  # the other waiters must still get their turn
-            logger.exception("a look at the lock %s failed; it is tried again", shown(key_of(line)))
+            logger.exception("a look at the lock %s failed; it is tried again", shown(Demand.of_line(line).key))
             self._looks.later(line, SHORT_LOOK)
 
     def _look(self, line: str, is_offered: bool, has_slot: bool) -> None:
@@ -234,7 +234,7 @@ class Room:
         if first is None or queue is None:
             self._queues.by_line.pop(line, None)
             self._leave(line, queue)
-        elif queue.lapsed(schedule.CALLED_FOR) >= limit_of(first.key):
+        elif queue.lapsed(schedule.CALLED_FOR) >= first.demand.capacity:
             # The waiters that were called found no slot: let other rooms go first.
             self._looks.within(line, SHORT_LOOK)
             if is_offered:
@@ -255,7 +255,7 @@ class Room:
         Without a queue, that is never known: a command that arrived late may have put the room in the line.
         """
         if queue is None or queue.rank is not None:
-            self._store.leave(key_of(line), self.token)
+            self._store.leave(Demand.of_line(line), self.token)
         if queue is not None:
             queue.rank = None
 
@@ -264,15 +264,15 @@ class Room:
         if queue.must_enter(first.rank):
             queue.stand(first.rank)  # before asking: the answer may be lost
             self._looks.within(first.line, waiters.REFRESHED)
-            self._store.enter(first.key, self.token, first.rank)
+            self._store.enter(first.demand, self.token, first.rank)
 
     def _stand(self, queue: Queue, first: Waiter) -> None:
-        key, line = first.key, first.line
+        demand, line = first.demand, first.line
         following = self._queues.second(line)
         queue.stand(first.rank)  # before asking: the answer may be lost
         queue.has_declined = False
         next_rank = following.rank if following else None
-        answer = self._store.stand(key, self.token, first.rank, next_rank, first.number)
+        answer = self._store.stand(demand, self.token, first.rank, next_rank, first.number)
         if isinstance(answer, Conflict):
             self._give_turns(line, answer.holders)
             self._looks.later(line, look_in(answer, queue, first, hears=self._listener.hears))
@@ -285,7 +285,7 @@ class Room:
             self._called_and_gone.append(first)
             self._wake.set()
         if queue.watching:
-            others = self._store.look(key) if limit_of(key) > 1 else None
+            others = self._store.look(demand) if demand.capacity > 1 else None
             self._give_turns(line, others.holders if others else ())
 
     def _give_turns(self, line: str, holders: Sequence[Token]) -> None:
@@ -300,7 +300,7 @@ class Room:
                 self._called_and_gone.append(waiter)
                 continue
             try:
-                self._store.pass_on(waiter.key, self.call_of(waiter))
+                self._store.pass_on(waiter.demand, self.call_of(waiter))
             except LockUnavailable as error:
                 self._refused(waiter.line, error)
                 continue
@@ -313,11 +313,11 @@ class Room:
         As long as a server does not answer, the room sends it no commands, but still asks the other nodes of a
         Cluster. A line that cannot be left now, or a key that cannot be passed on, expires by itself.
         """
-        outage = self._store.outage_of(key_of(line))
+        outage = self._outage_of(line)
         lines = {line}
         if outage.unreachable is not None:
             self._silent[outage] = time.monotonic() + SHORT_LOOK
-            lines |= {one for one in self._queues.by_line if self._store.outage_of(key_of(one)) is outage}
+            lines |= {one for one in self._queues.by_line if self._outage_of(one) is outage}
         for one in lines:
             if self._queues.first(one) is None:
                 self._queues.by_line.pop(one, None)
@@ -326,6 +326,9 @@ class Room:
         for waiter in self.waiting():
             if waiter.line in lines:
                 waiter.unavailable(error)
+
+    def _outage_of(self, line: str) -> Outage:
+        return self._store.outage_of(Demand.of_line(line).key)
 
     def _pause(self) -> float:
         now = time.monotonic()

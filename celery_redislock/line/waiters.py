@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from celery_redislock.errors import LockUnavailable
 from celery_redislock.info import shown
-from celery_redislock.protocol.names import line_of
+from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.tokens import Token
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class Waiter(ABC):
     """Waits for a key. Its methods are called in the room's thread and must not block.
 
     Attributes:
-        key: The key in Redis.
+        demand: What the waiter waits for.
         rank: The waiter's rank in line: microseconds since the epoch, by the server's clock.
         number: Tells waiters of one room with the same rank apart; 0 before the waiter has entered.
         deadline: When the waiter stops waiting, by `time.monotonic()`.
@@ -41,7 +41,7 @@ class Waiter(ABC):
 
     __slots__ = ()
 
-    key: str
+    demand: Demand
     rank: int
     number: int = 0
     deadline: float = math.inf
@@ -54,9 +54,14 @@ class Waiter(ABC):
         return ""
 
     @property
+    def key(self) -> str:
+        """The key in Redis."""
+        return self.demand.key
+
+    @property
     def line(self) -> str:
-        """The waiter's line. Waiters in one room share a line if they want the same key with the same limit."""
-        return line_of(self.key)
+        """The waiter's line. Waiters in one room share a line if they want the same key with the same capacity."""
+        return self.demand.line
 
     def is_ready(self) -> bool:
         """Whether there is a slot for the waiter now."""

@@ -21,7 +21,7 @@ from celery_redislock.errors import LockConfigError, LockLost
 from celery_redislock.hold.held_lock import HeldLock, State
 from celery_redislock.hold.keeper import Keeper
 from celery_redislock.info import LONGEST, shown
-from celery_redislock.protocol.names import limit_of
+from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.tokens import Token
 
 from .lock_server import LockServer, running_task
@@ -139,10 +139,10 @@ class Handle:
     """
 
     def __init__(
-        self, client: Any, key: str, timeout: float | None, *, thread_local: bool, by_context: bool, fence: bool
+        self, client: Any, demand: Demand, timeout: float | None, *, thread_local: bool, by_context: bool, fence: bool
     ) -> None:
         self.redis = client
-        self.key = key
+        self.demand = demand
         self.timeout = timeout
         self.thread_local = thread_local
         self.local = _ThreadLocal() if thread_local else _Local()
@@ -151,6 +151,11 @@ class Handle:
 
     def __repr__(self) -> str:
         return f"<Lock {shown(self.key, LONGEST)} {self.state or 'not held'}>"
+
+    @property
+    def key(self) -> str:
+        """The key in Redis."""
+        return self.demand.key
 
     @property
     def token(self) -> str | None:
@@ -252,9 +257,9 @@ class Handle:
         Raises:
             LockConfigError: The lock has a limit: a token alone does not tell which permit is held.
         """
-        if limit_of(self.key) > 1:
+        if self.demand.capacity > 1:
             raise LockConfigError(f"lock {self.key}: a lock with a limit cannot take over the token of another object")
-        held = HeldLock(LockServer.behind(self.redis).store, self.key, Token.of(token), self.timeout or math.inf)
+        held = HeldLock(LockServer.behind(self.redis).store, self.demand, Token.of(token), self.timeout or math.inf)
         held.start_lease(time.monotonic())
         return Entry(held, None)
 

@@ -16,7 +16,7 @@ from celery_redislock.errors import LockConfigError, LockConflict, LockUnavailab
 from celery_redislock.hold.held_lock import KEY_GONE, NOT_OURS, HeldLock
 from celery_redislock.options import check_limit
 from celery_redislock.protocol import tokens
-from celery_redislock.protocol.names import limit_of, limited
+from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.scripts import Conflict
 from celery_redislock.protocol.tokens import Token
 
@@ -76,9 +76,8 @@ class Lock(Handle):
         limit: int = 1,
     ) -> None:
         key = name.decode() if isinstance(name, bytes) else str(name)
-        check_limit(f"lock {key}", limit, fence=fence)
-        key = limited(key, limit)
-        super().__init__(client, key, timeout, thread_local=bool(thread_local), by_context=reentrant, fence=fence)
+        demand = Demand(key, check_limit(f"lock {key}", limit, fence=fence))
+        super().__init__(client, demand, timeout, thread_local=bool(thread_local), by_context=reentrant, fence=fence)
         if renew and not timeout:
             raise LockConfigError(f"lock {key}: renew=True needs a timeout: how long the key outlives a dead holder")
         if inspect.iscoroutinefunction(getattr(client, "execute_command", None)):
@@ -112,8 +111,9 @@ class Lock(Handle):
             LockConfigError: Waiting for the key would block the caller's event loop, or a `token` was given for a lock
                 with a limit.
         """
-        if token is not None and limit_of(self.key) > 1:
-            raise LockConfigError(f"lock {self.key}: limit = {limit_of(self.key)} allows no token of the caller's own")
+        capacity = self.demand.capacity
+        if token is not None and capacity > 1:
+            raise LockConfigError(f"lock {self.key}: limit = {capacity} allows no token of the caller's own")
         given = None if token is None else Token.of(token)
         return self._acquire(sleep, blocking, blocking_timeout, given) is None
 
@@ -128,7 +128,7 @@ class Lock(Handle):
         entry = self._unset()
         if entry.leave() and entry.is_own:
             entry.end_renewal()
-            if not entry.held.store.release(self.key, entry.held.token):
+            if not entry.held.store.release(self.demand, entry.held.token):
                 entry.held.lose(NOT_OURS)
             if entry.held.was_lost:  # the keeper may know of a loss that a lost reply hid from this release
                 entry.held.check()
@@ -164,7 +164,7 @@ class Lock(Handle):
             LockUnavailable: Redis did not answer, or refused the command.
         """
         found = self._look()
-        return found is not None and len(found.holders) >= limit_of(self.key)
+        return found is not None and len(found.holders) >= self.demand.capacity
 
     def owned(self) -> bool:
         """Whether this object holds the key, according to Redis.
@@ -222,7 +222,7 @@ class Lock(Handle):
 
     def _take(self, server: LockServer, timeout: float | None, poll: float, token: Token | None) -> Entry | Conflict:
         minted = tokens.mint(tokens.mint_nonce(), None, _origin())
-        held = HeldLock(server.store, self.key, minted, self.timeout or math.inf)
+        held = HeldLock(server.store, self.demand, minted, self.timeout or math.inf)
         try:
             conflict = server.take(held, timeout, poll=poll, fence=self._fence)
             while conflict is None and token is not None and not held.rename(token, fence=self._fence):
@@ -232,7 +232,7 @@ class Lock(Handle):
             raise
         except BaseException:
             server.keeper.remove(held)
-            server.store.undo(self.key, held.token)  # otherwise the key stays held, and nothing releases it
+            server.store.undo(self.demand, held.token)  # otherwise the key stays held, and nothing releases it
             raise
 
     def _keep(self, server: LockServer, held: HeldLock) -> Entry:
@@ -253,14 +253,14 @@ class Lock(Handle):
 
     def _time_left(self, held: HeldLock) -> float:
         """Seconds until the key expires, by the server's clock."""
-        found = held.store.look(held.permit)
+        found = held.store.look(held.demand if held.permit == held.key else Demand(held.permit))
         if found is None or found.ttl is None:
             held.lose(KEY_GONE)
             held.check()
         return (found and found.ttl) or 0.0
 
     def _look(self) -> Conflict | None:
-        return LockServer.behind(self.redis).store.look(self.key)
+        return LockServer.behind(self.redis).store.look(self.demand)
 
 
 @functools.cache

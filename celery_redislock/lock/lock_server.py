@@ -26,6 +26,7 @@ from celery_redislock.info import LockInfo
 from celery_redislock.line import schedule
 from celery_redislock.line.room import Room
 from celery_redislock.line.waiters import Waiter
+from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.scripts import NOTE_TTL, Command, Conflict, Granted
 
 _SERVERS = "_redislock_servers"
@@ -112,7 +113,7 @@ class LockServer:
         end = math.inf if timeout is None else time.monotonic() + timeout
         rank = conflict.now or time.time_ns() // 1000
         while conflict is not None:
-            caller = BlockedCaller(held.key, rank, poll)
+            caller = BlockedCaller(held.demand, rank, poll)
             self.room.enter(caller)
             try:
                 if not caller.is_called_before(end):
@@ -127,12 +128,12 @@ class LockServer:
     def _acquire(self, held: HeldLock, fence: bool, call: bytes | None = None) -> Conflict | None:
         """Ask for the key of `held`; return the conflict, or None if the key was granted."""
         while True:
-            result = self.store.acquire(held.key, held.token, held.lease, fence=fence, call=call)
+            result = self.store.acquire(held.demand, held.token, held.lease, fence=fence, call=call)
             if isinstance(result, Granted):
                 held.granted(result)
                 return None
             # Finished means that a run with the caller's own task id has succeeded and the key is cooling down.
-            conflict = result if isinstance(result, Conflict) else self.store.look(held.key)
+            conflict = result if isinstance(result, Conflict) else self.store.look(held.demand)
             if conflict is not None:
                 return conflict
 
@@ -145,30 +146,30 @@ class LockServer:
         self.store.send_late(command, on_reply, in_doubt)
         self.keeper.expect_answers()
 
-    def give_up(self, key: str, claim: str, ttl: float, *, is_to_come: bool) -> None:
+    def give_up(self, demand: Demand, claim: str, ttl: float, *, is_to_come: bool) -> None:
         """Have the keeper give up the reservations of a message that will not run; see `LockStore.give_up`.
 
         Args:
-            key: The key in Redis.
+            demand: The lock.
             claim: The claim that the message carries.
             ttl: How long the reservations may live, in seconds. The keeper stops trying after that time.
             is_to_come: Whether the key may still be handed over to the message. If so, the keeper tries for at least
                 `NOTE_TTL` seconds.
         """
         until = time.monotonic() + (max(ttl, NOTE_TTL) if is_to_come else ttl)
-        self.keeper.later(key, until, lambda store: store.give_up(key, claim, is_to_come=is_to_come))
+        self.keeper.later(demand.key, until, lambda store: store.give_up(demand, claim, is_to_come=is_to_come))
 
-    def pass_on(self, key: str, call: bytes) -> None:
-        """Have the keeper pass on `key`: its called waiter will not ask for it. See `LockStore.pass_on`."""
+    def pass_on(self, demand: Demand, call: bytes) -> None:
+        """Have the keeper pass on the key: its called waiter will not ask for it. See `LockStore.pass_on`."""
         until = time.monotonic() + schedule.CALLED_FOR / TRUSTED
-        self.keeper.later(key, until, lambda store: store.pass_on(key, call))
+        self.keeper.later(demand.key, until, lambda store: store.pass_on(demand, call))
 
 
 class BlockedCaller(Waiter):
     """A caller of `LockServer.take`, blocked in its own thread."""
 
-    def __init__(self, key: str, rank: int, poll: float) -> None:
-        self.key = key
+    def __init__(self, demand: Demand, rank: int, poll: float) -> None:
+        self.demand = demand
         self.rank = rank
         self.look_every = poll
         self._ended = threading.Event()

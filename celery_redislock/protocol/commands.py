@@ -28,7 +28,7 @@ from .scripts import (
     Passed,
     Text,
 )
-from .tokens import RESERVED, Token, cooling, escape, for_limit, known_by, known_in_line
+from .tokens import RESERVED, Token, cooling, escape, for_capacity, known_by, known_in_line
 
 
 def acquire(
@@ -162,7 +162,7 @@ def enter(demand: Demand, room: Token, rank: int) -> Command:
     Raises:
         ValueError: `rank` is not a rank.
     """
-    return Command(ENTER, (keys_of(demand.key).line,), (for_limit(room, demand.capacity).value, _rank(rank)))
+    return Command(ENTER, (keys_of(demand.key).line,), (for_capacity(room, demand.capacity).value, _rank(rank)))
 
 
 def stand(demand: Demand, room: Token, rank: int, next_rank: int | None, number: int = 0) -> Command:
@@ -173,13 +173,13 @@ def stand(demand: Demand, room: Token, rank: int, next_rank: int | None, number:
     """
     following = "" if next_rank is None else _rank(next_rank)
     check_rank(rank)
-    values = (for_limit(room, demand.capacity).value, known_in_line(rank, number), following)
+    values = (for_capacity(room, demand.capacity).value, known_in_line(rank, number), following)
     return Command(STAND, (demand.key, keys_of(demand.key).line), values)
 
 
 def leave(demand: Demand, room: Token) -> Command:
     """Leave the line of the key, if `room` stands in it."""
-    return Command(LEAVE, (demand.key, keys_of(demand.key).line), (for_limit(room, demand.capacity).value,))
+    return Command(LEAVE, (demand.key, keys_of(demand.key).line), (for_capacity(room, demand.capacity).value,))
 
 
 def check_rank(rank: int) -> None:

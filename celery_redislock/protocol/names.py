@@ -122,9 +122,9 @@ def redis_key(prefix: str, name: str) -> str:
 def channel_of(room: str, keyprefix: str = "") -> str:
     """Return the channel of a room, as lua/prelude.lua does.
 
-    A message on the channel is one of these, with the line as `Demand.line` names it: ``offer <line>``, the key is offered
-    to the room for its waiters in that line; ``soon <line>``, the key is offered to an earlier room; ``look <line>``,
-    the key now holds another token.
+    A message on the channel is one of these, with the line as `Demand.line` names it: ``offer <line>``, the key is
+    offered to the room for its waiters in that line; ``soon <line>``, the key is offered to an earlier room;
+    ``look <line>``, the key now holds another token.
 
     Args:
         room: The nonce of the room's token.

@@ -176,16 +176,16 @@ def of_room(nonce: str, hostname: str, keyprefix: str = "") -> Token:
     return mint(nonce, None, f"{escape(hostname)} {NOTHING}{escape(keyprefix)}", OFFERED)
 
 
-def for_limit(room: Token, limit: int) -> Token:
-    """Return the token under which a room stands in line for its waiters with this limit."""
-    return room if limit == 1 else Token.of(f"{room} {limit}")
+def for_capacity(room: Token, capacity: int) -> Token:
+    """Return the token under which a room stands in line for its waiters with this capacity."""
+    return room if capacity == 1 else Token.of(f"{room} {capacity}")
 
 
 def call(room: Token, rank: int, number: int = 0) -> Token:
     """Return the call of a waiter: what the key holds until that waiter acquires it. lua/stand.lua makes the same text.
 
     Args:
-        room: The token of the room that calls the waiter, from `for_limit`.
+        room: The token of the room that calls the waiter, from `for_capacity`.
         rank: The waiter's rank.
         number: Distinguishes the waiter from others of the room with the same rank.
     """

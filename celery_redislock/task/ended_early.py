@@ -18,6 +18,7 @@ from celery_redislock.hold.held_lock import NOT_OURS, HeldLock
 from celery_redislock.hold.keeper import Keeper
 from celery_redislock.message.republish import ignores_result
 from celery_redislock.protocol import commands
+from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.scripts import Command, Note
 from celery_redislock.protocol.tokens import Token
 
@@ -47,15 +48,15 @@ class WaitsInLine(CameBack):
 
     Args:
         reason: Why the message waits, as text.
-        key: The key in Redis.
+        demand: What its run has asked for.
         rank: The message's rank in the line for the key, in microseconds since the epoch.
         header: What the message carries for the plugin from now on.
         is_shown: Whether the state RETRY is stored; the main process still has to send the event.
     """
 
-    def __init__(self, reason: str, key: str, rank: int, header: Header, is_shown: bool) -> None:
-        super().__init__(reason, key, rank, header, is_shown)  # the main process unpickles it from these arguments
-        self.key, self.rank, self.header, self.is_shown = key, rank, header, is_shown
+    def __init__(self, reason: str, demand: Demand, rank: int, header: Header, is_shown: bool) -> None:
+        super().__init__(reason, demand, rank, header, is_shown)  # the main process unpickles it from these arguments
+        self.demand, self.rank, self.header, self.is_shown = demand, rank, header, is_shown
 
 
 class CameBackInOutage(CameBack):
@@ -145,12 +146,12 @@ class LastWord(NamedTuple):
     @property
     def command(self) -> Command:
         """The command that hands the key over, lets it cool down, or releases it."""
-        key, token = self.lock.key, self.lock.token
+        demand, token = self.lock.demand, self.lock.token
         if self.handed_over is not None:
-            return commands.hand_over(key, token, *self.handed_over, self.note)
+            return commands.hand_over(demand, token, *self.handed_over, self.note)
         if self.cooldown:
-            return commands.cool_down(key, token, self.cooldown, self.note)
-        return commands.release(key, token.owner, self.note)
+            return commands.cool_down(demand, token, self.cooldown, self.note)
+        return commands.release(demand, token.owner, self.note)
 
     def on_reply(self, was_held: int) -> None:
         """Mark the lock as lost if the reply says that the run no longer held the key."""

@@ -22,7 +22,7 @@ from celery_redislock.info import LockInfo, shown
 from celery_redislock.message.delivery import Facts
 from celery_redislock.message.message import Message
 from celery_redislock.protocol import tokens
-from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.scripts import Claim, Conflict, Finished, Granted, Note
 from celery_redislock.protocol.tokens import Token
 
@@ -62,7 +62,7 @@ class Execution:
         plan: The plan of the task's class.
         request: Celery's request.
         message: The request's message, as delivered.
-        key: The key in Redis; empty until `acquire`.
+        demand: What the run asks for; its key is empty until `acquire`.
         lock: The held lock; None while nothing is held.
         abort: Ends the body when the lock is lost; None unless `lock_on_lost` is ``abort``.
         joined: The outcome of the joined task: the run ends with it and does not run its body. None if it joined none.
@@ -75,7 +75,7 @@ class Execution:
         self.message = Message(task, plan.broker, request, plan.options.wait_for)
         #: The message's attempt as text, for the token and the note.
         self._attempt = str(self.message.attempt)
-        self.key = ""
+        self.demand = Demand("")
         self.lock: HeldLock | None = None
         self.abort = Abort() if plan.options.on_lost == "abort" else None
         self.joined: Outcome | None = None
@@ -94,6 +94,11 @@ class Execution:
         #: If the message was called: the key's value until this run acquires the key.
         self._call = self.message.delivery.call
 
+    @property
+    def key(self) -> str:
+        """The key in Redis; empty until `acquire`."""
+        return self.demand.key
+
     def acquire(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take the key for this call, or end the run as its options say.
 
@@ -104,11 +109,11 @@ class Execution:
             LockUnavailable: Redis did not answer, or refused the command, and `lock_on_outage` makes the run fail.
             Ignore, Reject: The run ends without running its body.
         """
-        self.key = key = self.plan.redis_key(args, kwargs)
-        if self._claim is not None and self.message.header.key not in {key, None}:
+        self.demand = demand = self.plan.demand(args, kwargs)
+        if self._claim is not None and self.message.header.key not in {demand.key, None}:
             self._give_up_other_key()
         options = self.plan.options
-        lock = HeldLock(self._server.store, key, self._mint(), options.lease, options.max_hold, self._on_lost)
+        lock = HeldLock(self._server.store, demand, self._mint(), options.lease, options.max_hold, self._on_lost)
         self._take(lock)
 
     def hand_over(self, token: Token, seconds: float) -> None:
@@ -157,7 +162,7 @@ class Execution:
         self._unanswered = lock
         note = self._note(lock.key) if self.message.delivered.may_be_a_copy else None
         answer = lock.store.acquire(
-            *(lock.key, lock.token, lock.lease, note),
+            *(lock.demand, lock.token, lock.lease, note),
             fence=self.plan.options.fence,
             call=self._call,
             claim=self._claim,
@@ -197,7 +202,7 @@ class Execution:
         """Pass the key on to the next waiter: this run was called, but did not use the call."""
         self._call = None
         if self.key:
-            self._server.pass_on(self.key, call)
+            self._server.pass_on(self.demand, call)
 
     def _note_after(self, lock: HeldLock, state: str | None) -> Note | None:
         """The note that the release leaves for copies of the message; None if the attempt is not over."""

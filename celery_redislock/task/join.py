@@ -119,7 +119,7 @@ class JoiningExecution(WorkerExecution):
         """Release the key but leave no note, because this attempt is not over."""
         self._server.keeper.remove(lock)
         with suppress(LockUnavailable):  # if Redis is down, the lock ends with its lease
-            lock.store.release(lock.key, lock.token, exactly=True)
+            lock.store.release(lock.demand, lock.token, exactly=True)
         # Cleared only now: if a time limit fires before the release, task_postrun calls `end`, which needs the lock.
         self.lock = self._unanswered = None
         lock.token = self._mint()  # a late release must not end what a later acquire is granted

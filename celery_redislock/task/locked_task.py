@@ -21,7 +21,7 @@ from celery_redislock.lock.no_lock import NoLock
 from celery_redislock.message.delivery import hide_headers
 from celery_redislock.message.republish import ignores_result
 from celery_redislock.options import LockOptions
-from celery_redislock.protocol.names import limit_of
+from celery_redislock.protocol.names import Demand
 
 from .binding import checked_plan, guard_body, is_given, refused_in
 from .execution import execution_of, held_by_request
@@ -46,15 +46,15 @@ else:
 class LockInRequests(Lock):
     """The lock of `lock_for` and of `locked`. Code inside a run or block that holds the key shares that lock."""
 
-    def __init__(self, client: Any, key: str, options: LockOptions, *, thread_local: bool) -> None:
+    def __init__(self, client: Any, demand: Demand, options: LockOptions, *, thread_local: bool) -> None:
         super().__init__(
-            *(client, key, options.lease),
+            *(client, demand.key, options.lease),
             blocking_timeout=options.block_for,
             thread_local=thread_local,
             renew=True,
             reentrant=True,
             fence=options.fence,
-            limit=limit_of(key),
+            limit=demand.capacity,
         )
 
     def _held_around(self, store: LockStore) -> HeldLock | None:
@@ -198,7 +198,7 @@ class LockedTask(LockAttributes, BaseTask):
         if is_in_hook():
             return publication.send_in_hook()
         try:
-            key = self._key_of(plan, args or (), kwargs or {})
+            key = self._demand(plan, args or (), kwargs or {}).key
         except (TypeError, LockKeyError):
             if plan.options.scope == "run" or not is_bare(options):
                 return publication.send()
@@ -277,8 +277,8 @@ class LockedTask(LockAttributes, BaseTask):
         plan = self._plan()
         if not plan.enabled:
             return NoLock()
-        key = self._key_of(plan, *plan.keys.completed(args, kwargs))
-        return LockInRequests(server_of(plan.app).client, key, plan.options, thread_local=False)
+        demand = self._demand(plan, *plan.keys.completed(args, kwargs))
+        return LockInRequests(server_of(plan.app).client, demand, plan.options, thread_local=False)
 
     def lock_info(self, *args: Any, **kwargs: Any) -> LockInfo | None:
         """Who holds the lock of the call ``task(*args, **kwargs)``; None if it is free.
@@ -293,7 +293,7 @@ class LockedTask(LockAttributes, BaseTask):
         plan = self._plan()
         if not plan.enabled:
             return None
-        return server_of(plan.app).store.inspect(self._key_of(plan, *plan.keys.completed(args, kwargs)))
+        return server_of(plan.app).store.inspect(self._demand(plan, *plan.keys.completed(args, kwargs)))
 
     def _store_started(self, task_id: str, request: Context) -> None:
         if not request.is_eager and not ignores_result(self, request):
@@ -307,5 +307,5 @@ class LockedTask(LockAttributes, BaseTask):
             raise LockConfigError(f"{self.name} has no lock: it is one of Celery's own tasks")
         return plan
 
-    def _key_of(self, plan: LockPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        return plan.redis_key(*as_sent(self, args, kwargs))
+    def _demand(self, plan: LockPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Demand:
+        return plan.demand(*as_sent(self, args, kwargs))

@@ -17,6 +17,7 @@ from celery_redislock.app import server_of
 from celery_redislock.message.delivery import ASKED_KEYS
 from celery_redislock.message.header import Header, Reservation
 from celery_redislock.protocol import commands, tokens
+from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.tokens import Attempt, Token, known_by
 
 from .decisions import hands_over
@@ -52,46 +53,46 @@ class NextAttempt:
         origin = plan.origin(request.get("hostname"))
         self._token = tokens.mint(tokens.mint_nonce(), str(self.attempt), origin, tokens.RESERVED)
         self._ttl = NOTICED_WITHIN
-        #: The key that was handed over, if any.
-        self._key: str | None = None
+        #: The lock that was handed over, if any.
+        self._demand: Demand | None = None
         self.is_sent = self._is_off = False
         self._deciding = threading.Lock()
 
-    def takes(self, key: str) -> tuple[Token, float] | None:
-        """Inherit `key`. Return the token to store in it and the token's lifetime in seconds; None if called off."""
+    def takes(self, demand: Demand) -> tuple[Token, float] | None:
+        """Inherit the key. Return the token to store in it and the token's lifetime in seconds; None if called off."""
         with self._deciding:
             if self._is_off:
                 return None
-            self._key = self._plan.in_any_permit(key)
+            self._demand = demand
             return self._token, self._ttl
 
     def header(self, header: Header) -> Header:
         """The header for this attempt's message: `header`, with the claim to the run's key if the run has one."""
-        key = self._key or ASKED_KEYS.key_of(self._nonce) or self._reserved
+        key = (self._demand and self._demand.key) or ASKED_KEYS.key_of(self._nonce) or self._reserved
         if key is None:
             return header
-        return header._replace(publish=self.attempt.publish, claim=self._token.nonce, key=str(key))
+        return header._replace(publish=self.attempt.publish, claim=self._token.nonce, key=key)
 
     def was_sent(self, ttl: float) -> None:
         """Note that the message was sent, and keep the key reserved for it for `ttl` seconds."""
         with self._deciding:
-            self.is_sent, self._ttl, key = True, ttl, self._key
-        if key is not None:
+            self.is_sent, self._ttl, demand = True, ttl, self._demand
+        if demand is not None:
             # Send both commands: the first hands over the key if that has not happened yet; the second sets the key's
             # lifetime if it has.
             keeper, owner, token = server_of(self._plan.app).keeper, known_by(self._nonce), self._token
             ends = time.monotonic() + max(self._plan.options.lease, NOTICED_WITHIN)
-            keeper.later(key, ends, lambda store: store.send(commands.hand_over(key, owner, token, ttl)))
-            keeper.later(key, ends, lambda store: store.lengthen(key, token, ttl))
+            keeper.later(demand.key, ends, lambda store: store.send(commands.hand_over(demand, owner, token, ttl)))
+            keeper.later(demand.key, ends, lambda store: store.lengthen(demand.key, token, ttl))
 
     def call_off(self) -> None:
         """Free the key, because this attempt will not be published. Do nothing if its message was sent."""
         with self._deciding:
             if self.is_sent or self._is_off:
                 return
-            self._is_off, key = True, self._key
-        if key is not None:  # a later hand-over finds the claim marked as void
-            server_of(self._plan.app).give_up(key, self._token.nonce, self._ttl, is_to_come=True)
+            self._is_off, demand = True, self._demand
+        if demand is not None:  # a later hand-over finds the claim marked as void
+            server_of(self._plan.app).give_up(demand, self._token.nonce, self._ttl, is_to_come=True)
 
 
 def attempts_before(request: Mapping[str, Any]) -> int:

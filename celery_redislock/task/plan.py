@@ -38,7 +38,7 @@ from celery_redislock.options import (
     resolve_settings,
 )
 from celery_redislock.protocol import tokens
-from celery_redislock.protocol.names import MAX_LIMIT, limited, redis_key
+from celery_redislock.protocol.names import MAX_CAPACITY, Demand, redis_key
 
 from .decisions import may_be_handed_a_key
 
@@ -100,26 +100,26 @@ class LockPlan:
         check_lease(self.task, self._name_of_lease, self.options.lease, command_time_of(self.app))
         self.server_is_checked = True
 
-    def redis_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """The key in Redis for a call with these arguments; a `LimitedKey` if several runs may hold it at once.
+    def demand(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Demand:
+        """What a call with these arguments asks for.
 
         Raises:
             TypeError: The arguments do not fit the signature.
             LockKeyError: No key, or no limit, can be made from the arguments.
         """
         if self.options.limit == 1:
-            return redis_key(self._prefix, self.keys.name(args, kwargs))
+            return Demand(redis_key(self._prefix, self.keys.name(args, kwargs)))
         arguments = self.keys.bind(args, kwargs)
-        return limited(redis_key(self._prefix, self.keys.name_of(arguments)), self._limit(arguments))
+        return Demand(redis_key(self._prefix, self.keys.name_of(arguments)), self._capacity(arguments))
 
-    def in_any_permit(self, key: str) -> str:
-        """`key` with the highest possible limit, so that a holder is found whatever permit it has.
+    def in_any_permit(self, key: str) -> Demand:
+        """`key` with the highest possible capacity, so that a holder is found whatever permit it has.
 
         The user's own `lock_limit` is not called: it may be slow, and may return a different number by now.
         """
-        return key if self.options.limit == 1 else limited(key, MAX_LIMIT)
+        return Demand(key, 1 if self.options.limit == 1 else MAX_CAPACITY)
 
-    def _limit(self, arguments: Mapping[str, Any]) -> int:
+    def _capacity(self, arguments: Mapping[str, Any]) -> int:
         """How many runs may hold the key of a call at once.
 
         Raises:

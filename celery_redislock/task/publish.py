@@ -22,7 +22,7 @@ from celery_redislock.info import fields, run_named
 from celery_redislock.message.delivery import publish_time
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.protocol import commands, tokens
-from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.scripts import Granted, Outstanding, Passed, Reserved
 from celery_redislock.protocol.tokens import Attempt, Token
 
@@ -128,7 +128,7 @@ class Publication:
 
     def _hand_over(self, execution: Execution) -> LockedResult:
         """Send the next attempt. This run hands its key over when it ends, after its `finally` blocks."""
-        claim, key = tokens.mint_nonce(), str(execution.lock.key) if execution.lock else None
+        claim, key = tokens.mint_nonce(), execution.lock.key if execution.lock else None
         token, ttl = self._token(claim, execution.request.hostname), self._reservation_ttl()
         self._header = self._header._replace(claim=claim, key=key)
         result = self.send()
@@ -157,7 +157,7 @@ class Publication:
     def _reserve_if_free(self, key: str, token: Token) -> Reserved | None:
         """Reserve the key or the place if it is free. The message is sent either way: a caller awaits its result."""
         reserved = keys_of(key).queued if self._is_of_queue else key
-        answer = server_of(self._plan.app).store.acquire(reserved, token, self._plan.options.lease)
+        answer = server_of(self._plan.app).store.acquire(Demand(reserved), token, self._plan.options.lease)
         return Reserved(reserved) if isinstance(answer, Granted) else None
 
     def _reserve(self, key: str, token: Token) -> Reserved | Answer | None:

@@ -161,7 +161,7 @@ class WorkerExecution(Execution):
         if header is not None:
             self._tell(holder, f"{what}: it waits in line")
             reason = f"{LockConflict(holder.key, holder)}; it waits in line"
-            raise WaitsInLine(reason, self.key, rank, header, is_shown)
+            raise WaitsInLine(reason, self.demand, rank, header, is_shown)
         is_full = not self.message.delivery.may_wait
         pause = self.message.pause(SHORTEST_PAUSE, LONGEST_PAUSE_WHILE_FULL if is_full else LONGEST_PAUSE)
         self._tell(holder, f"{what}: it comes back in {pause:.2f} s")

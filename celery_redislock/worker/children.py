@@ -18,6 +18,7 @@ from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.message.delivery import ASKED_KEYS
 from celery_redislock.message.header import Reservation
 from celery_redislock.protocol import commands
+from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.tokens import RESERVED, known_by
 from celery_redislock.task.decisions import may_be_handed_a_key
 from celery_redislock.task.lost import NextAttempt
@@ -53,8 +54,8 @@ class Run(NamedTuple):
         return may_be_handed_a_key(self.retries, self.plan.options)
 
     @property
-    def key(self) -> str | None:
-        """The key in Redis; None if the child has not asked for it and therefore holds nothing."""
+    def demand(self) -> Demand | None:
+        """The lock, whatever permit the child has; None if the child has not asked for it and so holds nothing."""
         key = ASKED_KEYS.key_of(self.nonce) or self.waited_for
         return None if key is None else self.plan.in_any_permit(key)
 
@@ -191,38 +192,38 @@ def expect_copies(runs: Sequence[Run]) -> None:
 
 def _expect_copies(runs: Sequence[Run]) -> None:
     for run in runs:
-        key = run.key
+        demand = run.demand
         try:
-            if key is not None:
-                server_of(run.plan.app).store.expect_copy(key, known_by(run.nonce))
+            if demand is not None:
+                server_of(run.plan.app).store.expect_copy(demand, known_by(run.nonce))
         except LockUnavailable as error:
             logger.warning(
                 "%s: %s: its message comes again and may run once more",
                 run.name,
                 error,
-                extra=run.fields("unavailable", key),
+                extra=run.fields("unavailable", demand and demand.key),
             )
 
 
 def release_of_dead(run: Run) -> None:
     """Release the key that a dead child held for `run`, and give up a reservation that the child did not use."""
-    key = run.key
+    demand = run.demand
     server = server_of(run.plan.app)
     try:
-        is_handed_over = _hand_over(server, run, key)
+        is_handed_over = _hand_over(server, run, demand)
         # This release leaves no note: if the broker delivers the message again, the message must run.
-        if not is_handed_over and key is not None and server.store.release(key, known_by(run.nonce)):
-            logger.warning(
-                "%s: its process died; its lock %s was released", run.name, key, extra=run.fields("died", key)
-            )
-        if key is not None and run.call is not None:
-            server.store.pass_on(key, run.call)
+        if not is_handed_over and demand is not None and server.store.release(demand, known_by(run.nonce)):
+            about = run.fields("died", demand.key)
+            logger.warning("%s: its process died; its lock %s was released", run.name, demand.key, extra=about)
+        if demand is not None and run.call is not None:
+            server.store.pass_on(demand, run.call)
         if run.reservation is not None:
-            is_to_come = _is_still_to_come(server, run, run.reservation.key)
-            server.store.give_up(*run.reservation, is_to_come=is_to_come)
+            reserved = run.plan.in_any_permit(run.reservation.key)
+            is_to_come = _is_still_to_come(server, run, reserved)
+            server.store.give_up(reserved, run.reservation.claim, is_to_come=is_to_come)
     except LockUnavailable as error:
-        about = run.fields("died", key or error.key)
-        if key is None:  # the command that failed concerned the reservation
+        about = run.fields("died", demand.key if demand is not None else error.key)
+        if demand is None:  # the command that failed concerned the reservation
             text = (
                 "%s: its process died before it asked for its lock; %s; what was reserved for its message is given up "
                 "when Redis answers"
@@ -242,31 +243,32 @@ def _is_cold_shutdown() -> bool:
     return terminates is not None and terminates is not False
 
 
-def _hand_over(server: LockServer, run: Run, key: str | None) -> bool:
+def _hand_over(server: LockServer, run: Run, demand: Demand | None) -> bool:
     """Hand the key of a dead child over to the next attempt; return whether that was possible.
 
     If the child died before it took the key reserved for its message, the reservation is handed over.
     """
-    owners = [] if key is None else [(key, known_by(run.nonce))]
+    owners = [] if demand is None else [(demand, known_by(run.nonce))]
     if run.reservation is not None:
-        owners.append((run.reservation.key, known_by(run.reservation.claim, RESERVED)))
+        reserved = run.plan.in_any_permit(run.reservation.key)
+        owners.append((reserved, known_by(run.reservation.claim, RESERVED)))
     for held, owner in owners:
         taken = run.next and run.next.takes(held)
         if taken and server.store.send(commands.hand_over(held, owner, *taken)):
             text = "%s: its process died; its lock %s is kept for its next attempt"
-            logger.warning(text, run.name, held, extra=run.fields("died", held))
+            logger.warning(text, run.name, held.key, extra=run.fields("died", held.key))
             return True
     return False
 
 
-def _is_still_to_come(server: LockServer, run: Run, key: str) -> bool:
-    """Whether the attempt before `run` still holds `key`, and hands it over to the message when it ends.
+def _is_still_to_come(server: LockServer, run: Run, demand: Demand) -> bool:
+    """Whether the attempt before `run` still holds the key, and hands it over to the message when it ends.
 
     If so, giving up the reservation must leave the note `<key>:gone:<claim>`, which keeps that attempt from handing its
     key over. Otherwise it must not, because nothing would ever read the note: for example, when a child recycled by
     `worker_max_tasks_per_child` exits normally after its last run.
     """
-    held = server.store.look(key) if run.is_to_come else None
+    held = server.store.look(demand) if run.is_to_come else None
     attempts = [holder.attempt for holder in held.holders] if held is not None else []
     return any(one is not None and one.task_id == run.task_id and one.retries < run.retries for one in attempts)
 

@@ -18,7 +18,7 @@ from celery_redislock.app import server_of
 from celery_redislock.connection.connect import address
 from celery_redislock.errors import RedisLockError
 from celery_redislock.info import LockInfo
-from celery_redislock.protocol.names import limit_of
+from celery_redislock.protocol.names import Demand
 from celery_redislock.task.plan import LockPlan
 
 from .children import Run
@@ -52,7 +52,7 @@ def locks(state: Any, **_: Any) -> list[dict[str, Any]]:
     """
     room = waiting_room_of(state.app)
     waiting = [] if room is None else room.waiting
-    counts = Counter(str(one.key) for one in waiting)
+    counts = Counter(one.key for one in waiting)
     return [*_held(state.hostname, counts), *(_waits(one, state.hostname) for one in waiting)]
 
 
@@ -68,7 +68,7 @@ def redislock_waiting(state: Any, key: str | None = None, **_: Any) -> list[dict
         ``rank``: when it was published, in microseconds since the epoch.
     """
     room = waiting_room_of(state.app)
-    return [] if room is None else [one.to_json for one in room.waiting if key in {None, str(one.key)}]
+    return [] if room is None else [one.to_json for one in room.waiting if key in {None, one.key}]
 
 
 def redislock_task(state: Any, task_id: str, **_: Any) -> list[dict[str, Any]]:
@@ -92,7 +92,7 @@ def _waiting(one: WaitingMessage, room: WaitingRoom) -> dict[str, Any]:
     """Describe a waiting message: its rank, what its worker lacks to run it, and the server of its lock."""
     plan: LockPlan = one.request.task.lock_plan  # type: ignore[attr-defined] # it is a `LockedTask`
     server = address(server_of(plan.app).client)
-    return {"is": "waiting", "lacks": room.lacks(one), "limit": limit_of(one.key), "server": server, **one.to_json}
+    return {"is": "waiting", "lacks": room.lacks(one), "limit": one.demand.capacity, "server": server, **one.to_json}
 
 
 def _described(what: str, request: Request) -> dict[str, Any]:
@@ -104,12 +104,12 @@ def _described(what: str, request: Request) -> dict[str, Any]:
     """
     run = getattr(request, "run", None)
     run = run if isinstance(run, Run) else None
-    key = run and run.key
+    demand = run and run.demand
     is_called = what == "reserved" and run is not None and run.call is not None
     return {
         "is": "called" if is_called else what,
         "name": request.task.name,
-        "lock": None if key is None else str(key),
+        "lock": demand and demand.key,
         "needs_lock": run is not None,
         "since": request.time_start,
         "eta": request.eta.isoformat() if request.eta else None,
@@ -130,7 +130,7 @@ def redislock_counts(state: Any, **_: Any) -> dict[str, Any]:
     rooms = [] if room is None else room.rooms
     found: dict[tuple[str, str], list[int]] = {}
     for waiter in (one for room in rooms for one in room.waiting()):
-        found.setdefault((str(waiter.key), waiter.group), []).append(waiter.rank)
+        found.setdefault((waiter.key, waiter.group), []).append(waiter.rank)
     lines = [(key, task, len(ranks), min(ranks)) for (key, task), ranks in found.items()]
     return {"lines": lines, "rooms": [room.token.nonce for room in rooms], "conflicts": CONFLICTS.count}
 
@@ -150,34 +150,35 @@ def _requests(consumer: Any) -> Iterator[tuple[str, Request]]:
 
 def _waits(one: WaitingMessage, hostname: str) -> dict[str, Any]:
     task: Any = one.request.task
-    info = LockInfo(str(one.key), str(one.request.id), task.name, hostname, one.began_at, None, "waiting")
+    info = LockInfo(one.key, str(one.request.id), task.name, hostname, one.began_at, None, "waiting")
     return info.to_json(task.lock_plan.options.scope)
 
 
 def _held(hostname: str, waiting: Counter[str]) -> Iterator[dict[str, Any]]:
     """Yield the locks of accepted runs, except runs that hold nothing according to the lock server."""
     given = (getattr(request, "run", None) for request in set(worker.active_requests))
-    runs = [run for run in given if isinstance(run, Run) and run.key is not None]
+    runs = [(run, demand) for run in given if isinstance(run, Run) and (demand := run.demand) is not None]
     answers: dict[str, LockInfo | None] = {}
     asks = threading.Thread(target=_ask, args=(runs, answers), name="redislock-inspect", daemon=True)
     asks.start()
     asks.join(PATIENCE)
-    for run, answer in [(run, answers.get(run.nonce, _unknown(run, hostname))) for run in runs]:
+    for run, key, answer in [
+        (run, demand.key, answers.get(run.nonce, _unknown(run, demand.key, hostname))) for run, demand in runs
+    ]:
         if answer is not None:
-            yield answer.to_json(run.plan.options.scope, waiting[str(run.key)])
+            yield answer.to_json(run.plan.options.scope, waiting[key])
 
 
-def _ask(runs: Sequence[Run], answers: dict[str, LockInfo | None]) -> None:
+def _ask(runs: Sequence[tuple[Run, Demand]], answers: dict[str, LockInfo | None]) -> None:
     """Look up the keys of `runs`, and store in `answers`, by nonce, what each run holds; None for nothing."""
-    for run in runs:
-        key = str(run.key)
+    for run, demand in runs:
         try:
-            found = server_of(run.plan.app).store.look(run.plan.in_any_permit(key))
+            found = server_of(run.plan.app).store.look(demand)
         except RedisLockError:
             return
         mine = [one for one in (found.holders if found else ()) if one.nonce == run.nonce and one.state == "held"]
-        answers[run.nonce] = mine[0].info(key, found.ttl) if found and mine else None
+        answers[run.nonce] = mine[0].info(demand.key, found.ttl) if found and mine else None
 
 
-def _unknown(run: Run, hostname: str) -> LockInfo:
-    return LockInfo(str(run.key), run.task_id, run.plan.task, hostname, None, None, "unknown")
+def _unknown(run: Run, key: str, hostname: str) -> LockInfo:
+    return LockInfo(key, run.task_id, run.plan.task, hostname, None, None, "unknown")

@@ -96,7 +96,7 @@ class LockedRequest(Request):
         self.request_dict[DELIVERY] = tuple(self.delivery)
         self._next = None
         if plan is not None and getattr(task, "retry_on_worker_lost", None):  # from Celery 5.7 on
-            self._next = next_attempt(task, plan, self.request_dict, self.delivery.nonce, self._reservation(plan))
+            self._next = next_attempt(task, plan, self.request_dict, self.delivery.nonce, self._reservation)
 
     def on_accepted(self, pid: Any, time_accepted: float) -> None:
         """Record what the child `pid` runs now.
@@ -141,7 +141,7 @@ class LockedRequest(Request):
         if plan is None:
             return None
         retries = attempts_before(self.request_dict)
-        nonce, call, reservation = self.delivery.nonce, self.delivery.call, self._reservation(plan)
+        nonce, call, reservation = self.delivery.nonce, self.delivery.call, self._reservation
         return Run(str(self.id), plan, nonce, reservation, retries, call, self._waited_for, self._next)
 
     @property
@@ -157,9 +157,9 @@ class LockedRequest(Request):
         )
         return not was_revoked(self) and (is_given_back or is_requeued or bool(is_retried))
 
-    def _reservation(self, plan: LockPlan) -> Reservation | None:
-        reservation = reservation_in(self.request_dict.get(HEADER))
-        return reservation and reservation._replace(key=plan.in_any_permit(reservation.key))
+    @property
+    def _reservation(self) -> Reservation | None:
+        return reservation_in(self.request_dict.get(HEADER))
 
     def revoked(self) -> bool:
         """Whether the message was revoked or has expired. If so, its reservation is given up."""
@@ -171,8 +171,8 @@ class LockedRequest(Request):
                 return False
         worker_port.find_again(self, other)
         run = self.run
-        if run is not None and run.call is not None and run.key is not None:
-            server_of(run.plan.app).pass_on(run.key, run.call)
+        if run is not None and run.call is not None and run.demand is not None:
+            server_of(run.plan.app).pass_on(run.demand, run.call)
         if run is not None and run.reservation is not None:
             give_up_reservation(run.plan, run.reservation, run.retries, self.eta)
         return True
@@ -275,7 +275,7 @@ class LockedRequest(Request):
             return
         CHILDREN.keep_reservation(self.worker_pid, self.delivery.nonce)
         self._forget_run()
-        self._waited_for = sys.intern(str(ending.key))  # all messages that wait for a key share one string
+        self._waited_for = sys.intern(ending.demand.key)  # all messages that wait for a key share one string
         self.request_dict[HEADER] = ending.header.wire
         if ending.is_shown:
             self.send_event("task-retried", exception=str(ending.args[0]), traceback="")

@@ -21,7 +21,7 @@ from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockUnavailable, describe
 from celery_redislock.options import resolve_settings
 from celery_redislock.protocol import tokens
-from celery_redislock.protocol.names import redis_key
+from celery_redislock.protocol.names import Demand, redis_key
 from celery_redislock.protocol.scripts import Command
 
 from . import advice
@@ -63,7 +63,7 @@ def try_lock_server(app: Celery) -> None:
         advice.introduce(app, prefix, where)
         store = _OnceInACluster(client) if isinstance(client, ClusterClient) else _Once(client)
         try:
-            _try_out(store, redis_key(prefix, f"worker start:{tokens.mint_nonce()}"))
+            _try_out(store, Demand(redis_key(prefix, f"worker start:{tokens.mint_nonce()}")))
             infos = _infos(client)
             advice.warn_of_age(infos, where, names["url"])
             advice.warn_of_eviction(infos, where)
@@ -81,13 +81,13 @@ def try_lock_server(app: Celery) -> None:
         )
 
 
-def _try_out(store: LockStore, key: str) -> None:
+def _try_out(store: LockStore, demand: Demand) -> None:
     """Do what tasks do, with a key used only for this trial: renew it, acquire it, find it held, and release it."""
     mine, other = (tokens.mint(tokens.mint_nonce(), None, tokens.origin(None, None)) for _ in range(2))
-    store.renew([(key, mine, LEASE)])  # first, before the key exists: if this fails, no key is left behind
+    store.renew([(demand.key, mine, LEASE)])  # first, before the key exists: if this fails, no key is left behind
     for one in (mine, other):
-        store.acquire(key, one, LEASE)
-    store.release(key, mine)
+        store.acquire(demand, one, LEASE)
+    store.release(demand, mine)
 
 
 def _infos(client: redis.Redis | ClusterClient) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from kombu.common import ignore_errors
 from celery_redislock.app import server_of
 from celery_redislock.line.room import Room
 from celery_redislock.message.header import Header
+from celery_redislock.protocol.names import Demand
 from celery_redislock.task.ended_early import WaitsInLine
 from celery_redislock.task.plan import LockPlan
 
@@ -159,7 +160,7 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     def send_on(self, request: Request, header: Header, plan: LockPlan, prepare: Prepare) -> None:
         """Publish the message of `request` again with `header`; if that fails, give it to the pool again."""
-        self._keep(request, WaitsInLine("", "", header.rank, header, False), plan, prepare, leaves=True)
+        self._keep(request, WaitsInLine("", Demand(""), header.rank, header, False), plan, prepare, leaves=True)
 
     def _keep(self, request: Request, ending: WaitsInLine, plan: LockPlan, prepare: Prepare, *, leaves: bool) -> None:
         worker_port.task_ready(request)

@@ -18,7 +18,7 @@ from celery_redislock.errors import LockUnavailable
 from celery_redislock.info import fields, run_named
 from celery_redislock.line.waiters import Waiter
 from celery_redislock.message.header import HEADER, Header
-from celery_redislock.protocol.names import limit_of, limited
+from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.tokens import RESERVED, Token, known_by
 from celery_redislock.task.ended_early import WaitsInLine
 from celery_redislock.task.plan import LockPlan
@@ -60,8 +60,8 @@ class WaitingMessage(Waiter):
         "_since",
         "claim",
         "deadline",
+        "demand",
         "joins",
-        "key",
         "number",
         "prepare",
         "rank",
@@ -82,7 +82,7 @@ class WaitingMessage(Waiter):
         run: Callable[[WaitingMessage, bool], None],
     ) -> None:
         # All messages that wait for a key share one string.
-        self.key = limited(sys.intern(str(ending.key)), limit_of(ending.key))
+        self.demand = Demand(sys.intern(ending.demand.key), ending.demand.capacity)
         self.rank, self.number = ending.rank, 0
         self.request = request
         self.prepare = prepare
@@ -107,7 +107,7 @@ class WaitingMessage(Waiter):
         return {
             "id": str(self.request.id),
             "name": self.request.task.name,
-            "lock": str(self.key),
+            "lock": self.key,
             "waited": round(time.monotonic() - self._since, 3),
             "rank": self.rank,
         }

@@ -158,9 +158,9 @@ class TestCooldown:
         """Its main process releases what the child held last."""
         worker = start_worker(1)
         assert tasks.cools_skip.delay("k", "first").get(timeout=10) == "first"
-        store, key = LockServer.behind(locks.client).store, tasks.cools_skip.lock_for("k").name
-        wait_until(lambda: store.inspect(key).state == "cooling", "it cools down")  # the result was stored before
+        store, demand = LockServer.behind(locks.client).store, tasks.cools_skip.lock_for("k").demand
+        wait_until(lambda: store.inspect(demand).state == "cooling", "it cools down")  # the result was stored before
         (child,) = worker.children()
         worker.kill_child(child.pid)
         wait_until(lambda: worker.children() and worker.children()[0].pid != child.pid, "there is another child")
-        assert store.inspect(key).state == "cooling"
+        assert store.inspect(demand).state == "cooling"

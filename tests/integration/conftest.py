@@ -19,7 +19,7 @@ from celery_redislock.connection.store import LockStore
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.hold.keeper import Keeper
 from celery_redislock.protocol import tokens
-from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.scripts import Note
 from celery_redislock.protocol.tokens import Attempt
 from tests.lab import offers
@@ -27,6 +27,7 @@ from tests.lab.app import Config
 from tests.lab.servers import Valkey, wait_until
 
 KEY = "redislock:{shop.bill:7}"
+ONE = Demand(KEY)
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def look_all_at_once(store: LockStore, server: redis.Redis, count: int) -> None:
     """So many look at a key at the same time, each on its own connection; `server` is reached without the proxy."""
     server.client_pause(10_000, all=False)  # scripts count as writes
     with ThreadPoolExecutor(count) as threads:
-        looks = [threads.submit(store.inspect, KEY) for _ in range(count)]
+        looks = [threads.submit(store.inspect, ONE) for _ in range(count)]
         try:
             wait_until(lambda: server.info("clients")["blocked_clients"] == count, "all of them look")
         finally:
@@ -72,10 +73,10 @@ class Holder:
         self.note = keys_of(KEY).note(attempt)
 
     def acquire(self, lease: float = 10.0, *, may_be_copy: bool = False) -> object:
-        return self.store.acquire(KEY, self.token, lease, self.note if may_be_copy else None)
+        return self.store.acquire(ONE, self.token, lease, self.note if may_be_copy else None)
 
     def release(self, *, over: bool = True, copy_may_wait: bool = False) -> bool:
-        return self.store.release(KEY, self.token, Note(self.note, in_any_case=copy_may_wait) if over else None)
+        return self.store.release(ONE, self.token, Note(self.note, in_any_case=copy_may_wait) if over else None)
 
 
 @pytest.fixture
@@ -97,8 +98,8 @@ def hold(store: LockStore, keeper: Keeper) -> Iterator[Callable[..., HeldLock]]:
         key: str = KEY, lease: float = 30.0, store: LockStore = store, keeper: Keeper = keeper, **options: object
     ) -> HeldLock:
         token = tokens.mint(tokens.mint_nonce(), None, tokens.origin("host", None))
-        lock = HeldLock(store, key, token, lease, **options)
-        lock.granted(store.acquire(key, token, lease))
+        lock = HeldLock(store, Demand(key), token, lease, **options)
+        lock.granted(store.acquire(Demand(key), token, lease))
         keeper.add(lock)
         kept.append((keeper, lock))
         return lock

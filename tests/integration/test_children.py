@@ -10,6 +10,7 @@ from billiard import Process
 
 from celery_redislock.app import server_of
 from celery_redislock.protocol import commands, tokens
+from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.tokens import Attempt
 from celery_redislock.task.plan import LockPlan
 from celery_redislock.worker.children import Children, Reservation, Run, expect_copies, release_of_dead
@@ -35,7 +36,7 @@ def take(server, key):
 
     def take_key(task_id, retries):
         token = tokens.mint(tokens.mint_nonce(), Attempt(task_id, retries, 0), ORIGIN)
-        server.store.acquire(key, token, LEASE)
+        server.store.acquire(Demand(key), token, LEASE)
         return token
 
     return take_key
@@ -70,7 +71,7 @@ def test_while_the_run_before_holds_the_key_a_note_tells_it_to_leave_it_to_nobod
     release()
     assert len(locks.client.keys()) == 2  # the key and the note
     again = tokens.mint(claim, Attempt("id", 1, 0), ORIGIN, tokens.RESERVED)
-    assert server.store.send(commands.hand_over(key, first, again, LEASE))
+    assert server.store.send(commands.hand_over(Demand(key), first, again, LEASE))
     assert locks.client.keys() == []
 
 
@@ -87,7 +88,7 @@ def test_once_the_run_before_holds_it_no_more_no_note_is_left(take, release, loc
 
 def test_what_was_left_to_it_and_not_used_is_free(server, key, claim, release, locks):
     """The run before has ended; the child died before it asked."""
-    server.store.acquire(key, tokens.mint(claim, Attempt("id", 1, 0), ORIGIN, tokens.RESERVED), LEASE)
+    server.store.acquire(Demand(key), tokens.mint(claim, Attempt("id", 1, 0), ORIGIN, tokens.RESERVED), LEASE)
     release()
     assert locks.client.keys() == []
 
@@ -95,7 +96,7 @@ def test_what_was_left_to_it_and_not_used_is_free(server, key, claim, release, l
 def test_where_the_lock_server_is_away_it_says_when_the_lock_ends_and_gives_the_reservation_up_later(
     lock_proxy, server, key, claim, release, locks, log
 ):
-    server.store.acquire(key, tokens.mint(claim, Attempt("id", 1, 0), ORIGIN, tokens.RESERVED), LEASE)
+    server.store.acquire(Demand(key), tokens.mint(claim, Attempt("id", 1, 0), ORIGIN, tokens.RESERVED), LEASE)
     lock_proxy.refuse()
     release()
     assert "its process died; the lock" in log.text
@@ -107,7 +108,7 @@ def test_where_the_lock_server_is_away_it_says_when_the_lock_ends_and_gives_the_
 def test_of_a_child_that_has_not_asked_for_its_key_it_does_not_say_that_a_lock_ends(
     lock_proxy, server, key, run, claim, locks, log
 ):
-    server.store.acquire(key, tokens.mint(claim, Attempt("id", 1, 0), ORIGIN, tokens.RESERVED), LEASE)
+    server.store.acquire(Demand(key), tokens.mint(claim, Attempt("id", 1, 0), ORIGIN, tokens.RESERVED), LEASE)
     lock_proxy.refuse()
     release_of_dead(run._replace(waited_for=None))
     assert "its process died before it asked for its lock; the lock" in log.text

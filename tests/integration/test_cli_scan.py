@@ -12,7 +12,7 @@ from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import keys_of
 from celery_redislock.protocol.tokens import Attempt
 
-from .conftest import KEY
+from .conftest import KEY, ONE
 
 
 def test_all_of_many_locks_are_found_once_among_as_many_notes_and_no_command_asks_for_all_keys(app, locks):
@@ -60,7 +60,7 @@ def test_the_first_who_waits_tells_since_when(store: LockStore, holder, locks):
     first.acquire()
     now = locks.client.time()[0]
     room = tokens.of_room(tokens.mint_nonce(), "host")
-    store.stand(KEY, room, (now - 100) * 1_000_000, None)
+    store.stand(ONE, room, (now - 100) * 1_000_000, None)
     (row,) = scan(locks.client, "redislock:{*", never)
     assert (row.part.key, row.waiting) == (KEY, 1)
     assert row.waits["shop.bill"].oldest == pytest.approx(100, abs=5)

@@ -13,7 +13,7 @@ from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol.names import keys_of
 from celery_redislock.protocol.scripts import ACQUIRE, Granted
 from celery_redislock.testing import busy
-from tests.integration.conftest import KEY
+from tests.integration.conftest import KEY, ONE
 from tests.lab.app import make_app
 from tests.lab.renewals import renew
 
@@ -66,9 +66,9 @@ def test_it_grows_although_the_counter_was_lost(make, client):
 
 def test_it_grows_where_an_acquire_is_sent_again_and_the_counter_was_lost(holder, client):
     mine = holder("id")
-    first = mine.store.acquire(KEY, mine.token, 10, fence=True).fence
+    first = mine.store.acquire(ONE, mine.token, 10, fence=True).fence
     client.delete(keys_of(KEY).fence)
-    again = mine.store.acquire(KEY, mine.token, 10, fence=True).fence
+    again = mine.store.acquire(ONE, mine.token, 10, fence=True).fence
     assert again > first
     assert again == int(client.get(keys_of(KEY).fence))
 
@@ -108,11 +108,11 @@ def test_a_lost_reply_does_not_move_it(holder, client, lock_proxy):
     client.script_load(ACQUIRE.text)
     fault = lock_proxy.drop_reply(to=b"EVALSHA", where=ACQUIRE.sha.encode())
     with connect(lock_proxy.url, {}) as behind:
-        granted = LockStore(behind).acquire(KEY, mine.token, 10, fence=True)
+        granted = LockStore(behind).acquire(ONE, mine.token, 10, fence=True)
     assert fault.struck == 1
     assert isinstance(granted, Granted)
     assert granted.fence == int(client.get(keys_of(KEY).fence))
-    assert mine.store.acquire(KEY, mine.token, 10, fence=True).fence == granted.fence
+    assert mine.store.acquire(ONE, mine.token, 10, fence=True).fence == granted.fence
 
 
 def test_a_refused_one_does_not_move_it(make, client):

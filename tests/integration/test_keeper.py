@@ -16,8 +16,9 @@ import pytest
 from celery_redislock import LockLost
 from celery_redislock.app import server_of
 from celery_redislock.protocol import tokens
+from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.scripts import ACQUIRE, RELEASE, RENEW, Granted
-from tests.integration.conftest import KEY
+from tests.integration.conftest import KEY, ONE
 from tests.lab.app import make_app
 from tests.lab.renewals import held_by
 from tests.lab.servers import wait_until
@@ -119,7 +120,7 @@ def test_a_release_is_made_up_for_where_a_renewal_had_failed_and_nothing_is_held
     make_due(behind.keeper, lock)
     wait_until(lambda: "the lock server cannot be asked" in log.text, "renewals have failed")
     behind.keeper.remove(lock)
-    behind.keeper.later(KEY, math.inf, lambda store: store.release(KEY, lock.token))
+    behind.keeper.later(KEY, math.inf, lambda store: store.release(ONE, lock.token))
     lock_proxy.mend()
     wait_until(lambda: client.get(KEY) is None, "it is released")
 
@@ -202,7 +203,7 @@ def test_removing_while_renewing_does_not_tell_of_a_loss(hold, keeper, store, lo
     for _ in range(400):
         lock = held.pop(0)
         keeper.remove(lock)
-        store.release(lock.key, lock.token)
+        store.release(lock.demand, lock.token)
         held.append(hold(lock.key))
         time.sleep(0.005)
     assert "lost" not in log.text
@@ -299,14 +300,14 @@ def test_an_idle_keeper_sleeps_until_a_lock_comes(server, hold_on, private_locks
     mine, before = server(), keepers()
     lock = hold_on(mine, KEY)
     (thread,) = keepers() - before
-    mine.store.inspect(KEY)  # loads the script
+    mine.store.inspect(ONE)  # loads the script
     renewed(lock)
     mine.keeper.remove(lock)
     wait_until(lambda: is_asleep(mine.keeper, thread), "it sleeps until it is woken")
     private_locks.calls()
     woken = switches(thread)
     for number in range(20):
-        mine.store.inspect(f"{KEY}{number}")  # others ask the server, which is no business of its
+        mine.store.inspect(Demand(f"{KEY}{number}"))  # others ask the server, which is no business of its
     time.sleep(0.7)
     assert switches(thread) <= woken + 1  # it may have been about to fall asleep
     assert private_locks.calls() == {"evalsha": 20, "mget": 20}
@@ -334,7 +335,7 @@ def test_many_releases_to_make_up_for_do_not_delay_a_renewal(lock_proxy, server,
     releases = lock_proxy.delay(0.005, to=b"EVALSHA", where=RELEASE.sha.encode())
     for number in range(1000):  # which take five seconds
         key = f"{KEY}:{number}"
-        mine.keeper.later(key, math.inf, lambda store, key=key: store.release(key, lock.token))
+        mine.keeper.later(key, math.inf, lambda store, key=key: store.release(Demand(key), lock.token))
     wait_until(lambda: releases.met >= 1000, "all are released")
     assert lock.deadline > granted + 3
     assert lock.state == "held"
@@ -351,7 +352,7 @@ def test_waiters_for_the_stores_connections_do_not_delay_a_renewal(lock_proxy, s
 
     def acquire(number):
         token = tokens.mint(tokens.mint_nonce(), None, tokens.origin("host", None))
-        answers.append(mine.store.acquire(f"{KEY}{number}", token, 10.0))
+        answers.append(mine.store.acquire(Demand(f"{KEY}{number}"), token, 10.0))
 
     waiters = [threading.Thread(target=acquire, args=(number,), daemon=True) for number in range(60)]
     for waiter in waiters:

@@ -17,7 +17,7 @@ from celery_redislock.connection import outage
 from celery_redislock.connection.connections import Connections
 from celery_redislock.protocol.scripts import Granted
 from celery_redislock.protocol.tokens import Token
-from tests.integration.conftest import KEY
+from tests.integration.conftest import KEY, ONE
 from tests.lab.servers import wait_until
 
 TIMEOUT = 0.5  # of the client, for a connection and for a reply
@@ -27,7 +27,7 @@ TIMEOUT = 0.5  # of the client, for a connection and for a reply
 def store(app, lock_proxy):
     """Behind the proxy, as a publisher or a run uses it."""
     store = server_of(app).store
-    store.inspect(KEY)  # the script is known
+    store.inspect(ONE)  # the script is known
     return store
 
 
@@ -171,9 +171,9 @@ def test_a_lock_that_is_held_is_renewed_and_released_all_the_while(hold, ask, lo
     lock_proxy.refuse()
     assert isinstance(ask(), LockUnavailable)
     with pytest.raises(LockUnavailable):
-        store.release(KEY, lock.token)
+        store.release(ONE, lock.token)
     lock_proxy.mend()
-    assert store.release(KEY, lock.token) is True  # nobody has looked
+    assert store.release(ONE, lock.token) is True  # nobody has looked
     assert locks.client.get(KEY) is None
 
 

@@ -17,14 +17,15 @@ from celery_redislock.connection.connect import connect
 from celery_redislock.connection.connections import Connection
 from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol import commands
-from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.scripts import RELEASE, Conflict, Granted
-from tests.integration.conftest import KEY
+from tests.integration.conftest import KEY, ONE
 from tests.lab.app import make_app
 from tests.lab.interruption import raised_at
 from tests.lab.servers import wait_until
 
 OTHER = "redislock:{shop.bill:8}"
+TWO = Demand(OTHER)
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +40,7 @@ class Sent:
     def __init__(self, store, holder, key=KEY):
         self.answers = []
         self.doubts = 0
-        store.send_late(commands.release(key, holder.token.owner), self.answers.append, self.doubt)
+        store.send_late(commands.release(Demand(key), holder.token.owner), self.answers.append, self.doubt)
 
     def doubt(self):
         self.doubts += 1
@@ -65,10 +66,10 @@ def test_its_answer_is_read_with_the_next_command_of_its_connection_in_one_round
 def test_a_release_that_follows_another_reads_the_answer_of_that(store, holder):
     first, second = holder("a"), holder("b")
     first.acquire()
-    store.acquire(OTHER, second.token, 10.0)
+    store.acquire(TWO, second.token, 10.0)
     sent = Sent(store, first), Sent(store, second, OTHER)
     assert [one.answers for one in sent] == [[1], []]
-    assert store.look(KEY) is None
+    assert store.look(ONE) is None
     assert [one.answers for one in sent] == [[1], [1]]
 
 
@@ -77,14 +78,14 @@ def test_the_answer_to_who_did_not_hold_the_key_any_more_tells_so(store, client,
     mine.acquire()
     client.delete(KEY)
     sent = Sent(store, mine)
-    store.look(KEY)
+    store.look(ONE)
     assert sent.answers == [0]
 
 
 def test_an_answer_that_is_late_and_the_next_one_are_each_told_to_who_has_asked(store, holder):
     """If they were swapped, a run would hold a key that it was refused, and would not know one that it was granted."""
     sent = Sent(store, holder("a"))  # which does not hold the key
-    assert isinstance(store.acquire(KEY, holder("b").token, 10.0), Granted)
+    assert isinstance(store.acquire(ONE, holder("b").token, 10.0), Granted)
     assert sent.answers == [0]
 
 
@@ -96,7 +97,7 @@ def test_who_fails_over_an_answer_harms_neither_the_next_command_nor_its_connect
 
     mine = holder("a")
     mine.acquire()
-    store.send_late(commands.release(KEY, mine.token.owner), fails, lambda: None)
+    store.send_late(commands.release(ONE, mine.token.owner), fails, lambda: None)
     assert isinstance(mine.acquire(), Granted)
     assert "could not be told" in log.text
 
@@ -129,7 +130,7 @@ def test_a_release_that_is_lost_is_in_doubt_and_the_next_command_is_sent_once_mo
     lost = lock_proxy.drop_command(to=b"EVALSHA", where=RELEASE.sha.encode())
     sent = Sent(behind, mine)
     lost.wait()
-    assert isinstance(behind.acquire(OTHER, holder("b").token, 10.0), Granted)
+    assert isinstance(behind.acquire(TWO, holder("b").token, 10.0), Granted)
     assert (sent.answers, sent.doubts) == ([], 1)
     assert client.exists(KEY)
 
@@ -142,7 +143,7 @@ def test_a_release_whose_answer_is_lost_is_in_doubt(behind, client, holder, lock
     lost = lock_proxy.drop_reply(to=b"EVALSHA", where=RELEASE.sha.encode(), hang=hang)
     sent = Sent(behind, mine)
     lost.wait()
-    assert behind.look(OTHER) is None
+    assert behind.look(TWO) is None
     assert (sent.answers, sent.doubts) == ([], 1)
 
 
@@ -151,7 +152,7 @@ def test_a_release_on_a_connection_that_is_lost_is_sent_once_more_and_the_one_be
 ):
     first, second = holder("a"), holder("b")
     first.acquire()
-    behind.acquire(OTHER, second.token, 10.0)
+    behind.acquire(TWO, second.token, 10.0)
     client.script_load(RELEASE.text)
     lost = lock_proxy.drop_reply(to=b"EVALSHA", where=RELEASE.sha.encode())
     sent = Sent(behind, first)
@@ -184,7 +185,7 @@ def test_a_time_limit_that_strikes_while_the_answer_is_read_leaves_both_commands
     lost.wait()
     asks = lock_proxy.drop_command(to=b"EVALSHA", where=OTHER.encode())
     with pytest.raises(SoftTimeLimitExceeded), raised_at(asks, SoftTimeLimitExceeded()):
-        behind.acquire(OTHER, holder("b").token, 10.0)
+        behind.acquire(TWO, holder("b").token, 10.0)
     assert (sent.answers, sent.doubts) == ([], 1)
 
 
@@ -208,7 +209,7 @@ def test_a_release_that_the_server_does_not_know_or_refuses_is_in_doubt_and_the_
     client.script_flush()
     sent = Sent(store, mine)
     connected = client.client_list()
-    assert isinstance(store.acquire(OTHER, other.token, 10.0), Granted)
+    assert isinstance(store.acquire(TWO, other.token, 10.0), Granted)
     assert (sent.answers, sent.doubts) == ([], 1)
     assert len(client.client_list()) == len(connected)
 
@@ -225,9 +226,9 @@ def test_a_check_of_the_connections_health_does_not_take_the_answer(locks, holde
     mine = holder("a")
     Sent(store, mine)
     for _ in range(3):
-        assert isinstance(store.acquire(KEY, mine.token, 10.0), Granted)
+        assert isinstance(store.acquire(ONE, mine.token, 10.0), Granted)
         sent = Sent(store, mine)
-        assert store.look(OTHER) is None
+        assert store.look(TWO) is None
         assert sent.answers == [1]
     checked.close()
 
@@ -238,9 +239,9 @@ def test_a_child_that_is_forked_reads_no_answer_of_its_parents(store, holder):
     sent = Sent(store, mine)
     pid = os.fork()
     if not pid:
-        os._exit(0 if isinstance(store.acquire(OTHER, childs.token, 10.0), Granted) and not sent.answers else 1)
+        os._exit(0 if isinstance(store.acquire(TWO, childs.token, 10.0), Granted) and not sent.answers else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert isinstance(store.acquire(OTHER, childs.token, 10.0), Granted)
+    assert isinstance(store.acquire(TWO, childs.token, 10.0), Granted)
     assert sent.answers == [1]
 
 
@@ -277,7 +278,7 @@ def test_no_connection_with_an_unread_answer_goes_back_to_the_pool(locks, holder
         send_late(connection, late)
 
     def run(mine, key):
-        store.acquire(key, mine.token, 10.0)
+        store.acquire(Demand(key), mine.token, 10.0)
         sent = Sent(store, mine, key)
         first_has_sent.set()
         return sent
@@ -286,7 +287,7 @@ def test_no_connection_with_an_unread_answer_goes_back_to_the_pool(locks, holder
     with ThreadPoolExecutor(2) as threads:
         sent = [*threads.map(run, holders, (KEY, OTHER))]
     for key in (KEY, OTHER):
-        assert store.look(key) is None
+        assert store.look(Demand(key)) is None
     wait_until(lambda: not store.read_late(0.0, 60.0), "all are read")
     assert [one.answers for one in sent] == [[1], [1]]
     small.close()

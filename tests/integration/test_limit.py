@@ -15,14 +15,14 @@ from celery.exceptions import Reject
 from celery_redislock import Lock, LockConfigError, LockConflict, LockedTask, LockKeyError, LockUnavailable, locked
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol import commands, tokens
-from celery_redislock.protocol.names import LimitedKey, channel_of, keys_of, limit_of
+from celery_redislock.protocol.names import Demand, channel_of, keys_of
 from celery_redislock.protocol.scripts import Claim, Conflict, Finished, Granted, Note, Taken
 from celery_redislock.protocol.tokens import CALLED, RESERVED, SEEN, Attempt, Token, known_by, mint_nonce
-from tests.integration.conftest import KEY
+from tests.integration.conftest import KEY, ONE
 from tests.lab.renewals import begin_renewal
 from tests.lab.servers import wait_until
 
-TWO, THREE = LimitedKey(KEY, 2), LimitedKey(KEY, 3)
+TWO, THREE = Demand(KEY, 2), Demand(KEY, 3)
 ORIGIN = tokens.origin("w@host", "shop.bill")
 
 
@@ -58,9 +58,9 @@ def permits(client):
 def take(store):
     """Acquires the lock for a task of that name, of which it returns the token."""
 
-    def acquire(name, key=TWO):
+    def acquire(name, demand=TWO):
         mine = token(name)
-        granted = store.acquire(key, mine, 10.0)
+        granted = store.acquire(demand, mine, 10.0)
         assert isinstance(granted, Granted), granted
         return mine
 
@@ -93,8 +93,8 @@ class TestAnAcquire:
         assert permits() == {1: "c", 2: "b"}
 
     def test_with_a_limit_of_one_holds_the_first_permit_alone(self, store, take, permits):
-        take("a", KEY)
-        assert isinstance(store.acquire(KEY, token("b"), 10.0), Conflict)
+        take("a", ONE)
+        assert isinstance(store.acquire(ONE, token("b"), 10.0), Conflict)
         assert permits() == {1: "a"}
 
     def test_of_a_copy_gets_no_second_permit_and_marks_that_of_its_attempt(self, store, client, take, permits):
@@ -116,8 +116,8 @@ class TestAnAcquire:
         take("a", THREE)
         for holder in below:
             store.release(THREE, holder)
-        key = LimitedKey(KEY, limit) if limit > 1 else KEY
-        refused = store.acquire(key, token("a"), 10.0, note("a"))
+        demand = Demand(KEY, limit)
+        refused = store.acquire(demand, token("a"), 10.0, note("a"))
         assert isinstance(refused, Conflict)
         assert refused.cannot_wait
         assert permits() == {3: "a"}
@@ -127,7 +127,7 @@ class TestAnAcquire:
         assert isinstance(store.stand(TWO, room, 10, None), Conflict)
         assert store.release(TWO, first)
         assert store.stand(TWO, room, 10, None) == Taken()
-        call = tokens.call(tokens.for_limit(room, 2), 10)
+        call = tokens.call(tokens.for_capacity(room, 2), 10)
         refused = store.acquire(TWO, token("a"), 10.0, note("a"), call=call.value)
         assert refused.holder.owner == twin.owner
         assert permits() == {2: "a"}
@@ -157,7 +157,7 @@ class TestAnAcquire:
         take("x")
         running = take("a")
         for _ in range(2):
-            refused = store.acquire(KEY, token("a"), 10.0, note("a"))
+            refused = store.acquire(ONE, token("a"), 10.0, note("a"))
             assert refused.cannot_wait
             assert refused.holder.owner == running.owner
         assert permits() == {1: "x", 2: "a"}
@@ -181,13 +181,13 @@ class TestAnAcquire:
         """The message's first run still has a permit that a lock without a limit does not have."""
         first, twin = take("x"), take("a")
         if how == "called":
-            store.release(KEY, first)
-            assert store.stand(KEY, room, 10, None) == Taken()
-            refused = store.acquire(KEY, token("a"), 10.0, note("a"), call=tokens.call(room, 10).value)
+            store.release(ONE, first)
+            assert store.stand(ONE, room, 10, None) == Taken()
+            refused = store.acquire(ONE, token("a"), 10.0, note("a"), call=tokens.call(room, 10).value)
         else:
             claim = mint_nonce()
-            store.send(commands.hand_over(KEY, first, tokens.mint(claim, attempt("a"), ORIGIN, RESERVED), 60.0))
-            refused = store.acquire(KEY, token("a"), 10.0, note("a"), claim=Claim(claim, 60.0))
+            store.send(commands.hand_over(ONE, first, tokens.mint(claim, attempt("a"), ORIGIN, RESERVED), 60.0))
+            refused = store.acquire(ONE, token("a"), 10.0, note("a"), claim=Claim(claim, 60.0))
         assert refused.cannot_wait
         assert refused.holder.owner == twin.owner
         assert permits() == {2: "a"}
@@ -196,7 +196,7 @@ class TestAnAcquire:
         """Who was called may have come late, and its claim may be given up: the key is somebody else's by then."""
         take("x"), take("a")
         call, claim = tokens.call(room, 10).value, Claim(mint_nonce(), 60.0)
-        assert store.acquire(KEY, token("a"), 10.0, note("a"), call=call, claim=claim).cannot_wait
+        assert store.acquire(ONE, token("a"), 10.0, note("a"), call=call, claim=claim).cannot_wait
         assert permits() == {1: "x", 2: "a"}
 
     def test_of_a_key_that_is_no_string_is_refused_and_leaves_it_alone(self, store, client, take):
@@ -219,7 +219,7 @@ class TestARoom:
             assert heard.get_message(timeout=5)["data"] == f"offer 2 {KEY}".encode()
         assert store.stand(TWO, room, 10, 20) == Taken()
         assert client.get(keys_of(KEY).permit(2)).startswith(CALLED.encode())
-        call = tokens.call(tokens.for_limit(room, 2), 10)
+        call = tokens.call(tokens.for_capacity(room, 2), 10)
         assert store.acquire(TWO, token("c"), 10.0, call=call.value).permit == 2
 
     def test_takes_all_permits_that_are_free_one_after_the_other(self, store, take, room, permits):
@@ -233,7 +233,7 @@ class TestARoom:
         assert permits() == dict.fromkeys((1, 2, 3), "offered")
 
     def test_that_is_asked_twice_calls_once(self, store, take, room, permits):
-        holder = take("a", LimitedKey(KEY, 2))
+        holder = take("a", Demand(KEY, 2))
         take("b")
         store.stand(TWO, room, 10, None)
         store.release(TWO, holder)
@@ -310,8 +310,8 @@ class TestAHolder:
     def test_is_found_by_who_knows_no_limit_wherever_its_permit_is(self, store, take, permits):
         take("a", THREE), take("b", THREE)
         last = take("c", THREE)
-        assert store.expect_copy(LimitedKey(KEY, 2), last)
-        assert store.release(LimitedKey(KEY, 50), known_by(last.nonce))
+        assert store.expect_copy(Demand(KEY, 2), last)
+        assert store.release(Demand(KEY, 50), known_by(last.nonce))
         assert permits() == {1: "a", 2: "b"}
 
     def test_of_no_permit_marks_none(self, store, client, take):
@@ -323,7 +323,7 @@ class TestAHolder:
         take("a")
         running, claim = take("b"), mint_nonce()
         store.send(commands.hand_over(TWO, running, tokens.mint(claim, Attempt("b", 1, 0), ORIGIN, RESERVED), 60.0))
-        assert store.give_up(LimitedKey(KEY, 50), claim, is_to_come=False)
+        assert store.give_up(Demand(KEY, 50), claim, is_to_come=False)
         assert permits() == {1: "a"}
 
     def test_that_lost_its_reply_is_released_wherever_it_is(self, store, take, permits):
@@ -483,7 +483,7 @@ def test_a_limit_of_the_app_counts_for_tasks_and_blocks_and_the_error_says_where
         pass
 
     with bill.lock_for() as lock, locked("seats", app=own_app) as entered_again:
-        assert limit_of(lock.key) == limit_of(entered_again.key) == 2
+        assert lock.demand.capacity == entered_again.demand.capacity == 2
         assert len(bill.lock_info().holders) == 1
     with pytest.raises(LockConfigError, match="redislock_limit = 2 is not allowed with lock_scope"):
 
@@ -503,8 +503,8 @@ def test_a_callable_limit_is_asked_with_the_bound_arguments(own_app):
     def bill(customer, is_premium=False):
         pass
 
-    assert limit_of(bill.lock_for(7, is_premium=True).key) == 10
-    assert limit_of(bill.lock_for(7).key) == 1
+    assert bill.lock_for(7, is_premium=True).demand.capacity == 10
+    assert bill.lock_for(7).demand.capacity == 1
 
 
 @pytest.mark.parametrize(
@@ -555,9 +555,11 @@ def test_a_retry_that_is_rejected_before_it_asks_gives_its_permit_back(own_app, 
         pass
 
     with bill.lock_for() as first:
-        claim, key, store = mint_nonce(), first.key, LockServer.behind(first.redis).store
+        claim, demand, store = mint_nonce(), first.demand, LockServer.behind(first.redis).store
         running = token()
-        assert store.acquire(key, running, 60.0).permit == 2
-        assert store.send(commands.hand_over(key, running, tokens.mint(claim, attempt("id"), ORIGIN, RESERVED), 60.0))
-        deliver(own_app, "bill", retries=1, redislock={"claim": claim, "key": str(key)})
+        assert store.acquire(demand, running, 60.0).permit == 2
+        assert store.send(
+            commands.hand_over(demand, running, tokens.mint(claim, attempt("id"), ORIGIN, RESERVED), 60.0)
+        )
+        deliver(own_app, "bill", retries=1, redislock={"claim": claim, "key": demand.key})
         wait_until(lambda: [one.state for one in bill.lock_info().holders] == ["held"], "its permit is free")

@@ -11,7 +11,7 @@ from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.names import channel_of, keys_of
 from celery_redislock.protocol.scripts import Claim, Conflict, Finished, Granted, Note, Taken
 from celery_redislock.protocol.tokens import CALLED, COOLING, OFFERED, RESERVED, Token, mint_nonce
-from tests.integration.conftest import KEY
+from tests.integration.conftest import KEY, ONE
 
 LINE = keys_of(KEY).line
 pytestmark = pytest.mark.usefixtures("long_offers")
@@ -58,8 +58,8 @@ class TestARelease:
     def test_offers_the_key_to_the_room_with_the_smallest_rank(self, holder, store, room, line, kept):
         first, second, running = room(), room(), holder("running")
         running.acquire()
-        assert isinstance(store.stand(KEY, second, 20, None), Conflict)
-        assert isinstance(store.stand(KEY, first, 10, None), Conflict)
+        assert isinstance(store.stand(ONE, second, 20, None), Conflict)
+        assert isinstance(store.stand(ONE, first, 10, None), Conflict)
         assert line() == [(first.owner, 10), (second.owner, 20)]
         assert running.release()
         assert kept() == (OFFERED, first.owner)
@@ -68,7 +68,7 @@ class TestARelease:
     def test_tells_the_room_which_key_it_is(self, holder, store, room, client):
         mine, running = room(), holder("running")
         running.acquire()
-        store.stand(KEY, mine, 10, None)
+        store.stand(ONE, mine, 10, None)
         with client.pubsub() as heard:
             heard.subscribe(channel_of(mine.nonce))
             assert heard.get_message(timeout=15)["type"] == "subscribe"
@@ -79,7 +79,7 @@ class TestARelease:
         rooms, running = [room() for _ in range(5)], holder("running")
         running.acquire()
         for rank, one in enumerate(rooms):
-            store.stand(KEY, one, rank, None)
+            store.stand(ONE, one, rank, None)
         with client.pubsub() as third, client.pubsub() as last:
             for heard, one in ((third, rooms[2]), (last, rooms[4])):
                 heard.subscribe(channel_of(one.nonce))
@@ -97,7 +97,7 @@ class TestARelease:
     def test_writes_the_note_as_well(self, holder, store, room, kept, client):
         mine, running = room(), holder("running")
         running.acquire()
-        store.stand(KEY, mine, 10, None)
+        store.stand(ONE, mine, 10, None)
         assert running.release(copy_may_wait=True)
         assert kept() == (OFFERED, mine.owner)
         assert client.exists(running.note)
@@ -105,17 +105,17 @@ class TestARelease:
     def test_that_hands_the_key_over_or_lets_it_cool_offers_nothing(self, holder, store, room, kept, line):
         mine, running = room(), holder("running")
         running.acquire()
-        store.stand(KEY, mine, 10, None)
+        store.stand(ONE, mine, 10, None)
         reserved = tokens.mint(mint_nonce(), None, tokens.origin("host", None), RESERVED)
-        assert store.send(commands.hand_over(KEY, running.token, reserved, 10))
+        assert store.send(commands.hand_over(ONE, running.token, reserved, 10))
         assert kept() == (RESERVED, reserved.owner)
-        assert store.give_up(KEY, reserved.nonce, is_to_come=False)
+        assert store.give_up(ONE, reserved.nonce, is_to_come=False)
         assert kept() == (OFFERED, mine.owner)
         assert line() == []
-        assert isinstance(store.stand(KEY, mine, 10, None), Taken)
-        assert isinstance(store.acquire(KEY, running.token, 10, call=mine.owner), Granted)
-        store.stand(KEY, mine, 11, None)
-        assert store.send(commands.cool_down(KEY, running.token, 10))
+        assert isinstance(store.stand(ONE, mine, 10, None), Taken)
+        assert isinstance(store.acquire(ONE, running.token, 10, call=mine.owner), Granted)
+        store.stand(ONE, mine, 11, None)
+        assert store.send(commands.cool_down(ONE, running.token, 10))
         assert kept()[0] == COOLING
         assert line() == [(mine.owner, 11)]
 
@@ -125,23 +125,23 @@ class TestARelease:
         rooms, running = [room(), room()], holder("running")
         running.acquire()
         for rank, one in enumerate(rooms):
-            store.stand(KEY, one, rank, None)
+            store.stand(ONE, one, rank, None)
         with client.pubsub() as heard:
             for one in rooms:
                 heard.subscribe(channel_of(one.nonce))
                 assert heard.get_message(timeout=15)["type"] == "subscribe"
             if how == "cooling":
-                store.send(commands.cool_down(KEY, running.token, 10))
+                store.send(commands.cool_down(ONE, running.token, 10))
             else:
                 to = tokens.mint(mint_nonce(), None, tokens.origin("host", None), RESERVED)
-                store.send(commands.hand_over(KEY, running.token, to, 10))
+                store.send(commands.hand_over(ONE, running.token, to, 10))
             assert [heard.get_message(timeout=15)["data"] for _ in rooms] == [f"look 1 {KEY}".encode()] * 2
 
     def test_loses_nothing_where_its_user_may_not_publish(self, holder, store, room, kept, locks, client):
         mine, running = room(), holder("running")
         running.acquire()
-        store.stand(KEY, mine, 10, None)
-        store.stand(KEY, room("later"), 20, None)
+        store.stand(ONE, mine, 10, None)
+        store.stand(ONE, room("later"), 20, None)
         locks.client.acl_setuser("default", reset_channels=True, enabled=True)
         try:
             assert running.release(copy_may_wait=True)
@@ -178,9 +178,9 @@ class TestAnAcquire:
         mine, other = room(), holder("other")
         client.zadd(LINE, {mine: 10})
         if of == "a claim":
-            assert isinstance(store.acquire(KEY, other.token, 10, claim=Claim(mint_nonce(), 10)), Conflict)
+            assert isinstance(store.acquire(ONE, other.token, 10, claim=Claim(mint_nonce(), 10)), Conflict)
         else:
-            assert isinstance(store.acquire(KEY, other.token, 10, fence=True), Conflict)
+            assert isinstance(store.acquire(ONE, other.token, 10, fence=True), Conflict)
         assert kept() == (OFFERED, mine.owner)
 
     @pytest.mark.parametrize("state", ["free", OFFERED, CALLED])
@@ -190,25 +190,25 @@ class TestAnAcquire:
         client.zadd(LINE, {other: 5})
         if state != "free":
             client.set(KEY, called(mine, 10) if state == CALLED else mine.value, px=60_000)
-        granted = store.acquire(KEY, one.token, 10, fence=fence, call=mine.owner)
+        granted = store.acquire(ONE, one.token, 10, fence=fence, call=mine.owner)
         assert isinstance(granted, Granted)
         assert kept() == (one.token[0], one.token.owner)
         assert 5000 < client.pttl(KEY) <= 10_000
-        again = store.acquire(KEY, one.token, 10, fence=fence, call=mine.owner)  # sent once more
+        again = store.acquire(ONE, one.token, 10, fence=fence, call=mine.owner)  # sent once more
         assert again.fence == granted.fence
 
     def test_that_another_room_has_called_is_refused(self, holder, store, room, kept):
         mine, other = room(), room()
-        assert isinstance(store.stand(KEY, other, 10, None), Taken)
-        assert isinstance(store.acquire(KEY, holder("one").token, 10, call=mine.owner), Conflict)
+        assert isinstance(store.stand(ONE, other, 10, None), Taken)
+        assert isinstance(store.acquire(ONE, holder("one").token, 10, call=mine.owner), Conflict)
         assert kept() == (CALLED, other.owner)
 
     def test_of_a_copy_that_finds_its_note_passes_the_key_on(self, holder, store, room, kept, client):
         mine, next_room, copy = room(), room(), holder("copy")
         client.set(copy.note, "")
-        assert isinstance(store.stand(KEY, mine, 10, None), Taken)
+        assert isinstance(store.stand(ONE, mine, 10, None), Taken)
         client.zadd(LINE, {next_room: 20})
-        assert isinstance(store.acquire(KEY, copy.token, 10, copy.note, call=mine.owner), Finished)
+        assert isinstance(store.acquire(ONE, copy.token, 10, copy.note, call=mine.owner), Finished)
         assert kept() == (OFFERED, next_room.owner)
 
     def test_that_is_refused_is_told_the_time_of_the_server(self, holder, client):
@@ -221,7 +221,7 @@ class TestAnAcquire:
 class TestARoomThatStands:
     def test_takes_a_free_key_for_its_first_waiter_and_stays_for_its_next(self, store, room, line, kept, client):
         mine = room()
-        assert isinstance(store.stand(KEY, mine, 10, 20), Taken)
+        assert isinstance(store.stand(ONE, mine, 10, 20), Taken)
         assert client.get(KEY) == called(mine, 10)
         assert kept() == (CALLED, mine.owner)
         assert line() == [(mine.owner, 20)]
@@ -231,13 +231,13 @@ class TestARoomThatStands:
         mine = room()
         client.zadd(LINE, {mine: 10})
         client.set(KEY, mine.value, px=500)
-        assert isinstance(store.stand(KEY, mine, 10, None), Taken)
+        assert isinstance(store.stand(ONE, mine, 10, None), Taken)
         assert line() == []
 
     def test_lets_an_earlier_one_go_first(self, store, room, line, kept, client):
         mine, earlier = room(), room()
         client.zadd(LINE, {earlier: 9})
-        refused = store.stand(KEY, mine, 10, None)
+        refused = store.stand(ONE, mine, 10, None)
         assert isinstance(refused, Conflict)
         assert refused.holder.owner == earlier.owner
         assert kept() == (OFFERED, earlier.owner)
@@ -249,12 +249,12 @@ class TestARoomThatStands:
     ):
         mine, earlier, running = room(), room(), holder("running")
         running.acquire()
-        store.stand(KEY, mine, 10, 20)
-        store.stand(KEY, earlier, 15, None)
+        store.stand(ONE, mine, 10, 20)
+        store.stand(ONE, earlier, 15, None)
         running.release()
         assert kept() == (OFFERED, mine.owner)
         for _ in range(2):  # the second as after a lost answer
-            assert isinstance(store.stand(KEY, mine, 20, next_rank), Conflict)
+            assert isinstance(store.stand(ONE, mine, 20, next_rank), Conflict)
             assert kept() == (OFFERED, earlier.owner)
             assert line() == [(mine.owner, 20)]
 
@@ -263,42 +263,42 @@ class TestARoomThatStands:
         for mine, other in permutations((room(), room())):
             client.set(KEY, mine.value, px=1000)
             client.zadd(LINE, {other: 10})
-            assert isinstance(store.stand(KEY, mine, 10, None), Taken)
+            assert isinstance(store.stand(ONE, mine, 10, None), Taken)
             assert line() == [(other.owner, 10)]
             client.delete(KEY, LINE)
 
     def test_goes_before_a_later_one(self, store, room, line, client):
         mine, later = room(), room()
         client.zadd(LINE, {later: 11})
-        assert isinstance(store.stand(KEY, mine, 10, None), Taken)
+        assert isinstance(store.stand(ONE, mine, 10, None), Taken)
         assert line() == [(later.owner, 11)]
 
     def test_is_answered_as_before_where_its_command_is_sent_once_more(self, store, room, line, client):
         mine = room()
         for _ in range(2):
-            assert isinstance(store.stand(KEY, mine, 10, 20), Taken)
+            assert isinstance(store.stand(ONE, mine, 10, 20), Taken)
         assert client.get(KEY) == called(mine, 10)
         assert line() == [(mine.owner, 20)]
 
     def test_calls_no_second_waiter_while_the_first_is_on_its_way(self, store, room, line, client):
         mine = room()
-        assert isinstance(store.stand(KEY, mine, 10, 20), Taken)
-        assert isinstance(store.stand(KEY, mine, 20, None), Conflict)
+        assert isinstance(store.stand(ONE, mine, 10, 20), Taken)
+        assert isinstance(store.stand(ONE, mine, 20, None), Conflict)
         assert client.get(KEY) == called(mine, 10)
         assert line() == [(mine.owner, 20)]
 
     @pytest.mark.parametrize("rank", [None, "10", 1.5, -1, True, 2**53, float("nan")])
     def test_with_a_rank_that_is_none_asks_nobody(self, store, room, client, rank):
         with pytest.raises(ValueError, match="is no rank"):
-            store.stand(KEY, room(), rank, None)
+            store.stand(ONE, room(), rank, None)
         assert client.keys() == []
 
     def test_is_counted_by_who_inspects_the_key(self, holder, store, room):
         holder("one").acquire()
-        assert store.inspect(KEY).waiting_processes == 0
-        store.stand(KEY, room(), 10, None)
-        store.stand(KEY, room(), 11, None)
-        assert store.inspect(KEY).waiting_processes == 2
+        assert store.inspect(ONE).waiting_processes == 0
+        store.stand(ONE, room(), 10, None)
+        store.stand(ONE, room(), 11, None)
+        assert store.inspect(ONE).waiting_processes == 2
 
 
 class TestARoomThatLeaves:
@@ -306,54 +306,54 @@ class TestARoomThatLeaves:
         mine, other = room(), room()
         client.set(KEY, mine.value, px=60_000)
         client.zadd(LINE, {mine: 10, other: 20})
-        assert store.leave(KEY, mine)
+        assert store.leave(ONE, mine)
         assert kept() == (OFFERED, other.owner)
         assert line() == []
-        assert not store.leave(KEY, mine)  # sent once more
+        assert not store.leave(ONE, mine)  # sent once more
         assert kept() == (OFFERED, other.owner)
 
     def test_takes_nothing_from_one_whom_it_has_called(self, store, room, line, kept, client):
         mine, other = room(), room()
-        assert isinstance(store.stand(KEY, mine, 10, 30), Taken)
+        assert isinstance(store.stand(ONE, mine, 10, 30), Taken)
         client.zadd(LINE, {other: 20})
-        assert not store.leave(KEY, mine)
+        assert not store.leave(ONE, mine)
         assert kept() == (CALLED, mine.owner)
         assert line() == [(other.owner, 20)]
 
     def test_offers_a_key_that_is_free(self, store, room, kept, client):
         mine, other = room(), room()
         client.zadd(LINE, {mine: 10, other: 20})
-        assert not store.leave(KEY, mine)
+        assert not store.leave(ONE, mine)
         assert kept() == (OFFERED, other.owner)
 
     def test_leaves_nothing_where_it_was_alone(self, store, room, client):
         mine = room()
         client.zadd(LINE, {mine: 10})
         client.set(KEY, mine.value)
-        assert store.leave(KEY, mine)
+        assert store.leave(ONE, mine)
         assert client.keys() == []
 
     def test_touches_no_key_of_another(self, holder, store, room, kept):
         running, mine = holder("running"), room()
         running.acquire()
-        assert not store.leave(KEY, mine)
+        assert not store.leave(ONE, mine)
         assert kept() == (running.token[0], running.token.owner)
 
 
 class TestWhoWasCalledAndDoesNotAsk:
     def test_passes_the_key_on(self, store, room, line, kept, client):
         mine, other = room(), room()
-        assert isinstance(store.stand(KEY, mine, 10, 30), Taken)
+        assert isinstance(store.stand(ONE, mine, 10, 30), Taken)
         client.zadd(LINE, {other: 20})
-        assert store.pass_on(KEY, tokens.call(mine, 10).value)
+        assert store.pass_on(ONE, tokens.call(mine, 10).value)
         assert kept() == (OFFERED, other.owner)
         assert line() == [(mine.owner, 30)]
 
     def test_takes_nothing_from_the_next_whom_the_same_room_has_called(self, store, room, kept):
         """As where the first took the key, released it, and only then gave up."""
         mine = room()
-        assert isinstance(store.stand(KEY, mine, 20, None), Taken)
-        assert not store.pass_on(KEY, tokens.call(mine, 10).value)
+        assert isinstance(store.stand(ONE, mine, 20, None), Taken)
+        assert not store.pass_on(ONE, tokens.call(mine, 10).value)
         assert kept() == (CALLED, mine.owner)
 
 
@@ -365,5 +365,5 @@ def test_a_room_that_has_died_costs_one_offer(holder, store, room, kept, client)
         assert isinstance(one.acquire(), Conflict)
         client.delete(KEY)  # the offer has ended
     assert isinstance(one.acquire(), Granted)
-    assert store.release(KEY, one.token, Note(one.note))
+    assert store.release(ONE, one.token, Note(one.note))
     assert client.keys() == []

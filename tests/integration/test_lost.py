@@ -11,6 +11,7 @@ import pytest
 from celery_redislock.app import server_of
 from celery_redislock.message.header import Header, Reservation
 from celery_redislock.protocol import commands, tokens
+from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.tokens import Attempt, known_by
 from celery_redislock.task.lost import NOTICED_WITHIN, next_attempt
 from celery_redislock.worker.children import Run, release_of_dead
@@ -52,7 +53,7 @@ def run(plan, key, claim):
 @pytest.fixture
 def held(server, key, run):
     """The run holds the key when its process dies."""
-    server.store.acquire(key, tokens.mint(run.nonce, Attempt("id", 0, 0), ORIGIN), LEASE)
+    server.store.acquire(Demand(key), tokens.mint(run.nonce, Attempt("id", 0, 0), ORIGIN), LEASE)
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def header(run):
 
 def kept_for(server, key, header):
     """For how many seconds the key is kept for the message with `header`; 0 where it is not."""
-    found = server.store.look(key)
+    found = server.store.look(Demand(key))
     is_kept = found is not None and (found.holder.state, found.holder.nonce) == ("queued", header.claim)
     return found.ttl if is_kept else 0.0
 
@@ -83,10 +84,10 @@ def test_first_the_message_and_then_the_death(server, key, run, held, header):
 
 
 def test_the_message_comes_amid_the_handover(server, key, run, held, header):
-    handed_over = run.next.takes(key)
+    handed_over = run.next.takes(Demand(key))
     run.next.was_sent(KEPT)
     wait_until(lambda: kept_for(server, key, header) > KEPT - 5, "it is kept")
-    assert not server.store.send(commands.hand_over(key, known_by(run.nonce), *handed_over))
+    assert not server.store.send(commands.hand_over(Demand(key), known_by(run.nonce), *handed_over))
     assert kept_for(server, key, header) > KEPT - 5
 
 
@@ -101,29 +102,29 @@ def test_where_celery_publishes_nothing_the_key_is_free(key, run, held, locks, f
 
 
 def test_where_that_is_known_amid_the_handover_the_key_is_free(server, key, run, held, locks):
-    handed_over = run.next.takes(key)
+    handed_over = run.next.takes(Demand(key))
     run.next.call_off()
     wait_until(lambda: len(locks.client.keys()) == 2, "a note says that nobody comes")
-    server.store.send(commands.hand_over(key, known_by(run.nonce), *handed_over))
+    server.store.send(commands.hand_over(Demand(key), known_by(run.nonce), *handed_over))
     assert locks.client.keys() == []
 
 
 def test_a_key_that_was_reserved_for_the_lost_message_goes_over_too(server, key, claim, run, header):
     """Its process has died before it asked."""
-    server.store.acquire(key, tokens.mint(claim, Attempt("id", 0, 0), ORIGIN, tokens.RESERVED), LEASE)
+    server.store.acquire(Demand(key), tokens.mint(claim, Attempt("id", 0, 0), ORIGIN, tokens.RESERVED), LEASE)
     release_of_dead(run)
     assert kept_for(server, key, header) > 0
 
 
 def test_a_key_that_somebody_else_has_stays_with_him(server, key, run, locks):
     other = tokens.mint(tokens.mint_nonce(), Attempt("other", 0, 0), ORIGIN)
-    server.store.acquire(key, other, LEASE)
+    server.store.acquire(Demand(key), other, LEASE)
     release_of_dead(run)
     run.next.was_sent(KEPT)
     done = threading.Event()
     server.keeper.later("key", math.inf, lambda _: done.set())  # the keeper has then done what it was given before
     assert done.wait(10)
-    assert server.store.look(key).holder.nonce == other.nonce
+    assert server.store.look(Demand(key)).holder.nonce == other.nonce
     assert len(locks.client.keys()) == 1
 
 

@@ -12,7 +12,7 @@ from celery_redislock.connection.connect import connect
 from celery_redislock.hold.put_off import PAUSE
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol import tokens
-from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.scripts import Note
 from celery_redislock.task.ended_early import LastWord
 from tests.integration.conftest import KEY
@@ -58,7 +58,7 @@ def put_off(client):
         token = token or tokens.mint(tokens.mint_nonce(), None, tokens.origin("host", None))
         if not client.exists(key):
             client.set(key, token.value)
-        server.keeper.later(key, until, lambda store: store.release(key, token))
+        server.keeper.later(key, until, lambda store: store.release(Demand(key), token))
         return token
 
     return put

@@ -21,10 +21,10 @@ from celery_redislock.line.room import Room
 from celery_redislock.line.waiters import Waiter
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol import commands, tokens
-from celery_redislock.protocol.names import channel_of, keys_of
+from celery_redislock.protocol.names import Demand, channel_of, keys_of
 from celery_redislock.protocol.scripts import Conflict, Granted
 from celery_redislock.protocol.tokens import Attempt, Token
-from tests.integration.conftest import KEY
+from tests.integration.conftest import KEY, ONE
 from tests.lab.servers import wait_until
 
 LINE = keys_of(KEY).line
@@ -34,8 +34,8 @@ class Guest(Waiter):
     """Waits in a room, and notes how it began: True where it was called."""
 
     def __init__(self, rank, key=KEY, deadline=math.inf, look_every=None, claim=None):
-        self.key, self.rank, self.deadline, self.look_every, self.claim = key, rank, deadline, look_every, claim
-        self.watches = claim is not None
+        self.demand, self.rank, self.deadline, self.look_every = Demand(key), rank, deadline, look_every
+        self.claim, self.watches = claim, claim is not None
         self.began = []
         self.has_slot = True
         self.coming = False
@@ -118,7 +118,7 @@ def enter(room, *guests):
 def take_turn(store, holder, room):
     """As one who was called: it takes the key, and releases it."""
     one = holder("next")
-    assert isinstance(store.acquire(KEY, one.token, 30, call=room.token.owner), Granted)
+    assert isinstance(store.acquire(ONE, one.token, 30, call=room.token.owner), Granted)
     assert one.release()
 
 
@@ -317,7 +317,7 @@ def test_a_newcomer_without_a_slot_does_not_take_the_key_from_one_who_is_on_the_
     time.sleep(0.1)
     assert Token.of(client.get(KEY)).owner == room.token.owner
     newcomer.has_slot = True
-    assert isinstance(store.acquire(KEY, running.token, 30, call=room.token.owner), Granted)
+    assert isinstance(store.acquire(ONE, running.token, 30, call=room.token.owner), Granted)
 
 
 def test_at_its_deadline_it_begins_uncalled_and_the_room_leaves(room, running, client):
@@ -392,7 +392,7 @@ def test_a_key_that_is_handed_over_to_one_who_waits_calls_that_one_at_once(room,
     first, owner, last = Guest(10), Guest(20, claim=reserved.owner), Guest(30, claim=b"~another")
     enter(room, first, owner, last)
     in_line(client, room)
-    assert store.send(commands.hand_over(KEY, running.token, reserved, 10))
+    assert store.send(commands.hand_over(ONE, running.token, reserved, 10))
     wait_until(lambda: owner.began, "it begins")
     assert owner.began == [False]  # nothing is offered: it asks with its claim
     assert first.began == last.began == []
@@ -408,7 +408,7 @@ def test_who_comes_after_the_key_was_handed_over_to_it_begins_at_once_also_behin
     room.enter(first)
     in_line(client, room)
     asked = first.asked
-    assert store.send(commands.hand_over(KEY, running.token, reserved, 10))
+    assert store.send(commands.hand_over(ONE, running.token, reserved, 10))
     wait_until(lambda: first.asked > asked, "the room looks")
     room.enter(owner)
     wait_until(lambda: owner.began, "it begins")
@@ -423,7 +423,7 @@ def test_who_comes_after_one_who_began_out_of_turn_is_looked_for_at_the_end_of_t
     owner, newcomer = Guest(10, claim=reserved.owner), Guest(20)
     room.enter(owner)
     in_line(client, room)
-    assert store.send(commands.hand_over(KEY, running.token, reserved, 30))
+    assert store.send(commands.hand_over(ONE, running.token, reserved, 30))
     wait_until(lambda: owner.began, "it begins")
     client.set(KEY, holder("next").token.value, px=300)
     room.enter(newcomer)
@@ -438,7 +438,7 @@ def test_a_key_that_cools_down_is_looked_at_when_it_has_and_not_when_the_lease_w
     in_line(client, room)
     assert client.pttl(KEY) > 20_000
     began = time.monotonic()
-    assert store.send(commands.cool_down(KEY, running.token, 0.2))
+    assert store.send(commands.cool_down(ONE, running.token, 0.2))
     assert guest.comes()
     assert time.monotonic() - began > 0.15
 
@@ -472,9 +472,9 @@ def test_an_offer_for_nobody_is_passed_on(make_room, running, client):
     left = []
 
     class Leaving(LockStore):
-        def leave(self, key, room):
-            left.append(key)
-            return super().leave(key, room)
+        def leave(self, demand, room):
+            left.append(demand.key)
+            return super().leave(demand, room)
 
     room, other = make_room(kind=Leaving), make_room()
     guest = Guest(20)
@@ -524,13 +524,13 @@ def test_a_malformed_hint_costs_the_room_nothing(make_room, running, client, log
     asked = []
 
     class Noting(LockStore):
-        def stand(self, key, *args):
-            asked.append(("stand", key))
-            return super().stand(key, *args)
+        def stand(self, demand, *args):
+            asked.append(("stand", demand.key))
+            return super().stand(demand, *args)
 
-        def leave(self, key, room):
-            asked.append(("leave", key))
-            return super().leave(key, room)
+        def leave(self, demand, room):
+            asked.append(("leave", demand.key))
+            return super().leave(demand, room)
 
     room, guest = make_room(kind=Noting), Guest(10)
     room.enter(guest)
@@ -614,7 +614,7 @@ class TestWhatFails:
         in_line(client, room)
         locks.client.execute_command("ACL", "SETUSER", "default", "-publish")
         try:
-            assert store.send(commands.hand_over(KEY, running.token, reserved, 30))
+            assert store.send(commands.hand_over(ONE, running.token, reserved, 30))
             wait_until(lambda: owner.began, "it begins")
             assert (owner.began, first.began) == ([False], [])
         finally:
@@ -773,11 +773,11 @@ class TestWhatFails:
             def outage_of(self, key):
                 return vars(self).setdefault("_away", Outage()) if key == "bad" else self.outage
 
-            def stand(self, key, *args):
-                if key == "bad":
+            def stand(self, demand, *args):
+                if demand.key == "bad":
                     away = connect("redis://127.0.0.1:1", {"socket_connect_timeout": 0.5})
-                    return LockStore(away, self.outage_of(key)).stand(key, *args)
-                return super().stand(key, *args)
+                    return LockStore(away, self.outage_of(demand.key)).stand(demand, *args)
+                return super().stand(demand, *args)
 
         room = make_room(kind=TwoNodes)
         bad, good = Guest(10, key="bad"), Guest(20, key="good")
@@ -803,11 +803,11 @@ class TestWhatFails:
         class Failing(LockStore):
             fails = True
 
-            def stand(self, key, *args):
-                if key == "bad" and self.fails:
+            def stand(self, demand, *args):
+                if demand.key == "bad" and self.fails:
                     self.fails = False
                     raise RuntimeError("a defect")
-                return super().stand(key, *args)
+                return super().stand(demand, *args)
 
         room = make_room(kind=Failing)
         bad, good = Guest(10, key="bad"), Guest(20, key="good")
@@ -843,9 +843,9 @@ def test_many_enter_and_leave_at_once_and_nobody_is_forgotten(room, store, holde
         for number in range(7):
             held = client.get(f"{KEY}{number}")
             if held and Token.of(held).state == "offered":
-                one = holder("one")
-                if not isinstance(store.acquire(f"{KEY}{number}", one.token, 5, call=room.token.owner), Conflict):
-                    store.release(f"{KEY}{number}", one.token)
+                one, demand = holder("one"), Demand(f"{KEY}{number}")
+                if not isinstance(store.acquire(demand, one.token, 5, call=room.token.owner), Conflict):
+                    store.release(demand, one.token)
         return all(guest.began for guest in staying)
 
     wait_until(free_all, "all have their turn", 20)

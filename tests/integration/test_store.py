@@ -17,7 +17,7 @@ from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import keys_of
 from celery_redislock.protocol.scripts import Claim, Conflict, Finished, Granted, Outstanding, Passed, Reserved
 from celery_redislock.protocol.tokens import RESERVED, RUNS, SEEN, Attempt, Token, known_by, mint_nonce
-from tests.integration.conftest import KEY, look_all_at_once
+from tests.integration.conftest import KEY, ONE, look_all_at_once
 from tests.lab.servers import Valkey
 
 MINE = known_by(mint_nonce())
@@ -50,8 +50,8 @@ def test_a_lock_of_redis_pys_own_is_respected_and_shown_as_nobodys_task(holder, 
 def test_the_nonce_alone_releases_so_that_the_main_process_can(holder, store):
     mine = holder("id")
     mine.acquire()
-    assert not store.release(KEY, known_by(mine.token.nonce[:-1] + "-"))
-    assert store.release(KEY, known_by(mine.token.nonce))
+    assert not store.release(ONE, known_by(mine.token.nonce[:-1] + "-"))
+    assert store.release(ONE, known_by(mine.token.nonce))
 
 
 def test_a_claim_opens_a_key_that_is_reserved_and_no_other(holder, store, client):
@@ -59,11 +59,11 @@ def test_a_claim_opens_a_key_that_is_reserved_and_no_other(holder, store, client
     mine, other = holder("mine"), holder("other")
     claim = Claim(mine.token.nonce, 60)
     mine.acquire()
-    assert isinstance(store.acquire(KEY, other.token, 10, claim=claim), Conflict)
-    assert not store.give_up(KEY, claim.nonce, is_to_come=False)
+    assert isinstance(store.acquire(ONE, other.token, 10, claim=claim), Conflict)
+    assert not store.give_up(ONE, claim.nonce, is_to_come=False)
     assert client.get(KEY) == mine.token.value
     client.set(KEY, f"{RESERVED}{mine.token[1:]}")
-    assert isinstance(store.acquire(KEY, other.token, 10, claim=claim), Granted)
+    assert isinstance(store.acquire(ONE, other.token, 10, claim=claim), Granted)
 
 
 def test_a_key_that_is_reserved_for_one_message_is_given_to_no_other(holder, store, client):
@@ -72,9 +72,9 @@ def test_a_key_that_is_reserved_for_one_message_is_given_to_no_other(holder, sto
     reserved = f"{RESERVED}{owner.token[1:]}".encode()
     client.set(KEY, reserved, px=60_000)
     its_own = Claim(other.token.nonce, 60)
-    assert isinstance(store.acquire(KEY, other.token, 10, claim=its_own), Conflict)
+    assert isinstance(store.acquire(ONE, other.token, 10, claim=its_own), Conflict)
     assert isinstance(other.acquire(), Conflict)
-    assert not store.give_up(KEY, its_own.nonce, is_to_come=False)
+    assert not store.give_up(ONE, its_own.nonce, is_to_come=False)
     assert client.get(KEY) == reserved
 
 
@@ -83,7 +83,7 @@ def test_a_message_that_runs_leaves_its_own_place_in_the_queue_to_the_next(holde
     anothers = f"{RESERVED}{mint_nonce()} *".encode()
     for queued, left in ((f"{RESERVED}{claim.nonce} *", None), (anothers, anothers)):
         client.set(place, queued)
-        assert isinstance(store.acquire(KEY, mine.token, 10, claim=claim), Granted)
+        assert isinstance(store.acquire(ONE, mine.token, 10, claim=claim), Granted)
         assert client.get(place) == left
         mine.release()
 
@@ -92,16 +92,16 @@ def test_a_message_that_will_not_run_gives_up_its_place_in_the_queue_alone(holde
     running, claim = holder("running"), mint_nonce()
     running.acquire()
     client.set(keys_of(KEY).queued, f"{RESERVED}{claim} *")
-    assert not store.give_up(KEY, mint_nonce(), is_to_come=False)
+    assert not store.give_up(ONE, mint_nonce(), is_to_come=False)
     assert client.exists(keys_of(KEY).queued)
-    assert not store.give_up(KEY, claim, is_to_come=False)
+    assert not store.give_up(ONE, claim, is_to_come=False)
     assert client.keys() == [KEY.encode()]
 
 
 def test_an_acquire_that_is_sent_again_keeps_the_mark_for_the_copy(holder, store, client):
     mine = holder("id")
     mine.acquire()
-    store.expect_copy(KEY, mine.token)
+    store.expect_copy(ONE, mine.token)
     assert isinstance(mine.acquire(), Granted)
     assert client.get(KEY).decode() == f"{SEEN}{mine.token[1:]}"
 
@@ -128,9 +128,9 @@ def test_renew_gives_the_whole_lease_again_only_to_owners(holder, store, client)
 
 
 def test_inspect_tells_the_holder_or_none(holder, store):
-    assert store.inspect(KEY) is None
+    assert store.inspect(ONE) is None
     holder("id").acquire()
-    assert store.inspect(KEY).task_id == "id"
+    assert store.inspect(ONE).task_id == "id"
 
 
 class TestNotes:
@@ -140,7 +140,7 @@ class TestNotes:
         first, copy = holder("id"), holder("id")
         first.acquire()
         for _ in range(2):  # sent twice, it counts once
-            assert store.expect_copy(KEY, first.token)
+            assert store.expect_copy(ONE, first.token)
         assert client.get(KEY).decode() == f"{SEEN}{first.token[1:]}"
         assert 5000 < client.pttl(KEY) <= 10000
         assert first.release()
@@ -148,10 +148,10 @@ class TestNotes:
 
     def test_only_the_holder_expects_a_copy(self, holder, store, client):
         first, other = holder("id"), holder("other")
-        assert not store.expect_copy(KEY, first.token)
+        assert not store.expect_copy(ONE, first.token)
         assert client.keys() == []
         first.acquire()
-        assert not store.expect_copy(KEY, other.token)
+        assert not store.expect_copy(ONE, other.token)
         assert client.get(KEY).decode() == first.token
 
     def test_two_locks_outside_tasks_are_no_copies_of_each_other(self, holder, client):
@@ -184,11 +184,11 @@ class TestOutage:
     def test_nobody_there_is_lock_unavailable(self, tmp_path):
         store = LockStore(connect(f"unix://{tmp_path}/nobody.sock", {}))
         with pytest.raises(LockUnavailable, match="ConnectionError"):
-            store.acquire(KEY, MINE, 10)
+            store.acquire(ONE, MINE, 10)
         with pytest.raises(LockUnavailable):
-            store.release(KEY, MINE)
+            store.release(ONE, MINE)
         with pytest.raises(LockUnavailable):
-            store.inspect(KEY)
+            store.inspect(ONE)
 
     def test_a_refusal_is_lock_unavailable(self, holder, client):
         client.rpush(KEY, "no lock")
@@ -202,18 +202,18 @@ def test_a_forked_child_has_connections_of_its_own(store, locks):
     def connections():
         return {connection["id"] for connection in locks.client.client_list()}
 
-    store.inspect(KEY)
+    store.inspect(ONE)
     mine = connections()
     asked, seen = os.pipe(), os.pipe()
     if os.fork() == 0:
-        store.inspect(KEY)
+        store.inspect(ONE)
         os.write(asked[1], b"it has asked")
         os.read(seen[0], 1)
         os._exit(0)
     os.read(asked[0], 100)
     new = connections() - mine
     assert len(new) == 1
-    store.inspect(KEY)
+    store.inspect(ONE)
     assert connections() - mine == new
     os.write(seen[1], b".")
     os.wait()

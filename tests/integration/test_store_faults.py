@@ -15,9 +15,9 @@ from celery_redislock.connection.clients import derive
 from celery_redislock.connection.connect import connect
 from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol import tokens
-from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.scripts import ACQUIRE, INSPECT, RELEASE, RENEW, Conflict, Finished, Granted
-from tests.integration.conftest import KEY, look_all_at_once
+from tests.integration.conftest import KEY, ONE, look_all_at_once
 from tests.lab.interruption import raised_at
 from tests.lab.servers import wait_until
 
@@ -130,12 +130,12 @@ class TestAcquire:
         time.sleep(0.002)  # tokens tell milliseconds
         one.token = tokens.mint(one.token.nonce, one.attempt, tokens.origin("w@host", "shop.bill"))
         assert isinstance(one.acquire(), Granted)
-        store.undo(KEY, first)
+        store.undo(ONE, first)
         assert client.get(KEY) == one.token.encode()
 
     @impatient
     def test_in_a_black_hole_it_is_lock_unavailable_and_nothing_is_left(self, holder, store, other, client, lock_proxy):
-        store.inspect(KEY)  # one connection was there before
+        store.inspect(ONE)  # one connection was there before
         lock_proxy.blackhole()
         with pytest.raises(LockUnavailable, match="Timeout"):
             holder("id").acquire()
@@ -143,7 +143,7 @@ class TestAcquire:
         lock_proxy.mend()
         assert client.get(KEY) is None
         assert isinstance(other.acquire(), Granted)
-        assert store.inspect(KEY).task_id == "other"  # through the mended proxy
+        assert store.inspect(ONE).task_id == "other"  # through the mended proxy
         assert isinstance(holder("id").acquire(), Conflict)
 
     def test_where_the_undo_is_lost_too_the_key_ends_with_one_lease(
@@ -166,7 +166,7 @@ class TestAcquire:
     def test_what_a_paused_server_does_late_ends_with_one_lease(self, private_locks, holder, store, other, client):
         """Its socket still holds the command when it goes on, and no undo could follow."""
         mine = holder("id")
-        store.inspect(KEY)  # a connection is at hand, so that the command is sent
+        store.inspect(ONE)  # a connection is at hand, so that the command is sent
         private_locks.pause()
         with pytest.raises(LockUnavailable):
             mine.acquire(lease=30)
@@ -269,7 +269,7 @@ class TestNoReplyIsTakenForAnothers:
             for n in range(first, first + 100):
                 key = f"{KEY}:{n % 5 if n % 50 == 0 else n % 4 + 1}"
                 try:
-                    answer = store.inspect(key)
+                    answer = store.inspect(Demand(key))
                 except LockUnavailable:
                     unanswered.append(key)
                 else:
@@ -297,8 +297,8 @@ class TestNoReplyIsTakenForAnothers:
             holder("id").acquire()
         assert client.get(KEY) is None
         for key, task_id in held.items():
-            assert store.inspect(key).task_id == task_id
-        assert store.inspect(KEY) is None
+            assert store.inspect(Demand(key)).task_id == task_id
+        assert store.inspect(ONE) is None
 
 
 class TestATokenOfTheCallersOwn:

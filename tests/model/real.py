@@ -12,7 +12,7 @@ import redis
 
 from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol import commands, tokens
-from celery_redislock.protocol.names import keys_of, limited
+from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.scripts import Claim as ClaimOfMessage
 from celery_redislock.protocol.scripts import Conflict, Finished, Granted, Note, Outstanding, Passed, Reserved, Taken
 from celery_redislock.protocol.tokens import RESERVED, RUNS, SEEN, Attempt, Token, known_by
@@ -136,53 +136,53 @@ class Keys:
 
     def run(self, command: Command) -> tuple[Reply, object]:
         """What the store answers: as the model calls it, and as it is."""
-        key = limited(KEY, getattr(command, "limit", 1))
+        demand = Demand(KEY, getattr(command, "limit", 1))
         match command:
             case Acquire(nonce, attempt, reads_note) | Claim(nonce, attempt, reads_note):
                 token, read = self.token(nonce, attempt), note(attempt) if reads_note else None
                 call = self.call(command) if command.room else None
                 claim = ClaimOfMessage(real(command.claim), NEW_LEASE) if isinstance(command, Claim) else None
-                answer = self.store.acquire(key, token, NEW_LEASE, read, call=call, claim=claim)
+                answer = self.store.acquire(demand, token, NEW_LEASE, read, call=call, claim=claim)
                 if isinstance(answer, Conflict):
                     return Reply.HELD, answer
                 return Reply.FINISHED if isinstance(answer, Finished) else Reply.GRANTED, answer
             case Reserve(claim, attempt, ended, preceding):
                 passed = Passed(ended, preceding)
-                answer = self.store.reserve(key, self.token(claim, attempt), NEW_LEASE, passed)
+                answer = self.store.reserve(KEY, self.token(claim, attempt), NEW_LEASE, passed)
                 if isinstance(answer, Reserved):
-                    return Reply.GRANTED if answer.key == key else Reply.QUEUED, answer
+                    return Reply.GRANTED if answer.key == KEY else Reply.QUEUED, answer
                 return Reply.HELD, answer
             case Release(nonce, over, unseen_copy):
                 left = Note(note(over), in_any_case=unseen_copy) if over else None
                 if nonce[0] == "!":
                     answer = self.store.pass_on(
-                        key, tokens.call(self.member(nonce[1:]), command.rank, command.number).value
+                        demand, tokens.call(self.member(nonce[1:]), command.rank, command.number).value
                     )
                 else:
-                    answer = self.store.release(key, owner(nonce), left)
+                    answer = self.store.release(demand, owner(nonce), left)
                 return Reply.RELEASED if answer else Reply.NOT_MINE, answer
             case HandOver(nonce, over, unseen_copy, claim, attempt):
                 left = Note(note(over), in_any_case=unseen_copy) if over else None
                 next_token = self.token(claim, attempt)
-                answer = self.store.send(commands.hand_over(key, owner(nonce), next_token, NEW_LEASE, left))
+                answer = self.store.send(commands.hand_over(demand, owner(nonce), next_token, NEW_LEASE, left))
                 names = [keys_of(KEY).permit(permit) for permit in (1, 2)]
                 is_reserved = next_token.value in self.client.mget(names)
                 taken = Reply.HANDED_OVER if is_reserved else Reply.RELEASED
                 return taken if answer else Reply.NOT_MINE, answer
             case GiveUp(claim, is_to_come):
-                answer = self.store.give_up(key, real(claim), is_to_come=is_to_come)
+                answer = self.store.give_up(demand, real(claim), is_to_come=is_to_come)
                 return Reply.GIVEN_UP if answer else Reply.NOT_MINE, answer
             case Renew(nonce, permit):
                 answer = self.store.renew([(keys_of(KEY).permit(permit), owner(nonce), NEW_LEASE)])
                 return Reply.RENEWED if answer == [True] else Reply.NOT_MINE, answer
             case Enter(room, rank):
-                answer = self.store.enter(key, self.room(room), rank)
+                answer = self.store.enter(demand, self.room(room), rank)
                 return Reply.ENTERED, answer
             case Stand(room, rank, next_rank):
-                answer = self.store.stand(key, self.room(room), rank, next_rank, command.number)
+                answer = self.store.stand(demand, self.room(room), rank, next_rank, command.number)
                 return Reply.TAKEN if isinstance(answer, Taken) else Reply.HELD, answer
             case Leave(room):
-                answer = self.store.leave(key, self.room(room))
+                answer = self.store.leave(demand, self.room(room))
                 return Reply.PASSED_ON if answer else Reply.LEFT, answer
 
     def read(self, permits: int) -> tuple[list[str | None], set[str], list[tuple[int, str]], list[float]]:
@@ -213,7 +213,7 @@ class Keys:
         return self.rooms.setdefault(room, tokens.of_room(real(room), "host"))
 
     def member(self, member: str) -> Token:
-        return tokens.for_limit(self.room(room_of(member)), limit_of(member))
+        return tokens.for_capacity(self.room(room_of(member)), limit_of(member))
 
     def call(self, command: Acquire | Claim) -> bytes:
         """What a run that was called knows of the permit that is kept for it."""

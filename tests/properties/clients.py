@@ -10,7 +10,7 @@ from celery_redislock.connection.connect import connect
 from celery_redislock.connection.store import LockStore
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.protocol import tokens
-from celery_redislock.protocol.names import keys_of, limit_of
+from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.scripts import RELEASE, Claim, Command, Note
 from celery_redislock.protocol.tokens import RESERVED, Attempt, Token
 from tests.lab.proxy import Fault, Proxy
@@ -74,8 +74,8 @@ class Late:
 class Client:
     """One who takes the lock and waits for it, with a store and at most one held lock."""
 
-    def __init__(self, proxy: Proxy, key: str) -> None:
-        self.key = key
+    def __init__(self, proxy: Proxy, demand: Demand) -> None:
+        self.demand = demand
         time_outs = {"socket_timeout": TIME_OUT, "socket_connect_timeout": TIME_OUT}
         self.client = connect(proxy.url, {**time_outs, "connection_class": impatient(proxy)})
         self.store = Recorded(self.client)
@@ -105,14 +105,14 @@ class Client:
 
     @property
     def note(self) -> Note:
-        return Note(keys_of(self.key).note(self.attempt))
+        return Note(keys_of(self.demand.key).note(self.attempt))
 
     def mint(self, attempt: Attempt) -> Token:
         self.attempt = attempt
         return tokens.mint(tokens.mint_nonce(), attempt, ORIGIN)
 
     def call_at(self, rank: int) -> bytes:
-        return tokens.call(tokens.for_limit(self.room, limit_of(self.key)), rank).value
+        return tokens.call(tokens.for_capacity(self.room, self.demand.capacity), rank).value
 
     def age(self, seconds: float) -> None:
         """Let all that it waits for come nearer by so many seconds."""

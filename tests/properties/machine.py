@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 from celery_redislock.connection.connect import disconnect
 from celery_redislock.errors import LockUnavailable
 from celery_redislock.hold.held_lock import HeldLock
-from celery_redislock.protocol.names import limited
+from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.scripts import RELEASE, Granted
 from celery_redislock.protocol.tokens import Attempt, Token
 
@@ -38,13 +38,13 @@ class Watched(RuleBasedStateMachine):
         self.stage.server.client.script_flush()  # each beginning is the same
         self.stage.server.client.script_load(RELEASE.text)
         self.limit = limit
-        self.key = limited(KEY, limit)
-        self.clients = [Client(self.stage.proxy, self.key) for _ in range(CLIENTS)]
+        self.demand = Demand(KEY, limit)
+        self.clients = [Client(self.stage.proxy, self.demand) for _ in range(CLIENTS)]
         self.messages: list[Message] = []
         self.late: list[Late] = []
         self.attempts = 0
         self.fence = 0
-        self.before = self.view = look(self.stage.server.client, self.key)
+        self.before = self.view = look(self.stage.server.client, KEY)
 
     def teardown(self) -> None:
         for client in getattr(self, "clients", ()):
@@ -66,7 +66,7 @@ class Watched(RuleBasedStateMachine):
 
     def see(self, act: Act) -> View:
         """Look at the server after an act, and return what was there before."""
-        before, self.view = self.view, look(self.stage.server.client, self.key)
+        before, self.view = self.view, look(self.stage.server.client, KEY)
         check_change(before, self.view, act)
         return before
 
@@ -86,7 +86,7 @@ class Watched(RuleBasedStateMachine):
         if fault in {"cut", "refused", "late command lost"}:
             for other in self.clients:
                 if other is not client:
-                    other.store.look(self.key)  # its connection was cut, too: it notices by what changes nothing
+                    other.store.look(self.demand)  # its connection was cut, too: it notices by what changes nothing
         if command is not None:
             self.stage.commands += 1
             client.sent = command, act
@@ -102,7 +102,7 @@ class Watched(RuleBasedStateMachine):
         client.call = None
         if not isinstance(answer, Granted):
             return
-        held = HeldLock(client.store, self.key, token, lease)
+        held = HeldLock(client.store, self.demand, token, lease)
         held.granted(answer)
         client.held, client.is_robbed = held, False
         kept = self.view.kept.get(held.permit)

@@ -8,12 +8,12 @@ from hypothesis.stateful import rule
 
 from celery_redislock.errors import LockLost
 from celery_redislock.protocol import commands
-from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.scripts import Command, Finished, Granted, Taken
 from celery_redislock.protocol.tokens import Attempt
 
 from .clients import FAULTS, Client, Late, Message
-from .machine import CLIENTS, Unanswered, Watched
+from .machine import CLIENTS, KEY, Unanswered, Watched
 from .steps import COMMANDS, PARTS, TIME_LIMIT, play
 from .view import SLACK, Act, act, attempt_of, owner_of
 
@@ -72,7 +72,7 @@ class Locks(Watched):
 
         def ask() -> object:
             claim = message.claim if message else None
-            return store.acquire(self.key, token, lease, note, fence=fence, call=call, claim=claim)
+            return store.acquire(self.demand, token, lease, note, fence=fence, call=call, claim=claim)
 
         has_note = self.stage.server.client.exists(note)  # it may be over by the end
         answer = self.do(client, Act(frozenset(owns), frozenset({mine})), fault, ask, twice=twice)
@@ -108,13 +108,14 @@ class Locks(Watched):
         if client is None:
             return
         token, store, owner = client.token, client.store, client.owner
-        command, doing = commands.release(self.key, token.owner, client.note), act(owner)
+        command, doing = commands.release(self.demand, token.owner, client.note), act(owner)
         if how == "cool down":
-            command, doing = commands.cool_down(self.key, token, 20.0, client.note), act(owner, makes="=" + owner[1:])
+            command = commands.cool_down(self.demand, token, 20.0, client.note)
+            doing = act(owner, makes="=" + owner[1:])
         elif how == "hand over":
             message = Message(client.attempt)
             self.messages.append(message)
-            command = commands.hand_over(self.key, token, message.token, 30.0, client.note)
+            command = commands.hand_over(self.demand, token, message.token, 30.0, client.note)
             doing = act(owner, makes=message.owner)
         client.held = None
         if how in LATE:
@@ -122,7 +123,7 @@ class Locks(Watched):
             return
         before = self.view.kept_of(owner)
         not_over = how == "not over"
-        release = (lambda: store.release(self.key, token)) if not_over else (lambda: store.send(command))
+        release = (lambda: store.release(self.demand, token)) if not_over else (lambda: store.send(command))
         answer = self.do(client, doing, fault, release, twice=twice)
         if not isinstance(answer, Unanswered):
             assert self.view.kept_of(owner) is None, "released, and still there"
@@ -154,12 +155,12 @@ class Locks(Watched):
     def reserve(self, who: int, in_queue: bool, fault: str, twice: bool) -> None:
         """A publisher takes the key, or the place in the queue, for the message that it is about to send."""
         client = self.clients[who]
-        key = keys_of(self.key).queued if in_queue or self.limit > 1 else self.key
+        demand = Demand(keys_of(KEY).queued if in_queue or self.limit > 1 else KEY)
         message = Message(self.new_attempt())
         doing = act(message.owner)
-        answer = self.do(client, doing, fault, lambda: client.store.acquire(key, message.token, 30.0), twice=twice)
+        answer = self.do(client, doing, fault, lambda: client.store.acquire(demand, message.token, 30.0), twice=twice)
         if isinstance(answer, Granted):
-            assert self.view.kept[key].owner == message.owner
+            assert self.view.kept[demand.key].owner == message.owner
             self.messages.append(message)
 
     @rule(who=WHO, of=WHO, to_come=st.booleans(), **SENT)
@@ -168,7 +169,7 @@ class Locks(Watched):
         message, client = self.message(of), self.clients[who]
         if message is None:
             return
-        call = lambda: client.store.give_up(self.key, message.claim.nonce, is_to_come=to_come)  # noqa: E731
+        call = lambda: client.store.give_up(self.demand, message.claim.nonce, is_to_come=to_come)  # noqa: E731
         self.do(client, act(message.owner), fault, call, twice=twice)
         self.messages.remove(message)
 
@@ -177,7 +178,7 @@ class Locks(Watched):
         client = self.holder(who)
         if client is not None:
             token = client.token
-            self.do(client, Act(), fault, lambda: client.store.expect_copy(self.key, token), twice=twice)
+            self.do(client, Act(), fault, lambda: client.store.expect_copy(self.demand, token), twice=twice)
 
     @rule(who=WHO, rank=RANKS, later=st.none() | RANKS, **SENT)
     def stand(self, who: int, rank: int, later: int | None, fault: str, twice: bool) -> None:
@@ -190,7 +191,7 @@ class Locks(Watched):
             client,
             Act(frozenset({offer, called}), frozenset({called})),
             fault,
-            lambda: client.store.stand(self.key, client.room, rank, following),
+            lambda: client.store.stand(self.demand, client.room, rank, following),
             twice=twice,
         )
         if isinstance(answer, Taken):
@@ -208,7 +209,7 @@ class Locks(Watched):
     def leave(self, who: int, fault: str, twice: bool) -> None:
         client = self.clients[who]
         offer = owner_of(client.room)
-        answer = self.do(client, act(offer), fault, lambda: client.store.leave(self.key, client.room), twice=twice)
+        answer = self.do(client, act(offer), fault, lambda: client.store.leave(self.demand, client.room), twice=twice)
         if not isinstance(answer, Unanswered):
             assert self.view.kept_of(offer) is None
             assert offer not in self.view.line
@@ -236,7 +237,7 @@ class Locks(Watched):
     @rule(number=st.integers(1, 3), how=st.sampled_from(THEFTS), then_extends=st.booleans())
     def steal(self, number: int, how: str, then_extends: bool) -> None:
         """A stranger deletes or overwrites a key, as no client of ours does; or the server restarts empty."""
-        name = keys_of(self.key).permit(1 + (number - 1) % self.limit)
+        name = keys_of(KEY).permit(1 + (number - 1) % self.limit)
         self.see(Act())
         gone = {"fence": set(), "restart": self.view.kept.keys()}.get(how, {name})
         stolen = [kept.owner for key, kept in self.view.kept.items() if key in gone]
@@ -245,8 +246,10 @@ class Locks(Watched):
         match how:
             case "restart":
                 self.stage.server.restart()
+                for client in self.clients:
+                    client.store.look(self.demand)  # its connection was cut: a late release would be lost in it
             case "fence":
-                self.stage.server.client.delete(keys_of(self.key).fence)
+                self.stage.server.client.delete(keys_of(KEY).fence)
             case "delete":
                 self.stage.server.client.delete(name)
             case _:

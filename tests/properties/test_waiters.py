@@ -19,7 +19,7 @@ from redis.exceptions import LockError
 
 from celery_redislock import Lock, LockUnavailable
 from celery_redislock.lock.lock_server import LockServer
-from celery_redislock.protocol.names import channel_of, line_of
+from celery_redislock.protocol.names import channel_of
 from celery_redislock.protocol.scripts import ACQUIRE, RELEASE
 from tests.lab.renewals import held_by
 
@@ -106,7 +106,7 @@ class Waiters(RuleBasedStateMachine):
         """A hint comes that nobody of ours has sent: a wake-up grants nothing."""
         room = self.users[who].server.room
         channel = channel_of(room.token.nonce)
-        self.stage.server.client.publish(channel, f"{what} {line_of(self.users[who].lock.key)}")
+        self.stage.server.client.publish(channel, f"{what} {self.users[who].lock.demand.line}")
 
     @rule(fault=st.sampled_from(["cut", "refused", "acquire", "release", "any"]))
     def strike(self, fault: str) -> None:

@@ -17,7 +17,7 @@ from celery_redislock.connection.connect import connect, disconnect
 from celery_redislock.connection.store import LockStore
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol import tokens
-from celery_redislock.protocol.names import keys_of, limited
+from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.scripts import Claim, Note
 from celery_redislock.protocol.tokens import Attempt
 from celery_redislock.worker.server_check import try_lock_server
@@ -127,15 +127,15 @@ def use_every_right(store, client):
     """Takes and gives back locks in all the ways there are; it stops where something is refused."""
     key = f"redislock:{{{next(NUMBERS)}}}"
     attempt = Attempt("id", 0, 0)
-    note = keys_of(key).note(attempt)
+    demand, note = Demand(key), keys_of(key).note(attempt)
     mine, copy = (tokens.mint(tokens.mint_nonce(), attempt, tokens.origin("host", "task")) for _ in range(2))
-    store.acquire(key, mine, 10.0, note, fence=True)
-    store.acquire(key, copy, 10.0, note)
+    store.acquire(demand, mine, 10.0, note, fence=True)
+    store.acquire(demand, copy, 10.0, note)
     store.renew([(key, mine, 10.0)])
-    store.release(key, mine, Note(note, in_any_case=True))
-    store.acquire(key, copy, 10.0, note)
-    store.give_up(key, mine.nonce, is_to_come=True)
-    three = limited(f"{key}3", 3)
+    store.release(demand, mine, Note(note, in_any_case=True))
+    store.acquire(demand, copy, 10.0, note)
+    store.give_up(demand, mine.nonce, is_to_come=True)
+    three = Demand(f"{key}3", 3)
     store.acquire(three, mine, 10.0, claim=Claim(copy.nonce, 10.0))
     store.release(three, mine)
     held = Lock(client, f"{key}lock", timeout=10)
@@ -144,7 +144,7 @@ def use_every_right(store, client):
         waits = Lock(client, f"{key}lock", timeout=10, thread_local=False)
         waiting = threads.submit(waits.acquire, blocking_timeout=1.5)
         line = keys_of(f"{key}lock").line
-        wait_until(lambda: store.look(f"{key}lock").waiting or waiting.done(), f"it waits in {line}", 10)
+        wait_until(lambda: store.look(Demand(f"{key}lock")).waiting or waiting.done(), f"it waits in {line}", 10)
         held.release()
         waiting.result()
 

@@ -7,6 +7,7 @@ import pytest
 from celery_redislock import Lock
 from celery_redislock.app import server_of
 from celery_redislock.cli.locks import Locks
+from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.tokens import mint_nonce, of_room
 from tests.lab.app import make_app
 from tests.lab.nodes import url_of
@@ -26,13 +27,13 @@ def test_the_locks_of_all_nodes_are_listed_shown_and_released(app):
     held = [Lock(server_of(app).client, name, timeout=10) for name in names]
     assert all(lock.acquire(blocking=False) for lock in held)
     room = of_room(mint_nonce(), "host")
-    server_of(app).store.enter(names[0], room, 1)
+    server_of(app).store.enter(Demand(names[0]), room, 1)
     locks = Locks(app)
     rows = {row.part.key: row for row in locks.all()}
     assert sorted(rows) == sorted(names)
     assert locks.of(names[0]) == [rows[names[0]]._replace(ttl=pytest.approx(10, abs=5))]
     assert rows[names[0]].waiting == 1
-    server_of(app).store.leave(names[0], room)
+    server_of(app).store.leave(Demand(names[0]), room)
     assert all(locks.release(row) for row in rows.values())
     assert list(locks.all()) == []
 
@@ -41,7 +42,7 @@ def test_a_lock_whose_hash_slot_moves_just_now_is_listed_once(app, nodes):
     name = f"redislock:{{{nodes.key_of(nodes.primaries[0])}}}"
     lock = Lock(server_of(app).client, name, timeout=10)
     assert lock.acquire(blocking=False)
-    server_of(app).store.enter(name, of_room(mint_nonce(), "host"), 1)
+    server_of(app).store.enter(Demand(name), of_room(mint_nonce(), "host"), 1)
     with nodes.moving(name, nodes.primaries[1]) as source:
         assert [row.part.key for row in Locks(app).all(match="redislock:*")] == [name]
         nodes.move_keys(name, source, nodes.primaries[1])

@@ -11,7 +11,7 @@ import pytest
 from celery_redislock import Lock, LockUnavailable
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol import tokens
-from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.names import Demand, keys_of
 from tests.lab.renewals import begin_renewal, renew
 from tests.lab.servers import wait_until
 
@@ -75,7 +75,7 @@ def test_give_ups_for_living_nodes_are_sent_although_others_wait_for_one_that_do
     try:
         begin_renewal(lock)
         for key in [*keys, *(key for _, key in living)]:
-            server.give_up(key, claim, 3600.0, is_to_come=False)
+            server.give_up(Demand(key), claim, 3600.0, is_to_come=False)
         wait_until(lambda: not any(node.client.exists(key) for node, key in living), "they are sent", 10)
     finally:
         (away.restart if how == "dead" else away.resume)()

@@ -12,7 +12,7 @@ from celery_redislock.cli.locks import matcher
 from celery_redislock.cli.scan import FREE, Row, Waits
 from celery_redislock.cli.sentences import Say
 from celery_redislock.cli.table import Total, age, duration, moment, prometheus, table, totals
-from celery_redislock.protocol.names import LimitedKey, LockKeys, LockPart
+from celery_redislock.protocol.names import LockKeys, LockPart
 from celery_redislock.protocol.tokens import COOLING, Attempt, Token, mint, mint_nonce, origin
 from tests.lab.workers import ROOT
 
@@ -166,10 +166,6 @@ def test_a_part_of_a_lock_is_known_by_its_key_and_what_is_none_too(lock):
     assert LockPart.of(keys.permit(2)) == LockPart(keys.permit(2), lock, "permit")
     assert LockPart.of(keys.queued) == LockPart(keys.queued, lock, "queued")
     assert {LockPart.of(key) for key in (keys.line, keys.fence, keys.note("a/0/0"), keys.gone("x"))} == {None}
-
-
-def test_a_part_of_a_lock_with_a_limit_is_named_as_any():
-    assert LockPart.of(LimitedKey("redislock:{a}", 3)) == LockPart("redislock:{a}", "redislock:{a}")
 
 
 def test_every_sentence_of_why_has_a_test_that_reaches_it():

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from celery_redislock.protocol import commands, scripts
-from celery_redislock.protocol.names import LimitedKey
+from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.scripts import Claim, Command, Note
 from celery_redislock.protocol.tokens import RESERVED, known_by
 from tests.house.imports import GRAPH, MODULES, PACKAGE, imported
@@ -156,18 +156,19 @@ def test_a_script_reads_what_is_optional_behind_all_that_is_given(name: str) -> 
 
 
 KEY = "redislock:{shop.bill:7}"
+ONE, THREE = Demand(KEY), Demand(KEY, 3)
 RUN, LEFT = known_by("A" * 22), known_by("B" * 22, RESERVED)
 FEATURES: dict[str, dict[str, Any]] = {
     "acquire": {"note": "a note", "fence": True, "call": b"a call", "claim": Claim(LEFT.nonce, 1.0)},
     "acquire_permit": {"note": "a note", "call": b"a call", "claim": Claim(LEFT.nonce, 1.0)},
-    "release": {"note": Note("a note"), "keeps": (LEFT, 1.0), "gone": "another", "key": LimitedKey(KEY, 3)},
-    "give_up": {"gone_ttl": 1.0, "key": LimitedKey(KEY, 3)},
+    "release": {"note": Note("a note"), "keeps": (LEFT, 1.0), "gone": "another", "demand": THREE},
+    "give_up": {"gone_ttl": 1.0, "demand": THREE},
 }
 CALLS: dict[str, Callable[..., Command]] = {
-    "acquire": functools.partial(commands.acquire, KEY, RUN.owner, RUN, 1.0),
-    "acquire_permit": functools.partial(commands.acquire, LimitedKey(KEY, 3), RUN.owner, RUN, 1.0),
-    "release": functools.partial(commands.release, key=KEY, owner=RUN.owner),
-    "give_up": functools.partial(commands.give_up, key=KEY, claim=LEFT.nonce),
+    "acquire": functools.partial(commands.acquire, ONE, RUN.owner, RUN, 1.0),
+    "acquire_permit": functools.partial(commands.acquire, THREE, RUN.owner, RUN, 1.0),
+    "release": functools.partial(commands.release, demand=ONE, owner=RUN.owner),
+    "give_up": functools.partial(commands.give_up, demand=ONE, claim=LEFT.nonce),
 }
 
 

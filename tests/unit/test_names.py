@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from celery_redislock.protocol.names import LockKeys, is_line, key_of, keys_of, limit_of, limited, line_of, redis_key
+from celery_redislock.protocol.names import Demand, LockKeys, is_line, keys_of, redis_key
 from celery_redislock.protocol.tokens import Attempt
 
 
@@ -42,9 +42,8 @@ def test_all_names_of_a_lock_are_different_and_in_one_hash_slot(name: str) -> No
 
 
 @given(st.text(min_size=1), st.integers(1, 50))
-def test_what_names_a_line_is_known_as_a_line(key: str, limit: int) -> None:
+def test_what_names_a_line_is_known_as_a_line(key: str, capacity: int) -> None:
     assume(not any("\ud800" <= character <= "\udfff" for character in key))
-    line = line_of(limited(key, limit))
-    assert is_line(line)
-    assert key_of(line) == key
-    assert limit_of(key_of(line)) == limit
+    demand = Demand(key, capacity)
+    assert is_line(demand.line)
+    assert Demand.of_line(demand.line) == demand

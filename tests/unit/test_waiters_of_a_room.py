@@ -10,13 +10,14 @@ import weakref
 import pytest
 
 from celery_redislock.line.waiters import Queues, Waiter
+from celery_redislock.protocol.names import Demand
 
 
 class Guest(Waiter):
     """Waits, and is forgotten."""
 
     def __init__(self, rank, key="k", deadline=math.inf, watches=False):
-        self.key, self.rank, self.deadline, self.watches = key, rank, deadline, watches
+        self.demand, self.rank, self.deadline, self.watches = Demand(key), rank, deadline, watches
 
     def take_turn(self, *, called):
         """It is never called here."""
