@@ -28,12 +28,12 @@ def two_calls(client: redis.Redis, key: str, token: Token, lease: float, note: s
         lease: Seconds.
         note: The key of the attempt's note, which a task's release names and a `Lock`'s does not.
     """
-    acquire = _arguments(client, commands.acquire(Demand(key), token.owner, token, lease))
+    acquire = _arguments(client, commands.acquire(Demand(key), token, lease))
     release = _arguments(client, commands.release(Demand(key), token.owner, None if note is None else Note(note)))
 
     def cycle() -> None:
         granted, released = client.evalsha(*acquire), client.evalsha(*release)
-        if not granted == released == 1:
+        if (granted, released) != ([b"granted", 1], [b"released"]):
             raise RuntimeError(f"{key} was contended: acquire {granted}, release {released}")
 
     return cycle
@@ -41,7 +41,7 @@ def two_calls(client: redis.Redis, key: str, token: Token, lease: float, note: s
 
 def with_late_answer(client: redis.Redis, key: str, token: Token, lease: float, note: str) -> Case:
     """As `two_calls`, but the release's answer is read together with that of the next acquire."""
-    acquire = commands.acquire(Demand(key), token.owner, token, lease)
+    acquire = commands.acquire(Demand(key), token, lease)
     release = commands.release(Demand(key), token.owner, Note(note))
     for command in (acquire, release):
         client.script_load(command.script.text)
@@ -51,15 +51,15 @@ def with_late_answer(client: redis.Redis, key: str, token: Token, lease: float, 
     def cycle() -> None:
         granted = connection.ask(acquire)
         connection.send_late(late)
-        if granted != 1:
+        if granted != [b"granted", 1]:
             raise RuntimeError(f"{key} was contended: acquire {granted}")
 
     return cycle
 
 
-def _released(answer: object) -> None:
-    if answer != 1:
-        raise RuntimeError(f"the key was lost: release {answer}")
+def _released(was_held: bool) -> None:
+    if not was_held:
+        raise RuntimeError("the key was lost before its release")
 
 
 def _refused() -> None:

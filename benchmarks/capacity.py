@@ -115,7 +115,7 @@ def _load(url: str, at_once: int, name: str) -> None:
     token = tokens.mint(tokens.mint_nonce(), tokens.Attempt(name, 0, 0), tokens.origin("worker@host", "shop.export"))
     demands = [Demand(f"redislock:{{shop.export:{name}:{one}}}") for one in range(at_once)]
     while True:
-        _send(connections, [commands.acquire(demand, token.owner, token, 30.0) for demand in demands])
+        _send(connections, [commands.acquire(demand, token, 30.0) for demand in demands])
         _send(connections, [commands.release(demand, token.owner, None) for demand in demands])
 
 

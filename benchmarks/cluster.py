@@ -95,7 +95,7 @@ def main(findings: Findings) -> None:
 def _cases(stack: ExitStack) -> dict[str, _Case]:
     urls = [stack.enter_context(valkey()) for _ in range(3)]
     apart = [stack.enter_context(redis.Redis.from_url(url)) for url in urls]
-    stores = [LockStore(connect(url, {})) for url in urls]
+    stores = [LockStore.of(connect(url, {})) for url in urls]
     alone_url = stack.enter_context(valkey())
     alone = stack.enter_context(redis.Redis.from_url(alone_url))
     folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -103,7 +103,7 @@ def _cases(stack: ExitStack) -> dict[str, _Case]:
     client = connect(url_of(nodes), {})
     at = {node.port: node.client for node in nodes.primaries}
     return {
-        "one server": _Case([alone], LockStore(connect(alone_url, {})), lambda key: alone),
+        "one server": _Case([alone], LockStore.of(connect(alone_url, {})), lambda key: alone),
         "three servers": _Case(apart, _Apart(stores), lambda key: apart[_third(key)]),
         "three nodes": _Case(
             [*at.values()], ClusterStore(client), lambda key: at[client.owner(key_slot(key.encode()))[1]]
@@ -148,7 +148,7 @@ def _hold(numbers: Iterable[int], node_of: Callable[[str], redis.Redis]) -> None
     token = tokens.mint(tokens.mint_nonce(), tokens.Attempt("held", 0, 0), tokens.origin("worker@host", "shop.export"))
     pipelines: dict[redis.Redis, Any] = {}
     for number in numbers:
-        command = commands.acquire(_demand("held", number), token.owner, token, LEASE)
+        command = commands.acquire(_demand("held", number), token, LEASE)
         node = node_of(command.keys[0])
         if node not in pipelines:
             node.script_load(command.script.text)

@@ -65,7 +65,7 @@ def _cases(url: str, full: bool) -> dict[str, Case]:
     token = tokens.mint(tokens.mint_nonce(), None, tokens.origin(socket.gethostname(), None))
     cases = {
         "two bare EVALSHA calls": two_calls(client, lock.name, token, LEASE),
-        "LockStore.acquire, release": store_cycle(LockStore(client), Demand(lock.name), token),
+        "LockStore.acquire, release": store_cycle(LockStore.of(client), Demand(lock.name), token),
         LOCK: _cycle(lambda: lock),
         "redis-py's own Lock": _cycle(lambda: redis_py),
     }

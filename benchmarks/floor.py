@@ -45,7 +45,7 @@ class BareRun(Task):  # type: ignore[type-arg]
 
     def reserve(self, args: Any) -> None:
         """Acquire the key, and wait for the answer."""
-        self.connections.ask(commands.acquire(Demand(_key(self.name, args)), TOKEN.owner, TOKEN, LEASE))
+        self.connections.ask(commands.acquire(Demand(_key(self.name, args)), TOKEN, LEASE))
 
     def send_late(self, command: Command) -> None:
         """Send a command whose answer nobody waits for."""
@@ -69,8 +69,8 @@ def _key(name: str, args: Any) -> str:
     return f"redislock:{{{name}:{args[0]}}}"
 
 
-def _succeeded(answer: object) -> None:
-    if not answer:
+def _succeeded(was_held: bool) -> None:
+    if not was_held:
         raise RuntimeError("a key was lost")
 
 

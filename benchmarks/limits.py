@@ -51,7 +51,7 @@ def main(findings: Findings) -> None:
 def _cost(findings: Findings) -> None:
     """Time acquire and release of the last free permit, where all others are held."""
     with valkey() as url:
-        store = LockStore(connect(url, {}))
+        store = LockStore.of(connect(url, {}))
         origin = tokens.origin("worker@host", "shop.export")
         cases = {}
         for limit in LIMITS:

@@ -64,7 +64,7 @@ def _taken(client: redis.Redis, number: int) -> int:
                 attempt = tokens.Attempt(str(UUID(int=one << 64 | one)), 0, 0, tokens.mint_publish())
                 token = tokens.mint(tokens.mint_nonce(), attempt, origin)
                 demand = Demand(f"redislock:{{shop.tasks.export:{one:032x}}}")
-                command = commands.acquire(demand, token.owner, token, 3600.0)
+                command = commands.acquire(demand, token, 3600.0)
                 pipe.evalsha(command.script.sha, len(command.keys), *command.keys, *command.values)
             pipe.execute()
     if client.dbsize() != number:

@@ -52,6 +52,7 @@ class LockStore:
 
     Attributes:
         outage_of: Returns the `Outage` of the server that has a key.
+        ask: See `Sender.ask`.
         send: See `Sender.is_done`.
         send_late: See `Sender.send_late`.
         read_late: See `Connections.read_late`.
@@ -61,6 +62,7 @@ class LockStore:
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
         self.outage_of = sender.outage_of
+        self.ask = sender.ask
         self.send = sender.is_done
         self.send_late = sender.send_late
         self.read_late = sender.read_late

@@ -242,46 +242,6 @@ class HeldLock(Term):
         self.check()
         self.answered(renewal)
 
-    def rename(self, token: Token, *, fence: bool) -> bool:
-        """Replace the minted token in the key with `token`, which the caller of a `Lock` chose.
-
-        The key is acquired with a minted token first. Another caller may choose the same `token`, so if a reply is
-        lost, only a minted token proves that the key was granted to this lock.
-
-        Returns:
-            Whether the lock is still held.
-
-        Raises:
-            LockUnavailable: Redis did not answer, or refused the command; the lock is not held.
-        """
-        sent_at = time.monotonic()
-        try:
-            result = self.store.rename(self.demand, self.token, token, self.lease, fence=fence)
-            if isinstance(result, Granted):
-                self.granted(result)
-            elif self._has_stored(token):
-                self.start_lease(sent_at)
-            else:
-                return False
-        except BaseException:
-            if self.remaining > 0:
-                self.store.undo(self.demand, token)
-            raise
-        self.token = token
-        return True
-
-    def _has_stored(self, token: Token) -> bool:
-        """Whether this lock's `rename` has stored `token`, although its reply was lost.
-
-        Until the deadline, only this lock can have stored it, because the key held the minted token before.
-        """
-        found = self.store.look(self.demand)
-        if found is None or found.holder != token:
-            return False
-        if self.remaining <= 0:
-            raise LockUnavailable(self.key, "Redis answered too late to tell whose the token is")
-        return True
-
     def granted(self, grant: Granted) -> None:
         """Record that the server has granted the key."""
         self.fence = grant.fence

@@ -7,17 +7,18 @@ import inspect
 import logging
 import math
 import socket
+import time
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from redis.exceptions import LockError
+from redis.exceptions import LockError, RedisError
 
-from celery_redislock.errors import LockConfigError, LockConflict, LockUnavailable
+from celery_redislock.errors import LockConfigError, LockConflict, LockUnavailable, describe
 from celery_redislock.hold.held_lock import KEY_GONE, NOT_OURS, HeldLock
 from celery_redislock.options import check_limit
-from celery_redislock.protocol import tokens
+from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.names import Demand
-from celery_redislock.protocol.scripts import Conflict
+from celery_redislock.protocol.scripts import Conflict, Tag
 from celery_redislock.protocol.tokens import Token
 
 from .handle import Entry, Handle
@@ -225,8 +226,8 @@ class Lock(Handle):
         held = HeldLock(server.store, self.demand, minted, self.timeout or math.inf)
         try:
             conflict = server.take(held, timeout, poll=poll, fence=self._fence)
-            while conflict is None and token is not None and not held.rename(token, fence=self._fence):
-                conflict = server.take(held, timeout, poll=poll, fence=self._fence)  # the lock was lost before `rename`
+            while conflict is None and token is not None and not _choose_token(held, token):
+                conflict = server.take(held, timeout, poll=poll, fence=self._fence)  # it was lost before that
             return conflict or self._keep(server, held)
         except LockUnavailable:  # the store has already tried to undo the acquire
             raise
@@ -261,6 +262,48 @@ class Lock(Handle):
 
     def _look(self) -> Conflict | None:
         return LockServer.behind(self.redis).store.look(self.demand)
+
+
+def _choose_token(held: HeldLock, token: Token) -> bool:
+    """Have the key of `held` hold `token`, which the caller of a `Lock` chose, in place of the minted one.
+
+    The key is acquired with a minted token first. Another caller may choose the same `token`, so if a reply is lost,
+    only a minted token proves that the key was granted to this lock.
+
+    Returns:
+        Whether the lock is still held.
+
+    Raises:
+        LockUnavailable: Redis did not answer, or refused the command; the lock is not held.
+    """
+    sent_at, store = time.monotonic(), held.store
+    try:
+        reply, _, resent = store.ask(commands.release(held.demand, held.token.owner, keeps=(token, held.lease)))
+        if reply[0] != Tag.REPLACED and not (resent and _has_stored(held, token)):
+            return False
+    except BaseException as error:
+        store.undo(held.demand, held.token)
+        if held.remaining > 0:
+            store.undo(held.demand, token)
+        if isinstance(error, RedisError):
+            raise LockUnavailable(held.key, describe(error)) from error
+        raise
+    held.token = token
+    held.start_lease(sent_at)
+    return True
+
+
+def _has_stored(held: HeldLock, token: Token) -> bool:
+    """Whether `_choose_token` has stored `token`, although its reply was lost.
+
+    Until the deadline, only this lock can have stored it, because the key held the minted token before.
+    """
+    found = held.store.look(held.demand)
+    if found is None or found.holder != token:
+        return False
+    if held.remaining <= 0:
+        raise LockUnavailable(held.key, "Redis answered too late to tell whose the token is")
+    return True
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from redis.cluster import RedisCluster
 from celery_redislock.connection.clients import command_time, derive
 from celery_redislock.connection.cluster import ClusterStore, of_cluster
 from celery_redislock.connection.cluster_client import ClusterClient
+from celery_redislock.connection.outage import Outage
 from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockConfigError, LockUnavailable
 from celery_redislock.hold.held_lock import TRUSTED, HeldLock
@@ -45,7 +46,8 @@ class LockServer:
     def __init__(self, client: redis.Redis | ClusterClient, keyprefix: str = "") -> None:
         self.client = client
         self.keyprefix = keyprefix
-        self.store = ClusterStore(client) if isinstance(client, ClusterClient) else LockStore(client)
+        self._outage = Outage()
+        self.store = ClusterStore(client) if isinstance(client, ClusterClient) else LockStore.of(client, self._outage)
         self.command_time = command_time(client)
         # Lets `behind` find this server for a `Lock` made with the same client.
         servers_of(getattr(client, "connection_pool", client)).setdefault(os.getpid(), self)
@@ -71,7 +73,7 @@ class LockServer:
         """A store with one connection of its own; on a Cluster, with one to each node."""
         if isinstance(self.client, ClusterClient):
             return ClusterStore(self.client, 1)
-        return LockStore(derive(self.client, 1), self.store.outage)
+        return LockStore.of(derive(self.client, 1), self._outage)
 
     @classmethod
     def behind(cls, client: Any) -> LockServer:
@@ -137,7 +139,7 @@ class LockServer:
             if conflict is not None:
                 return conflict
 
-    def send_late(self, command: Command, on_reply: Callable[[Any], object], in_doubt: Callable[[], object]) -> None:
+    def send_late(self, command: Command, on_reply: Callable[[bool], object], in_doubt: Callable[[], object]) -> None:
         """Like `LockStore.send_late`, but the keeper reads the answer if no other command does.
 
         Raises:

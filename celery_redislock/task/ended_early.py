@@ -153,7 +153,7 @@ class LastWord(NamedTuple):
             return commands.cool_down(demand, token, self.cooldown, self.note)
         return commands.release(demand, token.owner, self.note)
 
-    def on_reply(self, was_held: int) -> None:
+    def on_reply(self, was_held: bool) -> None:
         """Mark the lock as lost if the reply says that the run no longer held the key."""
         if not was_held and self.lock.was_granted and not self.was_sent_before:
             self.lock.lose(NOT_OURS)

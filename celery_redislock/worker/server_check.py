@@ -14,9 +14,12 @@ from redis import exceptions
 from redis.sentinel import MasterNotFoundError
 
 from celery_redislock.app import client_of, settings_of, source_of
-from celery_redislock.connection.cluster import ClusterStore
+from celery_redislock.connection.cluster import NodeConnections
 from celery_redislock.connection.cluster_client import ClusterClient
 from celery_redislock.connection.connect import address, disconnect
+from celery_redislock.connection.connections import Connections
+from celery_redislock.connection.outage import Outage
+from celery_redislock.connection.sender import Answer, Sender
 from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockUnavailable, describe
 from celery_redislock.options import resolve_settings
@@ -36,16 +39,12 @@ logger = logging.getLogger(__name__)
 LEASE = 10.0
 
 
-class _Once(LockStore):
-    """A store that sends each command only once and logs no outage: `try_lock_server` logs one line instead."""
+class _Once(Sender):
+    """Sends each command only once, and logs no outage: `try_lock_server` logs one line instead."""
 
-    def _call(self, command: Command) -> tuple[Any, float, bool]:
+    def ask(self, command: Command) -> Answer:
         sent_at = time.monotonic()
-        return self._send(command), sent_at, False
-
-
-class _OnceInACluster(_Once, ClusterStore):
-    """A `_Once` for a Cluster."""
+        return Answer(self.ask_once(command), sent_at, resent=False)
 
 
 def try_lock_server(app: Celery) -> None:
@@ -61,9 +60,13 @@ def try_lock_server(app: Celery) -> None:
         where, names = address(client), {"url": source.setting, "options": source.options_setting}
         prefix = source.keyprefix + settings.prefix
         advice.introduce(app, prefix, where)
-        store = _OnceInACluster(client) if isinstance(client, ClusterClient) else _Once(client)
+        outage = Outage()
+        connections = NodeConnections(client, 1) if isinstance(client, ClusterClient) else Connections(client)
         try:
-            _try_out(store, Demand(redis_key(prefix, f"worker start:{tokens.mint_nonce()}")))
+            _try_out(
+                LockStore(_Once(connections, lambda key: outage)),
+                Demand(redis_key(prefix, f"worker start:{tokens.mint_nonce()}")),
+            )
             infos = _infos(client)
             advice.warn_of_age(infos, where, names["url"])
             advice.warn_of_eviction(infos, where)

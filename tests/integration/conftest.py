@@ -40,7 +40,7 @@ def client(locks: Valkey) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def store(client: redis.Redis) -> LockStore:
-    return LockStore(client)
+    return LockStore.of(client)
 
 
 @pytest.fixture

@@ -155,7 +155,7 @@ def test_a_retry_that_is_dropped_is_left_nothing_by_a_second_run_of_the_one_that
     assert deliver("lab.job_again", "k", retries=1, redislock=claim, delivery_info=redelivered)[0] == "IGNORED"
     wait_until(lambda: locks.client.exists(keys_of(key).gone(claim["claim"])), "it has given up its claim")
     again = tokens.mint(claim["claim"], Attempt("id", 1, 0), origin, tokens.RESERVED)
-    assert LockStore(locks.client).send(commands.hand_over(Demand(key), running, again, 3600.0)) is True
+    assert LockStore.of(locks.client).send(commands.hand_over(Demand(key), running, again, 3600.0)) is True
     assert locks.client.keys("*}") == []
 
 

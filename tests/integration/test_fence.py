@@ -108,7 +108,7 @@ def test_a_lost_reply_does_not_move_it(holder, client, lock_proxy):
     client.script_load(ACQUIRE.text)
     fault = lock_proxy.drop_reply(to=b"EVALSHA", where=ACQUIRE.sha.encode())
     with connect(lock_proxy.url, {}) as behind:
-        granted = LockStore(behind).acquire(ONE, mine.token, 10, fence=True)
+        granted = LockStore.of(behind).acquire(ONE, mine.token, 10, fence=True)
     assert fault.struck == 1
     assert isinstance(granted, Granted)
     assert granted.fence == int(client.get(keys_of(KEY).fence))

@@ -42,7 +42,7 @@ def look_now(store, monkeypatch):
     """It is time to look, for the next who asks; and after that nobody looks again in this test."""
 
     def wait():
-        wait_until(lambda: time.monotonic() > store.outage.look_at, "it is time to look")
+        wait_until(lambda: time.monotonic() > store.outage_of(KEY).look_at, "it is time to look")
         monkeypatch.setattr(outage, "SHORTEST_PAUSE", 60.0)
 
     return wait

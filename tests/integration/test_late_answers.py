@@ -117,7 +117,7 @@ def test_an_answer_that_nobody_reads_is_read_by_who_looks_for_it_later(store, ho
 def behind(lock_proxy, holder):
     """A store behind the proxy."""
     client = connect(lock_proxy.url, {"socket_timeout": 3.0, "socket_connect_timeout": 3.0})
-    store = LockStore(client)
+    store = LockStore.of(client)
     Sent(store, holder("nobody"))
     yield store
     client.close()
@@ -215,14 +215,14 @@ def test_a_release_that_the_server_does_not_know_or_refuses_is_in_doubt_and_the_
 
 
 def test_a_command_that_cannot_be_sent_is_an_error_of_the_sender(tmp_path, holder):
-    away = LockStore(connect(f"unix://{tmp_path}/none", {}))
+    away = LockStore.of(connect(f"unix://{tmp_path}/none", {}))
     with pytest.raises(RedisConnectionError):
         Sent(away, holder("a"))
 
 
 def test_a_check_of_the_connections_health_does_not_take_the_answer(locks, holder):
     checked = connect(locks.url(), {"health_check_interval": 0.000001})
-    store = LockStore(checked)
+    store = LockStore.of(checked)
     mine = holder("a")
     Sent(store, mine)
     for _ in range(3):
@@ -267,7 +267,7 @@ def test_many_threads_each_have_the_key_alone_and_every_answer_is_read(store, ho
 
 def test_no_connection_with_an_unread_answer_goes_back_to_the_pool(locks, holder, monkeypatch):
     small = connect(locks.url(), {"max_connections": 2})  # of which one is kept as a spare
-    store = LockStore(small)
+    store = LockStore.of(small)
     Sent(store, holder("nobody"))
     holders = [holder("a"), holder("b")]
     both_have_one, first_has_sent, send_late = threading.Barrier(2), threading.Event(), Connection.send_late

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from celery_redislock.protocol import tokens
-from celery_redislock.protocol.scripts import PRELUDE
+from celery_redislock.protocol.scripts import OWNER, PRELUDE
 from celery_redislock.protocol.tokens import CALLED, COOLING, OFFERED, RESERVED, RUNS, SEEN, Attempt, Token, known_by
 from tests.integration.conftest import KEY
 
@@ -34,7 +34,7 @@ of_each_value = pytest.mark.parametrize("token", VALUES, ids=map(str, range(len(
 @pytest.fixture
 def run(client):
     """Runs Lua behind the prelude: ``run("return is_owned_by(ARGV[1], ARGV[2])", owner, value)``."""
-    return lambda code, *values: client.eval(f"{PRELUDE}\n{code}", 1, KEY, *values)
+    return lambda code, *values: client.eval(f"{OWNER}\n{PRELUDE}\n{code}", 1, KEY, *values)
 
 
 def test_they_name_the_states_by_the_same_letters():

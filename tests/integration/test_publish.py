@@ -318,7 +318,7 @@ class TestAfterTheEnd:
         token = tokens.mint(tokens.mint_nonce(), Attempt("ended", 0, 0), tokens.origin("w@host", "lab.job"))
         locks.client.set(key, token, px=30_000)
         app.backend.mark_as_done("ended", "old")
-        return lambda: LockStore(locks.client).release(Demand(key), token)
+        return lambda: LockStore.of(locks.client).release(Demand(key), token)
 
     def test_a_publish_waits_for_the_key_and_takes_it(self, tasks, ended, waiting, ttl):
         with ThreadPoolExecutor(1) as pool:
@@ -382,7 +382,7 @@ class TestAfterTheEnd:
         app.backend.mark_as_done("ended", "old")
         with ThreadPoolExecutor(1) as pool:
             run = pool.submit(lambda: tasks.lingers_skip.apply(("k", "new")).get())
-            LockStore(locks.client).release(Demand(key), token)
+            LockStore.of(locks.client).release(Demand(key), token)
             assert run.result() == "new"
 
 

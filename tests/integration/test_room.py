@@ -70,7 +70,7 @@ def make_room(locks):
     def make(url=None, kind=LockStore):
         # Patient: on a busy machine a short time-out would be an outage.
         client = connect(url or locks.url(), {"socket_timeout": 5.0, "socket_connect_timeout": 5.0})
-        room = Room(kind(client), connect(url or locks.url(), {}))
+        room = Room(kind.of(client), connect(url or locks.url(), {}))
         made.append(room)
         return room
 
@@ -770,13 +770,15 @@ class TestWhatFails:
         """As in a Cluster, where another node may answer for the other keys."""
 
         class TwoNodes(LockStore):
-            def outage_of(self, key):
-                return vars(self).setdefault("_away", Outage()) if key == "bad" else self.outage
+            def __init__(self, sender):
+                super().__init__(sender)
+                away = Outage()
+                self.outage_of = lambda key: away if key == "bad" else sender.outage_of(key)
 
             def stand(self, demand, *args):
                 if demand.key == "bad":
                     away = connect("redis://127.0.0.1:1", {"socket_connect_timeout": 0.5})
-                    return LockStore(away, self.outage_of(demand.key)).stand(demand, *args)
+                    return LockStore.of(away, self.outage_of(demand.key)).stand(demand, *args)
                 return super().stand(demand, *args)
 
         room = make_room(kind=TwoNodes)

@@ -173,7 +173,7 @@ class TestOutage:
     def test_a_restarted_server_is_no_outage_for_any_connection_that_was_at_hand(self, holder, tmp_path):
         server = Valkey(tmp_path)
         with server.serve():
-            store = LockStore(connect(server.url(), {}))
+            store = LockStore.of(connect(server.url(), {}))
             look_all_at_once(store, server.client, 4)  # each kept its connection
         with server.serve():
             mine = holder("id")
@@ -182,7 +182,7 @@ class TestOutage:
             assert mine.release()
 
     def test_nobody_there_is_lock_unavailable(self, tmp_path):
-        store = LockStore(connect(f"unix://{tmp_path}/nobody.sock", {}))
+        store = LockStore.of(connect(f"unix://{tmp_path}/nobody.sock", {}))
         with pytest.raises(LockUnavailable, match="ConnectionError"):
             store.acquire(ONE, MINE, 10)
         with pytest.raises(LockUnavailable):

@@ -38,7 +38,7 @@ def store(lock_proxy, client, timeout):
     for script in (ACQUIRE, RELEASE, RENEW, INSPECT):
         client.script_load(script.text)  # so that each command is one EVALSHA
     behind = connect(lock_proxy.url, {"socket_timeout": timeout, "socket_connect_timeout": timeout})
-    store = LockStore(behind)
+    store = LockStore.of(behind)
     yield store
     behind.close()
 
@@ -47,7 +47,7 @@ def store(lock_proxy, client, timeout):
 def other(holder, client):
     """An execution elsewhere, whose network is fine."""
     other = holder("other")
-    other.store = LockStore(client)
+    other.store = LockStore.of(client)
     return other
 
 
@@ -108,7 +108,7 @@ class TestAcquire:
         fault = lose(ACQUIRE, hang=True)
         outcome = thread(copy.acquire, may_be_copy=True)
         fault.wait()
-        first.store = LockStore(client)
+        first.store = LockStore.of(client)
         first.release()
         lock_proxy.cut()
         assert isinstance(outcome.result(), Finished)
@@ -369,7 +369,7 @@ class TestAConnectionInterruptedWhileItIsMade:
     def test_is_not_used_after_a_time_limit(self, locks, lock_proxy, holder):
         with redis.Redis.from_url(locks.url(1)) as client, connect(f"{lock_proxy.url[:-1]}1", {}) as behind:
             one = holder("id")
-            one.store = LockStore(behind)
+            one.store = LockStore.of(behind)
             with (
                 raised_at(lock_proxy.delay(60, to=b"SELECT", nth=1), SoftTimeLimitExceeded()),
                 pytest.raises(SoftTimeLimitExceeded),
@@ -397,7 +397,7 @@ class TestAConnectionInterruptedWhileItIsMade:
             redis.Redis.from_url(locks.url(1)) as client,
             ours(locks.url(1), {"redis_connect_func": on_connect}) as interrupted,
         ):
-            one.store = LockStore(interrupted)
+            one.store = LockStore.of(interrupted)
             with pytest.raises(SystemExit):
                 one.acquire()
             assert isinstance(one.acquire(), Granted)

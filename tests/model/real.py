@@ -113,7 +113,7 @@ class Keys:
 
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
-        self.store = LockStore(client)
+        self.store = LockStore.of(client)
         self.tokens: dict[tuple[str, Attempt], Token] = {}
         self.rooms: dict[str, Token] = {}
 

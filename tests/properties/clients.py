@@ -116,7 +116,7 @@ class Client:
 
     def age(self, seconds: float) -> None:
         """Let all that it waits for come nearer by so many seconds."""
-        self.store.outage.look_at -= seconds
+        self.store.outage_of(self.demand.key).look_at -= seconds
         if self.held is not None:
             self.held.deadline -= seconds
             self.held.renew_at -= seconds

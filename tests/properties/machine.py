@@ -80,7 +80,9 @@ class Watched(RuleBasedStateMachine):
                 answer = call()
             except LockUnavailable:
                 answer = Unanswered()
-                client.store.outage.look_at = 0.0  # the next command looks at once whether the server is there again
+                client.store.outage_of(
+                    KEY
+                ).look_at = 0.0  # the next command looks at once whether the server is there again
         command = client.store.last
         self.see(act)
         if fault in {"cut", "refused", "late command lost"}:

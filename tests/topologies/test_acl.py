@@ -158,7 +158,7 @@ def client(config):
 
 
 def test_all_rights_together_are_refused_nothing(server, client):
-    use_every_right(LockStore(client), client)
+    use_every_right(LockStore.of(client), client)
     assert refused(server) == []
 
 
@@ -167,7 +167,7 @@ def test_without_one_of_its_rights_something_is_refused(server, client, right):
     without = [rule for rule in RULES if rule != right]
     server.execute_command("ACL", "SETUSER", "locks", "reset", *without)
     with suppress(RedisLockError, redis.RedisError):
-        use_every_right(LockStore(client), client)
+        use_every_right(LockStore.of(client), client)
     what = {"+": right[1:].lower()}.get(right[0], "redislock:")
     wait_until(lambda: any(one.startswith(what) for one in refused(server)), f"{right} is missed", 5)
 
