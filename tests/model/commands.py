@@ -1,44 +1,24 @@
-"""Commands: what Redis is asked to do with one lock, and the values that it answers."""
+"""Commands: what Redis is asked to do with one lock, and the effect of that."""
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import NamedTuple
 
+from celery_redislock.protocol.scripts import Tag
 from celery_redislock.protocol.tokens import Attempt
 
 from .server import Key, Server, member_of
 
 
-class Reply(Enum):
-    """What Redis answers."""
-
-    GRANTED = "granted"
-    HELD = "held by another"
-    FINISHED = "finished elsewhere"
-    RELEASED = "released"
-    HANDED_OVER = "handed over"
-    RENEWED = "renewed"
-    GIVEN_UP = "given up"
-    NOT_MINE = "not mine"
-    QUEUED = "queued behind others"
-    TAKEN = "taken for the first"
-    ENTERED = "entered"
-    LEFT = "left"
-    PASSED_ON = "left, and passed on"
-
-
 class Effect(NamedTuple):
     """What a command does: its answer, and the state of Redis after it."""
 
-    reply: Reply
+    reply: Tag
     server: Server
     permit: int = 0
     """The number of the permit that was given a whole lease; 0 where none was."""
     holders: tuple[Key, ...] = ()
     """Who was told to hold the lock, to somebody who may not have it."""
-    cannot_wait: bool = False
-    """Whether it was told that its own attempt runs with another permit than the one it might have had."""
 
 
 class Acquire(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence, Set
 
+from celery_redislock.protocol.scripts import Tag
 from celery_redislock.protocol.tokens import Attempt
 
 from .commands import (
@@ -17,7 +18,6 @@ from .commands import (
     Leave,
     Release,
     Renew,
-    Reply,
     Reserve,
     Stand,
 )
@@ -47,9 +47,7 @@ def acquire(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> Eff
     mine, kept = server.number_of(command.nonce), _kept(server, command, mistakes)
     if command.reads_note and noted(command.attempt, mistakes) in server.notes:
         owned = [mine] if mine and Mistake.FINISHED_LEAVES_ITS_KEY not in mistakes else []
-        # With the limit 1, what is reserved for my message is given up by the command that I send next.
-        given_back = kept if command.limit > 1 else _called(server, command, mistakes)
-        return Effect(Reply.FINISHED, _freed(server, [*given_back, *owned], mistakes))
+        return Effect(Tag.FINISHED, _freed(server, [*kept, *owned], mistakes))
     if mine and Mistake.OWN_GRANT_IS_A_CONFLICT not in mistakes:
         return _granted(server, mine, command, mistakes)
     copy = 0 if kept and Mistake.CALLED_COPY_HAS_ITS_PERMIT in mistakes else _permit_of_copy(server, command, mistakes)
@@ -64,22 +62,22 @@ def acquire(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> Eff
 def reserve(server: Server, command: Reserve, mistakes: Mistakes) -> Effect:
     key, queued = server.permits[0], server.queued
     if key is not None and key.nonce == command.claim:
-        return Effect(Reply.GRANTED, server)
+        return Effect(Tag.GRANTED, server)
     if _has_place(server, command.claim):
-        return Effect(Reply.QUEUED, server)
+        return Effect(Tag.QUEUED, server)
     if any(_is_outstanding(one, command, mistakes) for one in _heeded(server, mistakes)):
         return _told(server)
     key_is_over, place_is_over = (_is_over(one, command, mistakes) for one in (key, queued))
     if place_is_over:
         server = server._replace(queued=None)
     if (key is None or key_is_over) and not server.line:
-        return Effect(Reply.GRANTED, server.put(1, Key(command.claim, command.attempt)), 1)
+        return Effect(Tag.GRANTED, server.put(1, Key(command.claim, command.attempt)), 1)
     if server.queued is not None:
         return _told(server)
     if Mistake.OTHERS_LEAVE_NO_PLACE not in mistakes:
         server = server._replace(queued=Key(command.claim, command.attempt))
     freed = [1] if key is None or key_is_over else []
-    return Effect(Reply.QUEUED, _freed(server, freed, mistakes))
+    return Effect(Tag.QUEUED, _freed(server, freed, mistakes))
 
 
 def _heeded(server: Server, mistakes: Mistakes) -> list[Key]:
@@ -105,7 +103,7 @@ def _is_over(one: Key | None, command: Reserve, mistakes: Mistakes) -> bool:
 
 def _told(server: Server) -> Effect:
     """The answer to a publisher that may have neither the key nor the place: who has them."""
-    return Effect(Reply.HELD, server, holders=tuple(key for key in (server.permits[0], server.queued) if key))
+    return Effect(Tag.OUTSTANDING, server, holders=tuple(key for key in (server.permits[0], server.queued) if key))
 
 
 def _is_reserved(server: Server, permit: int) -> bool:
@@ -139,7 +137,8 @@ def _meet_copy(server: Server, permit: int, command: Acquire | Claim, mistakes: 
     assert key
     copy = key._replace(marked=key.marked or not key.is_reserved)
     passed_on = _freed(server.put(permit, copy), _kept(server, command, mistakes), mistakes)
-    return Effect(Reply.HELD, passed_on, 0, (copy,), cannot_wait=command.limit > 1 or permit > 1)
+    tag = Tag.COPY if command.limit > 1 or permit > 1 else Tag.CONFLICT
+    return Effect(tag, passed_on, 0, (copy,))
 
 
 def _free_permit(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> int:
@@ -168,7 +167,7 @@ def _granted(server: Server, permit: int, command: Acquire | Claim, mistakes: Mi
     others = [] if forgets else [one for one in _kept(server, command, mistakes) if one != permit]
     if command.claim and _has_place(server, command.claim) and Mistake.PLACE_IS_KEPT not in mistakes:
         server = server._replace(queued=None)
-    return Effect(Reply.GRANTED, _freed(server._replace(gone=gone), others, mistakes), permit)
+    return Effect(Tag.GRANTED, _freed(server._replace(gone=gone), others, mistakes), permit)
 
 
 def _kept(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> list[int]:
@@ -200,11 +199,11 @@ def _has_place(server: Server, claim: str) -> bool:
 def _refused(server: Server, limit: int) -> Effect:
     """The answer to somebody who may not have a permit: who holds the lock, and then for whom it is kept."""
     holders = [key for key in server.permits[:limit] if key is not None]
-    return Effect(Reply.HELD, server, holders=tuple(sorted(holders, key=lambda key: bool(key.member))))
+    return Effect(Tag.CONFLICT, server, holders=tuple(sorted(holders, key=lambda key: bool(key.member))))
 
 
 def enter(server: Server, command: Enter, mistakes: Mistakes) -> Effect:
-    return Effect(Reply.ENTERED, server.ranked(command.member, command.rank))
+    return Effect(Tag.ENTERED, server.ranked(command.member, command.rank))
 
 
 def stand(server: Server, command: Stand, mistakes: Mistakes) -> Effect:
@@ -224,7 +223,7 @@ def stand(server: Server, command: Stand, mistakes: Mistakes) -> Effect:
             server = _called_in(server, mine, command, mistakes)
         elif not mine or Mistake.STAND_OFFERS_ONE_PERMIT not in mistakes:
             server = offer(server, [permit], mistakes)
-    return Effect(Reply.TAKEN, server) if mine else _refused(server, limit)
+    return Effect(Tag.CALLED, server) if mine else _refused(server, limit)
 
 
 def _permit_of_room(server: Server, command: Stand) -> int:
@@ -256,15 +255,15 @@ def leave(server: Server, command: Leave, mistakes: Mistakes) -> Effect:
     offered = [permit for permit, key in enumerate(left.permits[: command.limit], 1) if key and key.nonce in mine]
     for permit in offered:
         left = left.put(permit, None)
-    reply = Reply.PASSED_ON if offered else Reply.LEFT
+    reply = Tag.RELEASED if offered else Tag.LEFT
     return Effect(reply, offer(left, left.free(command.limit), mistakes))
 
 
 def renew(server: Server, command: Renew, mistakes: Mistakes) -> Effect:
     key = server.permits[command.permit - 1]
     if key is not None and (key.nonce == command.nonce or Mistake.RENEW_WITHOUT_OWNER_CHECK in mistakes):
-        return Effect(Reply.RENEWED, server, command.permit)
-    return Effect(Reply.NOT_MINE, server)
+        return Effect(Tag.KEPT, server, command.permit)
+    return Effect(Tag.LOST, server)
 
 
 def release(server: Server, command: Release | HandOver, mistakes: Mistakes) -> Effect:
@@ -276,13 +275,13 @@ def release(server: Server, command: Release | HandOver, mistakes: Mistakes) -> 
         notes |= {noted(command.note, mistakes)}
     server = server._replace(notes=notes)
     if mine is None:
-        return Effect(Reply.NOT_MINE, server)
+        return Effect(Tag.LOST, server)
     if isinstance(command, HandOver) and command.claim in server.gone:
         server = server._replace(gone=server.gone - {command.claim})
-        return Effect(Reply.RELEASED, _freed(server, [permit], mistakes))
+        return Effect(Tag.RELEASED, _freed(server, [permit], mistakes))
     if isinstance(command, HandOver):
-        return Effect(Reply.HANDED_OVER, server.put(permit, Key(command.claim, command.attempt)), permit)
-    return Effect(Reply.RELEASED, _freed(server, [permit], mistakes))
+        return Effect(Tag.REPLACED, server.put(permit, Key(command.claim, command.attempt)), permit)
+    return Effect(Tag.RELEASED, _freed(server, [permit], mistakes))
 
 
 def _permit_to_release(server: Server, command: Release | HandOver, mistakes: Mistakes) -> int:
@@ -306,10 +305,10 @@ def give_up(server: Server, command: GiveUp, mistakes: Mistakes) -> Effect:
         server = server._replace(queued=None)
     permit = server.number_of(command.claim)
     if 0 < permit <= len(_in_reach(server, command.limit)):
-        return Effect(Reply.GIVEN_UP, _freed(server, [permit], mistakes))
+        return Effect(Tag.RELEASED, _freed(server, [permit], mistakes))
     if command.is_to_come and Mistake.GIVEN_UP_IS_FORGOTTEN not in mistakes:
-        return Effect(Reply.NOT_MINE, server._replace(gone=server.gone | {command.claim}))
-    return Effect(Reply.NOT_MINE, server)
+        return Effect(Tag.LOST, server._replace(gone=server.gone | {command.claim}))
+    return Effect(Tag.LOST, server)
 
 
 def _freed(server: Server, permits: Sequence[int], mistakes: Mistakes) -> Server:

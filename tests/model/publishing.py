@@ -8,11 +8,11 @@ from collections.abc import Iterator, Set
 from enum import Enum
 from typing import NamedTuple
 
-from celery_redislock.protocol.scripts import Passed
+from celery_redislock.protocol.scripts import Passed, Tag
 from celery_redislock.task.decisions import Answer, Published, on_first, on_second
 
 from . import known
-from .commands import GiveUp, Renew, Reply, Reserve
+from .commands import GiveUp, Renew, Reserve
 from .effects import apply
 from .executions import CLOSED, Message, Phase
 from .rules import Mistake, Promise
@@ -87,11 +87,11 @@ class Publishing:
         command = self._command(one)
         effect = apply(world.server, command, self.mistakes)
         after, asked = world._replace(server=effect.server), (world.server, command)
-        if effect.reply is Reply.HELD:
+        if effect.reply is Tag.OUTSTANDING:
             return self._outstanding(after, one, effect.holders, asked)
         key = world.server.permits[0]
         is_stolen = key is not None and not key.is_reserved and key != effect.server.permits[0]
-        is_queued = effect.reply is Reply.QUEUED
+        is_queued = effect.reply is Tag.QUEUED
         took = one._replace(message=one.message._replace(queued=is_queued), passed=Passed())
         label = f"a publisher takes the {'place' if is_queued else 'key'} for {one.message}"
         return Step(label, after.put_publisher(took, Stage.TOOK), asked, Promise.OWN_KEY if is_stolen else None)

@@ -1,7 +1,7 @@
 """The real scripts beside the model's commands: a state of the model is put onto a real server, and read back.
 
-Each pair of a state and a command is run through `LockStore`. The reply, the permits, their marks, their leases, the
-line and the notes must be the model's. So the model and the code cannot drift apart.
+Each pair of a state and a command is sent as `protocol.commands` builds it. The reply's tag, the permits, their marks,
+their leases, the line and the notes must be the model's. So the model and the code cannot drift apart.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import redis
 from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.names import Demand, keys_of
+from celery_redislock.protocol.scripts import NOTE_TTL, Conflict, Granted, Note, Outstanding, Passed, Tag
 from celery_redislock.protocol.scripts import Claim as ClaimOfMessage
-from celery_redislock.protocol.scripts import Conflict, Finished, Granted, Note, Outstanding, Passed, Reserved, Taken
+from celery_redislock.protocol.scripts import Command as SentCommand
+from celery_redislock.protocol.scripts import Reply as ReplyOfScript
 from celery_redislock.protocol.tokens import RESERVED, RUNS, SEEN, Attempt, Token, known_by
 
 from .commands import (
@@ -28,7 +30,6 @@ from .commands import (
     Leave,
     Release,
     Renew,
-    Reply,
     Reserve,
     Stand,
 )
@@ -134,56 +135,43 @@ class Keys:
             pipe.expire(LINE, 60)
         pipe.execute()
 
-    def run(self, command: Command) -> tuple[Reply, object]:
-        """What the store answers: as the model calls it, and as it is."""
+    def run(self, command: Command) -> ReplyOfScript:
+        """What the script of `command` replies."""
+        return self.store.ask(self.sent(command)).reply
+
+    def sent(self, command: Command) -> SentCommand:
+        """What the code sends for `command`."""
         demand = Demand(KEY, getattr(command, "limit", 1))
         match command:
             case Acquire(nonce, attempt, reads_note) | Claim(nonce, attempt, reads_note):
-                token, read = self.token(nonce, attempt), note(attempt) if reads_note else None
-                call = self.call(command) if command.room else None
-                claim = ClaimOfMessage(real(command.claim), NEW_LEASE) if isinstance(command, Claim) else None
-                answer = self.store.acquire(demand, token, NEW_LEASE, read, call=call, claim=claim)
-                if isinstance(answer, Conflict):
-                    return Reply.HELD, answer
-                return Reply.FINISHED if isinstance(answer, Finished) else Reply.GRANTED, answer
+                return commands.acquire(
+                    *(demand, self.token(nonce, attempt), NEW_LEASE),
+                    note=note(attempt) if reads_note else None,
+                    call=self.call(command) if command.room else None,
+                    claim=ClaimOfMessage(real(command.claim), NEW_LEASE) if isinstance(command, Claim) else None,
+                )
             case Reserve(claim, attempt, ended, preceding):
                 passed = Passed(ended, preceding)
-                answer = self.store.reserve(KEY, self.token(claim, attempt), NEW_LEASE, passed)
-                if isinstance(answer, Reserved):
-                    return Reply.GRANTED if answer.key == KEY else Reply.QUEUED, answer
-                return Reply.HELD, answer
+                return commands.reserve(KEY, self.token(claim, attempt), NEW_LEASE, passed, in_queue=False)
             case Release(nonce, over, unseen_copy):
                 left = Note(note(over), in_any_case=unseen_copy) if over else None
                 if nonce[0] == "!":
-                    answer = self.store.pass_on(
-                        demand, tokens.call(self.member(nonce[1:]), command.rank, command.number).value
-                    )
-                else:
-                    answer = self.store.release(demand, owner(nonce), left)
-                return Reply.RELEASED if answer else Reply.NOT_MINE, answer
+                    call = tokens.call(self.member(nonce[1:]), command.rank, command.number)
+                    return commands.release(demand, call.value)
+                return commands.release(demand, owner(nonce).owner, left)
             case HandOver(nonce, over, unseen_copy, claim, attempt):
                 left = Note(note(over), in_any_case=unseen_copy) if over else None
-                next_token = self.token(claim, attempt)
-                answer = self.store.send(commands.hand_over(demand, owner(nonce), next_token, NEW_LEASE, left))
-                names = [keys_of(KEY).permit(permit) for permit in (1, 2)]
-                is_reserved = next_token.value in self.client.mget(names)
-                taken = Reply.HANDED_OVER if is_reserved else Reply.RELEASED
-                return taken if answer else Reply.NOT_MINE, answer
+                return commands.hand_over(demand, owner(nonce), self.token(claim, attempt), NEW_LEASE, left)
             case GiveUp(claim, is_to_come):
-                answer = self.store.give_up(demand, real(claim), is_to_come=is_to_come)
-                return Reply.GIVEN_UP if answer else Reply.NOT_MINE, answer
+                return commands.give_up(demand, real(claim), NOTE_TTL if is_to_come else None)
             case Renew(nonce, permit):
-                answer = self.store.renew([(keys_of(KEY).permit(permit), owner(nonce), NEW_LEASE)])
-                return Reply.RENEWED if answer == [True] else Reply.NOT_MINE, answer
+                return commands.renew([(keys_of(KEY).permit(permit), owner(nonce), NEW_LEASE)])
             case Enter(room, rank):
-                answer = self.store.enter(demand, self.room(room), rank)
-                return Reply.ENTERED, answer
+                return commands.enter(demand, self.room(room), rank)
             case Stand(room, rank, next_rank):
-                answer = self.store.stand(demand, self.room(room), rank, next_rank, command.number)
-                return Reply.TAKEN if isinstance(answer, Taken) else Reply.HELD, answer
+                return commands.stand(demand, self.room(room), rank, next_rank, command.number)
             case Leave(room):
-                answer = self.store.leave(demand, self.room(room))
-                return Reply.PASSED_ON if answer else Reply.LEFT, answer
+                return commands.leave(demand, self.room(room))
 
     def read(self, permits: int) -> tuple[list[str | None], set[str], list[tuple[int, str]], list[float]]:
         """What the permits and the place in the queue hold, the notes, the line, and how long the first live.
@@ -276,18 +264,18 @@ def plain(server: Server, command: Command) -> tuple[Server, Command]:
 def follow(keys: Keys, server: Server, command: Command) -> None:
     effect = apply(server, command)
     keys.set_up(server)
-    reply, answer = keys.run(command)
+    reply = keys.run(command)
     values, notes, line, leases = keys.read(len(server.permits))
     after = effect.server
     story = f"{command} on {server}"
-    assert reply is effect.reply, story
-    if isinstance(answer, Granted):
-        assert answer.permit == effect.permit, story
-    if isinstance(answer, Conflict):
-        assert [*map(str, answer.holders)] == [keys.value(key) for key in effect.holders], story
-        assert answer.cannot_wait is effect.cannot_wait, story
-    if isinstance(answer, Outstanding):
-        assert [str(token) for token, _ in answer.taken] == [keys.value(key) for key in effect.holders], story
+    assert reply[0] == effect.reply, story
+    if isinstance(command, Acquire | Claim) and effect.reply is Tag.GRANTED:
+        assert Granted.of(reply, 0.0).permit == effect.permit, story
+    if effect.reply in {Tag.CONFLICT, Tag.COPY}:
+        assert [*map(str, Conflict.of(reply).holders)] == [keys.value(key) for key in effect.holders], story
+    if effect.reply is Tag.OUTSTANDING:
+        taken = [str(token) for token, _ in Outstanding.of(reply).taken]
+        assert taken == [keys.value(key) for key in effect.holders], story
     assert values == [keys.value(key) if key else None for key in (*after.permits, after.queued)], story
     claims = {keys_of(KEY).gone(real(claim)) for claim in after.gone}
     assert notes == {note(attempt) for attempt in after.notes} | claims, story
@@ -307,7 +295,7 @@ def longest_lease(server: Server, command: Command, effect: Effect, permit: int)
     )
     stood, stands = ({member for _, member in one.line} for one in (server, effect.server))
     is_offered_again = key.is_offered and key.member in stood - stands
-    if key.member and (key != before or (is_called and effect.reply is Reply.TAKEN) or is_offered_again):
+    if key.member and (key != before or (is_called and effect.reply is Tag.CALLED) or is_offered_again):
         return OFFER if key.is_offered else CALL
     return NEW_LEASE if permit == effect.permit else OLD_LEASE
 
@@ -318,7 +306,7 @@ def longest_place(server: Server, command: Command, effect: Effect) -> float:
     if queued is None:
         return 0.0
     is_mine = isinstance(command, Claim | Reserve) and queued.nonce == command.claim
-    is_new = queued != server.queued or (isinstance(command, Claim) and effect.reply is Reply.HELD)
+    is_new = queued != server.queued or (isinstance(command, Claim) and effect.reply is Tag.CONFLICT)
     return NEW_LEASE if is_mine and is_new else OLD_LEASE
 
 

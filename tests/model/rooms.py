@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
 
-from .commands import Acquire, Claim, Enter, Leave, Release, Reply, Stand
+from celery_redislock.protocol.scripts import Tag
+
+from .commands import Acquire, Claim, Enter, Leave, Release, Stand
 from .effects import apply
 from .executions import IN_SLOT, Execution, Phase
 from .rules import Mistake, Promise
@@ -90,7 +92,7 @@ class Rooms:
         """Whether somebody waits in the room whose key the room would be given now."""
         queues = [world.waiting_in(room, limit) for limit in self.limits if self._may_call(world, room, limit)]
         asked = [self._ask_for(waiting) for waiting in queues if waiting]
-        return any(apply(world.server, command, self.mistakes).reply is Reply.TAKEN for command in asked)
+        return any(apply(world.server, command, self.mistakes).reply is Tag.CALLED for command in asked)
 
     def _forestall(self, world: World, one: Execution) -> Step:
         """Another task takes the token of the rate limit that `one` was to have: `one` passes the key on, and waits on.
@@ -130,7 +132,7 @@ class Rooms:
         command = self._ask_for(waiting)
         effect = apply(world.server, command, self.mistakes)
         after = world._replace(server=effect.server)
-        if effect.reply is Reply.TAKEN:
+        if effect.reply is Tag.CALLED:
             called = waiting[0]._replace(phase=Phase.CALLED, called=True)
             step = self._heard(world, command, after.put(called), f"calls {called.nonce}")
             is_second = self._outnumber(after.put(called), command.room, command.limit)

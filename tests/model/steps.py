@@ -10,12 +10,13 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Set
 
+from celery_redislock.protocol.scripts import Tag
 from celery_redislock.protocol.tokens import Attempt
 from celery_redislock.task import decisions
 from celery_redislock.task.decisions import ComeBack, Skip
 
 from . import known
-from .commands import Acquire, Claim, Command, Effect, GiveUp, HandOver, Release, Renew, Reply
+from .commands import Acquire, Claim, Command, Effect, GiveUp, HandOver, Release, Renew
 from .effects import apply, noted
 from .executions import IN_BODY, LOST, Ending, Execution, Message, Phase
 from .fate import Fate, token_of
@@ -182,9 +183,9 @@ class Steps:
         effect = self._apply(world, command)
         asked = (world.server, command)
         after = world._replace(server=effect.server)
-        if effect.reply is Reply.GRANTED:
+        if effect.reply is Tag.GRANTED:
             return self._start(after, one._replace(permit=effect.permit), asked)
-        if effect.reply is Reply.FINISHED:
+        if effect.reply is Tag.FINISHED:
             if one.message.claim and not self._makes(Mistake.DROPPED_KEEPS_ITS_CLAIM):
                 # The attempt before this one may have run twice, and have handed its key over to this message again.
                 after = after._replace(server=self._apply(after, self._give_up(one.message, world)).server)
@@ -213,7 +214,7 @@ class Steps:
             return self._skip(world, one, holders, asked)
         begun = isinstance(decision, ComeBack) and decision.is_begun
         met = ", ".join(key.room or str(key.attempt) for key in holders)
-        if effect.cannot_wait:  # in line it would be called to any permit that becomes free, and refused, for ever
+        if effect.reply is Tag.COPY:  # in line it would be called to every permit that becomes free, and refused
             return self._send_back(world, one, begun, f"meets its twin {met} and comes back", asked)
         step = self._wait(world, one, begun, f"meets {met}", asked)
         must_be_skipped = self._must_be_skipped(world, one, holders)
@@ -341,7 +342,7 @@ class Steps:
     def _renew(self, world: World, one: Execution) -> Step:
         command = Renew(self._token(one), one.permit)
         effect = self._apply(world, command)
-        after = world if effect.reply is Reply.RENEWED else world.put(one._replace(lost=True))
+        after = world if effect.reply is Tag.KEPT else world.put(one._replace(lost=True))
         return Step(
             f"{one.nonce} renews", after, (world.server, command), self._stolen(world.server, effect, command.nonce)
         )

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 import pytest
 
 from celery_redislock.connection.connect import connect
+from celery_redislock.protocol.scripts import Tag
 from tests.lab.servers import Valkey
 
-from .commands import Acquire, Claim, Command, Enter, GiveUp, HandOver, Leave, Release, Renew, Reply, Reserve, Stand
+from .commands import Acquire, Claim, Command, Enter, GiveUp, HandOver, Leave, Release, Renew, Reserve, Stand
 from .effects import apply
 from .executions import IN_BODY, Phase
 from .explore import explore
@@ -393,27 +394,29 @@ def test_the_pairs_are_many_and_every_script_and_reply_is_among_them(pairs):
     assert commands[GiveUp] > 5
     assert commands[Enter] > 5
     assert set(replies) == {
-        (Acquire, Reply.GRANTED),
-        (Acquire, Reply.HELD),
-        (Acquire, Reply.FINISHED),
-        (Claim, Reply.GRANTED),
-        (Claim, Reply.HELD),
-        (Claim, Reply.FINISHED),
-        (Reserve, Reply.GRANTED),
-        (Reserve, Reply.QUEUED),
-        (Reserve, Reply.HELD),
-        (HandOver, Reply.HANDED_OVER),
-        (HandOver, Reply.RELEASED),
-        (GiveUp, Reply.GIVEN_UP),
-        (GiveUp, Reply.NOT_MINE),
-        (HandOver, Reply.NOT_MINE),
-        (Release, Reply.RELEASED),
-        (Release, Reply.NOT_MINE),
-        (Renew, Reply.RENEWED),
-        (Renew, Reply.NOT_MINE),
-        (Enter, Reply.ENTERED),
-        (Stand, Reply.TAKEN),
-        (Stand, Reply.HELD),
-        (Leave, Reply.LEFT),
-        (Leave, Reply.PASSED_ON),
+        (Acquire, Tag.GRANTED),
+        (Acquire, Tag.CONFLICT),
+        (Acquire, Tag.FINISHED),
+        (Claim, Tag.GRANTED),
+        (Claim, Tag.CONFLICT),
+        (Claim, Tag.COPY),
+        (Acquire, Tag.COPY),
+        (Claim, Tag.FINISHED),
+        (Reserve, Tag.GRANTED),
+        (Reserve, Tag.QUEUED),
+        (Reserve, Tag.OUTSTANDING),
+        (HandOver, Tag.REPLACED),
+        (HandOver, Tag.RELEASED),
+        (GiveUp, Tag.RELEASED),
+        (GiveUp, Tag.LOST),
+        (HandOver, Tag.LOST),
+        (Release, Tag.RELEASED),
+        (Release, Tag.LOST),
+        (Renew, Tag.KEPT),
+        (Renew, Tag.LOST),
+        (Enter, Tag.ENTERED),
+        (Stand, Tag.CALLED),
+        (Stand, Tag.CONFLICT),
+        (Leave, Tag.LEFT),
+        (Leave, Tag.RELEASED),
     }

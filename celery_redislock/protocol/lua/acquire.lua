@@ -61,8 +61,8 @@ local names, values = permits(lock, line, 1, (note or claim and capacity > 1) an
 -- to its message.
 local mine, kept, is_reserved = nil, {}, false
 for number, value in ipairs(values) do
-  if number > 1 and capacity == 1 then
-    break
+  if number > capacity and capacity == 1 then
+    values[number] = is_running(value) and value  -- whatever else is there has no part in a lock with one holder
   elseif belongs_to(owner, value) then
     mine = number
   elseif belongs_to(call, value) then
