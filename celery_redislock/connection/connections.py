@@ -58,21 +58,22 @@ class Connection:
         """
         if asking:
             self._ask_to_follow()
-        self._send("EVALSHA", command.script.sha, command)
+        # A health check would take the outstanding reply for its own.
+        redis_port.send(self._raw, command.by_sha, checks_health=self.late is None)
         self.read_late()
         try:
             reply: Reply = redis_port.answer_on(self._raw)
         except NoScriptError:  # the server is new or has restarted
             if asking:
                 self._ask_to_follow()
-            self._send("EVAL", command.script.text, command)
+            redis_port.send(self._raw, command.whole, checks_health=True)
             reply = redis_port.answer_on(self._raw)
         return reply
 
     def send_late(self, late: Late) -> None:
         """Send a command. Its reply is read later."""
         self.read_late()
-        self._send("EVALSHA", late.command.script.sha, late.command)
+        redis_port.send(self._raw, late.command.by_sha, checks_health=True)
         self.late = late
 
     def read_late(self) -> None:
@@ -118,12 +119,6 @@ class Connection:
         """Send ASKING: the node then answers the next command even though the hash slot is still moving to it."""
         self._raw.send_command("ASKING")
         redis_port.answer_on(self._raw)
-
-    def _send(self, how: str, script: str, command: Command) -> None:
-        keys, values = command.keys, command.values
-        words = (how, script, str(len(keys)), *keys, *values)
-        # A health check would take the outstanding reply for its own.
-        redis_port.send(self._raw, words, checks_health=self.late is None)
 
 
 class Connections:

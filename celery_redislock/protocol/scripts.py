@@ -74,6 +74,16 @@ class Command(NamedTuple):
     keys: tuple[str, ...]
     values: tuple[Text, ...]
 
+    @property
+    def by_sha(self) -> tuple[Text, ...]:
+        """The words to send to a server that knows the script."""
+        return ("EVALSHA", self.script.sha, str(len(self.keys)), *self.keys, *self.values)
+
+    @property
+    def whole(self) -> tuple[Text, ...]:
+        """The words to send to any server."""
+        return ("EVAL", self.script.text, str(len(self.keys)), *self.keys, *self.values)
+
 
 class Granted(NamedTuple):
     """The reply to an acquire: the caller now holds the key."""

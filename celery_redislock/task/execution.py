@@ -23,7 +23,7 @@ from celery_redislock.message.delivery import Facts
 from celery_redislock.message.message import Message
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import Demand, keys_of
-from celery_redislock.protocol.scripts import Claim, Conflict, Finished, Granted, Note
+from celery_redislock.protocol.scripts import Claim, Conflict, Note
 from celery_redislock.protocol.tokens import Token
 
 from . import decisions
@@ -62,7 +62,7 @@ class Execution:
         plan: The plan of the task's class.
         request: Celery's request.
         message: The request's message, as delivered.
-        demand: What the run asks for; its key is empty until `acquire`.
+        demand: What the run asks for; its key is empty until `lock_for`.
         lock: The held lock; None while nothing is held.
         abort: Ends the body when the lock is lost; None unless `lock_on_lost` is ``abort``.
         joined: The outcome of the joined task: the run ends with it and does not run its body. None if it joined none.
@@ -96,25 +96,36 @@ class Execution:
 
     @property
     def key(self) -> str:
-        """The key in Redis; empty until `acquire`."""
+        """The key in Redis; empty until `lock_for`."""
         return self.demand.key
 
-    def acquire(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Take the key for this call, or end the run as its options say.
+    def lock_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> HeldLock:
+        """Return the lock that this call asks for.
 
         Raises:
             TypeError: The arguments do not fit the signature.
             LockKeyError: No key can be made from the arguments.
-            LockConflict: The key is held, and the policy makes the run fail.
-            LockUnavailable: Redis did not answer, or refused the command, and `lock_on_outage` makes the run fail.
-            Ignore, Reject: The run ends without running its body.
         """
         self.demand = demand = self.plan.demand(args, kwargs)
         if self._claim is not None and self.message.header.key not in {demand.key, None}:
             self._give_up_other_key()
         options = self.plan.options
-        lock = HeldLock(self._server.store, demand, self._mint(), options.lease, options.max_hold, self._on_lost)
-        self._take(lock)
+        return HeldLock(self._server.store, demand, self._mint(), options.lease, options.max_hold, self._on_lost)
+
+    def acquire(self, lock: HeldLock) -> None:
+        """Take the key, or end the run as its options say.
+
+        If `self.lock` is still None afterwards, the body runs without the lock.
+
+        Args:
+            lock: The lock to be granted, from `lock_for`.
+
+        Raises:
+            LockConflict: The key is held, and the policy makes the run fail.
+            LockUnavailable: Redis did not answer, or refused the command, and `lock_on_outage` makes the run fail.
+            Ignore, Reject: The run ends without running its body.
+        """
+        raise NotImplementedError
 
     def hand_over(self, token: Token, seconds: float) -> None:
         """Have `end` hand the key over to the next attempt, whose message has been sent, instead of releasing it.
@@ -141,34 +152,6 @@ class Execution:
 
     def leave_no_retry(self) -> None:
         """Stop showing RETRY, because no attempt follows this run. Does nothing here: eager runs never show RETRY."""
-
-    def _take(self, lock: HeldLock) -> None:
-        """Take the key, or end the run, as `acquire` describes.
-
-        If `self.lock` is still None afterwards, the body runs without the lock.
-
-        Args:
-            lock: The lock to be granted.
-        """
-        raise NotImplementedError
-
-    def _ask(self, lock: HeldLock) -> Granted | Conflict | Finished:
-        """Ask for the key once.
-
-        Args:
-            lock: The lock to be granted.
-        """
-        # A time limit may fire while the reply is read. If the key was granted, `end` must release it.
-        self._unanswered = lock
-        note = self._note(lock.key) if self.message.delivered.may_be_a_copy else None
-        answer = lock.store.acquire(
-            *(lock.demand, lock.token, lock.lease, note),
-            fence=self.plan.options.fence,
-            call=self._call,
-            claim=self._claim,
-        )
-        self._call = None  # used up: the key is now this run's, was passed on, or belongs to another holder
-        return answer
 
     def _taken(self, lock: HeldLock) -> None:
         """Hold `lock`, which was granted: have the keeper renew it, and send the signal `lock_acquired`."""

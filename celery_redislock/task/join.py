@@ -34,7 +34,7 @@ class JoiningExecution(WorkerExecution):
     A joined task that is in state RETRY counts as dead once this run's message has waited for `lock_queue_ttl`.
     """
 
-    def _take(self, lock: HeldLock) -> None:
+    def acquire(self, lock: HeldLock) -> None:
         """Join the task that the message names, or take the key.
 
         Raises:
@@ -44,7 +44,7 @@ class JoiningExecution(WorkerExecution):
         """
         joins = self.message.header.joins
         if joins is None:
-            super()._take(lock)
+            super().acquire(lock)
             return
         # Another delivery of this message may have ended with the joined task's outcome. It took no key and so left no
         # note.
@@ -60,7 +60,7 @@ class JoiningExecution(WorkerExecution):
                     self._end_with(outcome, joins)
                     return
                 case Joining.ASK:
-                    super()._take(lock)
+                    super().acquire(lock)
                     if self.lock is None:  # in an outage, with lock_on_outage="run": the body runs without the lock
                         return
                 case Joining.COME_BACK:

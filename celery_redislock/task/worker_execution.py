@@ -64,10 +64,21 @@ class WorkerExecution(Execution):
             self._may_leave_retry = False  # a later RETRY is the replacement's
             show_as_ignored(self.task, self.request, self.message)
 
-    def _take(self, lock: HeldLock) -> None:
+    def acquire(self, lock: HeldLock) -> None:
+        """See `Execution.acquire`."""
+        note = self._note(lock.key) if self.message.delivered.may_be_a_copy else None
         while self.lock is None:
+            # Note the key before sending the command, because this process may die as soon as the key is granted.
+            ASKED_KEYS.asks(self.message.delivery.nonce, lock.key)
+            # A time limit may fire while the reply is read. If the key was granted, `end` must release it.
+            self._unanswered = lock
             try:
-                answer = self._ask(lock)
+                answer = lock.store.acquire(
+                    *(lock.demand, lock.token, lock.lease, note),
+                    fence=self.plan.options.fence,
+                    call=self._call,
+                    claim=self._claim,
+                )
             except LockUnavailable as error:
                 self._unanswered = None
                 if self._runs_without(error):
@@ -77,6 +88,7 @@ class WorkerExecution(Execution):
                 # release what the next acquire is granted.
                 lock.token = self._mint()
                 continue
+            self._call = None  # used up: the key is now this run's, was passed on, or belongs to another holder
             if isinstance(answer, Granted):
                 self._claim = None
                 lock.granted(answer)
@@ -86,11 +98,6 @@ class WorkerExecution(Execution):
             if isinstance(answer, Finished):
                 drop(self.message)
             self._conflict(answer)
-
-    def _ask(self, lock: HeldLock) -> Granted | Conflict | Finished:
-        # Note the key before sending the command, because this process may die as soon as the key is granted.
-        ASKED_KEYS.asks(self.message.delivery.nonce, lock.key)
-        return super()._ask(lock)
 
     # Conflicts: the key is held.
 
@@ -217,7 +224,7 @@ class EagerExecution(Execution):
     def _note_after(self, lock: HeldLock, state: str | None) -> None:
         """Leave no note: there is no message, so there can be no copy."""
 
-    def _take(self, lock: HeldLock) -> None:
+    def acquire(self, lock: HeldLock) -> None:
         """Take the key.
 
         Raises:

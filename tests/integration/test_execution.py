@@ -6,6 +6,7 @@ import functools
 import gc
 import json
 import time
+import traceback
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -13,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from celery.app.trace import build_tracer
 from celery.exceptions import SoftTimeLimitExceeded
+from redis.connection import AbstractConnection as Connection
 
 from celery_redislock import LockedTask, signals
 from celery_redislock.connection.store import LockStore
@@ -86,6 +88,21 @@ def held_until_met(held):
 def test_a_free_key_needs_no_broker(deliver, locks):
     assert deliver("lab.work", "k", "item") == (None, "item")
     wait_until(lambda: locks.client.keys() == [], "the key is free")
+
+
+def test_from_the_hook_to_redis_py_a_run_goes_through_at_most_eight_frames_of_ours(deliver, monkeypatch):
+    send, stacks = Connection.send_packed_command, []
+
+    def noting(connection, packed, **options):
+        if b"EVAL" in b"".join(packed):  # opening the connection goes another way, once
+            stacks.append([frame.name for frame in traceback.extract_stack() if "/celery_redislock/" in frame.filename])
+        return send(connection, packed, **options)
+
+    monkeypatch.setattr(Connection, "send_packed_command", noting)
+    deliver("lab.work", "k", "item")
+    acquiring = [stack for stack in stacks if stack[:1] == ["before_start"]]
+    assert acquiring
+    assert [stack for stack in acquiring if len(stack) > 8] == []
 
 
 def test_a_late_acked_message_is_given_back_to_the_broker(deliver, held, ledger):
