@@ -309,10 +309,10 @@ class TestATokenOfTheCallersOwn:
         with redis.Redis.from_url(lock_proxy.url, socket_timeout=5) as behind:
             yield Lock(behind, KEY, timeout=request.param, fence=True)
 
-    @pytest.mark.parametrize("nth", [1, 2])
+    @pytest.mark.parametrize("script", [ACQUIRE, RELEASE], ids=["of the acquire", "of the exchange"])
     @pytest.mark.parametrize("token", [MINE, MINE.encode()])
-    def test_is_known_again_after_a_lost_reply(self, lock, client, lose, nth, token):
-        fault = lose(ACQUIRE, nth=nth)
+    def test_is_known_again_after_a_lost_reply(self, lock, client, lose, script, token):
+        fault = lose(script)
         assert lock.acquire(token=token, blocking=False)
         assert fault.struck == 1
         assert client.get(KEY) == lock.local.token == MINE.encode()
@@ -321,9 +321,9 @@ class TestATokenOfTheCallersOwn:
         lock.release()
         assert client.get(KEY) is None
 
-    @pytest.mark.parametrize("nth", [1, 2])
-    def test_leaves_no_key_where_redis_could_not_be_asked(self, lock, client, lose, nth):
-        faults = lose(ACQUIRE, nth=nth), lose(ACQUIRE, nth=nth + 1)
+    @pytest.mark.parametrize("script", [ACQUIRE, RELEASE], ids=["of the acquire", "of the exchange"])
+    def test_leaves_no_key_where_redis_could_not_be_asked(self, lock, client, lose, script):
+        faults = lose(script), lose(script, nth=2)
         with pytest.raises(LockUnavailable):
             lock.acquire(token=MINE)
         assert [fault.struck for fault in faults] == [1, 1]
@@ -353,7 +353,7 @@ class TestATokenOfTheCallersOwn:
     ):
         """Its second reply is lost, and when it asks again, its time is over and another has the key."""
         with redis.Redis.from_url(lock_proxy.url, socket_timeout=5) as behind:
-            lock, fault = Lock(behind, KEY, timeout=0.3), lose(ACQUIRE, nth=2, hang=True)
+            lock, fault = Lock(behind, KEY, timeout=0.3), lose(RELEASE, hang=True)
             outcome = thread(lock.acquire, token=MINE)
             fault.wait()
             wait_until(lambda: client.set(KEY, MINE, nx=True), "it has ended")

@@ -7,11 +7,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from celery_redislock.connection.connect import connect
+from celery_redislock.connection.connections import Connections
+from celery_redislock.connection.outage import Outage
+from celery_redislock.connection.sender import Sender
 from celery_redislock.connection.store import LockStore
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import Demand, keys_of
-from celery_redislock.protocol.scripts import RELEASE, Claim, Command, Note
+from celery_redislock.protocol.scripts import RELEASE, Claim, Command, Note, Reply
 from celery_redislock.protocol.tokens import RESERVED, Attempt, Token
 from tests.lab.proxy import Fault, Proxy
 from tests.lab.servers import Valkey
@@ -29,17 +32,17 @@ TIME_OUT = 60.0
 FAULTS = [*["none"] * 8, *["reply lost"] * 4, *["replies lost", "cut", "refused"] * 2, "silent", "command lost"]
 
 
-class Recorded(LockStore):
-    """A store that remembers the command that it sent last."""
+class Recorded(Connections):
+    """Connections that remember the command that was sent last."""
 
     last: Command | None = None
     sends = 0
     """How often it has sent a command since this was set to 0. What was sent twice has an ambiguous answer."""
 
-    def ask(self, command: Command) -> Any:
+    def ask(self, command: Command, *, asking: bool = False) -> Reply:
         self.last = command
         self.sends += 1
-        return super().ask(command)
+        return super().ask(command, asking=asking)
 
 
 class Message:
@@ -78,8 +81,10 @@ class Client:
         self.demand = demand
         time_outs = {"socket_timeout": TIME_OUT, "socket_connect_timeout": TIME_OUT}
         self.client = connect(proxy.url, {**time_outs, "connection_class": impatient(proxy)})
-        self.store = Recorded(self.client)
-        self.store.known.add(RELEASE)  # else the first release that is sent late would wait for its answer
+        self.connections, outage = Recorded(self.client), Outage()
+        sender = Sender(self.connections, lambda _: outage)
+        self.store = LockStore(sender)
+        sender.known.add(RELEASE)  # else the first release that is sent late would wait for its answer
         self.room = tokens.of_room(tokens.mint_nonce(), "host")
         self.held: HeldLock | None = None
         self.is_robbed = False

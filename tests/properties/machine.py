@@ -74,7 +74,7 @@ class Watched(RuleBasedStateMachine):
         """Let `client` send a command, see what becomes of it, and if `twice` let the server hear it once more."""
         self.see(Act())
         self.before = self.view
-        client.store.sends, client.store.last = 0, None
+        client.connections.sends, client.connections.last = 0, None
         with self.stage.struck_by(fault):
             try:
                 answer = call()
@@ -83,7 +83,7 @@ class Watched(RuleBasedStateMachine):
                 client.store.outage_of(
                     KEY
                 ).look_at = 0.0  # the next command looks at once whether the server is there again
-        command = client.store.last
+        command = client.connections.last
         self.see(act)
         if fault in {"cut", "refused", "late command lost"}:
             for other in self.clients:

@@ -129,7 +129,7 @@ class Locks(Watched):
             assert self.view.kept_of(owner) is None, "released, and still there"
             was_there = before is not None and before.ends > self.view.now
             assert answer or not was_there, "told that a key was lost which was there"
-            assert before or not answer or store.sends > 1, "told that a key was released which was lost"
+            assert before or not answer or client.connections.sends > 1, "told that a key was released which was lost"
 
     def release_late(self, client: Client, owner: str, command: Command, fault: str) -> None:
         """Nobody waits for the answer: it is read with the next one, or never comes."""
@@ -148,7 +148,7 @@ class Locks(Watched):
             kept = self.before.kept_of(owner)
             late.expected = kept is not None
             may_have_ended = kept is not None and kept.ends <= self.view.now + SLACK
-            late.is_ambiguous = may_have_ended or client.store.sends > 1
+            late.is_ambiguous = may_have_ended or client.connections.sends > 1
             self.late.append(late)
 
     @rule(who=WHO, in_queue=st.booleans(), **SENT)

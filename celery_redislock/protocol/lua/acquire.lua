@@ -125,6 +125,9 @@ end
 
 -- An acquire without a reply is followed by a release of exactly its token. That release may arrive after this grant,
 -- so the permit must not keep that old token, even if the caller is its owner.
+if not values[granted] then
+  redis.call('GET', names[granted])  -- if the key is not a string, it is not a lock's: this fails and ends the script
+end
 store(names[granted], token, lease)
 if state_of(values[granted]) == SEEN then
   mark(names[granted], token)

@@ -80,11 +80,7 @@ local function permits(lock, line, first, last)
   for number = first, last do
     names[number - first + 1] = permit_name(lock, line, number)
   end
-  local values = redis.call('MGET', unpack(names))
-  if not values[1] then
-    redis.call('GET', names[1])  -- if the key is not a string, it is not a lock's: this fails and ends the script
-  end
-  return names, values
+  return names, redis.call('MGET', unpack(names))
 end
 
 -- Whether `value` belongs to the minted `owner`. The plain search rules out most values cheaply.
@@ -153,20 +149,21 @@ local function offer_next(lock, line, number)
   end
 end
 
--- The reply that somebody gets who may not have a permit: who has them now. Returns {tag, milliseconds until one of
--- them is free unless renewed, or -1, server's clock, rooms in line, holder's token, tokens of other holders ...}.
+-- The reply that says who has the permits `first` to `last`: {tag, milliseconds until one of them is free unless
+-- renewed, or -1, server's clock in microseconds, rooms in line, a holder's token, those of other holders ...}; or
+-- {free}.
 local function refused(tag, lock, line, first, last)
   local names, values = permits(lock, line, first, last)
-  local reply, soonest = {tag, -1, now(), redis.call('ZCARD', line)}, -1
+  local tokens, soonest = {}, -1
   for i, value in ipairs(values) do
     if value then
       local left = redis.call('PTTL', names[i])
-      if left >= 0 and (soonest < 0 or left < soonest) then
-        soonest = left
-      end
-      table.insert(reply, value)
+      soonest = (soonest < 0 or left >= 0 and left < soonest) and left or soonest
+      table.insert(tokens, value)
     end
   end
-  reply[2] = soonest
-  return reply
+  if #tokens == 0 then
+    return {'free'}
+  end
+  return {tag, soonest, now(), redis.call('ZCARD', line), unpack(tokens)}
 end
