@@ -33,7 +33,7 @@ of_each_value = pytest.mark.parametrize("token", VALUES, ids=map(str, range(len(
 
 @pytest.fixture
 def run(client):
-    """Runs Lua behind the test of ownership and the prelude: ``run("return is_owned_by(ARGV[1], ARGV[2])", owner, value)``."""
+    """Runs Lua behind what the scripts share: ``run("return is_owned_by(ARGV[1], ARGV[2])", owner, value)``."""
     return lambda code, *values: client.eval(f"{OWNER}\n{PRELUDE}\n{code}", 1, KEY, *values)
 
 

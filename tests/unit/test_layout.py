@@ -113,11 +113,13 @@ def f():
 
 
 def header_and_body(name: str) -> tuple[list[str], str]:
-    """A script's first comment, without its marks, and the code below it without comments but for the prelude's line."""
+    """A script's first comment, without its marks, and the code below it, of whose comments only the prelude's stays."""
     lines = SCRIPTS[name].read_text(encoding="utf-8").splitlines(keepends=True)
     end = next(i for i, line in enumerate(lines) if not line.startswith("--"))
     header = [line.removeprefix("--").strip() for line in lines[:end]]
-    code = [line if line == scripts.PRELUDE_STANDS_HERE else line.split("--")[0].rstrip() + "\n" for line in lines[end:]]
+    code = [
+        line if line == scripts.PRELUDE_STANDS_HERE else line.split("--")[0].rstrip() + "\n" for line in lines[end:]
+    ]
     return header, "".join(code)
 
 
@@ -208,9 +210,19 @@ RUN, LEFT = known_by("A" * 22), known_by("B" * 22, RESERVED)
 GONE = NAMES.gone(LEFT.nonce)
 #: What is sent for each option below, in whatever script.
 MEANT = {
-    **{"n": "a note", "f": NAMES.fence, "p": NAMES.queued, "g": GONE},
-    **{"N": "2000", "U": "1", "W": b"a call", "C": LEFT.owner, "P": "3000", "G": f"{NOTE_TTL * 1000:.0f}"},
-    **{"K": LEFT.value, "T": "4000", "S": "3"},
+    "n": "a note",
+    "N": "2000",
+    "U": "1",
+    "f": NAMES.fence,
+    "W": b"a call",
+    "C": LEFT.owner,
+    "p": NAMES.queued,
+    "P": "3000",
+    "g": GONE,
+    "G": f"{NOTE_TTL * 1000:.0f}",
+    "K": LEFT.value,
+    "T": "4000",
+    "S": "3",
 }
 
 
