@@ -113,7 +113,7 @@ def f():
 
 
 def header_and_body(name: str) -> tuple[list[str], str]:
-    """A script's first comment, without its marks, and the code below it, of whose comments only the prelude's stays."""
+    """A script's first comment, without its marks, and the code below it with no comment but the prelude's line."""
     lines = SCRIPTS[name].read_text(encoding="utf-8").splitlines(keepends=True)
     end = next(i for i, line in enumerate(lines) if not line.startswith("--"))
     header = [line.removeprefix("--").strip() for line in lines[:end]]
