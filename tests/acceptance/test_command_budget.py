@@ -40,13 +40,13 @@ from tests.lab.workers import kept
 #: A key that is free is granted, and released where nobody waits.
 GRANTED, RELEASED = "acquire: EXISTS SET", "release: EXISTS GET DEL"
 #: A key that is held is refused.
-REFUSED = "acquire: EXISTS 2 SET GET MGET PTTL TIME"
+REFUSED = "acquire: EXISTS SET 2 MGET TIME ZCARD PTTL"
 #: A worker's room stands in line; a release offers it the key; it takes the offer, and calls the message.
-STANDS = "stand: 2 MGET ZADD PEXPIRE PTTL TIME"
+STANDS = "stand: 2 MGET ZADD PEXPIRE TIME ZCARD PTTL"
 OFFERED = "release: EXISTS GET DEL 2 ZRANGE ZREM SET PUBLISH"
 TAKES = "stand: MGET ZADD PEXPIRE ZRANGE SET ZREM"
 #: A message that was called is granted the key; its release leaves nobody behind in line.
-IN_ITS_TURN = ["acquire: 2 SET GET", RELEASED]
+IN_ITS_TURN = ["acquire: MGET SET", RELEASED]
 #: From the arrival of a message that waits to its end; the third command is the release of the holder.
 WAITED = [REFUSED, STANDS, OFFERED, TAKES, *IN_ITS_TURN]
 
@@ -54,7 +54,7 @@ WAITED = [REFUSED, STANDS, OFFERED, TAKES, *IN_ITS_TURN]
 #: holder of a key only the end is counted, and only where somebody waits for it.
 BUDGET = {
     "a run": [GRANTED, RELEASED],
-    "a run with lock_limit=3": ["acquire_permit: MGET ZRANGE SET", "release: MGET GET DEL ZRANGE"],
+    "a run with lock_limit=3": ["acquire: MGET GET ZRANGE SET", "release: MGET GET DEL ZRANGE"],
     "a duplicate is skipped": [REFUSED],
     "a duplicate raises": [REFUSED],
     "a duplicate waits for its turn, and runs": WAITED,
@@ -64,11 +64,11 @@ BUDGET = {
         "release: EXISTS 2 GET DEL ZRANGE",  # it does not run, so it passes the key on
     ],
     "a copy waits, and is dropped": [
-        "acquire: EXISTS 2 SET GET SETRANGE MGET PTTL TIME",  # marks the holder's key
+        "acquire: EXISTS SET 2 MGET SETRANGE TIME ZCARD PTTL",  # marks the holder's key
         STANDS,
         "release: EXISTS GET DEL 2 SET 2 ZRANGE ZREM PUBLISH",  # leaves a note
         TAKES,
-        "acquire: EXISTS GET DEL ZRANGE",  # finds the note
+        "acquire: MGET EXISTS DEL ZRANGE",  # finds the note
     ],
     "self.retry() with the key held: both runs": [
         GRANTED,

@@ -33,12 +33,12 @@ of_each_value = pytest.mark.parametrize("token", VALUES, ids=map(str, range(len(
 
 @pytest.fixture
 def run(client):
-    """Runs Lua behind the prelude: ``run("return is_owned_by(ARGV[1], ARGV[2])", owner, value)``."""
+    """Runs Lua behind what the scripts share: ``run("return is_owned_by(ARGV[1], ARGV[2])", owner, value)``."""
     return lambda code, *values: client.eval(f"{OWNER}\n{PRELUDE}\n{code}", 1, KEY, *values)
 
 
 def test_they_name_the_states_by_the_same_letters():
-    letters = re.search(r"^local RUNS, SEEN, RESERVED, COOLING, OFFERED, CALLED = (.+)$", PRELUDE, re.MULTILINE)[1]
+    letters = re.search(r"^local RUNS, SEEN, RESERVED, COOLING, OFFERED, CALLED = (.+)$", OWNER, re.MULTILINE)[1]
     assert letters == ", ".join(f"'{state}'" for state in STATES)
 
 
@@ -86,12 +86,18 @@ def test_a_mark_is_left_on_a_run_alone_and_keeps_its_lease(run, client, token):
 
 def test_options_are_read_behind_what_is_given_in_the_order_of_their_letters(client):
     code = """
-keys_read, values_read = 2, 1
-return {optional_key('a') or 'none', optional_value('b') or 'none', optional_key('c') or 'none', optional_value('b')}"""
-    keys = [f"{KEY}{number}" for number in range(1, 4)]
-    assert client.eval(PRELUDE + code, 3, *keys, "cb", "first", "second") == [
-        b"none",
-        b"first",
-        keys[2].encode(),
+local given = options(2, 2)
+return {given.a or 'none', given.B or 'none', given.c or 'none', given.D or 'none', given.b or 'none'}"""
+    keys = [f"{KEY}{number}" for number in range(1, 5)]
+    assert client.eval(f"{OWNER}\n{PRELUDE}\n{code}", 4, *keys, "cDaB", "required", "first", "second") == [
+        keys[3].encode(),
         b"second",
+        keys[2].encode(),
+        b"first",
+        b"none",
     ]
+
+
+def test_without_letters_no_option_is_read(client):
+    code = f"{OWNER}\n{PRELUDE}\nreturn next(options(1, 1)) or 'none'"
+    assert client.eval(code, 2, KEY, "beyond", "", "beyond") == b"none"

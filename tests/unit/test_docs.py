@@ -155,8 +155,8 @@ def test_what_the_model_leaves_out_is_named_with_the_test_that_stands_in() -> No
     model = "".join(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("tests/model/*.py")))
     decided = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8").split("\n## Decisions")[1]
     decisions = set(re.findall(r"^\| `(on_\w+|leaves_note|may_be_handed_a_key)`", decided, re.MULTILINE))
-    scripts = {path.stem for path in ROOT.glob("celery_redislock/protocol/lua/*.lua")} - {"prelude"}
+    scripts = {path.stem for path in ROOT.glob("celery_redislock/protocol/lua/*.lua")} - {"owner", "prelude"}
     known = {name for name in decisions if re.search(rf"\b(decisions\.)?{name}\(", model)}
-    known |= {name for name in scripts if f"store.{name.removesuffix('_permit')}(" in model}
-    assert {"on_conflict", "on_first", "acquire_permit", "stand"} <= known
+    known |= {name for name in scripts if f"store.{name}(" in model}
+    assert {"on_conflict", "on_first", "acquire", "stand"} <= known
     assert {name for name in decisions | scripts if f"`{name}`" in section} == (decisions | scripts) - known

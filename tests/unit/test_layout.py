@@ -6,14 +6,15 @@ import ast
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import pytest
 
 from celery_redislock.protocol import commands, scripts
-from celery_redislock.protocol.names import Demand
-from celery_redislock.protocol.scripts import Claim, Command, Note
+from celery_redislock.protocol.names import Demand, keys_of
+from celery_redislock.protocol.scripts import NOTE_TTL, Claim, Command, Note, Passed, Tag
 from celery_redislock.protocol.tokens import RESERVED, known_by
 from tests.house.imports import GRAPH, MODULES, PACKAGE, imported
 
@@ -38,7 +39,9 @@ ROOMS = [
 #: These serve any code, with or without Celery.
 WITHOUT_CELERY = ("keys", "protocol", "connection", "hold", "line", "lock")
 
-SCRIPTS = {path.stem: path for path in sorted(PACKAGE.glob("protocol/lua/*.lua")) if path.stem != "prelude"}
+#: The other files in lua/ are parts of scripts.
+PARTS = {"owner", "prelude"}
+SCRIPTS = {path.stem: path for path in sorted(PACKAGE.glob("protocol/lua/*.lua")) if path.stem not in PARTS}
 
 
 ROOM_OF = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
@@ -109,12 +112,15 @@ def f():
     assert imported(source) == modules | {".task.A", "celery_redislock.store.B", ".keys.D"}
 
 
-def header_and_body(script: str) -> tuple[list[str], str]:
-    """A script's first comment, without its marks, and the code below it without comments."""
-    lines = script.splitlines()
+def header_and_body(name: str) -> tuple[list[str], str]:
+    """A script's first comment, without its marks, and the code below it with no comment but the prelude's line."""
+    lines = SCRIPTS[name].read_text(encoding="utf-8").splitlines(keepends=True)
     end = next(i for i, line in enumerate(lines) if not line.startswith("--"))
     header = [line.removeprefix("--").strip() for line in lines[:end]]
-    return header, "\n".join(line.split("--")[0] for line in lines[end:])
+    code = [
+        line if line == scripts.PRELUDE_STANDS_HERE else line.split("--")[0].rstrip() + "\n" for line in lines[end:]
+    ]
+    return header, "".join(code)
 
 
 def arguments_in(code: str) -> set[str]:
@@ -124,96 +130,244 @@ def arguments_in(code: str) -> set[str]:
     return {f"{table}[{re.sub(r'[ *]', '', index)}]" for table, index in [*named, *((t, i) for i, t in looped)]}
 
 
-def options_in(code: str) -> list[str]:
-    """``n key`` or ``c value``, as a script reads them, keys first."""
-    read = [f"{letter} {kind}" for kind, letter in re.findall(r"\boptional_(key|value)\('(\w)'\)", code)]
-    return sorted(read, key=lambda option: option[1:])
+def required_in(header: list[str]) -> list[str]:
+    """What a header describes as always given: ``KEYS[1]`` or ``ARGV[2i]``."""
+    return [match[1] for line in header if (match := re.match(r"((?:KEYS|ARGV)\[\S+\])\s+\S", line))]
 
 
-def described_in(header: list[str], pattern: str) -> list[str]:
-    return [match[1] for line in header if (match := re.match(rf"({pattern})\s+\S", line))]
+class Option(NamedTuple):
+    """One line of a header."""
+
+    letter: str
+    kind: str
+    description: str
+
+    @property
+    def noun(self) -> str:
+        """What it is, without what else is told of it, and without articles."""
+        return re.sub(r"\b(a|the) ", "", re.split("[;:,]", self.description)[0])
+
+
+def options_in(header: list[str]) -> list[Option]:
+    return [Option(*match.groups()) for line in header if (match := re.match(r"(\w) (key|value)\s+(\S.*)", line))]
+
+
+def places(letters: str, required: Iterable[str]) -> dict[str, str]:
+    """Where each option is given: behind what is required, in the order of the letters."""
+    ends = Counter(argument.split("[")[0] for argument in required)
+    found = {}
+    for letter in letters:
+        table = "KEYS" if letter.islower() else "ARGV"
+        ends[table] += 1
+        found[letter] = f"{table}[{ends[table]}]"
+    return found
+
+
+OPTIONS = {name: options for name in SCRIPTS if (options := options_in(header_and_body(name)[0]))}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_scripts_header_names_what_its_body_uses_and_no_more(name: str) -> None:
-    header, body = header_and_body(SCRIPTS[name].read_text(encoding="utf-8"))
-    described = described_in(header, r"(?:KEYS|ARGV)\[\S+\]")
-    flags = {"ARGV[1]"} if options_in(body) else set()  # read in the prelude
-    assert set(described) == arguments_in(body) | flags
-    assert described[0] in {"KEYS[1]", "KEYS[i]"}
-    options = described_in(header, r"\w (?:key|value)")
-    assert sorted(options, key=lambda option: option[1:]) == options_in(body), "in the order in which they are sent"
+    header, body = header_and_body(name)
+    required, options = required_in(header), [option.letter for option in options_in(header)]
+    assert required[0] in {"KEYS[1]", "KEYS[i]"}
+    assert len(set(required)) == len(required)
+    fast, _, rest = body.rpartition(scripts.PRELUDE_STANDS_HERE)
+    tested = re.findall(r"\bARGV\[1\] == '(\w+)'", fast) if options else []
+    optional = {place for letters in tested for place in places(letters, required).values()}
+    assert arguments_in(fast) - optional <= set(required), "a fast path reads only the options for which it has tested"
+    assert arguments_in(fast) - optional | arguments_in(rest) == set(required)
+    assert set("".join(tested)) <= set(options)
+    assert set(re.findall(r"\bgiven\.(\w+)", body)) == set(options)
+    assert len(set(options)) == len(options)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_reads_what_is_optional_behind_all_that_is_given(name: str) -> None:
-    header, body = header_and_body(SCRIPTS[name].read_text(encoding="utf-8"))
-    given = described_in(header, r"(?:KEYS|ARGV)\[\d+\]")
-    counts = [str(sum(one.startswith(table) for one in given)) for table in ("KEYS", "ARGV")]
-    begins = re.search(r"keys_read, values_read = (\d+), (\d+)", body)
-    assert (begins is not None) is bool(options_in(body))
-    assert begins is None or [*begins.groups()] == counts
+    header, body = header_and_body(name)
+    tables = [argument.split("[")[0] for argument in required_in(header)]
+    read = re.findall(r"\boptions\((\d+), (\d+)\)", body)
+    assert read == [(str(tables.count("KEYS")), str(tables.count("ARGV")))] * (name in OPTIONS)
+    assert ("ARGV[1]  the letters of the options that are given" in header) is (name in OPTIONS)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_has_a_key_if_its_letter_is_small_and_a_value_if_it_is_a_capital(name: str) -> None:
+    assert [option for option in OPTIONS[name] if option.kind != ("key" if option.letter.islower() else "value")] == []
+
+
+def test_an_options_letter_means_the_same_in_all_scripts() -> None:
+    described = {(option.letter, option.noun) for options in OPTIONS.values() for option in options}
+    assert sorted(letter for letter, _ in described) == sorted({letter for letter, _ in described})
+    shared = set.intersection(*({option.letter for option in options} for options in OPTIONS.values()))
+    assert {"n", "S"} <= shared
 
 
 KEY = "redislock:{shop.bill:7}"
-ONE, THREE = Demand(KEY), Demand(KEY, 3)
+NAMES = keys_of(KEY)
+DEMANDS = [Demand(KEY), Demand(KEY, 3)]
 RUN, LEFT = known_by("A" * 22), known_by("B" * 22, RESERVED)
-FEATURES: dict[str, dict[str, Any]] = {
-    "acquire": {"note": "a note", "fence": True, "call": b"a call", "claim": Claim(LEFT.nonce, 1.0)},
-    "acquire_permit": {"note": "a note", "call": b"a call", "claim": Claim(LEFT.nonce, 1.0)},
-    "release": {"note": Note("a note"), "keeps": (LEFT, 1.0), "gone": "another", "demand": THREE},
-    "give_up": {"gone_ttl": 1.0, "demand": THREE},
+GONE = NAMES.gone(LEFT.nonce)
+#: What is sent for each option below, in whatever script.
+MEANT = {
+    "n": "a note",
+    "N": "2000",
+    "U": "1",
+    "f": NAMES.fence,
+    "W": b"a call",
+    "C": LEFT.owner,
+    "p": NAMES.queued,
+    "P": "3000",
+    "g": GONE,
+    "G": f"{NOTE_TTL * 1000:.0f}",
+    "K": LEFT.value,
+    "T": "4000",
+    "S": "3",
 }
-CALLS: dict[str, Callable[..., Command]] = {
-    "acquire": functools.partial(commands.acquire, ONE, RUN.owner, RUN, 1.0),
-    "acquire_permit": functools.partial(commands.acquire, THREE, RUN.owner, RUN, 1.0),
-    "release": functools.partial(commands.release, demand=ONE, owner=RUN.owner),
-    "give_up": functools.partial(commands.give_up, demand=ONE, claim=LEFT.nonce),
+
+
+def with_each(make: Callable[..., Command], **choices: Sequence[Any]) -> list[Command]:
+    """The commands with each selection of what may be given."""
+    return [make(**dict(zip(choices, chosen, strict=True))) for chosen in itertools.product(*choices.values())]
+
+
+NOTES = [None, Note("a note", 2.0), Note("a note", 2.0, in_any_case=True)]
+SENT = {
+    "acquire": with_each(
+        functools.partial(commands.acquire, token=RUN, lease=1.0),
+        demand=DEMANDS,
+        note=[None, "a note"],
+        fence=[False, True],
+        call=[None, b"a call"],
+        claim=[None, Claim(LEFT.nonce, 3.0)],
+    ),
+    "reserve": with_each(functools.partial(commands.reserve, KEY, LEFT, 1.0, Passed()), in_queue=[False, True]),
+    "release": [
+        *with_each(
+            functools.partial(commands.release, owner=RUN.owner),
+            demand=DEMANDS,
+            note=NOTES,
+            keeps=[None, (LEFT, 4.0)],
+            gone=[None, (GONE, None), (GONE, NOTE_TTL)],
+            place=[None, NAMES.queued],
+        ),
+        *with_each(functools.partial(commands.hand_over, token=RUN, to=LEFT, ttl=4.0), demand=DEMANDS, note=NOTES),
+        *with_each(functools.partial(commands.give_up, claim=LEFT.nonce), demand=DEMANDS, gone_ttl=[None, NOTE_TTL]),
+    ],
+    "renew": [commands.renew([(KEY, RUN, 1.0)]), commands.lengthen(KEY, RUN, 1.0)],
+    "expect": with_each(functools.partial(commands.expect, token=RUN), demand=DEMANDS),
+    "inspect": with_each(commands.inspect, demand=DEMANDS),
+    "enter": with_each(functools.partial(commands.enter, room=RUN, rank=1), demand=DEMANDS),
+    "stand": with_each(functools.partial(commands.stand, room=RUN, rank=1), demand=DEMANDS, next_rank=[None, 2]),
+    "leave": with_each(functools.partial(commands.leave, room=RUN), demand=DEMANDS),
 }
 
 
-def sent_with(name: str, features: Iterable[str]) -> Command:
-    absent = {"gone_ttl": None} if name == "give_up" else {}
-    return CALLS[name](**absent | {feature: FEATURES[name][feature] for feature in features})
-
-
-@pytest.mark.parametrize("name", [name for name in SCRIPTS if options_in(SCRIPTS[name].read_text(encoding="utf-8"))])
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_what_is_sent_with_a_script_is_what_its_header_tells(name: str) -> None:
-    """With each selection of what is optional."""
-    header, _ = header_and_body(SCRIPTS[name].read_text(encoding="utf-8"))
-    given, options = described_in(header, r"(?:KEYS|ARGV)\[\d+\]"), described_in(header, r"\w (?:key|value)")
-    letters = [*dict.fromkeys(option[0] for option in options)]
-    for count in range(len(FEATURES[name]) + 1):
-        for features in itertools.combinations(FEATURES[name], count):
-            command = sent_with(name, features)
-            flags = str(command.values[0])
-            named = [letter for letter in letters if letter in flags]
-            assert [letter for letter in flags if letter in letters] == named
-            expected = [option for option in options if option[0] in named]
-            keys = sum(one.startswith("KEYS") for one in given) + sum("key" in option for option in expected)
-            values = sum(one.startswith("ARGV") for one in given) + sum("value" in option for option in expected)
-            assert (len(command.keys), len(command.values)) == (keys, values), features
+    """With each selection of what is optional, in the order of the header."""
+    header, _ = header_and_body(name)
+    of_the_first = {"KEYS[i]": "KEYS[1]", "ARGV[2i-1]": "ARGV[1]", "ARGV[2i]": "ARGV[2]"}
+    required = [of_the_first.get(argument, argument) for argument in required_in(header)]
+    letters = "".join(option.letter for option in options_in(header))
+    for command in SENT[name]:
+        assert command.script is vars(scripts)[name.upper()]
+        given = str(command.values[0]) if letters else ""
+        assert given == "".join(letter for letter in letters if letter in given)
+        sent = {f"KEYS[{number}]": key for number, key in enumerate(command.keys, 1)}
+        sent |= {f"ARGV[{number}]": value for number, value in enumerate(command.values, 1)}
+        options = places(given, required)
+        assert sent.keys() == {*required, *options.values()}
+        assert {letter: sent[place] for letter, place in options.items()} == {letter: MEANT[letter] for letter in given}
+    assert set(letters) == {letter for command in SENT[name] for letter in str(command.values[0]) if letters}
+
+
+def tags_returned(code: str) -> set[str]:
+    """The tags of all that a script may return; "?" for what has none, as where its end is reached without a return.
+
+    What is returned is a table that begins with a tag, `refused` with a tag, or a name for such a table or a function
+    that returns one. Of ``a and b or c`` it is `b` or `c`.
+    """
+    code = re.sub(r"\[[^\]]*\]|(?<!refused)\([^()]*\)", "", code)  # indices, and what functions are given
+    code = re.sub(r"(?:\{|refused\()('\w+')[^{}()]*[})]", r"\1", code)
+    functions = dict(re.findall(r"^local function (\w+)\n(.*?)^end$", code, re.MULTILINE | re.DOTALL))
+    top = re.sub(r"^local function .*?^end$", "", code, flags=re.MULTILINE | re.DOTALL)
+
+    def tags_of(value: str) -> set[str]:
+        if tag := re.fullmatch(r"'(\w+)'", value):
+            return {tag[1]}
+        if value in functions:
+            return all_of(r"\breturn (.+)", functions[value])
+        return all_of(rf"^ *(?:local )?{re.escape(value)} = (?!\{{\}}$)(.+)", code) or {"?"}
+
+    def all_of(pattern: str, code: str) -> set[str]:
+        found = re.findall(pattern, code, re.MULTILINE)
+        values = [re.sub(r".* and ", "", value).strip() for one in found for value in one.split(" or ")]
+        return {tag for value in values for tag in tags_of(value)}
+
+    ends = re.search(r"^return .+\s*\Z", top, re.MULTILINE)
+    return all_of(r"\breturn\b *(.*)", top) | (set() if ends else {"?"})
+
+
+def tags_described(header: list[str]) -> set[str]:
+    """The tags in the section "Returns": ``{granted, ...}``, or of a list of tags alone ``kept: renewed``."""
+    begin = next(at for at, line in enumerate(header) if line.startswith("Returns "))
+    section = " ".join(itertools.takewhile(bool, header[begin:]))
+    return {tag for pair in re.findall(r"\{(\w+)|(?:one tag for each key: |, )(\w+): ", section) for tag in pair if tag}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_scripts_header_begins_with_its_purpose_and_tells_what_it_returns(name: str) -> None:
-    header, body = header_and_body(SCRIPTS[name].read_text(encoding="utf-8"))
+    header, body = header_and_body(name)
     assert re.match(r"[A-Z].*[.,]", header[0])
-    assert [line for line in header if re.match(r"Returns \S", line)]
-    numbers = set(re.findall(r"\breturn (-?\d+)$", body, re.MULTILINE))
-    returned = " ".join(header[next(i for i, line in enumerate(header) if line.startswith("Returns")) :])
-    assert numbers <= set(re.findall(r"-?\d+", returned))
+    assert tags_described(header) == tags_returned(body)
 
 
-def test_every_script_has_the_prelude_in_it_and_is_sent_by_the_store() -> None:
-    used = [value.text for value in vars(commands).values() if isinstance(value, scripts.Script)]
-    written = [path.read_text(encoding="utf-8").replace(scripts.PRELUDE_STANDS_HERE, "") for path in SCRIPTS.values()]
-    assert all(text.count(scripts.PRELUDE) == 1 for text in used)
-    assert sorted(_letters(text.replace(scripts.PRELUDE, "")) for text in used) == sorted(map(_letters, written))
+def test_a_script_returns_only_tags_that_there_are_and_each_tag_is_returned() -> None:
+    returned = {tag for name in SCRIPTS for tag in tags_returned(header_and_body(name)[1])}
+    assert returned == {tag.value.decode() for tag in Tag}
 
 
-def _letters(text: str) -> str:
-    return "".join(text.split())
+@pytest.mark.parametrize(
+    ("code", "tags"),
+    [
+        ("return {'a', x[1], f(y)}\n", {"a"}),
+        ("local reply = {'a'}\nif x then\n  reply = {'b', 1}\nend\nreturn reply\n", {"a", "b"}),
+        ("return x and {'a'} or refused('b', KEYS[1], y == '1' and 1 or z)\n", {"a", "b"}),
+        ("local function f(x)\n  return x and {'a'} or {'b'}\nend\nreturn f(1)\n", {"a", "b"}),
+        ("local function f(x)\n  return {'a'}\nend\nreturn {'b'}\n", {"b"}),
+        ("local found = {}\nfound[1] = 'a'\nreturn found\n", {"a"}),
+        ("if x then\n  return {'a'}\nend\n", {"a", "?"}),
+        ("if x then\n  return\nend\nreturn {'a'}\n", {"a", "?"}),
+        ("if x then\n  return {1, 'b'}\nend\nreturn {'a'}\n", {"a", "?"}),
+        ("return x and 1 or {'a'}\n", {"a", "?"}),
+        ("return redis.call('GET', KEYS[1])\n", {"?"}),
+    ],
+)
+def test_the_check_sees_what_is_returned(code: str, tags: set[str]) -> None:
+    assert tags_returned(code) == tags
+
+
+def test_every_script_has_the_test_of_ownership_and_the_prelude_where_it_stands_and_is_sent_by_the_store() -> None:
+    used = {name.lower(): value.text for name, value in vars(commands).items() if isinstance(value, scripts.Script)}
+    assert used.keys() == SCRIPTS.keys()
+    for name, text in used.items():
+        written = SCRIPTS[name].read_text(encoding="utf-8")
+        before, stands, behind = written.partition(scripts.PRELUDE_STANDS_HERE)
+        assert text == f"{scripts.OWNER}\n{before}{scripts.PRELUDE if stands else ''}{behind}"
+        assert (text.count(scripts.OWNER), text.count(scripts.PRELUDE)) == (1, len(stands) > 0)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_what_the_prelude_defines_is_used_below_it_alone_and_a_script_has_it_only_for_that(name: str) -> None:
+    _, body = header_and_body(name)
+    above, stands, below = body.rpartition(scripts.PRELUDE_STANDS_HERE)
+    above, below = (above, below) if stands else (below, "")
+    defined = re.findall(r"^local (?:function (\w+)|([\w, ]+) =)", scripts.PRELUDE, re.MULTILINE)
+    names = {name for function, others in defined for name in (function, *others.split(", ")) if name}
+    assert {"options", "LINE_MS", "MAX_PERMITS"} <= names
+    assert names.isdisjoint(re.findall(r"\w+", above))
+    assert names.isdisjoint(re.findall(r"\w+", below)) is (not stands)
 
 
 @pytest.mark.parametrize(
