@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from .names import Demand, keys_of
 from .scripts import (
     ACQUIRE,
-    ENTER,
     EXPECT,
     INSPECT,
     LEAVE,
@@ -162,7 +161,8 @@ def enter(demand: Demand, room: Token, rank: int) -> Command:
     Raises:
         ValueError: `rank` is not a rank.
     """
-    return Command(ENTER, (keys_of(demand.key).line,), (for_capacity(room, demand.capacity).value, _rank(rank)))
+    values = (for_capacity(room, demand.capacity).value, _rank(rank), "enter")
+    return Command(STAND, (demand.key, keys_of(demand.key).line), values)
 
 
 def stand(demand: Demand, room: Token, rank: int, next_rank: int | None, number: int = 0) -> Command:

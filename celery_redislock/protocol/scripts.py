@@ -40,7 +40,7 @@ class Script:
 
 ACQUIRE, RESERVE, RELEASE, RENEW = Script("acquire"), Script("reserve"), Script("release"), Script("renew")
 EXPECT, INSPECT = Script("expect"), Script("inspect")
-ENTER, STAND, LEAVE = Script("enter"), Script("stand"), Script("leave")
+STAND, LEAVE = Script("stand"), Script("leave")
 
 
 class Tag(bytes, Enum):
@@ -158,7 +158,8 @@ class Outstanding(NamedTuple):
     def of(cls, reply: Reply) -> Self:
         """Return the jobs that a script has reported."""
         _, *pairs = reply
-        return cls(tuple((Token.of(value), _seconds(ttl)) for value, ttl in zip(*[iter(pairs)] * 2, strict=True)))
+        taken = zip(pairs[::2], pairs[1::2], strict=True)
+        return cls(tuple((Token.of(value), _seconds(ttl)) for value, ttl in taken if value is not None))
 
     def info(self, key: str) -> list[LockInfo]:
         """Return the holders of `key` and of the place in its queue as `LockInfo`."""

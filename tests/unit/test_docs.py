@@ -157,6 +157,6 @@ def test_what_the_model_leaves_out_is_named_with_the_test_that_stands_in() -> No
     decisions = set(re.findall(r"^\| `(on_\w+|leaves_note|may_be_handed_a_key)`", decided, re.MULTILINE))
     scripts = {path.stem for path in ROOT.glob("celery_redislock/protocol/lua/*.lua")} - {"owner", "prelude"}
     known = {name for name in decisions if re.search(rf"\b(decisions\.)?{name}\(", model)}
-    known |= {name for name in scripts if f"store.{name}(" in model}
+    known |= {name for name in scripts if f"commands.{name}(" in model}
     assert {"on_conflict", "on_first", "acquire", "stand"} <= known
     assert {name for name in decisions | scripts if f"`{name}`" in section} == (decisions | scripts) - known

@@ -24,8 +24,7 @@
 --         {copy, ...}: the same, with one holder: the caller's attempt runs with that permit, and must not get another
 --
 -- If this is sent twice, the second command finds the caller's token and grants the same permit again. If the caller
--- dies after the grant, the permit ends with its lease. If a called waiter dies before this, the permit kept for it
--- expires.
+-- dies after the grant, the permit ends with its lease; if it dies after a call, the permit kept for it expires.
 
 -- Fast path: the key is free and no room waits. It precedes the prelude, whose definitions take longer than this.
 if ARGV[1] == '' and ARGV[4] ~= '' and redis.call('EXISTS', KEYS[2]) == 0 then
@@ -59,17 +58,19 @@ local names, values = permits(lock, line, 1, (note or claim and capacity > 1) an
 
 -- The permit that the caller has, and those kept for it: the one it was called for, and perhaps one since handed over
 -- to its message.
-local mine, kept, is_reserved = nil, {}, false
+local mine, kept, is_reserved, is_awaited = nil, {}, false, false
 for number, value in ipairs(values) do
   if number > capacity and capacity == 1 then
     values[number] = is_running(value) and value  -- whatever else is there has no part in a lock with one holder
-  elseif belongs_to(owner, value) then
+  elseif is_owned_by(owner, value) then
     mine = number
-  elseif belongs_to(call, value) then
+  elseif is_owned_by(call, value) then
     table.insert(kept, 1, number)
-  elseif belongs_to(claim, value) then
+  elseif is_owned_by(claim, value) then
     table.insert(kept, number)
     is_reserved = true
+  elseif state_of(value) == OFFERED and number <= capacity then
+    is_awaited = true  -- until its room answers, it is out of the line, even if it has more waiters
   end
 end
 
@@ -97,20 +98,13 @@ if copy and (#kept == 0 or is_running(values[copy])) then
   end
 end
 
--- Waiters go first. While an offer is unanswered, its room is out of the line, even if it has more waiters.
-local function free_permit()
-  local is_awaited = false
-  for number = 1, capacity do
-    is_awaited = is_awaited or state_of(values[number]) == OFFERED
-  end
-  for number = 1, capacity do
-    if not values[number] and (call or not is_awaited and not first_in_line(line, number)) then
-      return number
-    end
+local granted = mine or kept[1]
+for number = 1, capacity do
+  -- Waiters go first.
+  if not granted and not values[number] and (call or not is_awaited and not first_in_line(line, number)) then
+    granted = number
   end
 end
-
-local granted = mine or kept[1] or free_permit()
 if not granted then
   for number = 1, capacity do
     if not values[number] then

@@ -10,9 +10,7 @@
 
 -- The prelude stands here.
 
-local number = permit_of(ARGV[1], KEYS[1], KEYS[2], tonumber(ARGV[2]))
-local permit = permit_name(KEYS[1], KEYS[2], number)
-local holder = redis.call('GET', permit)
+local _, permit, holder = permit_of(ARGV[1], KEYS[1], KEYS[2], tonumber(ARGV[2]))
 if not is_owned_by(ARGV[1], holder) then
   return {'lost'}
 end

@@ -8,9 +8,8 @@
 -- Returns {released}: the key was offered to the room, and no longer is
 --         {left}: the key was not offered to the room
 --
--- If this is sent twice, the second command finds no offer to the room. It may offer a free key to the next room, which
--- does no harm. If the room's process dies before this, its entry delays the others by one offer, or expires with the
--- line.
+-- If this is sent twice, the second command finds no offer to the room; it may offer a free key to the next room. If the
+-- room's process dies before this, its entry delays the others by one offer, or expires with the line.
 
 -- The prelude stands here.
 

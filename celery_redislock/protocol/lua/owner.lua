@@ -12,8 +12,11 @@ local OWNER_LENGTH = 23
 -- Whether a key that holds `value` belongs to `owner`. If `owner` is a whole token, `value` must be that token. Either
 -- way, the owner stays the same when a copy is seen, and when the room with the offer calls its waiter.
 local function is_owned_by(owner, value)
-  if not value or value == owner then
-    return value == owner
+  if not (owner and value and string.find(value, string.sub(owner, 2, OWNER_LENGTH), 1, true)) then
+    return false  -- cheaply rules out most values
+  end
+  if value == owner then
+    return true
   end
   if string.sub(value, 1, OWNER_LENGTH + 1) == owner .. ' ' then
     return string.find(owner, '^[>~=?]') ~= nil

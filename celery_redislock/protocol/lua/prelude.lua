@@ -9,13 +9,9 @@ local OFFER_MS, CALLED_MS, LINE_MS = 1000, 5000, 150000
 local function options(keys, values)
   local given = {}
   for letter in string.gmatch(ARGV[1], '.') do
-    if letter == string.lower(letter) then
-      keys = keys + 1
-      given[letter] = KEYS[keys]
-    else
-      values = values + 1
-      given[letter] = ARGV[values]
-    end
+    local is_key = letter == string.lower(letter)
+    keys, values = keys + (is_key and 1 or 0), values + (is_key and 0 or 1)
+    given[letter] = is_key and KEYS[keys] or ARGV[values]
   end
   return given
 end
@@ -83,25 +79,20 @@ local function permits(lock, line, first, last)
   return names, redis.call('MGET', unpack(names))
 end
 
--- Whether `value` belongs to the minted `owner`. The plain search rules out most values cheaply.
-local function belongs_to(owner, value)
-  return value and owner and string.find(value, string.sub(owner, 2, OWNER_LENGTH), 1, true)
-    and is_owned_by(owner, value)
-end
-
--- The number of the permit that belongs to `owner`, or 1. It may be above the capacity, which may have been lowered
--- since the grant; and a release on behalf of a dead process does not know the capacity.
+-- The number of the permit that belongs to `owner`, or 1; its name and its value. It may be above the capacity, which
+-- may have been lowered since the grant; and a release on behalf of a dead process does not know the capacity.
 local function permit_of(owner, lock, line, capacity)
-  for _, range in ipairs(capacity == 1 and {} or {{1, capacity}, {capacity + 1, MAX_PERMITS}}) do
-    local first, last = range[1], range[2]
-    local _, values = permits(lock, line, first, math.max(first, last))
+  local first, last = 1, capacity
+  while capacity > 1 and first <= MAX_PERMITS do
+    local names, values = permits(lock, line, first, last)
     for i, value in ipairs(values) do
-      if belongs_to(owner, value) then
-        return first + i - 1
+      if is_owned_by(owner, value) then
+        return first + i - 1, names[i], value
       end
     end
+    first, last = last + 1, MAX_PERMITS
   end
-  return 1
+  return 1, lock, redis.call('GET', lock)
 end
 
 local function is_running(value)
@@ -150,8 +141,7 @@ local function offer_next(lock, line, number)
 end
 
 -- The reply that says who has the permits `first` to `last`: {tag, milliseconds until one of them is free unless
--- renewed, or -1, server's clock in microseconds, rooms in line, a holder's token, those of other holders ...}; or
--- {free}.
+-- renewed, or -1, server's clock in microseconds, rooms in line, a holder's token, those of other holders ...}.
 local function refused(tag, lock, line, first, last)
   local names, values = permits(lock, line, first, last)
   local tokens, soonest = {}, -1
@@ -161,9 +151,6 @@ local function refused(tag, lock, line, first, last)
       soonest = (soonest < 0 or left >= 0 and left < soonest) and left or soonest
       table.insert(tokens, value)
     end
-  end
-  if #tokens == 0 then
-    return {'free'}
   end
   return {tag, soonest, now(), redis.call('ZCARD', line), unpack(tokens)}
 end

@@ -32,14 +32,12 @@ end
 -- The prelude stands here.
 
 local lock, line, owner, given = KEYS[1], KEYS[2], ARGV[2], options(2, 2)
-local number = permit_of(owner, lock, line, tonumber(given.S or 1))
-local permit = permit_name(lock, line, number)
+local number, permit, holder = permit_of(owner, lock, line, tonumber(given.S or 1))
+local mine = is_owned_by(owner, holder)
 
 if given.p and is_owned_by(owner, redis.call('GET', given.p)) then
   redis.call('DEL', given.p)
 end
-local holder = redis.call('GET', permit)
-local mine = is_owned_by(owner, holder)
 if mine then
   redis.call('DEL', permit)  -- first: a server out of memory refuses the writes below unless something was deleted
 end

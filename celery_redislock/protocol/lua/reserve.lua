@@ -15,8 +15,8 @@
 --
 -- Returns {granted}: the key is reserved
 --         {queued}: the place is reserved
---         {outstanding, token, milliseconds left or -1, token, milliseconds}: a job is outstanding, or another task's
---         job has the place; these are the holders of the key and of the place
+--         {outstanding, token or nil, milliseconds left or -1, token or nil, milliseconds}: a job is outstanding, or
+--         another task's job has the place; these are the holders of the key and of the place
 --
 -- If this is sent twice, the second command finds the token of the first. If the publisher dies after this, the
 -- reservation expires after ARGV[4].
@@ -62,12 +62,7 @@ local function is_over(value)
 end
 
 local function outstanding()
-  local reply = holder and {'outstanding', holder, redis.call('PTTL', lock)} or {'outstanding'}
-  if queued then
-    table.insert(reply, queued)
-    table.insert(reply, redis.call('PTTL', place))
-  end
-  return reply
+  return {'outstanding', holder, redis.call('PTTL', lock), queued, redis.call('PTTL', place)}
 end
 
 if is_outstanding(queued) or is_outstanding(holder) then

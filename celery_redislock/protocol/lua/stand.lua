@@ -1,4 +1,5 @@
--- Put a room in the line of a lock, and take the lock's key for the room's first waiter if it is that waiter's turn.
+-- Put a room in the line of a lock, and take the lock's key for the room's first waiter if it is that waiter's turn and
+-- the waiter can start.
 --
 -- KEYS[1]  the key of the lock
 -- KEYS[2]  the line of rooms that wait for the lock
@@ -6,28 +7,33 @@
 --          capacity that the first waiter asked for, if that is above 1
 -- ARGV[2]  the rank of the room's first waiter, an integer; then, after a "-", a number if other waiters of the room
 --          have the same rank
--- ARGV[3]  the rank of the room's next waiter with the same capacity; empty if there is none
+-- ARGV[3]  the rank of the room's next waiter with the same capacity; empty if there is none; or "enter": the first
+--          waiter cannot start yet
 --
 -- Returns {called}: the first waiter is called; the key is kept until that waiter acquires it, for a few seconds at most
 --         {conflict, ...}, as `refused` in the prelude: the key is held by others, or kept for another; the room stands
 --         in line
+--         {entered}: the room stands in line. Nothing is offered, even if the key is free: this room could not use it,
+--         and the others check for themselves
 --
 -- A call names the called waiter, as ARGV[2] does. So a command that is resent after a lost reply gets the same reply
 -- again, but a command for the room's next waiter does not call that waiter while the first is on its way. If the
 -- room's process dies in line, its entry delays the others by one offer, or expires with the line. If it dies after
 -- calling a waiter, or the waiter is gone when the command arrives, the key is still kept for a few seconds. Then it is
 -- free, and the next acquire, reserve, stand or leave offers it to the first room in line.
---
 -- The room takes one permit. All other free permits are offered to the rooms in line.
 
 -- The prelude stands here.
 
 local lock, line, room, rank = KEYS[1], KEYS[2], ARGV[1], string.match(ARGV[2], '^%d+')
 local called = CALLED .. string.sub(room, 2) .. ' ' .. ARGV[2]
-local names, values = permits(lock, line, 1, capacity_of(room))
 
 redis.call('ZADD', line, rank, room)
 redis.call('PEXPIRE', line, LINE_MS)
+if ARGV[3] == 'enter' then
+  return {'entered'}
+end
+local names, values = permits(lock, line, 1, capacity_of(room))
 
 -- Since the offer, a waiter with a smaller rank may have joined the line, or the intended waiter may have left.
 local function is_for_a_smaller_rank(number)
@@ -37,7 +43,6 @@ local function is_for_a_smaller_rank(number)
       return true
     end
   end
-  return false
 end
 
 local was_called, offered, another
