@@ -61,7 +61,7 @@ class BareJob(BareRun):
         """Reserve the key, and send the message."""
         self.reserve(args)
         result = super().apply_async(args, kwargs, **options)
-        self.send_late(commands.lengthen(_key(self.name, args), TOKEN, LEASE))
+        self.send_late(commands.renew([(_key(self.name, args), TOKEN, LEASE)]))
         return result
 
 

@@ -12,7 +12,7 @@ import redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from celery_redislock.info import shown
-from celery_redislock.protocol.scripts import Command, Reply, Tag
+from celery_redislock.protocol.scripts import Command, Reply, Tag, Text
 
 from . import redis_port
 from .pool import ConnectionQueue, NoConnectionFree
@@ -59,21 +59,21 @@ class Connection:
         if asking:
             self._ask_to_follow()
         # A health check would take the outstanding reply for its own.
-        redis_port.send(self._raw, command.by_sha, checks_health=self.late is None)
+        redis_port.send(self._raw, _words("EVALSHA", command.script.sha, command), checks_health=self.late is None)
         self.read_late()
         try:
             reply: Reply = redis_port.answer_on(self._raw)
         except NoScriptError:  # the server is new or has restarted
             if asking:
                 self._ask_to_follow()
-            redis_port.send(self._raw, command.whole, checks_health=True)
+            redis_port.send(self._raw, _words("EVAL", command.script.text, command), checks_health=True)
             reply = redis_port.answer_on(self._raw)
         return reply
 
     def send_late(self, late: Late) -> None:
         """Send a command. Its reply is read later."""
         self.read_late()
-        redis_port.send(self._raw, late.command.by_sha, checks_health=True)
+        redis_port.send(self._raw, _words("EVALSHA", late.command.script.sha, late.command), checks_health=True)
         self.late = late
 
     def read_late(self) -> None:
@@ -119,6 +119,10 @@ class Connection:
         """Send ASKING: the node then answers the next command even though the hash slot is still moving to it."""
         self._raw.send_command("ASKING")
         redis_port.answer_on(self._raw)
+
+
+def _words(how: str, script: str, command: Command) -> tuple[Text, ...]:
+    return (how, script, str(len(command.keys)), *command.keys, *command.values)
 
 
 class Connections:

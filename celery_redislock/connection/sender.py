@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from celery_redislock.protocol.scripts import Command, Reply, Script, Tag
 
 from .connections import Late
 from .outage import Outage
+
+logger = logging.getLogger(__name__)
 
 _random = random.SystemRandom()
 #: The longest pause before a command is sent again, in seconds. If both attempts fail, the server is in an outage.
@@ -72,12 +75,21 @@ class Sender:
         self.close = transport.close
         self.known: set[Script] = set()
 
-    def ask(self, command: Command) -> Answer:
+    def ask(self, command: Command, undo: Command | None = None) -> Answer:
         """Send `command`, and once more if its connection is lost or its reply does not come.
 
+        Args:
+            command: The command.
+            undo: Given if `command` asks for something that its script may grant without a reply: sent once if there
+                is no reply. While the server is known to be out of reach, most callers then get an error at once,
+                and nothing is sent.
+
         Raises:
-            RedisError: The server did not answer, or refused the command.
+            LockUnavailable: The server did not answer, or refused the command.
         """
+        key = command.keys[0]
+        if undo is not None and self.outage_of(key).unreachable is not None:
+            self._look_again(key)
         sent_at, resent = time.monotonic(), False
         try:
             try:
@@ -86,10 +98,15 @@ class Sender:
                 time.sleep(_random.uniform(0, MAX_PAUSE))
                 sent_at, resent = time.monotonic(), True
                 reply = self._transport.ask(command)
-        except RedisError as error:
-            self.outage_of(command.keys[0]).failed(command.script, error)
+        except BaseException as error:
+            if isinstance(error, RedisError):
+                self.outage_of(key).failed(command.script, error)
+            if undo is not None:
+                self.undo(undo)
+            if isinstance(error, RedisError):
+                raise LockUnavailable(key, describe(error)) from error
             raise
-        self.outage_of(command.keys[0]).answered(command.script)
+        self.outage_of(key).answered(command.script)
         return Answer(reply, sent_at, resent)
 
     def ask_once(self, command: Command) -> Reply:
@@ -102,6 +119,13 @@ class Sender:
         self.outage_of(command.keys[0]).answered(command.script)
         return reply
 
+    def undo(self, command: Command) -> None:
+        """Send a command that takes back what may have been granted. Tried only once: if that fails, it expires."""
+        try:
+            self.ask_once(command)
+        except RedisError:
+            logger.debug("could not undo what failed; %s ends with its lease, if it was granted", command.keys[0])
+
     def is_done(self, command: Command) -> bool:
         """Send a command that only the owner of its key may give, and return whether the caller was the owner.
 
@@ -110,10 +134,7 @@ class Sender:
         Raises:
             LockUnavailable: The server did not answer, or refused the command.
         """
-        try:
-            reply, _, resent = self.ask(command)
-        except RedisError as error:
-            raise LockUnavailable(command.keys[0], describe(error)) from error
+        reply, _, resent = self.ask(command)
         return resent or reply[0] != Tag.LOST
 
     def send_late(self, command: Command, on_reply: Callable[[bool], object], in_doubt: Callable[[], object]) -> None:
@@ -142,8 +163,8 @@ class Sender:
         self.known.add(command.script)
         on_reply(was_owned)
 
-    def check_reachable(self, key: str) -> None:
-        """Raise if the server is known to be out of reach. Now and then one caller checks; the others fail at once.
+    def _look_again(self, key: str) -> None:
+        """Raise unless the server can be reached again. Every now and then one caller checks; the others fail at once.
 
         The check only reads, so there is nothing to undo.
 
@@ -151,8 +172,6 @@ class Sender:
             LockUnavailable: The server is believed to be unreachable.
         """
         outage = self.outage_of(key)
-        if outage.unreachable is None:
-            return
         if outage.let_look():
             began = time.monotonic()
             try:

@@ -7,31 +7,16 @@ nothing about Celery.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Self
 
 import redis
 from redis.exceptions import RedisError
 
-from celery_redislock.errors import LockUnavailable, describe
 from celery_redislock.info import LockInfo
-from celery_redislock.protocol import commands
+from celery_redislock.protocol import commands, scripts
 from celery_redislock.protocol.names import Demand, keys_of
-from celery_redislock.protocol.scripts import (
-    NOTE_TTL,
-    Claim,
-    Command,
-    Conflict,
-    Finished,
-    Granted,
-    Note,
-    Outstanding,
-    Passed,
-    Reply,
-    Reserved,
-    Tag,
-    Taken,
-)
+from celery_redislock.protocol.scripts import Claim, Conflict, Finished, Granted, Note, Tag
 from celery_redislock.protocol.tokens import Token
 
 from .connections import Connections
@@ -108,18 +93,15 @@ class LockStore:
                 has tried to release it. While Redis is known to be unreachable, most callers get this error at
                 once, and nothing is sent.
         """
-        self._sender.check_reachable(demand.key)
-        with _Undoing(self._undo, commands.release(demand, token.value)):
-            reply, sent_at, _ = self._sender.ask(
-                commands.acquire(demand, token, lease, note=note, fence=fence, call=call, claim=claim)
-            )
+        command = commands.acquire(demand, token, lease, note=note, fence=fence, call=call, claim=claim)
+        reply, sent_at, _ = self.ask(command, commands.release(demand, token.value))
         if reply[0] == Tag.GRANTED:
             return Granted.of(reply, sent_at)
         return Finished() if reply[0] == Tag.FINISHED else Conflict.of(reply)
 
     def reserve(
-        self, key: str, token: Token, ttl: float, passed: Passed, *, in_queue: bool = False
-    ) -> Reserved | Outstanding:
+        self, key: str, token: Token, ttl: float, passed: scripts.Passed, *, in_queue: bool = False
+    ) -> scripts.Reserved | scripts.Outstanding:
         """Reserve `key`, or the place in its queue, for a message about to be sent, unless a job is outstanding.
 
         Args:
@@ -132,12 +114,11 @@ class LockStore:
         Raises:
             LockUnavailable: As for `acquire`.
         """
-        self._sender.check_reachable(key)
-        with _Undoing(self._undo, commands.give_up(Demand(key), token.nonce, None)):
-            reply, _, _ = self._sender.ask(commands.reserve(key, token, ttl, passed, in_queue=in_queue))
+        command = commands.reserve(key, token, ttl, passed, in_queue=in_queue)
+        reply = self.ask(command, commands.give_up(Demand(key), token.nonce, is_to_come=False)).reply
         if reply[0] == Tag.OUTSTANDING:
-            return Outstanding.of(reply)
-        return Reserved(key if reply[0] == Tag.GRANTED else keys_of(key).queued)
+            return scripts.Outstanding.of(reply)
+        return scripts.Reserved(key if reply[0] == Tag.GRANTED else keys_of(key).queued)
 
     def release(self, demand: Demand, token: Token, note: Note | None = None, *, exactly: bool = False) -> bool:
         """Release the key if `token` owns it.
@@ -171,7 +152,7 @@ class LockStore:
         Raises:
             LockUnavailable: Redis did not answer, or refused the command.
         """
-        return bool(self._ask(commands.give_up(demand, claim, NOTE_TTL if is_to_come else None))[0] == Tag.RELEASED)
+        return bool(self.ask(commands.give_up(demand, claim, is_to_come=is_to_come)).reply[0] == Tag.RELEASED)
 
     def pass_on(self, demand: Demand, call: bytes) -> bool:
         """Release a key kept for a waiter that was called but will not acquire it. The next waiter gets its turn.
@@ -203,14 +184,6 @@ class LockStore:
         """
         return [tag == Tag.KEPT for tag in self._sender.ask_once(commands.renew(locks))]
 
-    def lengthen(self, key: str, token: Token, ttl: float) -> None:
-        """Set the time to live of `key` to `ttl` seconds, if `token` owns the key.
-
-        Raises:
-            LockUnavailable: Redis did not answer, or refused the command.
-        """
-        self.send(commands.lengthen(key, token, ttl))
-
     def expect_copy(self, demand: Demand, token: Token) -> bool:
         """Mark the key: a copy of the holder's message will arrive, so the release must write a note for the copy.
 
@@ -224,7 +197,7 @@ class LockStore:
         Raises:
             LockUnavailable: Redis did not answer, or refused the command.
         """
-        return bool(self._ask(commands.expect(demand, token))[0] == Tag.MARKED)
+        return bool(self.ask(commands.expect(demand, token)).reply[0] == Tag.MARKED)
 
     def inspect(self, demand: Demand) -> LockInfo | None:
         """Return the holder of the key as a `LockInfo`; None if the key is free.
@@ -247,9 +220,9 @@ class LockStore:
             LockUnavailable: Redis did not answer, or refused the command.
             ValueError: `rank` is not a rank.
         """
-        self._ask(commands.enter(demand, room, rank))
+        self.ask(commands.enter(demand, room, rank))
 
-    def stand(self, demand: Demand, room: Token, rank: int, next_rank: int | None, number: int = 0) -> Taken | Conflict:
+    def stand(self, demand: Demand, room: Token, rank: int, next_rank: int | None, number: int = 0) -> Conflict | None:
         """Put a room in the line of the key, and take the key for the room's first waiter if it is that waiter's turn.
 
         Args:
@@ -263,8 +236,8 @@ class LockStore:
             LockUnavailable: Redis did not answer, or refused the command.
             ValueError: `rank` or `next_rank` is not a rank.
         """
-        reply = self._ask(commands.stand(demand, room, rank, next_rank, number))
-        return Taken() if reply[0] == Tag.CALLED else Conflict.of(reply)
+        reply = self.ask(commands.stand(demand, room, rank, next_rank, number)).reply
+        return None if reply[0] == Tag.CALLED else Conflict.of(reply)
 
     def leave(self, demand: Demand, room: Token) -> bool:
         """Take a room out of the line of the key. If the key was offered to the room, the next room gets the offer.
@@ -275,7 +248,7 @@ class LockStore:
         Raises:
             LockUnavailable: Redis did not answer, or refused the command.
         """
-        return bool(self._ask(commands.leave(demand, room))[0] == Tag.RELEASED)
+        return bool(self.ask(commands.leave(demand, room)).reply[0] == Tag.RELEASED)
 
     def look(self, demand: Demand) -> Conflict | None:
         """Return the conflict that an acquire by anyone but the holder would get; None if the key is free.
@@ -283,7 +256,7 @@ class LockStore:
         Raises:
             LockUnavailable: Redis did not answer, or refused the command.
         """
-        reply = self._ask(commands.inspect(demand))
+        reply = self.ask(commands.inspect(demand)).reply
         return None if reply[0] == Tag.FREE else Conflict.of(reply)
 
     def undo(self, demand: Demand, token: Token) -> None:
@@ -292,44 +265,8 @@ class LockStore:
         The release matches the whole token. By the time it arrives, the same owner may have been granted the key again
         with another token, and must keep it.
         """
-        self._undo(commands.release(demand, token.value))
+        self._sender.undo(commands.release(demand, token.value))
 
     def undo_reserve(self, key: str, token: Token) -> None:
         """Give up what a failed publish has reserved. Tried only once: if that fails, the reservation expires."""
-        self._undo(commands.give_up(Demand(key), token.nonce, None))
-
-    def _ask(self, command: Command) -> Reply:
-        try:
-            return self._sender.ask(command).reply
-        except RedisError as error:
-            raise LockUnavailable(command.keys[0], describe(error)) from error
-
-    def _undo(self, command: Command) -> None:
-        try:
-            self._sender.ask_once(command)
-        except RedisError:
-            logger.debug("could not undo what failed; %s ends with its lease, if it was granted", command.keys[0])
-
-
-class _Undoing:
-    """A block that asks for something. If it gets no reply, `undo` is sent, for the script may have granted it.
-
-    Raises:
-        LockUnavailable: Redis did not answer, or refused the command.
-    """
-
-    __slots__ = ("_send", "_undo")
-
-    def __init__(self, send: Callable[[Command], None], undo: Command) -> None:
-        self._send = send
-        self._undo = undo
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
-        if error is None:
-            return
-        self._send(self._undo)
-        if isinstance(error, RedisError):
-            raise LockUnavailable(self._undo.keys[0], describe(error)) from error
+        self._sender.undo(commands.give_up(Demand(key), token.nonce, is_to_come=False))

@@ -11,9 +11,9 @@ import time
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from redis.exceptions import LockError, RedisError
+from redis.exceptions import LockError
 
-from celery_redislock.errors import LockConfigError, LockConflict, LockUnavailable, describe
+from celery_redislock.errors import LockConfigError, LockConflict, LockUnavailable
 from celery_redislock.hold.held_lock import KEY_GONE, NOT_OURS, HeldLock
 from celery_redislock.options import check_limit
 from celery_redislock.protocol import commands, tokens
@@ -254,7 +254,7 @@ class Lock(Handle):
 
     def _time_left(self, held: HeldLock) -> float:
         """Seconds until the key expires, by the server's clock."""
-        found = held.store.look(held.demand if held.permit == held.key else Demand(held.permit))
+        found = held.store.look(Demand(held.permit))
         if found is None or found.ttl is None:
             held.lose(KEY_GONE)
             held.check()
@@ -281,12 +281,10 @@ def _choose_token(held: HeldLock, token: Token) -> bool:
         reply, _, resent = store.ask(commands.release(held.demand, held.token.owner, keeps=(token, held.lease)))
         if reply[0] != Tag.REPLACED and not (resent and _has_stored(held, token)):
             return False
-    except BaseException as error:
+    except BaseException:
         store.undo(held.demand, held.token)
         if held.remaining > 0:
             store.undo(held.demand, token)
-        if isinstance(error, RedisError):
-            raise LockUnavailable(held.key, describe(error)) from error
         raise
     held.token = token
     held.start_lease(sent_at)

@@ -10,23 +10,9 @@ import functools
 import math
 from collections.abc import Sequence
 
+from . import scripts
 from .names import Demand, keys_of
-from .scripts import (
-    ACQUIRE,
-    EXPECT,
-    INSPECT,
-    LEAVE,
-    NOTE_TTL,
-    RELEASE,
-    RENEW,
-    RESERVE,
-    STAND,
-    Claim,
-    Command,
-    Note,
-    Passed,
-    Text,
-)
+from .scripts import NOTE_TTL, Claim, Command, Note, Passed, Text
 from .tokens import RESERVED, Token, cooling, escape, for_capacity, known_by, known_in_line
 
 
@@ -58,7 +44,7 @@ def acquire(
             options, keys, values = f"{options}CgG", (*keys, names.gone(claim.nonce)), (*values, _ms(NOTE_TTL))
     if demand.capacity > 1:
         options, values = f"{options}S", (*values, str(demand.capacity))
-    return Command(ACQUIRE, keys, (options, *values))
+    return Command(scripts.ACQUIRE, keys, (options, *values))
 
 
 def reserve(key: str, token: Token, ttl: float, passed: Passed, *, in_queue: bool) -> Command:
@@ -66,7 +52,7 @@ def reserve(key: str, token: Token, ttl: float, passed: Passed, *, in_queue: boo
     names, of_queue = keys_of(key), "queue" if in_queue else ""
     ended, preceding = ("".join(f" {escape(task_id)} " for task_id in ids) for ids in passed)
     values = (token.owner, token.value, _ms(ttl), token.task_field, ended, preceding)
-    return Command(RESERVE, (key, names.line, names.queued), (of_queue, *values))
+    return Command(scripts.RESERVE, (key, names.line, names.queued), (of_queue, *values))
 
 
 def release(
@@ -107,7 +93,7 @@ def release(
         options, values = f"{options}KT", (*values, keeps[0].value, _ms(keeps[1]))
     if demand.capacity > 1:
         options, values = f"{options}S", (*values, str(demand.capacity))
-    return Command(RELEASE, keys, (options, *values))
+    return Command(scripts.RELEASE, keys, (options, *values))
 
 
 def hand_over(demand: Demand, token: Token, to: Token, ttl: float, note: Note | None = None) -> Command:
@@ -123,36 +109,31 @@ def cool_down(demand: Demand, token: Token, ttl: float, note: Note | None = None
     return release(demand, token.owner, note, (cooling(token), ttl))
 
 
-def give_up(demand: Demand, claim: str, gone_ttl: float | None) -> Command:
+def give_up(demand: Demand, claim: str, *, is_to_come: bool) -> Command:
     """Give up the reservations of the message that carries `claim`: of the key, and of the place in its queue.
 
-    If the key is not reserved for the message, a note saying that the claim is no longer needed is left for
-    `gone_ttl` seconds, unless that is None.
+    If no permit is reserved for the message, but one is to come by a hand-over, a note is left: the claim is no longer
+    needed.
     """
     names, owner = keys_of(demand.key), known_by(claim, RESERVED).owner
-    gone = None if gone_ttl is None else (names.gone(claim), gone_ttl)
+    gone = (names.gone(claim), NOTE_TTL) if is_to_come else None
     return release(demand, owner, gone=gone, place=names.queued)
 
 
 def renew(locks: Sequence[tuple[str, Token, float]]) -> Command:
     """Renew several locks: triples of key, token and lease in seconds."""
     values = (value for _, token, lease in locks for value in (token.owner, _ms(lease)))
-    return Command(RENEW, tuple(key for key, _, _ in locks), tuple(values))
-
-
-def lengthen(key: str, token: Token, ttl: float) -> Command:
-    """Set the time to live of `key`, which `token` owns, to `ttl` seconds."""
-    return Command(RENEW, (key,), (token.owner, _ms(ttl)))
+    return Command(scripts.RENEW, tuple(key for key, _, _ in locks), tuple(values))
 
 
 def expect(demand: Demand, token: Token) -> Command:
     """Mark the key, which `token` owns: a copy of the holder's message will arrive."""
-    return Command(EXPECT, (demand.key, keys_of(demand.key).line), (token.owner, str(demand.capacity)))
+    return Command(scripts.EXPECT, (demand.key, keys_of(demand.key).line), (token.owner, str(demand.capacity)))
 
 
 def inspect(demand: Demand) -> Command:
     """Ask what the key holds, for how long, and how many rooms stand in line for it."""
-    return Command(INSPECT, (demand.key, keys_of(demand.key).line), (str(demand.capacity),))
+    return Command(scripts.INSPECT, (demand.key, keys_of(demand.key).line), (str(demand.capacity),))
 
 
 def enter(demand: Demand, room: Token, rank: int) -> Command:
@@ -162,7 +143,7 @@ def enter(demand: Demand, room: Token, rank: int) -> Command:
         ValueError: `rank` is not a rank.
     """
     values = (for_capacity(room, demand.capacity).value, _rank(rank), "enter")
-    return Command(STAND, (demand.key, keys_of(demand.key).line), values)
+    return Command(scripts.STAND, (demand.key, keys_of(demand.key).line), values)
 
 
 def stand(demand: Demand, room: Token, rank: int, next_rank: int | None, number: int = 0) -> Command:
@@ -174,12 +155,12 @@ def stand(demand: Demand, room: Token, rank: int, next_rank: int | None, number:
     following = "" if next_rank is None else _rank(next_rank)
     check_rank(rank)
     values = (for_capacity(room, demand.capacity).value, known_in_line(rank, number), following)
-    return Command(STAND, (demand.key, keys_of(demand.key).line), values)
+    return Command(scripts.STAND, (demand.key, keys_of(demand.key).line), values)
 
 
 def leave(demand: Demand, room: Token) -> Command:
     """Leave the line of the key, if `room` stands in it."""
-    return Command(LEAVE, (demand.key, keys_of(demand.key).line), (for_capacity(room, demand.capacity).value,))
+    return Command(scripts.LEAVE, (demand.key, keys_of(demand.key).line), (for_capacity(room, demand.capacity).value,))
 
 
 def check_rank(rank: int) -> None:

@@ -74,16 +74,6 @@ class Command(NamedTuple):
     keys: tuple[str, ...]
     values: tuple[Text, ...]
 
-    @property
-    def by_sha(self) -> tuple[Text, ...]:
-        """The words to send to a server that knows the script."""
-        return ("EVALSHA", self.script.sha, str(len(self.keys)), *self.keys, *self.values)
-
-    @property
-    def whole(self) -> tuple[Text, ...]:
-        """The words to send to any server."""
-        return ("EVAL", self.script.text, str(len(self.keys)), *self.keys, *self.values)
-
 
 class Granted(NamedTuple):
     """The reply to an acquire: the caller now holds the key."""
@@ -124,7 +114,7 @@ class Conflict(NamedTuple):
         tag, ttl, now, waiting, *values = reply
         # Actual holders first, then the tokens of rooms and waiters that the key is kept for.
         holder, *others = sorted(map(Token.of, values), key=lambda one: one.state == "offered")
-        return cls(holder, _seconds(ttl), now, waiting, tuple(others), tag == Tag.COPY)
+        return cls(holder, ttl / 1000 if ttl >= 0 else None, now, waiting, tuple(others), tag == Tag.COPY)
 
     @property
     def holders(self) -> tuple[Token, ...]:
@@ -159,7 +149,9 @@ class Outstanding(NamedTuple):
         """Return the jobs that a script has reported."""
         _, *pairs = reply
         taken = zip(pairs[::2], pairs[1::2], strict=True)
-        return cls(tuple((Token.of(value), _seconds(ttl)) for value, ttl in taken if value is not None))
+        return cls(
+            tuple((Token.of(value), ttl / 1000 if ttl >= 0 else None) for value, ttl in taken if value is not None)
+        )
 
     def info(self, key: str) -> list[LockInfo]:
         """Return the holders of `key` and of the place in its queue as `LockInfo`."""
@@ -177,10 +169,6 @@ class Passed(NamedTuple):
     preceding: frozenset[str] = frozenset()
     """Jobs whose result cannot answer the call: those that the message must follow, other tasks' jobs, and runs whose
     result is out of reach."""
-
-
-class Taken(NamedTuple):
-    """The reply to a room that stands in line: it is the turn of its first waiter, which must acquire the key now."""
 
 
 class Finished(NamedTuple):
@@ -205,7 +193,3 @@ class Note(NamedTuple):
     """How long the note lives, in seconds."""
     in_any_case: bool = False
     """Write the note even if no copy was seen: one may be waiting in the broker's queue."""
-
-
-def _seconds(milliseconds: int) -> float | None:
-    return milliseconds / 1000 if milliseconds >= 0 else None

@@ -83,7 +83,7 @@ class NextAttempt:
             keeper, owner, token = server_of(self._plan.app).keeper, known_by(self._nonce), self._token
             ends = time.monotonic() + max(self._plan.options.lease, NOTICED_WITHIN)
             keeper.later(demand.key, ends, lambda store: store.send(commands.hand_over(demand, owner, token, ttl)))
-            keeper.later(demand.key, ends, lambda store: store.lengthen(demand.key, token, ttl))
+            keeper.later(demand.key, ends, lambda store: store.send(commands.renew([(demand.key, token, ttl)])))
 
     def call_off(self) -> None:
         """Free the key, because this attempt will not be published. Do nothing if its message was sent."""

@@ -208,12 +208,11 @@ class Publication:
             raise
         # So far the reservation lasts for one lease only, because the publisher may die before it has sent the message.
         # If the message has already started, its run holds the key under its own nonce, and the command does nothing.
-        ends = time.monotonic() + self._plan.options.lease
+        ends, command = time.monotonic() + self._plan.options.lease, commands.renew([(reserved, token, ttl)])
         try:
             server.send_late(
-                commands.lengthen(reserved, token, ttl),
-                lambda _: None,
-                lambda: server.keeper.later(reserved, ends, lambda store: store.lengthen(reserved, token, ttl)),
+                *(command, lambda _: None),
+                lambda: server.keeper.later(reserved, ends, lambda store: store.send(command)),
             )
         except LockUnavailable as error:
             task, task_id, lease = self._task.name, self._options["task_id"], self._plan.options.lease

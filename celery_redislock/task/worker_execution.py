@@ -66,7 +66,8 @@ class WorkerExecution(Execution):
 
     def acquire(self, lock: HeldLock) -> None:
         """See `Execution.acquire`."""
-        note = self._note(lock.key) if self.message.delivered.may_be_a_copy else None
+        may_be_a_copy, fence = self.message.delivered.may_be_a_copy, self.plan.options.fence
+        note = self._note(lock.key) if may_be_a_copy else None
         while self.lock is None:
             # Note the key before sending the command, because this process may die as soon as the key is granted.
             ASKED_KEYS.asks(self.message.delivery.nonce, lock.key)
@@ -74,10 +75,7 @@ class WorkerExecution(Execution):
             self._unanswered = lock
             try:
                 answer = lock.store.acquire(
-                    *(lock.demand, lock.token, lock.lease, note),
-                    fence=self.plan.options.fence,
-                    call=self._call,
-                    claim=self._claim,
+                    *(lock.demand, lock.token, lock.lease, note), fence=fence, call=self._call, claim=self._claim
                 )
             except LockUnavailable as error:
                 self._unanswered = None

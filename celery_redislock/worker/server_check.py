@@ -42,9 +42,13 @@ LEASE = 10.0
 class _Once(Sender):
     """Sends each command only once, and logs no outage: `try_lock_server` logs one line instead."""
 
-    def ask(self, command: Command) -> Answer:
-        sent_at = time.monotonic()
-        return Answer(self.ask_once(command), sent_at, resent=False)
+    def ask(self, command: Command, undo: Command | None = None) -> Answer:
+        """See `Sender.ask`.
+
+        Raises:
+            RedisError: The server did not answer, or refused the command.
+        """
+        return Answer(self.ask_once(command), time.monotonic(), resent=False)
 
 
 def try_lock_server(app: Celery) -> None:
@@ -60,11 +64,10 @@ def try_lock_server(app: Celery) -> None:
         where, names = address(client), {"url": source.setting, "options": source.options_setting}
         prefix = source.keyprefix + settings.prefix
         advice.introduce(app, prefix, where)
-        outage = Outage()
         connections = NodeConnections(client, 1) if isinstance(client, ClusterClient) else Connections(client)
         try:
             _try_out(
-                LockStore(_Once(connections, lambda key: outage)),
+                LockStore(_Once(connections, lambda key: Outage())),
                 Demand(redis_key(prefix, f"worker start:{tokens.mint_nonce()}")),
             )
             infos = _infos(client)

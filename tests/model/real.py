@@ -13,9 +13,9 @@ import redis
 from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.names import Demand, keys_of
-from celery_redislock.protocol.scripts import NOTE_TTL, Conflict, Granted, Note, Outstanding, Passed, Tag
 from celery_redislock.protocol.scripts import Claim as ClaimOfMessage
 from celery_redislock.protocol.scripts import Command as SentCommand
+from celery_redislock.protocol.scripts import Conflict, Granted, Note, Outstanding, Passed, Tag
 from celery_redislock.protocol.scripts import Reply as ReplyOfScript
 from celery_redislock.protocol.tokens import RESERVED, RUNS, SEEN, Attempt, Token, known_by
 
@@ -163,7 +163,7 @@ class Keys:
                 left = Note(note(over), in_any_case=unseen_copy) if over else None
                 return commands.hand_over(demand, owner(nonce), self.token(claim, attempt), NEW_LEASE, left)
             case GiveUp(claim, is_to_come):
-                return commands.give_up(demand, real(claim), NOTE_TTL if is_to_come else None)
+                return commands.give_up(demand, real(claim), is_to_come=is_to_come)
             case Renew(nonce, permit):
                 return commands.renew([(keys_of(KEY).permit(permit), owner(nonce), NEW_LEASE)])
             case Enter(room, rank):

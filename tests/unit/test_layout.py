@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import itertools
 import re
 from collections import Counter
@@ -252,13 +253,15 @@ SENT = {
             place=[None, NAMES.queued],
         ),
         *with_each(functools.partial(commands.hand_over, token=RUN, to=LEFT, ttl=4.0), demand=DEMANDS, note=NOTES),
-        *with_each(functools.partial(commands.give_up, claim=LEFT.nonce), demand=DEMANDS, gone_ttl=[None, NOTE_TTL]),
+        *with_each(functools.partial(commands.give_up, claim=LEFT.nonce), demand=DEMANDS, is_to_come=[False, True]),
     ],
-    "renew": [commands.renew([(KEY, RUN, 1.0)]), commands.lengthen(KEY, RUN, 1.0)],
+    "renew": [commands.renew([(KEY, RUN, 1.0)])],
     "expect": with_each(functools.partial(commands.expect, token=RUN), demand=DEMANDS),
     "inspect": with_each(commands.inspect, demand=DEMANDS),
-    "enter": with_each(functools.partial(commands.enter, room=RUN, rank=1), demand=DEMANDS),
-    "stand": with_each(functools.partial(commands.stand, room=RUN, rank=1), demand=DEMANDS, next_rank=[None, 2]),
+    "stand": [
+        *with_each(functools.partial(commands.enter, room=RUN, rank=1), demand=DEMANDS),
+        *with_each(functools.partial(commands.stand, room=RUN, rank=1), demand=DEMANDS, next_rank=[None, 2]),
+    ],
     "leave": with_each(functools.partial(commands.leave, room=RUN), demand=DEMANDS),
 }
 
@@ -349,7 +352,10 @@ def test_the_check_sees_what_is_returned(code: str, tags: set[str]) -> None:
 
 
 def test_every_script_has_the_test_of_ownership_and_the_prelude_where_it_stands_and_is_sent_by_the_store() -> None:
-    used = {name.lower(): value.text for name, value in vars(commands).items() if isinstance(value, scripts.Script)}
+    used = {
+        name.lower(): vars(scripts)[name].text
+        for name in re.findall(r"Command\(scripts\.(\w+)", inspect.getsource(commands))
+    }
     assert used.keys() == SCRIPTS.keys()
     for name, text in used.items():
         written = SCRIPTS[name].read_text(encoding="utf-8")

@@ -15,7 +15,7 @@
 --
 -- Returns {granted}: the key is reserved
 --         {queued}: the place is reserved
---         {outstanding, token or nil, milliseconds left or -1, token or nil, milliseconds}: a job is outstanding, or
+--         {outstanding, token, milliseconds left or -1, token, milliseconds}, nil for what is free: a job is outstanding, or
 --         another task's job has the place; these are the holders of the key and of the place
 --
 -- If this is sent twice, the second command finds the token of the first. If the publisher dies after this, the
@@ -62,7 +62,7 @@ local function is_over(value)
 end
 
 local function outstanding()
-  return {'outstanding', holder, redis.call('PTTL', lock), queued, redis.call('PTTL', place)}
+  return {'outstanding', holder, holder and redis.call('PTTL', lock), queued, queued and redis.call('PTTL', place)}
 end
 
 if is_outstanding(queued) or is_outstanding(holder) then
