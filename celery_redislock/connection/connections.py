@@ -62,13 +62,13 @@ class Connection:
         redis_port.send(self._raw, _words("EVALSHA", command.script.sha, command), checks_health=self.late is None)
         self.read_late()
         try:
-            reply: Reply = redis_port.answer_on(self._raw)
+            reply = redis_port.answer_on(self._raw)
         except NoScriptError:  # the server is new or has restarted
             if asking:
                 self._ask_to_follow()
             redis_port.send(self._raw, _words("EVAL", command.script.text, command), checks_health=True)
             reply = redis_port.answer_on(self._raw)
-        return reply
+        return reply if type(reply) is list else [reply]
 
     def send_late(self, late: Late) -> None:
         """Send a command. Its reply is read later."""
@@ -89,7 +89,7 @@ class Connection:
             return
         self.late = None
         try:
-            late.on_reply(reply[0] != Tag.LOST)
+            late.on_reply(reply != Tag.LOST)
         except Exception:
             key = shown(late.command.keys[0])
             logger.exception("the lock server's answer %r about the lock %s could not be told to its run", reply, key)

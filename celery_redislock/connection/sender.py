@@ -6,7 +6,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
@@ -47,14 +47,9 @@ class Transport(Protocol):
         """Close all connections."""
 
 
-class Answer(NamedTuple):
-    """A reply, and how it was obtained."""
-
-    reply: Reply
-    sent_at: float
-    """`time.monotonic()` just before the command was sent for the last time."""
-    resent: bool
-    """Whether the script may have run once already, with its reply lost."""
+#: A reply; `time.monotonic()` just before its command was sent for the last time; and whether the script may have run
+#: once already, with its reply lost.
+Answer = tuple[Reply, float, bool]
 
 
 class Sender:
@@ -107,7 +102,7 @@ class Sender:
                 raise LockUnavailable(key, describe(error)) from error
             raise
         self.outage_of(key).answered(command.script)
-        return Answer(reply, sent_at, resent)
+        return reply, sent_at, resent
 
     def ask_once(self, command: Command) -> Reply:
         """Send `command` once.

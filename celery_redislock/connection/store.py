@@ -115,7 +115,7 @@ class LockStore:
             LockUnavailable: As for `acquire`.
         """
         command = commands.reserve(key, token, ttl, passed, in_queue=in_queue)
-        reply = self.ask(command, commands.give_up(Demand(key), token.nonce, is_to_come=False)).reply
+        reply, _, _ = self.ask(command, commands.give_up(Demand(key), token.nonce, is_to_come=False))
         if reply[0] == Tag.OUTSTANDING:
             return scripts.Outstanding.of(reply)
         return scripts.Reserved(key if reply[0] == Tag.GRANTED else keys_of(key).queued)
@@ -152,7 +152,7 @@ class LockStore:
         Raises:
             LockUnavailable: Redis did not answer, or refused the command.
         """
-        return bool(self.ask(commands.give_up(demand, claim, is_to_come=is_to_come)).reply[0] == Tag.RELEASED)
+        return bool(self.ask(commands.give_up(demand, claim, is_to_come=is_to_come))[0][0] == Tag.RELEASED)
 
     def pass_on(self, demand: Demand, call: bytes) -> bool:
         """Release a key kept for a waiter that was called but will not acquire it. The next waiter gets its turn.
@@ -197,7 +197,7 @@ class LockStore:
         Raises:
             LockUnavailable: Redis did not answer, or refused the command.
         """
-        return bool(self.ask(commands.expect(demand, token)).reply[0] == Tag.MARKED)
+        return bool(self.ask(commands.expect(demand, token))[0][0] == Tag.MARKED)
 
     def inspect(self, demand: Demand) -> LockInfo | None:
         """Return the holder of the key as a `LockInfo`; None if the key is free.
@@ -236,7 +236,7 @@ class LockStore:
             LockUnavailable: Redis did not answer, or refused the command.
             ValueError: `rank` or `next_rank` is not a rank.
         """
-        reply = self.ask(commands.stand(demand, room, rank, next_rank, number)).reply
+        reply, _, _ = self.ask(commands.stand(demand, room, rank, next_rank, number))
         return None if reply[0] == Tag.CALLED else Conflict.of(reply)
 
     def leave(self, demand: Demand, room: Token) -> bool:
@@ -248,7 +248,7 @@ class LockStore:
         Raises:
             LockUnavailable: Redis did not answer, or refused the command.
         """
-        return bool(self.ask(commands.leave(demand, room)).reply[0] == Tag.RELEASED)
+        return bool(self.ask(commands.leave(demand, room))[0][0] == Tag.RELEASED)
 
     def look(self, demand: Demand) -> Conflict | None:
         """Return the conflict that an acquire by anyone but the holder would get; None if the key is free.
@@ -256,7 +256,7 @@ class LockStore:
         Raises:
             LockUnavailable: Redis did not answer, or refused the command.
         """
-        reply = self.ask(commands.inspect(demand)).reply
+        reply, _, _ = self.ask(commands.inspect(demand))
         return None if reply[0] == Tag.FREE else Conflict.of(reply)
 
     def undo(self, demand: Demand, token: Token) -> None:

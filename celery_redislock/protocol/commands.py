@@ -29,7 +29,7 @@ def acquire(
     """Acquire a permit. Arguments as for `LockStore.acquire`. A lock with several holders cannot have a `fence`."""
     names, options = keys_of(demand.key), ""
     keys: tuple[str, ...] = (demand.key, names.line)
-    values: tuple[Text, ...] = (token.owner, token.value, _ms(lease))
+    values: tuple[Text, ...] = (token.value, _ms(lease))
     if note is not None:
         options, keys = "n", (*keys, note)
     if fence:

@@ -1,10 +1,12 @@
 """Loads the scripts of lua/, which implement the protocol, and defines the types of their arguments and replies.
 
-Every script replies with a list whose first item is a `Tag`; a renewal, with one tag for each of its keys.
+A script's reply is a list whose first item is a `Tag`; a renewal's is one tag for each of its keys. A tag alone is sent
+without the list: Redis takes 0.8 µs to turn a Lua table into a reply.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from enum import Enum
 from hashlib import sha1
@@ -23,18 +25,22 @@ NOTE_TTL = 24 * 3600.0
 PRELUDE_STANDS_HERE = "-- The prelude stands here.\n"
 
 
+#: Where a script tests whether a value belongs to an owner, and the test: written out, because a function takes longer.
+_OWNS, _TEST = r"\bOWNS\(([\w.\[\]]+), (\w+)\)", r"string.sub(\2, 1, 24) == \1 .. ' ' and string.find(\2, '^[>~=?]')"
+
+
 def _read(name: str) -> str:
-    return files(__package__).joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
+    return re.sub(_OWNS, _TEST, files(__package__).joinpath("lua", f"{name}.lua").read_text(encoding="utf-8"))
 
 
-OWNER, PRELUDE = _read("owner"), _read("prelude")
+PRELUDE = _read("prelude")
 
 
 class Script:
-    """One Lua file behind the test of ownership, with the prelude inserted; and its SHA-1, which the server knows."""
+    """One Lua file with the prelude inserted, and its SHA-1, under which the server knows it."""
 
     def __init__(self, name: str) -> None:
-        self.text = f"{OWNER}\n{_read(name).replace(PRELUDE_STANDS_HERE, PRELUDE)}"
+        self.text = _read(name).replace(PRELUDE_STANDS_HERE, PRELUDE)
         self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 
@@ -88,8 +94,8 @@ class Granted(NamedTuple):
     @classmethod
     def of(cls, reply: Reply, sent_at: float) -> Self:
         """Return what the reply to a command sent at `sent_at` grants."""
-        _, permit, *fence = reply
-        return cls(sent_at, fence[0] if fence else None, permit)
+        _, permit, fence = (*reply, 1, None) if len(reply) == 1 else (*reply, None)[:3]
+        return cls(sent_at, fence, permit)
 
 
 class Conflict(NamedTuple):
@@ -101,7 +107,7 @@ class Conflict(NamedTuple):
     now: int = 0
     """The server's clock at the reply, in microseconds; 0 if not known."""
     waiting: int = 0
-    """How many rooms stand in line for the key."""
+    """How many rooms stand in line for the key; 0 if the command did not ask."""
     others: tuple[Token, ...] = ()
     """The other holders, if the lock can have several."""
     cannot_wait: bool = False

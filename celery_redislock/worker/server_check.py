@@ -48,7 +48,7 @@ class _Once(Sender):
         Raises:
             RedisError: The server did not answer, or refused the command.
         """
-        return Answer(self.ask_once(command), time.monotonic(), resent=False)
+        return self.ask_once(command), time.monotonic(), False
 
 
 def try_lock_server(app: Celery) -> None:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from celery_redislock.protocol import tokens
-from celery_redislock.protocol.scripts import OWNER, PRELUDE
+from celery_redislock.protocol.scripts import PRELUDE
 from celery_redislock.protocol.tokens import CALLED, COOLING, OFFERED, RESERVED, RUNS, SEEN, Attempt, Token, known_by
 from tests.integration.conftest import KEY
 
@@ -34,11 +34,11 @@ of_each_value = pytest.mark.parametrize("token", VALUES, ids=map(str, range(len(
 @pytest.fixture
 def run(client):
     """Runs Lua behind what the scripts share: ``run("return is_owned_by(ARGV[1], ARGV[2])", owner, value)``."""
-    return lambda code, *values: client.eval(f"{OWNER}\n{PRELUDE}\n{code}", 1, KEY, *values)
+    return lambda code, *values: client.eval(f"{PRELUDE}\n{code}", 1, KEY, *values)
 
 
 def test_they_name_the_states_by_the_same_letters():
-    letters = re.search(r"^local RUNS, SEEN, RESERVED, COOLING, OFFERED, CALLED = (.+)$", OWNER, re.MULTILINE)[1]
+    letters = re.search(r"^local RUNS, SEEN, RESERVED, COOLING, OFFERED, CALLED = (.+)$", PRELUDE, re.MULTILINE)[1]
     assert letters == ", ".join(f"'{state}'" for state in STATES)
 
 
@@ -89,7 +89,7 @@ def test_options_are_read_behind_what_is_given_in_the_order_of_their_letters(cli
 local given = options(2, 2)
 return {given.a or 'none', given.B or 'none', given.c or 'none', given.D or 'none', given.b or 'none'}"""
     keys = [f"{KEY}{number}" for number in range(1, 5)]
-    assert client.eval(f"{OWNER}\n{PRELUDE}\n{code}", 4, *keys, "cDaB", "required", "first", "second") == [
+    assert client.eval(f"{PRELUDE}\n{code}", 4, *keys, "cDaB", "required", "first", "second") == [
         keys[3].encode(),
         b"second",
         keys[2].encode(),
@@ -99,5 +99,5 @@ return {given.a or 'none', given.B or 'none', given.c or 'none', given.D or 'non
 
 
 def test_without_letters_no_option_is_read(client):
-    code = f"{OWNER}\n{PRELUDE}\nreturn next(options(1, 1)) or 'none'"
+    code = f"{PRELUDE}\nreturn next(options(1, 1)) or 'none'"
     assert client.eval(code, 2, KEY, "beyond", "", "beyond") == b"none"

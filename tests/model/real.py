@@ -137,7 +137,7 @@ class Keys:
 
     def run(self, command: Command) -> ReplyOfScript:
         """What the script of `command` replies."""
-        return self.store.ask(self.sent(command)).reply
+        return self.store.ask(self.sent(command))[0]
 
     def sent(self, command: Command) -> SentCommand:
         """What the code sends for `command`."""

@@ -40,9 +40,7 @@ ROOMS = [
 #: These serve any code, with or without Celery.
 WITHOUT_CELERY = ("keys", "protocol", "connection", "hold", "line", "lock")
 
-#: The other files in lua/ are parts of scripts.
-PARTS = {"owner", "prelude"}
-SCRIPTS = {path.stem: path for path in sorted(PACKAGE.glob("protocol/lua/*.lua")) if path.stem not in PARTS}
+SCRIPTS = {path.stem: path for path in sorted(PACKAGE.glob("protocol/lua/*.lua")) if path.stem != "prelude"}
 
 
 ROOM_OF = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
@@ -305,6 +303,7 @@ def tags_returned(code: str) -> set[str]:
 
     def all_of(pattern: str, code: str) -> set[str]:
         found = re.findall(pattern, code, re.MULTILINE)
+        found = [one.removesuffix(" end") for one in found]
         values = [re.sub(r".* and ", "", value).strip() for one in found for value in one.split(" or ")]
         return {tag for value in values for tag in tags_of(value)}
 
@@ -313,10 +312,12 @@ def tags_returned(code: str) -> set[str]:
 
 
 def tags_described(header: list[str]) -> set[str]:
-    """The tags in the section "Returns": ``{granted, ...}``, or of a list of tags alone ``kept: renewed``."""
+    """The tags in the section "Returns": ``{granted, ...}``, or ``lost: what it means``, or ``; or free``."""
     begin = next(at for at, line in enumerate(header) if line.startswith("Returns "))
-    section = " ".join(itertools.takewhile(bool, header[begin:]))
-    return {tag for pair in re.findall(r"\{(\w+)|(?:one tag for each key: |, )(\w+): ", section) for tag in pair if tag}
+    section = [line.removeprefix("Returns ") for line in itertools.takewhile(bool, header[begin:])]
+    first = [re.match(r"(?:one tag for each key: )?\{?(\w+)[:,]", line) for line in section]
+    others = [re.search(r"(?:, (\w+):|; or (\w+)$)", line) for line in section]
+    return {tag for found in (*first, *others) if found for tag in found.groups() if tag}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -341,6 +342,7 @@ def test_a_script_returns_only_tags_that_there_are_and_each_tag_is_returned() ->
         ("local function f(x)\n  return {'a'}\nend\nreturn {'b'}\n", {"b"}),
         ("local found = {}\nfound[1] = 'a'\nreturn found\n", {"a"}),
         ("if x then\n  return {'a'}\nend\n", {"a", "?"}),
+        ("if x then return 'a' end\nreturn y and 'b' or {'c', 1}\n", {"a", "b", "c"}),
         ("if x then\n  return\nend\nreturn {'a'}\n", {"a", "?"}),
         ("if x then\n  return {1, 'b'}\nend\nreturn {'a'}\n", {"a", "?"}),
         ("return x and 1 or {'a'}\n", {"a", "?"}),
@@ -351,17 +353,19 @@ def test_the_check_sees_what_is_returned(code: str, tags: set[str]) -> None:
     assert tags_returned(code) == tags
 
 
-def test_every_script_has_the_test_of_ownership_and_the_prelude_where_it_stands_and_is_sent_by_the_store() -> None:
+def test_every_script_has_the_prelude_where_it_stands_and_is_sent_by_the_store() -> None:
     used = {
         name.lower(): vars(scripts)[name].text
         for name in re.findall(r"Command\(scripts\.(\w+)", inspect.getsource(commands))
     }
     assert used.keys() == SCRIPTS.keys()
     for name, text in used.items():
-        written = SCRIPTS[name].read_text(encoding="utf-8")
-        before, stands, behind = written.partition(scripts.PRELUDE_STANDS_HERE)
-        assert text == f"{scripts.OWNER}\n{before}{scripts.PRELUDE if stands else ''}{behind}"
-        assert (text.count(scripts.OWNER), text.count(scripts.PRELUDE)) == (1, len(stands) > 0)
+        before, stands, behind = SCRIPTS[name].read_text(encoding="utf-8").partition(scripts.PRELUDE_STANDS_HERE)
+        assert stands
+        assert "OWNS" not in text
+        assert text.count(scripts.PRELUDE) == 1
+        if "OWNS" not in before + behind:
+            assert text == f"{before}{scripts.PRELUDE}{behind}"
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

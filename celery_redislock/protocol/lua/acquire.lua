@@ -5,9 +5,8 @@
 -- KEYS[1]  the key of the lock, which is its first permit
 -- KEYS[2]  the line of rooms that wait for the lock
 -- ARGV[1]  the letters of the options that are given
--- ARGV[2]  the owner in the caller's token: its first part, which identifies the caller to the scripts
--- ARGV[3]  the caller's token
--- ARGV[4]  the lease in milliseconds; empty: the permit never expires
+-- ARGV[2]  the caller's token
+-- ARGV[3]  the lease in milliseconds; empty: the permit never expires
 -- n key    the note of the caller's attempt; given only if its message may be a copy
 -- f key    the last fence of the lock; given only to ask for a fence
 -- W value  the call: the whole token that keeps a permit for the caller; given only if it waited and was called
@@ -18,8 +17,9 @@
 -- G value  how long that note lives, in milliseconds
 -- S value  the capacity: the caller gets no free permit with a higher number; given only if it is above 1
 --
--- Returns {granted, number of the permit, fence if asked for}: the permit holds the token for the lease
---         {finished}: the caller's attempt has already ended in another execution
+-- Returns granted: permit 1 holds the token for the lease
+--         {granted, number, fence if asked for}: so does the permit with this number
+--         finished: the caller's attempt has already ended in another execution
 --         {conflict, ...}, as `refused` in the prelude: no permit is free, or the free ones are kept for waiters
 --         {copy, ...}: the same, with one holder: the caller's attempt runs with that permit, and must not get another
 --
@@ -27,29 +27,29 @@
 -- dies after the grant, the permit ends with its lease; if it dies after a call, the permit kept for it expires.
 
 -- Fast path: the key is free and no room waits. It precedes the prelude, whose definitions take longer than this.
-if ARGV[1] == '' and ARGV[4] ~= '' and redis.call('EXISTS', KEYS[2]) == 0 then
-  if redis.call('SET', KEYS[1], ARGV[3], 'NX', 'PX', ARGV[4]) then
-    return {'granted', 1}
+if ARGV[1] == '' and ARGV[3] ~= '' and redis.call('EXISTS', KEYS[2]) == 0 then
+  if redis.call('SET', KEYS[1], ARGV[2], 'NX', 'PX', ARGV[3]) then
+    return 'granted'
   end
 end
 
 -- Fast path for a job: the key is reserved for its message; or the place is, and the key is free.
-if ARGV[1] == 'CpP' and ARGV[4] ~= '' then
-  local holder, place, claim = redis.call('GET', KEYS[1]), redis.call('GET', KEYS[3]), ARGV[5]
+if ARGV[1] == 'CpP' and ARGV[3] ~= '' then
+  local holder, place, claim = redis.call('GET', KEYS[1]), redis.call('GET', KEYS[3]), ARGV[4]
   local is_free = not holder and redis.call('EXISTS', KEYS[2]) == 0
-  if (is_free or is_owned_by(claim, holder)) and (not place or is_owned_by(claim, place)) then
-    redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
+  if (is_free or holder and OWNS(claim, holder)) and (not place or OWNS(claim, place)) then
+    redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
     if place then
       redis.call('DEL', KEYS[3])  -- from now on another message may wait
     end
-    return {'granted', 1}
+    return 'granted'
   end
 end
 
 -- The prelude stands here.
 
-local lock, line, owner, token, lease = KEYS[1], KEYS[2], ARGV[2], ARGV[3], ARGV[4]
-local given = options(2, 4)
+local lock, line, token, lease = KEYS[1], KEYS[2], ARGV[2], ARGV[3]
+local owner, given = string.sub(token, 1, OWNER_LENGTH), options(2, 3)
 local note, fence, call, claim, place, gone = given.n, given.f, given.W, given.C, given.p, given.g
 local capacity = tonumber(given.S or 1)
 
@@ -64,9 +64,9 @@ for number, value in ipairs(values) do
     values[number] = is_running(value) and value  -- whatever else is there has no part in a lock with one holder
   elseif is_owned_by(owner, value) then
     mine = number
-  elseif is_owned_by(call, value) then
+  elseif call and is_owned_by(call, value) then
     table.insert(kept, 1, number)
-  elseif is_owned_by(claim, value) then
+  elseif claim and is_owned_by(claim, value) then
     table.insert(kept, number)
     is_reserved = true
   elseif state_of(value) == OFFERED and number <= capacity then
@@ -88,13 +88,13 @@ local copy = not mine and index_of_copy(token, values)
 if note and redis.call('EXISTS', note) == 1 or copy and state_of(values[copy]) == COOLING then
   table.insert(kept, mine)  -- it was granted before the note was written, and the reply to that grant was lost
   give_back_all_but(nil)
-  return {'finished'}
+  return 'finished'
 end
 if copy and (#kept == 0 or is_running(values[copy])) then
   mark(names[copy], values[copy])
   give_back_all_but(nil)
   if copy > 1 or capacity > 1 then
-    return refused('copy', lock, line, copy, copy)
+    return refused('copy', 0, names, values, copy, copy)
   end
 end
 
@@ -107,22 +107,19 @@ for number = 1, capacity do
 end
 if not granted then
   for number = 1, capacity do
-    if not values[number] then
-      offer_next(lock, line, number)
-    end
+    values[number] = values[number] or offer_next(lock, line, number)
   end
   if place and is_owned_by(claim, redis.call('GET', place)) then
     redis.call('PEXPIRE', place, given.P)
   end
-  return refused('conflict', lock, line, 1, capacity)
+  return refused('conflict', 0, names, values, 1, capacity)
 end
 
 -- An acquire without a reply is followed by a release of exactly its token. That release may arrive after this grant,
 -- so the permit must not keep that old token, even if the caller is its owner.
-if not values[granted] then
-  redis.call('GET', names[granted])  -- if the key is not a string, it is not a lock's: this fails and ends the script
+if not store(names[granted], token, lease, values[granted] and 'XX' or 'NX') then
+  redis.call('GET', names[granted])  -- the key is not a string, so it is not a lock's: this fails and ends the script
 end
-store(names[granted], token, lease)
 if state_of(values[granted]) == SEEN then
   mark(names[granted], token)
 end

@@ -5,14 +5,12 @@
 -- ARGV[1]  the owner in the caller's token: its first part
 -- ARGV[2]  the capacity of the lock
 --
--- Returns {marked}: the permit is marked
---         {lost}: the caller does not own the permit, or no longer does
+-- Returns marked: the permit is marked
+--         lost: the caller does not own the permit, or no longer does
 
 -- The prelude stands here.
 
 local _, permit, holder = permit_of(ARGV[1], KEYS[1], KEYS[2], tonumber(ARGV[2]))
-if not is_owned_by(ARGV[1], holder) then
-  return {'lost'}
-end
+if not is_owned_by(ARGV[1], holder) then return 'lost' end
 mark(permit, holder)
-return {'marked'}
+return 'marked'

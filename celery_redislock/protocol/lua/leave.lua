@@ -5,22 +5,22 @@
 -- KEYS[2]  the line of rooms that wait for the lock
 -- ARGV[1]  the room's whole token, as for stand.lua
 --
--- Returns {released}: the key was offered to the room, and no longer is
---         {left}: the key was not offered to the room
+-- Returns released: the key was offered to the room, and no longer is
+--         left: the key was not offered to the room
 --
--- If this is sent twice, the second command finds no offer to the room; it may offer a free key to the next room. If the
--- room's process dies before this, its entry delays the others by one offer, or expires with the line.
+-- If this is sent twice, the second command finds no offer to the room; it may offer a free key to the next room. If
+-- the room's process dies before this, its entry delays the others by one offer, or expires with the line.
 
 -- The prelude stands here.
 
 local lock, line, room = KEYS[1], KEYS[2], ARGV[1]
-local reply = {'left'}
+local reply = 'left'
 redis.call('ZREM', line, room)
 local names, values = permits(lock, line, 1, capacity_of(room))
 for number, value in ipairs(values) do
   if value == room then
     redis.call('DEL', names[number])
-    reply = {'released'}
+    reply = 'released'
   end
   if not value or value == room then
     offer_next(lock, line, number)

@@ -1,4 +1,35 @@
--- The prelude: what the scripts share.
+-- The prelude: what the scripts know about the token that a lock's key holds, and about permits, rooms and options.
+--
+-- A token minted by protocol/tokens.py is "<state><nonce> <attempt> <time> <host> <task>". Any other value was stored
+-- by another library, or chosen by the caller of a `Lock`: it counts as running, and no script marks it. An owner is
+-- the "<state><nonce>" of a minted token, or the whole of any other value.
+
+-- The states of a key: held; held, and a copy of the holder's message was seen; reserved for a message; cooling down;
+-- offered to the first room in line; kept for the waiter that this room has called.
+local RUNS, SEEN, RESERVED, COOLING, OFFERED, CALLED = '>', '&', '~', '=', '?', '!'
+local OWNER_LENGTH = 23
+
+-- Whether a key that holds `value` belongs to `owner`. If `owner` is a whole token, `value` must be that token. Either
+-- way, the owner stays the same when a copy is seen, and when the room with the offer calls its waiter.
+local function is_owned_by(owner, value)
+  if not value or not string.find(value, string.sub(owner, 2, OWNER_LENGTH), 1, true) then
+    return false  -- cheaply rules out most values
+  end
+  if value == owner then
+    return true
+  end
+  if OWNS(owner, value) then return true end
+  local nonce = string.match(value .. ' ', '^[&!]([%w_-]+) ')
+  if not nonce or #nonce ~= OWNER_LENGTH - 1 then
+    return false
+  end
+  local before = string.sub(value, 1, 1) == SEEN and RUNS or OFFERED
+  return is_owned_by(owner, before .. string.sub(value, 2))
+end
+
+local function state_of(value)
+  return value and string.sub(value, 1, 1)
+end
 
 -- How long a key is offered to a room, how long it is kept for the waiter that the room calls, and how long the line is
 -- kept after a room last entered it, in milliseconds.
@@ -30,13 +61,12 @@ local function mark(name, value)
   end
 end
 
--- Have the key `name` hold `token` for `ttl` milliseconds; for ever if `ttl` is empty.
-local function store(name, token, ttl)
+-- Have the key `name` hold `token` for `ttl` milliseconds; for ever if `ttl` is empty. `mode` is NX or XX, as for SET.
+local function store(name, token, ttl, mode)
   if ttl == '' then
-    redis.call('SET', name, token)
-  else
-    redis.call('SET', name, token, 'PX', ttl)
+    return redis.call('SET', name, token, mode)
   end
+  return redis.call('SET', name, token, mode, 'PX', ttl)
 end
 
 -- The server's clock, in microseconds.
@@ -119,16 +149,15 @@ local function first_in_line(line, number)
   end
 end
 
--- Offer the free permit `number` of the lock to the first room in line. Scripts call this last.
+-- Offer the free permit `number` of the lock to the first room in line. Return what the permit holds now; false if no
+-- room can have it. Scripts call this last.
 --
 -- That room leaves the line now, and may be dead. So the next live room gets a hint to check when the offer has ended:
 -- a dead room delays the others by no more than one offer. (In a Cluster, PUBLISH may report no listeners; then the
 -- first ten rooms get a hint.)
 local function offer_next(lock, line, number)
   local room = first_in_line(line, number)
-  if not room then
-    return
-  end
+  if not room then return false end
   redis.call('ZREM', line, room)
   redis.call('SET', permit_name(lock, line, number), room, 'PX', OFFER_MS)
   hint(room, 'offer', lock)
@@ -138,19 +167,19 @@ local function offer_next(lock, line, number)
       break
     end
   end
+  return room
 end
 
 -- The reply that says who has the permits `first` to `last`: {tag, milliseconds until one of them is free unless
 -- renewed, or -1, server's clock in microseconds, rooms in line, a holder's token, those of other holders ...}.
-local function refused(tag, lock, line, first, last)
-  local names, values = permits(lock, line, first, last)
+local function refused(tag, rooms, names, values, first, last)
   local tokens, soonest = {}, -1
-  for i, value in ipairs(values) do
-    if value then
-      local left = redis.call('PTTL', names[i])
+  for number = first, last do
+    if values[number] then
+      local left = redis.call('PTTL', names[number])
       soonest = (soonest < 0 or left >= 0 and left < soonest) and left or soonest
-      table.insert(tokens, value)
+      table.insert(tokens, values[number])
     end
   end
-  return {tag, soonest, now(), redis.call('ZCARD', line), unpack(tokens)}
+  return {tag, soonest, now(), rooms, unpack(tokens)}
 end

@@ -16,16 +16,16 @@
 -- T value  how long the permit holds that token, in milliseconds; empty: for ever
 -- S value  the capacity; given only if it is above 1. The key is then the permit that the caller owns
 --
--- Returns {released}: the caller owned the permit; now it is free, or offered to the first room in line
---         {replaced}: the caller owned the permit; now it holds the next token
---         {lost}: the caller did not own the permit, or no longer did; the permit was not touched
+-- Returns released: the caller owned the permit; now it is free, or offered to the first room in line
+--         replaced: the caller owned the permit; now it holds the next token
+--         lost: the caller did not own the permit, or no longer did; the permit was not touched
 
 -- Fast path: no room waits and no copy was seen. It precedes the prelude, whose definitions take longer than this.
 if (ARGV[1] == '' or ARGV[1] == 'nN') and redis.call('EXISTS', KEYS[2]) == 0 then
   local holder = redis.call('GET', KEYS[1])
-  if state_of(holder) == RUNS and is_owned_by(ARGV[2], holder) then
+  if holder and OWNS(ARGV[2], holder) then
     redis.call('DEL', KEYS[1])
-    return {'released'}
+    return 'released'
   end
 end
 
@@ -49,15 +49,15 @@ if not mine then
   if given.G then
     redis.call('SET', given.g, '', 'PX', given.G)
   end
-  return {'lost'}
+  return 'lost'
 end
 if given.K and not (given.g and redis.call('DEL', given.g) == 1) then
-  store(permit, given.K, given.T)
+  store(permit, given.K, given.T, 'NX')
   -- The next token's message may wait in one of the rooms, and the token may expire sooner than the rooms expect.
   for _, room in ipairs(redis.call('ZRANGE', line, 0, -1)) do
     hint(room, 'look', lock)
   end
-  return {'replaced'}
+  return 'replaced'
 end
 offer_next(lock, line, number)
-return {'released'}
+return 'released'

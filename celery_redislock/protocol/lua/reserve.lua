@@ -13,10 +13,10 @@
 --          ids are spelled as in tokens, each with a space before and after it
 -- ARGV[7]  ids of the jobs that the message must follow, and of others whose result cannot answer the call; same form
 --
--- Returns {granted}: the key is reserved
---         {queued}: the place is reserved
---         {outstanding, token, milliseconds left or -1, token, milliseconds}, nil for what is free: a job is outstanding, or
---         another task's job has the place; these are the holders of the key and of the place
+-- Returns granted: the key is reserved
+--         queued: the place is reserved
+--         {outstanding, token, milliseconds left or -1, token, milliseconds}: a job is outstanding, or another task's
+--         job has the place; these are the holders of the key and of the place, nil for what is free
 --
 -- If this is sent twice, the second command finds the token of the first. If the publisher dies after this, the
 -- reservation expires after ARGV[4].
@@ -24,7 +24,7 @@
 -- Fast path: everything is free. It precedes the prelude, whose definitions take longer than this.
 if ARGV[1] == '' and redis.call('EXISTS', KEYS[2], KEYS[3]) == 0 then
   if redis.call('SET', KEYS[1], ARGV[3], 'NX', 'PX', ARGV[4]) then
-    return {'granted'}
+    return 'granted'
   end
 end
 
@@ -34,12 +34,8 @@ local lock, line, place, owner, token, ttl = KEYS[1], KEYS[2], KEYS[3], ARGV[2],
 local in_queue, task, ended, preceding = ARGV[1] == 'queue', ARGV[5], ARGV[6], ARGV[7]
 local holder, queued = not in_queue and redis.call('GET', lock), redis.call('GET', place)
 
-if is_owned_by(owner, holder) then
-  return {'granted'}
-end
-if is_owned_by(owner, queued) then
-  return {'queued'}
-end
+if is_owned_by(owner, holder) then return 'granted' end
+if is_owned_by(owner, queued) then return 'queued' end
 
 local function is_among(ids, value)
   local id = string.match(attempt_of(value) or '', '^[^/]+')
@@ -75,7 +71,7 @@ end
 local is_free = not holder or is_over(holder)
 if is_free and not in_queue and redis.call('EXISTS', line) == 0 then
   redis.call('SET', lock, token, 'PX', ttl)
-  return {'granted'}
+  return 'granted'
 end
 if queued then
   return outstanding()
@@ -85,4 +81,4 @@ if is_free and not in_queue then
   redis.call('DEL', lock)
   offer_next(lock, line, 1)  -- waiters go first
 end
-return {'queued'}
+return 'queued'

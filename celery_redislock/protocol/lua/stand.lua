@@ -10,10 +10,10 @@
 -- ARGV[3]  the rank of the room's next waiter with the same capacity; empty if there is none; or "enter": the first
 --          waiter cannot start yet
 --
--- Returns {called}: the first waiter is called; the key is kept until that waiter acquires it, for a few seconds at most
+-- Returns called: the first waiter is called; the key is kept until that waiter acquires it, for a few seconds at most
 --         {conflict, ...}, as `refused` in the prelude: the key is held by others, or kept for another; the room stands
 --         in line
---         {entered}: the room stands in line. Nothing is offered, even if the key is free: this room could not use it,
+--         entered: the room stands in line. Nothing is offered, even if the key is free: this room could not use it,
 --         and the others check for themselves
 --
 -- A call names the called waiter, as ARGV[2] does. So a command that is resent after a lost reply gets the same reply
@@ -30,9 +30,7 @@ local called = CALLED .. string.sub(room, 2) .. ' ' .. ARGV[2]
 
 redis.call('ZADD', line, rank, room)
 redis.call('PEXPIRE', line, LINE_MS)
-if ARGV[3] == 'enter' then
-  return {'entered'}
-end
+if ARGV[3] == 'enter' then return 'entered' end
 local names, values = permits(lock, line, 1, capacity_of(room))
 
 -- Since the offer, a waiter with a smaller rank may have joined the line, or the intended waiter may have left.
@@ -78,7 +76,7 @@ for number, value in ipairs(values) do
     mine = number
     take_mine()
   elseif not value then
-    offer_next(lock, line, number)
+    values[number] = offer_next(lock, line, number)
   end
 end
-return mine and {'called'} or refused('conflict', lock, line, 1, #names)
+return mine and 'called' or refused('conflict', 0, names, values, 1, #names)
