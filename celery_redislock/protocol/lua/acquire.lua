@@ -91,7 +91,7 @@ if note and redis.call('EXISTS', note) == 1 or copy and state_of(values[copy]) =
   return 'finished'
 end
 if copy and (#kept == 0 or is_running(values[copy])) then
-  mark(names[copy], values[copy])
+  values[copy] = mark(names[copy], values[copy])
   give_back_all_but(nil)
   if copy > 1 or capacity > 1 then
     return refused('copy', 0, names, values, copy, copy)

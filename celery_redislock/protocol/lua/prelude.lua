@@ -15,10 +15,7 @@ local function is_owned_by(owner, value)
   if not value or not string.find(value, string.sub(owner, 2, OWNER_LENGTH), 1, true) then
     return false  -- cheaply rules out most values
   end
-  if value == owner then
-    return true
-  end
-  if OWNS(owner, value) then return true end
+  if value == owner or OWNS(owner, value) then return true end
   local nonce = string.match(value .. ' ', '^[&!]([%w_-]+) ')
   if not nonce or #nonce ~= OWNER_LENGTH - 1 then
     return false
@@ -54,11 +51,11 @@ local function attempt_of(value)
 end
 
 -- Mark the key `name`, which holds `value`: a copy of the holder's message was seen, so the release must write a note
--- for the copy.
+-- for the copy. Returns what the key holds now.
 local function mark(name, value)
-  if state_of(value) == RUNS then
-    redis.call('SETRANGE', name, 0, SEEN)
-  end
+  if state_of(value) ~= RUNS then return value end
+  redis.call('SETRANGE', name, 0, SEEN)
+  return SEEN .. string.sub(value, 2)
 end
 
 -- Have the key `name` hold `token` for `ttl` milliseconds; for ever if `ttl` is empty. `mode` is NX or XX, as for SET.
