@@ -173,6 +173,15 @@ class TestAnAcquire:
         assert kept() == (OFFERED, mine.owner)
         assert line() == []
 
+    def test_of_a_key_that_is_no_string_is_refused_and_leaves_it_alone_where_a_room_waits(
+        self, holder, store, room, client
+    ):
+        client.zadd(LINE, {room(): 10})
+        client.rpush(KEY, "not ours")
+        with pytest.raises(LockUnavailable, match="WRONGTYPE"):
+            store.acquire(ONE, holder("other").token, 10)
+        assert client.lrange(KEY, 0, -1) == [b"not ours"]
+
     @pytest.mark.parametrize("of", ["a claim", "a fence"])
     def test_with_options_comes_no_sooner(self, holder, store, room, kept, client, of):
         mine, other = room(), holder("other")

@@ -121,6 +121,22 @@ class TestAcquire:
         assert [fault.struck for fault in faults] == [1, 1]
         assert client.get(KEY) is None
 
+    def test_its_undo_leaves_alone_what_the_same_owner_was_granted_meanwhile(
+        self, holder, client, lose, thread, lock_proxy
+    ):
+        mine, again = holder("id"), holder("id")
+        faults = lose(ACQUIRE), lose(ACQUIRE, nth=2, hang=True)
+        outcome = thread(mine.acquire)
+        faults[1].wait()
+        time.sleep(0.002)  # tokens tell milliseconds
+        again.token = tokens.mint(mine.token.nonce, mine.attempt, tokens.origin("w@host", "shop.bill"))
+        again.store = LockStore.of(client)
+        assert isinstance(again.acquire(), Granted)
+        lock_proxy.cut()
+        with pytest.raises(LockUnavailable):
+            outcome.result()
+        assert client.get(KEY) == again.token.encode()
+
     @impatient
     def test_an_undo_that_arrives_late_leaves_the_next_grant_alone(self, holder, store, client):
         """It was granted unheard, its undo is still on its way, and it asks again with another token."""

@@ -106,6 +106,8 @@ for number = 1, capacity do
   end
 end
 if not granted then
+  -- If the key is not a string, it is not a lock's: this fails and ends the script.
+  if not values[1] then redis.call('GET', lock) end
   for number = 1, capacity do
     values[number] = values[number] or offer_next(lock, line, number)
   end
@@ -118,7 +120,7 @@ end
 -- An acquire without a reply is followed by a release of exactly its token. That release may arrive after this grant,
 -- so the permit must not keep that old token, even if the caller is its owner.
 if not store(names[granted], token, lease, values[granted] and 'XX' or 'NX') then
-  redis.call('GET', names[granted])  -- the key is not a string, so it is not a lock's: this fails and ends the script
+  redis.call('GET', names[granted])  -- as above
 end
 if state_of(values[granted]) == SEEN then
   mark(names[granted], token)

@@ -14,7 +14,7 @@
 -- p key    the place of the one message that may wait in the queue; given only if it may be reserved for the caller
 -- K value  the token that the permit holds next; given only to hand the permit over or let it cool down
 -- T value  how long the permit holds that token, in milliseconds; empty: for ever
--- S value  the capacity; given only if it is above 1. The key is then the permit that the caller owns
+-- S value  the capacity; given only if it is above 1: the caller may own any permit
 --
 -- Returns released: the caller owned the permit; now it is free, or offered to the first room in line
 --         replaced: the caller owned the permit; now it holds the next token
