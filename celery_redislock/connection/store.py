@@ -6,7 +6,6 @@ nothing about Celery.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Self
 
@@ -22,8 +21,6 @@ from celery_redislock.protocol.tokens import Token
 from .connections import Connections
 from .outage import Outage
 from .sender import Sender
-
-logger = logging.getLogger(__name__)
 
 #: A held lock, as `renew` needs it: its key, its token, and its lease in seconds.
 Lease = tuple[str, Token, float]
