@@ -94,8 +94,7 @@ class Granted(NamedTuple):
     @classmethod
     def of(cls, reply: Reply, sent_at: float) -> Self:
         """Return what the reply to a command sent at `sent_at` grants."""
-        _, permit, fence = (*reply, 1, None) if len(reply) == 1 else (*reply, None)[:3]
-        return cls(sent_at, fence, permit)
+        return cls(sent_at, reply[2] if len(reply) > 2 else None, reply[1] if len(reply) > 1 else 1)
 
 
 class Conflict(NamedTuple):
@@ -119,7 +118,8 @@ class Conflict(NamedTuple):
         """Return who holds the key, by a script's reply."""
         tag, ttl, now, waiting, *values = reply
         # Actual holders first, then the tokens of rooms and waiters that the key is kept for.
-        holder, *others = sorted(map(Token.of, values), key=lambda one: one.state == "offered")
+        holders = [*map(Token.of, values)]
+        holder, *others = sorted(holders, key=lambda one: one.state == "offered") if len(holders) > 1 else holders
         return cls(holder, ttl / 1000 if ttl >= 0 else None, now, waiting, tuple(others), tag == Tag.COPY)
 
     @property
