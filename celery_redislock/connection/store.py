@@ -229,6 +229,9 @@ class LockStore:
             next_rank: The rank of the room's next waiter for this key; None if there is none.
             number: Distinguishes waiters of the room with the same rank, as in `tokens.call`.
 
+        Returns:
+            None if the first waiter is called, which must acquire the key now; else who has the key.
+
         Raises:
             LockUnavailable: Redis did not answer, or refused the command.
             ValueError: `rank` or `next_rank` is not a rank.

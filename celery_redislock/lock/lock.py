@@ -278,8 +278,8 @@ def _choose_token(held: HeldLock, token: Token) -> bool:
     """
     sent_at, store = time.monotonic(), held.store
     try:
-        reply, _, resent = store.ask(commands.release(held.demand, held.token.owner, keeps=(token, held.lease)))
-        if reply[0] != Tag.REPLACED and not (resent and _has_stored(held, token)):
+        reply, _, _ = store.ask(commands.release(held.demand, held.token.owner, keeps=(token, held.lease)))
+        if reply[0] != Tag.REPLACED and not _has_stored(held, token):
             return False
     except BaseException:
         store.undo(held.demand, held.token)
@@ -292,7 +292,7 @@ def _choose_token(held: HeldLock, token: Token) -> bool:
 
 
 def _has_stored(held: HeldLock, token: Token) -> bool:
-    """Whether `_choose_token` has stored `token`, although its reply was lost.
+    """Whether `_choose_token` has stored `token`: its reply was lost, or an earlier command of it has come late.
 
     Until the deadline, only this lock can have stored it, because the key held the minted token before.
     """

@@ -48,7 +48,8 @@ class _Once(Sender):
         Raises:
             RedisError: The server did not answer, or refused the command.
         """
-        return self.ask_once(command), time.monotonic(), False
+        sent_at = time.monotonic()
+        return self.ask_once(command), sent_at, False
 
 
 def try_lock_server(app: Celery) -> None:
@@ -66,10 +67,8 @@ def try_lock_server(app: Celery) -> None:
         advice.introduce(app, prefix, where)
         connections = NodeConnections(client, 1) if isinstance(client, ClusterClient) else Connections(client)
         try:
-            _try_out(
-                LockStore(_Once(connections, lambda key: Outage())),
-                Demand(redis_key(prefix, f"worker start:{tokens.mint_nonce()}")),
-            )
+            store = LockStore(_Once(connections, lambda key: Outage()))
+            _try_out(store, Demand(redis_key(prefix, f"worker start:{tokens.mint_nonce()}")))
             infos = _infos(client)
             advice.warn_of_age(infos, where, names["url"])
             advice.warn_of_eviction(infos, where)

@@ -337,6 +337,16 @@ class TestATokenOfTheCallersOwn:
         lock.release()
         assert client.get(KEY) is None
 
+    def test_is_known_again_where_an_earlier_exchange_of_its_lock_comes_late(self, lock, client, thread, lock_proxy):
+        client.script_load(RELEASE.text)
+        exchange = lock_proxy.hold(b"EVALSHA", RELEASE.sha.encode(), before=True)
+        outcome = thread(lock.acquire, token=MINE, blocking=False)
+        exchange.wait()
+        client.set(KEY, MINE, keepttl=True)
+        exchange.let_go()
+        assert outcome.result() is True
+        assert client.get(KEY) == MINE.encode()
+
     @pytest.mark.parametrize("script", [ACQUIRE, RELEASE], ids=["of the acquire", "of the exchange"])
     def test_leaves_no_key_where_redis_could_not_be_asked(self, lock, client, lose, script):
         faults = lose(script), lose(script, nth=2)
