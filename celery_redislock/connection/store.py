@@ -14,8 +14,9 @@ from redis.exceptions import RedisError
 
 from celery_redislock.info import LockInfo
 from celery_redislock.protocol import commands, scripts
+from celery_redislock.protocol.hold import Owner
 from celery_redislock.protocol.names import Demand, keys_of
-from celery_redislock.protocol.scripts import Claim, Conflict, Finished, Granted, Note, Tag
+from celery_redislock.protocol.scripts import Conflict, Finished, Granted, Note, Tag
 from celery_redislock.protocol.tokens import Token
 
 from .connections import Connections
@@ -37,6 +38,7 @@ class LockStore:
         ask: See `Sender.ask`.
         send: See `Sender.is_done`.
         send_late: See `Sender.send_late`.
+        undo: See `Sender.undo`.
         read_late: See `Connections.read_late`.
         close: See `Connections.close`.
     """
@@ -47,6 +49,7 @@ class LockStore:
         self.ask = sender.ask
         self.send = sender.is_done
         self.send_late = sender.send_late
+        self.undo = sender.undo
         self.read_late = sender.read_late
         self.close = sender.close
 
@@ -62,48 +65,35 @@ class LockStore:
         return cls(Sender(Connections(client), lambda key: outage))
 
     def acquire(
-        self,
-        demand: Demand,
-        token: Token,
-        lease: float,
-        note: str | None = None,
-        *,
-        fence: bool = False,
-        call: bytes | None = None,
-        claim: Claim | None = None,
+        self, owner: Owner, lease: float, note: str | None = None, *, fence: bool = False
     ) -> Granted | Conflict | Finished:
-        """Acquire the key for `lease` seconds.
+        """Acquire the key that `owner` demands, for `lease` seconds.
 
         Args:
-            demand: The lock.
-            token: The token to store.
+            owner: Its hold is asked for, and follows what happens.
             lease: How long the key holds the token, in seconds; infinite for a key that never expires.
             note: The key of the attempt's note, if this message may be a copy.
             fence: Whether to ask for a fencing number.
-            call: What the key has held since the caller was called, from `Room.call_of`; None if the caller was not
-                called.
-            claim: The message's claim, if the key or the place in its queue is reserved for the message. A key reserved
-                for this claim is granted.
 
         Raises:
             LockUnavailable: Redis did not answer, or refused the command. If the key may have been granted, the store
                 has tried to release it. While Redis is known to be unreachable, most callers get this error at
                 once, and nothing is sent.
         """
-        command = commands.acquire(demand, token, lease, note=note, fence=fence, call=call, claim=claim)
-        reply, sent_at, _ = self.ask(command, commands.release(demand, token.value))
+        owner.hold = hold = owner.hold.asked()
+        reply, sent_at, _ = self.ask(hold.acquire(lease, note, fence=fence), owner)
+        owner.hold = owner.hold.answered(hold.asks, reply[0])
         if reply[0] == Tag.GRANTED:
             return Granted.of(reply, sent_at)
         return Finished() if reply[0] == Tag.FINISHED else Conflict.of(reply)
 
     def reserve(
-        self, key: str, token: Token, ttl: float, passed: scripts.Passed, *, in_queue: bool = False
+        self, owner: Owner, ttl: float, passed: scripts.Passed, *, in_queue: bool = False
     ) -> scripts.Reserved | scripts.Outstanding:
-        """Reserve `key`, or the place in its queue, for a message about to be sent, unless a job is outstanding.
+        """Reserve the key that `owner` demands, or the place in its queue, unless a job is outstanding.
 
         Args:
-            key: The key in Redis.
-            token: The token of the message's reservation.
+            owner: Publishes a message. Its hold is asked for, and follows what happens.
             ttl: How long the reservation lasts, in seconds.
             passed: The jobs to pass over: this publisher already knows about them.
             in_queue: Whether to reserve the place in the queue even if the key is free.
@@ -111,10 +101,12 @@ class LockStore:
         Raises:
             LockUnavailable: As for `acquire`.
         """
-        command = commands.reserve(key, token, ttl, passed, in_queue=in_queue)
-        reply, _, _ = self.ask(command, commands.give_up(Demand(key), token.nonce, is_to_come=False))
+        owner.hold = hold = owner.hold.asked()
+        reply, _, _ = self.ask(hold.reserve(ttl, passed, in_queue=in_queue), owner)
+        owner.hold = owner.hold.answered(hold.asks, reply[0])
         if reply[0] == Tag.OUTSTANDING:
             return scripts.Outstanding.of(reply)
+        key = hold.demand.key
         return scripts.Reserved(key if reply[0] == Tag.GRANTED else keys_of(key).queued)
 
     def release(self, demand: Demand, token: Token, note: Note | None = None, *, exactly: bool = False) -> bool:
@@ -258,15 +250,3 @@ class LockStore:
         """
         reply, _, _ = self.ask(commands.inspect(demand))
         return None if reply[0] == Tag.FREE else Conflict.of(reply)
-
-    def undo(self, demand: Demand, token: Token) -> None:
-        """Release a key that a failed acquire may have been granted. Tried only once: if that fails, the key expires.
-
-        The release matches the whole token. By the time it arrives, the same owner may have been granted the key again
-        with another token, and must keep it.
-        """
-        self._sender.undo(commands.release(demand, token.value))
-
-    def undo_reserve(self, key: str, token: Token) -> None:
-        """Give up what a failed publish has reserved. Tried only once: if that fails, the reservation expires."""
-        self._sender.undo(commands.give_up(Demand(key), token.nonce, is_to_come=False))

@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockLost, LockUnavailable, describe
 from celery_redislock.info import fields
+from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.scripts import Granted
 from celery_redislock.protocol.tokens import Token
@@ -148,8 +149,7 @@ class HeldLock(Term):
     """A lock from its grant to its release.
 
     Attributes:
-        demand (Demand): What the holder asked for.
-        token (Token): What the key holds while the lock is held.
+        hold (Hold): Its owner's life with the key. Only the owner's thread uses it.
         permit (str): The key that holds the token: `key`, or the permit's key if the lock has a limit above 1.
         lease (float): How long the key outlives a dead holder, in seconds.
         fence (int | None): The fencing number, if the lock asked for one.
@@ -158,29 +158,26 @@ class HeldLock(Term):
     __slots__ = (
         "__weakref__",
         "_lost",
-        "demand",
         "fence",
+        "hold",
         "max_hold",
         "on_lost",
         "permit",
         "stop_at",
         "store",
-        "token",
     )
 
     def __init__(
         self,
         store: LockStore,
-        demand: Demand,
-        token: Token,
+        hold: Hold,
         lease: float,
         max_hold: float | None = None,
         on_lost: LostHandler | None = None,
     ) -> None:
         self.store = store
-        self.demand = demand
-        self.permit = demand.key
-        self.token = token
+        self.hold = hold
+        self.permit = hold.demand.key
         super().__init__(lease)
         self.fence: int | None = None
         self.on_lost = on_lost
@@ -192,9 +189,19 @@ class HeldLock(Term):
         return f"<HeldLock {self.key} {self.state}>"
 
     @property
+    def demand(self) -> Demand:
+        """What the holder asked for."""
+        return self.hold.demand
+
+    @property
     def key(self) -> str:
         """The key in Redis."""
-        return self.demand.key
+        return self.hold.demand.key
+
+    @property
+    def token(self) -> Token:
+        """What the key holds while the lock is held."""
+        return self.hold.token
 
     @property
     def remaining(self) -> float:

@@ -21,6 +21,7 @@ from celery_redislock.errors import LockConfigError, LockLost
 from celery_redislock.hold.held_lock import HeldLock, State
 from celery_redislock.hold.keeper import Keeper
 from celery_redislock.info import LONGEST, shown
+from celery_redislock.protocol.hold import Hold, Phase
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.tokens import Token
 
@@ -259,7 +260,8 @@ class Handle:
         """
         if self.demand.capacity > 1:
             raise LockConfigError(f"lock {self.key}: a lock with a limit cannot take over the token of another object")
-        held = HeldLock(LockServer.behind(self.redis).store, self.demand, Token.of(token), self.timeout or math.inf)
+        hold = Hold(self.demand, Token.of(token), phase=Phase.HELD)
+        held = HeldLock(LockServer.behind(self.redis).store, hold, self.timeout or math.inf)
         held.start_lease(time.monotonic())
         return Entry(held, None)
 

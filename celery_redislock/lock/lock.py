@@ -17,6 +17,7 @@ from celery_redislock.errors import LockConfigError, LockConflict, LockUnavailab
 from celery_redislock.hold.held_lock import KEY_GONE, NOT_OURS, HeldLock
 from celery_redislock.options import check_limit
 from celery_redislock.protocol import commands, tokens
+from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.scripts import Conflict, Tag
 from celery_redislock.protocol.tokens import Token
@@ -129,10 +130,13 @@ class Lock(Handle):
         entry = self._unset()
         if entry.leave() and entry.is_own:
             entry.end_renewal()
-            if not entry.held.store.release(self.demand, entry.held.token):
-                entry.held.lose(NOT_OURS)
-            if entry.held.was_lost:  # the keeper may know of a loss that a lost reply hid from this release
-                entry.held.check()
+            held = entry.held
+            held.hold = held.hold.ended()
+            if not held.store.send(held.hold.release()):
+                held.lose(NOT_OURS)
+            held.hold = held.hold.over()
+            if held.was_lost:  # the keeper may know of a loss that a lost reply hid from this release
+                held.check()
 
     def extend(self, additional_time: float | None = None, replace_ttl: bool = False) -> Literal[True]:
         """Give the key more time.
@@ -222,8 +226,8 @@ class Lock(Handle):
         return None
 
     def _take(self, server: LockServer, timeout: float | None, poll: float, token: Token | None) -> Entry | Conflict:
-        minted = tokens.mint(tokens.mint_nonce(), None, _origin())
-        held = HeldLock(server.store, self.demand, minted, self.timeout or math.inf)
+        hold = Hold(self.demand, tokens.mint(tokens.mint_nonce(), None, _origin()))
+        held = HeldLock(server.store, hold, self.timeout or math.inf)
         try:
             conflict = server.take(held, timeout, poll=poll, fence=self._fence)
             while conflict is None and token is not None and not _choose_token(held, token):
@@ -233,7 +237,8 @@ class Lock(Handle):
             raise
         except BaseException:
             server.keeper.remove(held)
-            server.store.undo(self.demand, held.token)  # otherwise the key stays held, and nothing releases it
+            if held.hold.may_be_held:  # nothing else would release the key
+                server.store.undo(held.hold.undo())
             raise
 
     def _keep(self, server: LockServer, held: HeldLock) -> Entry:
@@ -282,11 +287,11 @@ def _choose_token(held: HeldLock, token: Token) -> bool:
         if reply[0] != Tag.REPLACED and not _has_stored(held, token):
             return False
     except BaseException:
-        store.undo(held.demand, held.token)
+        store.undo(held.hold.undo())
         if held.remaining > 0:
-            store.undo(held.demand, token)
+            store.undo(held.hold.renamed(token).undo())
         raise
-    held.token = token
+    held.hold = held.hold.renamed(token)
     held.start_lease(sent_at)
     return True
 

@@ -121,16 +121,17 @@ class LockServer:
                 if not caller.is_called_before(end):
                     self.room.leave(caller)
                     return conflict
-                conflict = self._acquire(held, fence, self.room.call_of(caller))
+                held.hold = held.hold.called(self.room.call_of(caller))
+                conflict = self._acquire(held, fence)
             except BaseException:
                 self.room.leave(caller)
                 raise
         return None
 
-    def _acquire(self, held: HeldLock, fence: bool, call: bytes | None = None) -> Conflict | None:
+    def _acquire(self, held: HeldLock, fence: bool) -> Conflict | None:
         """Ask for the key of `held`; return the conflict, or None if the key was granted."""
         while True:
-            result = self.store.acquire(held.demand, held.token, held.lease, fence=fence, call=call)
+            result = self.store.acquire(held, held.lease, fence=fence)
             if isinstance(result, Granted):
                 held.granted(result)
                 return None

@@ -1,7 +1,7 @@
 """Ended early: how a run ends without its body.
 
-Such a run raises an `Ignore` whose class tells the worker's main process why. `LastWord` is the last command of any
-run: it hands the key over, lets it cool down or releases it.
+Such a run raises an `Ignore` whose class tells the worker's main process why. `LastWord` is what any run
+makes of the reply to its last command.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from celery_redislock.errors import LockConflict, describe
 from celery_redislock.hold.held_lock import NOT_OURS, HeldLock
 from celery_redislock.hold.keeper import Keeper
 from celery_redislock.message.republish import ignores_result
-from celery_redislock.protocol import commands
+from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand
-from celery_redislock.protocol.scripts import Command, Note
-from celery_redislock.protocol.tokens import Token
 
 from .outcome import PRIVATE_BACKENDS, backend_scheme
 
@@ -131,27 +129,13 @@ def show_as_ignored(task: Task[..., Any], request: Context, message: Message) ->
 
 
 class LastWord(NamedTuple):
-    """The last command of a run, and what its reply means. It keeps no request or arguments in memory."""
+    """What the reply to a run's last command means. It keeps no request or arguments in memory."""
 
     lock: HeldLock
-    handed_over: tuple[Token, float] | None
-    """The token of the next attempt's reservation and its lifetime in seconds, if the key is handed over."""
-    cooldown: float
-    """How long the key cools down, in seconds; 0 for no cooldown."""
-    note: Note | None
-    """The note for copies of the run's message, if any."""
+    hold: Hold
+    """The hold that the command ends."""
     was_sent_before: bool
     """Whether an earlier command was sent before a time limit interrupted the hooks: the key may be free already."""
-
-    @property
-    def command(self) -> Command:
-        """The command that hands the key over, lets it cool down, or releases it."""
-        demand, token = self.lock.demand, self.lock.token
-        if self.handed_over is not None:
-            return commands.hand_over(demand, token, *self.handed_over, self.note)
-        if self.cooldown:
-            return commands.cool_down(demand, token, self.cooldown, self.note)
-        return commands.release(demand, token.owner, self.note)
 
     def on_reply(self, was_held: bool) -> None:
         """Mark the lock as lost if the reply says that the run no longer held the key."""
@@ -169,8 +153,7 @@ class LastWord(NamedTuple):
         about = self.lock.fields("release_delayed")
         logger.warning("%s has ended, but %s; %s", self.lock.token.name, why, soon, extra=about)
         # The broker may be down too, with the ack unsent: write the note even if no copy was seen.
-        note = self.note and self.note._replace(in_any_case=True)
-        command, until = self._replace(note=note).command, self.lock.ends_at
-        if note is not None:  # copies need it even after the lease has ended
-            until = max(until, time.monotonic() + note.ttl)
+        command, until = self.hold.release(in_any_case=True), self.lock.ends_at
+        if self.hold.note is not None:  # copies need it even after the lease has ended
+            until = max(until, time.monotonic() + self.hold.note.ttl)
         keeper.later(self.lock.key, until, lambda store: store.send(command))

@@ -22,6 +22,7 @@ from celery_redislock.info import LockInfo, shown
 from celery_redislock.message.delivery import Facts
 from celery_redislock.message.message import Message
 from celery_redislock.protocol import tokens
+from celery_redislock.protocol.hold import Hold, Phase
 from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.scripts import Claim, Conflict, Note
 from celery_redislock.protocol.tokens import Token
@@ -52,8 +53,12 @@ _any_run = False
 UNREAD = "Redis has refused to release its lock, or has not answered"
 
 
+#: The demand of a run whose arguments have made no key.
+NOTHING = Demand("")
+
+
 class Execution:
-    """Takes, holds and releases the key of one request. A subclass says what happens if the key is held.
+    """Takes, holds and releases the key of one request. A subclass says what happens if the key is another's.
 
     The class is not an ABC: every run makes three `isinstance` checks, which take eight times as long with an ABC.
 
@@ -62,8 +67,7 @@ class Execution:
         plan: The plan of the task's class.
         request: Celery's request.
         message: The request's message, as delivered.
-        demand: What the run asks for; its key is empty until `lock_for`.
-        lock: The held lock; None while nothing is held.
+        held: The lock that the run asks for, with its hold; None until `demands`.
         abort: Ends the body when the lock is lost; None unless `lock_on_lost` is ``abort``.
         joined: The outcome of the joined task: the run ends with it and does not run its body. None if it joined none.
     """
@@ -75,42 +79,38 @@ class Execution:
         self.message = Message(task, plan.broker, request, plan.options.wait_for)
         #: The message's attempt as text, for the token and the note.
         self._attempt = str(self.message.attempt)
-        self.demand = Demand("")
-        self.lock: HeldLock | None = None
+        self.held: HeldLock | None = None
         self.abort = Abort() if plan.options.on_lost == "abort" else None
         self.joined: Outcome | None = None
         self._server = server_of(plan.app)
-        #: The lock whose acquire was sent but not answered yet: the key may have been granted.
-        self._unanswered: HeldLock | None = None
-        #: The claim to the message's reservation, until it is used or given up.
-        self._claim: Claim | None = None
-        claim = self.message.header.claim
-        if claim is not None:
-            options = {"expires": request.expires}
-            self._claim = Claim(claim, reservation_ttl(plan.app, plan.options, options, task.expires))
-        #: If the key is handed over: the token of the next attempt's reservation, and its lifetime in seconds.
-        self._handed_over: tuple[Token, float] | None = None
-        self._release_was_sent = False
-        #: If the message was called: the key's value until this run acquires the key.
-        self._call = self.message.delivery.call
+
+    @property
+    def lock(self) -> HeldLock | None:
+        """The lock while it is held; None before and after that."""
+        held = self.held
+        return held if held is not None and held.hold.phase is Phase.HELD else None
+
+    @property
+    def demand(self) -> Demand:
+        """What the run asks for; its key is empty until `demands`."""
+        return self.held.hold.demand if self.held is not None else NOTHING
 
     @property
     def key(self) -> str:
-        """The key in Redis; empty until `lock_for`."""
+        """The key in Redis; empty until `demands`."""
         return self.demand.key
 
-    def lock_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> HeldLock:
-        """Return the lock that this call asks for.
+    def demands(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> HeldLock:
+        """Work out which lock this call asks for, and return it.
 
         Raises:
             TypeError: The arguments do not fit the signature.
             LockKeyError: No key can be made from the arguments.
         """
-        self.demand = demand = self.plan.demand(args, kwargs)
-        if self._claim is not None and self.message.header.key not in {demand.key, None}:
-            self._give_up_other_key()
-        options = self.plan.options
-        return HeldLock(self._server.store, demand, self._mint(), options.lease, options.max_hold, self._on_lost)
+        options, demand = self.plan.options, self.plan.demand(args, kwargs)
+        hold = Hold(demand, self._mint(), self._claim(demand), self.message.delivery.call)
+        self.held = HeldLock(self._server.store, hold, options.lease, options.max_hold, self._on_lost)
+        return self.held
 
     def acquire(self, lock: HeldLock) -> None:
         """Take the key, or end the run as its options say.
@@ -118,7 +118,7 @@ class Execution:
         If `self.lock` is still None afterwards, the body runs without the lock.
 
         Args:
-            lock: The lock to be granted, from `lock_for`.
+            lock: The lock to be granted, from `demands`.
 
         Raises:
             LockConflict: The key is held, and the policy makes the run fail.
@@ -134,7 +134,8 @@ class Execution:
             token: The token of the next attempt's reservation.
             seconds: How long the key is reserved for the next attempt.
         """
-        self._handed_over = token, seconds
+        if self.held is not None:
+            self.held.hold = self.held.hold.handed_over(token, seconds)
 
     def end(self, state: str | None) -> None:
         """Release the key, and give up an unused reservation. An outage does not change the task's own outcome.
@@ -142,20 +143,26 @@ class Execution:
         Args:
             state: The state that the task ended with; None if it is unknown because the run was cut short.
         """
-        lock = self.lock or self._unanswered
-        if lock is not None:
-            self._release(lock, state)
-        if self._call is not None:
-            self._pass_on(self._call)
-        if self._claim is not None and not self.message.was_sent_back:
+        held = self.held
+        if held is None:  # no key could be made from the arguments
+            if not self.message.was_sent_back:
+                self._give_up_reservation()
+            return
+        hold = held.hold
+        if hold.call is not None:  # this run was called, but has not used the call
+            self._server.pass_on(hold.demand, hold.call)
+        if hold.claim is not None and not self.message.was_sent_back:
             self._give_up_reservation()
+        if hold.may_be_held:
+            self._release(held, state)
+        elif hold.phase is not Phase.OVER:
+            held.hold = hold.over()
 
     def leave_no_retry(self) -> None:
         """Stop showing RETRY, because no attempt follows this run. Does nothing here: eager runs never show RETRY."""
 
     def _taken(self, lock: HeldLock) -> None:
-        """Hold `lock`, which was granted: have the keeper renew it, and send the signal `lock_acquired`."""
-        self.lock, self._unanswered = lock, None
+        """Have the keeper renew `lock`, which was granted, and send the signal `lock_acquired`."""
         self._server.keeper.add(lock)
         if signals.lock_acquired.receivers:
             signals.lock_acquired.send(sender=self.task, lock=lock, waited=self.message.waited)
@@ -164,28 +171,22 @@ class Execution:
         keeper = self._server.keeper
         keeper.remove(lock)
         cooldown = self.plan.options.cooldown if state == states.SUCCESS else 0.0
-        note = self._note_after(lock, state)
-        word = LastWord(lock, self._handed_over, cooldown, note, self._release_was_sent)
         # If a time limit interrupts this method after the command, `end` is called again. By then the key may be free,
         # which does not mean that the lock was lost.
-        self._release_was_sent = True
+        was_sent_before = lock.hold.phase is Phase.ENDING
+        lock.hold = lock.hold.ended(cooldown, self._note_after(lock, state))
+        word = LastWord(lock, lock.hold, was_sent_before)
         lock.on_lost = partial(_announce_loss, self.task)  # the body is over: do not keep its arguments in memory
         try:
-            self._server.send_late(word.command, word.on_reply, partial(word.send_again, keeper, UNREAD))
+            self._server.send_late(lock.hold.release(), word.on_reply, partial(word.send_again, keeper, UNREAD))
+            is_sent = True
         except LockUnavailable as error:
             word.send_again(keeper, error)
-            self.lock = self._unanswered = None
-            return
-        # Cleared only now: if a time limit fires before the release, task_postrun calls `end` again, with this lock.
-        self.lock = self._unanswered = None
-        if signals.lock_released.receivers:
+            is_sent = False
+        # Only now: if a time limit fires before the release was sent, task_postrun calls `end` again.
+        lock.hold = lock.hold.over()
+        if is_sent and signals.lock_released.receivers:
             signals.lock_released.send(sender=self.task, lock=lock)
-
-    def _pass_on(self, call: bytes) -> None:
-        """Pass the key on to the next waiter: this run was called, but did not use the call."""
-        self._call = None
-        if self.key:
-            self._server.pass_on(self.demand, call)
 
     def _note_after(self, lock: HeldLock, state: str | None) -> Note | None:
         """The note that the release leaves for copies of the message; None if the attempt is not over."""
@@ -197,29 +198,33 @@ class Execution:
         ttl = self.plan.broker.note_ttl(is_sent_back_only=is_sent_back_only)
         return Note(self._note(lock.key), ttl, copy_may_wait)
 
-    def _give_up_other_key(self) -> None:
-        """Give up a reservation of a key other than this run's.
+    def _claim(self, demand: Demand) -> Claim | None:
+        """The message's claim to what is reserved for it.
 
-        The publisher computed another key from the same arguments: its code is older or newer than this worker's.
+        The publisher may have computed another key from the same arguments, if its code is older or newer than this
+        worker's. That key is given up.
         """
-        header = self.message.header
+        header, plan = self.message.header, self.plan
+        if header.claim is None:
+            return None
+        if header.key in {demand.key, None}:
+            options = {"expires": self.request.expires}
+            return Claim(header.claim, reservation_ttl(plan.app, plan.options, options, self.task.expires))
         logger.warning(
             "%s: its publisher took lock %s, but its arguments make lock %s here: the publisher's is given up; do the "
             "publisher and this worker run the same code?",
-            *(self.message.name, shown(str(header.key)), self.key),
-            extra=self.message.fields("other_key", key=self.key),
+            *(self.message.name, shown(str(header.key)), demand.key),
+            extra=self.message.fields("other_key", key=demand.key),
         )
         self._give_up_reservation()
         self.message.header = header._replace(claim=None, key=None)
+        return None
 
     def _give_up_reservation(self) -> None:
         """Give up the message's reservation: the message will not run, or runs without the lock."""
-        if self._claim is None:
-            return
         reservation = self.message.header.reservation
         if reservation is not None:
             give_up_reservation(self.plan, reservation, self.message.attempt.retries)
-        self._claim = None
 
     def _decide(self, message: Facts, conflict: Conflict, holder: LockInfo) -> Decision:
         return decisions.on_conflict(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from celery import states
@@ -118,11 +117,13 @@ class JoiningExecution(WorkerExecution):
     def _release_without_note(self, lock: HeldLock) -> None:
         """Release the key but leave no note, because this attempt is not over."""
         self._server.keeper.remove(lock)
-        with suppress(LockUnavailable):  # if Redis is down, the lock ends with its lease
-            lock.store.release(lock.demand, lock.token, exactly=True)
-        # Cleared only now: if a time limit fires before the release, task_postrun calls `end`, which needs the lock.
-        self.lock = self._unanswered = None
-        lock.token = self._mint()  # a late release must not end what a later acquire is granted
+        lock.hold = lock.hold.ended()
+        try:
+            lock.store.send(lock.hold.undo())
+        except LockUnavailable:  # the lock ends with its lease
+            lock.hold = lock.hold.released_for_now()
+            return
+        lock.hold = lock.hold.released_for_now()
         if signals.lock_released.receivers:
             signals.lock_released.send(sender=self.task, lock=lock)
 

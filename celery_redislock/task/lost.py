@@ -17,6 +17,7 @@ from celery_redislock.app import server_of
 from celery_redislock.message.delivery import ASKED_KEYS
 from celery_redislock.message.header import Header, Reservation
 from celery_redislock.protocol import commands, tokens
+from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.tokens import Attempt, Token, known_by
 
@@ -80,10 +81,11 @@ class NextAttempt:
         if demand is not None:
             # Send both commands: the first hands over the key if that has not happened yet; the second sets the key's
             # lifetime if it has.
-            keeper, owner, token = server_of(self._plan.app).keeper, known_by(self._nonce), self._token
+            hold = Hold(demand, known_by(self._nonce), heir=(self._token, ttl))
+            keeper, lengthen = server_of(self._plan.app).keeper, commands.renew([(demand.key, self._token, ttl)])
             ends = time.monotonic() + max(self._plan.options.lease, NOTICED_WITHIN)
-            keeper.later(demand.key, ends, lambda store: store.send(commands.hand_over(demand, owner, token, ttl)))
-            keeper.later(demand.key, ends, lambda store: store.send(commands.renew([(demand.key, token, ttl)])))
+            keeper.later(demand.key, ends, lambda store: store.send(hold.release()))
+            keeper.later(demand.key, ends, lambda store: store.send(lengthen))
 
     def call_off(self) -> None:
         """Free the key, because this attempt will not be published. Do nothing if its message was sent."""

@@ -22,6 +22,7 @@ from celery_redislock.info import fields, run_named
 from celery_redislock.message.delivery import publish_time
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.protocol import commands, tokens
+from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.scripts import Granted, Outstanding, Passed, Reserved
 from celery_redislock.protocol.tokens import Attempt, Token
@@ -60,9 +61,15 @@ def is_bare(options: Options) -> bool:
 
 
 class Publication:
-    """One call of `Task.apply_async`, carried out as the task's scope says. The callable `send` sends the message."""
+    """One call of `Task.apply_async`, carried out as the task's scope says. The callable `send` sends the message.
 
-    __slots__ = ("_header", "_is_bare", "_options", "_plan", "_send", "_task")
+    Attributes:
+        hold: What the publish has reserved for its message, in the scopes ``job`` and ``queue``.
+    """
+
+    __slots__ = ("_header", "_is_bare", "_options", "_plan", "_send", "_task", "hold")
+
+    hold: Hold
 
     def __init__(self, task: Task[..., Any], plan: LockPlan, options: Options, send: Send) -> None:
         self._task = task
@@ -138,9 +145,10 @@ class Publication:
     def _take(self, key: str) -> LockedResult:
         """Reserve the key or the place in the queue, and send the message, unless a job is outstanding."""
         self._options = {**self._options, "task_id": self._options.get("task_id") or uuid()}
-        token = self._token(tokens.mint_nonce(), socket.gethostname())
+        place = keys_of(key).queued
+        self.hold = Hold(Demand(key), self._token(tokens.mint_nonce(), socket.gethostname()), place=place)
         try:
-            answer = self._reserve(key, token) if self._is_bare else self._reserve_if_free(key, token)
+            answer = self._reserve(key) if self._is_bare else self._reserve_if_free(key, place)
         except LockUnavailable as error:
             signals.lock_unavailable.send(sender=self._task, key=key, error=error)
             if self._plan.options.on_outage == "raise" and self._is_bare:
@@ -148,19 +156,20 @@ class Publication:
             return self.send()  # the run asks Redis again, and does what the options say
         match answer:
             case Reserved():
-                return self._send_reserved(token, key, answer.key)
+                return self._send_reserved(key, answer.key)
             case Answer():
                 return self._answer_with(answer.job)
             case None:
                 return self.send()  # the policy applies at the start of the run
 
-    def _reserve_if_free(self, key: str, token: Token) -> Reserved | None:
+    def _reserve_if_free(self, key: str, place: str) -> Reserved | None:
         """Reserve the key or the place if it is free. The message is sent either way: a caller awaits its result."""
-        reserved = keys_of(key).queued if self._is_of_queue else key
-        answer = server_of(self._plan.app).store.acquire(Demand(reserved), token, self._plan.options.lease)
+        reserved = place if self._is_of_queue else key
+        self.hold = Hold(Demand(reserved), self.hold.token)
+        answer = server_of(self._plan.app).store.acquire(self, self._plan.options.lease)
         return Reserved(reserved) if isinstance(answer, Granted) else None
 
-    def _reserve(self, key: str, token: Token) -> Reserved | Answer | None:
+    def _reserve(self, key: str) -> Reserved | Answer | None:
         """Reserve the key or the place in the queue, or find the job whose result the caller gets, in at most two
         commands.
 
@@ -168,20 +177,20 @@ class Publication:
         """
         message = Published(self._task.name, self._causes)
         cools_down = self._plan.options.cooldown > 0
-        found = self._ask(key, token, Passed())
+        found = self._ask(Passed())
         if isinstance(found, Reserved):
             return found
         decision = on_first(message, found.info(key), partial(has_ended, self._task, cools_down=cools_down))
         if isinstance(decision, Answer):
             return decision
-        found = self._ask(key, token, decision.passed)
+        found = self._ask(decision.passed)
         if isinstance(found, Reserved):
             return found
         return on_second(message, found.info(key), decision.passed)
 
-    def _ask(self, key: str, token: Token, passed: Passed) -> Reserved | Outstanding:
-        store, lease = server_of(self._plan.app).store, self._plan.options.lease
-        return store.reserve(key, token, lease, passed, in_queue=self._is_of_queue)
+    def _ask(self, passed: Passed) -> Reserved | Outstanding:
+        store = server_of(self._plan.app).store
+        return store.reserve(self, self._plan.options.lease, passed, in_queue=self._is_of_queue)
 
     @property
     def _is_of_queue(self) -> bool:
@@ -196,15 +205,15 @@ class Publication:
             causes |= {parent.request.id, parent.request.root_id}
         return frozenset(tokens.known_as(str(one)) for one in causes if one)
 
-    def _send_reserved(self, token: Token, key: str, reserved: str) -> LockedResult:
-        """Send the message whose `token` reserves `reserved`: the key, or the place in the queue."""
-        server = server_of(self._plan.app)
+    def _send_reserved(self, key: str, reserved: str) -> LockedResult:
+        """Send the message for which `reserved` is reserved: the key, or the place in the queue."""
+        server, token = server_of(self._plan.app), self.hold.token
         self._header = self._header._replace(claim=token.nonce, key=key, queued=reserved != key)
         ttl = self._reservation_ttl()
         try:
             result = self.send()
         except BaseException:
-            server.store.undo_reserve(key, token)
+            server.store.undo(self.hold.undo())
             raise
         # So far the reservation lasts for one lease only, because the publisher may die before it has sent the message.
         # If the message has already started, its run holds the key under its own nonce, and the command does nothing.

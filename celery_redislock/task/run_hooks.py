@@ -64,7 +64,7 @@ def before_body(
         Whether the run ends with another task's outcome, by the policy ``join``.
 
     Raises:
-        Exception: As in `Execution.lock_for` and `Execution.acquire`.
+        Exception: As in `Execution.demands` and `Execution.acquire`.
     """
     try:
         plan = plan_of()
@@ -73,7 +73,7 @@ def before_body(
             return False
         execution = _execution_type(plan, request)(task, plan, request)
         attach(request, execution)
-        execution.acquire(execution.lock_for(args, kwargs))
+        execution.acquire(execution.demands(args, kwargs))
     except (Ignore, Reject):
         raise
     except Exception as error:

@@ -15,11 +15,12 @@ from celery.exceptions import TaskRevokedError
 
 from celery_redislock import signals
 from celery_redislock.app import WITHOUT_REDIS
-from celery_redislock.errors import LockConfigError, LockConflict, LockUnavailable
+from celery_redislock.errors import LockConflict, LockUnavailable
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.info import LockInfo
 from celery_redislock.lock.handle import check_fence, entry_of_context
 from celery_redislock.message.delivery import ASKED_KEYS
+from celery_redislock.protocol.hold import Phase
 from celery_redislock.protocol.scripts import Conflict, Finished, Granted
 
 from . import decisions
@@ -68,31 +69,24 @@ class WorkerExecution(Execution):
         """See `Execution.acquire`."""
         may_be_a_copy, fence = self.message.delivered.may_be_a_copy, self.plan.options.fence
         note = self._note(lock.key) if may_be_a_copy else None
-        while self.lock is None:
+        while True:
             # Note the key before sending the command, because this process may die as soon as the key is granted.
             ASKED_KEYS.asks(self.message.delivery.nonce, lock.key)
-            # A time limit may fire while the reply is read. If the key was granted, `end` must release it.
-            self._unanswered = lock
+            if lock.hold.phase is Phase.IN_DOUBT:
+                lock.hold = lock.hold.minted(self._mint())
             try:
-                answer = lock.store.acquire(
-                    *(lock.demand, lock.token, lock.lease, note), fence=fence, call=self._call, claim=self._claim
-                )
+                answer = lock.store.acquire(lock, lock.lease, note, fence=fence)
             except LockUnavailable as error:
-                self._unanswered = None
-                if self._runs_without(error):
+                if not self._runs_without(error):
+                    continue
+                if lock.hold.claim is not None:
                     self._give_up_reservation()
-                    return
-                # The failed acquire was undone by a release of its token. That release may arrive late, and must not
-                # release what the next acquire is granted.
-                lock.token = self._mint()
-                continue
-            self._call = None  # used up: the key is now this run's, was passed on, or belongs to another holder
+                    lock.hold = lock.hold.unclaimed()
+                return
             if isinstance(answer, Granted):
-                self._claim = None
                 lock.granted(answer)
                 self._taken(lock)
                 return
-            self._unanswered = None
             if isinstance(answer, Finished):
                 drop(self.message)
             self._conflict(answer)
@@ -215,9 +209,8 @@ class EagerExecution(Execution):
 
     def end(self, state: str | None) -> None:
         """Release the key, unless it belongs to the run or block around this one."""
-        if self._shares_lock:
-            self.lock = None
-        super().end(state)
+        if not self._shares_lock:
+            super().end(state)
 
     def _note_after(self, lock: HeldLock, state: str | None) -> None:
         """Leave no note: there is no message, so there can be no copy."""
@@ -234,19 +227,14 @@ class EagerExecution(Execution):
         """
         if self._share_lock(lock):
             return
-        self._unanswered = lock
         try:
             conflict = self._server.take(lock, 0.0, fence=self.plan.options.fence)
             if conflict is not None:
                 self._wait_or_end(lock, conflict)
         except LockUnavailable as error:
-            self._unanswered = None
             if isinstance(on_outage(self.message.delivered, 0.0, self.plan.options), RunWithout):
                 return
             raise LockUnavailable(error.key, f"{error.reason}; {WITHOUT_REDIS}") from error
-        except (LockConflict, LockConfigError, TaskRevokedError):
-            self._unanswered = None
-            raise
         self._taken(lock)
 
     def _wait_or_end(self, lock: HeldLock, conflict: Conflict) -> None:
@@ -276,5 +264,5 @@ class EagerExecution(Execution):
         if outer is None:
             return False
         check_fence(outer, self.plan.options.fence)
-        self.lock, self._shares_lock = outer, True
+        self.held, self._shares_lock = outer, True
         return True

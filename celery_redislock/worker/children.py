@@ -17,8 +17,7 @@ from celery_redislock.info import fields, run_named
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.message.delivery import ASKED_KEYS
 from celery_redislock.message.header import Reservation
-from celery_redislock.protocol import commands
-from celery_redislock.protocol.names import Demand
+from celery_redislock.protocol.hold import Hold, Phase
 from celery_redislock.protocol.tokens import RESERVED, known_by
 from celery_redislock.task.decisions import may_be_handed_a_key
 from celery_redislock.task.lost import NextAttempt
@@ -54,10 +53,20 @@ class Run(NamedTuple):
         return may_be_handed_a_key(self.retries, self.plan.options)
 
     @property
-    def demand(self) -> Demand | None:
-        """The lock, whatever permit the child has; None if the child has not asked for it and so holds nothing."""
+    def hold(self) -> Hold | None:
+        """What the child may hold, with whatever permit; None if the child has not asked, and so holds nothing."""
         key = ASKED_KEYS.key_of(self.nonce) or self.waited_for
-        return None if key is None else self.plan.in_any_permit(key)
+        if key is None:
+            return None
+        return Hold(self.plan.in_any_permit(key), known_by(self.nonce), call=self.call, phase=Phase.ASKED)
+
+    @property
+    def reserved(self) -> Hold | None:
+        """What is reserved for the message; None if nothing is, or if the message still needs it."""
+        if self.reservation is None:
+            return None
+        demand = self.plan.in_any_permit(self.reservation.key)
+        return Hold(demand, known_by(self.reservation.claim, RESERVED), phase=Phase.HELD)
 
     @property
     def name(self) -> str:
@@ -192,38 +201,37 @@ def expect_copies(runs: Sequence[Run]) -> None:
 
 def _expect_copies(runs: Sequence[Run]) -> None:
     for run in runs:
-        demand = run.demand
+        hold = run.hold
         try:
-            if demand is not None:
-                server_of(run.plan.app).store.expect_copy(demand, known_by(run.nonce))
+            if hold is not None:
+                server_of(run.plan.app).store.expect_copy(hold.demand, hold.token)
         except LockUnavailable as error:
             logger.warning(
                 "%s: %s: its message comes again and may run once more",
                 run.name,
                 error,
-                extra=run.fields("unavailable", demand and demand.key),
+                extra=run.fields("unavailable", hold and hold.demand.key),
             )
 
 
 def release_of_dead(run: Run) -> None:
     """Release the key that a dead child held for `run`, and give up a reservation that the child did not use."""
-    demand = run.demand
+    hold, reserved = run.hold, run.reserved
     server = server_of(run.plan.app)
     try:
-        is_handed_over = _hand_over(server, run, demand)
+        is_handed_over = _hand_over(server, run, hold, reserved)
         # This release leaves no note: if the broker delivers the message again, the message must run.
-        if not is_handed_over and demand is not None and server.store.release(demand, known_by(run.nonce)):
-            about = run.fields("died", demand.key)
-            logger.warning("%s: its process died; its lock %s was released", run.name, demand.key, extra=about)
-        if demand is not None and run.call is not None:
-            server.store.pass_on(demand, run.call)
-        if run.reservation is not None:
-            reserved = run.plan.in_any_permit(run.reservation.key)
+        if not is_handed_over and hold is not None and server.store.send(hold.ended().release()):
+            about = run.fields("died", hold.demand.key)
+            logger.warning("%s: its process died; its lock %s was released", run.name, hold.demand.key, extra=about)
+        if hold is not None and hold.call is not None:
+            server.store.pass_on(hold.demand, hold.call)
+        if reserved is not None:
             is_to_come = _is_still_to_come(server, run, reserved)
-            server.store.give_up(reserved, run.reservation.claim, is_to_come=is_to_come)
+            server.store.give_up(reserved.demand, reserved.token.nonce, is_to_come=is_to_come)
     except LockUnavailable as error:
-        about = run.fields("died", demand.key if demand is not None else error.key)
-        if demand is None:  # the command that failed concerned the reservation
+        about = run.fields("died", hold.demand.key if hold is not None else error.key)
+        if hold is None:  # the command that failed concerned the reservation
             text = (
                 "%s: its process died before it asked for its lock; %s; what was reserved for its message is given up "
                 "when Redis answers"
@@ -243,32 +251,28 @@ def _is_cold_shutdown() -> bool:
     return terminates is not None and terminates is not False
 
 
-def _hand_over(server: LockServer, run: Run, demand: Demand | None) -> bool:
+def _hand_over(server: LockServer, run: Run, *holds: Hold | None) -> bool:
     """Hand the key of a dead child over to the next attempt; return whether that was possible.
 
     If the child died before it took the key reserved for its message, the reservation is handed over.
     """
-    owners = [] if demand is None else [(demand, known_by(run.nonce))]
-    if run.reservation is not None:
-        reserved = run.plan.in_any_permit(run.reservation.key)
-        owners.append((reserved, known_by(run.reservation.claim, RESERVED)))
-    for held, owner in owners:
-        taken = run.next and run.next.takes(held)
-        if taken and server.store.send(commands.hand_over(held, owner, *taken)):
+    for hold in holds:
+        taken = hold and run.next and run.next.takes(hold.demand)
+        if hold and taken and server.store.send(hold.handed_over(*taken).ended().release()):
             text = "%s: its process died; its lock %s is kept for its next attempt"
-            logger.warning(text, run.name, held.key, extra=run.fields("died", held.key))
+            logger.warning(text, run.name, hold.demand.key, extra=run.fields("died", hold.demand.key))
             return True
     return False
 
 
-def _is_still_to_come(server: LockServer, run: Run, demand: Demand) -> bool:
+def _is_still_to_come(server: LockServer, run: Run, reserved: Hold) -> bool:
     """Whether the attempt before `run` still holds the key, and hands it over to the message when it ends.
 
     If so, giving up the reservation must leave the note `<key>:gone:<claim>`, which keeps that attempt from handing its
     key over. Otherwise it must not, because nothing would ever read the note: for example, when a child recycled by
     `worker_max_tasks_per_child` exits normally after its last run.
     """
-    held = server.store.look(demand) if run.is_to_come else None
+    held = server.store.look(reserved.demand) if run.is_to_come else None
     attempts = [holder.attempt for holder in held.holders] if held is not None else []
     return any(one is not None and one.task_id == run.task_id and one.retries < run.retries for one in attempts)
 

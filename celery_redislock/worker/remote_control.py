@@ -104,12 +104,12 @@ def _described(what: str, request: Request) -> dict[str, Any]:
     """
     run = getattr(request, "run", None)
     run = run if isinstance(run, Run) else None
-    demand = run and run.demand
+    hold = run and run.hold
     is_called = what == "reserved" and run is not None and run.call is not None
     return {
         "is": "called" if is_called else what,
         "name": request.task.name,
-        "lock": demand and demand.key,
+        "lock": hold and hold.demand.key,
         "needs_lock": run is not None,
         "since": request.time_start,
         "eta": request.eta.isoformat() if request.eta else None,
@@ -157,7 +157,7 @@ def _waits(one: WaitingMessage, hostname: str) -> dict[str, Any]:
 def _held(hostname: str, waiting: Counter[str]) -> Iterator[dict[str, Any]]:
     """Yield the locks of accepted runs, except runs that hold nothing according to the lock server."""
     given = (getattr(request, "run", None) for request in set(worker.active_requests))
-    runs = [(run, demand) for run in given if isinstance(run, Run) and (demand := run.demand) is not None]
+    runs = [(run, hold.demand) for run in given if isinstance(run, Run) and (hold := run.hold) is not None]
     answers: dict[str, LockInfo | None] = {}
     asks = threading.Thread(target=_ask, args=(runs, answers), name="redislock-inspect", daemon=True)
     asks.start()

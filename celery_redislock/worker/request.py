@@ -171,8 +171,9 @@ class LockedRequest(Request):
                 return False
         worker_port.find_again(self, other)
         run = self.run
-        if run is not None and run.call is not None and run.demand is not None:
-            server_of(run.plan.app).pass_on(run.demand, run.call)
+        hold = run and run.hold
+        if run is not None and hold is not None and hold.call is not None:
+            server_of(run.plan.app).pass_on(hold.demand, hold.call)
         if run is not None and run.reservation is not None:
             give_up_reservation(run.plan, run.reservation, run.retries, self.eta)
         return True

@@ -23,7 +23,8 @@ from celery_redislock.connection.sender import Answer, Sender
 from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockUnavailable, describe
 from celery_redislock.options import resolve_settings
-from celery_redislock.protocol import tokens
+from celery_redislock.protocol import commands, tokens
+from celery_redislock.protocol.hold import Owner
 from celery_redislock.protocol.names import Demand, redis_key
 from celery_redislock.protocol.scripts import Command
 
@@ -42,7 +43,7 @@ LEASE = 10.0
 class _Once(Sender):
     """Sends each command only once, and logs no outage: `try_lock_server` logs one line instead."""
 
-    def ask(self, command: Command, undo: Command | None = None) -> Answer:
+    def ask(self, command: Command, owner: Owner | None = None) -> Answer:
         """See `Sender.ask`.
 
         Raises:
@@ -91,7 +92,7 @@ def _try_out(store: LockStore, demand: Demand) -> None:
     mine, other = (tokens.mint(tokens.mint_nonce(), None, tokens.origin(None, None)) for _ in range(2))
     store.renew([(demand.key, mine, LEASE)])  # first, before the key exists: if this fails, no key is left behind
     for one in (mine, other):
-        store.acquire(demand, one, LEASE)
+        store.ask(commands.acquire(demand, one, LEASE))
     store.release(demand, mine)
 
 

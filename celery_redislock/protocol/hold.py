@@ -1,0 +1,181 @@
+"""Hold: one owner's life with the key that it demands. It does no I/O: it is told what happened, and says what to send.
+
+A run, a `Lock`, a publish, and the main process of a worker whose child has died all live by it. The model in
+tests/model drives it too.
+
+A hold is a value, and each transition returns another one. An exception from outside, such as a time limit, therefore
+strikes before or after a transition, never within. A driver does the I/O in three steps: it stores what `asked` or
+`ended` returns, sends the command, and stores what the reply makes of it. If it is interrupted between them, the stored
+hold tells what may have reached the server. A driver that awaits its replies, for asyncio, takes the same steps.
+
+What several threads see is not here: how long the holder may rely on the key (`celery_redislock.hold.held_lock.Term`).
+Nor is what sends nothing, which is re-entry.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
+
+from . import commands
+from .names import Demand
+from .scripts import Claim, Command, Note, Passed, Tag
+from .tokens import Token
+
+
+class Phase(Enum):
+    """Where a hold is in its life."""
+
+    WANTED = "nothing was asked yet"
+    ASKED = "asked: the key may have been granted"
+    IN_DOUBT = "the reply never came; a release of the token was sent once, and may arrive at any time"
+    WAITING = "refused: the owner may be called"
+    HELD = "held"
+    ENDING = "the command that ends the hold may have been sent"
+    OVER = "over"
+
+    __hash__ = object.__hash__  # an Enum hashes its name each time, and the model asks a million times
+
+
+#: The phases in which the key may hold the owner's token.
+_MAY_BE_HELD = (Phase.HELD, Phase.ENDING, Phase.ASKED)
+#: The tags by which a script grants the key, or the place in its queue.
+_GRANTS = (Tag.GRANTED, Tag.QUEUED)
+
+
+class _Hold(NamedTuple):
+    demand: Demand
+    """What the owner demands."""
+    token: Token
+    """What the key holds if it is granted."""
+    claim: Claim | None = None
+    """The message's claim to a reservation that has not been used."""
+    call: bytes | None = None
+    """If the owner was called: what the key holds until the owner has asked for it."""
+    place: str | None = None
+    """The key of the place in the queue, if the owner is a publish, which may get that instead."""
+    phase: Phase = Phase.WANTED
+    asks: int = 0
+    """How many times the owner has asked: the id of the last command, by which its reply is recognized."""
+    heir: tuple[Token, float] | None = None
+    """If the key is handed over: the token of the next attempt's reservation, and for how many seconds."""
+    cooldown: float = 0.0
+    """How long the key cools down after the hold, in seconds; 0 for no cooldown."""
+    note: Note | None = None
+    """The note that the end leaves for copies of the owner's message."""
+
+
+class Hold(_Hold):
+    """One owner's life with its key: see the module. All fields have defaults but `demand` and `token`."""
+
+    __slots__ = ()
+
+    #: Makes the commands. The model has its own.
+    words: ClassVar[Any] = commands
+
+    @property
+    def may_be_held(self) -> bool:
+        """Whether the key may hold the owner's token, so that the hold must be ended."""
+        return self.phase in _MAY_BE_HELD
+
+    # What happens.
+
+    def asked(self) -> Self:
+        """The owner is about to ask, by `acquire` or `reserve`.
+
+        Raises:
+            RuntimeError: The hold is in doubt: without a new token, a release that is still on its way would end what
+                is granted now.
+        """
+        if self.phase is Phase.IN_DOUBT:
+            raise RuntimeError(f"{self.demand.key}: a hold in doubt needs a new token before it asks again")
+        return self._replace(phase=Phase.ASKED, asks=self.asks + 1)
+
+    def answered(self, asks: int, tag: Tag | bytes) -> Self:
+        """The command number `asks` was answered. A reply to any other than the last changes nothing."""
+        if asks != self.asks or self.phase is not Phase.ASKED:
+            return self
+        if tag in _GRANTS:
+            return self._replace(phase=Phase.HELD, claim=None, call=None)
+        return self._replace(phase=Phase.WAITING, call=None)  # the call is used up: the key is another's
+
+    def doubted(self, asks: int) -> Self:
+        """Nothing answered the command number `asks`, and `undo` was sent."""
+        return self._replace(phase=Phase.IN_DOUBT) if asks == self.asks and self.phase is Phase.ASKED else self
+
+    def minted(self, token: Token) -> Self:
+        """The owner asks with another token from now on, after a doubt."""
+        return self._replace(token=token, phase=Phase.WANTED) if self.phase is Phase.IN_DOUBT else self
+
+    def renamed(self, token: Token) -> Self:
+        """The key, which is held, holds `token` now, which the caller of a `Lock` has chosen."""
+        return self._replace(token=token)
+
+    def called(self, call: bytes) -> Self:
+        """The owner's turn in line has come."""
+        return self._replace(call=call)
+
+    def handed_over(self, token: Token, seconds: float) -> Self:
+        """The next attempt's message was sent: the end of this hold reserves the key for it."""
+        return self._replace(heir=(token, seconds))
+
+    def ended(self, cooldown: float = 0.0, note: Note | None = None) -> Self:
+        """The owner is about to send `release`. It may have done so before, and been interrupted."""
+        return self._replace(phase=Phase.ENDING, cooldown=cooldown, note=note) if self.may_be_held else self
+
+    def released_for_now(self) -> Self:
+        """`undo` has released the key, and the owner will ask again."""
+        return self._replace(phase=Phase.IN_DOUBT)
+
+    def unclaimed(self) -> Self:
+        """The reservation was given up."""
+        return self._replace(claim=None)
+
+    def over(self) -> Self:
+        """Nothing is left to do: the owner has gone, or the process that forked this one has the key."""
+        return self._replace(phase=Phase.OVER, claim=None, call=None)
+
+    # What is sent.
+
+    def acquire(self, lease: float, note: str | None = None, *, fence: bool = False) -> Command:
+        """Ask for the key. Arguments as for `LockStore.acquire`."""
+        words, (demand, token, claim, call, *_) = self.words, self
+        command: Command = words.acquire(demand, token, lease, note=note, fence=fence, call=call, claim=claim)
+        return command
+
+    def reserve(self, ttl: float, passed: Passed, *, in_queue: bool) -> Command:
+        """Ask for a reservation. Arguments as for `LockStore.reserve`."""
+        command: Command = self.words.reserve(self.demand.key, self.token, ttl, passed, in_queue=in_queue)
+        return command
+
+    def undo(self) -> Command:
+        """Take back what may have been granted.
+
+        The release matches the whole token. By the time it arrives, the same owner may have been granted the key with
+        another token, and must keep it.
+        """
+        command: Command = self.words.release(self.demand, self.token.value, place=self.place)
+        return command
+
+    def release(self, *, in_any_case: bool = False) -> Command:
+        """End the hold: hand the key over, let it cool down, or release it.
+
+        Args:
+            in_any_case: Whether the note is left even if no copy was seen.
+        """
+        demand, token, words = self.demand, self.token, self.words
+        note = self.note and self.note._replace(in_any_case=True) if in_any_case else self.note
+        command: Command
+        if self.heir is not None:
+            command = words.hand_over(demand, token, *self.heir, note)
+        elif self.cooldown:
+            command = words.cool_down(demand, token, self.cooldown, note)
+        else:
+            command = words.release(demand, token.owner, note)
+        return command
+
+
+class Owner(Protocol):
+    """Whoever drives a hold. Only one thread does."""
+
+    hold: Hold
