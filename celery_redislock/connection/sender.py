@@ -14,7 +14,6 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_redislock.errors import LockUnavailable, describe
 from celery_redislock.protocol import commands
-from celery_redislock.protocol.hold import Owner
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.scripts import Command, Reply, Script, Tag
 
@@ -71,21 +70,21 @@ class Sender:
         self.close = transport.close
         self.known: set[Script] = set()
 
-    def ask(self, command: Command, owner: Owner | None = None) -> Answer:
+    def ask(self, command: Command, undo: Callable[[], Command] | None = None) -> Answer:
         """Send `command`, and once more if its connection is lost or its reply does not come.
 
         Args:
             command: The command.
-            owner: Given if `command` asks for its hold. If there is no reply, the hold is undone, once, and is in
-                doubt. While the server is known to be out of reach, most owners get an error at once, and nothing is
+            undo: Given if `command` asks for a key. If there is no reply, the command that this returns is sent,
+                once. While the server is known to be out of reach, most callers get an error at once, and nothing is
                 sent.
 
         Raises:
             LockUnavailable: The server did not answer, or refused the command.
         """
         key = command.keys[0]
-        if owner is not None and self.outage_of(key).unreachable is not None:
-            self._look_again(key, owner)
+        if undo is not None and self.outage_of(key).unreachable is not None:
+            self._look_again(key)
         sent_at, resent = time.monotonic(), False
         try:
             try:
@@ -97,11 +96,9 @@ class Sender:
         except BaseException as error:
             if isinstance(error, RedisError):
                 self.outage_of(key).failed(command.script, error)
-            if owner is not None:
-                self.undo(owner.hold.undo())
-            if isinstance(error, RedisError):  # after any other error, the owner ends the hold
-                if owner is not None:
-                    owner.hold = owner.hold.doubted(owner.hold.asks)
+            if undo is not None:
+                self.undo(undo())
+            if isinstance(error, RedisError):
                 raise LockUnavailable(key, describe(error)) from error
             raise
         self.outage_of(key).answered(command.script)
@@ -161,7 +158,7 @@ class Sender:
         self.known.add(command.script)
         on_reply(was_owned)
 
-    def _look_again(self, key: str, owner: Owner) -> None:
+    def _look_again(self, key: str) -> None:
         """Raise unless the server can be reached again. Every now and then one caller checks; the others fail at once.
 
         The check only reads, so there is nothing to undo.
@@ -178,5 +175,4 @@ class Sender:
                 outage.look_failed(error, time.monotonic() - began)
         reason = self.outage_of(key).unreachable
         if reason is not None:
-            owner.hold = owner.hold.doubted(owner.hold.asks)
             raise LockUnavailable(key, reason)

@@ -12,11 +12,12 @@ from typing import Self
 import redis
 from redis.exceptions import RedisError
 
+from celery_redislock.errors import LockUnavailable
 from celery_redislock.info import LockInfo
 from celery_redislock.protocol import commands, scripts
 from celery_redislock.protocol.hold import Owner
 from celery_redislock.protocol.names import Demand, keys_of
-from celery_redislock.protocol.scripts import Conflict, Finished, Granted, Note, Tag
+from celery_redislock.protocol.scripts import Command, Conflict, Finished, Granted, Note, Reply, Tag
 from celery_redislock.protocol.tokens import Token
 
 from .connections import Connections
@@ -81,8 +82,7 @@ class LockStore:
                 once, and nothing is sent.
         """
         owner.hold = hold = owner.hold.asked()
-        reply, sent_at, _ = self.ask(hold.acquire(lease, note, fence=fence), owner)
-        owner.hold = owner.hold.answered(hold.asks, reply[0])
+        reply, sent_at = self._ask_for(owner, hold.acquire(lease, note, fence=fence))
         if reply[0] == Tag.GRANTED:
             return Granted.of(reply, sent_at)
         return Finished() if reply[0] == Tag.FINISHED else Conflict.of(reply)
@@ -102,12 +102,22 @@ class LockStore:
             LockUnavailable: As for `acquire`.
         """
         owner.hold = hold = owner.hold.asked()
-        reply, _, _ = self.ask(hold.reserve(ttl, passed, in_queue=in_queue), owner)
-        owner.hold = owner.hold.answered(hold.asks, reply[0])
+        reply, _ = self._ask_for(owner, hold.reserve(ttl, passed, in_queue=in_queue))
         if reply[0] == Tag.OUTSTANDING:
             return scripts.Outstanding.of(reply)
         key = hold.demand.key
         return scripts.Reserved(key if reply[0] == Tag.GRANTED else keys_of(key).queued)
+
+    def _ask_for(self, owner: Owner, command: Command) -> tuple[Reply, float]:
+        """Send the command by which `owner` asks; return the reply, and when it was sent."""
+        hold = owner.hold
+        try:
+            reply, sent_at, _ = self.ask(command, hold.undo)
+        except LockUnavailable:  # after any other error, the owner ends the hold
+            owner.hold = owner.hold.doubted(hold.asks)
+            raise
+        owner.hold = owner.hold.answered(hold.asks, reply[0])
+        return reply, sent_at
 
     def release(self, demand: Demand, token: Token, note: Note | None = None, *, exactly: bool = False) -> bool:
         """Release the key if `token` owns it.

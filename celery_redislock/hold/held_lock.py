@@ -6,12 +6,11 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
 
 from redis.exceptions import RedisError
 
-from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockLost, LockUnavailable, describe
 from celery_redislock.info import fields
 from celery_redislock.protocol.hold import Hold
@@ -145,6 +144,13 @@ class Term:
             self.renew_at = sent_at + ttl * INTERVAL
 
 
+class Renews(Protocol):
+    """What a held lock needs of the store that has granted it."""
+
+    def renew(self, locks: Sequence[tuple[str, Token, float]]) -> list[bool | RedisError]:
+        """See `LockStore.renew`."""
+
+
 class HeldLock(Term):
     """A lock from its grant to its release.
 
@@ -169,7 +175,7 @@ class HeldLock(Term):
 
     def __init__(
         self,
-        store: LockStore,
+        store: Renews,
         hold: Hold,
         lease: float,
         max_hold: float | None = None,

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from redis.exceptions import RedisError
 
@@ -53,7 +54,7 @@ class Keeper:
         self._linger_until = 0.0
         self._command_time = command_time
         self._held: dict[HeldLock, None] = {}
-        self._put_off = PutOff(store)
+        self._put_off = PutOff(store.outage_of)
         self._wake = threading.Event()
         self.wake_at = math.inf
         self._thread: threading.Thread | None = None
@@ -98,7 +99,7 @@ class Keeper:
             until: When the command stops being useful, by `time.monotonic()`.
             send: Sends the command through the store it is called with.
         """
-        self._put_off.add(Unsent(key, until, send))
+        self._put_off.add(Unsent(key, until, partial(send, self._store)))
         self._start()
         self._wake.set()
 

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from redis.exceptions import ResponseError
 
 from celery_redislock.connection.outage import Outage
-from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockUnavailable
 from celery_redislock.info import fields
 
@@ -38,8 +37,8 @@ class Unsent(NamedTuple):
     """The key in Redis."""
     until: float
     """When the command stops being useful, by `time.monotonic()`: what it would release has expired by then."""
-    send: Callable[[LockStore], object]
-    """Sends the command through the store it is called with; raises LockUnavailable if that fails."""
+    send: Callable[[], object]
+    """Sends the command; raises LockUnavailable if that fails."""
 
 
 class PutOff:
@@ -49,11 +48,11 @@ class PutOff:
     or keys.
 
     Args:
-        store: Sends the commands.
+        outage_of: Returns the `Outage` of the server that has a key.
     """
 
-    def __init__(self, store: LockStore) -> None:
-        self._store = store
+    def __init__(self, outage_of: Callable[[str], Outage]) -> None:
+        self._outage_of = outage_of
         #: Oldest first, each with the earliest time to send it.
         self._commands: dict[Unsent, float] = {}
         #: The servers that are sent no commands for now, each with the time when that pause ends.
@@ -76,7 +75,7 @@ class PutOff:
         if len(self._commands) >= MOST:
             self._drop_one()
         self._commands[unsent] = -math.inf
-        if self._silent.get(self._store.outage_of(unsent.key), -math.inf) <= time.monotonic():
+        if self._silent.get(self._outage_of(unsent.key), -math.inf) <= time.monotonic():
             self._has_news = True
 
     def pause(self, outage: Outage) -> None:
@@ -92,7 +91,7 @@ class PutOff:
         self._look_at = -math.inf
         self._silent = {outage: until for outage, until in self._silent.items() if until > now}
         for one in self._due(now):
-            if self._store.outage_of(one.key) in self._silent:
+            if self._outage_of(one.key) in self._silent:
                 continue
             with watching():
                 self._send(one)
@@ -111,12 +110,12 @@ class PutOff:
     def _send(self, one: Unsent) -> None:
         self._put_off(one, PAUSE)  # first, so that a bug in sending it does not hold up the others
         try:
-            one.send(self._store)
+            one.send()
         except LockUnavailable as error:
             if _is_of_key(error):
                 self._put_off(one, LONG_PAUSE)
             else:
-                self.pause(self._store.outage_of(one.key))
+                self.pause(self._outage_of(one.key))
         else:
             self._commands.pop(one, None)
 

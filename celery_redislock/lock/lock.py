@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 
 from redis.exceptions import LockError
 
+from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockConfigError, LockConflict, LockUnavailable
 from celery_redislock.hold.held_lock import KEY_GONE, NOT_OURS, HeldLock
 from celery_redislock.options import check_limit
@@ -132,7 +133,7 @@ class Lock(Handle):
             entry.end_renewal()
             held = entry.held
             held.hold = held.hold.ended()
-            if not held.store.send(held.hold.release()):
+            if not LockServer.behind(self.redis).store.send(held.hold.release()):
                 held.lose(NOT_OURS)
             held.hold = held.hold.over()
             if held.was_lost:  # the keeper may know of a loss that a lost reply hid from this release
@@ -230,7 +231,7 @@ class Lock(Handle):
         held = HeldLock(server.store, hold, self.timeout or math.inf)
         try:
             conflict = server.take(held, timeout, poll=poll, fence=self._fence)
-            while conflict is None and token is not None and not _choose_token(held, token):
+            while conflict is None and token is not None and not _choose_token(server.store, held, token):
                 conflict = server.take(held, timeout, poll=poll, fence=self._fence)  # it was lost before that
             return conflict or self._keep(server, held)
         except LockUnavailable:  # the store has already tried to undo the acquire
@@ -259,7 +260,7 @@ class Lock(Handle):
 
     def _time_left(self, held: HeldLock) -> float:
         """Seconds until the key expires, by the server's clock."""
-        found = held.store.look(Demand(held.permit))
+        found = LockServer.behind(self.redis).store.look(Demand(held.permit))
         if found is None or found.ttl is None:
             held.lose(KEY_GONE)
             held.check()
@@ -269,7 +270,7 @@ class Lock(Handle):
         return LockServer.behind(self.redis).store.look(self.demand)
 
 
-def _choose_token(held: HeldLock, token: Token) -> bool:
+def _choose_token(store: LockStore, held: HeldLock, token: Token) -> bool:
     """Have the key of `held` hold `token`, which the caller of a `Lock` chose, in place of the minted one.
 
     The key is acquired with a minted token first. Another caller may choose the same `token`, so if a reply is lost,
@@ -281,10 +282,10 @@ def _choose_token(held: HeldLock, token: Token) -> bool:
     Raises:
         LockUnavailable: Redis did not answer, or refused the command; the lock is not held.
     """
-    sent_at, store = time.monotonic(), held.store
+    sent_at = time.monotonic()
     try:
         reply, _, _ = store.ask(commands.release(held.demand, held.token.owner, keeps=(token, held.lease)))
-        if reply[0] != Tag.REPLACED and not _has_stored(held, token):
+        if reply[0] != Tag.REPLACED and not _has_stored(store, held, token):
             return False
     except BaseException:
         store.undo(held.hold.undo())
@@ -296,12 +297,12 @@ def _choose_token(held: HeldLock, token: Token) -> bool:
     return True
 
 
-def _has_stored(held: HeldLock, token: Token) -> bool:
+def _has_stored(store: LockStore, held: HeldLock, token: Token) -> bool:
     """Whether `_choose_token` has stored `token`: its reply was lost, or an earlier command of it has come late.
 
     Until the deadline, only this lock can have stored it, because the key held the minted token before.
     """
-    found = held.store.look(held.demand)
+    found = store.look(held.demand)
     if found is None or found.holder != token:
         return False
     if held.remaining <= 0:

@@ -119,7 +119,7 @@ class JoiningExecution(WorkerExecution):
         self._server.keeper.remove(lock)
         lock.hold = lock.hold.ended()
         try:
-            lock.store.send(lock.hold.undo())
+            self._server.store.send(lock.hold.undo())
         except LockUnavailable:  # the lock ends with its lease
             lock.hold = lock.hold.released_for_now()
             return

@@ -75,7 +75,7 @@ class WorkerExecution(Execution):
             if lock.hold.phase is Phase.IN_DOUBT:
                 lock.hold = lock.hold.minted(self._mint())
             try:
-                answer = lock.store.acquire(lock, lock.lease, note, fence=fence)
+                answer = self._server.store.acquire(lock, lock.lease, note, fence=fence)
             except LockUnavailable as error:
                 if not self._runs_without(error):
                     continue
@@ -259,8 +259,9 @@ class EagerExecution(Execution):
 
     def _share_lock(self, lock: HeldLock) -> bool:
         """Use the lock of the run that calls `apply()`, or of a block around it. Return whether there is one."""
-        entry = entry_of_context(lock.store, lock.key)
-        outer = entry.held if entry else held_by_request(lock.store, lock.key)
+        store = self._server.store
+        entry = entry_of_context(store, lock.key)
+        outer = entry.held if entry else held_by_request(store, lock.key)
         if outer is None:
             return False
         check_fence(outer, self.plan.options.fence)

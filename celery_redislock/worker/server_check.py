@@ -6,7 +6,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import redis
@@ -24,7 +24,6 @@ from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockUnavailable, describe
 from celery_redislock.options import resolve_settings
 from celery_redislock.protocol import commands, tokens
-from celery_redislock.protocol.hold import Owner
 from celery_redislock.protocol.names import Demand, redis_key
 from celery_redislock.protocol.scripts import Command
 
@@ -43,7 +42,7 @@ LEASE = 10.0
 class _Once(Sender):
     """Sends each command only once, and logs no outage: `try_lock_server` logs one line instead."""
 
-    def ask(self, command: Command, owner: Owner | None = None) -> Answer:
+    def ask(self, command: Command, undo: Callable[[], Command] | None = None) -> Answer:
         """See `Sender.ask`.
 
         Raises:
