@@ -14,7 +14,7 @@ from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import Demand
-from celery_redislock.protocol.scripts import Granted
+from celery_redislock.protocol.replies import Granted
 
 from .findings import Findings
 from .server import valkey

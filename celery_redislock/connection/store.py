@@ -14,10 +14,11 @@ from redis.exceptions import RedisError
 
 from celery_redislock.errors import LockUnavailable
 from celery_redislock.info import LockInfo
-from celery_redislock.protocol import commands, scripts
+from celery_redislock.protocol import commands
 from celery_redislock.protocol.hold import Owner
 from celery_redislock.protocol.names import Demand, keys_of
-from celery_redislock.protocol.scripts import Command, Conflict, Finished, Granted, Note, Reply, Tag
+from celery_redislock.protocol.replies import Conflict, Finished, Granted, Outstanding, Reserved
+from celery_redislock.protocol.scripts import Note, Passed, Tag
 from celery_redislock.protocol.tokens import Token
 
 from .connections import Connections
@@ -82,14 +83,17 @@ class LockStore:
                 once, and nothing is sent.
         """
         owner.hold = hold = owner.hold.asked()
-        reply, sent_at = self._ask_for(owner, hold.acquire(lease, note, fence=fence))
+        try:
+            reply, sent_at, _ = self.ask(hold.acquire(lease, note, fence=fence), hold.undo)
+        except LockUnavailable:  # after any other error, the owner ends the hold
+            owner.hold = owner.hold.doubted(hold.asks)
+            raise
+        owner.hold = owner.hold.answered(hold.asks, reply[0])
         if reply[0] == Tag.GRANTED:
             return Granted.of(reply, sent_at)
         return Finished() if reply[0] == Tag.FINISHED else Conflict.of(reply)
 
-    def reserve(
-        self, owner: Owner, ttl: float, passed: scripts.Passed, *, in_queue: bool = False
-    ) -> scripts.Reserved | scripts.Outstanding:
+    def reserve(self, owner: Owner, ttl: float, passed: Passed, *, in_queue: bool = False) -> Reserved | Outstanding:
         """Reserve the key that `owner` demands, or the place in its queue, unless a job is outstanding.
 
         Args:
@@ -102,22 +106,16 @@ class LockStore:
             LockUnavailable: As for `acquire`.
         """
         owner.hold = hold = owner.hold.asked()
-        reply, _ = self._ask_for(owner, hold.reserve(ttl, passed, in_queue=in_queue))
-        if reply[0] == Tag.OUTSTANDING:
-            return scripts.Outstanding.of(reply)
-        key = hold.demand.key
-        return scripts.Reserved(key if reply[0] == Tag.GRANTED else keys_of(key).queued)
-
-    def _ask_for(self, owner: Owner, command: Command) -> tuple[Reply, float]:
-        """Send the command by which `owner` asks; return the reply, and when it was sent."""
-        hold = owner.hold
         try:
-            reply, sent_at, _ = self.ask(command, hold.undo)
-        except LockUnavailable:  # after any other error, the owner ends the hold
+            reply, _, _ = self.ask(hold.reserve(ttl, passed, in_queue=in_queue), hold.undo)
+        except LockUnavailable:
             owner.hold = owner.hold.doubted(hold.asks)
             raise
         owner.hold = owner.hold.answered(hold.asks, reply[0])
-        return reply, sent_at
+        if reply[0] == Tag.OUTSTANDING:
+            return Outstanding.of(reply)
+        key = hold.demand.key
+        return Reserved(key if reply[0] == Tag.GRANTED else keys_of(key).queued)
 
     def release(self, demand: Demand, token: Token, note: Note | None = None, *, exactly: bool = False) -> bool:
         """Release the key if `token` owns it.

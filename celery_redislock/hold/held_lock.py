@@ -15,7 +15,7 @@ from celery_redislock.errors import LockLost, LockUnavailable, describe
 from celery_redislock.info import fields
 from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand, keys_of
-from celery_redislock.protocol.scripts import Granted
+from celery_redislock.protocol.replies import Granted
 from celery_redislock.protocol.tokens import Token
 
 logger = logging.getLogger(__name__)

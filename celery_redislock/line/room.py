@@ -21,7 +21,7 @@ from celery_redislock.errors import LockUnavailable
 from celery_redislock.info import shown
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.names import Demand, channel_of
-from celery_redislock.protocol.scripts import Conflict
+from celery_redislock.protocol.replies import Conflict
 from celery_redislock.protocol.tokens import Token
 
 from . import schedule, waiters

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Collection
 
 from celery_redislock.protocol.names import is_line
-from celery_redislock.protocol.scripts import Conflict
+from celery_redislock.protocol.replies import Conflict
 
 from .waiters import Queue, Waiter
 

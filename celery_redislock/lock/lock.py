@@ -20,7 +20,8 @@ from celery_redislock.options import check_limit
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand
-from celery_redislock.protocol.scripts import Conflict, Tag
+from celery_redislock.protocol.replies import Conflict
+from celery_redislock.protocol.scripts import Tag
 from celery_redislock.protocol.tokens import Token
 
 from .handle import Entry, Handle

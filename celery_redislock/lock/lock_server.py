@@ -28,7 +28,8 @@ from celery_redislock.line import schedule
 from celery_redislock.line.room import Room
 from celery_redislock.line.waiters import Waiter
 from celery_redislock.protocol.names import Demand
-from celery_redislock.protocol.scripts import NOTE_TTL, Command, Conflict, Granted
+from celery_redislock.protocol.replies import Conflict, Granted
+from celery_redislock.protocol.scripts import NOTE_TTL, Command
 
 _SERVERS = "_redislock_servers"
 #: Seconds between two checks of a key whose release sends no hint.

@@ -24,7 +24,8 @@ from celery_redislock.message.message import Message
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.hold import Hold, Phase
 from celery_redislock.protocol.names import Demand, keys_of
-from celery_redislock.protocol.scripts import Claim, Conflict, Note
+from celery_redislock.protocol.replies import Conflict
+from celery_redislock.protocol.scripts import Claim, Note
 from celery_redislock.protocol.tokens import Token
 
 from . import decisions

@@ -11,7 +11,7 @@ from celery_redislock import signals
 from celery_redislock.errors import LockConfigError, LockConflict, LockUnavailable
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.info import LockInfo, shown
-from celery_redislock.protocol.scripts import Conflict
+from celery_redislock.protocol.replies import Conflict
 
 from .decisions import Decision, Fail, Joining, Skip, Wait, on_joining, take_turn
 from .ended_early import CameBackAsRetry, drop, revoke, show_as_retry

@@ -24,7 +24,8 @@ from celery_redislock.message.header import HEADER, Header
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand, keys_of
-from celery_redislock.protocol.scripts import Granted, Outstanding, Passed, Reserved
+from celery_redislock.protocol.replies import Granted, Outstanding, Reserved
+from celery_redislock.protocol.scripts import Passed
 from celery_redislock.protocol.tokens import Attempt, Token
 
 from .decisions import Answer, Published, hands_over, on_first, on_second

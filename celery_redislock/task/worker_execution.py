@@ -21,7 +21,7 @@ from celery_redislock.info import LockInfo
 from celery_redislock.lock.handle import check_fence, entry_of_context
 from celery_redislock.message.delivery import ASKED_KEYS
 from celery_redislock.protocol.hold import Phase
-from celery_redislock.protocol.scripts import Conflict, Finished, Granted
+from celery_redislock.protocol.replies import Conflict, Finished, Granted
 
 from . import decisions
 from .decisions import POLICIES, ComeBack, Decision, Fail, Refuse, RunWithout, Skip, Wait, on_outage, policy_for

@@ -11,7 +11,8 @@ from celery_redislock import Lock, LockConfigError, LockedTask
 from celery_redislock.connection.connect import connect
 from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol.names import keys_of
-from celery_redislock.protocol.scripts import ACQUIRE, Granted
+from celery_redislock.protocol.replies import Granted
+from celery_redislock.protocol.scripts import ACQUIRE
 from celery_redislock.testing import busy
 from tests.integration.conftest import KEY, ONE
 from tests.lab.app import make_app

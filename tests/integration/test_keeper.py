@@ -17,7 +17,8 @@ from celery_redislock import LockLost
 from celery_redislock.app import server_of
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import Demand
-from celery_redislock.protocol.scripts import ACQUIRE, RELEASE, RENEW, Granted
+from celery_redislock.protocol.replies import Granted
+from celery_redislock.protocol.scripts import ACQUIRE, RELEASE, RENEW
 from tests.integration.conftest import KEY, ONE
 from tests.lab.app import make_app
 from tests.lab.renewals import held_by

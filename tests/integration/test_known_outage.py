@@ -15,7 +15,7 @@ from celery_redislock import LockUnavailable
 from celery_redislock.app import server_of
 from celery_redislock.connection import outage
 from celery_redislock.connection.connections import Connections
-from celery_redislock.protocol.scripts import Granted
+from celery_redislock.protocol.replies import Granted
 from celery_redislock.protocol.tokens import Token
 from tests.integration.conftest import KEY, ONE
 from tests.lab.servers import wait_until

@@ -18,7 +18,8 @@ from celery_redislock.connection.connections import Connection
 from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol import commands
 from celery_redislock.protocol.names import Demand, keys_of
-from celery_redislock.protocol.scripts import RELEASE, Conflict, Granted, Tag
+from celery_redislock.protocol.replies import Conflict, Granted
+from celery_redislock.protocol.scripts import RELEASE, Tag
 from tests.integration.conftest import KEY, ONE
 from tests.lab.app import make_app
 from tests.lab.interruption import raised_at

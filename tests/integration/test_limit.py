@@ -16,7 +16,8 @@ from celery_redislock import Lock, LockConfigError, LockConflict, LockedTask, Lo
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.names import Demand, channel_of, keys_of
-from celery_redislock.protocol.scripts import Claim, Conflict, Finished, Granted, Note
+from celery_redislock.protocol.replies import Conflict, Finished, Granted
+from celery_redislock.protocol.scripts import Claim, Note
 from celery_redislock.protocol.tokens import CALLED, RESERVED, SEEN, Attempt, Token, known_by, mint_nonce
 from tests.integration.conftest import KEY, ONE
 from tests.lab.renewals import begin_renewal

@@ -9,7 +9,8 @@ import pytest
 from celery_redislock import LockUnavailable
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.names import channel_of, keys_of
-from celery_redislock.protocol.scripts import Claim, Conflict, Finished, Granted, Note
+from celery_redislock.protocol.replies import Conflict, Finished, Granted
+from celery_redislock.protocol.scripts import Claim, Note
 from celery_redislock.protocol.tokens import CALLED, COOLING, OFFERED, RESERVED, Token, mint_nonce
 from tests.integration.conftest import KEY, ONE
 

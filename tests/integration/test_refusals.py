@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from celery_redislock import LockUnavailable
-from celery_redislock.protocol.scripts import Granted
+from celery_redislock.protocol.replies import Granted
 from tests.integration.conftest import KEY
 from tests.lab.servers import wait_until
 

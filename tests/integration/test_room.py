@@ -22,7 +22,7 @@ from celery_redislock.line.waiters import Waiter
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.names import Demand, channel_of, keys_of
-from celery_redislock.protocol.scripts import Conflict, Granted
+from celery_redislock.protocol.replies import Conflict, Granted
 from celery_redislock.protocol.tokens import Attempt, Token
 from tests.integration.conftest import KEY, ONE
 from tests.lab.servers import wait_until

@@ -15,7 +15,8 @@ from celery_redislock.connection.connect import connect
 from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import keys_of
-from celery_redislock.protocol.scripts import Claim, Conflict, Finished, Granted, Outstanding, Passed, Reserved
+from celery_redislock.protocol.replies import Conflict, Finished, Granted, Outstanding, Reserved
+from celery_redislock.protocol.scripts import Claim, Passed
 from celery_redislock.protocol.tokens import RESERVED, RUNS, SEEN, Attempt, Token, known_by, mint_nonce
 from tests.integration.conftest import KEY, ONE, look_all_at_once
 from tests.lab.servers import Valkey

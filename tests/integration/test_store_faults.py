@@ -16,7 +16,8 @@ from celery_redislock.connection.connect import connect
 from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import Demand, keys_of
-from celery_redislock.protocol.scripts import ACQUIRE, INSPECT, RELEASE, RENEW, Conflict, Finished, Granted
+from celery_redislock.protocol.replies import Conflict, Finished, Granted
+from celery_redislock.protocol.scripts import ACQUIRE, INSPECT, RELEASE, RENEW
 from tests.integration.conftest import KEY, ONE, look_all_at_once
 from tests.lab.interruption import raised_at
 from tests.lab.servers import wait_until

@@ -13,9 +13,10 @@ import redis
 from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.names import Demand, keys_of
+from celery_redislock.protocol.replies import Conflict, Granted, Outstanding
 from celery_redislock.protocol.scripts import Claim as ClaimOfMessage
 from celery_redislock.protocol.scripts import Command as SentCommand
-from celery_redislock.protocol.scripts import Conflict, Granted, Note, Outstanding, Passed, Tag
+from celery_redislock.protocol.scripts import Note, Passed, Tag
 from celery_redislock.protocol.scripts import Reply as ReplyOfScript
 from celery_redislock.protocol.tokens import RESERVED, RUNS, SEEN, Attempt, Token, known_by
 

@@ -13,7 +13,8 @@ from celery_redislock.connection.connect import disconnect
 from celery_redislock.errors import LockUnavailable
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.protocol.names import Demand
-from celery_redislock.protocol.scripts import RELEASE, Granted
+from celery_redislock.protocol.replies import Granted
+from celery_redislock.protocol.scripts import RELEASE
 from celery_redislock.protocol.tokens import Attempt, Token
 
 from .clients import Client, Late, Message, Stage

@@ -9,7 +9,8 @@ import pytest
 from celery_redislock.connection.connect import disconnect
 from celery_redislock.protocol import commands
 from celery_redislock.protocol.names import Demand
-from celery_redislock.protocol.scripts import RELEASE, Granted
+from celery_redislock.protocol.replies import Granted
+from celery_redislock.protocol.scripts import RELEASE
 from celery_redislock.protocol.tokens import Attempt
 
 from .clients import TIME_OUT, Client

@@ -9,7 +9,8 @@ from hypothesis.stateful import rule
 from celery_redislock.errors import LockLost
 from celery_redislock.protocol import commands
 from celery_redislock.protocol.names import Demand, keys_of
-from celery_redislock.protocol.scripts import Command, Finished, Granted
+from celery_redislock.protocol.replies import Finished, Granted
+from celery_redislock.protocol.scripts import Command
 from celery_redislock.protocol.tokens import Attempt
 
 from .clients import FAULTS, Client, Late, Message

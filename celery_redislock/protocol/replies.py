@@ -1,0 +1,97 @@
+"""What the replies of the scripts mean to those who have asked."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Self
+
+from celery_redislock.info import LockInfo
+
+from .scripts import Reply, Tag
+from .tokens import Token
+
+
+class Granted(NamedTuple):
+    """The reply to an acquire: the caller now holds the key."""
+
+    sent_at: float
+    """`time.monotonic()` just before the command was sent: the lease cannot have begun earlier."""
+    fence: int | None = None
+    """The fencing number, if the acquire asked for one: greater than any earlier holder's."""
+    permit: int = 1
+    """The number of the permit granted."""
+
+    @classmethod
+    def of(cls, reply: Reply, sent_at: float) -> Self:
+        """Return what the reply to a command sent at `sent_at` grants."""
+        return cls(sent_at, reply[2] if len(reply) > 2 else None, reply[1] if len(reply) > 1 else 1)
+
+
+class Conflict(NamedTuple):
+    """The reply to an acquire, or to a room that stands in line: another holds the key, or it is kept for another."""
+
+    holder: Token
+    ttl: float | None
+    """Seconds until the key expires unless it is renewed; None for a key that never expires."""
+    now: int = 0
+    """The server's clock at the reply, in microseconds; 0 if not known."""
+    waiting: int = 0
+    """How many rooms stand in line for the key; 0 if the command did not ask."""
+    others: tuple[Token, ...] = ()
+    """The other holders, if the lock can have several."""
+    cannot_wait: bool = False
+    """Whether the holder is another delivery of the caller's message, with a permit. In line, the caller would be
+    called for every other permit that becomes free, and refused each time."""
+
+    @classmethod
+    def of(cls, reply: Reply) -> Self:
+        """Return who holds the key, by a script's reply."""
+        tag, ttl, now, waiting, *values = reply
+        # Actual holders first, then the tokens of rooms and waiters that the key is kept for.
+        holders = [*map(Token.of, values)]
+        holder, *others = sorted(holders, key=lambda one: one.state == "offered") if len(holders) > 1 else holders
+        return cls(holder, ttl / 1000 if ttl >= 0 else None, now, waiting, tuple(others), tag == Tag.COPY)
+
+    @property
+    def holders(self) -> tuple[Token, ...]:
+        """All holders of the key."""
+        return (self.holder, *self.others)
+
+    def info(self, key: str) -> LockInfo:
+        """Return the holders of `key` as a `LockInfo`: the first one, with the others in `LockInfo.others`."""
+        return self.holder.info(key, self.ttl)._replace(
+            waiting_processes=self.waiting, others=tuple(other.info(key, None) for other in self.others)
+        )
+
+
+class Reserved(NamedTuple):
+    """The reply to a publisher: it may send its message."""
+
+    key: str
+    """The key in Redis that is reserved for the message: the lock's, or the place in the queue."""
+
+
+class Outstanding(NamedTuple):
+    """The reply to a publisher: nothing is reserved for its message.
+
+    A job is outstanding, or another task's job has the place in the queue.
+    """
+
+    taken: tuple[tuple[Token, float | None], ...]
+    """The tokens of the key and of the place in the queue, with the seconds until they expire unless renewed."""
+
+    @classmethod
+    def of(cls, reply: Reply) -> Self:
+        """Return the jobs that a script has reported."""
+        _, *pairs = reply
+        taken = zip(pairs[::2], pairs[1::2], strict=True)
+        return cls(
+            tuple((Token.of(value), ttl / 1000 if ttl >= 0 else None) for value, ttl in taken if value is not None)
+        )
+
+    def info(self, key: str) -> list[LockInfo]:
+        """Return the holders of `key` and of the place in its queue as `LockInfo`."""
+        return [token.info(key, ttl) for token, ttl in self.taken]
+
+
+class Finished(NamedTuple):
+    """The reply to an acquire: the caller's attempt has already ended in another execution."""
