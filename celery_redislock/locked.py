@@ -21,7 +21,7 @@ from .lock.no_lock import NoLock
 from .options import LockOptions, check_limit, name_of, resolve_options, resolve_settings
 from .protocol.names import Demand, redis_key
 from .task.binding import refuse_what_outlives_its_call
-from .task.locked_task import LockInRequests
+from .task.execution import LockInRequests
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -1,10 +1,14 @@
-"""Binding: checks a task's lock options and wraps its body, once, when the task is bound to its app."""
+"""Binding: checks a task's lock options and wraps its body, once, when the task is bound to its app.
+
+Another lock plugin's options on a task have no effect, and are warned about.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery import Task
@@ -23,14 +27,21 @@ from celery_redislock.errors import LockConfigError, LockConflict
 from celery_redislock.options import ATTRIBUTES, name_of
 
 from .execution import execution_of
-from .join import check_backend
-from .plan import LockPlan
-from .stray_options import is_of_another_plugin, warn_of_leftovers
+from .outcome import check_backend
+from .plan import LockAttributes, LockPlan
 
 if TYPE_CHECKING:
     from celery import Celery
 
     TaskClass = type[Task[..., Any]]
+
+
+logger = logging.getLogger(__name__)
+
+#: The options of other lock plugins, and which plugin each belongs to.
+_PLUGINS = {"once": "celery-once", "unique_on": "celery-singleton", "raise_on_duplicate": "celery-singleton"}
+#: The pairs of task and option that this process has warned about: several apps may bind one task.
+_said: set[tuple[str, str]] = set()
 
 
 class Body(NamedTuple):
@@ -101,6 +112,48 @@ def own_options(cls: TaskClass) -> dict[str, Any]:
         for name, value in own.items()
         if name != "lock_plan"  # set on a base class that was bound earlier
     }
+
+
+def warn_of_leftovers(cls: type[Task[..., Any]], task: str, key: str) -> None:
+    """Warn once per process about each option of another plugin on a task, and say what to write instead.
+
+    `key` is a sentence about the task's key that ends the warning; it may be empty.
+    """
+    for name, value in _leftovers_of(cls):
+        if (task, name) not in _said:
+            _said.add((task, name))
+            logger.warning(
+                "task %s: %s is %s's and does nothing here; instead of it write %s.%s",
+                *(task, name, _PLUGINS[name], _instead_of(name, value), key),
+            )
+
+
+def is_of_another_plugin(base: type) -> bool:
+    """Whether a base of a locked task's class is Celery's or another plugin's, so that its options work there."""
+    return issubclass(base, Task) and not issubclass(base, LockAttributes)
+
+
+def _leftovers_of(cls: type[Task[..., Any]]) -> Iterator[tuple[str, Any]]:
+    others = [base for base in cls.__mro__ if is_of_another_plugin(base)]
+    for name in _PLUGINS:
+        value = getattr(cls, name, None)
+        if value is not None and not callable(value) and not any(name in vars(base) for base in others):
+            yield name, value
+
+
+def _instead_of(name: str, value: Any) -> str:
+    if name == "raise_on_duplicate":
+        return "lock_scope='job', and raise where the `duplicate` of what delay() returns is true"
+    if name == "unique_on":
+        return _written(value or None, "job")
+    options = value if isinstance(value, Mapping) else {}
+    return _written(options.get("keys"), "queue" if options.get("unlock_before_run") else "job")
+
+
+def _written(names: Any, scope: str) -> str:
+    names = [names] if isinstance(names, str) else names
+    args = f"lock_args={list(names)!r}, " if isinstance(names, list | tuple | set) else ""
+    return f"{args}lock_scope={scope!r}"
 
 
 def expect_conflicts(cls: TaskClass) -> None:

@@ -19,8 +19,10 @@ from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockUnavailable
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.info import LockInfo, shown
+from celery_redislock.lock.lock import Lock
 from celery_redislock.message.delivery import Facts
 from celery_redislock.message.message import Message
+from celery_redislock.options import LockOptions
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.hold import Hold, Phase
 from celery_redislock.protocol.names import Demand, keys_of
@@ -292,3 +294,21 @@ def held_by_request(store: LockStore, key: str) -> HeldLock | None:
             if isinstance(lock, HeldLock) and lock.key == key and lock.store is store and lock.remaining > 0:
                 return lock
     return None
+
+
+class LockInRequests(Lock):
+    """The lock of `lock_for` and of `locked`. Code inside a run or block that holds the key shares that lock."""
+
+    def __init__(self, client: Any, demand: Demand, options: LockOptions, *, thread_local: bool) -> None:
+        super().__init__(
+            *(client, demand.key, options.lease),
+            blocking_timeout=options.block_for,
+            thread_local=thread_local,
+            renew=True,
+            reentrant=True,
+            fence=options.fence,
+            limit=demand.capacity,
+        )
+
+    def _held_around(self, store: LockStore) -> HeldLock | None:
+        return held_by_request(store, self.key)

@@ -12,7 +12,6 @@ from celery.utils.imports import symbol_by_name
 
 from celery_redislock.app import server_of
 from celery_redislock.celery_port import as_sent, bind, bound_tasks
-from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockConfigError, LockKeyError
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.info import LockInfo
@@ -20,16 +19,14 @@ from celery_redislock.lock.lock import Lock
 from celery_redislock.lock.no_lock import NoLock
 from celery_redislock.message.delivery import hide_headers
 from celery_redislock.message.republish import ignores_result
-from celery_redislock.options import LockOptions
 from celery_redislock.protocol.names import Demand
 
 from .binding import checked_plan, guard_body, is_given, refused_in
-from .execution import execution_of, held_by_request
+from .execution import LockInRequests, execution_of
 from .lost import is_in_hook
 from .plan import LockAttributes, LockPlan
-from .publish import Publication, is_bare
+from .publish import Publication, is_bare, refuse_lock_options
 from .run_hooks import before_body
-from .stray_options import refuse_lock_options
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -41,24 +38,6 @@ if TYPE_CHECKING:
     BaseTask: TypeAlias = Task[..., Any]
 else:
     BaseTask = Task
-
-
-class LockInRequests(Lock):
-    """The lock of `lock_for` and of `locked`. Code inside a run or block that holds the key shares that lock."""
-
-    def __init__(self, client: Any, demand: Demand, options: LockOptions, *, thread_local: bool) -> None:
-        super().__init__(
-            *(client, demand.key, options.lease),
-            blocking_timeout=options.block_for,
-            thread_local=thread_local,
-            renew=True,
-            reentrant=True,
-            fence=options.fence,
-            limit=demand.capacity,
-        )
-
-    def _held_around(self, store: LockStore) -> HeldLock | None:
-        return held_by_request(store, self.key)
 
 
 class LockedTask(LockAttributes, BaseTask):

@@ -10,7 +10,7 @@ from celery import states
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.result import AsyncResult, GroupResult
 
-from celery_redislock.errors import describe
+from celery_redislock.errors import LockConfigError, describe
 from celery_redislock.info import LockInfo, shown
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How long an eager run waits for a key that is about to become free, in seconds.
-MOMENT = 1.0
 #: The URL schemes of result backends whose results only the caller, or only one process, can read.
 PRIVATE_BACKENDS = ("rpc", "cache+memory", "cache+locmem", "disabled")
 #: The id of the group that holds the joined task, among the children of a result.
@@ -49,6 +47,21 @@ class Outcome(NamedTuple):
 def backend_scheme(app: Celery) -> str:
     """The URL scheme of an app's result backend; ``"disabled"`` if the app has none."""
     return str(app.conf.result_backend or "disabled").split("://")[0]
+
+
+def check_backend(app: Celery, task: str, option: str, ignores_result: bool) -> None:
+    """Refuse the policy ``join`` if other processes cannot read the task's outcome.
+
+    Raises:
+        LockConfigError: The task's results are not stored, or only one process can read them.
+    """
+    scheme = backend_scheme(app)
+    if ignores_result or scheme in PRIVATE_BACKENDS:
+        why = "its results are ignored" if ignores_result else f"result_backend = {scheme!r} cannot be read by others"
+        raise LockConfigError(
+            f"{task}: {option} = 'join' needs the holder's result, but {why}; use another policy, or a result "
+            "backend such as Redis or a database"
+        )
 
 
 def outcome_of(task: Task[..., Any], task_id: str, message: Message) -> Outcome:

@@ -1,6 +1,7 @@
 """Publication: one call of `apply_async`.
 
 In the scopes ``job`` and ``queue`` it reserves the key or the place in the queue first, so that no duplicate is sent.
+Lock options in a call are refused: they have no effect there.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from celery.result import AsyncResult
 
 from celery_redislock import signals
 from celery_redislock.app import server_of
-from celery_redislock.errors import LockUnavailable
-from celery_redislock.info import fields, run_named
+from celery_redislock.errors import LockConfigError, LockUnavailable
+from celery_redislock.info import fields, run_named, shown
 from celery_redislock.message.delivery import publish_time
 from celery_redislock.message.header import HEADER, Header
+from celery_redislock.options import KEY_OPTIONS, OPTIONS, meant_by
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand, keys_of
@@ -29,7 +31,7 @@ from celery_redislock.protocol.scripts import Passed
 from celery_redislock.protocol.tokens import Attempt, Token
 
 from .decisions import Answer, Published, hands_over, on_first, on_second
-from .lost import lost_before
+from .lost import is_in_hook, lost_before
 from .outcome import has_ended
 from .plan import reservation_ttl
 
@@ -59,6 +61,41 @@ def is_bare(options: Options) -> bool:
     fail.
     """
     return not any(map(options.get, CONTINUATIONS))
+
+
+def refuse_lock_options(task: Task[..., Any], options: dict[str, Any]) -> None:
+    """Refuse options of a call whose names begin with ``lock_``.
+
+    When Celery itself publishes in a worker (a retry, or the next step of a chain), the previous run has ended, and an
+    error would lose its work. Such options are then logged and removed from `options`.
+
+    Raises:
+        LockConfigError: `options` has such a name.
+    """
+    for name in [option for option in options if option.startswith("lock_")]:
+        refusal = _refusal(str(task.name), name)
+        # Celery publishes an errback in the main process, with the failed task's id as `parent_id`.
+        is_by_celery = task.app.current_worker_task or is_in_hook() or options.get("parent_id")
+        if is_bare(options) or not is_by_celery:
+            raise refusal
+        del options[name]
+        task_id = options.get("task_id")
+        about = fields("call_option", task=task.name, task_id=task_id, reason=refusal)
+        logger.error(
+            "%s: it is sent without %s: %s", run_named(str(task.name), task_id), shown(name), refusal, extra=about
+        )
+
+
+def _refusal(task: str, option: str) -> LockConfigError:
+    name = option.removeprefix("lock_")
+    if name in KEY_OPTIONS or name in OPTIONS:
+        setting = f", or redislock_{name} for the app" if name in OPTIONS else ""
+        where = f"set it in the decorator or the class of the task{setting}"
+        return LockConfigError(f"{task}: {option} is an option of the task, not of a call: {where}")
+    meant = meant_by(name, "lock_", (*KEY_OPTIONS, *OPTIONS))
+    return LockConfigError(
+        f"{task}: {shown(option)} is not known, and lock options belong on the task, not on a call; {meant}"
+    )
 
 
 class Publication:

@@ -1,30 +1,26 @@
-"""The two kinds of `Execution`, which carry out the decisions about a run.
+"""The `Execution` of a run in a worker, which carries out the decisions about the run.
 
-`WorkerExecution` runs in a worker: if it has to wait for its key, the run ends and its message waits in line or is sent
-back. `EagerExecution` runs in the caller's own process and blocks.
+If it has to wait for its key, the run ends and its message waits in line or is sent back. Under the policy ``join``, a
+duplicate ends with another task's outcome instead of running.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import Any
 
 from celery import states
-from celery.exceptions import TaskRevokedError
 
 from celery_redislock import signals
-from celery_redislock.app import WITHOUT_REDIS
 from celery_redislock.errors import LockConflict, LockUnavailable
 from celery_redislock.hold.held_lock import HeldLock
-from celery_redislock.info import LockInfo
-from celery_redislock.lock.handle import check_fence, entry_of_context
+from celery_redislock.info import LockInfo, shown
 from celery_redislock.message.delivery import ASKED_KEYS
 from celery_redislock.protocol.hold import Phase
 from celery_redislock.protocol.replies import Conflict, Finished, Granted
 
 from . import decisions
-from .decisions import POLICIES, ComeBack, Decision, Fail, Refuse, RunWithout, Skip, Wait, on_outage, policy_for
+from .decisions import ComeBack, Decision, Fail, Joining, Refuse, RunWithout, Skip, Wait, on_joining, take_turn
 from .ended_early import (
     CameBack,
     CameBackAsRetry,
@@ -35,14 +31,16 @@ from .ended_early import (
     show_as_ignored,
     show_as_retry,
 )
-from .execution import Execution, held_by_request
-from .outcome import MOMENT
+from .execution import Execution
+from .outcome import Outcome, note_joined, outcome_of
 
 logger = logging.getLogger(__name__)
 
 #: The shortest and the longest pause of a message that is sent back, in seconds. While the worker's room is full, the
 #: longest is higher: thousands of messages may then come back, and each costs a run and a few commands.
 SHORTEST_PAUSE, LONGEST_PAUSE, LONGEST_PAUSE_WHILE_FULL = 1.0, 30.0, 300.0
+#: The shortest pause of a run whose joined task is between two attempts, in seconds.
+SHORTEST_LOOK = 0.05
 
 
 class WorkerExecution(Execution):
@@ -197,73 +195,102 @@ class WorkerExecution(Execution):
         return False
 
 
-class EagerExecution(Execution):
-    """A run in the caller's process. It blocks while it waits for its key. It has no message, so it leaves no note.
+class JoiningExecution(WorkerExecution):
+    """Ends with the outcome of the task that its message met, or runs if that task died without an outcome.
 
-    A run inside a run or block that holds the key shares that lock and does not release it.
+    A joined task that is in state RETRY counts as dead once this run's message has waited for `lock_queue_ttl`.
     """
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._shares_lock = False
-
-    def end(self, state: str | None) -> None:
-        """Release the key, unless it belongs to the run or block around this one."""
-        if not self._shares_lock:
-            super().end(state)
-
-    def _note_after(self, lock: HeldLock, state: str | None) -> None:
-        """Leave no note: there is no message, so there can be no copy."""
-
     def acquire(self, lock: HeldLock) -> None:
-        """Take the key.
+        """Join the task that the message names, or take the key.
 
         Raises:
-            TaskRevokedError: The key is held, and the policy is ``skip``.
-            LockConflict: The key is held and the policy is ``raise``, or is still held after `lock_block_for`.
-            LockUnavailable: Redis did not answer, or refused the command, and `lock_on_outage` is not ``run``.
-            LockConfigError: The run would have to wait, which would block the caller's event loop; or it would share a
-                lock that has no fence, and `lock_fence` is True.
+            Exception: The error of the joined task.
+            Ignore: The joined task was revoked, so this run is revoked too; or the joined task is not done, so the
+                message waits or is sent back; or another delivery of the message already has the outcome.
         """
-        if self._share_lock(lock):
+        joins = self.message.header.joins
+        if joins is None:
+            super().acquire(lock)
             return
+        # Another delivery of this message may have ended with the joined task's outcome. It took no key and so left no
+        # note.
+        if (
+            self.message.delivered.is_delivered_again
+            and outcome_of(self.task, self.message.attempt.task_id, self.message).is_ready
+        ):
+            drop(self.message)
+        while True:
+            outcome = outcome_of(self.task, joins, self.message)
+            match self._decide_with(outcome):
+                case Joining.END:
+                    self._end_with(outcome, joins)
+                    return
+                case Joining.ASK:
+                    super().acquire(lock)
+                    if self.lock is None:  # in an outage, with lock_on_outage="run": the body runs without the lock
+                        return
+                case Joining.COME_BACK:
+                    self._release_without_note(lock)
+                    self._come_back(joins)
+                case Joining.RUN:
+                    return
+
+    def _decide_with(self, outcome: Outcome) -> Joining:
+        return on_joining(
+            is_ready=outcome.is_ready,
+            will_run_again=outcome.will_run_again,
+            has_key=self.lock is not None,
+            waited=self.message.waited,
+            options=self.plan.options,
+        )
+
+    def _carry_out(self, decision: Decision, holder: LockInfo, conflict: Conflict) -> None:
+        """Like `WorkerExecution`, but have the message wait in line only while the joined task holds the key."""
+        joins = decision.joins if isinstance(decision, Wait) else None
+        if joins is not None and not any(one.task_id == joins and one.state == "held" for one in holder.holders):
+            self._come_back(joins)
+        else:
+            super()._carry_out(decision, holder, conflict)
+
+    def _come_back(self, joins: str) -> None:
+        """Send the message back to wait for the next attempt of the task `joins`, which holds no key now."""
+        holder = LockInfo(self.key, joins, self.task.name, None, None, None)
+        decision = take_turn(self.message.facts, self.plan.options, joins)
+        match decision:
+            case Skip():
+                self._skip(decision, holder)
+            case Fail():
+                self._fail(decision, holder)
+        error = LockConflict(self.key, holder)
+        show_as_retry(self.task, self.request, self.message, error)
+        pause = self.message.pause(SHORTEST_LOOK, LONGEST_PAUSE)
+        self._tell(holder, f"join: it comes back in {pause:.2f} s")
+        if self.message.send_back(pause, self.key, joins=joins):
+            raise CameBackAsRetry(str(error))
+
+    def _end_with(self, outcome: Outcome, joins: str) -> None:
+        if outcome.state == states.REVOKED:
+            whom = shown(joins)
+            about = self.message.fields("joined", key=self.key, holder_id=joins)
+            logger.info(
+                "%s: joined task %s, which was revoked: its result is REVOKED", self.message.name, whom, extra=about
+            )
+            revoke(self.task, self.request, f"joined {whom}, which was revoked")
+        self.joined = outcome
+        note_joined(self.task.app, self.request, joins)
+        if isinstance(outcome.value, BaseException):
+            raise outcome.value
+
+    def _release_without_note(self, lock: HeldLock) -> None:
+        """Release the key but leave no note, because this attempt is not over."""
+        self._server.keeper.remove(lock)
+        lock.hold = lock.hold.ended()
         try:
-            conflict = self._server.take(lock, 0.0, fence=self.plan.options.fence)
-            if conflict is not None:
-                self._wait_or_end(lock, conflict)
-        except LockUnavailable as error:
-            if isinstance(on_outage(self.message.delivered, 0.0, self.plan.options), RunWithout):
-                return
-            raise LockUnavailable(error.key, f"{error.reason}; {WITHOUT_REDIS}") from error
-        self._taken(lock)
-
-    def _wait_or_end(self, lock: HeldLock, conflict: Conflict) -> None:
-        """Block until `lock` is granted, or raise."""
-        message, options = self.message.facts, self.plan.options
-        holder = conflict.info(lock.key)
-        policy = policy_for(holder, options)
-        decision = self._decide(message, conflict, holder)
-        if not isinstance(decision, Skip | Fail):
-            is_for_a_moment = isinstance(decision, ComeBack) and policy != "wait"
-            left = self._server.take(lock, MOMENT if is_for_a_moment else options.block_for, fence=options.fence)
-            if left is None:
-                return
-            holder = left.info(lock.key)
-            decision = POLICIES[policy](message, holder, options)
-        self._announce(holder, policy)
-        if isinstance(decision, Skip):
-            self._tell(holder, "skip: it raises TaskRevokedError")
-            raise TaskRevokedError(decision.reason)
-        self._tell(holder, f"{policy}: it raises LockConflict")
-        raise LockConflict(lock.key, holder)
-
-    def _share_lock(self, lock: HeldLock) -> bool:
-        """Use the lock of the run that calls `apply()`, or of a block around it. Return whether there is one."""
-        store = self._server.store
-        entry = entry_of_context(store, lock.key)
-        outer = entry.held if entry else held_by_request(store, lock.key)
-        if outer is None:
-            return False
-        check_fence(outer, self.plan.options.fence)
-        self.held, self._shares_lock = outer, True
-        return True
+            self._server.store.send(lock.hold.undo())
+        except LockUnavailable:  # the lock ends with its lease
+            lock.hold = lock.hold.released_for_now()
+            return
+        lock.hold = lock.hold.released_for_now()
+        if signals.lock_released.receivers:
+            signals.lock_released.send(sender=self.task, lock=lock)

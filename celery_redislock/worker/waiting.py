@@ -25,10 +25,9 @@ from celery_redislock.task.plan import LockPlan
 from . import rate_limit, worker_port
 from .children import CHILDREN
 from .handover import Handover, channel_of
-from .revoked import RevokedMessages, has_ended
 from .slots import SemaphoreSlots, Slots, Windows, open_windows, scale_up
 from .starter import GatedSlots, SoloSlots, Starter
-from .waiting_message import Prepare, WaitingMessage, must_leave_at, was_given_back_often
+from .waiting_message import Prepare, RevokedMessages, WaitingMessage, has_ended, must_leave_at, was_given_back_often
 from .worker_port import is_behind_semaphore, most_prefetched
 
 _WAITING_ROOM = "_redislock_waiting_room"
