@@ -6,17 +6,15 @@ import functools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from celery import Celery
 
 from .connection.clients import command_time
 from .connection.connect import OPTIONS_SETTINGS, connect, is_redis, kind_of
 from .errors import LockConfigError
 from .lock.lock_server import LockServer, servers_of
 from .options import resolve_settings
-
-if TYPE_CHECKING:
-    from celery import Celery
-
 
 _SETTING = "redislock_"
 _COMMAND_TIME = "_redislock_command_time"

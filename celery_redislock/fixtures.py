@@ -12,17 +12,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 import redis
+from celery import Celery
 
 from .app import names_of
 from .lock.lock_server import servers_of
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 
 @pytest.fixture(scope="session")

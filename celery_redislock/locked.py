@@ -7,7 +7,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, overload
+from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
+
+from celery import Celery
 
 from .app import check_lease, is_enabled, keyprefix_of, server_of, settings_of
 from .celery_port import app_of_last_resort, app_of_this_thread, current_apps
@@ -22,9 +24,6 @@ from .options import LockOptions, check_limit, name_of, resolve_options, resolve
 from .protocol.names import Demand, redis_key
 from .task.binding import refuse_what_outlives_its_call
 from .task.execution import LockInRequests
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 #: The app-wide options that also apply to a lock outside tasks.
 _OPTIONS = ("block_for", "lease", "fence", "limit")

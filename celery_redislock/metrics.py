@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from billiard import current_process
+from celery import Task
 from celery.signals import worker_process_init, worker_process_shutdown
 
 from .hold.held_lock import HELD_TOO_LONG, KEY_GONE, NOT_OURS, PAST_DEADLINE, HeldLock
@@ -23,9 +24,6 @@ except ImportError as error:
     raise ImportError(
         f"celery_redislock.metrics needs prometheus_client ({error}): pip install 'celery-redislock[prometheus]'"
     ) from error
-
-if TYPE_CHECKING:
-    from celery import Task
 
 #: The value of the label ``reason`` for each way to lose a lock. A label must have few, fixed values.
 REASONS = {PAST_DEADLINE: "deadline", HELD_TOO_LONG: "max_hold", KEY_GONE: "gone", NOT_OURS: "gone_at_release"}

@@ -5,10 +5,12 @@ No other module imports this one. It creates no spans: Celery's instrumentation 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
+from .errors import LockUnavailable
 from .hold.held_lock import HeldLock
+from .info import LockInfo
 from .signals import lock_acquired, lock_conflict, lock_lost, lock_released, lock_unavailable
 
 try:
@@ -17,10 +19,6 @@ except ImportError as error:
     raise ImportError(
         f"celery_redislock.tracing needs OpenTelemetry ({error}): pip install 'celery-redislock[opentelemetry]'"
     ) from error
-
-if TYPE_CHECKING:
-    from .errors import LockUnavailable
-    from .info import LockInfo
 
 #: The span that was current when each held lock was taken. A loss is reported by a thread without a current span.
 _spans: WeakKeyDictionary[HeldLock, Span] = WeakKeyDictionary()

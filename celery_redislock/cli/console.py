@@ -7,9 +7,10 @@ import logging
 import shutil
 import sys
 from collections.abc import Callable
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import click
+from celery import Celery
 from celery.platforms import EX_UNAVAILABLE
 from redis.exceptions import RedisError
 
@@ -17,10 +18,6 @@ from celery_redislock.app import server_of
 from celery_redislock.connection.connect import address
 from celery_redislock.errors import LockConfigError, LockUnavailable, describe
 from celery_redislock.info import LONGEST, shown
-
-if TYPE_CHECKING:
-    from celery import Celery
-
 
 TASK = click.option("--task", metavar="NAME", help="Only locks that are held by this task.")
 MATCH = click.option("--match", metavar="GLOB", help="Only keys that match this pattern, as Redis' SCAN takes it.")

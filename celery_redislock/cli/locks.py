@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from celery import Celery
 from redis.exceptions import AskError
 
 from celery_redislock.app import keyprefix_of, server_of, settings_of
@@ -17,15 +18,11 @@ from celery_redislock.info import shown
 from celery_redislock.options import resolve_settings
 from celery_redislock.protocol.names import MAX_CAPACITY, Demand, LockPart, keys_of
 from celery_redislock.protocol.tokens import known_as
+from celery_redislock.task.plan import LockPlan
 
 from .scan import Row, nodes_of, rooms_of, scan
 from .sentences import held
 from .workers import Counts
-
-if TYPE_CHECKING:
-    from celery import Celery
-
-    from celery_redislock.task.plan import LockPlan
 
 _NEVER = datetime.max.replace(tzinfo=UTC)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
-from celery import states
+from celery import Celery, states
 from kombu.exceptions import EncodeError, OperationalError
 
 from celery_redislock.errors import LockConflict, RedisLockError, describe
@@ -17,10 +17,6 @@ from celery_redislock.task.worker_execution import LONGEST_PAUSE_WHILE_FULL
 from .sentences import Say
 from .table import duration, moment
 from .workers import patiently
-
-if TYPE_CHECKING:
-    from celery import Celery
-
 
 #: The errors that Celery stores for a task whose process died or was killed.
 _CUT_SHORT = {

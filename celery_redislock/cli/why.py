@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from celery import Celery
 
 from celery_redislock.info import LockInfo
 from celery_redislock.protocol.tokens import known_as
@@ -15,9 +17,6 @@ from .scan import Row
 from .sentences import Say, silent
 from .table import counted, duration, moment
 from .workers import Workers
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 #: What a key with the task's token says about the task, by the key's state.
 _TELLS = {"held": Say.HOLDS_SOMEWHERE, "queued": Say.QUEUED, "cooling": Say.COOLS}

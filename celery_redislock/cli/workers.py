@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+from celery import Celery
 
 from celery_redislock.errors import describe
 from celery_redislock.info import shown
@@ -14,9 +16,6 @@ from celery_redislock.protocol.tokens import known_as
 
 from .scan import FREE, Row, Waits
 from .table import counted
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 Answer = TypeVar("Answer")
 

@@ -13,18 +13,16 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from celery import Task
+from celery.app.task import Context
 from celery.exceptions import Reject
 from celery.utils.time import maybe_make_aware
 
 from celery_redislock.protocol.tokens import Attempt
 
 from .header import HEADER
-
-if TYPE_CHECKING:
-    from celery import Task
-    from celery.app.task import Context
 
 #: The name of the request's attribute, and of the entry in its dict, that holds the `Delivery` as a tuple.
 DELIVERY = "redislock_delivery"

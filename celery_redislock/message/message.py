@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
+from celery import Task
+from celery.app.task import Context
 from celery.exceptions import Reject, SoftTimeLimitExceeded
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
@@ -18,10 +20,6 @@ from celery_redislock.protocol.tokens import Attempt
 from .delivery import Delivered, Delivery, Facts
 from .header import HEADER, NO_HEADER, Header
 from .republish import Broker, publish_again, was_delivered_before
-
-if TYPE_CHECKING:
-    from celery import Task
-    from celery.app.task import Context
 
 logger = logging.getLogger(__name__)
 

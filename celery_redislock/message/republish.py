@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from celery import Task
+from celery import Celery, Task
 from celery.app.task import Context
 from celery.utils.quorum_queues import detect_quorum_queues
 from kombu import Exchange, Queue
@@ -15,9 +15,6 @@ from kombu import Exchange, Queue
 from celery_redislock.protocol.scripts import NOTE_TTL
 
 from .header import HEADER, Header
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 #: The visibility timeout in seconds, if `broker_transport_options` sets none. No broker has a shorter default: kombu's
 #: is one hour for Redis and half an hour for SQS, and RabbitMQ's `consumer_timeout` is half an hour.

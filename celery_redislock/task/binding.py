@@ -9,9 +9,9 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-from celery import Task
+from celery import Celery, Task
 
 from celery_redislock.app import is_nobodys, settings_of
 from celery_redislock.celery_port import (
@@ -30,10 +30,7 @@ from .execution import execution_of
 from .outcome import check_backend
 from .plan import LockAttributes, LockPlan
 
-if TYPE_CHECKING:
-    from celery import Celery
-
-    TaskClass = type[Task[..., Any]]
+TaskClass: TypeAlias = "type[Task[..., Any]]"
 
 
 logger = logging.getLogger(__name__)

@@ -8,27 +8,22 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from celery import states
+from celery import Task, states
+from celery.app.task import Context
 from celery.exceptions import Ignore, SoftTimeLimitExceeded, TaskRevokedError
 
 from celery_redislock.errors import LockConflict, describe
 from celery_redislock.hold.held_lock import NOT_OURS, HeldLock
 from celery_redislock.hold.keeper import Keeper
+from celery_redislock.message.header import Header
+from celery_redislock.message.message import Message
 from celery_redislock.message.republish import ignores_result
 from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand
 
 from .outcome import PRIVATE_BACKENDS, backend_scheme
-
-if TYPE_CHECKING:
-    from celery import Task
-    from celery.app.task import Context
-
-    from celery_redislock.message.header import Header
-    from celery_redislock.message.message import Message
-
 
 logger = logging.getLogger(__name__)
 

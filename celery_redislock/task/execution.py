@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from celery import states
+from celery import Task, states
+from celery.app.task import Context
 
 from celery_redislock import signals
 from celery_redislock.app import server_of
@@ -35,13 +36,7 @@ from .abort import Abort
 from .decisions import Decision
 from .ended_early import LastWord
 from .outcome import Outcome, has_ended
-from .plan import give_up_reservation, reservation_ttl
-
-if TYPE_CHECKING:
-    from celery import Task
-    from celery.app.task import Context
-
-    from .plan import LockPlan
+from .plan import LockPlan, give_up_reservation, reservation_ttl
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
-from celery import Task, states
+from celery import Celery, Task, states
+from celery.app.task import Context
+from celery.result import EagerResult
 from celery.utils.imports import symbol_by_name
 
 from celery_redislock.app import server_of
@@ -25,16 +27,10 @@ from .binding import checked_plan, guard_body, is_given, refused_in
 from .execution import LockInRequests, execution_of
 from .lost import is_in_hook
 from .plan import LockAttributes, LockPlan
-from .publish import Publication, is_bare, refuse_lock_options
+from .publish import LockedResult, Publication, is_bare, refuse_lock_options
 from .run_hooks import before_body
 
 if TYPE_CHECKING:
-    from celery import Celery
-    from celery.app.task import Context
-    from celery.result import EagerResult
-
-    from .publish import LockedResult
-
     BaseTask: TypeAlias = Task[..., Any]
 else:
     BaseTask = Task

@@ -11,7 +11,9 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from celery import Task
 
 from celery_redislock.app import server_of
 from celery_redislock.message.delivery import ASKED_KEYS
@@ -22,11 +24,7 @@ from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.tokens import Attempt, Token, known_by
 
 from .decisions import hands_over
-
-if TYPE_CHECKING:
-    from celery import Task
-
-    from .plan import LockPlan
+from .plan import LockPlan
 
 #: How long a key is kept for a retry that Celery has not published yet, in seconds: Celery may notice a death only
 #: after ten seconds.

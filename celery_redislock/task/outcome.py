@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import logging
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from celery import states
+from celery import Celery, Task, states
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.result import AsyncResult, GroupResult
 
 from celery_redislock.errors import LockConfigError, describe
 from celery_redislock.info import LockInfo, shown
-
-if TYPE_CHECKING:
-    from celery import Celery, Task
-
-    from celery_redislock.message.message import Message
+from celery_redislock.message.message import Message
 
 logger = logging.getLogger(__name__)
 

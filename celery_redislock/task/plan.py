@@ -9,8 +9,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from celery import Celery
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_redislock.app import (
@@ -41,9 +42,6 @@ from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import MAX_CAPACITY, Demand, redis_key
 
 from .decisions import may_be_handed_a_key
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 
 class LockPlan:

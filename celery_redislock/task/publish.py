@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from celery import uuid
+from celery import Task, uuid
 from celery.result import AsyncResult
 
 from celery_redislock import signals
 from celery_redislock.app import server_of
 from celery_redislock.errors import LockConfigError, LockUnavailable
-from celery_redislock.info import fields, run_named, shown
+from celery_redislock.info import LockInfo, fields, run_named, shown
 from celery_redislock.message.delivery import publish_time
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.options import KEY_OPTIONS, OPTIONS, meant_by
@@ -31,18 +31,10 @@ from celery_redislock.protocol.scripts import Passed
 from celery_redislock.protocol.tokens import Attempt, Token
 
 from .decisions import Answer, Published, hands_over, on_first, on_second
+from .execution import Execution
 from .lost import is_in_hook, lost_before
 from .outcome import has_ended
-from .plan import reservation_ttl
-
-if TYPE_CHECKING:
-    from celery import Task
-
-    from celery_redislock.info import LockInfo
-
-    from .execution import Execution
-    from .plan import LockPlan
-
+from .plan import LockPlan, reservation_ttl
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from celery import Task
+from celery.app.task import Context
 from celery.exceptions import Ignore, Reject
 from celery.signals import task_postrun
 
@@ -22,11 +24,6 @@ from .eager import EagerExecution
 from .execution import EXECUTION, Execution, attach, execution_of
 from .plan import LockAttributes, LockPlan, give_up_reservation
 from .worker_execution import JoiningExecution, WorkerExecution
-
-if TYPE_CHECKING:
-    from celery import Task
-    from celery.app.task import Context
-
 
 logger = logging.getLogger(__name__)
 

@@ -6,18 +6,15 @@ import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import redis
+from celery import Celery, Task
 from redis import exceptions
 
 from celery_redislock.app import is_enabled
 from celery_redislock.message.republish import DEFAULT_VISIBILITY_TIMEOUT, Broker
 from celery_redislock.task.plan import LockPlan
-
-if TYPE_CHECKING:
-    import redis
-    from celery import Celery, Task
-
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,10 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import redis
+from celery import Celery
 from redis import exceptions
 from redis.sentinel import MasterNotFoundError
 
@@ -28,10 +29,6 @@ from celery_redislock.protocol.names import Demand, redis_key
 from celery_redislock.protocol.scripts import Command
 
 from . import advice
-
-if TYPE_CHECKING:
-    from celery import Celery
-
 
 logger = logging.getLogger(__name__)
 
