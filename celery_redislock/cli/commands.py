@@ -17,7 +17,7 @@ from celery.bin.base import CeleryCommand, handle_preload_options
 from celery_redislock.errors import LockKeyError
 from celery_redislock.info import shown
 
-from .console import MATCH, TASK, TIMEOUT, Nothing, app_of, reports_errors, task_of, width
+from .console import MATCH, TASK, Nothing, app_of, asks, task_of, width
 from .locks import Locks, oldest_first
 from .release import release
 from .scan import Row
@@ -45,9 +45,7 @@ def locks(context: click.Context, **_: Any) -> None:
 @MATCH
 @click.option("--waiting", is_flag=True, help="Only locks for which messages wait.")
 @JSON
-@TIMEOUT
-@click.pass_context
-@reports_errors
+@asks
 def list_(
     context: click.Context, task: str | None, match: str | None, waiting: bool, as_json: bool, timeout: float
 ) -> None:
@@ -72,9 +70,7 @@ def list_(
 @click.option("--args", metavar="JSON", default="[]", help="The positional arguments of a call of the task.")
 @click.option("--kwargs", metavar="JSON", default="{}", help="The keyword arguments of that call.")
 @JSON
-@TIMEOUT
-@click.pass_context
-@reports_errors
+@asks
 def show(
     context: click.Context,
     key: str | None,
@@ -155,9 +151,7 @@ def _first(workers: Workers, lock: str, inside: list[str]) -> Iterator[str]:
 @locks.command(cls=CeleryCommand)
 @click.argument("task_id")
 @JSON
-@TIMEOUT
-@click.pass_context
-@reports_errors
+@asks
 def why(context: click.Context, task_id: str, as_json: bool, timeout: float) -> None:
     """Say why the task TASK_ID has not run."""
     app = app_of(context)
@@ -174,9 +168,7 @@ def why(context: click.Context, task_id: str, as_json: bool, timeout: float) -> 
 @locks.command(cls=CeleryCommand)
 @TASK
 @MATCH
-@TIMEOUT
-@click.pass_context
-@reports_errors
+@asks
 def export(context: click.Context, task: str | None, match: str | None, timeout: float) -> None:
     """Print totals in Prometheus' text format."""
     app = app_of(context)
@@ -204,22 +196,15 @@ class Rate:
         now = time.monotonic()
         both = counts.keys() & self._counts.keys()
         new = sum(max(0, counts[worker] - self._counts[worker]) for worker in both)
-        text = (
-            f"{new / (now - self._at):.1f} conflicts/s in {counted(len(both), 'worker')}"
-            if both
-            else "conflicts/s not known"
-        )
-        self._counts, self._at = counts, now
-        return text
+        seconds, self._counts, self._at = now - self._at, counts, now
+        return f"{new / seconds:.1f} conflicts/s in {counted(len(both), 'worker')}" if both else "conflicts/s not known"
 
 
 @locks.command(cls=CeleryCommand)
 @TASK
 @MATCH
 @click.option("--interval", type=float, default=2.0, show_default=True, help="Seconds between two looks.")
-@TIMEOUT
-@click.pass_context
-@reports_errors
+@asks
 def watch(
     context: click.Context, task: str | None, match: str | None, interval: float, timeout: float, **_: Any
 ) -> None:

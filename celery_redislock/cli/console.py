@@ -61,9 +61,11 @@ def app_of(context: click.Context) -> Celery:
     return app
 
 
-def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """Have a command say in one line which lock server cannot be reached, and why."""
+def asks(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command its context and ``--timeout``; have it say in one line which lock server cannot be reached."""
 
+    @TIMEOUT
+    @click.pass_context
     @functools.wraps(command)
     def run(context: click.Context, *args: Any, **kwargs: Any) -> None:
         try:

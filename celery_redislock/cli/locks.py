@@ -141,13 +141,9 @@ class Locks:
         plan = plan_of(self._app, row.token.task) if row.token.attempt is not None else None
         return held(row, now, None if plan is None else plan.options)
 
-    def scope_of(self, row: Row) -> str | None:
-        """The `lock_scope` of the holder's task; None if the holder is not a task, or not one of the app."""
-        return scope_of(self._app, row.token.task)
-
     def to_json(self, row: Row) -> dict[str, Any]:
         """What ``--json`` prints for `row`."""
-        return row.info.to_json(self.scope_of(row), row.waiting)
+        return row.info.to_json(scope_of(self._app, row.token.task), row.waiting)
 
     def _others(self, lock: str, first: Row | None) -> Iterator[Row]:
         """The holders of the lock's permits, from the second on."""

@@ -13,7 +13,7 @@ from celery.bin.base import CeleryCommand
 from celery_redislock.info import LONGEST, shown
 from celery_redislock.protocol.names import LockPart
 
-from .console import TIMEOUT, Nothing, Refused, app_of, reports_errors
+from .console import Nothing, Refused, app_of, asks
 from .locks import Locks, oldest_first
 from .scan import Row
 from .sentences import Say
@@ -34,9 +34,7 @@ _HARM = {
 @click.option("--dry-run", is_flag=True, help="Only show what would be released.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--foreign", is_flag=True, help="Also keys that are no locks of this app: other programs' keys.")
-@TIMEOUT
-@click.pass_context
-@reports_errors
+@asks
 def release(
     context: click.Context,
     key: str | None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from celery import Celery
@@ -64,12 +65,8 @@ class Workers:
             self.problem = describe(error)
             return {}
         answers = {shown(str(name)): answer for reply in replies or () for name, answer in reply.items()}
-        return {name: answer for name, answer in answers.items() if not _is_error(answer)}
-
-
-def _is_error(answer: Any) -> bool:
-    """Whether the answer is an error: a worker without the plugin does not know the command."""
-    return isinstance(answer, dict) and "error" in answer
+        # A worker without the plugin does not know the command, and answers with an error.
+        return {name: one for name, one in answers.items() if not (isinstance(one, dict) and "error" in one)}
 
 
 def patiently(ask: Callable[[], Answer], waits: float = 0.0) -> Answer:
@@ -83,23 +80,20 @@ def patiently(ask: Callable[[], Answer], waits: float = 0.0) -> Answer:
         TimeoutError: `ask` took too long.
         Exception: Whatever `ask` raises.
     """
-    done: list[Answer] = []
-    failed: list[Exception] = []
+    answer: Future[Answer] = Future()
 
     def run() -> None:
         try:
-            done.append(ask())
+            answer.set_result(ask())
         except Exception as error:  # noqa: BLE001 - raised again in the caller's thread
-            failed.append(error)
+            answer.set_exception(error)
 
     thread = threading.Thread(target=run, name="redislock-ask", daemon=True)
     thread.start()
     thread.join(PATIENCE + waits)
-    if failed:
-        raise failed[0]
-    if not done:
+    if not answer.done():
         raise TimeoutError(f"no answer within {PATIENCE + waits:g} s")
-    return done[0]
+    return answer.result()
 
 
 class Counts:

@@ -161,25 +161,10 @@ class HeldLock(Term):
         fence (int | None): The fencing number, if the lock asked for one.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_lost",
-        "fence",
-        "hold",
-        "max_hold",
-        "on_lost",
-        "permit",
-        "stop_at",
-        "store",
-    )
+    __slots__ = ("__weakref__", "_lost", "fence", "hold", "max_hold", "on_lost", "permit", "stop_at", "store")
 
     def __init__(
-        self,
-        store: Renews,
-        hold: Hold,
-        lease: float,
-        max_hold: float | None = None,
-        on_lost: LostHandler | None = None,
+        self, store: Renews, hold: Hold, lease: float, max_hold: float | None = None, on_lost: LostHandler | None = None
     ) -> None:
         self.store = store
         self.hold = hold

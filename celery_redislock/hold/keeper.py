@@ -151,9 +151,7 @@ class Keeper:
         lingers = now < self._linger_until
         if is_unread or (lingers and self._sends_late is not None):
             return now + READ_LATE
-        if lingers:
-            return self._linger_until
-        return math.inf
+        return self._linger_until if lingers else math.inf
 
     def _is_due(self, lock: HeldLock, now: float) -> bool:
         if lock.deadline <= now:
@@ -164,10 +162,7 @@ class Keeper:
             logger.warning(
                 "%s still runs after lock_max_hold (%g s): its lock %s is not renewed any more; in %.1f s another run "
                 "may take it",
-                lock.token.name,
-                lock.max_hold,
-                lock.key,
-                lock.remaining,
+                *(lock.token.name, lock.max_hold, lock.key, lock.remaining),
                 extra=lock.fields("held_too_long"),
             )
         return lock.renew_at <= now + lock.lease * INTERVAL * TICK

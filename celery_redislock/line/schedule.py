@@ -131,6 +131,9 @@ class Aside:
     """The lines whose first waiters cannot start now, grouped by `Waiter.group`, smallest rank first.
 
     A room may have thousands of such lines, so adding or removing one does not go through the others.
+
+    Attributes:
+        counts: How many lines are aside, by group.
     """
 
     def __init__(self) -> None:
@@ -138,33 +141,28 @@ class Aside:
         self._lines: dict[str, tuple[str, int]] = {}
         #: A heap of ranks and lines for each group. Some of the lines may no longer be aside.
         self._heaps: dict[str, list[tuple[int, str]]] = {}
-        self._counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._lines)
-
-    @property
-    def counts(self) -> Counter[str]:
-        """How many lines are aside, by group."""
-        return self._counts
 
     def put(self, line: str, group: str, rank: int) -> None:
         """Set `line` aside."""
         self.discard(line)
         self._lines[line] = group, rank
-        self._counts[group] += 1
+        self.counts[group] += 1
         heap = self._heaps.setdefault(group, [])
         heapq.heappush(heap, (rank, line))
-        if len(heap) > 2 * self._counts[group] + 100:  # most of them are stale
+        if len(heap) > 2 * self.counts[group] + 100:  # most of them are stale
             heap[:] = sorted({entry for entry in heap if self._is_aside(group, *entry)})
 
     def discard(self, line: str) -> None:
         """Record that `line` is no longer aside."""
         if line in self._lines:
             group, _ = self._lines.pop(line)
-            self._counts[group] -= 1
-            if not self._counts[group]:
-                del self._counts[group], self._heaps[group]
+            self.counts[group] -= 1
+            if not self.counts[group]:
+                del self.counts[group], self._heaps[group]
 
     def heads(self) -> list[tuple[int, str]]:
         """The smallest rank of each group and its line, ordered by rank."""

@@ -220,7 +220,7 @@ class Queues:
         ended = []
         while self._deadlines and self._deadlines[0][0] <= now:
             waiter = heapq.heappop(self._deadlines)[2]
-            if self._waits(waiter) and self.remove(waiter):
+            if waiter in self._waiters and self.remove(waiter):
                 ended.append(waiter)
         if self._taken_in > 2 * len(self._waiters) + FORGOTTEN_LATE:  # most entries are stale
             self._forget()
@@ -231,11 +231,11 @@ class Queues:
         self._deadlines = self._of_waiting(self._deadlines)
         for queue in self.by_line.values():
             queue.heap = self._of_waiting(queue.heap)
-            queue.watching = [waiter for waiter in queue.watching if self._waits(waiter)]
+            queue.watching = [waiter for waiter in queue.watching if waiter in self._waiters]
         self._taken_in = len(self._waiters)
 
     def _of_waiting(self, heap: list[tuple[N, int, Waiter]]) -> list[tuple[N, int, Waiter]]:
-        waiting = [one for one in heap if self._waits(one[2])]
+        waiting = [one for one in heap if one[2] in self._waiters]
         heapq.heapify(waiting)
         return waiting
 
@@ -247,7 +247,7 @@ class Queues:
     def first(self, line: str) -> Waiter | None:
         """The first waiter in `line`; None if there is none."""
         heap = self.by_line[line].heap if line in self.by_line else []
-        while heap and not self._waits(heap[0][2]):
+        while heap and heap[0][2] not in self._waiters:
             heapq.heappop(heap)
         return heap[0][2] if heap else None
 
@@ -266,13 +266,10 @@ class Queues:
         """Remove and return the waiters in `line` that need not wait for their turn; see `Waiter.need_not_wait`."""
         queue = self.by_line[line]
         taken_out = [waiter for waiter in queue.watching if waiter.need_not_wait(holders) and self.remove(waiter)]
-        queue.watching = [waiter for waiter in queue.watching if self._waits(waiter)]
+        queue.watching = [waiter for waiter in queue.watching if waiter in self._waiters]
         return taken_out
 
     def rank(self, line: str) -> int:
         """The rank of the first waiter in `line`; 0 if there is none."""
         first = self.first(line)
         return first.rank if first else 0
-
-    def _waits(self, waiter: Waiter) -> bool:
-        return waiter in self._waiters

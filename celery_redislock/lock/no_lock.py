@@ -32,13 +32,7 @@ class NoLock:
     def check(self) -> None:
         """Do nothing."""
 
-    def extend(self, *args: Any, **kwargs: Any) -> Literal[True]:
-        """Do nothing; return True."""
-        return True
-
-    def reacquire(self) -> Literal[True]:
-        """Do nothing; return True."""
-        return True
+    extend = reacquire = acquire
 
     def locked(self) -> bool:
         """Return False: no key is held."""

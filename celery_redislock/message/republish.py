@@ -134,8 +134,13 @@ def publish_again(
         Exception: Any error from the broker; the message was not sent.
     """
     own_headers = custom_headers(request.headers if headers is None else headers)
-    options = {
-        **_left_out(request),
+    own = request.__dict__
+    # What Celery's `signature_from_request` leaves out; None for what the message did not have.
+    options: dict[str, Any] = {
+        "compression": own.get("compression"),
+        "delivery_mode": (request.properties or {}).get("delivery_mode"),
+        "argsrepr": own.get("argsrepr"),  # the caller may have set it to hide the arguments
+        "kwargsrepr": own.get("kwargsrepr"),
         "serializer": serializer,
         "queue": queue_of(task.app, request) if natively else None,
     }
@@ -154,17 +159,6 @@ def publish_again(
     Task.apply_async(
         task, tuple(signature.args), signature.kwargs, **signature.options, producer=producer, add_to_parent=False
     )
-
-
-def _left_out(request: Context) -> dict[str, Any]:
-    """The options that Celery's `signature_from_request` leaves out. Values that the message did not have are None."""
-    own = request.__dict__
-    return {
-        "compression": own.get("compression"),
-        "delivery_mode": (request.properties or {}).get("delivery_mode"),
-        "argsrepr": own.get("argsrepr"),  # the caller may have set it to hide the arguments
-        "kwargsrepr": own.get("kwargsrepr"),
-    }
 
 
 def queue_of(app: Celery, request: Context) -> Queue | None:

@@ -208,8 +208,7 @@ def _expect_copies(runs: Sequence[Run]) -> None:
         except LockUnavailable as error:
             logger.warning(
                 "%s: %s: its message comes again and may run once more",
-                run.name,
-                error,
+                *(run.name, error),
                 extra=run.fields("unavailable", hold and hold.demand.key),
             )
 

@@ -124,15 +124,12 @@ class EarlyAcks:
         if self._pipe is None:
             return
         with self._reading:  # a worker without an event loop reads from several threads
-            self._read(self._pipe)
-
-    def _read(self, pipe: io.FileIO) -> None:
-        while chunk := pipe.read(_CHUNK):
-            nonces = chunk.decode()
-            for start in range(0, len(nonces), _LENGTH):
-                self._ack(nonces[start : start + _LENGTH])
-            if len(chunk) < _CHUNK:
-                return
+            while chunk := self._pipe.read(_CHUNK):
+                nonces = chunk.decode()
+                for start in range(0, len(nonces), _LENGTH):
+                    self._ack(nonces[start : start + _LENGTH])
+                if len(chunk) < _CHUNK:
+                    return
 
     def _ack(self, nonce: str) -> None:
         message = self._accepted.pop(nonce, None)

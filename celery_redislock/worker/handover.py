@@ -20,7 +20,7 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from .requeue import BATCH, Closing, publish
-from .slots import Windows
+from .slots import let_go
 from .waiting_message import WaitingMessage
 from .worker_port import restore, survive_lost_connections, wrap_soft_shutdown
 
@@ -136,6 +136,10 @@ class Handover:
         stop: Stops waiting, and lets go of all messages.
         wake_up: Wakes up the worker's event loop.
         run: Gives the pool a message that could not be published again.
+
+    Attributes:
+        leave: See `Leaving.add`: the message keeps waiting after another delivery.
+        take_back: See `Leaving.take_back`.
     """
 
     def __init__(
@@ -150,7 +154,8 @@ class Handover:
         #: The consumer while it receives messages, otherwise None.
         self._consumer: Any = None
         self._closing = Closing(self._has_settled)
-        self._leaving = Leaving(self._published, self._not_published)
+        leaving = Leaving(self._published, self._not_published)
+        self.leave, self.take_back = leaving.add, leaving.take_back
         #: Messages that were published again, for the worker's event loop to ack.
         self._to_ack: deque[WaitingMessage] = deque()
         #: The delivery tags of messages that waited here when the connection to the broker was lost.
@@ -165,14 +170,6 @@ class Handover:
     def stop(self) -> None:
         """Stop: no more messages are received."""
         self._consumer = None
-
-    def take_back(self) -> list[WaitingMessage]:
-        """Return the messages that were about to leave but are not published yet."""
-        return self._leaving.take_back()
-
-    def leave(self, waiting: WaitingMessage) -> None:
-        """Publish the message of `waiting` again soon, so that it keeps waiting after another delivery. Thread-safe."""
-        self._leaving.add(waiting)
 
     def let_go(self, requests: Sequence[Request], channel: Any = None) -> None:
         """In a shutdown, publish the messages of `requests` again, in this order; otherwise, restore them.
@@ -233,9 +230,7 @@ class Handover:
             request = self._to_ack.popleft().request
             if request.message.channel is not channel_of(consumer):
                 continue  # its connection is lost: the broker delivers it again, and it is dropped as a copy
-            consumer.qos.decrement_eventually()
-            if isinstance(consumer.qos, Windows):
-                consumer.qos.let_go(request.message)
+            let_go(consumer, request)
             request.acknowledge()
 
 

@@ -55,7 +55,7 @@ class Slots(ABC):
     def __init__(self, consumer: Any, on_held: Callable[[], None], look_again: Callable[[float], None]) -> None:
         self._consumer = consumer
         self._pool = consumer.pool
-        self._start: Callable[[Request], object] = consumer.on_task_request
+        self._run: Callable[[Request], object] = consumer.on_task_request
         self._on_held = on_held
         self._look_again = look_again
         #: When each held slot became free, by `time.monotonic()`.
@@ -109,7 +109,7 @@ class Slots(ABC):
             self._held.popleft()
             self._run_in_held(request)
         else:
-            self._run_in_free(request)
+            self._start(request)
         return True
 
     def clear(self) -> None:
@@ -140,10 +140,10 @@ class Slots(ABC):
         """How many slots may be held now."""
         return self._wanted + self._ended - self._decided
 
-    def _run_in_held(self, request: Request) -> None:
-        self._start(request)
+    def _start(self, request: Request) -> None:
+        self._run(request)
 
-    def _run_in_free(self, request: Request) -> None:
+    def _run_in_held(self, request: Request) -> None:
         self._start(request)
 
     def _note_ended(self) -> None:
@@ -298,6 +298,20 @@ class Windows(QoS):
         if consumer.hub is not None:  # over TLS, messages may have been read along with the answers
             transport, connection = consumer.connection.transport, consumer.connection.connection
             consumer.hub.call_soon(transport.on_readable, connection, consumer.hub)
+
+
+def keep_unacked(consumer: Any, request: Request) -> None:
+    """Let the worker keep fetching while the message of `request` stays unacked."""
+    consumer.qos.increment_eventually()
+    if isinstance(consumer.qos, Windows):
+        consumer.qos.keep(request.message)
+
+
+def let_go(consumer: Any, request: Request) -> None:
+    """Count the message of `request` as no longer waiting."""
+    consumer.qos.decrement_eventually()
+    if isinstance(consumer.qos, Windows):
+        consumer.qos.let_go(request.message)
 
 
 def open_windows(consumer: Any) -> None:

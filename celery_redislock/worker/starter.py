@@ -143,7 +143,7 @@ class GatedSlots(Slots):
             self._fetched.append(request)
             self._look_again(0)
         else:
-            self._pass(request)
+            self._start(request)
 
     def clear(self) -> None:
         """Empty the gate too: the broker delivers its messages again."""
@@ -162,25 +162,25 @@ class GatedSlots(Slots):
     def _let_one_in(self) -> bool:
         """Let in a waiting message if one needs a slot, otherwise a fetched one; return whether one was let in."""
         if self._fetched and not self._is_waited():
-            self._pass(self._fetched.popleft())
+            self._start(self._fetched.popleft())
         elif self._idle() <= 0:
             return False
         elif len(self._held) < self._claims:
             self._held.append(time.monotonic())
             self._on_held()
         elif self._fetched:
-            self._pass(self._fetched.popleft())
+            self._start(self._fetched.popleft())
         else:
             return False
         return True
 
     def _give_up(self) -> None:
         if self._fetched:
-            self._pass(self._fetched.popleft())
+            self._start(self._fetched.popleft())
 
-    def _pass(self, request: Request) -> None:
+    def _start(self, request: Request) -> None:
         self._running.add(request)
-        self._start(request)
+        super()._start(request)
 
     def _run_ends(self, task_id: str = "", **_: Any) -> None:
         """Handle the end of a run, in the pools that run tasks in this process."""
@@ -196,12 +196,6 @@ class GatedSlots(Slots):
 
     def _free(self, starting: int) -> int:
         return max(0, self._idle()) + len(self._held)
-
-    def _run_in_held(self, request: Request) -> None:
-        self._pass(request)
-
-    def _run_in_free(self, request: Request) -> None:
-        self._pass(request)
 
 
 class SoloSlots(Slots):

@@ -25,7 +25,7 @@ from celery_redislock.task.plan import LockPlan
 from . import rate_limit, worker_port
 from .children import CHILDREN
 from .handover import Handover, channel_of
-from .slots import SemaphoreSlots, Slots, Windows, open_windows, scale_up
+from .slots import SemaphoreSlots, Slots, keep_unacked, let_go, open_windows, scale_up
 from .starter import GatedSlots, SoloSlots, Starter
 from .waiting_message import Prepare, RevokedMessages, WaitingMessage, has_ended, must_leave_at, was_given_back_often
 from .worker_port import is_behind_semaphore, most_prefetched
@@ -153,15 +153,14 @@ class WaitingRoom(bootsteps.StartStopStep):
         must_leave = was_given_back_often(request) or time.monotonic() >= must_leave_at(request, plan)
         return not must_leave or request.may_leave  # type: ignore[attr-defined] # it is a `LockedRequest`
 
-    def keep(self, request: Request, ending: WaitsInLine, plan: LockPlan, prepare: Prepare) -> None:
-        """Keep the message of `request` until its turn."""
-        self._keep(request, ending, plan, prepare, leaves=False)
-
     def send_on(self, request: Request, header: Header, plan: LockPlan, prepare: Prepare) -> None:
         """Publish the message of `request` again with `header`; if that fails, give it to the pool again."""
-        self._keep(request, WaitsInLine("", Demand(""), header.rank, header, False), plan, prepare, leaves=True)
+        self.keep(request, WaitsInLine("", Demand(""), header.rank, header, False), plan, prepare, leaves=True)
 
-    def _keep(self, request: Request, ending: WaitsInLine, plan: LockPlan, prepare: Prepare, *, leaves: bool) -> None:
+    def keep(
+        self, request: Request, ending: WaitsInLine, plan: LockPlan, prepare: Prepare, *, leaves: bool = False
+    ) -> None:
+        """Keep the message of `request` until its turn; if it `leaves`, until it is published again."""
         worker_port.task_ready(request)
         consumer = self._consumer
         if consumer is None:
@@ -169,7 +168,7 @@ class WaitingRoom(bootsteps.StartStopStep):
             return
         if self._is_lost(consumer, request):
             return
-        self._keep_unacked(consumer, request)
+        keep_unacked(consumer, request)
         room = server_of(plan.app).room
         self._rooms.add(room)
         room.hosts.add(self)
@@ -190,13 +189,6 @@ class WaitingRoom(bootsteps.StartStopStep):
             self._handover.leave(waiting)
         else:
             self.give_to_pool(waiting, called)
-
-    @staticmethod
-    def _keep_unacked(consumer: Any, request: Request) -> None:
-        """Let the worker keep fetching while the message of `request` stays unacked."""
-        consumer.qos.increment_eventually()
-        if isinstance(consumer.qos, Windows):
-            consumer.qos.keep(request.message)
 
     def _is_lost(self, consumer: Any, request: Request) -> bool:
         """Whether the connection that the message of `request` came over is lost. If so, the broker redelivers it.
@@ -288,7 +280,7 @@ class WaitingRoom(bootsteps.StartStopStep):
                 waiting.pass_on()
             return
         if has_ended(request):
-            self._let_go(consumer, request)
+            let_go(consumer, request)
             if called:
                 waiting.pass_on()
             return
@@ -299,16 +291,9 @@ class WaitingRoom(bootsteps.StartStopStep):
                 self._revoked.look_later(consumer)
                 return
             self._called[request] = waiting
-        self._let_go(consumer, request)
+        let_go(consumer, request)
         waiting.prepare(waiting.call if called else None)
         rate_limit.run(consumer, request)
-
-    @staticmethod
-    def _let_go(consumer: Any, request: Request) -> None:
-        """Count the message of `request` as no longer waiting."""
-        consumer.qos.decrement_eventually()
-        if isinstance(consumer.qos, Windows):
-            consumer.qos.let_go(request.message)
 
     def _end(self, waiting: WaitingMessage) -> None:
         """End the message of `waiting`, which was revoked, if it still waits."""
@@ -327,7 +312,7 @@ class WaitingRoom(bootsteps.StartStopStep):
     def _keep_on(self, waiting: WaitingMessage) -> None:
         """Put a called message back in line, because another message has taken its slot."""
         worker_port.task_ready(waiting.request)
-        self._keep_unacked(self._consumer, waiting.request)
+        keep_unacked(self._consumer, waiting.request)
         self.give_rate_token_back(waiting.request)
         waiting.wait_on()
         self._revoked.look_later(self._consumer)
