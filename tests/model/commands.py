@@ -36,6 +36,8 @@ class Acquire(NamedTuple):
     """The rank for which the asker was called: a room may have called others."""
     number: int = 0
     """What tells the asker from others of its room with the same rank."""
+    times: int = 0
+    """How many times the asker has minted its token anew."""
 
     @property
     def claim(self) -> str:
@@ -53,6 +55,7 @@ class Claim(NamedTuple):
     limit: int = 1
     rank: int = 0
     number: int = 0
+    times: int = 0
 
 
 class Reserve(NamedTuple):
@@ -94,6 +97,9 @@ class Release(NamedTuple):
     rank: int = 0
     """That of the call that is released; else 0."""
     number: int = 0
+    exactly: tuple[Attempt, int] | None = None
+    """The rest of the token that the permit must hold: its attempt, and how many times it was minted anew. None: any
+    token of the owner will do."""
 
 
 class HandOver(NamedTuple):
@@ -117,6 +123,8 @@ class GiveUp(NamedTuple):
     is_to_come: bool
     """Whether a run may hand its permit over under this claim later. Then Redis remembers that nobody comes with it."""
     limit: int = 1
+    exactly: Attempt | None = None
+    """The attempt of the reservation's token, where the whole token must match."""
 
 
 class Enter(NamedTuple):

@@ -159,7 +159,9 @@ def _granted(server: Server, permit: int, command: Acquire | Claim, mistakes: Mi
     if is_new:
         keeps_claim = Mistake.CLAIM_IS_KEPT in mistakes and permit in _claimed(server, command)
         nonce = command.claim if keeps_claim else command.nonce
-        server = server.put(permit, Key(nonce, command.attempt, key is not None and key.marked))
+        server = server.put(permit, Key(nonce, command.attempt, key is not None and key.marked, times=command.times))
+    elif key is not None and Mistake.SECOND_GRANT_STORES_NOTHING not in mistakes:
+        server = server.put(permit, key._replace(times=command.times))
     is_early = bool(command.claim) and command.limit > 1 and is_new and not is_claimed
     if is_early and Mistake.EARLY_RETRY_IS_FORGOTTEN not in mistakes:
         gone |= {command.claim}  # the run before must not hand its permit over to me any more
@@ -290,9 +292,16 @@ def _permit_to_release(server: Server, command: Release | HandOver, mistakes: Mi
         return 1
     for permit, key in enumerate(_in_reach(server, command.limit), 1):
         called = key is not None and (key.nonce, key.rank, key.number)
-        if called == (command.nonce, command.rank, command.number):
+        if called == (command.nonce, command.rank, command.number) and _is_exact(key, command, mistakes):
             return permit
     return 0
+
+
+def _is_exact(key: Key | None, command: Release | HandOver, mistakes: Mistakes) -> bool:
+    """Whether the permit holds the token of the release, if that is an undo. Else the owner is enough."""
+    if not isinstance(command, Release) or command.exactly is None or Mistake.UNDO_BY_OWNER in mistakes:
+        return True
+    return key is not None and key.times == command.exactly[1]
 
 
 def _in_reach(server: Server, limit: int) -> tuple[Key | None, ...]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
+from celery_redislock.protocol.hold import Phase as HoldPhase
 from celery_redislock.protocol.tokens import Attempt
 
-from .commands import Command
+from .holds import Call, Hold, token
 
 
 class Message(NamedTuple):
@@ -95,6 +96,10 @@ IN_SLOT = (IN_CHILD - {Phase.IN_DOUBT}) | {Phase.CHILD_DEAD, Phase.KEPT}
 LOST = "LOST"
 
 
+#: The hold of an execution that has none any more.
+OVER = Hold.of(token("", Attempt("", 0, 0))).over()
+
+
 class Execution(NamedTuple):
     """One process running one delivered message."""
 
@@ -109,19 +114,13 @@ class Execution(NamedTuple):
     """The execution knows that its lock is lost."""
     ending: Ending | None = None
     """How the body ends. Once the release was sent it is set only where the message is to be requeued."""
-    gives: str = ""
-    """The claim that the execution has put into the next attempt's message, to hand its key over under it."""
-    sent: Command | None = None
-    """The release that is in doubt, as the keeper sends it again: nobody has read its answer, and its connection is
-    lost. The execution parts with its message meanwhile, and stays in the world for this alone."""
+    hold: Hold = OVER
+    """While a release is in doubt, the keeper sends it again. The execution parts with its message meanwhile, and stays
+    in the world for this alone."""
     permit: int = 1
     """The number of the permit that it was granted."""
-    limit: int = 1
-    """How many may hold the lock at once, as this worker knows it."""
     room: str = ""
     """The room of the worker, where the scenario says how many slots each worker has; empty: a worker of its own."""
-    called: bool = False
-    """The execution was called from its room, and asks as one that was called."""
     resent: bool = False
     """The worker has published the message again, as far as it knows in vain, and goes on with it. The message's header
     says so, but only in this worker: the broker's copy of the message is as it was."""
@@ -133,6 +132,28 @@ class Execution(NamedTuple):
     @property
     def attempt(self) -> Attempt:
         return self.message.attempt
+
+    @property
+    def limit(self) -> int:
+        """How many may hold the lock at once, as this worker knows it."""
+        return self.hold.demand.capacity
+
+    @property
+    def call(self) -> Call:
+        """What a permit holds for the execution if it is called."""
+        return Call(self.home, self.message.rank, self.number)
+
+    def named(self, nonce: str) -> Execution:
+        """The execution under another name."""
+        one, hold = self._replace(nonce=nonce), self.hold
+        if hold.token.nonce == self.nonce:
+            hold = hold._replace(token=token(nonce, hold.token.attempt, hold.token.times))
+        return one._replace(hold=hold._replace(call=one.call) if hold.call else hold)
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether nobody has read the answer to the release."""
+        return self.hold.phase is HoldPhase.ENDING
 
     @property
     def has_parted(self) -> bool:

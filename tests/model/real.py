@@ -37,7 +37,6 @@ from .effects import apply
 from .server import NOBODY, Key, Server, limit_of, member_of, room_of
 
 KEY = "redislock:{shop.bill:7}"
-ORIGIN = tokens.origin("w@host", "shop.bill")
 #: The time to live that a key is set up with, and the one that a command gives it, in seconds: the time that is left
 #: tells which one a key has.
 OLD_LEASE, NEW_LEASE = 50.0, 100.0
@@ -115,7 +114,7 @@ class Keys:
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
         self.store = LockStore.of(client)
-        self.tokens: dict[tuple[str, Attempt], Token] = {}
+        self.tokens: dict[tuple[str, Attempt, int], Token] = {}
         self.rooms: dict[str, Token] = {}
 
     def set_up(self, server: Server) -> None:
@@ -145,7 +144,7 @@ class Keys:
         match command:
             case Acquire(nonce, attempt, reads_note) | Claim(nonce, attempt, reads_note):
                 return commands.acquire(
-                    *(demand, self.token(nonce, attempt), NEW_LEASE),
+                    *(demand, self.token(nonce, attempt, command.times), NEW_LEASE),
                     note=note(attempt) if reads_note else None,
                     call=self.call(command) if command.room else None,
                     claim=ClaimOfMessage(real(command.claim), NEW_LEASE) if isinstance(command, Claim) else None,
@@ -158,10 +157,14 @@ class Keys:
                 if nonce[0] == "!":
                     call = tokens.call(self.member(nonce[1:]), command.rank, command.number)
                     return commands.release(demand, call.value)
+                if command.exactly is not None:
+                    return commands.release(demand, self.token(nonce, *command.exactly).value)
                 return commands.release(demand, owner(nonce).owner, left)
             case HandOver(nonce, over, unseen_copy, claim, attempt):
                 left = Note(note(over), in_any_case=unseen_copy) if over else None
                 return commands.hand_over(demand, owner(nonce), self.token(claim, attempt), NEW_LEASE, left)
+            case GiveUp(claim, exactly=Attempt() as attempt):
+                return commands.release(demand, self.token(claim, attempt).value, place=QUEUED)
             case GiveUp(claim, is_to_come):
                 return commands.give_up(demand, real(claim), is_to_come=is_to_come)
             case Renew(nonce, permit):
@@ -194,7 +197,7 @@ class Keys:
         if key.member:
             member = self.member(key.member)
             return tokens.call(member, key.rank, key.number) if key.nonce[0] == "!" else member
-        token = self.token(key.nonce, key.attempt)
+        token = self.token(key.nonce, key.attempt, key.times)
         return SEEN + token[1:] if key.marked else token
 
     def room(self, room: str) -> Token:
@@ -207,8 +210,9 @@ class Keys:
         """What a run that was called knows of the permit that is kept for it."""
         return tokens.call(self.member(member_of(command.room, command.limit)), command.rank, command.number).value
 
-    def token(self, nonce: str, attempt: Attempt) -> Token:
-        return self.tokens.setdefault((nonce, attempt), tokens.mint(real(nonce), attempt, ORIGIN, state(nonce)))
+    def token(self, nonce: str, attempt: Attempt, times: int = 0) -> Token:
+        minted = tokens.mint(real(nonce), attempt, tokens.origin(f"w{times}@host", "shop.bill"), state(nonce))
+        return self.tokens.setdefault((nonce, attempt, times), minted)
 
 
 def real(nonce: str) -> str:

@@ -69,6 +69,11 @@ class Mistake(Enum):
     DOUBT_LEAVES_NO_NOTE = "a release that is sent again leaves no note where no copy was seen"
     DOUBT_NOTES_UNFINISHED_WORK = "a release that is sent again leaves a note, though its message was requeued"
     DOUBT_NAMES_THE_NEXT_RUN = "a release that is sent again releases what its process runs by now"
+    DOUBT_ASKS_AGAIN_AS_BEFORE = "an execution in doubt asks again with its token, which an undo on its way then frees"
+    SECOND_GRANT_STORES_NOTHING = (
+        "an acquire of an owner that has the key leaves its old token there, which an undo then frees"
+    )
+    UNDO_BY_OWNER = "an undo that comes late frees whatever its owner has"
     # This model has found the following mistakes in earlier versions of the code.
     FIRST_DELIVERY_IGNORES_ITS_COPY = "a copy's run leaves no note for the first delivery, which looks for none"
     OUTAGE_FORGETS_BEGUN_WORK = "a redelivered message that meets an outage comes back as if it were new"

@@ -16,14 +16,15 @@ from celery_redislock.task import decisions
 from celery_redislock.task.decisions import ComeBack, Skip
 
 from . import known
-from .commands import Acquire, Claim, Command, Effect, GiveUp, HandOver, Release, Renew
+from .commands import Acquire, Claim, Command, Effect, GiveUp, Release, Renew
 from .effects import apply, noted
 from .executions import IN_BODY, LOST, Ending, Execution, Message, Phase
 from .fate import Fate, token_of
+from .holds import LEASE, Hold, token
 from .publishing import Publisher, Publishing
 from .rooms import Rooms, wake
 from .rules import Excuse, Mistake, Promise
-from .server import Key, Server, member_of
+from .server import Key, Server
 from .world import Step, World
 
 #: How many executions there may be at a time. How often a message comes back has no bound.
@@ -102,12 +103,15 @@ class Steps:
         if world.faults.may("doublings"):
             for message in {message for message in world.queue if message.returned}:
                 yield Step(f"{message} was sent twice", world.enqueue(message).spend("doublings"))
+        for undo in world.late:
+            yield from self._arrive(world, undo)
         yield from self.fate.expire(world)
 
     def _deliver(self, world: World) -> Iterator[Step]:
         for message, limit in itertools.product(set(world.queue), self.rooms.limits):
             for room in self._receivers(world):
-                one = Execution(world.fresh("n"), message, room=room, limit=limit)
+                one = Execution(world.fresh("n"), message, room=room)
+                one = one._replace(hold=self._new_hold(one, limit))
                 delivered = Step(f"{one.nonce} gets {message}", world.dequeue(message).put(one))
                 ready = world.is_calm and not room
                 yield from self._on(delivered, one, self._ask) if ready else (delivered,)
@@ -134,11 +138,10 @@ class Steps:
             if one.phase in {Phase.WAITING, Phase.CALLED} and not one.message.claim:
                 revoked = world.without(one).spend("revokes").remember("settled", one.attempt)
                 label = f"{one.nonce} is revoked {one.phase.value}"
-                if not one.called:
+                if not one.hold.call:
                     yield Step(label, revoked)
                     continue
-                call = f"!{member_of(one.home, one.limit)}"
-                release = Release(call, None, False, one.limit, one.message.rank, one.number)
+                release = one.hold.passes_on()
                 server = self._apply(revoked, release).server
                 yield Step(label, revoked._replace(server=server), (world.server, release))
 
@@ -161,9 +164,10 @@ class Steps:
         accepted = one
         if self._makes(Mistake.ACK_BEFORE_THE_GRANT) and not one.message.acks_late:
             accepted = one._replace(unacked=False)
+        accepted = accepted._replace(hold=one.hold.asked())
         yield self._answer(world, accepted)
         if world.faults.may("lost_replies"):
-            asked = self._acquire(one)
+            asked = self._acquire(accepted)
             server = self._apply(world, asked).server
             world = world._replace(server=server).spend("lost_replies")
             label = f"{one.nonce} asks for the key, the reply is lost"
@@ -171,18 +175,33 @@ class Steps:
 
     def _ask_again(self, world: World, one: Execution) -> Iterator[Step]:
         yield self._answer(world, one)
-        # Or the second reply is lost as well. The store then sends a release, whose reply it does not need, and to the
-        # execution it is an outage.
-        undo = Release(one.nonce, None, False, one.limit)
+        # Or the second reply is lost as well. The store then undoes it, and to the execution it is an outage.
+        undo = one.hold.undo()
         after = world._replace(server=self._apply(world, undo).server)
         begun = known.comes_back_begun(one, self.mistakes)
         yield self._wait(after, one, begun, "has no answer and undoes it", (world.server, undo))
+        if world.faults.may("late_undos"):
+            times = one.hold.token.times + (not self._makes(Mistake.DOUBT_ASKS_AGAIN_AS_BEFORE))
+            hold = one.hold.doubted(one.hold.asks).minted(token(one.hold.token.nonce, one.attempt, times))
+            again = world.spend("late_undos").put(one._replace(phase=Phase.RESERVED, hold=hold))
+            yield Step(f"{one.nonce} has no answer, and undoes it, late", again._replace(late=(*world.late, undo)))
+
+    def _arrive(self, world: World, undo: Release) -> Iterator[Step]:
+        """An undo on its way arrives, or is lost."""
+        effect = self._apply(world, undo)
+        gone = world._replace(late=tuple(one for one in world.late if one != undo))
+        yield Step(f"the undo of {undo.nonce} is lost", gone)
+        arrived = gone._replace(server=effect.server)
+        body = [one for one in world.executions if one.nonce == undo.nonce and one.phase in IN_BODY]
+        broken = Promise.OWN_KEY if body and effect.reply is Tag.RELEASED else None
+        yield Step(f"the undo of {undo.nonce} arrives", arrived, (world.server, undo), broken)
 
     def _answer(self, world: World, one: Execution) -> Step:
         command = self._acquire(one)
         effect = self._apply(world, command)
         asked = (world.server, command)
         after = world._replace(server=effect.server)
+        one = one._replace(hold=one.hold.answered(one.hold.asks, effect.reply))
         if effect.reply is Tag.GRANTED:
             return self._start(after, one._replace(permit=effect.permit), asked)
         if effect.reply is Tag.FINISHED:
@@ -194,7 +213,6 @@ class Steps:
 
     def _start(self, world: World, one: Execution, asked: tuple[Server, Command]) -> Step:
         again = one.attempt in world.history.finished and not self._is_excused(world, one.attempt)
-        one = one._replace(called=False)
         world = world.put(one._replace(phase=Phase.RUNNING, lost=False)).remember("started", one.attempt)
         label = f"{one.nonce} is granted the key and starts {one.attempt}"
         return Step(label, world, asked, Promise.NOT_AGAIN if again else None)
@@ -225,7 +243,8 @@ class Steps:
         if self.limit is not None and len(world.waiting_in(one.home)) >= self.limit:
             return self._send_back(world, one, begun, f"{why} and comes back", asked)
         number = 0 if self._makes(Mistake.EQUALS_SHARE_A_CALL) else self._number(world, one)
-        waiting = one._replace(phase=Phase.WAITING, called=False, begun=one.begun or begun, number=number)
+        hold = self._new_hold(one, one.limit)
+        waiting = one._replace(phase=Phase.WAITING, hold=hold, begun=one.begun or begun, number=number)
         broken = Promise.NOTHING_LEFT if world.server.number_of(one.nonce) else None
         return Step(f"{one.nonce} {why} and waits", world.put(waiting), asked, broken)
 
@@ -329,14 +348,14 @@ class Steps:
 
     def _publish(self, world: World, one: Execution, ending: Ending) -> Step:
         assert ending.publishes
-        message, gives = ending.publishes, ""
+        message, hold = ending.publishes, one.hold
         if ending.hands_over:
-            gives = one.nonce if self._makes(Mistake.CLAIM_OPENS_THE_HELD_KEY) else world.fresh("h")
-            message = message._replace(claim=gives)
+            claim = one.nonce if self._makes(Mistake.CLAIM_OPENS_THE_HELD_KEY) else world.fresh("h")
+            message, hold = message._replace(claim=claim), hold.gives_to(claim, message.attempt)
         if message.attempt in world.history.published:
             world = world.excuse(message.attempt, Excuse.PUBLISHED_TWICE)
         world = world.remember("published", message.attempt).enqueue(message)
-        published = one._replace(phase=Phase.PUBLISHED, ending=ending, gives=gives)
+        published = one._replace(phase=Phase.PUBLISHED, ending=ending, hold=hold)
         return Step(f"{one.nonce} publishes {message}", world.put(published))
 
     def _renew(self, world: World, one: Execution) -> Step:
@@ -351,7 +370,8 @@ class Steps:
 
     def _release(self, world: World, one: Execution) -> Iterator[Step]:
         """The execution sends its release, and does not wait for the answer: it goes on as if the release had run."""
-        command = self._last_word(one)
+        one = one._replace(hold=self._ended(one))
+        command = one.hold.release()
         effect = self._apply(world, command)
         asked, broken = (world.server, command), self._stolen(world.server, effect, command.nonce)
         assert one.ending
@@ -377,34 +397,25 @@ class Steps:
         """
         if self._makes(Mistake.DOUBT_IS_FORGOTTEN):
             return self._close(world, one, Phase.RELEASED, label, None)
-        command = self._last_word(one)
-        note = one.attempt if self._makes(Mistake.DOUBT_NOTES_UNFINISHED_WORK) else command.note
-        unseen_copy = command.unseen_copy or not self._makes(Mistake.DOUBT_LEAVES_NO_NOTE)
-        doubtful = one._replace(sent=command._replace(note=note, unseen_copy=unseen_copy))
-        return self._close(world, doubtful, Phase.IN_DOUBT, label, None)
+        hold = one.hold.noted(one.attempt, True) if self._makes(Mistake.DOUBT_NOTES_UNFINISHED_WORK) else one.hold
+        return self._close(world, one._replace(hold=hold), Phase.IN_DOUBT, label, None)
 
     def _send_again(self, world: World, one: Execution) -> Step:
         """The keeper sends a release that is in doubt once more, at any later time."""
-        command = one.sent
-        assert isinstance(command, Release | HandOver)
+        command = one.hold.release(in_any_case=not self._makes(Mistake.DOUBT_LEAVES_NO_NOTE))
         if self._makes(Mistake.DOUBT_NAMES_THE_NEXT_RUN):
             running = [other.nonce for other in world.executions if other.home == one.home and other.phase in IN_BODY]
             command = command._replace(nonce=next(iter(running), command.nonce))
         effect = self._apply(world, command)
         label = f"the keeper sends the release of {one.nonce} again: {effect.reply.value}"
-        answered = one._replace(sent=None)
         after = world._replace(server=effect.server)
-        step = self._close(after, answered, Phase.RELEASED, label, (world.server, command))
+        step = self._close(after, one, Phase.RELEASED, label, (world.server, command))
         return step._replace(broken=self._stolen(world.server, effect, self._token(one)) or step.broken)
 
-    def _last_word(self, one: Execution) -> Release | HandOver:
-        ending = one.ending
-        assert ending
-        note = one.attempt if known.is_over(ending.state, self.mistakes) else None
-        unseen_copy = known.copy_may_wait(one, self.mistakes)
-        if one.gives and ending.publishes:
-            return HandOver(self._token(one), note, unseen_copy, one.gives, ending.publishes.attempt, one.limit)
-        return Release(self._token(one), note, unseen_copy, one.limit)
+    def _ended(self, one: Execution) -> Hold:
+        assert one.ending
+        note = one.attempt if known.is_over(one.ending.state, self.mistakes) else None
+        return one.hold.noted(note, known.copy_may_wait(one, self.mistakes))
 
     def _part_with_message(self, world: World, one: Execution) -> Step:
         verb = "requeues its message" if one.ending is not None else "acks"
@@ -414,15 +425,16 @@ class Steps:
         self, world: World, one: Execution, phase: Phase, label: str, asked: tuple[Server, Command] | None
     ) -> Step:
         """The execution has done its work. It stays only while its ack is to come, or its release is in doubt."""
-        broken = Promise.NOTHING_LEFT if world.server.number_of(one.nonce) and not one.sent else None
+        is_in_doubt = phase is Phase.IN_DOUBT
+        broken = Promise.NOTHING_LEFT if world.server.number_of(one.nonce) and not is_in_doubt else None
         requeues = one.ending is not None and one.ending.requeues
         if requeues and not one.unacked and not one.message.acks_late:
             world = world.excuse(one.attempt, Excuse.ACKED_EARLY)
-        if not (one.unacked or one.sent):
+        if not (one.unacked or is_in_doubt):
             return Step(label, world.without(one), asked, broken)
         done = Execution(one.nonce, one.message, phase, one.unacked, ending=one.ending if requeues else None)
-        if one.sent:
-            done = done._replace(gives=one.gives, sent=one.sent, room=one.room)
+        if is_in_doubt:
+            done = done._replace(hold=one.hold, room=one.room)
         return Step(label, world.put(done), asked, broken)
 
     # -- what an execution knows
@@ -431,11 +443,12 @@ class Steps:
         return mistake in self.mistakes
 
     def _acquire(self, one: Execution) -> Acquire | Claim:
-        message, reads_note = one.message, known.reads_note(one, self.mistakes)
-        called = (one.home, one.limit, one.message.rank, one.number) if one.called else ("", one.limit)
-        if message.claim:
-            return Claim(self._token(one), one.attempt, reads_note, message.claim, *called)
-        return Acquire(one.nonce, one.attempt, reads_note, *called)
+        return one.hold.acquire(LEASE, one.attempt if known.reads_note(one, self.mistakes) else None)
+
+    def _new_hold(self, one: Execution, limit: int) -> Hold:
+        """The hold as it is rebuilt at the delivery, and again when the message is called."""
+        minted = token(token_of(one, self.mistakes), one.attempt, one.hold.token.times)
+        return Hold.of(minted, limit, one.message.claim)
 
     def _token(self, one: Execution) -> str:
         return token_of(one, self.mistakes)
