@@ -119,12 +119,11 @@ class JoiningExecution(WorkerExecution):
         self._server.keeper.remove(lock)
         lock.hold = lock.hold.ended()
         try:
-            lock.store.send(lock.hold.undo())
+            is_released = lock.store.send(lock.hold.undo())
         except LockUnavailable:  # the lock ends with its lease
-            lock.hold = lock.hold.released_for_now()
-            return
+            is_released = False
         lock.hold = lock.hold.released_for_now()
-        if signals.lock_released.receivers:
+        if is_released and signals.lock_released.receivers:
             signals.lock_released.send(sender=self.task, lock=lock)
 
 

@@ -22,7 +22,7 @@ class Effect(NamedTuple):
 
 
 class Acquire(NamedTuple):
-    """Take a permit, if there is a free one."""
+    """Take the permit that is reserved under the message's claim, or a free one."""
 
     nonce: str
     attempt: Attempt
@@ -38,24 +38,8 @@ class Acquire(NamedTuple):
     """What tells the asker from others of its room with the same rank."""
     times: int = 0
     """How many times the asker has minted its token anew."""
-
-    @property
-    def claim(self) -> str:
-        return ""
-
-
-class Claim(NamedTuple):
-    """Take the permit that is reserved under the message's claim, or a free one."""
-
-    nonce: str
-    attempt: Attempt
-    reads_note: bool
-    claim: str
-    room: str = ""
-    limit: int = 1
-    rank: int = 0
-    number: int = 0
-    times: int = 0
+    claim: str = ""
+    """The message's claim: the permit that is reserved under it may be taken too."""
 
 
 class Reserve(NamedTuple):
@@ -167,4 +151,4 @@ class Leave(NamedTuple):
         return member_of(self.room, self.limit)
 
 
-Command = Acquire | Claim | Reserve | Renew | Release | HandOver | GiveUp | Enter | Stand | Leave
+Command = Acquire | Reserve | Renew | Release | HandOver | GiveUp | Enter | Stand | Leave

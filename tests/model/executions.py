@@ -1,4 +1,4 @@
-"""Messages, how their bodies end, and the executions that run them."""
+"""The executions that run messages."""
 
 from __future__ import annotations
 
@@ -9,59 +9,7 @@ from celery_redislock.protocol.hold import Phase as HoldPhase
 from celery_redislock.protocol.tokens import Attempt
 
 from .holds import Call, Hold, token
-
-
-class Message(NamedTuple):
-    """A message in the broker's queue, or with an execution: its task's options, and what its header says."""
-
-    attempt: Attempt
-    acks_late: bool = True
-    policy: str = "wait"
-    parent: str = ""
-    """The id of the task that published the message."""
-    claim: str = ""
-    """The claim that the message carries: the key is reserved for it under this nonce."""
-    queued: bool = False
-    """The claim is of the place in the queue, and says nothing of the key."""
-    redelivered: bool = False
-    """The broker says that it has delivered the message before."""
-    returned: bool = False
-    """The message has been published again at least once."""
-    begun: bool = False
-    """The header says that the work has begun, so that no policy may drop the message."""
-    after: str = ""
-    """The id of a task whose end the publisher had seen. The message must not be dropped in favour of that task."""
-    rank: int = 0
-    """The message's rank in a line. Copies of it have the same."""
-
-    @property
-    def may_be_known_as_begun(self) -> bool:
-        """Whether nobody can know that the work has not begun: a process may have died before its ack."""
-        return self.begun or (self.redelivered and self.acks_late)
-
-    @property
-    def again(self) -> Message:
-        """The message as the broker delivers it once more."""
-        return self._replace(redelivered=True)
-
-    def __str__(self) -> str:
-        marks = [name for name in ("redelivered", "returned", "begun", "claim") if getattr(self, name)]
-        return f"{self.attempt}" + (f" ({', '.join(marks)})" if marks else "")
-
-
-class Ending(NamedTuple):
-    """How a body ends, and what it publishes before: by `self.retry()`, `replace()`, a chain or `delay()`."""
-
-    state: str
-    publishes: Message | None = None
-    hands_over: bool = False
-    """The key is handed over to what the body publishes."""
-    requeues: bool = False
-    """The message goes back into the queue."""
-    caller: Message | None = None
-    """The message of somebody who has seen this end, published before the key is released."""
-    caller_of_job: bool = False
-    """That message is of scope ``job``: its publisher reserves the key for it."""
+from .messages import Ending, Message
 
 
 class Phase(Enum):
@@ -92,8 +40,6 @@ CLOSED = frozenset({Phase.RELEASED, Phase.RETURNED, Phase.DROPPED})
 IN_CHILD = IN_BODY | {Phase.CALLED, Phase.ASKED, Phase.ENDED, Phase.IN_DOUBT}
 #: The phases in which an execution takes one of its worker's slots.
 IN_SLOT = (IN_CHILD - {Phase.IN_DOUBT}) | {Phase.CHILD_DEAD, Phase.KEPT}
-#: The state of an ending that is none of the body's: its process dies, and the main process publishes its retry.
-LOST = "LOST"
 
 
 #: The hold of an execution that has none any more.
@@ -145,6 +91,8 @@ class Execution(NamedTuple):
 
     def named(self, nonce: str) -> Execution:
         """The execution under another name."""
+        if nonce == self.nonce:
+            return self
         one, hold = self._replace(nonce=nonce), self.hold
         if hold.token.nonce == self.nonce:
             hold = hold._replace(token=token(nonce, hold.token.attempt, hold.token.times))

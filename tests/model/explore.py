@@ -10,7 +10,8 @@ from typing import NamedTuple
 from celery_redislock.protocol.tokens import Attempt
 
 from .commands import Command
-from .executions import IN_BODY, Ending, Execution, Message
+from .executions import IN_BODY, Execution
+from .messages import Ending, Message
 from .publishing import Publisher
 from .rooms import Rooms
 from .rules import Excuse, Mistake, Promise

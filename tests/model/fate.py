@@ -8,8 +8,9 @@ from celery_redislock.protocol.tokens import Attempt
 
 from .commands import GiveUp, Leave
 from .effects import apply
-from .executions import CLOSED, IN_BODY, IN_CHILD, LOST, Ending, Execution, Phase
+from .executions import CLOSED, IN_BODY, IN_CHILD, Execution, Phase
 from .holds import Hold, token
+from .messages import LOST, Ending
 from .rules import Excuse, Mistake
 from .server import Key, Server, limit_of, member_of, room_of
 from .world import Step, World

@@ -11,7 +11,7 @@ from celery_redislock.protocol.scripts import Claim as ClaimOfMessage
 from celery_redislock.protocol.scripts import Note
 from celery_redislock.protocol.tokens import Attempt
 
-from .commands import Acquire, Claim, Command, GiveUp, HandOver, Release, Reserve
+from .commands import Acquire, Command, GiveUp, HandOver, Release, Reserve
 from .server import member_of
 
 #: In the model a lock has one name, and time does not pass.
@@ -56,13 +56,10 @@ class Words:
     """Makes the commands of the model, as `protocol.commands` makes those of the code."""
 
     @staticmethod
-    def acquire(
-        demand: Demand, token: Any, lease: float, *, note: Any, fence: bool, call: Any, claim: Any
-    ) -> Acquire | Claim:
+    def acquire(demand: Demand, token: Any, lease: float, *, note: Any, fence: bool, call: Any, claim: Any) -> Acquire:
         called = (call.room, demand.capacity, call.rank, call.number) if call else ("", demand.capacity, 0, 0)
-        if claim is None:
-            return Acquire(token.nonce, token.attempt, note is not None, *called, token.times)
-        return Claim(token.nonce, token.attempt, note is not None, claim.nonce, *called, token.times)
+        nonce = "" if claim is None else claim.nonce
+        return Acquire(token.nonce, token.attempt, note is not None, *called, token.times, nonce)
 
     @staticmethod
     def reserve(key: str, token: Any, ttl: float, passed: Any, *, in_queue: bool) -> Reserve:

@@ -14,8 +14,9 @@ from celery_redislock.task.decisions import Answer, Published, on_first, on_seco
 from . import known
 from .commands import Renew
 from .effects import apply
-from .executions import CLOSED, OVER, Message, Phase
+from .executions import CLOSED, OVER, Phase
 from .holds import LEASE, PLACE, Hold, token
+from .messages import Message
 from .rules import Mistake, Promise
 from .server import Key
 from .world import Step, World

@@ -21,7 +21,6 @@ from celery_redislock.protocol.tokens import RESERVED, RUNS, SEEN, Attempt, Toke
 
 from .commands import (
     Acquire,
-    Claim,
     Command,
     Effect,
     Enter,
@@ -66,7 +65,7 @@ def small_lines() -> list[tuple[Server, Command]]:
         Leave("r1"),
         *(Acquire("n1", Attempt("n1", 0, 0), reads_note, *call) for reads_note in (False, True) for call in asked),
         *(Acquire("n1", copy, True, *call) for call in asked),
-        Claim("n1", Attempt("n1", 0, 0), False, "h1", "r1", 1, 10),
+        Acquire("n1", Attempt("n1", 0, 0), False, "r1", 1, 10, claim="h1"),
         *(Release("n1", None, unseen_copy=False), Release("!r1", None, False, 1, 10)),
         HandOver("n1", None, False, "h1", Attempt("n1", 1, 0)),
         GiveUp("h1", is_to_come=False),
@@ -91,8 +90,8 @@ def small_permits() -> list[tuple[Server, Command]]:
         *(Stand("r1", 10, None), Leave("r1", 2), Leave("r2"), Enter("r1", 10, 2)),
         *(Acquire("n1", mine, reads_note, *call) for reads_note in (False, True) for call in calls),
         *(Acquire("n1", over, True, *call) for call in calls),
-        *(Claim("n1", mine, False, "h1", *call) for call in calls),
-        *(Acquire("n3", mine, True), Acquire("n3", mine, True, "r2", 1, 15), Claim("n3", mine, False, "h1")),
+        *(Acquire("n1", mine, False, *call, claim="h1") for call in calls),
+        *(Acquire("n3", mine, True), Acquire("n3", mine, True, "r2", 1, 15), Acquire("n3", mine, False, claim="h1")),
         *(Release("n1", mine, False, limit) for limit in (1, 2)),
         *(Release("!r1 2", None, False, 2, 10), HandOver("n1", None, False, "h2", Attempt("n1", 1, 0), 2)),
         *(GiveUp("h1", True, limit) for limit in (1, 2)),
@@ -142,12 +141,12 @@ class Keys:
         """What the code sends for `command`."""
         demand = Demand(KEY, getattr(command, "limit", 1))
         match command:
-            case Acquire(nonce, attempt, reads_note) | Claim(nonce, attempt, reads_note):
+            case Acquire(nonce, attempt, reads_note):
                 return commands.acquire(
                     *(demand, self.token(nonce, attempt, command.times), NEW_LEASE),
                     note=note(attempt) if reads_note else None,
                     call=self.call(command) if command.room else None,
-                    claim=ClaimOfMessage(real(command.claim), NEW_LEASE) if isinstance(command, Claim) else None,
+                    claim=ClaimOfMessage(real(command.claim), NEW_LEASE) if command.claim else None,
                 )
             case Reserve(claim, attempt, ended, preceding):
                 passed = Passed(ended, preceding)
@@ -206,7 +205,7 @@ class Keys:
     def member(self, member: str) -> Token:
         return tokens.for_capacity(self.room(room_of(member)), limit_of(member))
 
-    def call(self, command: Acquire | Claim) -> bytes:
+    def call(self, command: Acquire) -> bytes:
         """What a run that was called knows of the permit that is kept for it."""
         return tokens.call(self.member(member_of(command.room, command.limit)), command.rank, command.number).value
 
@@ -273,7 +272,7 @@ def follow(keys: Keys, server: Server, command: Command) -> None:
     after = effect.server
     story = f"{command} on {server}"
     assert reply[0] == effect.reply, story
-    if isinstance(command, Acquire | Claim) and effect.reply is Tag.GRANTED:
+    if isinstance(command, Acquire) and effect.reply is Tag.GRANTED:
         assert Granted.of(reply, 0.0).permit == effect.permit, story
     if effect.reply in {Tag.CONFLICT, Tag.COPY}:
         assert [*map(str, Conflict.of(reply).holders)] == [keys.value(key) for key in effect.holders], story
@@ -309,8 +308,8 @@ def longest_place(server: Server, command: Command, effect: Effect) -> float:
     queued = effect.server.queued
     if queued is None:
         return 0.0
-    is_mine = isinstance(command, Claim | Reserve) and queued.nonce == command.claim
-    is_new = queued != server.queued or (isinstance(command, Claim) and effect.reply is Tag.CONFLICT)
+    is_mine = isinstance(command, Acquire | Reserve) and queued.nonce == command.claim
+    is_new = queued != server.queued or (isinstance(command, Acquire) and effect.reply is Tag.CONFLICT)
     return NEW_LEASE if is_mine and is_new else OLD_LEASE
 
 
@@ -326,7 +325,7 @@ def small_places() -> list[tuple[Server, Command]]:
             for ended in ((), ("h2",), ("n2",), ("n2", "h2"))
             for preceding in ((), ("n1",))
         ),
-        *(Claim("n1", Attempt("n1", 0, 0), reads_note, "h1") for reads_note in (False, True)),
+        *(Acquire("n1", Attempt("n1", 0, 0), reads_note, claim="h1") for reads_note in (False, True)),
         *(GiveUp("h1", is_to_come) for is_to_come in (False, True)),
         HandOver("n1", None, False, "h7", Attempt("n1", 1, 0)),
     ]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence, Set
 
 from celery_redislock.protocol.scripts import Tag
 
-from .commands import Acquire, Claim, Enter, Leave, Stand
+from .commands import Acquire, Enter, Leave, Stand
 from .effects import apply
 from .executions import IN_SLOT, Execution, Phase
 from .rules import Mistake, Promise
@@ -221,7 +221,7 @@ class Rooms:
             mine = (command.rank, "" if server.permits[permit - 1] else command.member)
             others = [entry for entry in step.world.server.line if entry[1] != command.member]
             return any(entry < mine and limit_of(entry[1]) >= permit for entry in others)
-        if not isinstance(command, Acquire | Claim) or command.room:
+        if not isinstance(command, Acquire) or command.room:
             return False
         # Where a permit is offered to a room, the room is not in line until it answers, but a second may wait in it.
         offers = [key for key in server.permits[: command.limit] if key and key.is_offered]

@@ -50,6 +50,8 @@ class Excuse(Enum):
 class Mistake(Enum):
     """What an implementation may get wrong. A test shows that each one breaks a promise."""
 
+    __hash__ = object.__hash__  # fast, as that of `Phase`
+
     SAME_ID_IS_A_COPY = "the same task id is taken for a copy, whatever its attempt"
     NOTE_ON_SYSTEM_EXIT = "a run that SystemExit has cut short, in its body or after it, leaves a note"
     NOTE_ON_REQUEUE = "a message that was requeued leaves a note"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from celery_redislock.protocol.tokens import Attempt
 
-from .executions import LOST, Ending, Message
 from .explore import Scenario
+from .messages import LOST, Ending, Message
 from .publishing import Publisher
 from .world import Faults
 

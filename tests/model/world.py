@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from celery_redislock.protocol.tokens import Attempt
 
 from .commands import Command, Release
-from .executions import CLOSED, IN_BODY, Execution, Message, Phase
+from .executions import CLOSED, IN_BODY, Execution, Phase
+from .messages import Message
 from .rules import Excuse, Promise
 from .server import Key, Server, limit_of, member_of, room_of
 
