@@ -123,10 +123,12 @@ def explore(
 
 
 def _enter(found: Exploration, waiting: deque[World], world: World, step: Step) -> None:
-    known = found.known_as.setdefault(step.world.canonical, step.world)
-    if known not in found.came_from:
-        found.came_from[known] = (world, step.label)
-        waiting.append(step.world)
+    known = step.world
+    if known not in found.came_from:  # most steps lead to a state that is known just so
+        known = found.known_as.setdefault(known.canonical, known)
+        if known not in found.came_from:
+            found.came_from[known] = (world, step.label)
+            waiting.append(known)
     if not step.is_too_late:
         found.before.setdefault(known, []).append(world)
 
