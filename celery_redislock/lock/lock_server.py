@@ -42,16 +42,20 @@ class LockServer:
     Args:
         client: A client from `connect` or `derive`.
         keyprefix: The prefix of channel names on that server. The names of keys already include it.
+
+    Attributes:
+        pid: The process that the server belongs to.
     """
 
     def __init__(self, client: redis.Redis | ClusterClient, keyprefix: str = "") -> None:
         self.client = client
         self.keyprefix = keyprefix
+        self.pid = os.getpid()
         self._outage = Outage()
         self.store = ClusterStore(client) if isinstance(client, ClusterClient) else LockStore.of(client, self._outage)
         self.command_time = command_time(client)
         # Lets `behind` find this server for a `Lock` made with the same client.
-        servers_of(getattr(client, "connection_pool", client)).setdefault(os.getpid(), self)
+        servers_of(getattr(client, "connection_pool", client)).setdefault(self.pid, self)
         self.keeper = Keeper(self._store(), self.command_time, self.store)
 
     @property

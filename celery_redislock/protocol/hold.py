@@ -8,14 +8,14 @@ strikes before or after a transition, never within. A driver does the I/O in thr
 `ended` returns, sends the command, and stores what the reply makes of it. If it is interrupted between them, the stored
 hold tells what may have reached the server. A driver that awaits its replies, for asyncio, takes the same steps.
 
-What several threads see is not here: how long the holder may rely on the key (`celery_redislock.hold.held_lock.Term`).
-Nor is what sends nothing, which is re-entry.
+What other threads see is not here: how long the holder may rely on the key (`celery_redislock.hold.held_lock.Term`). A
+lock that is lost is ended like any other, because copies of its message need the note.
 """
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 from . import commands
 from .names import Demand
@@ -71,7 +71,7 @@ class Hold(_Hold):
     __slots__ = ()
 
     #: Makes the commands. The model has its own.
-    words: ClassVar[Any] = commands
+    words = commands
 
     @property
     def may_be_held(self) -> bool:
@@ -139,14 +139,12 @@ class Hold(_Hold):
 
     def acquire(self, lease: float, note: str | None = None, *, fence: bool = False) -> Command:
         """Ask for the key. Arguments as for `LockStore.acquire`."""
-        words, (demand, token, claim, call, *_) = self.words, self
-        command: Command = words.acquire(demand, token, lease, note=note, fence=fence, call=call, claim=claim)
-        return command
+        demand, token, claim, call, *_ = self
+        return self.words.acquire(demand, token, lease, note=note, fence=fence, call=call, claim=claim)
 
     def reserve(self, ttl: float, passed: Passed, *, in_queue: bool) -> Command:
         """Ask for a reservation. Arguments as for `LockStore.reserve`."""
-        command: Command = self.words.reserve(self.demand.key, self.token, ttl, passed, in_queue=in_queue)
-        return command
+        return self.words.reserve(self.demand.key, self.token, ttl, passed, in_queue=in_queue)
 
     def undo(self) -> Command:
         """Take back what may have been granted.
@@ -154,8 +152,7 @@ class Hold(_Hold):
         The release matches the whole token. By the time it arrives, the same owner may have been granted the key with
         another token, and must keep it.
         """
-        command: Command = self.words.release(self.demand, self.token.value, place=self.place)
-        return command
+        return self.words.release(self.demand, self.token.value, place=self.place)
 
     def release(self, *, in_any_case: bool = False) -> Command:
         """End the hold: hand the key over, let it cool down, or release it.
@@ -163,16 +160,13 @@ class Hold(_Hold):
         Args:
             in_any_case: Whether the note is left even if no copy was seen.
         """
-        demand, token, words = self.demand, self.token, self.words
+        demand, token = self.demand, self.token
         note = self.note and self.note._replace(in_any_case=True) if in_any_case else self.note
-        command: Command
         if self.heir is not None:
-            command = words.hand_over(demand, token, *self.heir, note)
-        elif self.cooldown:
-            command = words.cool_down(demand, token, self.cooldown, note)
-        else:
-            command = words.release(demand, token.owner, note)
-        return command
+            return self.words.hand_over(demand, token, *self.heir, note)
+        if self.cooldown:
+            return self.words.cool_down(demand, token, self.cooldown, note)
+        return self.words.release(demand, token.owner, note)
 
 
 class Owner(Protocol):

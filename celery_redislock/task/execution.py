@@ -6,6 +6,7 @@ Code inside the run finds the run's lock through Celery's request.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -146,6 +147,8 @@ class Execution:
             if not self.message.was_sent_back:
                 self._give_up_reservation()
             return
+        if self._server.pid != os.getpid():  # the body has forked this process: the lock is its parent's
+            held.hold = held.hold.over()
         hold = held.hold
         if hold.call is not None:  # this run was called, but has not used the call
             self._server.pass_on(hold.demand, hold.call)

@@ -287,10 +287,9 @@ class JoiningExecution(WorkerExecution):
         self._server.keeper.remove(lock)
         lock.hold = lock.hold.ended()
         try:
-            self._server.store.send(lock.hold.undo())
+            is_released = self._server.store.send(lock.hold.undo())
         except LockUnavailable:  # the lock ends with its lease
-            lock.hold = lock.hold.released_for_now()
-            return
+            is_released = False
         lock.hold = lock.hold.released_for_now()
-        if signals.lock_released.receivers:
+        if is_released and signals.lock_released.receivers:
             signals.lock_released.send(sender=self.task, lock=lock)

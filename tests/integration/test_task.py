@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from types import SimpleNamespace
@@ -34,6 +35,23 @@ def make_app(config):
 
 
 class TestEager:
+    def test_a_process_that_its_body_has_forked_leaves_the_lock_to_its_parent(self, make_app, locks):
+        me, held = os.getpid(), []
+
+        @make_app().task(base=LockedTask, shared=False)
+        def task():
+            if child := os.fork():
+                os.waitpid(child, 0)
+                held.append(task.lock_info().state)
+
+        try:
+            task.apply()
+        finally:
+            if os.getpid() != me:
+                os._exit(0)
+        assert held == ["held"]
+        assert locks.client.keys() == []
+
     def test_apply_runs_under_the_lock_and_frees_it(self, tasks, locks):
         assert tasks.bound.apply((1, 7)).get()["state"] == "held"
         assert locks.client.keys() == []

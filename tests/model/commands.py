@@ -22,7 +22,7 @@ class Effect(NamedTuple):
 
 
 class Acquire(NamedTuple):
-    """Take a permit, if there is a free one."""
+    """Take the permit that is reserved under the message's claim, or a free one."""
 
     nonce: str
     attempt: Attempt
@@ -36,23 +36,10 @@ class Acquire(NamedTuple):
     """The rank for which the asker was called: a room may have called others."""
     number: int = 0
     """What tells the asker from others of its room with the same rank."""
-
-    @property
-    def claim(self) -> str:
-        return ""
-
-
-class Claim(NamedTuple):
-    """Take the permit that is reserved under the message's claim, or a free one."""
-
-    nonce: str
-    attempt: Attempt
-    reads_note: bool
-    claim: str
-    room: str = ""
-    limit: int = 1
-    rank: int = 0
-    number: int = 0
+    times: int = 0
+    """How many times the asker has minted its token anew."""
+    claim: str = ""
+    """The message's claim: the permit that is reserved under it may be taken too."""
 
 
 class Reserve(NamedTuple):
@@ -94,6 +81,9 @@ class Release(NamedTuple):
     rank: int = 0
     """That of the call that is released; else 0."""
     number: int = 0
+    exactly: tuple[Attempt, int] | None = None
+    """The rest of the token that the permit must hold: its attempt, and how many times it was minted anew. None: any
+    token of the owner will do."""
 
 
 class HandOver(NamedTuple):
@@ -117,6 +107,8 @@ class GiveUp(NamedTuple):
     is_to_come: bool
     """Whether a run may hand its permit over under this claim later. Then Redis remembers that nobody comes with it."""
     limit: int = 1
+    exactly: Attempt | None = None
+    """The attempt of the reservation's token, where the whole token must match."""
 
 
 class Enter(NamedTuple):
@@ -159,4 +151,4 @@ class Leave(NamedTuple):
         return member_of(self.room, self.limit)
 
 
-Command = Acquire | Claim | Reserve | Renew | Release | HandOver | GiveUp | Enter | Stand | Leave
+Command = Acquire | Reserve | Renew | Release | HandOver | GiveUp | Enter | Stand | Leave

@@ -9,7 +9,6 @@ from celery_redislock.protocol.tokens import Attempt
 
 from .commands import (
     Acquire,
-    Claim,
     Command,
     Effect,
     Enter,
@@ -43,7 +42,7 @@ def offer(server: Server, permits: Iterable[int], mistakes: Mistakes) -> Server:
     return server
 
 
-def acquire(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> Effect:
+def acquire(server: Server, command: Acquire, mistakes: Mistakes) -> Effect:
     mine, kept = server.number_of(command.nonce), _kept(server, command, mistakes)
     if command.reads_note and noted(command.attempt, mistakes) in server.notes:
         owned = [mine] if mine and Mistake.FINISHED_LEAVES_ITS_KEY not in mistakes else []
@@ -111,7 +110,7 @@ def _is_reserved(server: Server, permit: int) -> bool:
     return key is not None and key.is_reserved
 
 
-def _permit_of_copy(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> int:
+def _permit_of_copy(server: Server, command: Acquire, mistakes: Mistakes) -> int:
     """The permit that holds the attempt of `command`: if possible one that runs it, not one reserved for it; 0: none.
 
     Whose message may be a copy, or has a claim, looks at all permits: the limit may have been greater a moment ago.
@@ -131,7 +130,7 @@ def _permit_of_copy(server: Server, command: Acquire | Claim, mistakes: Mistakes
     return found
 
 
-def _meet_copy(server: Server, permit: int, command: Acquire | Claim, mistakes: Mistakes) -> Effect:
+def _meet_copy(server: Server, permit: int, command: Acquire, mistakes: Mistakes) -> Effect:
     """My attempt has a permit, which is marked. Whatever is kept for me is passed on: I must not run beside it."""
     key = server.permits[permit - 1]
     assert key
@@ -141,7 +140,7 @@ def _meet_copy(server: Server, permit: int, command: Acquire | Claim, mistakes: 
     return Effect(tag, passed_on, 0, (copy,))
 
 
-def _free_permit(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> int:
+def _free_permit(server: Server, command: Acquire, mistakes: Mistakes) -> int:
     """The lowest free permit that I may take: nobody waits for it, or I was called and my call has lapsed."""
     is_awaited = any(key.is_offered for key in server.permits[: command.limit] if key is not None)
     if Mistake.NEWCOMER_PASSES_AN_OFFER in mistakes:
@@ -152,14 +151,16 @@ def _free_permit(server: Server, command: Acquire | Claim, mistakes: Mistakes) -
     return 0
 
 
-def _granted(server: Server, permit: int, command: Acquire | Claim, mistakes: Mistakes) -> Effect:
+def _granted(server: Server, permit: int, command: Acquire, mistakes: Mistakes) -> Effect:
     """The permit is granted, and what else is kept for me is passed on."""
     key, gone, is_claimed = server.permits[permit - 1], server.gone, bool(_claimed(server, command))
     is_new = key is None or key.nonce != command.nonce
     if is_new:
         keeps_claim = Mistake.CLAIM_IS_KEPT in mistakes and permit in _claimed(server, command)
         nonce = command.claim if keeps_claim else command.nonce
-        server = server.put(permit, Key(nonce, command.attempt, key is not None and key.marked))
+        server = server.put(permit, Key(nonce, command.attempt, key is not None and key.marked, times=command.times))
+    elif key is not None and Mistake.SECOND_GRANT_STORES_NOTHING not in mistakes:
+        server = server.put(permit, key._replace(times=command.times))
     is_early = bool(command.claim) and command.limit > 1 and is_new and not is_claimed
     if is_early and Mistake.EARLY_RETRY_IS_FORGOTTEN not in mistakes:
         gone |= {command.claim}  # the run before must not hand its permit over to me any more
@@ -170,12 +171,12 @@ def _granted(server: Server, permit: int, command: Acquire | Claim, mistakes: Mi
     return Effect(Tag.GRANTED, _freed(server._replace(gone=gone), others, mistakes), permit)
 
 
-def _kept(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> list[int]:
+def _kept(server: Server, command: Acquire, mistakes: Mistakes) -> list[int]:
     """The permits that are kept for whoever sends `command`: called to one, it may have been handed another since."""
     return [*_called(server, command, mistakes), *_claimed(server, command)]
 
 
-def _called(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> list[int]:
+def _called(server: Server, command: Acquire, mistakes: Mistakes) -> list[int]:
     """The permits to which whoever sends `command` was called."""
     if not command.room:
         return []
@@ -185,7 +186,7 @@ def _called(server: Server, command: Acquire | Claim, mistakes: Mistakes) -> lis
     return [permit for permit, key in enumerate(server.permits, 1) if key == call]
 
 
-def _claimed(server: Server, command: Acquire | Claim) -> list[int]:
+def _claimed(server: Server, command: Acquire) -> list[int]:
     """The permit that is reserved for the message of whoever sends `command`. A limit of 1 looks at the first only."""
     permit = server.number_of(command.claim) if command.claim else 0
     return [permit] if permit and (command.limit > 1 or permit == 1) else []
@@ -290,9 +291,16 @@ def _permit_to_release(server: Server, command: Release | HandOver, mistakes: Mi
         return 1
     for permit, key in enumerate(_in_reach(server, command.limit), 1):
         called = key is not None and (key.nonce, key.rank, key.number)
-        if called == (command.nonce, command.rank, command.number):
+        if called == (command.nonce, command.rank, command.number) and _is_exact(key, command, mistakes):
             return permit
     return 0
+
+
+def _is_exact(key: Key | None, command: Release | HandOver, mistakes: Mistakes) -> bool:
+    """Whether the permit holds the token of the release, if that is an undo. Else the owner is enough."""
+    if not isinstance(command, Release) or command.exactly is None or Mistake.UNDO_BY_OWNER in mistakes:
+        return True
+    return key is not None and key.times == command.exactly[1]
 
 
 def _in_reach(server: Server, limit: int) -> tuple[Key | None, ...]:
@@ -327,7 +335,6 @@ def noted(attempt: Attempt, mistakes: Mistakes) -> Attempt:
 
 _COMMANDS: dict[type, Callable[..., Effect]] = {
     Acquire: acquire,
-    Claim: acquire,
     Reserve: reserve,
     Renew: renew,
     Release: release,

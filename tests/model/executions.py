@@ -1,66 +1,15 @@
-"""Messages, how their bodies end, and the executions that run them."""
+"""The executions that run messages."""
 
 from __future__ import annotations
 
 from enum import Enum
 from typing import NamedTuple
 
+from celery_redislock.protocol.hold import Phase as HoldPhase
 from celery_redislock.protocol.tokens import Attempt
 
-from .commands import Command
-
-
-class Message(NamedTuple):
-    """A message in the broker's queue, or with an execution: its task's options, and what its header says."""
-
-    attempt: Attempt
-    acks_late: bool = True
-    policy: str = "wait"
-    parent: str = ""
-    """The id of the task that published the message."""
-    claim: str = ""
-    """The claim that the message carries: the key is reserved for it under this nonce."""
-    queued: bool = False
-    """The claim is of the place in the queue, and says nothing of the key."""
-    redelivered: bool = False
-    """The broker says that it has delivered the message before."""
-    returned: bool = False
-    """The message has been published again at least once."""
-    begun: bool = False
-    """The header says that the work has begun, so that no policy may drop the message."""
-    after: str = ""
-    """The id of a task whose end the publisher had seen. The message must not be dropped in favour of that task."""
-    rank: int = 0
-    """The message's rank in a line. Copies of it have the same."""
-
-    @property
-    def may_be_known_as_begun(self) -> bool:
-        """Whether nobody can know that the work has not begun: a process may have died before its ack."""
-        return self.begun or (self.redelivered and self.acks_late)
-
-    @property
-    def again(self) -> Message:
-        """The message as the broker delivers it once more."""
-        return self._replace(redelivered=True)
-
-    def __str__(self) -> str:
-        marks = [name for name in ("redelivered", "returned", "begun", "claim") if getattr(self, name)]
-        return f"{self.attempt}" + (f" ({', '.join(marks)})" if marks else "")
-
-
-class Ending(NamedTuple):
-    """How a body ends, and what it publishes before: by `self.retry()`, `replace()`, a chain or `delay()`."""
-
-    state: str
-    publishes: Message | None = None
-    hands_over: bool = False
-    """The key is handed over to what the body publishes."""
-    requeues: bool = False
-    """The message goes back into the queue."""
-    caller: Message | None = None
-    """The message of somebody who has seen this end, published before the key is released."""
-    caller_of_job: bool = False
-    """That message is of scope ``job``: its publisher reserves the key for it."""
+from .holds import Call, Hold, token
+from .messages import Ending, Message
 
 
 class Phase(Enum):
@@ -91,8 +40,10 @@ CLOSED = frozenset({Phase.RELEASED, Phase.RETURNED, Phase.DROPPED})
 IN_CHILD = IN_BODY | {Phase.CALLED, Phase.ASKED, Phase.ENDED, Phase.IN_DOUBT}
 #: The phases in which an execution takes one of its worker's slots.
 IN_SLOT = (IN_CHILD - {Phase.IN_DOUBT}) | {Phase.CHILD_DEAD, Phase.KEPT}
-#: The state of an ending that is none of the body's: its process dies, and the main process publishes its retry.
-LOST = "LOST"
+
+
+#: The hold of an execution that has none any more.
+OVER = Hold.of(token("", Attempt("", 0, 0))).over()
 
 
 class Execution(NamedTuple):
@@ -109,19 +60,13 @@ class Execution(NamedTuple):
     """The execution knows that its lock is lost."""
     ending: Ending | None = None
     """How the body ends. Once the release was sent it is set only where the message is to be requeued."""
-    gives: str = ""
-    """The claim that the execution has put into the next attempt's message, to hand its key over under it."""
-    sent: Command | None = None
-    """The release that is in doubt, as the keeper sends it again: nobody has read its answer, and its connection is
-    lost. The execution parts with its message meanwhile, and stays in the world for this alone."""
+    hold: Hold = OVER
+    """While a release is in doubt, the keeper sends it again. The execution parts with its message meanwhile, and stays
+    in the world for this alone."""
     permit: int = 1
     """The number of the permit that it was granted."""
-    limit: int = 1
-    """How many may hold the lock at once, as this worker knows it."""
     room: str = ""
     """The room of the worker, where the scenario says how many slots each worker has; empty: a worker of its own."""
-    called: bool = False
-    """The execution was called from its room, and asks as one that was called."""
     resent: bool = False
     """The worker has published the message again, as far as it knows in vain, and goes on with it. The message's header
     says so, but only in this worker: the broker's copy of the message is as it was."""
@@ -133,6 +78,30 @@ class Execution(NamedTuple):
     @property
     def attempt(self) -> Attempt:
         return self.message.attempt
+
+    @property
+    def limit(self) -> int:
+        """How many may hold the lock at once, as this worker knows it."""
+        return self.hold.demand.capacity
+
+    @property
+    def call(self) -> Call:
+        """What a permit holds for the execution if it is called."""
+        return Call(self.home, self.message.rank, self.number)
+
+    def named(self, nonce: str) -> Execution:
+        """The execution under another name."""
+        if nonce == self.nonce:
+            return self
+        one, hold = self._replace(nonce=nonce), self.hold
+        if hold.token.nonce == self.nonce:
+            hold = hold._replace(token=token(nonce, hold.token.attempt, hold.token.times))
+        return one._replace(hold=hold._replace(call=one.call) if hold.call else hold)
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether nobody has read the answer to the release."""
+        return self.hold.phase is HoldPhase.ENDING
 
     @property
     def has_parted(self) -> bool:

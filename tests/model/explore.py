@@ -10,7 +10,8 @@ from typing import NamedTuple
 from celery_redislock.protocol.tokens import Attempt
 
 from .commands import Command
-from .executions import IN_BODY, Ending, Execution, Message
+from .executions import IN_BODY, Execution
+from .messages import Ending, Message
 from .publishing import Publisher
 from .rooms import Rooms
 from .rules import Excuse, Mistake, Promise
@@ -122,10 +123,12 @@ def explore(
 
 
 def _enter(found: Exploration, waiting: deque[World], world: World, step: Step) -> None:
-    known = found.known_as.setdefault(step.world.canonical, step.world)
-    if known not in found.came_from:
-        found.came_from[known] = (world, step.label)
-        waiting.append(step.world)
+    known = step.world
+    if known not in found.came_from:  # most steps lead to a state that is known just so
+        known = found.known_as.setdefault(known.canonical, known)
+        if known not in found.came_from:
+            found.came_from[known] = (world, step.label)
+            waiting.append(known)
     if not step.is_too_late:
         found.before.setdefault(known, []).append(world)
 

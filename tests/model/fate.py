@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping, Set
 
 from celery_redislock.protocol.tokens import Attempt
 
-from .commands import GiveUp, HandOver, Leave, Release
+from .commands import GiveUp, Leave
 from .effects import apply
-from .executions import CLOSED, IN_BODY, IN_CHILD, LOST, Ending, Execution, Phase
+from .executions import CLOSED, IN_BODY, IN_CHILD, Execution, Phase
+from .holds import Hold, token
+from .messages import LOST, Ending
 from .rules import Excuse, Mistake
 from .server import Key, Server, limit_of, member_of, room_of
 from .world import Step, World
@@ -40,11 +42,15 @@ class Fate:
             if one.has_parted:  # the child may have begun another run: then its lease ends the lock
                 yield Step(f"the child of {one.nonce} dies {one.phase.value}", dead.without(one))
                 return
-            body = Execution(one.nonce, one.message, Phase.CHILD_DEAD, one.unacked, one.overdue, room=one.room)
+            hold = Hold.of(token(token_of(one, self.mistakes), one.attempt), self._limit(world)).asked()
+            body = Execution(
+                one.nonce, one.message, Phase.CHILD_DEAD, one.unacked, one.overdue, hold=hold, room=one.room
+            )
             if _is_acked_early(one):
                 body = body._replace(unacked=False)  # the child has told that its key was granted, and so it is acked
             if lost := next((ending for ending in self.plays[one.attempt] if ending.state == LOST), None):
-                body = body._replace(ending=lost, gives=world.fresh("h"))
+                heir = hold.gives_to(world.fresh("h"), _retry_of(one))
+                body = body._replace(ending=lost, hold=heir)
             yield Step(f"the child of {one.nonce} dies {one.phase.value}", dead.put(body))
 
     def strike_worker(self, world: World, room: str) -> Iterator[Step]:
@@ -106,11 +112,11 @@ class Fate:
         It requeues an unacked message, as with `task_reject_on_worker_lost`. Without that setting Celery acks the
         message, and the attempt is a failure.
         """
-        if one.gives:
+        if one.hold.gives:
             yield from self._hand_on(world, one)
             return
         note = one.attempt if Mistake.NOTE_OF_A_DEAD_CHILD in self.mistakes else None
-        command = Release(token_of(one, self.mistakes), note, one.overdue, self._limit(world))
+        command = one.hold.noted(note, one.overdue).release()
         effect = apply(world.server, command, self.mistakes)
         server = effect.server
         if one.message.claim:
@@ -138,7 +144,7 @@ class Fate:
             yield self._publish_retry(world, one, one.ending)
             yield from self._publish_nothing(world, one, limit)
         if one.phase is Phase.CHILD_DEAD:
-            command = HandOver(one.nonce, None, False, one.gives, _retry_of(one), limit)
+            command = one.hold.ended().release()
             effect = apply(world.server, command, self.mistakes)
             after = world._replace(server=effect.server)
             after = after.put(one._replace(phase=Phase.KEPT)) if one.ending is not None else after.without(one)
@@ -148,7 +154,7 @@ class Fate:
     @staticmethod
     def _publish_retry(world: World, one: Execution, ending: Ending) -> Step:
         assert ending.publishes
-        message = ending.publishes._replace(claim=one.gives)
+        message = ending.publishes._replace(claim=one.hold.gives)
         if message.attempt in world.history.published:
             world = world.excuse(message.attempt, Excuse.PUBLISHED_TWICE)
         world = world.remember("published", message.attempt).remember("settled", one.attempt).enqueue(message)
@@ -159,11 +165,11 @@ class Fate:
         label = f"the main process publishes nothing for {one.nonce}"
         world = world.remember("settled", one.attempt)
         if one.phase is Phase.CHILD_DEAD:
-            yield Step(label, world.put(one._replace(ending=None, gives="", unacked=False)))
+            yield Step(label, world.put(one._replace(ending=None, hold=one.hold._replace(heir=None), unacked=False)))
         if Mistake.LOST_KEY_IS_KEPT_FOR_NOBODY in self.mistakes:
             yield Step(label, _told(world, one))
             return
-        command = GiveUp(one.gives, True, limit)
+        command = GiveUp(one.hold.gives, True, limit)
         server = apply(world.server, command, self.mistakes).server
         yield Step(f"{label}, and gives up", _told(world._replace(server=server), one), (world.server, command))
 

@@ -12,9 +12,11 @@ from celery_redislock.protocol.scripts import Passed, Tag
 from celery_redislock.task.decisions import Answer, Published, on_first, on_second
 
 from . import known
-from .commands import GiveUp, Renew, Reserve
+from .commands import Renew
 from .effects import apply
-from .executions import CLOSED, Message, Phase
+from .executions import CLOSED, OVER, Phase
+from .holds import LEASE, PLACE, Hold, token
+from .messages import Message
 from .rules import Mistake, Promise
 from .server import Key
 from .world import Step, World
@@ -39,6 +41,7 @@ class Publisher(NamedTuple):
     stage: Stage = Stage.WANTS
     passed: Passed = Passed()
     """The jobs of which it was told, and that it passes over."""
+    hold: Hold = OVER
 
     @property
     def claim(self) -> str:
@@ -62,12 +65,16 @@ class Publishing:
         gone = world.without_publisher(one)
         match one.stage:
             case Stage.WANTS:
-                claimed = one._replace(message=one.message._replace(claim=world.fresh("h")))
+                claim = world.fresh("h")
+                hold = Hold.of(token(claim, one.message.attempt), place=PLACE)
+                claimed = one._replace(message=one.message._replace(claim=claim), hold=hold.asked())
                 yield self._ask(gone, claimed)
                 if world.faults.may("lost_replies"):
                     yield self._lose_reply(gone.spend("lost_replies"), claimed)
-            case Stage.ASKED | Stage.PASSES:
+            case Stage.ASKED:
                 yield self._ask(gone, one)
+            case Stage.PASSES:
+                yield self._ask(gone, one._replace(hold=one.hold.asked()))
             case Stage.TOOK:
                 yield self._send(gone, one)
                 if world.faults.may("failed_publishes"):
@@ -79,13 +86,10 @@ class Publishing:
             dead = gone.spend("deaths").remember("failed", one.message.attempt)
             yield Step(f"the publisher of {one.message} dies {one.stage.value}", dead)
 
-    @staticmethod
-    def _command(one: Publisher) -> Reserve:
-        return Reserve(one.claim, one.message.attempt, *one.passed)
-
     def _ask(self, world: World, one: Publisher) -> Step:
-        command = self._command(one)
+        command = one.hold.reserve(LEASE, one.passed, in_queue=False)
         effect = apply(world.server, command, self.mistakes)
+        one = one._replace(hold=one.hold.answered(one.hold.asks, effect.reply))
         after, asked = world._replace(server=effect.server), (world.server, command)
         if effect.reply is Tag.OUTSTANDING:
             return self._outstanding(after, one, effect.holders, asked)
@@ -121,7 +125,7 @@ class Publishing:
         return ended and Mistake.ENDED_IS_A_HOLDER not in self.mistakes
 
     def _lose_reply(self, world: World, one: Publisher) -> Step:
-        command = self._command(one)
+        command = one.hold.reserve(LEASE, one.passed, in_queue=False)
         after = world._replace(server=apply(world.server, command, self.mistakes).server)
         label = f"a publisher asks for the key for {one.message}, the reply is lost"
         return Step(label, after.put_publisher(one, Stage.ASKED), (world.server, command))
@@ -144,7 +148,7 @@ class Publishing:
 
     def _fail(self, world: World, one: Publisher) -> Iterator[Step]:
         """The broker reports an error. The broker may have taken the message all the same."""
-        command = GiveUp(one.claim, is_to_come=False)
+        command = one.hold.undo()
         server, asked = world.server, None
         if Mistake.FAILED_PUBLISH_LEAVES_ITS_KEY not in self.mistakes:
             server, asked = apply(world.server, command, self.mistakes).server, (world.server, command)

@@ -22,7 +22,6 @@ from celery_redislock.protocol.tokens import RESERVED, RUNS, SEEN, Attempt, Toke
 
 from .commands import (
     Acquire,
-    Claim,
     Command,
     Effect,
     Enter,
@@ -38,7 +37,6 @@ from .effects import apply
 from .server import NOBODY, Key, Server, limit_of, member_of, room_of
 
 KEY = "redislock:{shop.bill:7}"
-ORIGIN = tokens.origin("w@host", "shop.bill")
 #: The time to live that a key is set up with, and the one that a command gives it, in seconds: the time that is left
 #: tells which one a key has.
 OLD_LEASE, NEW_LEASE = 50.0, 100.0
@@ -68,7 +66,7 @@ def small_lines() -> list[tuple[Server, Command]]:
         Leave("r1"),
         *(Acquire("n1", Attempt("n1", 0, 0), reads_note, *call) for reads_note in (False, True) for call in asked),
         *(Acquire("n1", copy, True, *call) for call in asked),
-        Claim("n1", Attempt("n1", 0, 0), False, "h1", "r1", 1, 10),
+        Acquire("n1", Attempt("n1", 0, 0), False, "r1", 1, 10, claim="h1"),
         *(Release("n1", None, unseen_copy=False), Release("!r1", None, False, 1, 10)),
         HandOver("n1", None, False, "h1", Attempt("n1", 1, 0)),
         GiveUp("h1", is_to_come=False),
@@ -93,8 +91,8 @@ def small_permits() -> list[tuple[Server, Command]]:
         *(Stand("r1", 10, None), Leave("r1", 2), Leave("r2"), Enter("r1", 10, 2)),
         *(Acquire("n1", mine, reads_note, *call) for reads_note in (False, True) for call in calls),
         *(Acquire("n1", over, True, *call) for call in calls),
-        *(Claim("n1", mine, False, "h1", *call) for call in calls),
-        *(Acquire("n3", mine, True), Acquire("n3", mine, True, "r2", 1, 15), Claim("n3", mine, False, "h1")),
+        *(Acquire("n1", mine, False, *call, claim="h1") for call in calls),
+        *(Acquire("n3", mine, True), Acquire("n3", mine, True, "r2", 1, 15), Acquire("n3", mine, False, claim="h1")),
         *(Release("n1", mine, False, limit) for limit in (1, 2)),
         *(Release("!r1 2", None, False, 2, 10), HandOver("n1", None, False, "h2", Attempt("n1", 1, 0), 2)),
         *(GiveUp("h1", True, limit) for limit in (1, 2)),
@@ -116,7 +114,7 @@ class Keys:
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
         self.store = LockStore.of(client)
-        self.tokens: dict[tuple[str, Attempt], Token] = {}
+        self.tokens: dict[tuple[str, Attempt, int], Token] = {}
         self.rooms: dict[str, Token] = {}
 
     def set_up(self, server: Server) -> None:
@@ -144,12 +142,12 @@ class Keys:
         """What the code sends for `command`."""
         demand = Demand(KEY, getattr(command, "limit", 1))
         match command:
-            case Acquire(nonce, attempt, reads_note) | Claim(nonce, attempt, reads_note):
+            case Acquire(nonce, attempt, reads_note):
                 return commands.acquire(
-                    *(demand, self.token(nonce, attempt), NEW_LEASE),
+                    *(demand, self.token(nonce, attempt, command.times), NEW_LEASE),
                     note=note(attempt) if reads_note else None,
                     call=self.call(command) if command.room else None,
-                    claim=ClaimOfMessage(real(command.claim), NEW_LEASE) if isinstance(command, Claim) else None,
+                    claim=ClaimOfMessage(real(command.claim), NEW_LEASE) if command.claim else None,
                 )
             case Reserve(claim, attempt, ended, preceding):
                 passed = Passed(ended, preceding)
@@ -159,10 +157,14 @@ class Keys:
                 if nonce[0] == "!":
                     call = tokens.call(self.member(nonce[1:]), command.rank, command.number)
                     return commands.release(demand, call.value)
+                if command.exactly is not None:
+                    return commands.release(demand, self.token(nonce, *command.exactly).value)
                 return commands.release(demand, owner(nonce).owner, left)
             case HandOver(nonce, over, unseen_copy, claim, attempt):
                 left = Note(note(over), in_any_case=unseen_copy) if over else None
                 return commands.hand_over(demand, owner(nonce), self.token(claim, attempt), NEW_LEASE, left)
+            case GiveUp(claim, exactly=Attempt() as attempt):
+                return commands.release(demand, self.token(claim, attempt).value, place=QUEUED)
             case GiveUp(claim, is_to_come):
                 return commands.give_up(demand, real(claim), is_to_come=is_to_come)
             case Renew(nonce, permit):
@@ -195,7 +197,7 @@ class Keys:
         if key.member:
             member = self.member(key.member)
             return tokens.call(member, key.rank, key.number) if key.nonce[0] == "!" else member
-        token = self.token(key.nonce, key.attempt)
+        token = self.token(key.nonce, key.attempt, key.times)
         return SEEN + token[1:] if key.marked else token
 
     def room(self, room: str) -> Token:
@@ -204,12 +206,13 @@ class Keys:
     def member(self, member: str) -> Token:
         return tokens.for_capacity(self.room(room_of(member)), limit_of(member))
 
-    def call(self, command: Acquire | Claim) -> bytes:
+    def call(self, command: Acquire) -> bytes:
         """What a run that was called knows of the permit that is kept for it."""
         return tokens.call(self.member(member_of(command.room, command.limit)), command.rank, command.number).value
 
-    def token(self, nonce: str, attempt: Attempt) -> Token:
-        return self.tokens.setdefault((nonce, attempt), tokens.mint(real(nonce), attempt, ORIGIN, state(nonce)))
+    def token(self, nonce: str, attempt: Attempt, times: int = 0) -> Token:
+        minted = tokens.mint(real(nonce), attempt, tokens.origin(f"w{times}@host", "shop.bill"), state(nonce))
+        return self.tokens.setdefault((nonce, attempt, times), minted)
 
 
 def real(nonce: str) -> str:
@@ -270,7 +273,7 @@ def follow(keys: Keys, server: Server, command: Command) -> None:
     after = effect.server
     story = f"{command} on {server}"
     assert reply[0] == effect.reply, story
-    if isinstance(command, Acquire | Claim) and effect.reply is Tag.GRANTED:
+    if isinstance(command, Acquire) and effect.reply is Tag.GRANTED:
         assert Granted.of(reply, 0.0).permit == effect.permit, story
     if effect.reply in {Tag.CONFLICT, Tag.COPY}:
         assert [*map(str, Conflict.of(reply).holders)] == [keys.value(key) for key in effect.holders], story
@@ -306,8 +309,8 @@ def longest_place(server: Server, command: Command, effect: Effect) -> float:
     queued = effect.server.queued
     if queued is None:
         return 0.0
-    is_mine = isinstance(command, Claim | Reserve) and queued.nonce == command.claim
-    is_new = queued != server.queued or (isinstance(command, Claim) and effect.reply is Tag.CONFLICT)
+    is_mine = isinstance(command, Acquire | Reserve) and queued.nonce == command.claim
+    is_new = queued != server.queued or (isinstance(command, Acquire) and effect.reply is Tag.CONFLICT)
     return NEW_LEASE if is_mine and is_new else OLD_LEASE
 
 
@@ -323,7 +326,7 @@ def small_places() -> list[tuple[Server, Command]]:
             for ended in ((), ("h2",), ("n2",), ("n2", "h2"))
             for preceding in ((), ("n1",))
         ),
-        *(Claim("n1", Attempt("n1", 0, 0), reads_note, "h1") for reads_note in (False, True)),
+        *(Acquire("n1", Attempt("n1", 0, 0), reads_note, claim="h1") for reads_note in (False, True)),
         *(GiveUp("h1", is_to_come) for is_to_come in (False, True)),
         HandOver("n1", None, False, "h7", Attempt("n1", 1, 0)),
     ]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence, Set
 
 from celery_redislock.protocol.scripts import Tag
 
-from .commands import Acquire, Claim, Enter, Leave, Release, Stand
+from .commands import Acquire, Enter, Leave, Stand
 from .effects import apply
 from .executions import IN_SLOT, Execution, Phase
 from .rules import Mistake, Promise
@@ -78,7 +78,7 @@ class Rooms:
             if self.has_slot(world, room):
                 yield from self._take_slot(world, room)
         for one in world.called:
-            if one.called and not self._has_called_too_many(world, one.home):
+            if one.hold.call and not self._has_called_too_many(world, one.home):
                 yield self._forestall(world, one)
 
     def _take_slot(self, world: World, room: str) -> Iterator[Step]:
@@ -103,8 +103,8 @@ class Rooms:
         after = world.take_slot(one.home)
         if Mistake.CALLED_IN_VAIN in self.mistakes:
             return Step(label, after)
-        command = Release(f"!{member_of(one.home, one.limit)}", None, False, one.limit, one.message.rank, one.number)
-        waits = after.put(one._replace(phase=Phase.WAITING, called=False))
+        command = one.hold.passes_on()
+        waits = after.put(one._replace(phase=Phase.WAITING, hold=one.hold._replace(call=None)))
         return Step(label, waits._replace(server=apply(world.server, command).server), (world.server, command))
 
     def has_slot(self, world: World, room: str) -> bool:
@@ -133,7 +133,7 @@ class Rooms:
         effect = apply(world.server, command, self.mistakes)
         after = world._replace(server=effect.server)
         if effect.reply is Tag.CALLED:
-            called = waiting[0]._replace(phase=Phase.CALLED, called=True)
+            called = waiting[0]._replace(phase=Phase.CALLED, hold=waiting[0].hold.called(waiting[0].call))
             step = self._heard(world, command, after.put(called), f"calls {called.nonce}")
             is_second = self._outnumber(after.put(called), command.room, command.limit)
             yield step._replace(broken=Promise.ONE_CALL) if is_second else step
@@ -152,7 +152,7 @@ class Rooms:
     @staticmethod
     def _outnumber(world: World, room: str, limit: int) -> bool:
         """Whether there are more who were called from a queue than permits that are kept for it."""
-        on_the_way = [one for one in world.called if one.called and one.home == room and one.limit == limit]
+        on_the_way = [one for one in world.called if one.hold.call and one.home == room and one.limit == limit]
         kept = [key for key in world.server.keys if key.member == member_of(room, limit)]
         return len(on_the_way) > len(kept)
 
@@ -204,7 +204,7 @@ class Rooms:
     @staticmethod
     def _were_called(world: World, key: Key) -> bool:
         """Whether somebody whom `key` has called is still on the way."""
-        on_the_way = [one for one in world.called if one.called and member_of(one.home, one.limit) == key.member]
+        on_the_way = [one for one in world.called if one.hold.call and member_of(one.home, one.limit) == key.member]
         return any((one.message.rank, one.number) == (key.rank, key.number) for one in on_the_way)
 
     @staticmethod
@@ -221,7 +221,7 @@ class Rooms:
             mine = (command.rank, "" if server.permits[permit - 1] else command.member)
             others = [entry for entry in step.world.server.line if entry[1] != command.member]
             return any(entry < mine and limit_of(entry[1]) >= permit for entry in others)
-        if not isinstance(command, Acquire | Claim) or command.room:
+        if not isinstance(command, Acquire) or command.room:
             return False
         # Where a permit is offered to a room, the room is not in line until it answers, but a second may wait in it.
         offers = [key for key in server.permits[: command.limit] if key and key.is_offered]

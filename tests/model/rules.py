@@ -50,6 +50,8 @@ class Excuse(Enum):
 class Mistake(Enum):
     """What an implementation may get wrong. A test shows that each one breaks a promise."""
 
+    __hash__ = object.__hash__  # fast, as that of `Phase`
+
     SAME_ID_IS_A_COPY = "the same task id is taken for a copy, whatever its attempt"
     NOTE_ON_SYSTEM_EXIT = "a run that SystemExit has cut short, in its body or after it, leaves a note"
     NOTE_ON_REQUEUE = "a message that was requeued leaves a note"
@@ -69,6 +71,11 @@ class Mistake(Enum):
     DOUBT_LEAVES_NO_NOTE = "a release that is sent again leaves no note where no copy was seen"
     DOUBT_NOTES_UNFINISHED_WORK = "a release that is sent again leaves a note, though its message was requeued"
     DOUBT_NAMES_THE_NEXT_RUN = "a release that is sent again releases what its process runs by now"
+    DOUBT_ASKS_AGAIN_AS_BEFORE = "an execution in doubt asks again with its token, which an undo on its way then frees"
+    SECOND_GRANT_STORES_NOTHING = (
+        "an acquire of an owner that has the key leaves its old token there, which an undo then frees"
+    )
+    UNDO_BY_OWNER = "an undo that comes late frees whatever its owner has"
     # This model has found the following mistakes in earlier versions of the code.
     FIRST_DELIVERY_IGNORES_ITS_COPY = "a copy's run leaves no note for the first delivery, which looks for none"
     OUTAGE_FORGETS_BEGUN_WORK = "a redelivered message that meets an outage comes back as if it were new"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from celery_redislock.protocol.tokens import Attempt
 
-from .executions import LOST, Ending, Message
 from .explore import Scenario
+from .messages import LOST, Ending, Message
 from .publishing import Publisher
 from .world import Faults
 
@@ -57,6 +57,12 @@ STRANGERS = Scenario(
     (Message(A, policy="skip"), Message(STRANGER)),
     {A: (SUCCESS,), STRANGER: (FAILURE,)},
     Faults(2, timeouts=1, deaths=1, lost_replies=1, pauses=1),
+)
+UNDONE_LATE = Scenario(
+    "one message and a stranger, of which one cannot be sent back when Redis does not answer, and undoes its acquire",
+    (Message(A), Message(STRANGER)),
+    {A: (SUCCESS,), STRANGER: (SUCCESS,)},
+    Faults(3, timeouts=1, lost_replies=1, late_undos=1, pauses=1),
 )
 BEGUN = Scenario(
     "a message that skips duplicates, whose worker dies, and a stranger; all rooms are full",
@@ -335,6 +341,7 @@ SCENARIOS = (
     REPLACED,
     SUCCESSOR,
     STRANGERS,
+    UNDONE_LATE,
     BEGUN,
     HANDED_OVER,
     HANDED_OVER_ONCE_MORE,

@@ -22,6 +22,8 @@ class Key(NamedTuple):
     """The rank of the one who is on the way."""
     number: int = 0
     """What tells that one from others of its room with the same rank."""
+    times: int = 0
+    """How many times its owner had minted its token anew."""
 
     @property
     def is_reserved(self) -> bool:

@@ -12,25 +12,26 @@ from collections.abc import Callable, Iterator, Mapping, Set
 
 from celery_redislock.protocol.scripts import Tag
 from celery_redislock.protocol.tokens import Attempt
-from celery_redislock.task import decisions
 from celery_redislock.task.decisions import ComeBack, Skip
 
 from . import known
-from .commands import Acquire, Claim, Command, Effect, GiveUp, HandOver, Release, Renew
-from .effects import apply, noted
-from .executions import IN_BODY, LOST, Ending, Execution, Message, Phase
+from .commands import Command, Effect, Release
+from .driver import Driver
+from .effects import noted
+from .executions import Execution, Phase
 from .fate import Fate, token_of
+from .messages import LOST, Ending
 from .publishing import Publisher, Publishing
 from .rooms import Rooms, wake
 from .rules import Excuse, Mistake, Promise
-from .server import Key, Server, member_of
+from .server import Key, Server
 from .world import Step, World
 
 #: How many executions there may be at a time. How often a message comes back has no bound.
 MOST_EXECUTIONS = 3
 
 
-class Steps:
+class Steps(Driver):
     """All steps from a state.
 
     Args:
@@ -53,9 +54,7 @@ class Steps:
     ) -> None:
         self.plays = plays
         self.rooms = rooms
-        self.limit = limit
-        self.mistakes = mistakes
-        self.excuses = excuses
+        super().__init__(limit, mistakes, excuses)
         self.fate = Fate(plays, mistakes, spares_jobs=spares_jobs)
         self.publishing = Publishing(mistakes, promises_one_job=spares_jobs)
 
@@ -102,12 +101,15 @@ class Steps:
         if world.faults.may("doublings"):
             for message in {message for message in world.queue if message.returned}:
                 yield Step(f"{message} was sent twice", world.enqueue(message).spend("doublings"))
+        for undo in world.late:
+            yield from self._arrive(world, undo)
         yield from self.fate.expire(world)
 
     def _deliver(self, world: World) -> Iterator[Step]:
         for message, limit in itertools.product(set(world.queue), self.rooms.limits):
             for room in self._receivers(world):
-                one = Execution(world.fresh("n"), message, room=room, limit=limit)
+                one = Execution(world.fresh("n"), message, room=room)
+                one = one._replace(hold=self._new_hold(one, limit))
                 delivered = Step(f"{one.nonce} gets {message}", world.dequeue(message).put(one))
                 ready = world.is_calm and not room
                 yield from self._on(delivered, one, self._ask) if ready else (delivered,)
@@ -134,17 +136,12 @@ class Steps:
             if one.phase in {Phase.WAITING, Phase.CALLED} and not one.message.claim:
                 revoked = world.without(one).spend("revokes").remember("settled", one.attempt)
                 label = f"{one.nonce} is revoked {one.phase.value}"
-                if not one.called:
+                if not one.hold.call:
                     yield Step(label, revoked)
                     continue
-                call = f"!{member_of(one.home, one.limit)}"
-                release = Release(call, None, False, one.limit, one.message.rank, one.number)
+                release = one.hold.passes_on()
                 server = self._apply(revoked, release).server
                 yield Step(label, revoked._replace(server=server), (world.server, release))
-
-    def _give_up(self, message: Message, world: World) -> GiveUp:
-        limit = 1 if self._makes(Mistake.MAIN_PROCESS_KNOWS_ONE_PERMIT) else len(world.server.permits)
-        return GiveUp(message.claim, known.may_be_handed_a_key(message.attempt.retries), limit)
 
     @staticmethod
     def _on(step: Step, one: Execution, go: Callable[[World, Execution], Iterator[Step]]) -> Iterator[Step]:
@@ -156,48 +153,6 @@ class Steps:
             yield last._replace(label=f"{step.label}; {last.label}")
 
     # -- asking for the key
-
-    def _ask(self, world: World, one: Execution) -> Iterator[Step]:
-        accepted = one
-        if self._makes(Mistake.ACK_BEFORE_THE_GRANT) and not one.message.acks_late:
-            accepted = one._replace(unacked=False)
-        yield self._answer(world, accepted)
-        if world.faults.may("lost_replies"):
-            asked = self._acquire(one)
-            server = self._apply(world, asked).server
-            world = world._replace(server=server).spend("lost_replies")
-            label = f"{one.nonce} asks for the key, the reply is lost"
-            yield Step(label, world.put(accepted._replace(phase=Phase.ASKED)), (world.server, asked))
-
-    def _ask_again(self, world: World, one: Execution) -> Iterator[Step]:
-        yield self._answer(world, one)
-        # Or the second reply is lost as well. The store then sends a release, whose reply it does not need, and to the
-        # execution it is an outage.
-        undo = Release(one.nonce, None, False, one.limit)
-        after = world._replace(server=self._apply(world, undo).server)
-        begun = known.comes_back_begun(one, self.mistakes)
-        yield self._wait(after, one, begun, "has no answer and undoes it", (world.server, undo))
-
-    def _answer(self, world: World, one: Execution) -> Step:
-        command = self._acquire(one)
-        effect = self._apply(world, command)
-        asked = (world.server, command)
-        after = world._replace(server=effect.server)
-        if effect.reply is Tag.GRANTED:
-            return self._start(after, one._replace(permit=effect.permit), asked)
-        if effect.reply is Tag.FINISHED:
-            if one.message.claim and not self._makes(Mistake.DROPPED_KEEPS_ITS_CLAIM):
-                # The attempt before this one may have run twice, and have handed its key over to this message again.
-                after = after._replace(server=self._apply(after, self._give_up(one.message, world)).server)
-            return self._close(after, one, Phase.DROPPED, f"{one.nonce} finds the note and is dropped", asked)
-        return self._conflict(after, one, asked, effect)
-
-    def _start(self, world: World, one: Execution, asked: tuple[Server, Command]) -> Step:
-        again = one.attempt in world.history.finished and not self._is_excused(world, one.attempt)
-        one = one._replace(called=False)
-        world = world.put(one._replace(phase=Phase.RUNNING, lost=False)).remember("started", one.attempt)
-        label = f"{one.nonce} is granted the key and starts {one.attempt}"
-        return Step(label, world, asked, Promise.NOT_AGAIN if again else None)
 
     def _conflict(self, world: World, one: Execution, asked: tuple[Server, Command], effect: Effect) -> Step:
         holders = effect.holders
@@ -219,24 +174,6 @@ class Steps:
         step = self._wait(world, one, begun, f"meets {met}", asked)
         must_be_skipped = self._must_be_skipped(world, one, holders)
         return step._replace(broken=step.broken or Promise.POLICY) if must_be_skipped else step
-
-    def _wait(self, world: World, one: Execution, begun: bool, why: str, asked: tuple[Server, Command]) -> Step:
-        """The message enters its worker's room, unacked. If the room is full, it is published again."""
-        if self.limit is not None and len(world.waiting_in(one.home)) >= self.limit:
-            return self._send_back(world, one, begun, f"{why} and comes back", asked)
-        number = 0 if self._makes(Mistake.EQUALS_SHARE_A_CALL) else self._number(world, one)
-        waiting = one._replace(phase=Phase.WAITING, called=False, begun=one.begun or begun, number=number)
-        broken = Promise.NOTHING_LEFT if world.server.number_of(one.nonce) else None
-        return Step(f"{one.nonce} {why} and waits", world.put(waiting), asked, broken)
-
-    @staticmethod
-    def _number(world: World, one: Execution) -> int:
-        """A number that no other of the room has who has the rank of `one`. The code just counts those who come."""
-        rank = one.message.rank
-        others = [other for other in world.executions if other.home == one.home and other.nonce != one.nonce]
-        taken = {other.number for other in others if other.message.rank == rank}
-        taken |= {key.number for key in world.server.keys if key.room == one.home and key.rank == rank}
-        return next(number for number in itertools.count() if number not in taken)
 
     def _skip(self, world: World, one: Execution, holders: tuple[Key, ...], asked: tuple[Server, Command]) -> Step:
         message = one.message
@@ -271,9 +208,6 @@ class Steps:
     def _follows(one: Execution, holders: tuple[Key, ...]) -> bool:
         return any(key.attempt.task_id in {one.attempt.task_id, one.message.parent} for key in holders)
 
-    def _send_back(self, world: World, one: Execution, begun: bool, why: str, asked: tuple[Server, Command]) -> Step:
-        return self._close(self._resend(world, one, begun), one, Phase.RETURNED, f"{one.nonce} {why}", asked)
-
     def _leave(self, world: World, one: Execution) -> Iterator[Step]:
         """A message that waits is published again. Its worker may hear that it was not, although it is.
 
@@ -284,11 +218,6 @@ class Steps:
         yield self._close(sent, one, Phase.RETURNED, f"{label}, and is published again", None)
         waits = one._replace(resent=True)
         yield Step(f"{label}, is published again, and hears that it is not", sent.put(waits))
-
-    @staticmethod
-    def _resend(world: World, one: Execution, begun: bool = False) -> World:
-        again = one.header._replace(redelivered=False, returned=True, begun=one.header.begun or begun)
-        return world.enqueue(again)
 
     # -- the body
 
@@ -329,130 +258,19 @@ class Steps:
 
     def _publish(self, world: World, one: Execution, ending: Ending) -> Step:
         assert ending.publishes
-        message, gives = ending.publishes, ""
+        message, hold = ending.publishes, one.hold
         if ending.hands_over:
-            gives = one.nonce if self._makes(Mistake.CLAIM_OPENS_THE_HELD_KEY) else world.fresh("h")
-            message = message._replace(claim=gives)
+            claim = one.nonce if self._makes(Mistake.CLAIM_OPENS_THE_HELD_KEY) else world.fresh("h")
+            message, hold = message._replace(claim=claim), hold.gives_to(claim, message.attempt)
         if message.attempt in world.history.published:
             world = world.excuse(message.attempt, Excuse.PUBLISHED_TWICE)
         world = world.remember("published", message.attempt).enqueue(message)
-        published = one._replace(phase=Phase.PUBLISHED, ending=ending, gives=gives)
+        published = one._replace(phase=Phase.PUBLISHED, ending=ending, hold=hold)
         return Step(f"{one.nonce} publishes {message}", world.put(published))
-
-    def _renew(self, world: World, one: Execution) -> Step:
-        command = Renew(self._token(one), one.permit)
-        effect = self._apply(world, command)
-        after = world if effect.reply is Tag.KEPT else world.put(one._replace(lost=True))
-        return Step(
-            f"{one.nonce} renews", after, (world.server, command), self._stolen(world.server, effect, command.nonce)
-        )
 
     # -- releasing the key
 
-    def _release(self, world: World, one: Execution) -> Iterator[Step]:
-        """The execution sends its release, and does not wait for the answer: it goes on as if the release had run."""
-        command = self._last_word(one)
-        effect = self._apply(world, command)
-        asked, broken = (world.server, command), self._stolen(world.server, effect, command.nonce)
-        assert one.ending
-        if decisions.leaves_note(one.ending.state):
-            world = world.remember("finished", one.attempt)
-        elif not one.ending.requeues:
-            world = world.remember("settled", one.attempt)
-        released = world._replace(server=effect.server)
-        label = f"{one.nonce} releases: {effect.reply.value}"
-        step = self._close(released, one, Phase.RELEASED, label, asked)
-        yield step._replace(broken=broken or step.broken)
-        if world.faults.may("lost_replies"):
-            yield self._doubt(released.spend("lost_replies"), one, label + ", the reply is lost")._replace(asked=asked)
-            lost = world.spend("lost_replies")
-            if command.note and not world.server.number_of(command.nonce):  # neither key nor note keeps copies away
-                lost = lost.excuse(one.attempt, Excuse.RELEASE_IN_DOUBT)
-            yield self._doubt(lost, one, f"{one.nonce} sends its release, which is lost")
-
-    def _doubt(self, world: World, one: Execution, label: str) -> Step:
-        """The connection is lost before the answer was read, or the server refuses the command, and the run ends.
-
-        When the release is sent again it leaves the note in any case, for the ack may be lost as well.
-        """
-        if self._makes(Mistake.DOUBT_IS_FORGOTTEN):
-            return self._close(world, one, Phase.RELEASED, label, None)
-        command = self._last_word(one)
-        note = one.attempt if self._makes(Mistake.DOUBT_NOTES_UNFINISHED_WORK) else command.note
-        unseen_copy = command.unseen_copy or not self._makes(Mistake.DOUBT_LEAVES_NO_NOTE)
-        doubtful = one._replace(sent=command._replace(note=note, unseen_copy=unseen_copy))
-        return self._close(world, doubtful, Phase.IN_DOUBT, label, None)
-
-    def _send_again(self, world: World, one: Execution) -> Step:
-        """The keeper sends a release that is in doubt once more, at any later time."""
-        command = one.sent
-        assert isinstance(command, Release | HandOver)
-        if self._makes(Mistake.DOUBT_NAMES_THE_NEXT_RUN):
-            running = [other.nonce for other in world.executions if other.home == one.home and other.phase in IN_BODY]
-            command = command._replace(nonce=next(iter(running), command.nonce))
-        effect = self._apply(world, command)
-        label = f"the keeper sends the release of {one.nonce} again: {effect.reply.value}"
-        answered = one._replace(sent=None)
-        after = world._replace(server=effect.server)
-        step = self._close(after, answered, Phase.RELEASED, label, (world.server, command))
-        return step._replace(broken=self._stolen(world.server, effect, self._token(one)) or step.broken)
-
-    def _last_word(self, one: Execution) -> Release | HandOver:
-        ending = one.ending
-        assert ending
-        note = one.attempt if known.is_over(ending.state, self.mistakes) else None
-        unseen_copy = known.copy_may_wait(one, self.mistakes)
-        if one.gives and ending.publishes:
-            return HandOver(self._token(one), note, unseen_copy, one.gives, ending.publishes.attempt, one.limit)
-        return Release(self._token(one), note, unseen_copy, one.limit)
-
-    def _part_with_message(self, world: World, one: Execution) -> Step:
-        verb = "requeues its message" if one.ending is not None else "acks"
-        return Step(f"{one.nonce} {verb}", world.part(one))
-
-    def _close(
-        self, world: World, one: Execution, phase: Phase, label: str, asked: tuple[Server, Command] | None
-    ) -> Step:
-        """The execution has done its work. It stays only while its ack is to come, or its release is in doubt."""
-        broken = Promise.NOTHING_LEFT if world.server.number_of(one.nonce) and not one.sent else None
-        requeues = one.ending is not None and one.ending.requeues
-        if requeues and not one.unacked and not one.message.acks_late:
-            world = world.excuse(one.attempt, Excuse.ACKED_EARLY)
-        if not (one.unacked or one.sent):
-            return Step(label, world.without(one), asked, broken)
-        done = Execution(one.nonce, one.message, phase, one.unacked, ending=one.ending if requeues else None)
-        if one.sent:
-            done = done._replace(gives=one.gives, sent=one.sent, room=one.room)
-        return Step(label, world.put(done), asked, broken)
-
     # -- what an execution knows
-
-    def _makes(self, mistake: Mistake) -> bool:
-        return mistake in self.mistakes
-
-    def _acquire(self, one: Execution) -> Acquire | Claim:
-        message, reads_note = one.message, known.reads_note(one, self.mistakes)
-        called = (one.home, one.limit, one.message.rank, one.number) if one.called else ("", one.limit)
-        if message.claim:
-            return Claim(self._token(one), one.attempt, reads_note, message.claim, *called)
-        return Acquire(one.nonce, one.attempt, reads_note, *called)
 
     def _token(self, one: Execution) -> str:
         return token_of(one, self.mistakes)
-
-    def _apply(self, world: World, command: Command) -> Effect:
-        return apply(world.server, command, self.mistakes)
-
-    def _is_excused(self, world: World, attempt: Attempt) -> bool:
-        return any(
-            whose == attempt and excuse in self.excuses and excuse is not Excuse.ACKED_EARLY
-            for whose, excuse in world.history.excused
-        )
-
-    @staticmethod
-    def _stolen(before: Server, effect: Effect, nonce: str) -> Promise | None:
-        """The promise `OWN_KEY`, if a command freed or extended a key that was not its sender's."""
-        for permit, (old, new) in enumerate(zip(before.permits, effect.server.permits, strict=True), 1):
-            if old is not None and old.nonce != nonce and (old != new or permit == effect.permit):
-                return Promise.OWN_KEY
-        return None

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from celery_redislock.protocol.tokens import Attempt
 
-from .commands import Command
-from .executions import CLOSED, IN_BODY, Execution, Message, Phase
+from .commands import Command, Release
+from .executions import CLOSED, IN_BODY, Execution, Phase
+from .messages import Message
 from .rules import Excuse, Promise
 from .server import Key, Server, limit_of, member_of, room_of
 
@@ -34,6 +35,8 @@ class Faults(NamedTuple):
     """A message that comes back is published twice, because the broker's reply was lost."""
     lapses: int = 0
     """An offer, or a call, that ends though its room lives."""
+    late_undos: int = 0
+    """An undo that is still on its way when its execution, which cannot send its message back, asks again."""
     handovers: int = 0
     """A message that waits is published again by its worker: in a shutdown, or after too long a wait."""
 
@@ -86,6 +89,8 @@ class World(NamedTuple):
     publishers: tuple[Publisher, ...] = ()
     asleep: frozenset[str] = frozenset()
     """The rooms that wait for their wake-up: only where the mistake is made that rooms do not look."""
+    late: tuple[Release, ...] = ()
+    """Undos on their way: nobody waits for them, and they may still arrive."""
     busy: tuple[str, ...] = ()
     """The workers of which a task with another key has a slot, once for each such task."""
 
@@ -140,7 +145,7 @@ class World(NamedTuple):
         if not reserved:
             return []
         claims = self.claims | {publisher.claim for publisher in self.publishers}
-        claims |= {one.gives for one in self.executions if one.phase is Phase.KEPT}
+        claims |= {one.hold.gives for one in self.executions if one.phase is Phase.KEPT}
         return [key for key in reserved if key.nonce not in claims]
 
     def enqueue(self, message: Message) -> World:
@@ -201,7 +206,7 @@ class World(NamedTuple):
 
         Only a release that is in doubt keeps `one` in the world.
         """
-        gone = self.put(one._replace(unacked=False, ending=None)) if one.sent else self.without(one)
+        gone = self.put(one._replace(unacked=False, ending=None)) if one.is_in_doubt else self.without(one)
         return gone.enqueue(one.message.again) if one.ending is not None and one.unacked else gone
 
     @property
@@ -213,15 +218,12 @@ class World(NamedTuple):
         for number, one in enumerate(sorted(self.executions, key=_shape(self.server)), 1):
             names[one.nonce] = f"n{number}"
         holders = {key.nonce for key in self.server.keys}
-        if all(old == new for old, new in names.items()) and holders <= {"dead", *names} and not self.server.line:
+        is_same = all(old == new for old, new in names.items()) and holders <= {"dead", *names}
+        if is_same and not (self.server.line or self.late):
             return self
-        executions = []
-        for one in self.executions:
-            name = names[one.nonce]
-            sent = one.sent._replace(nonce=name) if one.sent else None
-            executions.append(one._replace(nonce=name, sent=sent))
-        server = _renamed(self.server, names)
-        return self._replace(server=server, executions=tuple(sorted(executions, key=_nonce)))
+        executions = sorted((one.named(names[one.nonce]) for one in self.executions), key=_nonce)
+        late = tuple(undo._replace(nonce=names.get(undo.nonce, "dead")) for undo in self.late)
+        return self._replace(server=_renamed(self.server, names), executions=tuple(executions), late=late)
 
     def fresh(self, kind: str) -> str:
         """A nonce that is in use nowhere. It may have been used before, so that the states are finitely many.
@@ -230,11 +232,11 @@ class World(NamedTuple):
             kind: ``"n"`` for an execution, ``"h"`` for a claim.
         """
         used = {key.nonce for key in self.server.keys} | {f"n{key.room[1:]}" for key in self.server.keys if key.room}
-        used |= {key.nonce for key in self.server.reserved}
+        used |= {key.nonce for key in self.server.reserved} | {undo.nonce for undo in self.late}
         used |= {message.claim for message in self.queue} | {one.claim for one in self.publishers} | self.server.gone
         used |= {f"n{room_of(member)[1:]}" for _, member in self.server.line}
         for one in self.executions:
-            used |= {one.nonce, one.gives, one.message.claim}
+            used |= {one.nonce, one.hold.gives, one.message.claim}
         return next(nonce for number in range(1, 100) if (nonce := f"{kind}{number}") not in used)
 
 
