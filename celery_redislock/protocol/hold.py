@@ -89,14 +89,15 @@ class Hold(_Hold):
         """
         if self.phase is Phase.IN_DOUBT:
             raise RuntimeError(f"{self.demand.key}: a hold in doubt needs a new token before it asks again")
-        return self._replace(phase=Phase.ASKED, asks=self.asks + 1)
+        demand, token, claim, call, place, _, asks, *end = self
+        return type(self)(demand, token, claim, call, place, Phase.ASKED, asks + 1, *end)
 
     def answered(self, asks: int, tag: Tag | bytes) -> Self:
         """The command number `asks` was answered. A reply to any other than the last changes nothing."""
         if asks != self.asks or self.phase is not Phase.ASKED:
             return self
         if tag in _GRANTS:
-            return self._replace(phase=Phase.HELD, claim=None, call=None)
+            return type(self)(self.demand, self.token, None, None, self.place, Phase.HELD, asks)
         return self._replace(phase=Phase.WAITING, call=None)  # the call is used up: the key is another's
 
     def doubted(self, asks: int) -> Self:
@@ -121,7 +122,10 @@ class Hold(_Hold):
 
     def ended(self, cooldown: float = 0.0, note: Note | None = None) -> Self:
         """The owner is about to send `release`. It may have done so before, and been interrupted."""
-        return self._replace(phase=Phase.ENDING, cooldown=cooldown, note=note) if self.may_be_held else self
+        if not self.may_be_held:
+            return self
+        demand, token, claim, call, place, _, asks, heir, *_ = self
+        return type(self)(demand, token, claim, call, place, Phase.ENDING, asks, heir, cooldown, note)
 
     def released_for_now(self) -> Self:
         """`undo` has released the key, and the owner will ask again."""
@@ -133,7 +137,7 @@ class Hold(_Hold):
 
     def over(self) -> Self:
         """Nothing is left to do: the owner has gone, or the process that forked this one has the key."""
-        return self._replace(phase=Phase.OVER, claim=None, call=None)
+        return type(self)(self.demand, self.token, phase=Phase.OVER)
 
     # What is sent.
 

@@ -90,6 +90,11 @@ class Execution:
         return held if held is not None and held.hold.phase is Phase.HELD else None
 
     @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to do for `end`."""
+        return self.held is not None and self.held.hold.phase is Phase.OVER
+
+    @property
     def demand(self) -> Demand:
         """What the run asks for; its key is empty until `demands`."""
         return self.held.hold.demand if self.held is not None else NOTHING
