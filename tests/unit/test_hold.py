@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from celery_redislock.protocol import commands
 from celery_redislock.protocol.hold import Hold, Phase
 from celery_redislock.protocol.names import Demand, keys_of
-from celery_redislock.protocol.scripts import NOTE_TTL, Claim, Note, Passed, Tag
+from celery_redislock.protocol.scripts import ACQUIRE, NOTE_TTL, Claim, Command, Note, Passed, Tag
 from celery_redislock.protocol.tokens import NOTHING, RESERVED, RUNS, Token, known_by
 
 DEMAND = Demand("redislock:{x}")
@@ -181,3 +185,160 @@ def test_a_process_that_knows_only_the_nonce_ends_the_hold_of_its_dead_child() -
     """It knows neither when the child minted the token nor how far it came."""
     known = Hold(DEMAND, known_by(MINE.nonce), phase=Phase.ASKED)
     assert known.ended().release() == HELD.ended().release()
+
+
+class Server:
+    """One key, as the scripts treat it, with a clock of its own in milliseconds."""
+
+    def __init__(self) -> None:
+        self.now, self.expires, self.value = 0, 0, b""
+
+    def passes(self, milliseconds: int) -> None:
+        self.now += milliseconds
+        if self.now >= self.expires:
+            self.value = b""
+
+    def run(self, command: Command) -> Tag:
+        letters, *values = [text.encode() if isinstance(text, str) else text for text in command.values]
+        required = 2 if command.script is ACQUIRE else 1
+        given = dict(zip([chr(one) for one in letters if chr(one).isupper()], values[required:], strict=True))
+        if command.script is ACQUIRE:
+            owners = (values[0][:23], given.get("C"))
+            if self.value and not any(owner and self._is_owned_by(owner) for owner in owners):
+                return Tag.CONFLICT
+            self.value, self.expires = values[0], self.now + int(values[1])
+            return Tag.GRANTED
+        if not self._is_owned_by(values[0]):
+            return Tag.LOST
+        self.value, self.expires = given.get("K", b""), self.now + int(given.get("T", 0))
+        return Tag.REPLACED if self.value else Tag.RELEASED
+
+    def _is_owned_by(self, owner: bytes) -> bool:
+        return self.value == owner or self.value.startswith(owner + b" ")
+
+
+class Driver:
+    """One owner, between the steps of its driver."""
+
+    def __init__(self, number: int, claim: Claim | None = None) -> None:
+        self.number = number
+        self.hold = Hold(DEMAND, token(number), claim)
+        self.asked: Command | None = None
+        """What is stored as asked, and has not been sent."""
+        self.reply: tuple[int, Tag] | None = None
+        """What was answered, and is not stored."""
+        self.is_interrupted = False
+
+    @property
+    def awaits(self) -> bool:
+        return self.asked is not None or self.reply is not None
+
+
+class Flight(NamedTuple):
+    """A release on its way."""
+
+    sender: Driver
+    command: Command
+    is_undo: bool
+
+
+class Interrupted(RuleBasedStateMachine):
+    """Two owners take turns at one key. Replies are lost, undos come late, and exceptions strike between the steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.server, self.flights, self.count = Server(), list[Flight](), 2
+        self.owners = [Driver(1), Driver(2)]
+
+    which = st.integers(0, 1)
+
+    @rule(which=which)
+    def store_that_it_asks(self, which: int) -> None:
+        one = self.owners[which]
+        if one.is_interrupted or one.awaits or one.hold.phase not in {Phase.WANTED, Phase.WAITING, Phase.IN_DOUBT}:
+            return
+        self.server.passes(1)
+        one.hold = one.hold.minted(token(one.number, self.server.now)).asked()
+        one.asked = one.hold.acquire(1.0)
+
+    @rule(which=which)
+    def send(self, which: int) -> None:
+        one = self.owners[which]
+        if one.asked is not None:
+            one.reply, one.asked = (one.hold.asks, self.server.run(one.asked)), None
+
+    @rule(which=which)
+    def store_the_reply(self, which: int) -> None:
+        one = self.owners[which]
+        if one.reply is not None:
+            one.hold, one.reply = one.hold.answered(*one.reply), None
+
+    @rule(which=which)
+    def lose_the_command_or_its_reply(self, which: int) -> None:
+        one = self.owners[which]
+        if one.awaits:
+            self.flights.append(Flight(one, one.hold.undo(), True))
+            one.asked, one.reply, one.hold = None, None, one.hold.doubted(one.hold.asks)
+
+    @rule(which=which, is_undone=st.booleans())
+    def interrupt(self, which: int, is_undone: bool) -> None:
+        """A time limit strikes. If the command was under way, its sender undoes it; the owner has only to end."""
+        one = self.owners[which]
+        if one.awaits and is_undone:
+            self.flights.append(Flight(one, one.hold.undo(), True))
+        one.asked, one.reply, one.is_interrupted = None, None, True
+
+    @rule(which=which, steps=st.integers(1, 3), hands_over=st.booleans())
+    def end(self, which: int, steps: int, hands_over: bool) -> None:
+        """Store that it ends, send the release, store that it is over; or be interrupted after some of these steps."""
+        one = self.owners[which]
+        if one.awaits or one.hold.phase is Phase.OVER:
+            return
+        self.count += 1
+        if hands_over and one.hold.phase is Phase.HELD:
+            one.hold = one.hold.handed_over(token(self.count, state=RESERVED), 1.0)
+        one.is_interrupted, one.hold = True, one.hold.ended()
+        if steps > 1 and one.hold.may_be_held:
+            self.flights.append(Flight(one, one.hold.release(), False))
+        if steps > 2:
+            self.count += 1
+            claim = Claim(one.hold.heir[0].nonce, 1.0) if one.hold.heir else None
+            one.hold = one.hold.over()
+            self.owners[which] = Driver(self.count, claim)
+
+    @precondition(lambda self: self.flights)
+    @rule(data=st.data())
+    def arrive(self, data: st.DataObject) -> None:
+        flight = self.flights.pop(data.draw(st.integers(0, len(self.flights) - 1)))
+        before = self.server.value
+        if self.server.run(flight.command) is Tag.LOST:
+            return
+        assert Token.of(before).nonce == flight.sender.hold.token.nonce, "a release ended what another was granted"
+        if flight.is_undo and not flight.sender.is_interrupted:
+            assert before != flight.sender.hold.token.value or flight.sender.hold.phase is Phase.IN_DOUBT, (
+                "a late undo ended a later grant"
+            )
+
+    @rule(milliseconds=st.sampled_from([1, 500, 1000]))
+    def time_passes(self, milliseconds: int) -> None:
+        self.server.passes(milliseconds)
+
+    @invariant()
+    def the_key_holds_a_token_of_somebody_who_will_release_it(self) -> None:
+        holder = Token.of(self.server.value)
+        known = [*self.owners, *(flight.sender for flight in self.flights)]
+        claims = [one.hold.claim.nonce for one in self.owners if one.hold.claim]
+        heirs = [one.hold.heir[0].nonce for one in self.owners if one.hold.heir]
+        assert not holder or holder.nonce in [one.hold.token.nonce for one in known] + claims + heirs
+
+    def teardown(self) -> None:
+        for one in self.owners:  # a hold in doubt sends nothing: its undo is on its way, or has arrived
+            if one.hold.may_be_held:
+                self.flights.append(Flight(one, one.hold.ended().release(), False))
+        for flight in self.flights:
+            self.server.run(flight.command)
+        assert self.server.value[:1] in {b"", RESERVED.encode()}, "the key is held by nobody"
+
+
+TestInterrupted = Interrupted.TestCase
+TestInterrupted.settings = settings(max_examples=200, stateful_step_count=40, report_multiple_bugs=False)
