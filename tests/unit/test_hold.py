@@ -341,5 +341,7 @@ class Interrupted(RuleBasedStateMachine):
 
 
 def test_no_interruption_lost_reply_or_late_undo_ends_what_another_holds_or_leaves_a_key_locked() -> None:
-    short = settings(max_examples=200, stateful_step_count=40, report_multiple_bugs=False, derandomize=True, database=None)
+    short = settings(
+        max_examples=200, stateful_step_count=40, report_multiple_bugs=False, derandomize=True, database=None
+    )
     run_state_machine_as_test(Interrupted, settings=short)
