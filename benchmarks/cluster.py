@@ -19,10 +19,12 @@ from celery_redislock.connection.cluster import ClusterStore
 from celery_redislock.connection.connect import connect
 from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol import commands, tokens
+from celery_redislock.protocol.hold import Owner
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.scripts import Command
 from tests.lab.nodes import three_nodes, url_of
 
+from .cycle import Caller
 from .findings import Findings
 from .server import valkey
 
@@ -56,8 +58,8 @@ class _Apart:
     def __init__(self, stores: Sequence[LockStore]) -> None:
         self._stores = stores
 
-    def acquire(self, demand: Demand, token: tokens.Token, lease: float) -> object:
-        return self._stores[_third(demand.key)].acquire(demand, token, lease)
+    def acquire(self, owner: Owner, lease: float) -> object:
+        return self._stores[_third(owner.hold.demand.key)].acquire(owner, lease)
 
     def send(self, command: Command) -> object:
         return self._stores[_third(command.keys[0])].send(command)
@@ -174,7 +176,7 @@ def _turn(case: _Case, stem: str) -> _Turn:
     for one in range(ACQUIRES // TURNS):
         demand = _demand(stem, one)
         began = time.perf_counter()
-        case.store.acquire(demand, token, LEASE)
+        case.store.acquire(Caller(demand, token), LEASE)
         seconds.append(time.perf_counter() - began)
         case.store.send(commands.release(demand, token.owner))
     after = [_spent(node) for node in case.nodes]

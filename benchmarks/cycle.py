@@ -14,6 +14,7 @@ from celery_redislock import LockedTask
 from celery_redislock.connection.connect import connect
 from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol import tokens
+from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.tokens import Token
 
@@ -94,11 +95,18 @@ def _cycle(make: Callable[[], Any]) -> Case:
     return cycle
 
 
+class Caller:
+    """The owner of a hold, and nothing else."""
+
+    def __init__(self, demand: Demand, token: Token) -> None:
+        self.hold = Hold(demand, token)
+
+
 def store_cycle(store: LockStore, demand: Demand, token: Token) -> Case:
     """Acquire and release the key by the store."""
 
     def cycle() -> None:
-        store.acquire(demand, token, LEASE)
+        store.acquire(Caller(demand, token), LEASE)
         store.release(demand, token)
 
     return cycle

@@ -28,7 +28,7 @@ from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import Demand
 
-from .cycle import store_cycle
+from .cycle import Caller, store_cycle
 from .findings import YES, Findings
 from .report import Report
 from .server import placements, valkey
@@ -58,7 +58,7 @@ def _cost(findings: Findings) -> None:
             demand = Demand(f"redislock:{{shop.export:{limit}}}", limit)
             for number in range(limit - 1):
                 others = tokens.Attempt(f"6f6ad1c2-0000-4000-8000-{number:012}", 0, 0)
-                store.acquire(demand, tokens.mint(tokens.mint_nonce(), others, origin), 3600)
+                store.acquire(Caller(demand, tokens.mint(tokens.mint_nonce(), others, origin)), 3600)
             mine = tokens.mint(tokens.mint_nonce(), tokens.Attempt("mine", 0, 0), origin)
             cases[f"limit {limit}"] = store_cycle(store, demand, mine)
         report = Report(

@@ -13,6 +13,7 @@ from celery_redislock.connection.connect import connect
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol import tokens
+from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.replies import Granted
 
@@ -67,8 +68,8 @@ def _cost(number: int) -> Cost:
         server = LockServer(connect(url, {}))
         for one in range(number):
             token = tokens.mint(tokens.mint_nonce(), None, tokens.origin("worker@host", "shop.export"))
-            lock = HeldLock(server.store, Demand(f"redislock:{{shop.export:{one}}}"), token, LEASE)
-            granted = server.store.acquire(lock.demand, token, LEASE)
+            lock = HeldLock(server.store, Hold(Demand(f"redislock:{{shop.export:{one}}}"), token), LEASE)
+            granted = server.store.acquire(lock, LEASE)
             assert isinstance(granted, Granted)
             lock.granted(granted)
             server.keeper.add(lock)

@@ -129,7 +129,7 @@ class Hold(_Hold):
 
     def released_for_now(self) -> Self:
         """`undo` has released the key, and the owner will ask again."""
-        return self._replace(phase=Phase.IN_DOUBT)
+        return self._replace(phase=Phase.IN_DOUBT) if self.may_be_held else self
 
     def unclaimed(self) -> Self:
         """The reservation was given up."""

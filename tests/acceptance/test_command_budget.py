@@ -28,9 +28,11 @@ from celery_redislock.hold.keeper import Keeper
 from celery_redislock.line.schedule import OFFERED_FOR
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.protocol import tokens
+from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.tokens import mint_publish
 from tests.lab.app import make_app
+from tests.lab.asking import acquire
 from tests.lab.kinds import ON_A_CLUSTER
 from tests.lab.recorder import load_scripts, recording
 from tests.lab.servers import wait_until
@@ -274,8 +276,8 @@ def renewal(lab: Lab) -> None:
     held = []
     for key in HELD:
         token = tokens.mint(tokens.mint_nonce(), None, tokens.origin("host", None))
-        held.append(HeldLock(server.store, Demand(key), token, 30.0))
-        held[-1].granted(server.store.acquire(held[-1].demand, token, 30.0))
+        held.append(HeldLock(server.store, Hold(Demand(key), token), 30.0))
+        held[-1].granted(acquire(server.store, held[-1].demand, token, 30.0))
         held[-1].renew_at = 0.0
     with lab.record("a renewal of 1,000 locks"):
         with standing_still(server.keeper):  # it looks when all are due, and not amid them

@@ -19,11 +19,13 @@ from celery_redislock.connection.store import LockStore
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.hold.keeper import Keeper
 from celery_redislock.protocol import tokens
+from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.scripts import Note
 from celery_redislock.protocol.tokens import Attempt
 from tests.lab import offers
 from tests.lab.app import Config
+from tests.lab.asking import acquire
 from tests.lab.servers import Valkey, wait_until
 
 KEY = "redislock:{shop.bill:7}"
@@ -73,7 +75,7 @@ class Holder:
         self.note = keys_of(KEY).note(attempt)
 
     def acquire(self, lease: float = 10.0, *, may_be_copy: bool = False) -> object:
-        return self.store.acquire(ONE, self.token, lease, self.note if may_be_copy else None)
+        return acquire(self.store, ONE, self.token, lease, self.note if may_be_copy else None)
 
     def release(self, *, over: bool = True, copy_may_wait: bool = False) -> bool:
         return self.store.release(ONE, self.token, Note(self.note, in_any_case=copy_may_wait) if over else None)
@@ -98,8 +100,8 @@ def hold(store: LockStore, keeper: Keeper) -> Iterator[Callable[..., HeldLock]]:
         key: str = KEY, lease: float = 30.0, store: LockStore = store, keeper: Keeper = keeper, **options: object
     ) -> HeldLock:
         token = tokens.mint(tokens.mint_nonce(), None, tokens.origin("host", None))
-        lock = HeldLock(store, Demand(key), token, lease, **options)
-        lock.granted(store.acquire(Demand(key), token, lease))
+        lock = HeldLock(store, Hold(Demand(key), token), lease, **options)
+        lock.granted(store.acquire(lock, lease))
         keeper.add(lock)
         kept.append((keeper, lock))
         return lock

@@ -14,6 +14,7 @@ from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.tokens import Attempt
 from celery_redislock.task.plan import LockPlan
 from celery_redislock.worker.children import Children, Reservation, Run, expect_copies, release_of_dead
+from tests.lab.asking import acquire
 from tests.lab.servers import wait_until
 
 LEASE = 60.0
@@ -36,7 +37,7 @@ def take(server, key):
 
     def take_key(task_id, retries):
         token = tokens.mint(tokens.mint_nonce(), Attempt(task_id, retries, 0), ORIGIN)
-        server.store.acquire(Demand(key), token, LEASE)
+        acquire(server.store, Demand(key), token, LEASE)
         return token
 
     return take_key
@@ -88,7 +89,7 @@ def test_once_the_run_before_holds_it_no_more_no_note_is_left(take, release, loc
 
 def test_what_was_left_to_it_and_not_used_is_free(server, key, claim, release, locks):
     """The run before has ended; the child died before it asked."""
-    server.store.acquire(Demand(key), tokens.mint(claim, Attempt("id", 1, 0), ORIGIN, tokens.RESERVED), LEASE)
+    acquire(server.store, Demand(key), tokens.mint(claim, Attempt("id", 1, 0), ORIGIN, tokens.RESERVED), LEASE)
     release()
     assert locks.client.keys() == []
 
@@ -96,7 +97,7 @@ def test_what_was_left_to_it_and_not_used_is_free(server, key, claim, release, l
 def test_where_the_lock_server_is_away_it_says_when_the_lock_ends_and_gives_the_reservation_up_later(
     lock_proxy, server, key, claim, release, locks, log
 ):
-    server.store.acquire(Demand(key), tokens.mint(claim, Attempt("id", 1, 0), ORIGIN, tokens.RESERVED), LEASE)
+    acquire(server.store, Demand(key), tokens.mint(claim, Attempt("id", 1, 0), ORIGIN, tokens.RESERVED), LEASE)
     lock_proxy.refuse()
     release()
     assert "its process died; the lock" in log.text
@@ -108,7 +109,7 @@ def test_where_the_lock_server_is_away_it_says_when_the_lock_ends_and_gives_the_
 def test_of_a_child_that_has_not_asked_for_its_key_it_does_not_say_that_a_lock_ends(
     lock_proxy, server, key, run, claim, locks, log
 ):
-    server.store.acquire(Demand(key), tokens.mint(claim, Attempt("id", 1, 0), ORIGIN, tokens.RESERVED), LEASE)
+    acquire(server.store, Demand(key), tokens.mint(claim, Attempt("id", 1, 0), ORIGIN, tokens.RESERVED), LEASE)
     lock_proxy.refuse()
     release_of_dead(run._replace(waited_for=None))
     assert "its process died before it asked for its lock; the lock" in log.text

@@ -16,6 +16,7 @@ from celery_redislock.protocol.scripts import ACQUIRE
 from celery_redislock.testing import busy
 from tests.integration.conftest import KEY, ONE
 from tests.lab.app import make_app
+from tests.lab.asking import acquire
 from tests.lab.renewals import renew
 
 NAME, COUNTER = "stock", keys_of("stock").fence
@@ -67,9 +68,9 @@ def test_it_grows_although_the_counter_was_lost(make, client):
 
 def test_it_grows_where_an_acquire_is_sent_again_and_the_counter_was_lost(holder, client):
     mine = holder("id")
-    first = mine.store.acquire(ONE, mine.token, 10, fence=True).fence
+    first = acquire(mine.store, ONE, mine.token, 10, fence=True).fence
     client.delete(keys_of(KEY).fence)
-    again = mine.store.acquire(ONE, mine.token, 10, fence=True).fence
+    again = acquire(mine.store, ONE, mine.token, 10, fence=True).fence
     assert again > first
     assert again == int(client.get(keys_of(KEY).fence))
 
@@ -109,11 +110,11 @@ def test_a_lost_reply_does_not_move_it(holder, client, lock_proxy):
     client.script_load(ACQUIRE.text)
     fault = lock_proxy.drop_reply(to=b"EVALSHA", where=ACQUIRE.sha.encode())
     with connect(lock_proxy.url, {}) as behind:
-        granted = LockStore.of(behind).acquire(ONE, mine.token, 10, fence=True)
+        granted = acquire(LockStore.of(behind), ONE, mine.token, 10, fence=True)
     assert fault.struck == 1
     assert isinstance(granted, Granted)
     assert granted.fence == int(client.get(keys_of(KEY).fence))
-    assert mine.store.acquire(ONE, mine.token, 10, fence=True).fence == granted.fence
+    assert acquire(mine.store, ONE, mine.token, 10, fence=True).fence == granted.fence
 
 
 def test_a_refused_one_does_not_move_it(make, client):

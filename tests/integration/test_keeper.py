@@ -21,6 +21,7 @@ from celery_redislock.protocol.replies import Granted
 from celery_redislock.protocol.scripts import ACQUIRE, RELEASE, RENEW
 from tests.integration.conftest import KEY, ONE
 from tests.lab.app import make_app
+from tests.lab.asking import acquire
 from tests.lab.renewals import held_by
 from tests.lab.servers import wait_until
 
@@ -351,11 +352,11 @@ def test_waiters_for_the_stores_connections_do_not_delay_a_renewal(lock_proxy, s
     fault = lock_proxy.delay(60, to=b"EVALSHA", where=ACQUIRE.sha.encode())
     answers = []
 
-    def acquire(number):
+    def take(number):
         token = tokens.mint(tokens.mint_nonce(), None, tokens.origin("host", None))
-        answers.append(mine.store.acquire(Demand(f"{KEY}{number}"), token, 10.0))
+        answers.append(acquire(mine.store, Demand(f"{KEY}{number}"), token, 10.0))
 
-    waiters = [threading.Thread(target=acquire, args=(number,), daemon=True) for number in range(60)]
+    waiters = [threading.Thread(target=take, args=(number,), daemon=True) for number in range(60)]
     for waiter in waiters:
         waiter.start()
     wait_until(lambda: fault.struck >= 5, "every connection waits")

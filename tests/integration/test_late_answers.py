@@ -22,6 +22,7 @@ from celery_redislock.protocol.replies import Conflict, Granted
 from celery_redislock.protocol.scripts import RELEASE, Tag
 from tests.integration.conftest import KEY, ONE
 from tests.lab.app import make_app
+from tests.lab.asking import acquire
 from tests.lab.interruption import raised_at
 from tests.lab.servers import wait_until
 
@@ -67,7 +68,7 @@ def test_its_answer_is_read_with_the_next_command_of_its_connection_in_one_round
 def test_a_release_that_follows_another_reads_the_answer_of_that(store, holder):
     first, second = holder("a"), holder("b")
     first.acquire()
-    store.acquire(TWO, second.token, 10.0)
+    acquire(store, TWO, second.token, 10.0)
     sent = Sent(store, first), Sent(store, second, OTHER)
     assert [one.answers for one in sent] == [[1], []]
     assert store.look(ONE) is None
@@ -131,7 +132,7 @@ def test_a_release_that_is_lost_is_in_doubt_and_the_next_command_is_sent_once_mo
     lost = lock_proxy.drop_command(to=b"EVALSHA", where=RELEASE.sha.encode())
     sent = Sent(behind, mine)
     lost.wait()
-    assert isinstance(behind.acquire(TWO, holder("b").token, 10.0), Granted)
+    assert isinstance(acquire(behind, TWO, holder("b").token, 10.0), Granted)
     assert (sent.answers, sent.doubts) == ([], 1)
     assert client.exists(KEY)
 
@@ -153,7 +154,7 @@ def test_a_release_on_a_connection_that_is_lost_is_sent_once_more_and_the_one_be
 ):
     first, second = holder("a"), holder("b")
     first.acquire()
-    behind.acquire(TWO, second.token, 10.0)
+    acquire(behind, TWO, second.token, 10.0)
     client.script_load(RELEASE.text)
     lost = lock_proxy.drop_reply(to=b"EVALSHA", where=RELEASE.sha.encode())
     sent = Sent(behind, first)
@@ -186,7 +187,7 @@ def test_a_time_limit_that_strikes_while_the_answer_is_read_leaves_both_commands
     lost.wait()
     asks = lock_proxy.drop_command(to=b"EVALSHA", where=OTHER.encode())
     with pytest.raises(SoftTimeLimitExceeded), raised_at(asks, SoftTimeLimitExceeded()):
-        behind.acquire(TWO, holder("b").token, 10.0)
+        acquire(behind, TWO, holder("b").token, 10.0)
     assert (sent.answers, sent.doubts) == ([], 1)
 
 
@@ -210,7 +211,7 @@ def test_a_release_that_the_server_does_not_know_or_refuses_is_in_doubt_and_the_
     client.script_flush()
     sent = Sent(store, mine)
     connected = client.client_list()
-    assert isinstance(store.acquire(TWO, other.token, 10.0), Granted)
+    assert isinstance(acquire(store, TWO, other.token, 10.0), Granted)
     assert (sent.answers, sent.doubts) == ([], 1)
     assert len(client.client_list()) == len(connected)
 
@@ -227,7 +228,7 @@ def test_a_check_of_the_connections_health_does_not_take_the_answer(locks, holde
     mine = holder("a")
     Sent(store, mine)
     for _ in range(3):
-        assert isinstance(store.acquire(ONE, mine.token, 10.0), Granted)
+        assert isinstance(acquire(store, ONE, mine.token, 10.0), Granted)
         sent = Sent(store, mine)
         assert store.look(TWO) is None
         assert sent.answers == [1]
@@ -240,9 +241,9 @@ def test_a_child_that_is_forked_reads_no_answer_of_its_parents(store, holder):
     sent = Sent(store, mine)
     pid = os.fork()
     if not pid:
-        os._exit(0 if isinstance(store.acquire(TWO, childs.token, 10.0), Granted) and not sent.answers else 1)
+        os._exit(0 if isinstance(acquire(store, TWO, childs.token, 10.0), Granted) and not sent.answers else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert isinstance(store.acquire(TWO, childs.token, 10.0), Granted)
+    assert isinstance(acquire(store, TWO, childs.token, 10.0), Granted)
     assert sent.answers == [1]
 
 
@@ -279,7 +280,7 @@ def test_no_connection_with_an_unread_answer_goes_back_to_the_pool(locks, holder
         send_late(connection, late)
 
     def run(mine, key):
-        store.acquire(Demand(key), mine.token, 10.0)
+        acquire(store, Demand(key), mine.token, 10.0)
         sent = Sent(store, mine, key)
         first_has_sent.set()
         return sent

@@ -15,11 +15,13 @@ from celery.exceptions import Reject
 from celery_redislock import Lock, LockConfigError, LockConflict, LockedTask, LockKeyError, LockUnavailable, locked
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol import commands, tokens
+from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand, channel_of, keys_of
 from celery_redislock.protocol.replies import Conflict, Finished, Granted
 from celery_redislock.protocol.scripts import Claim, Note
 from celery_redislock.protocol.tokens import CALLED, RESERVED, SEEN, Attempt, Token, known_by, mint_nonce
 from tests.integration.conftest import KEY, ONE
+from tests.lab.asking import acquire
 from tests.lab.renewals import begin_renewal
 from tests.lab.servers import wait_until
 
@@ -59,13 +61,13 @@ def permits(client):
 def take(store):
     """Acquires the lock for a task of that name, of which it returns the token."""
 
-    def acquire(name, demand=TWO):
+    def take_one(name, demand=TWO):
         mine = token(name)
-        granted = store.acquire(demand, mine, 10.0)
+        granted = acquire(store, demand, mine, 10.0)
         assert isinstance(granted, Granted), granted
         return mine
 
-    return acquire
+    return take_one
 
 
 @pytest.fixture
@@ -75,41 +77,41 @@ def room():
 
 class TestAnAcquire:
     def test_grants_as_many_permits_as_the_limit_allows_and_names_all_holders_to_the_next(self, store, permits):
-        grants = [store.acquire(TWO, token(name), 10.0) for name in "ab"]
+        grants = [acquire(store, TWO, token(name), 10.0) for name in "ab"]
         assert [grant.permit for grant in grants] == [1, 2]
-        refused = store.acquire(TWO, token("c"), 10.0)
+        refused = acquire(store, TWO, token("c"), 10.0)
         assert [one.attempt.task_id for one in refused.holders] == ["a", "b"]
         assert 5 < refused.ttl <= 10
         assert permits() == {1: "a", 2: "b"}
 
     def test_that_is_sent_twice_has_one_permit(self, store, permits):
         mine = token()
-        assert [store.acquire(THREE, mine, 10.0).permit for _ in range(2)] == [1, 1]
+        assert [acquire(store, THREE, mine, 10.0).permit for _ in range(2)] == [1, 1]
         assert permits() == {1: "a"}
 
     def test_takes_the_lowest_free_permit(self, store, take, permits):
         first, _ = take("a", THREE), take("b", THREE)
         assert store.release(THREE, first)
-        assert store.acquire(THREE, token("c"), 10.0).permit == 1
+        assert acquire(store, THREE, token("c"), 10.0).permit == 1
         assert permits() == {1: "c", 2: "b"}
 
     def test_with_a_limit_of_one_holds_the_first_permit_alone(self, store, take, permits):
         take("a", ONE)
-        assert isinstance(store.acquire(ONE, token("b"), 10.0), Conflict)
+        assert isinstance(acquire(store, ONE, token("b"), 10.0), Conflict)
         assert permits() == {1: "a"}
 
     def test_of_a_copy_gets_no_second_permit_and_marks_that_of_its_attempt(self, store, client, take, permits):
         take("x")
         running = take("a")
         copy = token("a")
-        refused = store.acquire(THREE, copy, 10.0, note("a"))
+        refused = acquire(store, THREE, copy, 10.0, note("a"))
         assert isinstance(refused, Conflict)
         assert refused.cannot_wait
         assert refused.holder.owner == running.owner
         assert permits() == {1: "x", 2: "a"}
         assert client.get(keys_of(KEY).permit(2)).startswith(SEEN.encode())
         assert store.release(THREE, running, Note(note("a")))
-        assert isinstance(store.acquire(THREE, copy, 10.0, note("a")), Finished)
+        assert isinstance(acquire(store, THREE, copy, 10.0, note("a")), Finished)
 
     @pytest.mark.parametrize("limit", [1, 2])
     def test_of_a_copy_sees_its_attempt_above_a_limit_that_was_lowered(self, store, take, permits, limit):
@@ -118,7 +120,7 @@ class TestAnAcquire:
         for holder in below:
             store.release(THREE, holder)
         demand = Demand(KEY, limit)
-        refused = store.acquire(demand, token("a"), 10.0, note("a"))
+        refused = acquire(store, demand, token("a"), 10.0, note("a"))
         assert isinstance(refused, Conflict)
         assert refused.cannot_wait
         assert permits() == {3: "a"}
@@ -129,7 +131,7 @@ class TestAnAcquire:
         assert store.release(TWO, first)
         assert store.stand(TWO, room, 10, None) is None
         call = tokens.call(tokens.for_capacity(room, 2), 10)
-        refused = store.acquire(TWO, token("a"), 10.0, note("a"), call=call.value)
+        refused = acquire(store, TWO, token("a"), 10.0, note("a"), call=call.value)
         assert refused.holder.owner == twin.owner
         assert permits() == {2: "a"}
 
@@ -139,7 +141,7 @@ class TestAnAcquire:
         reserved = tokens.mint(claim, Attempt("a", 1, 0), ORIGIN, RESERVED)
         assert store.send(commands.hand_over(THREE, running, reserved, 60.0))
         retried = tokens.mint(mint_nonce(), Attempt("a", 1, 0), ORIGIN)
-        assert store.acquire(THREE, retried, 10.0, claim=Claim(claim, 60.0)).permit == 2
+        assert acquire(store, THREE, retried, 10.0, claim=Claim(claim, 60.0)).permit == 2
         assert permits() == {1: "x", 2: "a"}
 
     def test_of_a_retry_that_comes_before_its_permit_is_handed_over_takes_one_and_leaves_none_reserved(
@@ -147,7 +149,7 @@ class TestAnAcquire:
     ):
         running, claim = take("a"), mint_nonce()
         retried = tokens.mint(mint_nonce(), Attempt("a", 1, 0), ORIGIN)
-        assert store.acquire(TWO, retried, 10.0, claim=Claim(claim, 60.0)).permit == 2
+        assert acquire(store, TWO, retried, 10.0, claim=Claim(claim, 60.0)).permit == 2
         reserved = tokens.mint(claim, Attempt("a", 1, 0), ORIGIN, RESERVED)
         assert store.send(commands.hand_over(TWO, running, reserved, 60.0))
         assert permits() == {2: "a"}
@@ -158,21 +160,21 @@ class TestAnAcquire:
         take("x")
         running = take("a")
         for _ in range(2):
-            refused = store.acquire(ONE, token("a"), 10.0, note("a"))
+            refused = acquire(store, ONE, token("a"), 10.0, note("a"))
             assert refused.cannot_wait
             assert refused.holder.owner == running.owner
         assert permits() == {1: "x", 2: "a"}
 
     def test_that_is_sent_again_keeps_the_mark_of_its_permit_and_its_claim_is_not_gone(self, store, client):
         mine, claim = token(), Claim(mint_nonce(), 60.0)
-        store.acquire(TWO, mine, 10.0)
+        acquire(store, TWO, mine, 10.0)
         store.expect_copy(TWO, mine)
-        assert store.acquire(TWO, mine, 10.0, claim=claim).permit == 1
+        assert acquire(store, TWO, mine, 10.0, claim=claim).permit == 1
         assert client.get(KEY) == f"{SEEN}{mine[1:]}".encode()
         assert client.keys() == [KEY.encode()]
 
     def test_without_a_lease_never_ends(self, store, client):
-        assert store.acquire(TWO, token(), math.inf).permit == 1
+        assert acquire(store, TWO, token(), math.inf).permit == 1
         assert client.pttl(KEY) == -1
 
     @pytest.mark.parametrize("how", ["called", "claimed"])
@@ -184,11 +186,11 @@ class TestAnAcquire:
         if how == "called":
             store.release(ONE, first)
             assert store.stand(ONE, room, 10, None) is None
-            refused = store.acquire(ONE, token("a"), 10.0, note("a"), call=tokens.call(room, 10).value)
+            refused = acquire(store, ONE, token("a"), 10.0, note("a"), call=tokens.call(room, 10).value)
         else:
             claim = mint_nonce()
             store.send(commands.hand_over(ONE, first, tokens.mint(claim, attempt("a"), ORIGIN, RESERVED), 60.0))
-            refused = store.acquire(ONE, token("a"), 10.0, note("a"), claim=Claim(claim, 60.0))
+            refused = acquire(store, ONE, token("a"), 10.0, note("a"), claim=Claim(claim, 60.0))
         assert refused.cannot_wait
         assert refused.holder.owner == twin.owner
         assert permits() == {2: "a"}
@@ -197,14 +199,14 @@ class TestAnAcquire:
         """Who was called may have come late, and its claim may be given up: the key is somebody else's by then."""
         take("x"), take("a")
         call, claim = tokens.call(room, 10).value, Claim(mint_nonce(), 60.0)
-        assert store.acquire(ONE, token("a"), 10.0, note("a"), call=call, claim=claim).cannot_wait
+        assert acquire(store, ONE, token("a"), 10.0, note("a"), call=call, claim=claim).cannot_wait
         assert permits() == {1: "x", 2: "a"}
 
     def test_of_a_key_that_is_no_string_is_refused_and_leaves_it_alone(self, store, client, take):
         take("a")
         client.hset(keys_of(KEY).permit(2), "not", "ours")
         with pytest.raises(LockUnavailable, match="WRONGTYPE"):
-            store.acquire(TWO, token("b"), 10.0)
+            acquire(store, TWO, token("b"), 10.0)
         assert client.hgetall(keys_of(KEY).permit(2)) == {b"not": b"ours"}
 
 
@@ -221,7 +223,7 @@ class TestARoom:
         assert store.stand(TWO, room, 10, 20) is None
         assert client.get(keys_of(KEY).permit(2)).startswith(CALLED.encode())
         call = tokens.call(tokens.for_capacity(room, 2), 10)
-        assert store.acquire(TWO, token("c"), 10.0, call=call.value).permit == 2
+        assert acquire(store, TWO, token("c"), 10.0, call=call.value).permit == 2
 
     def test_takes_all_permits_that_are_free_one_after_the_other(self, store, take, room, permits):
         holders = [take(name, THREE) for name in "abc"]
@@ -269,7 +271,7 @@ class TestARoom:
         take("b")
         store.stand(TWO, room, 10, None)
         store.release(TWO, holder)
-        assert isinstance(store.acquire(TWO, token("c"), 10.0), Conflict)
+        assert isinstance(acquire(store, TWO, token("c"), 10.0), Conflict)
         assert permits() == {1: "offered", 2: "b"}
 
     def test_with_an_unanswered_offer_comes_before_who_happens_by_a_second_free_permit(
@@ -280,7 +282,7 @@ class TestARoom:
         for holder in holders:
             store.release(TWO, holder)
         assert permits() == {1: "offered"}  # it is out of the line until it has answered
-        assert isinstance(store.acquire(TWO, token("c"), 10.0), Conflict)
+        assert isinstance(acquire(store, TWO, token("c"), 10.0), Conflict)
         assert store.stand(TWO, room, 10, 20) is None
         assert store.stand(TWO, room, 20, None) is None
 
@@ -330,7 +332,7 @@ class TestAHolder:
     def test_that_lost_its_reply_is_released_wherever_it_is(self, store, take, permits):
         take("a")
         lost = take("b")
-        store.undo(TWO, lost)
+        store.undo(Hold(TWO, lost).undo())
         assert permits() == {1: "a"}
 
 
@@ -558,7 +560,7 @@ def test_a_retry_that_is_rejected_before_it_asks_gives_its_permit_back(own_app, 
     with bill.lock_for() as first:
         claim, demand, store = mint_nonce(), first.demand, LockServer.behind(first.redis).store
         running = token()
-        assert store.acquire(demand, running, 60.0).permit == 2
+        assert acquire(store, demand, running, 60.0).permit == 2
         assert store.send(
             commands.hand_over(demand, running, tokens.mint(claim, attempt("id"), ORIGIN, RESERVED), 60.0)
         )

@@ -13,6 +13,7 @@ from celery_redislock.protocol.replies import Conflict, Finished, Granted
 from celery_redislock.protocol.scripts import Claim, Note
 from celery_redislock.protocol.tokens import CALLED, COOLING, OFFERED, RESERVED, Token, mint_nonce
 from tests.integration.conftest import KEY, ONE
+from tests.lab.asking import acquire
 
 LINE = keys_of(KEY).line
 pytestmark = pytest.mark.usefixtures("long_offers")
@@ -114,7 +115,7 @@ class TestARelease:
         assert kept() == (OFFERED, mine.owner)
         assert line() == []
         assert store.stand(ONE, mine, 10, None) is None
-        assert isinstance(store.acquire(ONE, running.token, 10, call=mine.owner), Granted)
+        assert isinstance(acquire(store, ONE, running.token, 10, call=mine.owner), Granted)
         store.stand(ONE, mine, 11, None)
         assert store.send(commands.cool_down(ONE, running.token, 10))
         assert kept()[0] == COOLING
@@ -180,7 +181,7 @@ class TestAnAcquire:
         client.zadd(LINE, {room(): 10})
         client.rpush(KEY, "not ours")
         with pytest.raises(LockUnavailable, match="WRONGTYPE"):
-            store.acquire(ONE, holder("other").token, 10)
+            acquire(store, ONE, holder("other").token, 10)
         assert client.lrange(KEY, 0, -1) == [b"not ours"]
 
     @pytest.mark.parametrize("of", ["a claim", "a fence"])
@@ -188,9 +189,9 @@ class TestAnAcquire:
         mine, other = room(), holder("other")
         client.zadd(LINE, {mine: 10})
         if of == "a claim":
-            assert isinstance(store.acquire(ONE, other.token, 10, claim=Claim(mint_nonce(), 10)), Conflict)
+            assert isinstance(acquire(store, ONE, other.token, 10, claim=Claim(mint_nonce(), 10)), Conflict)
         else:
-            assert isinstance(store.acquire(ONE, other.token, 10, fence=True), Conflict)
+            assert isinstance(acquire(store, ONE, other.token, 10, fence=True), Conflict)
         assert kept() == (OFFERED, mine.owner)
 
     @pytest.mark.parametrize("state", ["free", OFFERED, CALLED])
@@ -200,17 +201,17 @@ class TestAnAcquire:
         client.zadd(LINE, {other: 5})
         if state != "free":
             client.set(KEY, called(mine, 10) if state == CALLED else mine.value, px=60_000)
-        granted = store.acquire(ONE, one.token, 10, fence=fence, call=mine.owner)
+        granted = acquire(store, ONE, one.token, 10, fence=fence, call=mine.owner)
         assert isinstance(granted, Granted)
         assert kept() == (one.token[0], one.token.owner)
         assert 5000 < client.pttl(KEY) <= 10_000
-        again = store.acquire(ONE, one.token, 10, fence=fence, call=mine.owner)  # sent once more
+        again = acquire(store, ONE, one.token, 10, fence=fence, call=mine.owner)  # sent once more
         assert again.fence == granted.fence
 
     def test_that_another_room_has_called_is_refused(self, holder, store, room, kept):
         mine, other = room(), room()
         assert store.stand(ONE, other, 10, None) is None
-        assert isinstance(store.acquire(ONE, holder("one").token, 10, call=mine.owner), Conflict)
+        assert isinstance(acquire(store, ONE, holder("one").token, 10, call=mine.owner), Conflict)
         assert kept() == (CALLED, other.owner)
 
     def test_of_a_copy_that_finds_its_note_passes_the_key_on(self, holder, store, room, kept, client):
@@ -218,7 +219,7 @@ class TestAnAcquire:
         client.set(copy.note, "")
         assert store.stand(ONE, mine, 10, None) is None
         client.zadd(LINE, {next_room: 20})
-        assert isinstance(store.acquire(ONE, copy.token, 10, copy.note, call=mine.owner), Finished)
+        assert isinstance(acquire(store, ONE, copy.token, 10, copy.note, call=mine.owner), Finished)
         assert kept() == (OFFERED, next_room.owner)
 
     def test_that_is_refused_is_told_the_time_of_the_server(self, holder, client):

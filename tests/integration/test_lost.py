@@ -15,6 +15,7 @@ from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.tokens import Attempt, known_by
 from celery_redislock.task.lost import NOTICED_WITHIN, next_attempt
 from celery_redislock.worker.children import Run, release_of_dead
+from tests.lab.asking import acquire
 from tests.lab.servers import wait_until
 
 LEASE, KEPT = 60.0, 1000.0
@@ -53,7 +54,7 @@ def run(plan, key, claim):
 @pytest.fixture
 def held(server, key, run):
     """The run holds the key when its process dies."""
-    server.store.acquire(Demand(key), tokens.mint(run.nonce, Attempt("id", 0, 0), ORIGIN), LEASE)
+    acquire(server.store, Demand(key), tokens.mint(run.nonce, Attempt("id", 0, 0), ORIGIN), LEASE)
 
 
 @pytest.fixture
@@ -111,14 +112,14 @@ def test_where_that_is_known_amid_the_handover_the_key_is_free(server, key, run,
 
 def test_a_key_that_was_reserved_for_the_lost_message_goes_over_too(server, key, claim, run, header):
     """Its process has died before it asked."""
-    server.store.acquire(Demand(key), tokens.mint(claim, Attempt("id", 0, 0), ORIGIN, tokens.RESERVED), LEASE)
+    acquire(server.store, Demand(key), tokens.mint(claim, Attempt("id", 0, 0), ORIGIN, tokens.RESERVED), LEASE)
     release_of_dead(run)
     assert kept_for(server, key, header) > 0
 
 
 def test_a_key_that_somebody_else_has_stays_with_him(server, key, run, locks):
     other = tokens.mint(tokens.mint_nonce(), Attempt("other", 0, 0), ORIGIN)
-    server.store.acquire(Demand(key), other, LEASE)
+    acquire(server.store, Demand(key), other, LEASE)
     release_of_dead(run)
     run.next.was_sent(KEPT)
     done = threading.Event()

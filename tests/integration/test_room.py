@@ -25,6 +25,7 @@ from celery_redislock.protocol.names import Demand, channel_of, keys_of
 from celery_redislock.protocol.replies import Conflict, Granted
 from celery_redislock.protocol.tokens import Attempt, Token
 from tests.integration.conftest import KEY, ONE
+from tests.lab.asking import acquire
 from tests.lab.servers import wait_until
 
 LINE = keys_of(KEY).line
@@ -118,7 +119,7 @@ def enter(room, *guests):
 def take_turn(store, holder, room):
     """As one who was called: it takes the key, and releases it."""
     one = holder("next")
-    assert isinstance(store.acquire(ONE, one.token, 30, call=room.token.owner), Granted)
+    assert isinstance(acquire(store, ONE, one.token, 30, call=room.token.owner), Granted)
     assert one.release()
 
 
@@ -317,7 +318,7 @@ def test_a_newcomer_without_a_slot_does_not_take_the_key_from_one_who_is_on_the_
     time.sleep(0.1)
     assert Token.of(client.get(KEY)).owner == room.token.owner
     newcomer.has_slot = True
-    assert isinstance(store.acquire(ONE, running.token, 30, call=room.token.owner), Granted)
+    assert isinstance(acquire(store, ONE, running.token, 30, call=room.token.owner), Granted)
 
 
 def test_at_its_deadline_it_begins_uncalled_and_the_room_leaves(room, running, client):
@@ -846,7 +847,7 @@ def test_many_enter_and_leave_at_once_and_nobody_is_forgotten(room, store, holde
             held = client.get(f"{KEY}{number}")
             if held and Token.of(held).state == "offered":
                 one, demand = holder("one"), Demand(f"{KEY}{number}")
-                if not isinstance(store.acquire(demand, one.token, 5, call=room.token.owner), Conflict):
+                if not isinstance(acquire(store, demand, one.token, 5, call=room.token.owner), Conflict):
                     store.release(demand, one.token)
         return all(guest.began for guest in staying)
 

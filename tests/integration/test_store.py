@@ -19,6 +19,7 @@ from celery_redislock.protocol.replies import Conflict, Finished, Granted, Outst
 from celery_redislock.protocol.scripts import Claim, Passed
 from celery_redislock.protocol.tokens import RESERVED, RUNS, SEEN, Attempt, Token, known_by, mint_nonce
 from tests.integration.conftest import KEY, ONE, look_all_at_once
+from tests.lab.asking import acquire, reserve
 from tests.lab.servers import Valkey
 
 MINE = known_by(mint_nonce())
@@ -60,11 +61,11 @@ def test_a_claim_opens_a_key_that_is_reserved_and_no_other(holder, store, client
     mine, other = holder("mine"), holder("other")
     claim = Claim(mine.token.nonce, 60)
     mine.acquire()
-    assert isinstance(store.acquire(ONE, other.token, 10, claim=claim), Conflict)
+    assert isinstance(acquire(store, ONE, other.token, 10, claim=claim), Conflict)
     assert not store.give_up(ONE, claim.nonce, is_to_come=False)
     assert client.get(KEY) == mine.token.value
     client.set(KEY, f"{RESERVED}{mine.token[1:]}")
-    assert isinstance(store.acquire(ONE, other.token, 10, claim=claim), Granted)
+    assert isinstance(acquire(store, ONE, other.token, 10, claim=claim), Granted)
 
 
 def test_a_key_that_is_reserved_for_one_message_is_given_to_no_other(holder, store, client):
@@ -73,7 +74,7 @@ def test_a_key_that_is_reserved_for_one_message_is_given_to_no_other(holder, sto
     reserved = f"{RESERVED}{owner.token[1:]}".encode()
     client.set(KEY, reserved, px=60_000)
     its_own = Claim(other.token.nonce, 60)
-    assert isinstance(store.acquire(ONE, other.token, 10, claim=its_own), Conflict)
+    assert isinstance(acquire(store, ONE, other.token, 10, claim=its_own), Conflict)
     assert isinstance(other.acquire(), Conflict)
     assert not store.give_up(ONE, its_own.nonce, is_to_come=False)
     assert client.get(KEY) == reserved
@@ -84,7 +85,7 @@ def test_a_message_that_runs_leaves_its_own_place_in_the_queue_to_the_next(holde
     anothers = f"{RESERVED}{mint_nonce()} *".encode()
     for queued, left in ((f"{RESERVED}{claim.nonce} *", None), (anothers, anothers)):
         client.set(place, queued)
-        assert isinstance(store.acquire(ONE, mine.token, 10, claim=claim), Granted)
+        assert isinstance(acquire(store, ONE, mine.token, 10, claim=claim), Granted)
         assert client.get(place) == left
         mine.release()
 
@@ -185,7 +186,7 @@ class TestOutage:
     def test_nobody_there_is_lock_unavailable(self, tmp_path):
         store = LockStore.of(connect(f"unix://{tmp_path}/nobody.sock", {}))
         with pytest.raises(LockUnavailable, match="ConnectionError"):
-            store.acquire(ONE, MINE, 10)
+            acquire(store, ONE, MINE, 10)
         with pytest.raises(LockUnavailable):
             store.release(ONE, MINE)
         with pytest.raises(LockUnavailable):
@@ -235,7 +236,7 @@ class TestReserve:
     def test_a_job_in_the_queue_is_outstanding_also_where_the_key_is_free(self, store, client):
         queued = job("queued")
         client.set(PLACE, queued, px=60_000)
-        answer = store.reserve(KEY, job("next"), 10, Passed())
+        answer = reserve(store, KEY, job("next"), 10, Passed())
         assert isinstance(answer, Outstanding)
         assert [(info.task_id, info.state) for info in answer.info(KEY)] == [("queued", "queued")]
         assert 50 < (answer.info(KEY)[0].ttl or 0) <= 60
@@ -243,7 +244,7 @@ class TestReserve:
     def test_an_ended_job_that_still_runs_keeps_its_key(self, store, client):
         running, next_one = job("ended", RUNS), job("next")
         client.set(KEY, running, px=60_000)
-        assert store.reserve(KEY, next_one, 10, Passed(ended=frozenset({"ended"}))) == Reserved(PLACE)
+        assert reserve(store, KEY, next_one, 10, Passed(ended=frozenset({"ended"}))) == Reserved(PLACE)
         assert (client.get(KEY), client.get(PLACE)) == (running.value, next_one.value)
         assert 5000 < client.pttl(PLACE) <= 10_000
 
@@ -251,17 +252,17 @@ class TestReserve:
         """It was queued when its publisher was told of it, and runs by the second call."""
         queued = job("ended")
         client.set(KEY, queued, px=60_000)
-        (told, _), *_ = store.reserve(KEY, job("next"), 10, Passed()).taken
+        (told, _), *_ = reserve(store, KEY, job("next"), 10, Passed()).taken
         assert told == queued
         client.set(KEY, job("ended", RUNS), px=60_000)
-        assert store.reserve(KEY, job("next"), 10, Passed(ended=frozenset({"ended"}))) == Reserved(PLACE)
+        assert reserve(store, KEY, job("next"), 10, Passed(ended=frozenset({"ended"}))) == Reserved(PLACE)
 
     @pytest.mark.parametrize("task_id", ["a b", "naïve/1", "~", "x" * 199, "%41"])
     def test_an_id_of_any_kind_names_its_own_job_alone(self, store, client, task_id):
         client.set(KEY, job(task_id), px=60_000)
         others = frozenset({"a", "b", "1", "x", "A"})
-        assert isinstance(store.reserve(KEY, job("next"), 10, Passed(ended=others)), Outstanding)
-        assert store.reserve(KEY, job("next"), 10, Passed(ended=frozenset({task_id}))) == Reserved(KEY)
+        assert isinstance(reserve(store, KEY, job("next"), 10, Passed(ended=others)), Outstanding)
+        assert reserve(store, KEY, job("next"), 10, Passed(ended=frozenset({task_id}))) == Reserved(KEY)
 
     @pytest.mark.parametrize(
         "other",
@@ -277,18 +278,18 @@ class TestReserve:
     )
     def test_where_no_job_has_the_key_the_place_is_reserved_once(self, store, client, other):
         client.set(KEY, other, px=60_000)
-        assert store.reserve(KEY, job("first"), 10, Passed()) == Reserved(PLACE)
-        assert isinstance(store.reserve(KEY, job("second"), 10, Passed()), Outstanding)
+        assert reserve(store, KEY, job("first"), 10, Passed()) == Reserved(PLACE)
+        assert isinstance(reserve(store, KEY, job("second"), 10, Passed()), Outstanding)
         assert client.get(KEY) == other.value
 
     def test_what_is_sent_twice_reserves_once(self, store, client):
         mine = job("mine")
-        assert store.reserve(KEY, mine, 10, Passed()) == store.reserve(KEY, mine, 10, Passed()) == Reserved(KEY)
+        assert reserve(store, KEY, mine, 10, Passed()) == reserve(store, KEY, mine, 10, Passed()) == Reserved(KEY)
         client.set(KEY, job("other", task="shop.other"), px=60_000)
-        assert store.reserve(KEY, mine, 10, Passed()) == store.reserve(KEY, mine, 10, Passed()) == Reserved(PLACE)
+        assert reserve(store, KEY, mine, 10, Passed()) == reserve(store, KEY, mine, 10, Passed()) == Reserved(PLACE)
 
     def test_a_key_of_another_type_is_no_job_and_nothing_is_sent_for_it(self, store, client):
         client.rpush(KEY, "no lock")
         with pytest.raises(LockUnavailable):
-            store.reserve(KEY, job("first"), 10, Passed())
+            reserve(store, KEY, job("first"), 10, Passed())
         assert not client.exists(PLACE)

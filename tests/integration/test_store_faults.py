@@ -139,18 +139,6 @@ class TestAcquire:
         assert client.get(KEY) == again.token.encode()
 
     @impatient
-    def test_an_undo_that_arrives_late_leaves_the_next_grant_alone(self, holder, store, client):
-        """It was granted unheard, its undo is still on its way, and it asks again with another token."""
-        one = holder("id")
-        first = one.token
-        one.acquire()
-        time.sleep(0.002)  # tokens tell milliseconds
-        one.token = tokens.mint(one.token.nonce, one.attempt, tokens.origin("w@host", "shop.bill"))
-        assert isinstance(one.acquire(), Granted)
-        store.undo(ONE, first)
-        assert client.get(KEY) == one.token.encode()
-
-    @impatient
     def test_in_a_black_hole_it_is_lock_unavailable_and_nothing_is_left(self, holder, store, other, client, lock_proxy):
         store.inspect(ONE)  # one connection was there before
         lock_proxy.blackhole()

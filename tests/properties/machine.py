@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 from celery_redislock.connection.connect import disconnect
 from celery_redislock.errors import LockUnavailable
 from celery_redislock.hold.held_lock import HeldLock
+from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.replies import Granted
 from celery_redislock.protocol.scripts import RELEASE
@@ -105,7 +106,7 @@ class Watched(RuleBasedStateMachine):
         client.call = None
         if not isinstance(answer, Granted):
             return
-        held = HeldLock(client.store, self.demand, token, lease)
+        held = HeldLock(client.store, Hold(self.demand, token), lease)
         held.granted(answer)
         client.held, client.is_robbed = held, False
         kept = self.view.kept.get(held.permit)

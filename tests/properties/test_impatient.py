@@ -12,6 +12,7 @@ from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.replies import Granted
 from celery_redislock.protocol.scripts import RELEASE
 from celery_redislock.protocol.tokens import Attempt
+from tests.lab.asking import acquire
 
 from .clients import TIME_OUT, Client
 from .machine import KEY
@@ -24,13 +25,13 @@ def test_a_lost_answer_is_a_time_out_at_once_and_the_one_before_is_read(stage, f
     stage.server.client.script_load(RELEASE.text)
     client, told = Client(stage.proxy, ONE), []
     one, other = client.mint(Attempt("a", 0, 0)), client.mint(Attempt("b", 0, 0))
-    assert isinstance(client.store.acquire(ONE, one, 60.0), Granted)
+    assert isinstance(acquire(client.store, ONE, one, 60.0), Granted)
     with stage.struck_by("none"):
         client.store.send_late(commands.release(ONE, one.owner), told.append, lambda: told.append("in doubt"))
         stage.struck.wait()
     began = time.monotonic()
     with stage.struck_by(fault):
-        assert isinstance(client.store.acquire(ONE, other, 60.0), Granted)
+        assert isinstance(acquire(client.store, ONE, other, 60.0), Granted)
     assert stage.struck.struck == 1
     assert time.monotonic() - began < TIME_OUT / 2
     assert told == [True]

@@ -12,6 +12,7 @@ from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.replies import Finished, Granted
 from celery_redislock.protocol.scripts import Command
 from celery_redislock.protocol.tokens import Attempt
+from tests.lab.asking import acquire
 
 from .clients import FAULTS, Client, Late, Message
 from .machine import CLIENTS, KEY, Unanswered, Watched
@@ -73,7 +74,7 @@ class Locks(Watched):
 
         def ask() -> object:
             claim = message.claim if message else None
-            return store.acquire(self.demand, token, lease, note, fence=fence, call=call, claim=claim)
+            return acquire(store, self.demand, token, lease, note, fence=fence, call=call, claim=claim)
 
         has_note = self.stage.server.client.exists(note)  # it may be over by the end
         answer = self.do(client, Act(frozenset(owns), frozenset({mine})), fault, ask, twice=twice)
@@ -159,7 +160,7 @@ class Locks(Watched):
         demand = Demand(keys_of(KEY).queued if in_queue or self.limit > 1 else KEY)
         message = Message(self.new_attempt())
         doing = act(message.owner)
-        answer = self.do(client, doing, fault, lambda: client.store.acquire(demand, message.token, 30.0), twice=twice)
+        answer = self.do(client, doing, fault, lambda: acquire(client.store, demand, message.token, 30.0), twice=twice)
         if isinstance(answer, Granted):
             assert self.view.kept[demand.key].owner == message.owner
             self.messages.append(message)

@@ -22,6 +22,7 @@ from celery_redislock.protocol.scripts import Claim, Note
 from celery_redislock.protocol.tokens import Attempt
 from celery_redislock.worker.server_check import try_lock_server
 from tests.lab.app import make_app
+from tests.lab.asking import acquire
 from tests.lab.gate import Gate
 from tests.lab.servers import wait_until
 from tests.lab.topologies import cluster
@@ -129,14 +130,14 @@ def use_every_right(store, client):
     attempt = Attempt("id", 0, 0)
     demand, note = Demand(key), keys_of(key).note(attempt)
     mine, copy = (tokens.mint(tokens.mint_nonce(), attempt, tokens.origin("host", "task")) for _ in range(2))
-    store.acquire(demand, mine, 10.0, note, fence=True)
-    store.acquire(demand, copy, 10.0, note)
+    acquire(store, demand, mine, 10.0, note, fence=True)
+    acquire(store, demand, copy, 10.0, note)
     store.renew([(key, mine, 10.0)])
     store.release(demand, mine, Note(note, in_any_case=True))
-    store.acquire(demand, copy, 10.0, note)
+    acquire(store, demand, copy, 10.0, note)
     store.give_up(demand, mine.nonce, is_to_come=True)
     three = Demand(f"{key}3", 3)
-    store.acquire(three, mine, 10.0, claim=Claim(copy.nonce, 10.0))
+    acquire(store, three, mine, 10.0, claim=Claim(copy.nonce, 10.0))
     store.release(three, mine)
     held = Lock(client, f"{key}lock", timeout=10)
     held.acquire()

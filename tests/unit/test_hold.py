@@ -55,7 +55,7 @@ TRANSITIONS: dict[str, tuple[Transition, dict[Phase, Phase]]] = {
         lambda hold: hold.ended(5.0, NOTE),
         {Phase.ASKED: Phase.ENDING, Phase.HELD: Phase.ENDING},
     ),
-    "released for now": (Hold.released_for_now, dict.fromkeys(Phase, Phase.IN_DOUBT)),
+    "released for now": (Hold.released_for_now, dict.fromkeys((Phase.ASKED, Phase.HELD, Phase.ENDING), Phase.IN_DOUBT)),
     "unclaimed": (Hold.unclaimed, {}),
     "over": (Hold.over, dict.fromkeys(Phase, Phase.OVER)),
 }
