@@ -87,8 +87,6 @@ class ConnectionQueue(Generic[T]):
 
         Without a gift, the caller looks for a free connection itself.
         """
-        if not self._callers:  # cheaper than the exception
-            return False
         try:
             first = self._callers.popleft()
         except IndexError:

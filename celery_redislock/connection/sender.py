@@ -101,9 +101,7 @@ class Sender:
             if isinstance(error, RedisError):
                 raise LockUnavailable(key, describe(error)) from error
             raise
-        outage = self.outage_of(key)
-        if outage.since is not None:
-            outage.answered(command.script)
+        self.outage_of(key).answered(command.script)
         return reply, sent_at, resent
 
     def ask_once(self, command: Command) -> Reply:

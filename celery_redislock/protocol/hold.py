@@ -34,8 +34,6 @@ class Phase(Enum):
     ENDING = "the command that ends the hold may have been sent"
     OVER = "over"
 
-    __hash__ = object.__hash__  # an Enum hashes its name each time, and the model asks a million times
-
 
 #: The phases in which the key may hold the owner's token.
 _MAY_BE_HELD = (Phase.HELD, Phase.ENDING, Phase.ASKED)

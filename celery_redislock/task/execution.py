@@ -52,10 +52,6 @@ _any_run = False
 UNREAD = "Redis has refused to release its lock, or has not answered"
 
 
-#: The demand of a run whose arguments have made no key.
-NOTHING = Demand("")
-
-
 class Execution:
     """Takes, holds and releases the key of one request. A subclass says what happens if the key is another's.
 
@@ -90,14 +86,9 @@ class Execution:
         return held if held is not None and held.hold.phase is Phase.HELD else None
 
     @property
-    def is_over(self) -> bool:
-        """Whether nothing is left to do for `end`."""
-        return self.held is not None and self.held.hold.phase is Phase.OVER
-
-    @property
     def demand(self) -> Demand:
         """What the run asks for; its key is empty until `demands`."""
-        return self.held.hold.demand if self.held is not None else NOTHING
+        return self.held.hold.demand if self.held is not None else Demand("")
 
     @property
     def key(self) -> str:
@@ -155,13 +146,15 @@ class Execution:
         if self._server.pid != os.getpid():  # the body has forked this process: the lock is its parent's
             held.hold = held.hold.over()
         hold = held.hold
+        if hold.phase is Phase.OVER:
+            return
         if hold.call is not None:  # this run was called, but has not used the call
             self._server.pass_on(hold.demand, hold.call)
         if hold.claim is not None and not self.message.was_sent_back:
             self._give_up_reservation()
         if hold.may_be_held:
             self._release(held, state)
-        elif hold.phase is not Phase.OVER:
+        else:
             held.hold = hold.over()
 
     def leave_no_retry(self) -> None:

@@ -131,8 +131,7 @@ def release(sender: Any = None, state: str | None = None, retval: Any = None, **
     if execution is not None:
         # Celery also reports SUCCESS for a run that a shutdown's SystemExit or a hook's Reject cut short. Such a run
         # might not have stored its result or sent the next step of its chain, so its attempt must not count as over.
-        if not execution.is_over:
-            execution.end(state if sys.exception() is None else None)
+        execution.end(state if sys.exception() is None else None)
         # The execution and the request reference each other, which would keep the arguments in memory.
         delattr(execution.request, EXECUTION)
     elif not is_requeued(task, retval):

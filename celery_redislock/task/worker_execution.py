@@ -65,21 +65,19 @@ class WorkerExecution(Execution):
 
     def acquire(self, lock: HeldLock) -> None:
         """See `Execution.acquire`."""
-        may_be_a_copy, fence = self.message.delivered.may_be_a_copy, self.plan.options.fence
-        note = self._note(lock.key) if may_be_a_copy else None
+        note = self._note(lock.key) if self.message.delivered.may_be_a_copy else None
         while True:
             # Note the key before sending the command, because this process may die as soon as the key is granted.
             ASKED_KEYS.asks(self.message.delivery.nonce, lock.key)
             if lock.hold.phase is Phase.IN_DOUBT:
                 lock.hold = lock.hold.minted(self._mint())
             try:
-                answer = self._server.store.acquire(lock, lock.lease, note, fence=fence)
+                answer = self._server.store.acquire(lock, lock.lease, note, fence=self.plan.options.fence)
             except LockUnavailable as error:
                 if not self._runs_without(error):
                     continue
-                if lock.hold.claim is not None:
-                    self._give_up_reservation()
-                    lock.hold = lock.hold.unclaimed()
+                self._give_up_reservation()
+                lock.hold = lock.hold.unclaimed()
                 return
             if isinstance(answer, Granted):
                 lock.granted(answer)

@@ -48,11 +48,6 @@ class Run(NamedTuple):
     """The next attempt, which takes over the key if the child dies; None if the task has no such attempt."""
 
     @property
-    def is_to_come(self) -> bool:
-        """Whether the previous attempt may still be running and hand its key over to this run when it ends."""
-        return may_be_handed_a_key(self.retries, self.plan.options)
-
-    @property
     def hold(self) -> Hold | None:
         """What the child may hold, with whatever permit; None if the child has not asked, and so holds nothing."""
         key = ASKED_KEYS.key_of(self.nonce) or self.waited_for
@@ -271,7 +266,8 @@ def _is_still_to_come(server: LockServer, run: Run, reserved: Hold) -> bool:
     key over. Otherwise it must not, because nothing would ever read the note: for example, when a child recycled by
     `worker_max_tasks_per_child` exits normally after its last run.
     """
-    held = server.store.look(reserved.demand) if run.is_to_come else None
+    may_be_handed_over = may_be_handed_a_key(run.retries, run.plan.options)
+    held = server.store.look(reserved.demand) if may_be_handed_over else None
     attempts = [holder.attempt for holder in held.holders] if held is not None else []
     return any(one is not None and one.task_id == run.task_id and one.retries < run.retries for one in attempts)
 

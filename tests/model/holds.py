@@ -16,6 +16,8 @@ from .server import member_of
 
 #: In the model a lock has one name, and time does not pass.
 KEY, PLACE, LEASE = "key", "key:queued", 0.0
+#: An Enum hashes its name each time, and the model asks a million times.
+hold.Phase.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 class Token(str):
