@@ -1,21 +1,15 @@
 """Celery tasks that never run twice at once: a Redis lock per task and arguments."""
 
+from celery.signals import worker_init
+
 from .celery_port import hide_setting
-from .errors import (
-    LockConfigError,
-    LockConflict,
-    LockKeyError,
-    LockLost,
-    LockUnavailable,
-    RedisLockError,
-)
+from .errors import LockConfigError, LockConflict, LockKeyError, LockLost, LockUnavailable, RedisLockError
 from .info import LockInfo
 from .lock.lock import Lock
 from .locked import Locked, locked
 from .task import run_hooks
 from .task.locked_task import LockedTask
 from .task.publish import LockedResult
-from .worker import start
 
 __all__ = [
     "Lock",
@@ -32,6 +26,23 @@ __all__ = [
     "locked",
 ]
 
+
+# Only workers import `worker/`: it imports Celery's own worker, which a publisher does without.
+
+
+def _begin_worker(**about: object) -> None:
+    from .worker import start
+
+    start.begin(**about)
+
+
+def _request_class(task: str, request: object) -> object:
+    from .worker.request import locked_request
+
+    return locked_request(task, request)
+
+
 hide_setting("redislock_url")  # it may hold a password
 run_hooks.connect()
-start.connect()
+worker_init.connect(_begin_worker, weak=False)
+LockedTask.request_class = staticmethod(_request_class)

@@ -16,6 +16,7 @@ from celery.bin.base import CeleryCommand, handle_preload_options
 
 from celery_redislock.errors import LockKeyError
 from celery_redislock.info import shown
+from celery_redislock.worker import remote_control
 
 from .console import MATCH, TASK, Nothing, app_of, asks, task_of, width
 from .locks import Locks, oldest_first
@@ -31,6 +32,10 @@ JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object a l
 HOME, CLEAR_RIGHT, CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 #: The maximum number of rows that `watch` draws, which is more than a terminal shows.
 SHOWN = 200
+
+
+# Celery loads this module, and with it refuses no command of the workers: ``celery inspect locks``.
+remote_control.connect()
 
 
 @click.group(name="locks")

@@ -206,7 +206,7 @@ class AckWhatHasBegun(bootsteps.StartStopStep):
             self._listen()
 
 
-def ack_what_has_begun() -> None:
+def ack_what_has_begun(**_: Any) -> None:
     """Ack the early-acked messages whose runs have begun, even if no child is known to have accepted them.
 
     In a cold or soft shutdown, the event loop no longer does this.

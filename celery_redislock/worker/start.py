@@ -9,7 +9,7 @@ import logging
 import sys
 from typing import Any
 
-from celery.signals import celeryd_after_setup, task_postrun, worker_init, worker_shutting_down
+from celery.signals import celeryd_after_setup, task_postrun, worker_shutting_down
 from celery.worker import state
 
 from celery_redislock.message.delivery import ASKED_KEYS, ON_BEGIN
@@ -18,22 +18,20 @@ from celery_redislock.task.locked_task import LockedTask
 
 from . import advice, remote_control
 from .early_acks import EARLY_ACKS, AckWhatHasBegun, ExpectCopies, ack_what_has_begun
-from .request import locked_request
 from .server_check import try_lock_server
 from .waiting import WaitingRoom
 
 logger = logging.getLogger(__name__)
 
 
-def connect() -> None:
-    """Connect this module's functions to Celery's signals, for a worker that starts in this process."""
-    LockedTask.request_class = staticmethod(locked_request)
-    worker_init.connect(prepare, weak=False)
-    worker_shutting_down.connect(lambda **_: ack_what_has_begun(), weak=False)
+def begin(sender: Any = None, **_: Any) -> None:
+    """Called by Celery's signal `worker_init`: prepare the worker, and connect to its later signals."""
     remote_control.connect()
+    worker_shutting_down.connect(ack_what_has_begun, weak=False)
     # These log, and Celery sets up its logging only after worker_init.
     celeryd_after_setup.connect(warn_of_unlocked_tasks, weak=False)
     celeryd_after_setup.connect(try_servers, weak=False)
+    prepare(sender)
 
 
 def warn_of_unlocked_tasks(instance: Any = None, **_: Any) -> None:
@@ -44,7 +42,7 @@ def warn_of_unlocked_tasks(instance: Any = None, **_: Any) -> None:
             logger.warning("task %s has %s but no lock: add base=LockedTask", name, ", ".join(options))
 
 
-def prepare(sender: Any = None, **_: Any) -> None:
+def prepare(sender: Any) -> None:
     """Add the steps to the worker's consumer and open the pipes, before the pool forks its children.
 
     Do nothing if the app has no locked task: every worker in the environment loads this package, because of the

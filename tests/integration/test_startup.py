@@ -268,7 +268,7 @@ def plain(): ...
 
 
 before = {*app.steps["consumer"]}
-celery_redislock.worker.start.prepare(sender=SimpleNamespace(app=app))
+celery_redislock.worker.start.prepare(SimpleNamespace(app=app))
 assert {*app.steps["consumer"]} == before
 """
 

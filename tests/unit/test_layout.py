@@ -7,6 +7,8 @@ import functools
 import inspect
 import itertools
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -88,6 +90,13 @@ def test_a_module_imports_no_other_by_a_string(name: str) -> None:
     tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
     texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     assert [text for text in texts if re.fullmatch(r"(celery_redislock(\.\w+)*|\w*\.?\w+):\w+", text)] == []
+
+
+def test_a_publisher_loads_nothing_of_a_worker() -> None:
+    """Celery's own worker and what is here for it take much of the time of the import."""
+    loaded = "sorted(one for one in sys.modules if one.startswith(('celery.worker', 'celery_redislock.worker')))"
+    run = [sys.executable, "-c", f"import sys, celery_redislock; print({loaded})"]
+    assert subprocess.run(run, check=True, capture_output=True, text=True).stdout == "[]\n"
 
 
 def test_the_check_sees_imports_where_they_may_hide() -> None:
