@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 
-from . import capacity, cli, cluster, crowd, cycle, drain, handover, limits, memory, renewal, task, waiting
+from . import capacity, cli, cluster, crowd, cycle, drain, handover, limits, memory, renewal, startup, task, waiting
 from .findings import Findings
 
 BENCHMARKS = {
@@ -17,6 +17,7 @@ BENCHMARKS = {
     "crowd": crowd.main,
     "renewal": renewal.main,
     "memory": memory.main,
+    "startup": startup.main,
     "limits": limits.main,
     "capacity": capacity.main,
     "cluster": cluster.main,

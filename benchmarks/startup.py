@@ -1,0 +1,35 @@
+"""What `import celery_redislock` adds to a process that has imported Celery, as every publisher has."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+
+from rich.table import Table
+
+from .findings import Findings
+
+#: Milliseconds of CPU time, which other processes of a busy machine disturb less than the time by the clock.
+BOUND = 40.0
+ROUNDS = 21
+_IMPORT = """
+import celery.app.task, kombu, redis, time
+began = time.process_time()
+import celery_redislock
+print(time.process_time() - began)
+"""
+
+
+def main(findings: Findings) -> None:
+    findings.chapter("The import")
+    run = [sys.executable, "-c", _IMPORT]
+    times = [1000 * float(subprocess.check_output(run, text=True)) for _ in range(ROUNDS)][1:]  # the first one compiles
+    table = Table(title="startup: what the import adds", title_justify="left")
+    for column in ("median ms", "least", "most", "bound", "met"):
+        table.add_column(column, justify="right")
+    median = statistics.median(times)
+    met = findings.judge("startup: the import, after Celery's own", median, BOUND, " ms")
+    table.add_row(f"{median:.1f}", f"{min(times):.1f}", f"{max(times):.1f}", f"{BOUND:g}", met)
+    findings.show(table)
+    findings.say("Celery's own worker, and the modules for it, are imported only in a worker.")
