@@ -1,26 +1,21 @@
 """Ended early: how a run ends without its body.
 
-Such a run raises an `Ignore` whose class tells the worker's main process why. `LastWord` is what any run
-makes of the reply to its last command.
+Such a run raises an `Ignore` whose class tells the worker's main process why.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from celery import Task, states
 from celery.app.task import Context
 from celery.exceptions import Ignore, SoftTimeLimitExceeded, TaskRevokedError
 
 from celery_redislock.errors import LockConflict, describe
-from celery_redislock.hold.held_lock import NOT_OURS, HeldLock
-from celery_redislock.hold.keeper import Keeper
 from celery_redislock.message.header import Header
 from celery_redislock.message.message import Message
 from celery_redislock.message.republish import ignores_result
-from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand
 
 from .outcome import PRIVATE_BACKENDS, backend_scheme
@@ -121,34 +116,3 @@ def show_as_ignored(task: Task[..., Any], request: Context, message: Message) ->
             *(message.name, describe(error)),
             extra=message.fields("not_stored"),
         )
-
-
-class LastWord(NamedTuple):
-    """What the reply to a run's last command means. It keeps no request or arguments in memory."""
-
-    lock: HeldLock
-    hold: Hold
-    """The hold that the command ends."""
-    was_sent_before: bool
-    """Whether an earlier command was sent before a time limit interrupted the hooks: the key may be free already."""
-
-    def on_reply(self, was_held: bool) -> None:
-        """Mark the lock as lost if the reply says that the run no longer held the key."""
-        if not was_held and self.lock.was_granted and not self.was_sent_before:
-            self.lock.lose(NOT_OURS)
-
-    def send_again(self, keeper: Keeper, why: object) -> None:
-        """Have the keeper keep sending the command until Redis answers.
-
-        Args:
-            keeper: The keeper of the lock's server.
-            why: What happened to the first command, as text for the log.
-        """
-        soon = f"the lock is released once Redis answers, or ends in {self.lock.lease:g} s"
-        about = self.lock.fields("release_delayed")
-        logger.warning("%s has ended, but %s; %s", self.lock.token.name, why, soon, extra=about)
-        # The broker may be down too, with the ack unsent: write the note even if no copy was seen.
-        command, until = self.hold.release(in_any_case=True), self.lock.ends_at
-        if self.hold.note is not None:  # copies need it even after the lease has ended
-            until = max(until, time.monotonic() + self.hold.note.ttl)
-        keeper.later(self.lock.key, until, lambda store: store.send(command))

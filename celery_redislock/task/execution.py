@@ -20,6 +20,7 @@ from celery_redislock.celery_port import tasks_of_this_thread
 from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockUnavailable
 from celery_redislock.hold.held_lock import HeldLock
+from celery_redislock.hold.keeper import LastWord
 from celery_redislock.info import LockInfo, shown
 from celery_redislock.lock.lock import Lock
 from celery_redislock.message.delivery import Facts
@@ -35,7 +36,6 @@ from celery_redislock.protocol.tokens import Token
 from . import decisions
 from .abort import Abort
 from .decisions import Decision
-from .ended_early import LastWord
 from .outcome import Outcome, has_ended
 from .plan import LockPlan, give_up_reservation, reservation_ttl
 
