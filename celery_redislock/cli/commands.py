@@ -18,12 +18,11 @@ from celery_redislock.errors import LockKeyError
 from celery_redislock.info import shown
 from celery_redislock.worker import remote_control
 
-from .console import MATCH, TASK, Nothing, app_of, asks, task_of, width
+from . import console
 from .locks import Locks, oldest_first
 from .release import release
 from .scan import Row
 from .sentences import silent
-from .table import Total, counted, duration, prometheus, table, totals
 from .why import Why
 from .workers import Counts, Workers, outside
 
@@ -46,27 +45,27 @@ def locks(context: click.Context, **_: Any) -> None:
 
 
 @locks.command(name="list", cls=CeleryCommand)
-@TASK
-@MATCH
+@console.TASK
+@console.MATCH
 @click.option("--waiting", is_flag=True, help="Only locks for which messages wait.")
 @JSON
-@asks
+@console.asks
 def list_(
     context: click.Context, task: str | None, match: str | None, waiting: bool, as_json: bool, timeout: float
 ) -> None:
     """List who holds locks and how many messages wait for each, oldest first."""
-    app = app_of(context)
+    app = console.app_of(context)
     known, counts = Locks(app), Counts(Workers(app, timeout))
     rows = sorted((row for row in known.all(match, task, counts) if row.waiting or not waiting), key=oldest_first)
     if as_json:
         _print_json(known, rows)
     elif rows:
-        for line in table(rows, datetime.now(UTC), width()):
+        for line in console.table(rows, datetime.now(UTC), console.width()):
             click.echo(line)
     if missing := counts.missing(rows):
         click.echo(missing, err=True)
     if not rows:
-        raise Nothing(f"No lock is {'waited for' if waiting else 'held'} on {known.where}.")
+        raise console.Nothing(f"No lock is {'waited for' if waiting else 'held'} on {known.where}.")
 
 
 @locks.command(cls=CeleryCommand)
@@ -75,7 +74,7 @@ def list_(
 @click.option("--args", metavar="JSON", default="[]", help="The positional arguments of a call of the task.")
 @click.option("--kwargs", metavar="JSON", default="{}", help="The keyword arguments of that call.")
 @JSON
-@asks
+@console.asks
 def show(
     context: click.Context,
     key: str | None,
@@ -86,10 +85,10 @@ def show(
     timeout: float,
 ) -> None:
     """Show who holds a lock, and who waits for it."""
-    app = app_of(context)
+    app = console.app_of(context)
     if (key is None) is (task is None):
         raise click.UsageError("name either a KEY or a --task")
-    name = key or _key_of(task_of(app, str(task)), _read(args, list, "--args"), _read(kwargs, dict, "--kwargs"))
+    name = key or _key_of(console.task_of(app, str(task)), _read(args, list, "--args"), _read(kwargs, dict, "--kwargs"))
     known, workers = Locks(app), Workers(app, timeout)
     counts = Counts(workers)
     rows = known.of(name, counts)
@@ -103,7 +102,7 @@ def show(
         for line in _line(workers, counts, rows):
             click.echo(line)
     if all(row.state == "free" for row in rows):
-        raise Nothing(f"{shown(name)} is free.")
+        raise console.Nothing(f"{shown(name)} is free.")
 
 
 def _key_of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -138,7 +137,8 @@ def _line(workers: Workers, counts: Counts, rows: list[Row]) -> Iterator[str]:
         yield "Nobody waits for it."
     elif rows:
         row, inside = rows[0], counts.workers(rows[0].part.lock)
-        found = [f"{counted(row.waiting - len(row.rooms), 'message')} in {counted(len(inside), 'worker')}"]
+        messages = console.counted(row.waiting - len(row.rooms), "message")
+        found = [f"{messages} in {console.counted(len(inside), 'worker')}"]
         yield f"Waiting: {', and '.join(found[: len(inside)] + ([outside(len(row.rooms))] if row.rooms else []))}."
         yield from _first(workers, row.part.lock, inside)
 
@@ -148,7 +148,7 @@ def _first(workers: Workers, lock: str, inside: list[str]) -> Iterator[str]:
     answers = workers.ask("redislock_waiting", {"key": lock}, to=inside) if inside else {}
     waiting = sorted((one["rank"], worker, one) for worker, found in answers.items() for one in found)
     for number, (_, worker, one) in enumerate(waiting[:10], 1):
-        yield f"  {number}. task {shown(str(one['id']))}, for {duration(one['waited'])} in worker {worker}"
+        yield f"  {number}. task {shown(str(one['id']))}, for {console.duration(one['waited'])} in worker {worker}"
     if len(waiting) > 10:
         yield f"  and {len(waiting) - 10} more"
 
@@ -156,10 +156,10 @@ def _first(workers: Workers, lock: str, inside: list[str]) -> Iterator[str]:
 @locks.command(cls=CeleryCommand)
 @click.argument("task_id")
 @JSON
-@asks
+@console.asks
 def why(context: click.Context, task_id: str, as_json: bool, timeout: float) -> None:
     """Say why the task TASK_ID has not run."""
-    app = app_of(context)
+    app = console.app_of(context)
     reason = Why(app, Locks(app), Workers(app, timeout), task_id)
     for one in reason.said():
         if not as_json:
@@ -167,18 +167,18 @@ def why(context: click.Context, task_id: str, as_json: bool, timeout: float) -> 
         elif one.about is not None:
             click.echo(json.dumps({**one.about, "reason": one.text}))
     if not reason.is_known:
-        raise Nothing(f"Nobody who was asked knows the task {shown(task_id)}.")
+        raise console.Nothing(f"Nobody who was asked knows the task {shown(task_id)}.")
 
 
 @locks.command(cls=CeleryCommand)
-@TASK
-@MATCH
-@asks
+@console.TASK
+@console.MATCH
+@console.asks
 def export(context: click.Context, task: str | None, match: str | None, timeout: float) -> None:
     """Print totals in Prometheus' text format."""
-    app = app_of(context)
+    app = console.app_of(context)
     counts = Counts(Workers(app, timeout))
-    for line in prometheus(totals(Locks(app).all(match, task, counts))):
+    for line in console.prometheus(console.totals(Locks(app).all(match, task, counts))):
         click.echo(line)
     if counts.unasked:
         click.echo(counts.unasked, err=True)
@@ -202,19 +202,20 @@ class Rate:
         both = counts.keys() & self._counts.keys()
         new = sum(max(0, counts[worker] - self._counts[worker]) for worker in both)
         seconds, self._counts, self._at = now - self._at, counts, now
-        return f"{new / seconds:.1f} conflicts/s in {counted(len(both), 'worker')}" if both else "conflicts/s not known"
+        where = console.counted(len(both), "worker")
+        return f"{new / seconds:.1f} conflicts/s in {where}" if both else "conflicts/s not known"
 
 
 @locks.command(cls=CeleryCommand)
-@TASK
-@MATCH
+@console.TASK
+@console.MATCH
 @click.option("--interval", type=float, default=2.0, show_default=True, help="Seconds between two looks.")
-@asks
+@console.asks
 def watch(
     context: click.Context, task: str | None, match: str | None, interval: float, timeout: float, **_: Any
 ) -> None:
     """Keep showing the list until Ctrl-C."""
-    app = app_of(context)
+    app = console.app_of(context)
     known, rate = Locks(app), Rate()
     try:
         while True:
@@ -223,7 +224,7 @@ def watch(
             rate_text = rate.text(counts.conflicts)
             rows = list(known.all(match, task, counts))
             took = time.monotonic() - began
-            _draw([*screen(rows, rate_text, took, counts.missing(rows), width())])
+            _draw([*screen(rows, rate_text, took, counts.missing(rows), console.width())])
             time.sleep(max(interval - took, took))  # the lock server has other work too
     except KeyboardInterrupt:
         return
@@ -234,16 +235,16 @@ def screen(
 ) -> Iterator[str]:
     """The lines of one screen: the totals, what they leave out, and the table."""
     now = datetime.now(UTC)
-    total = sum(totals(rows).values(), Total())
-    oldest = f", oldest wait {duration(total.oldest)}" if total.waiting else ""
+    total = sum(console.totals(rows).values(), console.Total())
+    oldest = f", oldest wait {console.duration(total.oldest)}" if total.waiting else ""
     head = (
         f"{now:%H:%M:%S} UTC  {total.held} held, {total.kept} kept, {total.waiting} waiting{oldest}, {conflicts}"
-        f"  (looked for {duration(took)})"
+        f"  (looked for {console.duration(took)})"
     )
     for line in filter(None, (head, missing)):
         yield from [line] if width is None else textwrap.wrap(line, width)
     if rows:
-        yield from table(sorted(rows, key=lambda row: (-row.waiting, *oldest_first(row)))[:SHOWN], now, width)
+        yield from console.table(sorted(rows, key=lambda row: (-row.waiting, *oldest_first(row)))[:SHOWN], now, width)
 
 
 def _draw(lines: Sequence[str]) -> None:

@@ -13,11 +13,10 @@ from celery.bin.base import CeleryCommand
 from celery_redislock.info import LONGEST, shown
 from celery_redislock.protocol.names import LockPart
 
-from .console import Nothing, Refused, app_of, asks
+from .console import Nothing, Refused, app_of, asks, counted, table
 from .locks import Locks, oldest_first
 from .scan import Row
 from .sentences import Say
-from .table import counted, table
 from .workers import Counts, Workers
 
 _HARM = {

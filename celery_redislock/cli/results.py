@@ -11,11 +11,12 @@ from celery import Celery, states
 from kombu.exceptions import EncodeError, OperationalError
 
 from celery_redislock.errors import LockConflict, RedisLockError, describe
-from celery_redislock.task.outcome import PRIVATE_BACKENDS, backend_scheme, joined_of, moment_of
-from celery_redislock.task.worker_execution import LONGEST_PAUSE_WHILE_FULL
+from celery_redislock.policy.join import PRIVATE_BACKENDS, backend_scheme, joined_of, moment_of
+from celery_redislock.policy.skip import is_skipped
+from celery_redislock.policy.wait import LONGEST_PAUSE_WHILE_FULL
 
+from .console import duration, moment
 from .sentences import Say
-from .table import duration, moment
 from .workers import patiently
 
 #: The errors that Celery stores for a task whose process died or was killed.
@@ -113,7 +114,7 @@ class Result(NamedTuple):
     def _revoked(self, about: Mapping[str, str]) -> tuple[str, str]:
         """Distinguish a task that its policy skipped from one that expired or was revoked by hand."""
         reason = str(self.value.args[0]) if isinstance(self.value, Exception) and self.value.args else ""
-        if reason.startswith(("duplicate of", "cooling down after")):
+        if is_skipped(reason):
             return "skipped", Say.SKIPPED(reason=reason, **about)
         return "revoked", Say.REVOKED(reason=reason or "no reason is known", **about)
 

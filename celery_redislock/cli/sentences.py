@@ -10,8 +10,8 @@ from celery_redislock.hold.held_lock import INTERVAL
 from celery_redislock.info import LONGEST, shown
 from celery_redislock.options import LockOptions
 
+from .console import duration, moment
 from .scan import Row
-from .table import duration, moment
 
 _BUSY = "`celery inspect active` shows what keeps the processes busy."
 #: A key counts as no longer renewed if its last renewal is older than this share of its lease. A renewal is due every

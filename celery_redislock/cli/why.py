@@ -11,11 +11,11 @@ from celery import Celery
 from celery_redislock.info import LockInfo
 from celery_redislock.protocol.tokens import known_as
 
+from .console import counted, duration, moment
 from .locks import Locks, scope_of
 from .results import Result, result_of
 from .scan import Row
 from .sentences import Say, silent
-from .table import counted, duration, moment
 from .workers import Workers
 
 #: What a key with the task's token says about the task, by the key's state.

@@ -15,8 +15,8 @@ from celery_redislock.info import shown
 from celery_redislock.protocol.names import LockPart
 from celery_redislock.protocol.tokens import known_as
 
+from .console import counted
 from .scan import FREE, Row, Waits
-from .table import counted
 
 Answer = TypeVar("Answer")
 

@@ -1,4 +1,4 @@
-"""Keeper: the thread that renews every lock a process holds on one server."""
+"""Keeper: the thread that renews every lock a process holds on one server. LastWord: the reply to a release."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import NamedTuple
 
 from redis.exceptions import RedisError
 
 from celery_redislock.connection.store import LockStore
+from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.scripts import RENEW
 
-from .held_lock import HELD_TOO_LONG, INTERVAL, KEY_GONE, PAST_DEADLINE, HeldLock, Renewal
+from .held_lock import HELD_TOO_LONG, INTERVAL, KEY_GONE, NOT_OURS, PAST_DEADLINE, HeldLock, Renewal
 from .put_off import PutOff, Unsent
 
 logger = logging.getLogger(__name__)
@@ -235,3 +237,34 @@ class Keeper:
             return  # another thread has recorded the loss, or the lock was released
         # A receiver of the signal may be slow, and the other locks must be renewed meanwhile.
         threading.Thread(target=lock.lose, args=(reason,), name="redislock-lost", daemon=True).start()
+
+
+class LastWord(NamedTuple):
+    """What the reply to a run's last command means. It keeps no request or arguments in memory."""
+
+    lock: HeldLock
+    hold: Hold
+    """The hold that the command ends."""
+    was_sent_before: bool
+    """Whether an earlier command was sent before a time limit interrupted the hooks: the key may be free already."""
+
+    def on_reply(self, was_held: bool) -> None:
+        """Mark the lock as lost if the reply says that the run no longer held the key."""
+        if not was_held and self.lock.was_granted and not self.was_sent_before:
+            self.lock.lose(NOT_OURS)
+
+    def send_again(self, keeper: Keeper, why: object) -> None:
+        """Have the keeper keep sending the command until Redis answers.
+
+        Args:
+            keeper: The keeper of the lock's server.
+            why: What happened to the first command, as text for the log.
+        """
+        soon = f"the lock is released once Redis answers, or ends in {self.lock.lease:g} s"
+        about = self.lock.fields("release_delayed")
+        logger.warning("%s has ended, but %s; %s", self.lock.token.name, why, soon, extra=about)
+        # The broker may be down too, with the ack unsent: write the note even if no copy was seen.
+        command, until = self.hold.release(in_any_case=True), self.lock.ends_at
+        if self.hold.note is not None:  # copies need it even after the lease has ended
+            until = max(until, time.monotonic() + self.hold.note.ttl)
+        keeper.later(self.lock.key, until, lambda store: store.send(command))

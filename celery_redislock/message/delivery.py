@@ -1,4 +1,4 @@
-"""Facts: what a worker knows about a delivered message, the input of `celery_redislock.task.decisions`.
+"""Facts: what a worker knows about a delivered message, the input of `celery_redislock.policy.conflict`.
 
 Delivery: what the worker's main process tells the run's process. AskedKeys: the keys that runs report back.
 """

@@ -13,8 +13,10 @@ from celery.exceptions import Reject, SoftTimeLimitExceeded
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_redislock.errors import LockUnavailable, describe
-from celery_redislock.info import fields, run_named
+from celery_redislock.info import LockInfo, fields, run_named
+from celery_redislock.options import LockOptions
 from celery_redislock.protocol import tokens
+from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.tokens import Attempt
 
 from .delivery import Delivered, Delivery, Facts
@@ -27,10 +29,12 @@ logger = logging.getLogger(__name__)
 class Message:
     """The delivered message of one request.
 
-    If a message was acked and cannot be sent back, this process keeps it for `keep_for` seconds; None for no limit.
-
     Attributes:
+        task: Its task.
+        request: Celery's request for it.
+        options: The lock options of its task.
         attempt: The attempt that the message represents.
+        demand: What its run asks for; the key is empty until the run has made it.
         delivery: What the worker's main process recorded about this delivery.
         header: What the message carries for the plugin. `send_back` and `wait` replace it.
         was_sent_back: Whether the work continues without this execution: the message waits in line, was published again
@@ -41,20 +45,22 @@ class Message:
         "_acks_late",
         "_broker",
         "_is_redelivered",
-        "_keep_for",
-        "_request",
-        "_task",
         "attempt",
         "delivery",
+        "demand",
         "header",
+        "options",
+        "request",
+        "task",
         "was_sent_back",
     )
 
-    def __init__(self, task: Task[..., Any], broker: Broker, request: Context, keep_for: float | None) -> None:
-        self._task = task
+    def __init__(self, task: Task[..., Any], broker: Broker, request: Context, options: LockOptions) -> None:
+        self.task = task
         self._broker = broker
-        self._request = request
-        self._keep_for = keep_for
+        self.request = request
+        self.options = options
+        self.demand = Demand("")
         self._acks_late = bool(task.acks_late)
         self._is_redelivered = was_delivered_before(request)
         self.was_sent_back = False
@@ -68,11 +74,21 @@ class Message:
     @property
     def name(self) -> str:
         """The message's task and id, for log lines: ``task shop.bill[<id>]``."""
-        return run_named(self._task.name, self._request.id)
+        return run_named(self.task.name, self.request.id)
 
     def fields(self, event: str, **about: object) -> dict[str, str]:
         """The fields of a log line about the message; see `celery_redislock.info.fields`."""
-        return fields(event, task=self._task.name, task_id=self._request.id, **about)
+        return fields(event, task=self.task.name, task_id=self.request.id, **about)
+
+    def tell(self, holder: LockInfo, what: str) -> None:
+        """Log a conflict, because Celery's own line only says that the run was ignored.
+
+        Args:
+            holder: The key's holder.
+            what: The policy and what happens to the run, such as ``wait: it waits in line``.
+        """
+        about = self.fields("conflict", key=holder.key, holder=holder.who, holder_id=holder.task_id)
+        logger.info("%s: lock %s is held by %s: %s", self.name, holder.key, holder.who, what, extra=about)
 
     @property
     def delivered(self) -> Delivered:
@@ -84,7 +100,7 @@ class Message:
     @property
     def facts(self) -> Facts:
         """The facts about the message at this moment, while another execution holds its key."""
-        request = self._request
+        request = self.request
         causes = (request.id, request.parent_id, request.root_id)
         return Facts(
             delivered=self.delivered,
@@ -104,7 +120,7 @@ class Message:
     @property
     def _has_expired(self) -> bool:
         """Whether the message's `expires` has passed, so that Celery would no longer run it."""
-        text: Any = self._request.expires
+        text: Any = self.request.expires
         expires = maybe_iso8601(text)
         return expires is not None and datetime.now(UTC) >= maybe_make_aware(expires, UTC)
 
@@ -148,13 +164,13 @@ class Message:
 
         Raises:
             Reject: The broker is out of reach. The message is not acked yet and goes back to the queue.
-            LockUnavailable: This process kept the message for `keep_for` seconds and never reached the broker; the run
-                is lost.
+            LockUnavailable: This process kept the message for `lock_wait_for` seconds and never reached the broker; the
+                run is lost.
         """
         self.header = self.header.next(begun=is_begun, joins=joins, rank=rank)._replace(republished=True)
         try:
             publish_again(
-                *(self._task, self._request, self.header, delay),
+                *(self.task, self.request, self.header, delay),
                 headers=self.delivery.headers,
                 serializer=self.delivery.serializer,
                 natively=self._broker.delays_natively,
@@ -182,11 +198,12 @@ class Message:
 
     def _keep_here(self, error: Exception, pause: float, key: str) -> None:
         """Sleep for `pause` seconds. The message was acked and cannot be sent, so it exists only in this process."""
-        if self._keep_for is not None and self.waited >= self._keep_for:
+        keep_for = self.options.wait_for
+        if keep_for is not None and self.waited >= keep_for:
             raise LockUnavailable(
                 key,
                 f"it could not be taken, and the run's message, already acked, could not be sent again for "
-                f"{self._keep_for} s ({describe(error)}): this run is lost",
+                f"{keep_for} s ({describe(error)}): this run is lost",
             ) from error
         logger.warning(
             "%s cannot be sent again (%s): this process keeps its message and tries it",

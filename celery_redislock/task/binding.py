@@ -25,9 +25,9 @@ from celery_redislock.celery_port import (
 )
 from celery_redislock.errors import LockConfigError, LockConflict
 from celery_redislock.options import ATTRIBUTES, name_of
+from celery_redislock.policy.join import check_backend
 
 from .execution import execution_of
-from .outcome import check_backend
 from .plan import LockAttributes, LockPlan
 
 TaskClass: TypeAlias = "type[Task[..., Any]]"

@@ -20,23 +20,20 @@ from celery_redislock.celery_port import tasks_of_this_thread
 from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockUnavailable
 from celery_redislock.hold.held_lock import HeldLock
+from celery_redislock.hold.keeper import LastWord
 from celery_redislock.info import LockInfo, shown
 from celery_redislock.lock.lock import Lock
-from celery_redislock.message.delivery import Facts
 from celery_redislock.message.message import Message
 from celery_redislock.options import LockOptions
+from celery_redislock.policy import leaves_note
+from celery_redislock.policy.join import Outcome
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.hold import Hold, Phase
 from celery_redislock.protocol.names import Demand, keys_of
-from celery_redislock.protocol.replies import Conflict
 from celery_redislock.protocol.scripts import Claim, Note
 from celery_redislock.protocol.tokens import Token
 
-from . import decisions
 from .abort import Abort
-from .decisions import Decision
-from .ended_early import LastWord
-from .outcome import Outcome, has_ended
 from .plan import LockPlan, give_up_reservation, reservation_ttl
 
 logger = logging.getLogger(__name__)
@@ -71,7 +68,7 @@ class Execution:
         self.task = task
         self.plan = plan
         self.request = request
-        self.message = Message(task, plan.broker, request, plan.options.wait_for)
+        self.message = Message(task, plan.broker, request, plan.options)
         #: The message's attempt as text, for the token and the note.
         self._attempt = str(self.message.attempt)
         self.held: HeldLock | None = None
@@ -86,14 +83,9 @@ class Execution:
         return held if held is not None and held.hold.phase is Phase.HELD else None
 
     @property
-    def demand(self) -> Demand:
-        """What the run asks for; its key is empty until `demands`."""
-        return self.held.hold.demand if self.held is not None else Demand("")
-
-    @property
     def key(self) -> str:
         """The key in Redis; empty until `demands`."""
-        return self.demand.key
+        return self.message.demand.key
 
     def demands(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> HeldLock:
         """Work out which lock this call asks for, and return it.
@@ -103,6 +95,7 @@ class Execution:
             LockKeyError: No key can be made from the arguments.
         """
         options, demand = self.plan.options, self.plan.demand(args, kwargs)
+        self.message.demand = demand
         hold = Hold(demand, self._mint(), self._claim(demand), self.message.delivery.call)
         self.held = HeldLock(self._server.store, hold, options.lease, options.max_hold, self._on_lost)
         return self.held
@@ -189,7 +182,7 @@ class Execution:
 
     def _note_after(self, lock: HeldLock, state: str | None) -> Note | None:
         """The note that the release leaves for copies of the message; None if the attempt is not over."""
-        if not decisions.leaves_note(state):
+        if not leaves_note(state):
             return None
         delivered = self.message.delivered
         copy_may_wait = delivered.may_be_a_copy
@@ -225,26 +218,9 @@ class Execution:
         if reservation is not None:
             give_up_reservation(self.plan, reservation, self.message.attempt.retries)
 
-    def _decide(self, message: Facts, conflict: Conflict, holder: LockInfo) -> Decision:
-        return decisions.on_conflict(
-            *(message, holder, self.plan.options),
-            is_own_copy=any(str(one.attempt) == self._attempt for one in conflict.holders),
-            has_ended=partial(has_ended, self.task, cools_down=self.plan.options.cooldown > 0),
-        )
-
     def _announce(self, holder: LockInfo, policy: str) -> None:
         """Send the signal `lock_conflict`."""
         signals.lock_conflict.send(sender=self.task, key=holder.key, holder=holder, policy=policy)
-
-    def _tell(self, holder: LockInfo, what: str) -> None:
-        """Log a conflict, because Celery's own line only says that the run was ignored.
-
-        Args:
-            holder: The key's holder.
-            what: The policy and what happens to the run, such as ``wait: it waits in line``.
-        """
-        about = self.message.fields("conflict", key=holder.key, holder=holder.who, holder_id=holder.task_id)
-        logger.info("%s: lock %s is held by %s: %s", self.message.name, holder.key, holder.who, what, extra=about)
 
     def _on_lost(self, lock: HeldLock, reason: str) -> None:
         if self.abort is not None:  # before the signal, whose receivers may be slow

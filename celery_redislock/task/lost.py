@@ -18,12 +18,12 @@ from celery import Task
 from celery_redislock.app import server_of
 from celery_redislock.message.delivery import ASKED_KEYS
 from celery_redislock.message.header import Header, Reservation
+from celery_redislock.policy import hands_over
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.tokens import Attempt, Token, known_by
 
-from .decisions import hands_over
 from .plan import LockPlan
 
 #: How long a key is kept for a retry that Celery has not published yet, in seconds: Celery may notice a death only

@@ -38,10 +38,9 @@ from celery_redislock.options import (
     resolve_options,
     resolve_settings,
 )
+from celery_redislock.policy import may_be_handed_a_key
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import MAX_CAPACITY, Demand, redis_key
-
-from .decisions import may_be_handed_a_key
 
 
 class LockPlan:

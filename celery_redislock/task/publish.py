@@ -23,6 +23,9 @@ from celery_redislock.info import LockInfo, fields, run_named, shown
 from celery_redislock.message.delivery import publish_time
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.options import KEY_OPTIONS, OPTIONS, meant_by
+from celery_redislock.policy import hands_over
+from celery_redislock.policy.conflict import Answer, Published, on_first, on_second
+from celery_redislock.policy.join import has_ended
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand, keys_of
@@ -30,10 +33,8 @@ from celery_redislock.protocol.replies import Granted, Outstanding, Reserved
 from celery_redislock.protocol.scripts import Passed
 from celery_redislock.protocol.tokens import Attempt, Token
 
-from .decisions import Answer, Published, hands_over, on_first, on_second
 from .execution import Execution
 from .lost import is_in_hook, lost_before
-from .outcome import has_ended
 from .plan import LockPlan, reservation_ttl
 
 logger = logging.getLogger(__name__)

@@ -20,10 +20,9 @@ from celery_redislock.info import fields, run_named
 from celery_redislock.message.delivery import ON_BEGIN, Delivery, is_requeued
 from celery_redislock.message.header import HEADER, reservation_in
 
-from .eager import EagerExecution
 from .execution import EXECUTION, Execution, attach, execution_of
+from .executions import EagerExecution, JoiningExecution, WorkerExecution
 from .plan import LockAttributes, LockPlan, give_up_reservation
-from .worker_execution import JoiningExecution, WorkerExecution
 
 logger = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from celery_redislock.info import fields, run_named
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.message.delivery import ASKED_KEYS
 from celery_redislock.message.header import Reservation
+from celery_redislock.policy import may_be_handed_a_key
 from celery_redislock.protocol.hold import Hold, Phase
 from celery_redislock.protocol.tokens import RESERVED, known_by
-from celery_redislock.task.decisions import may_be_handed_a_key
 from celery_redislock.task.lost import NextAttempt
 from celery_redislock.task.plan import LockPlan, give_up_reservation
 

@@ -24,8 +24,8 @@ from celery_redislock.info import fields, run_named
 from celery_redislock.message.delivery import DELIVERY, Delivery, hide_headers, is_requeued
 from celery_redislock.message.header import HEADER, Header, Reservation, reservation_in
 from celery_redislock.message.republish import custom_headers
+from celery_redislock.policy import Ended, Place, Verdict
 from celery_redislock.protocol.tokens import mint_nonce
-from celery_redislock.task.ended_early import CameBack, CameBackAsRetry, CameBackInOutage, Skipped, WaitsInLine
 from celery_redislock.task.lost import NextAttempt, attempts_before, in_hook, next_attempt
 from celery_redislock.task.plan import LockPlan, give_up_reservation
 
@@ -217,26 +217,24 @@ class LockedRequest(Request):
             self._call_off()
 
     def _ends(self, exc_info: Any, error: Any, send_failed_event: bool, return_ok: bool) -> Any:
-        room = waiting_room_of(self.app)
-        if room is not None and isinstance(error, CameBack | Skipped):
+        room, verdict = waiting_room_of(self.app), error.verdict if isinstance(error, Ended) else None
+        if room is not None and verdict is not None:
             room.give_rate_token_back(self)
-        if room is not None and isinstance(error, WaitsInLine):
-            return self._wait(room, error)
+            if verdict.place is not None:
+                return self._wait(room, verdict, verdict.place)
         # With `return_ok`, the run has not lost its process: the error comes from a task that the run has joined.
         is_lost = isinstance(error, WorkerLostError) and not return_ok
         if is_lost and self.delivery.acks_at_begin and not self.acknowledged and self._give_back(room):
             return None
         if not return_ok:  # after a lost worker, Celery may publish a new attempt with the headers of this one
             hide_headers(context_of(self))
-        if isinstance(error, CameBack) or is_requeued(self.task, error):
+        if verdict.runs_again if verdict is not None else is_requeued(self.task, error):
             CHILDREN.keep_reservation(self.worker_pid, self.delivery.nonce)
-        if isinstance(error, CameBackInOutage):
+        if verdict is not None and not verdict.reason.is_conflict:
             _reminder.count()
         result = super().on_failure(exc_info, send_failed_event, return_ok)
-        if isinstance(error, Skipped):
-            self.send_event("task-revoked", terminated=False, signum=None, expired=False)
-        elif isinstance(error, CameBackAsRetry):
-            self.send_event("task-retried", exception=str(error), traceback="")
+        if verdict is not None:
+            verdict.send_event(self.send_event)
         # The run has ended, perhaps before its body began, so ack now. Do not ack if a cold shutdown has cancelled
         # the run: the broker must deliver its message again.
         if not self.task.acks_late and not was_cancelled(self):
@@ -268,7 +266,7 @@ class LockedRequest(Request):
             room.send_on(self, header, task.lock_plan, self.prepare_run)
         return True
 
-    def _wait(self, room: WaitingRoom, ending: WaitsInLine) -> None:
+    def _wait(self, room: WaitingRoom, verdict: Verdict, place: Place) -> None:
         """Put the message in line, unless its run was terminated."""
         task: Any = self.task
         if was_revoked(self):  # by a terminate, which has acked the message
@@ -276,11 +274,10 @@ class LockedRequest(Request):
             return
         CHILDREN.keep_reservation(self.worker_pid, self.delivery.nonce)
         self._forget_run()
-        self._waited_for = sys.intern(ending.demand.key)  # all messages that wait for a key share one string
-        self.request_dict[HEADER] = ending.header.wire
-        if ending.is_shown:
-            self.send_event("task-retried", exception=str(ending.args[0]), traceback="")
-        room.keep(self, ending, task.lock_plan, self.prepare_run)
+        self._waited_for = sys.intern(place.demand.key)  # all messages that wait for a key share one string
+        self.request_dict[HEADER] = place.header.wire
+        verdict.send_event(self.send_event)
+        room.keep(self, place, task.lock_plan, self.prepare_run)
 
     def _forget_run(self) -> None:
         """Forget the last run: a terminate would kill `worker_pid`, which may be running another message by now.

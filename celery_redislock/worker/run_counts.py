@@ -7,7 +7,7 @@ import threading
 import time
 
 from celery_redislock.errors import LockConflict
-from celery_redislock.task.ended_early import CameBack, CameBackInOutage, Skipped
+from celery_redislock.policy import Ended
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class Conflicts:
 
     def ended_by(self, error: object) -> None:
         """Count a run that ended with `error`, if the error means a conflict."""
-        if isinstance(error, Skipped | CameBack | LockConflict) and not isinstance(error, CameBackInOutage):
+        if isinstance(error, LockConflict) or (isinstance(error, Ended) and error.verdict.reason.is_conflict):
             with self._counting:
                 self.count += 1
 

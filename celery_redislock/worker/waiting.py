@@ -18,11 +18,11 @@ from kombu.common import ignore_errors
 from celery_redislock.app import server_of
 from celery_redislock.line.room import Room
 from celery_redislock.message.header import Header
+from celery_redislock.policy import Place
 from celery_redislock.protocol.names import Demand
-from celery_redislock.task.ended_early import WaitsInLine
 from celery_redislock.task.plan import LockPlan
 
-from . import rate_limit, worker_port
+from . import worker_port
 from .children import CHILDREN
 from .handover import Handover, channel_of
 from .slots import SemaphoreSlots, Slots, keep_unacked, let_go, open_windows, scale_up
@@ -155,11 +155,9 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     def send_on(self, request: Request, header: Header, plan: LockPlan, prepare: Prepare) -> None:
         """Publish the message of `request` again with `header`; if that fails, give it to the pool again."""
-        self.keep(request, WaitsInLine("", Demand(""), header.rank, header, False), plan, prepare, leaves=True)
+        self.keep(request, Place(Demand(""), header.rank, header), plan, prepare, leaves=True)
 
-    def keep(
-        self, request: Request, ending: WaitsInLine, plan: LockPlan, prepare: Prepare, *, leaves: bool = False
-    ) -> None:
+    def keep(self, request: Request, place: Place, plan: LockPlan, prepare: Prepare, *, leaves: bool = False) -> None:
         """Keep the message of `request` until its turn; if it `leaves`, until it is published again."""
         worker_port.task_ready(request)
         consumer = self._consumer
@@ -172,7 +170,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         room = server_of(plan.app).room
         self._rooms.add(room)
         room.hosts.add(self)
-        waiting = WaitingMessage(request, ending, plan, prepare, self.is_ready, self.is_coming, self._end_wait)
+        waiting = WaitingMessage(request, place, plan, prepare, self.is_ready, self.is_coming, self._end_wait)
         if leaves or waiting.must_leave:
             self._handover.leave(waiting)
         else:
@@ -240,10 +238,10 @@ class WaitingRoom(bootsteps.StartStopStep):
         return None if self._consumer is None else self._lacks(self._consumer, waiting.group)
 
     def _lacks(self, consumer: Any, name: str) -> str | None:
-        in_bucket = rate_limit.called(consumer, name)
+        in_bucket = worker_port.called(consumer, name)
         on_their_way = [one for one, _ in self._calls.copy()]
         before = in_bucket + sum(one.group == name for one in on_their_way)
-        if not rate_limit.has_rate_token(consumer, name, before):
+        if not worker_port.has_rate_token(consumer, name, before):
             return "rate"
         return None if self._slots.free > in_bucket + len(on_their_way) else "slot"
 
@@ -285,15 +283,15 @@ class WaitingRoom(bootsteps.StartStopStep):
                 waiting.pass_on()
             return
         if called:
-            in_bucket = rate_limit.called(consumer, waiting.group)
-            if not rate_limit.has_rate_token(consumer, waiting.group, in_bucket):
+            in_bucket = worker_port.called(consumer, waiting.group)
+            if not worker_port.has_rate_token(consumer, waiting.group, in_bucket):
                 waiting.wait_on()
                 self._revoked.look_later(consumer)
                 return
             self._called[request] = waiting
         let_go(consumer, request)
         waiting.prepare(waiting.call if called else None)
-        rate_limit.run(consumer, request)
+        worker_port.run_limited(consumer, request)
 
     def _end(self, waiting: WaitingMessage) -> None:
         """End the message of `waiting`, which was revoked, if it still waits."""
@@ -320,13 +318,13 @@ class WaitingRoom(bootsteps.StartStopStep):
     def give_rate_token_back(self, request: Request) -> None:
         """Give back the rate token that `request` has taken, because its body has not run."""
         consumer, name = self._consumer, request.task.name
-        if consumer is None or not rate_limit.limits(consumer, name):
+        if consumer is None or worker_port.bucket_of(consumer, name) is None:
             return
         if consumer.hub is None:  # a greenlet of the pool must not wait for a slot itself
             with self._timing:
-                consumer.timer.call_after(0.0, rate_limit.give_back, (consumer, name))
+                consumer.timer.call_after(0.0, worker_port.give_back, (consumer, name))
         else:
-            consumer.hub.call_soon(rate_limit.give_back, consumer, name)
+            consumer.hub.call_soon(worker_port.give_back, consumer, name)
 
 
 def waiting_room_of(app: Any) -> WaitingRoom | None:

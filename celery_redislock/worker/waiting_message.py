@@ -24,9 +24,9 @@ from celery_redislock.errors import LockUnavailable
 from celery_redislock.info import fields, run_named
 from celery_redislock.line.waiters import Waiter
 from celery_redislock.message.header import HEADER, Header
+from celery_redislock.policy import Place
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.tokens import RESERVED, Token, known_by
-from celery_redislock.task.ended_early import WaitsInLine
 from celery_redislock.task.plan import LockPlan
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class WaitingMessage(Waiter):
     """One message that waits for its key.
 
     Args:
-        request, ending, plan: Celery's request for the message, how its run has ended, and the lock of its task.
+        request, place, plan: Celery's request for the message, its place in line, and the lock of its task.
         prepare: Prepares the request for its next execution. Its argument is what the key holds until then, or None if
             the key is not kept for the message.
         is_ready: Returns whether the worker would run the message soon.
@@ -85,7 +85,7 @@ class WaitingMessage(Waiter):
     def __init__(
         self,
         request: Request,
-        ending: WaitsInLine,
+        place: Place,
         plan: LockPlan,
         prepare: Prepare,
         is_ready: Callable[[WaitingMessage], bool],
@@ -93,12 +93,12 @@ class WaitingMessage(Waiter):
         run: Callable[[WaitingMessage, bool], None],
     ) -> None:
         # All messages that wait for a key share one string.
-        self.demand = Demand(sys.intern(ending.demand.key), ending.demand.capacity)
-        self.rank, self.number = ending.rank, 0
+        self.demand = Demand(sys.intern(place.demand.key), place.demand.capacity)
+        self.rank, self.number = place.rank, 0
         self.request = request
         self.prepare = prepare
         self._room = server_of(plan.app).room
-        header = ending.header
+        header = place.header
         self.claim = None if header.claim is None else known_by(header.claim, RESERVED).owner
         self.joins = header.joins
         self.watches = self.claim is not None or self.joins is not None

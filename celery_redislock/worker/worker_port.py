@@ -5,11 +5,19 @@ Each function says what it needs and why. Each has a test in tests/contracts aga
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
 from celery.worker import state
 from celery.worker.request import Request
+
+from celery_redislock.message.header import HEADER, Header
+
+#: A message is called to its key only if it will get a rate token within this many seconds. The key is kept
+#: longer than that.
+SOON = 2.0
 
 # The pool and its semaphore.
 
@@ -39,7 +47,9 @@ def run_in_acquired_slot(consumer: Any, request: Request) -> None:
     consumer.controller._process_task(request)
 
 
-# A task's `rate_limit`: a bucket of tokens, and the messages in it.
+# A task's `rate_limit`: a bucket of tokens, and the messages in it. A delivered message takes a token, or stays in the
+# bucket until it gets one. If its run then finds that it must wait, the token was taken for nothing: it is given back,
+# and the message takes another when its turn comes. Only the event loop may change a bucket: no lock guards it.
 
 
 def bucket_of(consumer: Any, task: str) -> Any:
@@ -69,6 +79,40 @@ def give_rate_token_back(consumer: Any, bucket: Any) -> None:
     bucket.can_consume(-min(1.0, missing))
     if bucket.contents and bucket.can_consume(bucket.contents[0][1]):
         consumer._limit_move_to_pool(bucket.pop()[0])
+
+
+def called(consumer: Any, name: str) -> int:
+    """How many messages that have waited are at the front of the bucket of the task `name`. Thread-safe."""
+    bucket = bucket_of(consumer, name)
+    requests = [] if bucket is None else requests_in(bucket)
+    return sum(1 for _ in takewhile(lambda one: Header.read(one.request_dict.get(HEADER)).times, requests))
+
+
+def has_rate_token(consumer: Any, name: str, before: int) -> bool:
+    """Whether a message of the task `name` would soon get a rate token, after `before` others. Thread-safe."""
+    bucket = bucket_of(consumer, name)
+    if bucket is None:
+        return True
+    seconds: float = copy.copy(bucket).expected_time(before + 1)  # this changes the bucket, so use a copy
+    return seconds <= SOON
+
+
+def run_limited(consumer: Any, request: Request) -> None:
+    """Run `request`, which has waited, with its task's next rate token, before messages that have not waited."""
+    task: Any = request.task
+    bucket = bucket_of(consumer, task.name)  # the request's own name may be its `shadow`
+    if bucket is None:
+        state.task_reserved(request)
+        consumer.on_task_request(request)
+    else:
+        insert_into(consumer, bucket, called(consumer, task.name), request)
+
+
+def give_back(consumer: Any, name: str) -> None:
+    """Give a rate token of the task `name` back, for the next message."""
+    bucket = bucket_of(consumer, name)
+    if bucket is not None:
+        give_rate_token_back(consumer, bucket)
 
 
 # A request.

@@ -10,7 +10,7 @@ from celery import chain, chord, group, states
 from celery.exceptions import TaskRevokedError
 
 from celery_redislock import LockConflict
-from celery_redislock.task.decisions import POLICIES
+from celery_redislock.policy.conflict import POLICIES
 from tests.conftest import on_every_broker
 from tests.lab.servers import wait_until
 from tests.lab.versions import BEFORE_5_7

@@ -38,7 +38,7 @@ def own_imports(name: str) -> set[str]:
         for one in imported(MODULES[name].read_text(encoding="utf-8"))
         if one.startswith((".", "celery_redislock."))
     }
-    return {one for one in dotted & MODULES.keys() - {name} if not (PACKAGE / one).is_dir()}
+    return dotted & MODULES.keys() - {name}
 
 
 GRAPH = {name: own_imports(name) for name in MODULES}

@@ -9,12 +9,12 @@ from collections import Counter
 import pytest
 
 from celery_redislock.connection.connect import connect
+from celery_redislock.hold.keeper import LastWord
 from celery_redislock.hold.put_off import PAUSE
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.scripts import Note
-from celery_redislock.task.ended_early import LastWord
 from tests.integration.conftest import KEY
 from tests.integration.test_refusals import read_only, with_rights, without_rights, writable
 from tests.lab.servers import wait_until

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Set
 
+from celery_redislock.policy import leaves_note
 from celery_redislock.protocol.scripts import Tag
 from celery_redislock.protocol.tokens import Attempt
-from celery_redislock.task import decisions
 
 from . import known
 from .commands import Acquire, Command, Effect, GiveUp, Release, Renew
@@ -138,7 +138,7 @@ class Driver:
         effect = self._apply(world, command)
         asked, broken = (world.server, command), self._stolen(world.server, effect, command.nonce)
         assert one.ending
-        if decisions.leaves_note(one.ending.state):
+        if leaves_note(one.ending.state):
             world = world.remember("finished", one.attempt)
         elif not one.ending.requeues:
             world = world.remember("settled", one.attempt)

@@ -1,6 +1,6 @@
 """Known: what the real rules are told of the model's messages and holders. A mistake changes what they are told.
 
-The rules are the functions of `celery_redislock.task.decisions` and the properties of `Delivered`.
+The rules are the functions of `celery_redislock.policy.conflict` and the properties of `Delivered`.
 """
 
 from __future__ import annotations
@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from functools import cache
 
+from celery_redislock import policy
 from celery_redislock.info import LockInfo
 from celery_redislock.message.delivery import Delivered, Facts
 from celery_redislock.options import LockOptions, resolve_options
-from celery_redislock.task import decisions
+from celery_redislock.policy import conflict
+from celery_redislock.policy.wait import ComeBack
 
 from .executions import Execution
 from .rules import Mistake
@@ -60,10 +62,10 @@ def on_conflict(
     *,
     is_own_copy: bool,
     has_ended: Callable[[LockInfo], bool],
-) -> decisions.Decision:
+) -> conflict.Decision:
     """What becomes of an execution that meets those who have the `keys`."""
     message, holders = facts(one, mistakes), [holder(key, mistakes) for key in keys]
-    return decisions.on_conflict(
+    return conflict.on_conflict(
         *(message, holders[0]._replace(others=tuple(holders[1:])), options(one.message.policy)),
         is_own_copy=is_own_copy,
         has_ended=has_ended,
@@ -96,8 +98,8 @@ def copy_may_wait(one: Execution, mistakes: Set[Mistake]) -> bool:
 
 def comes_back_begun(one: Execution, mistakes: Set[Mistake]) -> bool:
     """Whether a message that comes back from an outage is marked as work that has begun."""
-    decision = decisions.on_outage(delivered(one), 0.0, options(one.message.policy))
-    assert isinstance(decision, decisions.ComeBack)
+    decision = conflict.on_outage(delivered(one), 0.0, options(one.message.policy))
+    assert isinstance(decision, ComeBack)
     return decision.is_begun and Mistake.OUTAGE_FORGETS_BEGUN_WORK not in mistakes
 
 
@@ -107,9 +109,9 @@ def is_over(state: str, mistakes: Set[Mistake]) -> bool:
         "SystemExit": Mistake.NOTE_ON_SYSTEM_EXIT,
         "REJECTED": Mistake.NOTE_ON_REQUEUE,
     }
-    return decisions.leaves_note(state) or mistaken.get(state) in mistakes
+    return policy.leaves_note(state) or mistaken.get(state) in mistakes
 
 
 def may_be_handed_a_key(retries: int) -> bool:
     """Whether the attempt before this one hands its key over to it."""
-    return decisions.may_be_handed_a_key(retries, options("wait"))
+    return policy.may_be_handed_a_key(retries, options("wait"))

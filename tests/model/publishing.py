@@ -8,8 +8,8 @@ from collections.abc import Iterator, Set
 from enum import Enum
 from typing import NamedTuple
 
+from celery_redislock.policy.conflict import Answer, Published, on_first, on_second
 from celery_redislock.protocol.scripts import Passed, Tag
-from celery_redislock.task.decisions import Answer, Published, on_first, on_second
 
 from . import known
 from .commands import Renew

@@ -1,7 +1,7 @@
 """Steps: all that can happen next in a state; above all what each execution does, from its delivery to its ack.
 
-An execution of the model does what `celery_redislock.task.worker_execution` does, and asks the same rules,
-`celery_redislock.task.decisions`. Where the two differ, a comment says so.
+An execution of the model does what `celery_redislock.task.executions` does, and asks the same rules,
+`celery_redislock.policy.conflict`. Where the two differ, a comment says so.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Set
 
+from celery_redislock.policy.skip import Skip
+from celery_redislock.policy.wait import ComeBack
 from celery_redislock.protocol.scripts import Tag
 from celery_redislock.protocol.tokens import Attempt
-from celery_redislock.task.decisions import ComeBack, Skip
 
 from . import known
 from .commands import Command, Effect, Release

@@ -35,7 +35,7 @@ def test_no_countdown_of_ours_lasts_until_the_broker_delivers_the_message_again(
 
 
 def test_no_pause_of_ours_is_longer_than_sqs_can_delay_a_message() -> None:
-    from celery_redislock.task.worker_execution import LONGEST_PAUSE
+    from celery_redislock.policy.wait import LONGEST_PAUSE
 
     assert LONGEST_PAUSE <= 900
 

@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from celery_redislock.cli.commands import screen
+from celery_redislock.cli.console import Total, age, duration, moment, prometheus, table, totals
 from celery_redislock.cli.locks import matcher
 from celery_redislock.cli.scan import FREE, Row, Waits
 from celery_redislock.cli.sentences import Say
-from celery_redislock.cli.table import Total, age, duration, moment, prometheus, table, totals
 from celery_redislock.protocol.names import LockKeys, LockPart
 from celery_redislock.protocol.tokens import COOLING, Attempt, Token, mint, mint_nonce, origin
 from tests.lab.workers import ROOT

@@ -9,29 +9,26 @@ import pytest
 from celery_redislock.info import LockInfo
 from celery_redislock.message.delivery import Delivered, Facts
 from celery_redislock.options import ConflictPolicy, LockOptions, resolve_options
-from celery_redislock.protocol.scripts import Passed
-from celery_redislock.protocol.tokens import Attempt
-from celery_redislock.task.decisions import (
+from celery_redislock.policy import leaves_note, may_be_handed_a_key
+from celery_redislock.policy.conflict import (
     POLICIES,
     Answer,
     AskAgain,
-    ComeBack,
     Decision,
-    Fail,
-    Joining,
     Published,
     Refuse,
     RunWithout,
-    Skip,
-    Wait,
-    leaves_note,
-    may_be_handed_a_key,
     on_conflict,
     on_first,
-    on_joining,
     on_outage,
     on_second,
 )
+from celery_redislock.policy.join import Join, Joining, Outcome, on_joining
+from celery_redislock.policy.raise_ import Fail
+from celery_redislock.policy.skip import Skip, Skipped
+from celery_redislock.policy.wait import ComeBack, Wait
+from celery_redislock.protocol.scripts import Passed
+from celery_redislock.protocol.tokens import Attempt
 
 FRESH = Delivered(acks_late=False, is_redelivered=False, is_overdue=False, is_marked_begun=False, is_republished=False)
 MESSAGE = Facts(FRESH, Attempt("mine", 0, 0), frozenset({"mine", "my parent", "my root"}))
@@ -56,10 +53,10 @@ def test_every_policy_that_may_be_set_decides() -> None:
 @pytest.mark.parametrize(
     ("policy", "decision"),
     [
-        ("skip", Skip("duplicate of holder")),
+        ("skip", Skip(Skipped.DUPLICATE, "holder")),
         ("wait", Wait()),
         ("raise", Fail()),
-        ("join", Wait(joins="holder")),
+        ("join", Join("holder")),
     ],
 )
 def test_a_duplicate_meets_its_policy(policy: str, decision: Decision) -> None:
@@ -84,7 +81,7 @@ def test_what_is_no_duplicate_comes_back_whatever_the_policy(why: Facts, is_begu
 
 @pytest.mark.parametrize("changed", [{"is_redelivered": True}, {"is_overdue": True}, {"is_republished": True}])
 def test_what_cannot_have_begun_is_a_duplicate(changed: dict[str, bool]) -> None:
-    assert decide(MESSAGE._replace(delivered=FRESH._replace(**changed))) == Skip("duplicate of holder")
+    assert decide(MESSAGE._replace(delivered=FRESH._replace(**changed))) == Skip(Skipped.DUPLICATE, "holder")
 
 
 def test_a_copy_of_the_holders_own_message_comes_back_as_begun() -> None:
@@ -113,7 +110,7 @@ def test_who_waits_asks_nobody_whether_the_holder_has_ended() -> None:
 
 
 def test_a_key_that_cools_down_says_so() -> None:
-    assert decide(holder=COOLING) == Skip("cooling down after holder")
+    assert decide(holder=COOLING) == Skip(Skipped.COOLING, "holder")
 
 
 def test_who_waits_waits_for_a_key_that_cools_down_and_as_often_as_it_must() -> None:
@@ -123,10 +120,10 @@ def test_who_waits_waits_for_a_key_that_cools_down_and_as_often_as_it_must() -> 
 
 @pytest.mark.parametrize("policy", ["wait", "join"])
 def test_a_wait_ends_with_the_message_or_with_lock_wait_for(policy: str) -> None:
-    assert decide(MESSAGE._replace(has_expired=True), policy=policy) == Skip("expired")
+    assert decide(MESSAGE._replace(has_expired=True), policy=policy) == Skip(Skipped.EXPIRED)
     assert decide(MESSAGE._replace(waited=5.0), policy=policy, wait_for=5.0) == Fail(is_late=True)
-    assert isinstance(decide(MESSAGE._replace(waited=4.9), policy=policy, wait_for=5.0), Wait)
-    assert isinstance(decide(MESSAGE._replace(waited=1e9), policy=policy), Wait)
+    assert isinstance(decide(MESSAGE._replace(waited=4.9), policy=policy, wait_for=5.0), Wait | Join)
+    assert isinstance(decide(MESSAGE._replace(waited=1e9), policy=policy), Wait | Join)
 
 
 def test_what_is_no_duplicate_waits_for_longer_than_lock_wait_for() -> None:
@@ -135,7 +132,7 @@ def test_what_is_no_duplicate_waits_for_longer_than_lock_wait_for() -> None:
 
 
 def test_who_joins_keeps_to_the_first_holder_that_it_met() -> None:
-    assert decide(MESSAGE._replace(joins="first"), policy="join") == Wait(joins="first")
+    assert decide(MESSAGE._replace(joins="first"), policy="join") == Join("first")
 
 
 def test_who_joins_a_lock_that_is_no_task_waits_in_line() -> None:
@@ -147,21 +144,20 @@ def test_in_scope_job_a_lock_outside_tasks_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_ready", "will_run_again", "has_key", "waited", "what"),
+    ("state", "has_key", "waited", "what"),
     [
-        (True, False, False, 0.0, Joining.END),
-        (True, False, True, 0.0, Joining.END),
-        (False, True, False, 0.0, Joining.ASK),
-        (False, True, True, 0.0, Joining.COME_BACK),
-        (False, True, True, 3600.0, Joining.RUN),
-        (False, False, True, 0.0, Joining.RUN),
+        ("SUCCESS", False, 0.0, Joining.END),
+        ("FAILURE", True, 0.0, Joining.END),
+        ("RETRY", False, 0.0, Joining.ASK),
+        ("RETRY", True, 0.0, Joining.COME_BACK),
+        ("RETRY", True, 3600.0, Joining.RUN),
+        ("STARTED", True, 0.0, Joining.RUN),
     ],
 )
 def test_who_joins_ends_with_the_other_or_runs_in_its_place(
-    is_ready: bool, will_run_again: bool, has_key: bool, waited: float, what: Joining
+    state: str, has_key: bool, waited: float, what: Joining
 ) -> None:
-    known = {"is_ready": is_ready, "will_run_again": will_run_again, "has_key": has_key, "waited": waited}
-    assert on_joining(**known, options=options("join")) is what
+    assert on_joining(Outcome(state, None), options("join"), waited, has_key=has_key) is what
 
 
 def test_an_outage_goes_by_its_option() -> None:

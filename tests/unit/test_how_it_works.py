@@ -9,12 +9,13 @@ from typing import get_args
 
 import pytest
 
+from celery_redislock import policy
 from celery_redislock.connection.store import LockStore
 from celery_redislock.options import ATTRIBUTES, ConflictPolicy, Scope
+from celery_redislock.policy import conflict, join
+from celery_redislock.policy.conflict import POLICIES
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import LockKeys
-from celery_redislock.task import decisions
-from celery_redislock.task.decisions import POLICIES
 from celery_redislock.task.locked_task import LockedTask
 from celery_redislock.worker.request import LockedRequest
 
@@ -69,8 +70,8 @@ def test_every_file_and_folder_that_is_named_is_there() -> None:
 
 
 def test_the_check_sees_a_file_that_is_not_there() -> None:
-    assert files_named("`task/decisions.py` and `task/policies.py`, `.py`") == {"task/decisions.py", "task/policies.py"}
-    assert exists("task/decisions.py")
+    assert files_named("`task/plan.py` and `task/policies.py`, `.py`") == {"task/plan.py", "task/policies.py"}
+    assert exists("task/plan.py")
     assert exists("tests/unit/test_docs.py")
     assert not exists("task/policies.py")
 
@@ -128,7 +129,7 @@ def test_the_hooks_are_those_that_the_code_has() -> None:
 
 def test_the_decisions_are_functions_of_their_modules() -> None:
     names = quoted(column(section(PAGE, "## Decisions")))
-    there = vars(decisions)
+    there = vars(policy) | vars(conflict) | vars(join)
     assert [name for name in names if not callable(there.get(name))] == []
     assert {name for name in there if name.startswith("on_")} <= set(names)
 

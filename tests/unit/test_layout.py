@@ -32,6 +32,7 @@ ROOMS = [
     ("lock", "celery_port"),
     ("app",),
     ("message",),
+    ("policy",),
     ("task",),
     ("locked", "testing", "fixtures", "metrics", "tracing"),
     ("worker",),

@@ -1,0 +1,77 @@
+"""The policy ``skip``: the duplicate is the same work and is not needed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, NoReturn
+
+from celery import states
+from celery.exceptions import TaskRevokedError
+
+from celery_redislock.info import LockInfo, shown
+from celery_redislock.message.delivery import Facts
+from celery_redislock.message.message import Message
+from celery_redislock.message.republish import ignores_result
+from celery_redislock.options import LockOptions
+from celery_redislock.policy import Ended, Reason, Verdict, waiting_policy
+
+
+class Skipped(Reason):
+    """Why a run is skipped."""
+
+    DUPLICATE = states.REVOKED, "duplicate of {}"
+    COOLING = states.REVOKED, "cooling down after {}"
+    EXPIRED = states.REVOKED, "expired"
+
+
+class Skip(NamedTuple):
+    """The run ends as REVOKED. The rest of its chain and its chord fail too, so that no caller waits for them."""
+
+    reason: Skipped
+    whom: str = ""
+    """The holder, as the reason names it."""
+
+    @property
+    def text(self) -> str:
+        """The reason in words."""
+        return self.reason.text.format(self.whom)
+
+    def end(self, message: Message, holder: LockInfo, _: object = None) -> NoReturn:
+        """End the run.
+
+        Raises:
+            Ended: Always.
+        """
+        policy, what = "skip", "skip: its result is REVOKED"
+        if self.reason is Skipped.EXPIRED:
+            policy = waiting_policy(message.options)
+            what = f"{policy}: it has expired: its result is REVOKED"
+        message.tell(holder, what)
+        revoke(message, Verdict(policy, self.reason, self.text))
+
+
+def skip(message: Facts, holder: LockInfo, options: LockOptions) -> Skip:
+    """Skip the run."""
+    if holder.state == "cooling":
+        return Skip(Skipped.COOLING, shown(str(holder.task_id)))
+    return Skip(Skipped.DUPLICATE, shown(holder.task_id) if holder.task_id else holder.who)
+
+
+def is_skipped(text: str) -> bool:
+    """Whether `text`, the reason that is stored with a REVOKED, tells that the policy has skipped a duplicate."""
+    return text.startswith(tuple(one.text.partition("{")[0] for one in (Skipped.DUPLICATE, Skipped.COOLING)))
+
+
+def revoke(message: Message, verdict: Verdict) -> NoReturn:
+    """End the run as REVOKED: `get()` raises TaskRevokedError with the verdict's text.
+
+    A bare `Ignore` would leave callers waiting. Celery's `mark_as_revoked` would leave the rest of a chain waiting.
+
+    Raises:
+        Ended: Always.
+    """
+    task, request, error = message.task, message.request, TaskRevokedError(verdict.text)
+    is_stored = not ignores_result(task, request)
+    task.backend.mark_as_failure(
+        str(request.id), error, request=request, store_result=is_stored, call_errbacks=False, state=states.REVOKED
+    )
+    raise Ended(verdict)

@@ -1,0 +1,113 @@
+"""The policy ``wait``: the message is other work, so it waits in line, or is sent back if it cannot wait here."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from celery import states
+from celery.exceptions import SoftTimeLimitExceeded
+
+from celery_redislock.errors import LockConflict, describe
+from celery_redislock.info import LockInfo
+from celery_redislock.message.delivery import Facts
+from celery_redislock.message.message import Message
+from celery_redislock.message.republish import ignores_result
+from celery_redislock.options import LockOptions
+from celery_redislock.policy import Ended, Place, Reason, Verdict, waiting_policy
+from celery_redislock.protocol.replies import Conflict
+
+from .raise_ import Fail
+from .skip import Skip, Skipped
+
+logger = logging.getLogger(__name__)
+
+#: The shortest and the longest pause of a message that is sent back, in seconds. While the worker's room is full, the
+#: longest is higher: thousands of messages may then come back, and each costs a run and a few commands.
+SHORTEST_PAUSE, LONGEST_PAUSE, LONGEST_PAUSE_WHILE_FULL = 1.0, 30.0, 300.0
+
+
+class Waiting(Reason):
+    """Why a message waits in line or comes back."""
+
+    HELD = (states.RETRY,)
+    NO_DUPLICATE = (None,)
+    OUTAGE = None, "Redis could not be asked for the lock; the message comes back", False
+
+
+class Wait(NamedTuple):
+    """The message waits in line for its turn. The run is shown as RETRY."""
+
+    def end(self, message: Message, holder: LockInfo, conflict: Conflict, joins: str | None = None) -> None:
+        """End the run. Its message waits in line, or is sent back if it cannot wait in this worker.
+
+        Return only if the message cannot be sent back either: the broker is out of reach, and the message is acked.
+
+        Args:
+            message: The run's message.
+            holder: The key's holder.
+            conflict: The conflict as the lock server reported it.
+            joins: The id of the task that the run joins, if it joins one.
+        """
+        # Store RETRY before the message waits. If it were stored afterwards, as Celery does for its own Retry, it
+        # could overwrite the outcome of the message's next run.
+        show_as_retry(message, LockConflict(holder.key, holder))
+        _end(message, holder, conflict, waiting_policy(message.options), Waiting.HELD, joins=joins)
+
+
+class ComeBack(NamedTuple):
+    """The message is not a duplicate, so no policy applies. It waits in line for its turn."""
+
+    is_begun: bool
+    """Mark the message as begun, so that no policy drops it in a later conflict."""
+
+    def end(self, message: Message, holder: LockInfo, conflict: Conflict) -> None:
+        """End the run as `Wait` does, but do not show it as RETRY."""
+        _end(message, holder, conflict, "come back", Waiting.NO_DUPLICATE, is_begun=self.is_begun)
+
+
+def wait(message: Facts, holder: LockInfo, options: LockOptions) -> Skip | Fail | Wait:
+    """Have the message wait in line, unless it has expired or has already waited for `lock_wait_for`.
+
+    An expired message must not wait: it may be sent to the broker again, which may drop it silently.
+    """
+    if message.has_expired:
+        return Skip(Skipped.EXPIRED)
+    if options.wait_for is not None and message.waited >= options.wait_for:
+        return Fail(is_late=True)
+    return Wait()
+
+
+def _end(message: Message, holder: LockInfo, conflict: Conflict, policy: str, reason: Reason, **changes: Any) -> None:
+    """See `Wait.end`. The `changes` of the message's header are as for `Message.wait`."""
+    error = LockConflict(holder.key, holder)
+    rank = message.header.rank_at(conflict.now or time.time_ns() // 1000)
+    header = None if conflict.cannot_wait else message.wait(rank, **changes)
+    if header is not None:
+        message.tell(holder, f"{policy}: it waits in line")
+        raise Ended(Verdict(policy, reason, f"{error}; it waits in line", Place(message.demand, rank, header)))
+    pause = message.pause(SHORTEST_PAUSE, LONGEST_PAUSE if message.delivery.may_wait else LONGEST_PAUSE_WHILE_FULL)
+    message.tell(holder, f"{policy}: it comes back in {pause:.2f} s")
+    if message.send_back(pause, message.demand.key, rank=rank, **changes):
+        raise Ended(Verdict(policy, reason, f"{error}; it comes back"))
+
+
+def show_as_retry(message: Message, error: LockConflict) -> None:
+    """Store the state RETRY. If the result backend cannot be reached, only log a warning."""
+    if not ignores_result(message.task, message.request):
+        with only_warns(message, "%s comes back, but cannot be shown as RETRY: %s", key=error.key):
+            message.task.backend.mark_as_retry(str(message.request.id), error, request=message.request)
+
+
+@contextmanager
+def only_warns(message: Message, text: str, **about: str) -> Iterator[None]:
+    """Log errors of the result backend with `text`, which has a place for the message's name and one for the error."""
+    try:
+        yield
+    except SoftTimeLimitExceeded:
+        raise
+    except Exception as error:  # noqa: BLE001 - each backend has its own errors
+        logger.warning(text, message.name, describe(error), extra=message.fields("not_stored", **about))
