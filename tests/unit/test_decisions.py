@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import get_args
 
 import pytest
 
 from celery_redislock.info import LockInfo
 from celery_redislock.message.delivery import Delivered, Facts
+from celery_redislock.message.header import NO_HEADER
 from celery_redislock.options import ConflictPolicy, LockOptions, resolve_options
-from celery_redislock.policy import leaves_note, may_be_handed_a_key
+from celery_redislock.policy import Ended, Place, Reason, Verdict, leaves_note, may_be_handed_a_key
 from celery_redislock.policy.conflict import (
     POLICIES,
     Answer,
@@ -27,6 +29,7 @@ from celery_redislock.policy.join import Join, Joining, Outcome, on_joining
 from celery_redislock.policy.raise_ import Fail
 from celery_redislock.policy.skip import Skip, Skipped
 from celery_redislock.policy.wait import ComeBack, Wait
+from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.scripts import Passed
 from celery_redislock.protocol.tokens import Attempt
 
@@ -219,3 +222,19 @@ def test_a_key_is_left_to_a_retry_alone() -> None:
     assert may_be_handed_a_key(1, options(hold_on_retry=True))
     assert not may_be_handed_a_key(1, options())
     assert not may_be_handed_a_key(0, options(scope="job"))
+
+
+def test_each_reason_has_a_row_of_its_own() -> None:
+    """Two members of an Enum with equal rows would be one."""
+    for reasons in Reason.__subclasses__():
+        assert [one.name for one in reasons] == [*reasons.__members__]
+
+
+@pytest.mark.parametrize("reason", [one for reasons in Reason.__subclasses__() for one in reasons], ids=str)
+@pytest.mark.parametrize("place", [None, Place(Demand("key", 2), 7, NO_HEADER)], ids=["gone", "in line"])
+def test_the_main_process_reads_the_verdict_that_a_child_has_sent(reason: Reason, place: Place | None) -> None:
+    verdict = Verdict("wait", reason, "it is held", place)
+    error = pickle.loads(pickle.dumps(Ended(verdict)))  # noqa: S301 - its own
+    assert error.verdict == verdict
+    assert error.verdict.reason is reason
+    assert str(error) == "it is held"
