@@ -137,7 +137,7 @@ class LockSettings:
     """The settings of one app, checked. The table in docs/options.md is generated from these texts."""
 
     url: str | None = field(repr=False)
-    """The lock server: one Redis or Valkey, Sentinels or a Cluster; docs/topologies.md has an example of each. By
+    """The lock server: one Redis or Valkey, Sentinels or a Cluster; docs/redis-setup.md has an example of each. By
     default the broker if it is Redis, otherwise the result backend, with Celery's own settings for it. The server must
     not evict keys. A worker checks the server when it starts, and logs what is wrong."""
 

@@ -165,7 +165,7 @@ class LockAttributes:
 
     lock_scope: Scope
     """When the key is held: ``"run"``, the default, while the body runs; ``"job"`` from the publish to the end of
-    the task; ``"queue"``: one runs and one waits. See docs/jobs.md."""
+    the task; ``"queue"``: one runs and one waits. See docs/unique-jobs.md."""
 
     lock_on_conflict: ConflictPolicy | None
     """What happens to a duplicate: ``"skip"``, ``"wait"``, ``"raise"`` or ``"join"``. The default is ``"skip"`` if
@@ -206,7 +206,7 @@ class LockAttributes:
 
     lock_limit: int | Callable[[Mapping[str, Any]], int]
     """How many runs may hold the key at once, from 1 to 50; or a callable that takes the bound arguments and returns
-    that number. 1 by default. See docs/limits.md."""
+    that number. 1 by default. See docs/concurrency-limits.md."""
 
     lock_fence: bool
     """Hand out a fencing number, ``self.lock.fence``. False by default. See docs/fencing.md."""

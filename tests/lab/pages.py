@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tests.lab.workers import ROOT
 
-#: The examples of topologies.md are a program each, and each needs a server of its own kind: tests/topologies has them.
-PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "topologies.md"]
+#: Each example of redis-setup.md needs a server of its own kind: tests/topologies has them.
+PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "redis-setup.md"]
 
 
 def python_of(page: Path, section: str | None = None) -> str:

@@ -33,9 +33,9 @@ def test_a_link_to_a_test_leads_to_its_line_in_the_source_that_the_site_shows() 
 
 def test_a_link_to_a_file_outside_leads_to_its_first_line_and_one_to_a_folder_or_page_is_text() -> None:
     text = (
-        f"[scripts](../celery_redislock/protocol/lua), [how](../CONTRIBUTING.md#the-code), [this]({HERE}), [a](jobs.md)"
+        f"[scripts](../celery_redislock/protocol/lua), [how](../CONTRIBUTING.md#the-code), [this]({HERE}), [a](lock.md)"
     )
-    assert CONF["to_source"](text, PAGE) == "scripts, how, [this](source:tests/unit/test_site.py#L-1), [a](jobs.md)"
+    assert CONF["to_source"](text, PAGE) == "scripts, how, [this](source:tests/unit/test_site.py#L-1), [a](lock.md)"
 
 
 def test_a_dead_link_of_the_site_is_found(tmp_path: Path) -> None:
@@ -54,11 +54,11 @@ def test_a_dead_link_of_the_site_is_found(tmp_path: Path) -> None:
 def test_a_link_whose_text_says_nothing_is_found(tmp_path: Path) -> None:
     page = tmp_path / "index.md"
     page.write_text(
-        "[here](jobs.md) [This\npage](jobs.md) [docs/jobs.md](jobs.md) [docs/](docs) "
-        "[the docs](docs) [jobs](jobs.md) ![here](jobs.png)"
+        "[here](lock.md) [This\npage](lock.md) [docs/lock.md](lock.md) [docs/](docs) "
+        "[the docs](docs) [jobs](lock.md) ![here](jobs.png)"
     )
     found = list(CHECK["links_that_say_nothing"]([page]))
-    assert [line.split("]")[0].split("[")[1] for line in found] == ["here", "This\npage", "docs/jobs.md", "docs/"]
+    assert [line.split("]")[0].split("[")[1] for line in found] == ["here", "This\npage", "docs/lock.md", "docs/"]
 
 
 def test_a_page_that_is_still_to_come_is_left_out_of_the_contents() -> None:

@@ -1,4 +1,4 @@
-"""Each example of docs/topologies.md takes a lock on a real server of its kind; only addresses are put in."""
+"""Each example of docs/redis-setup.md takes a lock on a real server of its kind; only addresses are put in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.lab.tls import Certificates, tls_server
 from tests.lab.topologies import cluster, sentinel
 from tests.lab.workers import ROOT
 
-PAGE = ROOT / "docs" / "topologies.md"
+PAGE = ROOT / "docs" / "redis-setup.md"
 TASK = """
 from celery_redislock import LockedTask, locked
 
@@ -88,7 +88,7 @@ def run(section, addresses):
 def test_every_example_of_the_page_has_a_test_here():
     sections = re.split(r"^## (.+)$", PAGE.read_text(), flags=re.MULTILINE)
     with_example = {name for name, text in zip(sections[1::2], sections[2::2], strict=True) if "```python" in text}
-    here = (ROOT / "tests" / "topologies" / "test_topologies_page.py").read_text()
+    here = (ROOT / "tests" / "topologies" / "test_redis_setup_page.py").read_text()
     assert {name for name in with_example if f'run("{name}"' not in here} == set()
 
 

@@ -1,4 +1,4 @@
-"""docs/runbook.md, followed with real workers: each way to be stuck is told from the terminal alone."""
+"""docs/troubleshooting.md, followed with real workers: each way to be stuck is told from the terminal alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ERRORS = (
     "cooling down after",
     "expired revoked terminated",
 )
-PAGE = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 FIELDS = ["key", "task", "task_id", "hostname", "since", "ttl", "state", "scope", "waiting", "reason"]
 
 Run = Callable[..., Result]
