@@ -1,11 +1,12 @@
-"""Facts: what a worker knows about a delivered message, the input of `celery_redislock.policy.conflict`.
+"""Delivery: what the worker's main process tells the run's process. Facts: what a policy is told about a message.
 
-Delivery: what the worker's main process tells the run's process. AskedKeys: the keys that runs report back.
+AskedKeys: the keys that runs report back.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import os
 import select
 import threading
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from celery import Task
 from celery.app.task import Context
@@ -22,7 +23,8 @@ from celery.utils.time import maybe_make_aware
 
 from celery_redislock.protocol.tokens import Attempt
 
-from .header import HEADER
+from .header import HEADER, Header
+from .republish import was_delivered_before
 
 #: The name of the request's attribute, and of the entry in its dict, that holds the `Delivery` as a tuple.
 DELIVERY = "redislock_delivery"
@@ -38,24 +40,60 @@ _CHUNK = 65_536
 _last = 0
 
 
-class Delivered(NamedTuple):
-    """How a message reached its worker, which shows whether it may be a copy and whether its work has begun."""
+class Delivery(NamedTuple):
+    """One delivery of a message: what its worker knows about it. It shows whether the message may be a copy.
 
-    acks_late: bool
+    The main process puts it into the request's dict as a plain tuple, because pickling this class takes four times as
+    long. A message cannot forge one, because a header is never a tuple.
+    """
+
+    nonce: str
+    """The nonce of the execution's token. The main process keeps it too, to release the lock of a dead child."""
+    overdue_at: float = math.inf
+    """When the worker has had the message for about the visibility timeout, so that the broker delivers it to another
+    worker: in seconds by `time.monotonic()`, which all processes of a host share."""
+    serializer: str | None = None
+    """The serializer of the message's body; None for the task's."""
+    headers: dict[str, Any] | None = None
+    """The user's headers, if one of them is itself named ``headers``: `request.headers` then shows only the content of
+    that header. None if `request.headers` shows them all."""
+    acks_late: bool = False
     """The worker acks the message when the run ends, not when it begins."""
-    is_redelivered: bool
+    is_redelivered: bool = False
     """The broker says that it has delivered the message before."""
-    is_overdue: bool
-    """The worker has had the message for about the visibility timeout, so the broker delivers it to another worker."""
-    is_marked_begun: bool
+    is_marked_begun: bool = False
     """The message's header says that a process may have begun to run it."""
-    is_republished: bool
+    is_republished: bool = False
     """A worker published the message again, or tried to, instead of running it."""
+    may_wait: bool = False
+    """The message may wait in the room of its worker's main process."""
+    call: bytes | None = None
+    """Set if the message's turn in line has come: what the key holds until the execution acquires it."""
+    acks_at_begin: bool = False
+    """The message is acked early, so `ON_BEGIN` must be called when its run begins."""
+
+    @classmethod
+    def arrived(cls, nonce: str, request: Mapping[str, Any], **others: Any) -> Self:
+        """A new delivery of the message of `request`, a request's dict. The `others` are what it does not tell."""
+        header, is_redelivered = Header.read(request.get(HEADER)), was_delivered_before(request)
+        return cls(
+            nonce,
+            is_redelivered=is_redelivered,
+            is_marked_begun=header.begun,
+            is_republished=header.republished,
+            **others,
+        )
+
+    @classmethod
+    def of(cls, request: Context) -> Delivery | None:
+        """The `Delivery` that the main process put into `request`; None if there is no main process."""
+        values = getattr(request, DELIVERY, None)
+        return cls._make(values) if isinstance(values, tuple) else None
 
     @property
     def is_delivered_again(self) -> bool:
         """Whether the broker has delivered the message to more than one worker, or soon will."""
-        return self.is_overdue or self.is_redelivered or self.is_marked_begun
+        return self.is_redelivered or self.is_marked_begun or time.monotonic() > self.overdue_at
 
     @property
     def may_be_a_copy(self) -> bool:
@@ -81,7 +119,7 @@ class Delivered(NamedTuple):
 class Facts(NamedTuple):
     """What a worker knows about a message whose key another execution holds."""
 
-    delivered: Delivered
+    delivery: Delivery
     attempt: Attempt
     causes: frozenset[str]
     """The ids of the message's own task, its parent and its root, shortened as in tokens."""
@@ -113,36 +151,6 @@ def publish_time(options: Mapping[str, Any]) -> int:
     except (TypeError, ValueError, OverflowError):
         pass
     return now
-
-
-class Delivery(NamedTuple):
-    """One delivery of a message.
-
-    The main process puts it into the request's dict as a plain tuple, because pickling this class takes four times as
-    long. A message cannot forge one, because a header is never a tuple.
-    """
-
-    nonce: str
-    """The nonce of the execution's token. The main process keeps it too, to release the lock of a dead child."""
-    received_at: float
-    """When the worker received the message, in seconds by `time.monotonic()`, which all processes of a host share."""
-    serializer: str | None = None
-    """The serializer of the message's body; None for the task's."""
-    headers: dict[str, Any] | None = None
-    """The user's headers, if one of them is itself named ``headers``: `request.headers` then shows only the content of
-    that header. None if `request.headers` shows them all."""
-    may_wait: bool = False
-    """The message may wait in the room of its worker's main process."""
-    call: bytes | None = None
-    """Set if the message's turn in line has come: what the key holds until the execution acquires it."""
-    acks_at_begin: bool = False
-    """The message is acked early, so `ON_BEGIN` must be called when its run begins."""
-
-    @classmethod
-    def of(cls, request: Context) -> Delivery | None:
-        """The `Delivery` that the main process put into `request`; None if there is no main process."""
-        values = getattr(request, DELIVERY, None)
-        return cls._make(values) if isinstance(values, tuple) else None
 
 
 def is_requeued(task: Task[..., Any], outcome: Any) -> bool:

@@ -19,9 +19,9 @@ from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.tokens import Attempt
 
-from .delivery import Delivered, Delivery, Facts
+from .delivery import Delivery, Facts
 from .header import HEADER, NO_HEADER, Header
-from .republish import Broker, publish_again, was_delivered_before
+from .republish import Broker, publish_again
 
 logger = logging.getLogger(__name__)
 
@@ -35,16 +35,14 @@ class Message:
         options: The lock options of its task.
         attempt: The attempt that the message represents.
         demand: What its run asks for; the key is empty until the run has made it.
-        delivery: What the worker's main process recorded about this delivery.
+        delivery: What the worker's main process recorded about this delivery. `send_back` replaces it.
         header: What the message carries for the plugin. `send_back` and `wait` replace it.
         was_sent_back: Whether the work continues without this execution: the message waits in line, was published again
             or was requeued.
     """
 
     __slots__ = (
-        "_acks_late",
         "_broker",
-        "_is_redelivered",
         "attempt",
         "delivery",
         "demand",
@@ -61,15 +59,13 @@ class Message:
         self.request = request
         self.options = options
         self.demand = Demand("")
-        self._acks_late = bool(task.acks_late)
-        self._is_redelivered = was_delivered_before(request)
         self.was_sent_back = False
         header = getattr(request, HEADER, None)
         self.header = NO_HEADER if header is None else Header.read(header)
         self.attempt = Attempt(
             str(request.id), request.retries or 0, request.replaced_task_nesting or 0, self.header.publish
         )
-        self.delivery = Delivery.of(request) or Delivery(tokens.mint_nonce(), time.monotonic())
+        self.delivery = Delivery.of(request) or Delivery(tokens.mint_nonce(), acks_late=bool(task.acks_late))
 
     @property
     def name(self) -> str:
@@ -91,19 +87,12 @@ class Message:
         logger.info("%s: lock %s is held by %s: %s", self.name, holder.key, holder.who, what, extra=about)
 
     @property
-    def delivered(self) -> Delivered:
-        """How the message reached this worker, as known now: the message may become overdue later."""
-        is_overdue = self._broker.is_overdue(time.monotonic() - self.delivery.received_at)
-        # Positional arguments are faster, and every run does this twice.
-        return Delivered(self._acks_late, self._is_redelivered, is_overdue, self.header.begun, self.header.republished)
-
-    @property
     def facts(self) -> Facts:
         """The facts about the message at this moment, while another execution holds its key."""
         request = self.request
         causes = (request.id, request.parent_id, request.root_id)
         return Facts(
-            delivered=self.delivered,
+            delivery=self.delivery,
             attempt=self.attempt,
             causes=frozenset(tokens.known_as(str(one)) for one in causes if one),
             is_owed_its_key=self.header.claim is not None and not self.header.queued,
@@ -168,6 +157,7 @@ class Message:
                 run is lost.
         """
         self.header = self.header.next(begun=is_begun, joins=joins, rank=rank)._replace(republished=True)
+        self.delivery = self.delivery._replace(is_marked_begun=self.header.begun, is_republished=True)
         try:
             publish_again(
                 *(self.task, self.request, self.header, delay),
@@ -178,7 +168,7 @@ class Message:
         except SoftTimeLimitExceeded:
             raise
         except Exception as error:  # noqa: BLE001 - each broker has its own errors
-            if self._acks_late or self.delivery.acks_at_begin:
+            if self.delivery.acks_late or self.delivery.acks_at_begin:
                 self._requeue(error, delay)
             self._keep_here(error, delay, key)
             return False

@@ -50,9 +50,10 @@ class Broker:
         configured = options.get("visibility_timeout")
         return float(configured) if configured else DEFAULT_VISIBILITY_TIMEOUT
 
-    def is_overdue(self, held: float) -> bool:
-        """Whether the broker redelivers, now or soon, a message that one worker has had for `held` seconds."""
-        return held > OVERDUE * self.visibility_timeout
+    @property
+    def overdue_after(self) -> float:
+        """For how many seconds a worker may have a message before the broker redelivers it, or soon will."""
+        return OVERDUE * self.visibility_timeout
 
     @cached_property
     def delays_natively(self) -> bool:
@@ -85,17 +86,17 @@ class Broker:
         return (SHORT_NOTE_TTL if is_sent_back_only else NOTE_TTL) + 2 * self.visibility_timeout
 
 
-def was_delivered_before(request: Context) -> bool:
-    """Whether the broker says that it has delivered the message of `request` before.
+def was_delivered_before(request: Mapping[str, Any]) -> bool:
+    """Whether the broker says that it has delivered the message of `request`, a request's dict, before.
 
     AMQP and kombu's Redis transport mark such a message as redelivered. SQS counts how many times a message was
     received, and kombu requests that count.
 
     Source: `kombu.transport.SQS`, `Channel.get_message_attributes`.
     """
-    if (request.delivery_info or {}).get("redelivered"):
+    if (request.get("delivery_info") or {}).get("redelivered"):
         return True
-    info = (request.properties or {}).get("delivery_info")
+    info = (request.get("properties") or {}).get("delivery_info")
     if not isinstance(info, dict) or "sqs_message" not in info:
         return False
     try:

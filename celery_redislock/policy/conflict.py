@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from celery_redislock.info import LockInfo
-from celery_redislock.message.delivery import Delivered, Facts
+from celery_redislock.message.delivery import Delivery, Facts
 from celery_redislock.options import LockOptions
 from celery_redislock.protocol.scripts import Passed
 from celery_redislock.protocol.tokens import is_whole
@@ -46,7 +46,7 @@ def on_conflict(
     `is_own_copy` means that a holder runs the same attempt, from another delivery of this message. `has_ended` may ask
     the result backend: it is called only if no cheaper rule decides, and never for the policy ``wait``.
     """
-    is_begun = is_own_copy or message.delivered.has_begun
+    is_begun = is_own_copy or message.delivery.has_begun
     is_successor = any(follows(message.causes, one) for one in holder.holders)
     if is_begun or message.attempt.retries or is_successor or message.is_owed_its_key:
         return ComeBack(is_begun)
@@ -88,7 +88,7 @@ class RunWithout(NamedTuple):
     """The body runs without the lock."""
 
 
-def on_outage(message: Delivered, waited: float, options: LockOptions) -> Refuse | RunWithout | ComeBack:
+def on_outage(message: Delivery, waited: float, options: LockOptions) -> Refuse | RunWithout | ComeBack:
     """Decide what happens to a run when the lock server does not answer, or refuses the command.
 
     `waited` is the time since its message first had to wait, in seconds.
@@ -100,15 +100,6 @@ def on_outage(message: Delivered, waited: float, options: LockOptions) -> Refuse
 
 
 # Decisions for a publish.
-
-
-class Published(NamedTuple):
-    """A message that is about to be published, and that only the caller knows about."""
-
-    task: str
-    """The task's name."""
-    causes: frozenset[str]
-    """The ids of the tasks that caused it, shortened as in tokens."""
 
 
 class Answer(NamedTuple):
@@ -123,15 +114,16 @@ class AskAgain(NamedTuple):
     passed: Passed
 
 
-def on_first(message: Published, taken: Iterable[LockInfo], has_ended: HasEnded) -> Answer | AskAgain:
-    """Decide what happens to a publish, given who has the key and the place in the queue.
+def on_first(task: str, causes: frozenset[str], taken: Iterable[LockInfo], has_ended: HasEnded) -> Answer | AskAgain:
+    """Decide what happens to a publish of `task`, given who has the key and the place in the queue.
 
-    A job that the caller may have seen end cannot be the answer. Nor can one that caused the message, because the
-    message must follow it. `has_ended` is called only if the job's result would otherwise be the answer.
+    `causes` are the ids of the tasks that caused the message, shortened as in tokens. A job that the caller may have
+    seen end cannot be the answer. Nor can one that caused the message, because the message must follow it.
+    `has_ended` is called only if the job's result would otherwise be the answer.
     """
     ended, preceding = set[str](), set[str]()
     for job in taken:
-        if not is_job(message, job) or follows(message.causes, job):
+        if not is_job(task, job) or follows(causes, job):
             preceding.add(str(job.task_id))
         elif has_ended(job):
             ended.add(str(job.task_id))
@@ -140,18 +132,18 @@ def on_first(message: Published, taken: Iterable[LockInfo], has_ended: HasEnded)
     return AskAgain(Passed(frozenset(ended), frozenset(preceding)))
 
 
-def on_second(message: Published, taken: Iterable[LockInfo], passed: Passed) -> Answer | None:
-    """Decide what happens to a publish that asked again and passed over some jobs.
+def on_second(task: str, taken: Iterable[LockInfo], passed: Passed) -> Answer | None:
+    """Decide what happens to a publish of `task` that asked again and passed over some jobs.
 
     None means that the message is sent without a reservation. A job that the first answer did not name is newer than
     the call, so the caller cannot have seen it end.
     """
     known = passed.ended | passed.preceding
-    return next((Answer(job) for job in taken if is_job(message, job) and job.task_id not in known), None)
+    return next((Answer(job) for job in taken if is_job(task, job) and job.task_id not in known), None)
 
 
-def is_job(message: Published, holder: LockInfo) -> bool:
-    """Whether `holder` is a job of the message's task whose result can be given to the caller."""
+def is_job(task: str, holder: LockInfo) -> bool:
+    """Whether `holder` is a job of `task` whose result can be given to the caller."""
     # Other processes cannot read an eager run's result (`apply()`). Unlike a worker's name, its host contains no "@".
     has_a_result = holder.state == "queued" or "@" in (holder.hostname or "")
-    return holder.task == message.task and has_a_result and holder.task_id is not None and is_whole(holder.task_id)
+    return holder.task == task and has_a_result and holder.task_id is not None and is_whole(holder.task_id)

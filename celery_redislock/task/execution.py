@@ -184,9 +184,9 @@ class Execution:
         """The note that the release leaves for copies of the message; None if the attempt is not over."""
         if not leaves_note(state):
             return None
-        delivered = self.message.delivered
-        copy_may_wait = delivered.may_be_a_copy
-        is_sent_back_only = copy_may_wait and not delivered.is_delivered_again
+        delivery = self.message.delivery
+        copy_may_wait = delivery.may_be_a_copy
+        is_sent_back_only = copy_may_wait and not delivery.is_delivered_again
         ttl = self.plan.broker.note_ttl(is_sent_back_only=is_sent_back_only)
         return Note(self._note(lock.key), ttl, copy_may_wait)
 

@@ -58,7 +58,7 @@ class WorkerExecution(Execution):
 
     def acquire(self, lock: HeldLock) -> None:
         """See `Execution.acquire`."""
-        note = self._note(lock.key) if self.message.delivered.may_be_a_copy else None
+        note = self._note(lock.key) if self.message.delivery.may_be_a_copy else None
         while True:
             # Note the key before sending the command, because this process may die as soon as the key is granted.
             ASKED_KEYS.asks(self.message.delivery.nonce, lock.key)
@@ -99,7 +99,7 @@ class WorkerExecution(Execution):
         """
         signals.lock_unavailable.send(sender=self.task, key=error.key, error=error)
         about = self.message.fields("unavailable", key=error.key, reason=error.reason)
-        decision = on_outage(self.message.delivered, self.message.waited, self.plan.options)
+        decision = on_outage(self.message.delivery, self.message.waited, self.plan.options)
         if isinstance(decision, Refuse):
             raise error
         if isinstance(decision, RunWithout):
@@ -132,7 +132,7 @@ class JoiningExecution(WorkerExecution):
             return
         # Another delivery of this message may have ended with the joined task's outcome. It took no key and so left no
         # note.
-        is_copy = self.message.delivered.is_delivered_again
+        is_copy = self.message.delivery.is_delivered_again
         if is_copy and join.outcome_of(self.task, self.message.attempt.task_id, self.message).is_ready:
             drop(self.message)
         while True:
@@ -204,7 +204,7 @@ class EagerExecution(Execution):
             if conflict is not None:
                 self._wait_or_end(lock, conflict)
         except LockUnavailable as error:
-            if isinstance(on_outage(self.message.delivered, 0.0, self.plan.options), RunWithout):
+            if isinstance(on_outage(self.message.delivery, 0.0, self.plan.options), RunWithout):
                 return
             raise LockUnavailable(error.key, f"{error.reason}; {WITHOUT_REDIS}") from error
         self._taken(lock)

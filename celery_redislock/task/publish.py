@@ -24,7 +24,7 @@ from celery_redislock.message.delivery import publish_time
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.options import KEY_OPTIONS, OPTIONS, meant_by
 from celery_redislock.policy import hands_over
-from celery_redislock.policy.conflict import Answer, Published, on_first, on_second
+from celery_redislock.policy.conflict import Answer, on_first, on_second
 from celery_redislock.policy.join import has_ended
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.hold import Hold
@@ -206,18 +206,17 @@ class Publication:
 
         None means that the message is sent without a reservation: the job that has the place cannot be the answer.
         """
-        message = Published(self._task.name, self._causes)
-        cools_down = self._plan.options.cooldown > 0
+        task, cools_down = self._task, self._plan.options.cooldown > 0
         found = self._ask(Passed())
         if isinstance(found, Reserved):
             return found
-        decision = on_first(message, found.info(key), partial(has_ended, self._task, cools_down=cools_down))
+        decision = on_first(task.name, self._causes, found.info(key), partial(has_ended, task, cools_down=cools_down))
         if isinstance(decision, Answer):
             return decision
         found = self._ask(decision.passed)
         if isinstance(found, Reserved):
             return found
-        return on_second(message, found.info(key), decision.passed)
+        return on_second(task.name, found.info(key), decision.passed)
 
     def _ask(self, passed: Passed) -> Reserved | Outstanding:
         store = server_of(self._plan.app).store

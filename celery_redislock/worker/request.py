@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import os
 import sys
 import threading
@@ -72,7 +73,13 @@ class LockedRequest(Request):
         hidden = custom_headers(sent) if "headers" in sent else None
         #: When the worker received the message, by `time.monotonic()`.
         self.received_at = time.monotonic()
-        self._arrival = self.received_at, serializer, hidden
+        task: Any = self.task
+        self._arrival: dict[str, Any] = {
+            "overdue_at": self.received_at + task.lock_plan.broker.overdue_after if task.lock_plan else math.inf,
+            "serializer": serializer,
+            "headers": hidden,
+            "acks_late": bool(task.acks_late),
+        }
         self.prepare_run(None)
 
     def prepare_run(self, call: bytes | None) -> None:
@@ -86,9 +93,10 @@ class LockedRequest(Request):
         if plan is not None and not plan.enabled:
             plan = None
         self._plan = plan
-        self.delivery = Delivery(
+        self.delivery = Delivery.arrived(
             mint_nonce(),
-            *self._arrival,
+            self.request_dict,
+            **self._arrival,
             may_wait=plan is not None and room is not None and room.may_keep(self, plan),
             call=call,
             acks_at_begin=plan is not None and not task.acks_late and EARLY_ACKS.reader is not None,

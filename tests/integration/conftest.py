@@ -18,6 +18,7 @@ from celery_redislock.connection.connect import connect
 from celery_redislock.connection.store import LockStore
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.hold.keeper import Keeper
+from celery_redislock.message.delivery import DELIVERY
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand, keys_of
@@ -25,6 +26,7 @@ from celery_redislock.protocol.scripts import Note
 from celery_redislock.protocol.tokens import Attempt
 from tests.lab import offers
 from tests.lab.app import Config
+from tests.lab.arrivals import arrived
 from tests.lab.asking import acquire
 from tests.lab.servers import Valkey, wait_until
 
@@ -138,6 +140,8 @@ def deliver(config: Config) -> Callable[..., tuple[str, Any]]:
         task = app.tasks[name]
         delivery_info = {"exchange": "", "routing_key": config.queue, "redelivered": request.pop("redelivered", False)}
         request = {"id": "id", "retries": 0, "delivery_info": delivery_info, "hostname": "w@host", **request}
+        if getattr(task, "lock_plan", None) is not None:
+            request.setdefault(DELIVERY, arrived(task, request))
         _set_task_join_will_block(True)
         try:
             traced = build_tracer(name, task, app=app)(request["id"], args, {}, request)

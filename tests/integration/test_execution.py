@@ -19,13 +19,13 @@ from redis.connection import AbstractConnection as Connection
 from celery_redislock import LockedTask, signals
 from celery_redislock.connection.store import LockStore
 from celery_redislock.message import message
-from celery_redislock.message.delivery import Delivery
 from celery_redislock.message.header import Header
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.names import NOTE, Demand, keys_of
 from celery_redislock.protocol.scripts import ACQUIRE
 from celery_redislock.protocol.tokens import Attempt
 from tests.lab.app import make_app
+from tests.lab.arrivals import arrived
 from tests.lab.interruption import raised_at
 from tests.lab.servers import free_port, wait_until
 
@@ -37,7 +37,7 @@ def deliver(config):
     config.settings["task_ignore_result"] = True
     config.settings["broker_transport_options"] = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
 
-    def run(name, *args, wait_for=None, **request):
+    def run(name, *args, wait_for=None, held_for=0, **request):
         config.settings["redislock_wait_for"] = wait_for
         app = make_app(config)
         task = app.tasks[name]
@@ -46,9 +46,9 @@ def deliver(config):
             "retries": 0,
             "delivery_info": {"exchange": "", "routing_key": config.queue, "redelivered": False},
             "hostname": "w@host",
-            "redislock_delivery": Delivery("n" * 22, time.monotonic()),
             **request,
         }
+        request["redislock_delivery"] = arrived(task, request, held_for)
         traced = build_tracer(name, task, app=app)("id", args, {}, request)
         return traced.info and traced.info.state, traced.retval
 
@@ -210,8 +210,7 @@ def test_a_place_is_kept_no_longer_than_until_its_message_expires(deliver, confi
 def test_a_run_that_ends_close_to_the_visibility_timeout_leaves_a_note(deliver, config, locks, held_for, notes):
     """The key is free before the broker has the ack; it may give the message again in between."""
     config.settings["broker_transport_options"]["visibility_timeout"] = 100
-    delivery = Delivery("n" * 22, time.monotonic() - held_for)
-    assert deliver("lab.late", "k", "item", redislock_delivery=delivery) == (None, "item")
+    assert deliver("lab.late", "k", "item", held_for=held_for) == (None, "item")
     assert len(locks.client.keys(f"*{NOTE}id/0/0")) == notes
 
 
@@ -228,9 +227,8 @@ def test_what_cannot_have_begun_meets_its_policy(deliver, config, held, ledger, 
     """An early ack is sent before the body begins; and a long countdown is no run."""
     config.settings["broker_transport_options"]["visibility_timeout"] = 100
     held("lab.once")
-    delivery = Delivery("n" * 22, time.monotonic() - held_for)
     info = {"exchange": "", "routing_key": "q", "redelivered": not held_for}
-    assert deliver("lab.once", "k", delivery_info=info, redislock_delivery=delivery)[0] == "IGNORED"
+    assert deliver("lab.once", "k", delivery_info=info, held_for=held_for)[0] == "IGNORED"
     assert "skip" in log.text
     assert ledger.runs() == []
 
@@ -378,6 +376,7 @@ def test_begun_work_that_meets_an_outage_comes_back_as_begun_work(config, lock_p
     lock_proxy.refuse()
     delivery_info = {"exchange": "", "routing_key": config.queue, "redelivered": True}
     request = {"id": "id", "retries": 0, "delivery_info": delivery_info, "hostname": "w@host"}
+    request["redislock_delivery"] = arrived(task, request)
     traced = build_tracer(task.name, task, app=app)("id", ("k",), {}, request)
     assert traced.info.state == "IGNORED"
     message = json.loads(broker_server.client.lpop(config.queue))

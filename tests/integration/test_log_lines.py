@@ -82,7 +82,7 @@ def ours(log):
 
 
 #: What a worker's main process tells of a message that it will keep while it waits.
-IN_LINE = {"redislock_delivery": Delivery("n" * 22, 0.0, may_wait=True)}
+IN_LINE = {"redislock_delivery": Delivery("n" * 22, may_wait=True)}
 HELD = r"task lab\.lines\[id\]: lock redislock:\{lab\.lines:\w+\} is held by a lock outside tasks on \S+: "
 
 

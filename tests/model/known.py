@@ -1,16 +1,17 @@
 """Known: what the real rules are told of the model's messages and holders. A mistake changes what they are told.
 
-The rules are the functions of `celery_redislock.policy.conflict` and the properties of `Delivered`.
+The rules are the functions of `celery_redislock.policy.conflict` and the properties of `Delivery`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence, Set
 from functools import cache
 
 from celery_redislock import policy
 from celery_redislock.info import LockInfo
-from celery_redislock.message.delivery import Delivered, Facts
+from celery_redislock.message.delivery import Delivery, Facts
 from celery_redislock.options import LockOptions, resolve_options
 from celery_redislock.policy import conflict
 from celery_redislock.policy.wait import ComeBack
@@ -26,10 +27,21 @@ def options(policy: str) -> LockOptions:
     return resolve_options("model", {"on_conflict": policy, "hold_on_retry": True}, {})
 
 
-def delivered(one: Execution) -> Delivered:
+def delivered(one: Execution) -> Delivery:
     """How the execution's message has come to it."""
     message = one.header
-    return Delivered(message.acks_late, message.redelivered, one.overdue, message.begun, message.returned)
+    return Delivery(
+        "nonce",
+        _overdue(one.overdue),
+        acks_late=message.acks_late,
+        is_redelivered=message.redelivered,
+        is_marked_begun=message.begun,
+        is_republished=message.returned,
+    )
+
+
+def _overdue(is_overdue: bool) -> float:
+    return -math.inf if is_overdue else math.inf
 
 
 def facts(one: Execution, mistakes: Set[Mistake]) -> Facts:
@@ -76,7 +88,7 @@ def reads_note(one: Execution, mistakes: Set[Mistake]) -> bool:
     """Whether the execution's acquire looks for the note of its attempt."""
     known = delivered(one)
     if Mistake.FIRST_DELIVERY_IGNORES_ITS_COPY in mistakes:
-        known = known._replace(is_overdue=False)
+        known = known._replace(overdue_at=_overdue(False))
     return known.may_be_a_copy
 
 
@@ -90,7 +102,7 @@ def copy_may_wait(one: Execution, mistakes: Set[Mistake]) -> bool:
     if Mistake.REDELIVERED_LEAVES_NO_NOTE in mistakes:
         known = known._replace(is_redelivered=False)
     if Mistake.OVERDUE_LEAVES_NO_NOTE in mistakes:
-        known = known._replace(is_overdue=False)
+        known = known._replace(overdue_at=_overdue(False))
     if Mistake.FIRST_DELIVERY_IGNORES_ITS_COPY in mistakes:
         return one.overdue
     return known.may_be_a_copy

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Set
 from enum import Enum
 from typing import NamedTuple
 
-from celery_redislock.policy.conflict import Answer, Published, on_first, on_second
+from celery_redislock.policy.conflict import Answer, on_first, on_second
 from celery_redislock.protocol.scripts import Passed, Tag
 
 from . import known
@@ -101,13 +101,13 @@ class Publishing:
         return Step(label, after.put_publisher(took, Stage.TOOK), asked, Promise.OWN_KEY if is_stolen else None)
 
     def _outstanding(self, world: World, one: Publisher, holders: tuple[Key, ...], asked: tuple[object, ...]) -> Step:
-        message = Published("task", frozenset({one.message.parent} - {""}))
+        causes = frozenset({one.message.parent} - {""})
         taken = [known.holder(key) for key in holders]
         decision: object
         if one.stage is Stage.PASSES:
-            decision = on_second(message, taken, one.passed)
+            decision = on_second("task", taken, one.passed)
         else:
-            decision = on_first(message, taken, lambda holder: self._has_ended(world, holder.task_id))
+            decision = on_first("task", causes, taken, lambda holder: self._has_ended(world, holder.task_id))
         if decision is None:
             sent = world.remember("published", one.message.attempt).enqueue(one.message._replace(claim=""))
             return Step(f"{one.message} is sent without a place", sent, asked, self._second_job(world, one))

@@ -6,15 +6,16 @@ a message by fifteen minutes at most. And it marks no message as redelivered, bu
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from celery import Celery
-from celery.app.task import Context
 
 from celery_redislock import LockedTask
-from celery_redislock.message.message import Message
-from celery_redislock.message.republish import OVERDUE, Broker
+from celery_redislock.message.republish import OVERDUE, Broker, was_delivered_before
 from celery_redislock.worker.advice import FORGETFUL, lines
 from celery_redislock.worker.waiting_message import LONGEST_WAIT
+from tests.lab.arrivals import arrived
 
 #: A queue's own visibility timeout where nobody has set one, kombu's default for a queue that it makes, the longest.
 SQS_TIMEOUTS = [30, 1800, 12 * 3600]
@@ -46,8 +47,7 @@ def test_a_message_leaves_the_line_before_the_broker_delivers_it_again_and_a_run
 ) -> None:
     broker = broker_with(timeout)
     assert LONGEST_WAIT * timeout < OVERDUE * timeout < timeout
-    assert not broker.is_overdue(LONGEST_WAIT * timeout)
-    assert broker.is_overdue(timeout)
+    assert LONGEST_WAIT * timeout < broker.overdue_after < timeout
 
 
 @pytest.mark.parametrize("timeout", SQS_TIMEOUTS)
@@ -56,14 +56,14 @@ def test_a_note_lives_until_a_copy_has_come_and_has_waited(timeout: float, is_se
     assert broker_with(timeout).note_ttl(is_sent_back_only=is_sent_back_only) > 2 * timeout
 
 
-def received(count: str | None, redelivered: bool = False) -> Context:
-    """A request as Celery makes it of a message that kombu has from SQS."""
+def received(count: str | None, redelivered: bool = False) -> dict[str, Any]:
+    """A request's dict as Celery makes it of a message that kombu has from SQS."""
     attributes = {} if count is None else {"ApproximateReceiveCount": count}
-    return Context(
-        id="id",
-        delivery_info={"redelivered": redelivered},
-        properties={"delivery_info": {"sqs_message": {"Attributes": attributes}, "sqs_queue": "https://sqs"}},
-    )
+    return {
+        "id": "id",
+        "delivery_info": {"redelivered": redelivered},
+        "properties": {"delivery_info": {"sqs_message": {"Attributes": attributes}, "sqs_queue": "https://sqs"}},
+    }
 
 
 @pytest.mark.parametrize(
@@ -79,23 +79,16 @@ def test_a_message_that_was_received_before_may_be_a_copy_though_it_is_not_marke
     @app.task(base=LockedTask, name="late", acks_late=True, shared=False)
     def late() -> None: ...
 
-    delivered = Message(app.tasks["late"], Broker(app), received(count, redelivered), None).delivered
+    delivered = arrived(app.tasks["late"], received(count, redelivered))
     assert delivered.is_redelivered is expected
     assert delivered.may_be_a_copy is expected
     assert delivered.has_begun is expected
 
 
 def test_a_message_that_tells_no_such_number_is_no_copy() -> None:
-    app = Celery("rules", broker="memory://", set_as_current=False)
-    app.conf.redislock_url = "redis://nowhere.invalid/0"
-
-    @app.task(base=LockedTask, name="late", acks_late=True, shared=False)
-    def late() -> None: ...
-
     strange = ({}, None, "x", {"sqs_message": None}, {"sqs_message": {"Attributes": {"ApproximateReceiveCount": "x"}}})
     for properties in (None, {}, *({"delivery_info": one} for one in strange)):
-        message = Message(app.tasks["late"], Broker(app), Context(id="id", properties=properties), None)
-        assert message.delivered.is_redelivered is False
+        assert not was_delivered_before({"id": "id", "properties": properties})
 
 
 def test_a_worker_says_that_its_broker_forgets_and_that_a_visibility_timeout_is_not_known() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from celery_redislock.info import LockInfo
-from celery_redislock.message.delivery import Delivered, Facts
+from celery_redislock.message.delivery import Delivery, Facts
 from celery_redislock.message.header import NO_HEADER
 from celery_redislock.options import ConflictPolicy, LockOptions, resolve_options
 from celery_redislock.policy import Ended, Place, Reason, Verdict, leaves_note, may_be_handed_a_key
@@ -17,7 +17,6 @@ from celery_redislock.policy.conflict import (
     Answer,
     AskAgain,
     Decision,
-    Published,
     Refuse,
     RunWithout,
     on_conflict,
@@ -33,7 +32,7 @@ from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.scripts import Passed
 from celery_redislock.protocol.tokens import Attempt
 
-FRESH = Delivered(acks_late=False, is_redelivered=False, is_overdue=False, is_marked_begun=False, is_republished=False)
+FRESH = Delivery("n" * 22)
 MESSAGE = Facts(FRESH, Attempt("mine", 0, 0), frozenset({"mine", "my parent", "my root"}))
 HOLDER = LockInfo("key", "holder", "shop.bill", "celery@host", None, 10.0)
 COOLING = HOLDER._replace(state="cooling")
@@ -70,8 +69,8 @@ def test_a_duplicate_meets_its_policy(policy: str, decision: Decision) -> None:
 @pytest.mark.parametrize(
     ("why", "is_begun"),
     [
-        (MESSAGE._replace(delivered=FRESH._replace(acks_late=True, is_redelivered=True)), True),
-        (MESSAGE._replace(delivered=FRESH._replace(is_marked_begun=True)), True),
+        (MESSAGE._replace(delivery=FRESH._replace(acks_late=True, is_redelivered=True)), True),
+        (MESSAGE._replace(delivery=FRESH._replace(is_marked_begun=True)), True),
         (MESSAGE._replace(attempt=Attempt("mine", 1, 0)), False),
         (MESSAGE._replace(causes=frozenset({"mine", "holder"})), False),
         (MESSAGE._replace(is_owed_its_key=True), False),
@@ -82,9 +81,9 @@ def test_what_is_no_duplicate_comes_back_whatever_the_policy(why: Facts, is_begu
     assert decide(why, policy=policy) == ComeBack(is_begun)
 
 
-@pytest.mark.parametrize("changed", [{"is_redelivered": True}, {"is_overdue": True}, {"is_republished": True}])
-def test_what_cannot_have_begun_is_a_duplicate(changed: dict[str, bool]) -> None:
-    assert decide(MESSAGE._replace(delivered=FRESH._replace(**changed))) == Skip(Skipped.DUPLICATE, "holder")
+@pytest.mark.parametrize("changed", [{"is_redelivered": True}, {"overdue_at": 0.0}, {"is_republished": True}])
+def test_what_cannot_have_begun_is_a_duplicate(changed: dict[str, Any]) -> None:
+    assert decide(MESSAGE._replace(delivery=FRESH._replace(**changed))) == Skip(Skipped.DUPLICATE, "holder")
 
 
 def test_a_copy_of_the_holders_own_message_comes_back_as_begun() -> None:
@@ -118,7 +117,7 @@ def test_a_key_that_cools_down_says_so() -> None:
 
 def test_who_waits_waits_for_a_key_that_cools_down_and_as_often_as_it_must() -> None:
     assert decide(holder=COOLING, policy="wait") == Wait()
-    assert decide(MESSAGE._replace(delivered=FRESH._replace(is_republished=True)), policy="wait") == Wait()
+    assert decide(MESSAGE._replace(delivery=FRESH._replace(is_republished=True)), policy="wait") == Wait()
 
 
 @pytest.mark.parametrize("policy", ["wait", "join"])
@@ -196,20 +195,20 @@ ENDED, PRECEDING = Passed(ended=frozenset({"holder"})), Passed(preceding=frozens
 def test_a_publish_is_answered_with_a_job_alone(
     causes: tuple[str, ...], holder: dict[str, object], ended: bool, passed: Passed | None
 ) -> None:
-    published, found = Published("shop.bill", frozenset(causes)), HOLDER._replace(**holder)
+    found = HOLDER._replace(**holder)
     expected = Answer(found) if passed is None else AskAgain(passed)
-    assert on_first(published, [found], lambda _: ended) == expected
+    assert on_first("shop.bill", frozenset(causes), [found], lambda _: ended) == expected
 
 
 def test_a_publish_is_answered_with_the_job_behind_one_that_has_ended() -> None:
     behind = HOLDER._replace(task_id="behind", state="queued")
-    assert on_first(Published("shop.bill", frozenset()), [HOLDER, behind], lambda job: job is HOLDER) == Answer(behind)
+    assert on_first("shop.bill", frozenset(), [HOLDER, behind], lambda job: job is HOLDER) == Answer(behind)
 
 
 def test_a_publish_that_asks_again_is_answered_with_a_newer_job_and_with_none_that_it_passes_over() -> None:
-    published, newer = Published("shop.bill", frozenset()), HOLDER._replace(task_id="newer")
-    assert on_second(published, [HOLDER, newer], ENDED) == Answer(newer)
-    assert on_second(published, [HOLDER, HOLDER._replace(task="shop.other")], ENDED) is None
+    newer = HOLDER._replace(task_id="newer")
+    assert on_second("shop.bill", [HOLDER, newer], ENDED) == Answer(newer)
+    assert on_second("shop.bill", [HOLDER, HOLDER._replace(task="shop.other")], ENDED) is None
 
 
 def test_a_note_is_left_by_what_is_over_alone() -> None:
