@@ -257,13 +257,14 @@ class Connections:
     def _put(self, connection: Connection) -> None:
         if self._is_closed:
             connection.drop()
-        elif self._queue.give(connection):
-            pass
+        elif self._queue.callers and self._queue.give(connection):
+            return
         elif len(self._spare) < self._max_spare:
             self._spare.append(connection)
         else:
             connection.close()  # back to the pool
-            self._queue.give(None)  # a caller may have joined the queue in the meantime
+        if self._queue.callers:  # one may have joined the queue in the meantime
+            self._queue.give(None)
 
     def _drop(self, connection: Connection) -> None:
         """Close `connection` after an error, and return the spares to the pool, which checks that they are alive."""

@@ -76,10 +76,13 @@ class ConnectionQueue(Generic[T]):
 
     A returned connection is handed directly to the first of them, so that no newcomer can take it. Each step is atomic:
     a time limit cannot interrupt it halfway.
+
+    Attributes:
+        callers: Those that wait, the first one first.
     """
 
     def __init__(self) -> None:
-        self._callers: deque[QueuedCaller[T]] = deque()
+        self.callers: deque[QueuedCaller[T]] = deque()
         self._moved_at = 0.0
 
     def give(self, gift: T | None) -> bool:
@@ -88,7 +91,7 @@ class ConnectionQueue(Generic[T]):
         Without a gift, the caller looks for a free connection itself.
         """
         try:
-            first = self._callers.popleft()
+            first = self.callers.popleft()
         except IndexError:
             return False
         if gift is not None:
@@ -101,9 +104,9 @@ class ConnectionQueue(Generic[T]):
         """Queue a caller at the end, or at the head if `first`."""
         mine: QueuedCaller[T] = QueuedCaller()
         if first:
-            self._callers.appendleft(mine)
+            self.callers.appendleft(mine)
         else:
-            self._callers.append(mine)
+            self.callers.append(mine)
         return mine
 
     def wait(self, mine: QueuedCaller[T], patience: float) -> T | None:
@@ -124,7 +127,7 @@ class ConnectionQueue(Generic[T]):
     def leave(self, mine: QueuedCaller[T]) -> T | None:
         """Leave the queue. Return what `mine` was given but did not take; it must go to the next caller."""
         try:
-            self._callers.remove(mine)
+            self.callers.remove(mine)
         except ValueError:  # it has been called
             mine.called.acquire(timeout=1.0)
         gift, mine.gift = mine.gift, None

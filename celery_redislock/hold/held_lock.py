@@ -93,8 +93,8 @@ class Term:
 
     def start_lease(self, sent_at: float) -> None:
         """Record that the server granted the key for one lease, at `sent_at` or later."""
-        with self._guard:
-            self._count(sent_at, self.lease)
+        # No guard: until the keeper and others are told of the lock, only its owner's thread knows it.
+        self.deadline, self.renew_at = sent_at + self.lease * TRUSTED, sent_at + self.lease * INTERVAL
 
     def extending(self, ttl: float | None = None) -> Renewal:
         """Record that a renewal is about to be sent, for `ttl` seconds or, by default, one lease.

@@ -23,7 +23,7 @@ class Granted(NamedTuple):
     @classmethod
     def of(cls, reply: Reply, sent_at: float) -> Self:
         """Return what the reply to a command sent at `sent_at` grants."""
-        return cls(sent_at, reply[2] if len(reply) > 2 else None, reply[1] if len(reply) > 1 else 1)
+        return cls(sent_at) if len(reply) == 1 else cls(sent_at, reply[2] if len(reply) > 2 else None, reply[1])
 
 
 class Conflict(NamedTuple):

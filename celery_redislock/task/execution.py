@@ -96,7 +96,8 @@ class Execution:
         """
         options, demand = self.plan.options, self.plan.demand(args, kwargs)
         self.message.demand = demand
-        hold = Hold(demand, self._mint(), self._claim(demand), self.message.delivery.call)
+        claim = None if self.message.header.claim is None else self._claim(demand, self.message.header.claim)
+        hold = Hold(demand, self._mint(), claim, self.message.delivery.call)
         self.held = HeldLock(self._server.store, hold, options.lease, options.max_hold, self._on_lost)
         return self.held
 
@@ -136,11 +137,15 @@ class Execution:
             if not self.message.was_sent_back:
                 self._give_up_reservation()
             return
+        if held.hold.phase is not Phase.OVER:
+            self._end(held, state)
+
+    def _end(self, held: HeldLock, state: str | None) -> None:
+        """See `end`, which calls this until the hold is over."""
         if self._server.pid != os.getpid():  # the body has forked this process: the lock is its parent's
             held.hold = held.hold.over()
-        hold = held.hold
-        if hold.phase is Phase.OVER:
             return
+        hold = held.hold
         if hold.call is not None:  # this run was called, but has not used the call
             self._server.pass_on(hold.demand, hold.call)
         if hold.claim is not None and not self.message.was_sent_back:
@@ -190,18 +195,16 @@ class Execution:
         ttl = self.plan.broker.note_ttl(is_sent_back_only=is_sent_back_only)
         return Note(self._note(lock.key), ttl, copy_may_wait)
 
-    def _claim(self, demand: Demand) -> Claim | None:
-        """The message's claim to what is reserved for it.
+    def _claim(self, demand: Demand, claim: str) -> Claim | None:
+        """The message's `claim` to what is reserved for it.
 
         The publisher may have computed another key from the same arguments, if its code is older or newer than this
         worker's. That key is given up.
         """
         header, plan = self.message.header, self.plan
-        if header.claim is None:
-            return None
         if header.key in {demand.key, None}:
             options = {"expires": self.request.expires}
-            return Claim(header.claim, reservation_ttl(plan.app, plan.options, options, self.task.expires))
+            return Claim(claim, reservation_ttl(plan.app, plan.options, options, self.task.expires))
         logger.warning(
             "%s: its publisher took lock %s, but its arguments make lock %s here: the publisher's is given up; do the "
             "publisher and this worker run the same code?",

@@ -41,13 +41,13 @@ class WorkerExecution(Execution):
 
     _may_leave_retry = True
 
-    def end(self, state: str | None) -> None:
+    def _end(self, held: HeldLock, state: str | None) -> None:
         """Release the key. If the task ends without an outcome, show that to the runs that have joined it."""
         try:
             if state == states.IGNORED and self.lock is not None:
                 self.leave_no_retry()
         finally:  # otherwise a time limit that fires in the backend leaves the keeper renewing the key forever
-            super().end(state)
+            super()._end(held, state)
             ASKED_KEYS.forget(self.message.delivery.nonce)  # no effect in a child
 
     def leave_no_retry(self) -> None:
