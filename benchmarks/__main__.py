@@ -10,10 +10,10 @@ from .findings import Findings
 
 BENCHMARKS = {
     "task": task.main,
-    "cycle": cycle.main,
     "drain": drain.main,
-    "handover": handover.main,
+    "cycle": cycle.main,
     "waiting": waiting.main,
+    "handover": handover.main,
     "crowd": crowd.main,
     "renewal": renewal.main,
     "memory": memory.main,
@@ -29,7 +29,7 @@ ONLY_IN_FULL = {"limits", "capacity", "cluster", "cli"}
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description="What locks cost, beside what others cost."
+        prog="python -m benchmarks", description="What locks cost, next to bare calls and other packages."
     )
     parser.add_argument("names", nargs="*", metavar="name", help=f"one of: {', '.join(BENCHMARKS)}; default: all")
     parser.add_argument(

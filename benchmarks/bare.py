@@ -1,6 +1,6 @@
 """The baseline of all benchmarks: two bare EVALSHA calls, with the scripts and arguments that a lock sends.
 
-And the least that such a pair can cost where nobody waits for the second answer.
+And the least that such a pair can cost if the client does not wait for the second reply.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one primary carries: cycles of acquire and release in a second, from more and more client processes."""
+"""What one primary carries: cycles of acquire and release per second, from more and more client processes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from celery_redislock.protocol.scripts import Command
 from .findings import Findings
 from .server import valkey
 
-#: Client processes of one connection; and those of many connections, on each of which a command is on its way: as from
-#: many hosts, for which there are too few CPUs here.
+#: Client processes with one connection each, and with many connections that all have a command on its way: these stand
+#: for many hosts, for which there are too few CPUs here.
 CLIENTS, CROWDS = (1, 2, 4, 8), (1, 2, 4)
 AT_ONCE = 50
 SECONDS = 5.0
@@ -36,9 +36,9 @@ class Load(NamedTuple):
 def main(findings: Findings) -> None:
     findings.chapter("What one primary carries")
     table = Table(
-        title=f"capacity: cycles of acquire + release, each on a key of its own, for {SECONDS:g} s",
+        title=f"capacity: cycles of acquire + release, each on its own key, for {SECONDS:g} s",
         title_justify="left",
-        caption="The server runs scripts in one thread: with all of a CPU it is full. All share the machine.",
+        caption="The server runs scripts in one thread, so one CPU is its limit. All processes share the machine.",
         caption_justify="left",
     )
     table.add_column("clients")
@@ -50,21 +50,22 @@ def main(findings: Findings) -> None:
     at_once = [*CLIENTS, *(number * AT_ONCE for number in CROWDS)]
     loads = {"Lock": [load.cycles for load in (*waiting, *crowds)]}
     labels = {"x": "commands on their way at once", "y": "cycles per second", "logarithmic": "x"}
-    findings.lines("capacity", "Cycles in a second over the commands on their way", at_once, loads, **labels)
     most = max(crowds, key=lambda load: load.cycles)
+    title = f"One primary serves up to {most.cycles:,.0f} runs per second on this machine"
+    findings.lines("capacity", title, at_once, loads, **labels)
     full = most.cycles / most.cpu
     findings.say(
-        "**How it grows.** A run takes one acquire and one release, and each of them about "
-        f"{1e6 * most.cpu / most.cycles / 2:.0f} µs of the server's one thread; neither grows with the number of "
-        f"locks that are held. So one primary of this machine carries {most.cycles:,.0f} runs in a second by "
-        f"measurement, and {full:,.0f} where nobody else needs its CPU. A run that lasts for minutes adds a renewal "
-        "every ten seconds, which [costs less](#renewal-one-process-holds-many-locks).\n\n**Beyond it**, on paper. A "
-        f"fleet of {100 * round(full / 200):,} runs a second fills half a primary, which is where waiting for the "
-        "server begins to be felt; that is more than the broker behind it usually passes on. What needs more takes a "
-        "Cluster: all keys of one lock are in one hash slot, so the locks spread over the primaries, and each primary "
-        "adds as many runs. One key cannot be spread; it is held by one run at a time, and needs no more than two "
-        "commands for each. Replicas carry nothing: every command writes. Apps that share no locks may also have a "
-        "server each (`redislock_url`)."
+        "**How it grows.** A run takes one acquire and one release, each about "
+        f"{1e6 * most.cpu / most.cycles / 2:.0f} µs of the server's single thread. Neither depends on how many locks "
+        f"are held. So one primary on this machine carries {most.cycles:,.0f} runs per second as measured, and "
+        f"{full:,.0f} if nothing else used its CPU. A run that lasts for minutes adds a renewal every ten seconds, "
+        "which [costs less](#renewal-one-process-holds-many-locks).\n\n**Beyond that, by arithmetic.** "
+        f"{100 * round(full / 200):,} runs per second fill half a primary. From there on, waiting for the server "
+        "becomes noticeable; most brokers deliver fewer messages. For more, use a Cluster: all keys of one lock "
+        "share a hash slot, so the locks spread over the primaries, and each primary adds as many runs. One key "
+        "cannot be spread, but it is held by one run at a time and needs only two commands for each. Replicas carry "
+        "nothing, because every command writes. Apps that share no locks can also have a server each "
+        "(`redislock_url`)."
     )
 
 

@@ -49,7 +49,7 @@ def main(findings: Findings) -> None:
     table = Table(
         title=f"cli: {LOCKS:,} locks, as many notes of ended runs, {WAITED:,} locks waited for",
         title_justify="left",
-        caption="What another client waits for a GET meanwhile; and on the idle server, in the first line.",
+        caption="GET: how long another client waits for one meanwhile; the first line is the idle server.",
         caption_justify="left",
     )
     for column in ("command", "s", "server's s", "MB", "GET, median µs", "GET, worst ms"):
@@ -62,7 +62,7 @@ def main(findings: Findings) -> None:
         for command in COMMANDS:
             runs = [_run(client, url, command.split()) for _ in range(ROUNDS)]
             taken = Taken(*(statistics.median(values) for values in zip(*runs, strict=True)))
-            shown = command.replace("00000000-0000-0000-0000-000000000000", "TASK_ID (that nobody knows)")
+            shown = command.replace("00000000-0000-0000-0000-000000000000", "TASK_ID (unknown)")
             times = (f"{taken.seconds:.1f}", f"{taken.server:.2f}", f"{taken.memory:.0f}")
             table.add_row(shown, *times, f"{taken.median * 1e6:.0f}", f"{taken.worst * 1e3:.1f}")
         calls = client.info("commandstats")
@@ -71,7 +71,7 @@ def main(findings: Findings) -> None:
         f"{name.upper()} {calls[f'cmdstat_{name}']['usec_per_call']:.2f}" for name in ("scan", "get", "pttl", "zrange")
     )
     findings.say(
-        f"**The server's time for one call**, in µs: {each}. Medians of {ROUNDS} runs; the start of Python is in."
+        f"**The server's time for one call**, in µs: {each}. Medians of {ROUNDS} runs, including the start of Python."
     )
 
 
@@ -119,7 +119,7 @@ def _cpu(client: redis.Redis) -> float:
 
 @contextmanager
 def _another_client(url: str) -> Iterator[list[float]]:
-    """Somebody asks for a key a hundred times a second, and notes how long each answer took."""
+    """Another client asks for a key a hundred times a second, and notes how long each reply took."""
     waits: list[float] = []
     stop = threading.Event()
 

@@ -1,4 +1,4 @@
-"""What a Cluster of three nodes costs and how it spreads, beside one server, while more and more locks are held."""
+"""What a Cluster of three nodes costs next to one server, and how it spreads ever more locks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Cost(NamedTuple):
 
 
 class _Apart:
-    """Servers that share the keys and are no Cluster: what remains of a Cluster's cost is not for being one."""
+    """Servers that share the keys without being a Cluster: what they cost is not the price of a Cluster."""
 
     def __init__(self, stores: Sequence[LockStore]) -> None:
         self._stores = stores
@@ -78,7 +78,7 @@ def main(findings: Findings) -> None:
     table = Table(
         title=f"cluster: {ACQUIRES:,} cycles of acquire + release while others are held, one after the other",
         title_justify="left",
-        caption="CPU: of all nodes together, with what an idle one takes. All share the machine.",
+        caption="CPU: of all nodes together, including what they take when idle. All share the machine.",
         caption_justify="left",
     )
     for column in ("locks on", "held", "share of the nodes", "servers' µs a cycle", "acquire, median µs", "p99 µs"):
@@ -116,22 +116,22 @@ def _cases(stack: ExitStack) -> dict[str, _Case]:
 def _judge(findings: Findings, alone: Sequence[Cost], apart: Sequence[Cost], spread: Sequence[Cost]) -> None:
     most = max(share for cost in spread for share in cost.shares)
     least = min(share for cost in spread for share in cost.shares)
-    findings.judge("cluster: the greatest share of one of three nodes", most, SHARE[1])
-    findings.judge("cluster: what is missing of a third at the node with the least", 1 / 3 - least, 1 / 3 - SHARE[0])
+    findings.judge("cluster: the largest share of one of three nodes", most, SHARE[1])
+    findings.judge("cluster: what the smallest share lacks of a third", 1 / 3 - least, 1 / 3 - SHARE[0])
     growth = spread[-1].highest / spread[0].highest
-    findings.judge(f"cluster: p99 of an acquire with {HELD[-1]:,} held, {HELD[0]:,} being 1", growth, FLAT)
+    findings.judge(f"cluster: p99 of an acquire with {HELD[-1]:,} held, relative to {HELD[0]:,}", growth, FLAT)
     findings.say(
         f"**How it spreads.** A cycle takes {spread[0].cpu:.1f} µs of CPU time of the three nodes together, and "
-        f"{alone[0].cpu:.1f} µs of one server. Three servers that are no Cluster take {apart[0].cpu:.1f} µs: that much "
-        "is for sharing the work among three processes, which one caller never keeps busy; what is more is for being a "
-        f"Cluster. A node had {least:.1%} to {most:.1%} of the commands: the hash slot of a key is as good as random, "
-        "and no list of nodes is kept but the Cluster's own. Neither the time of an acquire nor the nodes' CPU time "
-        "grows with the number of locks that are held."
+        f"{alone[0].cpu:.1f} µs of one server. Three servers that are no Cluster take {apart[0].cpu:.1f} µs: sharing "
+        "the work among three processes, which one caller never keeps busy, accounts for the difference to one "
+        f"server, and the Cluster for the rest. A node had {least:.1%} to {most:.1%} of the commands: hash slots "
+        "spread the keys as evenly as chance would, and only the Cluster itself knows its nodes. Neither the time of "
+        "an acquire nor the nodes' CPU time grows with the number of held locks."
     )
 
 
 def _measure(cases: Mapping[str, _Case]) -> dict[str, list[Cost]]:
-    """The cases take turns, so that what else the machine does meets all of them."""
+    """The cases take turns, so that everything else on the machine affects all of them."""
     costs: dict[str, list[Cost]] = {name: [] for name in cases}
     for already, held in itertools.pairwise((0, *HELD)):
         for case in cases.values():

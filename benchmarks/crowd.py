@@ -22,11 +22,11 @@ from celery_redislock import LockedTask
 from .findings import Findings
 from .server import valkey
 
-#: The memory of a message that waits for its key, beside that of one that waits for its eta.
+#: The memory of a message that waits for its key, relative to that of one that waits for its eta.
 MEMORY = 1.20
-#: How late the worker's event loop may be, and a task that need not wait, in 99 of 100 cases; in seconds.
+#: How late the worker's event loop and a task that does not wait may be, in 99 of 100 cases; in seconds.
 LOOP, STRANGERS = 0.020, 0.100
-#: So many messages wait at last, and so many while strangers are published.
+#: How many messages wait in the end, and how many while strangers, tasks that do not wait, are published.
 CROWD, FEWER = 10_000, 2_000
 #: So many strangers are published, with a pause after each, in seconds.
 PUBLISHED, PAUSE = 300, 0.01
@@ -39,10 +39,10 @@ STARTED, RAN, KEY = "started", "ran", "one"
 #: What is measured, and its bound.
 BOUNDS = {
     "memory of each, KB": MEMORY,
-    f"a stranger while {FEWER:,} wait, ms late": 1000 * STRANGERS,
+    f"another task while {FEWER:,} wait, ms late": 1000 * STRANGERS,
     f"the event loop while {CROWD:,} wait, ms late": 1000 * LOOP,
-    "the event loop while strangers are published, ms late": 1000 * LOOP,
-    "the event loop while those that waited run, ms late": 1000 * LOOP,
+    "the event loop while other tasks are published, ms late": 1000 * LOOP,
+    "the event loop while the waiting messages run, ms late": 1000 * LOOP,
 }
 
 #: How late the event loop of this worker was, each time that it was asked, in seconds.
@@ -50,36 +50,36 @@ _late: list[float] = []
 
 
 def main(findings: Findings) -> None:
-    findings.chapter("A crowd: thousands wait in one worker")
+    findings.chapter("A crowd: thousands of messages wait in one worker")
     rounds = ROUNDS if findings.full else BRIEF
     table = Table(
-        title=f"crowd: messages that wait in one worker, {CROWD:,} at last",
+        title=f"crowd: up to {CROWD:,} messages wait in one worker",
         title_justify="left",
-        caption=f"A stranger: a task that need not wait. Late: 99 of 100 are sooner; the median of {rounds} watches. "
-        "Too noisy: it is as late beside messages that wait for an eta.",
+        caption=f"The other tasks do not wait. Late: the 99th percentile, as the median of {rounds} watches. Too "
+        "noisy: messages that wait for an eta miss the bound as well.",
         caption_justify="left",
     )
     table.add_column("case")
     for column in ("for an eta", "for their key", "ratio", "bound", "met"):
         table.add_column(column, justify="right")
     for_eta, for_key = _crowd("eta", rounds), _crowd("serial", rounds)
-    for case, beside in for_eta.items():
+    for case, eta in for_eta.items():
         value, most = for_key[case], BOUNDS[case]
-        cells = (f"{beside:.1f}", f"{value:.1f}", f"{value / beside:.2f}", f"{most:g}")
-        table.add_row(case, *cells, _judge(findings, case, beside, value))
+        cells = (f"{eta:.1f}", f"{value:.1f}", f"{value / eta:.2f}", f"{most:g}")
+        table.add_row(case, *cells, _judge(findings, case, eta, value))
     findings.show(table)
     findings.say(
-        "**How it grows.** A message that waits for its key takes the memory of one that waits for its eta, in the "
-        "main process of its worker, and none of the server's. `redislock_waiting_limit` bounds how many one worker "
-        "keeps."
+        "**How it grows.** A message that waits for its key takes about as much memory as one that waits for its "
+        "eta, in the main process of its worker, and none in Redis. `redislock_waiting_limit` bounds how many one "
+        "worker keeps."
     )
 
 
-def _judge(findings: Findings, case: str, beside: float, value: float) -> str:
+def _judge(findings: Findings, case: str, eta: float, value: float) -> str:
     most = BOUNDS[case]
     if most == MEMORY:
-        return findings.judge(f"crowd: {case}, of one with an eta being 1.00", round(value / beside, 3), most)
-    return findings.judge(f"crowd: {case}", round(value, 1), most, noisy=beside > most)
+        return findings.judge(f"crowd: {case}, relative to one with an eta", round(value / eta, 3), most)
+    return findings.judge(f"crowd: {case}", round(value, 1), most, noisy=eta > most)
 
 
 def _crowd(task: str, rounds: int) -> dict[str, float]:

@@ -19,17 +19,18 @@ from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.tokens import Token
 
 from .bare import two_calls
-from .findings import Findings
+from .findings import OTHERS, Findings
 from .report import Report
 from .server import ONE_CPU, placements, valkey
 from .timing import Case, Rounds, interleave
 
-#: What a `Lock` with renewal may cost, two bare calls being 1.00. With a CPU each, the store's two commands alone are
-#: 0.81: most of the time is that of waking the other CPU, which takes as long for bare calls.
+#: What a `Lock` with renewal may cost, relative to two bare calls. With a CPU each, the store's two commands alone are
+#: 0.81: most of that time wakes the other CPU, which takes as long for bare calls.
 BOUND_ONE_CPU, BOUND = 0.90, 0.95
 LOCK = "Lock (task.lock_for), renewal on"
+REDIS_PY, REDLOCK = "redis-py's own Lock", "pottery's Redlock"
 LEASE = 30.0
-#: What starts a thread for each cycle is slow, and has fewer rounds in which all take part.
+#: A lock that starts a thread for each cycle is slow, so there are fewer rounds when all take part.
 ROUNDS_OF_ALL = 100
 
 
@@ -48,9 +49,9 @@ def main(findings: Findings) -> None:
     report.show()
     _plot(findings, results)
     findings.say(
-        "`Lock` and python-redis-lock with renewal keep the lock alive while its holder works, the first by one "
-        "thread for all locks of the process, the second by a thread for each hold. The others end with their "
-        "time-out. Pottery's Redlock was given one server, as the others were."
+        "`Lock` and python-redis-lock with renewal keep the lock alive while its holder works: `Lock` with one thread "
+        "for all locks of the process, python-redis-lock with a thread for each hold. The other locks end with their "
+        "timeout. pottery's Redlock got one server, like the others."
     )
 
 
@@ -68,7 +69,7 @@ def _cases(url: str, full: bool) -> dict[str, Case]:
         "two bare EVALSHA calls": two_calls(client, lock.name, token, LEASE),
         "LockStore.acquire, release": store_cycle(LockStore.of(client), Demand(lock.name), token),
         LOCK: _cycle(lambda: lock),
-        "redis-py's own Lock": _cycle(lambda: redis_py),
+        REDIS_PY: _cycle(lambda: redis_py),
     }
     return {**cases, **_others(client)} if full else cases
 
@@ -82,7 +83,7 @@ def _others(client: redis.Redis) -> dict[str, Case]:
         "python-redis-lock, renewal on": _cycle(
             lambda: redis_lock.Lock(client, "theirs", expire=int(LEASE), auto_renewal=True)
         ),
-        "pottery's Redlock": _cycle(lambda: Redlock(key="theirs", masters={client}, auto_release_time=LEASE)),
+        REDLOCK: _cycle(lambda: Redlock(key="theirs", masters={client}, auto_release_time=LEASE)),
     }
 
 
@@ -114,5 +115,16 @@ def store_cycle(store: LockStore, demand: Demand, token: Token) -> Case:
 
 def _plot(findings: Findings, results: dict[str, Rounds]) -> None:
     times = {case: rounds.microseconds() for case, rounds in results.items()}
-    label = "µs for acquire + release, client and server with a CPU each"
-    findings.bars("cycle", "The time of a cycle by each lock, as in the table", times, label)
+    bare = results["two bare EVALSHA calls"]
+    ratios = {case: rounds.ratio(bare).median for case, rounds in results.items()}
+    title = f"A renewed Lock takes {ratios[LOCK]:.2f} times as long as two bare calls"
+    label = "µs to acquire and release a free key"
+    findings.bars("cycle", title, times, label, first=True)
+    if findings.full:
+        findings.open_with(
+            OTHERS,
+            f"To acquire and release a free key, a `Lock` with renewal takes {ratios[LOCK]:.2f} times as long as two "
+            f"bare calls to Redis, redis-py's lock {ratios[REDIS_PY]:.2f}, python-redis-lock "
+            f"{ratios['python-redis-lock']:.2f} ({ratios['python-redis-lock, renewal on']:.2f} with renewal), and "
+            f"pottery's Redlock, with one server, {ratios[REDLOCK]:.2f}.",
+        )

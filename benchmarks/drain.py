@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -13,7 +13,8 @@ import redis
 from rich.table import Table
 
 from .delay import delayed
-from .findings import Findings
+from .findings import LOCK, Findings
+from .findings import OTHERS as OTHER_PACKAGES
 from .queue_app import CLOCK, KINDS, make_app
 from .report import Report, is_noisy
 from .server import valkey
@@ -22,15 +23,17 @@ from .timing import Rounds
 BASELINE, RUN, JOB, QUEUE = "Celery's own base", "LockedTask", 'LockedTask, scope "job"', 'LockedTask, scope "queue"'
 RUN_ALONE, JOB_ALONE = "the commands of a run alone", "the commands of a job alone"
 OTHERS = "celery-once", "celery-singleton"
-#: What a kind may cost in all, its commands alone being 1.00, where the server is near and where it is far. Near, what
-#: is more is Python: for a run some 250 calls, beside the 4,000 of Celery and of its commands alone.
+#: What a kind may cost in all, relative to its commands alone, with a near and with a far server. With a near one the
+#: difference is Python: some 250 calls for a run, in addition to 4,000 of Celery and of its commands alone.
 BOUNDS = [(RUN, RUN_ALONE, 1.15, 1.10), (JOB, JOB_ALONE, 1.20, 1.10), (QUEUE, JOB_ALONE, 1.20, 1.10)]
-#: And beside the other libraries, where the server is near and a millisecond away. A job costs more than theirs: its
-#: run asks for its key and waits for the answer, so that no copy of its message runs beside it, while theirs only
+#: And relative to the other libraries, with the server near and a millisecond away. A job costs more than theirs: its
+#: run asks for its key and waits for the reply, so that no copy of its message runs at the same time, while theirs only
 #: delete their keys at the end. The commands of a job alone cost about as much as theirs do in all.
-BESIDE_OTHERS = {RUN: {0.0: 1.05, 0.001: 0.95}, JOB: {0.0: 1.25, 0.001: 1.1}}
+RELATIVE_TO_OTHERS = {RUN: {0.0: 1.05, 0.001: 0.95}, JOB: {0.0: 1.25, 0.001: 1.1}}
 #: The queue that the worker consumes until it is told to consume another: an empty one.
 IDLE = "idle"
+#: The round trip, in seconds, of which the plot stands at the top of the page.
+SHOWN_FIRST = 0.001
 
 
 class Setting(NamedTuple):
@@ -57,8 +60,8 @@ FULL = [
 
 
 def main(findings: Findings) -> None:
-    findings.chapter("A queue: empty tasks from their publish to their end")
-    ratios: dict[str, dict[str, float]] = {}
+    findings.chapter("A queue: empty tasks from publish to end")
+    measured: dict[str, Mapping[str, Rounds]] = {}
     for setting in FULL if findings.full else BRIEF:
         published, drained = _measure(setting)
         in_all = {kind: published[kind] + drained[kind] for kind in KINDS}
@@ -68,50 +71,89 @@ def main(findings: Findings) -> None:
             for kind in KINDS:
                 report.add(kind, rounds[kind], rounds[BASELINE])
         report.show()
-        ratios[str(setting)] = {kind: in_all[kind].ratio(in_all[BASELINE]).median for kind in KINDS}
-        beside_alone = [(kind, alone, far if setting.far else near) for kind, alone, near, far in BOUNDS]
-        beside_others = [
+        measured[str(setting)] = in_all
+        to_alone = [(kind, alone, far if setting.far else near) for kind, alone, near, far in BOUNDS]
+        to_others = [
             (kind, other, bounds[setting.far])
-            for kind, bounds in BESIDE_OTHERS.items()
+            for kind, bounds in RELATIVE_TO_OTHERS.items()
             for other in OTHERS
             if setting.far in bounds
         ]
-        for kind, other, bound in [*beside_alone, *beside_others]:
+        for kind, other, bound in [*to_alone, *to_others]:
             ratio = in_all[kind].ratio(in_all[other])
-            what = f"drain: {kind}, {other} being 1.00, {setting}"
+            what = f"drain: {kind} relative to {other}, {setting}"
             findings.judge(what, round(ratio.median, 2), bound, noisy=is_noisy(ratio, setting.rounds))
         if setting.pool == "prefork":
-            times = {kind: rounds.microseconds() for kind, rounds in in_all.items()}
-            label = f"µs for publish + drain of a task, {1000 * setting.far:g} ms added to a round trip"
-            findings.bars(
-                f"drain-{1000 * setting.far:g}-ms", f"Publish and drain of an empty task, {setting}", times, label
-            )
+            _plot(findings, setting, in_all)
     if findings.full:
-        _tell(findings, ratios)
+        _tell(findings, measured)
+        _conclude(findings, measured)
 
 
-def _tell(findings: Findings, ratios: dict[str, dict[str, float]]) -> None:
+def _plot(findings: Findings, setting: Setting, in_all: Mapping[str, Rounds]) -> None:
+    times = {kind: rounds.microseconds() for kind, rounds in in_all.items() if kind not in {RUN_ALONE, JOB_ALONE}}
+    more = in_all[RUN].ratio(in_all[BASELINE]).median - 1
+    far = f"{1000 * setting.far:g} ms"
+    where = f"{far} away" if setting.far else "on the same host"
+    title = f"A lock adds {max(more, 0):.0%} to an empty task with Redis {where}"
+    label = f"µs from publish to end, {far} added to a round trip, prefork"
+    findings.bars(f"drain-{far.replace(' ', '-')}", title, times, label, first=setting.far == SHOWN_FIRST)
+
+
+def _conclude(findings: Findings, measured: Mapping[str, Mapping[str, Rounds]]) -> None:
+    near, far, solo_near, solo_far = (
+        measured[name] for name in ("prefork, 0 ms", "prefork, 1 ms", "solo, 0 ms", "solo, 1 ms")
+    )
+
+    def more(of: Mapping[str, Rounds], kind: str = RUN) -> str:
+        return f"{of[kind].ratio(of[BASELINE]).median - 1:.0%}"
+
+    def microseconds(of: Mapping[str, Rounds]) -> float:
+        return of[RUN].microseconds().median - of[BASELINE].microseconds().median
+
+    def times(of: Mapping[str, Rounds], kind: str) -> str:
+        return f"{of[kind].ratio(of['celery-once']).median:.2f}"
+
+    findings.open_with(
+        LOCK,
+        f"About {(microseconds(near) + microseconds(far)) / 2000:.1f} ms a task. From publish to end, an empty task "
+        f"with a lock takes {more(near)} longer than one without if Redis is on the same host "
+        f"({microseconds(near):.0f} µs), and {more(far)} longer if Redis is 1 ms away ({microseconds(far):.0f} µs). "
+        "That is in a prefork worker. In the pool `solo`, which does nothing else during the round trip for the "
+        f"lock, it is {more(solo_near)} and {more(solo_far)}. With scope `job`, whose publish reserves the key, it is "
+        f"{more(near, JOB)} and {more(far, JOB)}.",
+    )
+    findings.open_with(
+        OTHER_PACKAGES,
+        f"From publish to end, a locked task takes {times(near, RUN)} times as long as one of celery-once if Redis is "
+        f"on the same host, and {times(far, RUN)} times if Redis is 1 ms away. A unique job (scope `job`) takes "
+        f"{times(near, JOB)} and {times(far, JOB)} times as long: unlike celery-once and celery-singleton, it also "
+        "asks for its key when it runs, so that a second delivery of its message cannot run at the same time.",
+    )
+
+
+def _tell(findings: Findings, measured: Mapping[str, Mapping[str, Rounds]]) -> None:
     table = Table(
-        title="drain: publish and drain together, Celery's own base being 1.00", title_justify="left", caption=None
+        title="drain: publish and drain together, relative to Celery's own base", title_justify="left", caption=None
     )
     table.add_column("pool, added to a round trip")
     for kind in KINDS:
         table.add_column(kind, justify="right")
-    for setting, of_kinds in ratios.items():
-        table.add_row(setting, *(f"{of_kinds[kind]:.2f}" for kind in KINDS))
+    for setting, in_all in measured.items():
+        table.add_row(setting, *(f"{in_all[kind].ratio(in_all[BASELINE]).median:.2f}" for kind in KINDS))
     findings.show(table)
     findings.say(
-        "**How it grows.** Where the server is far away, what counts is how often one waits for it. In scope `run` a "
-        "publish asks it nothing, and a run waits for it once, for its acquire; in the scopes `job` and `queue` a "
-        "publish waits for it once more. What it costs Celery itself to fetch, ack and publish grows in the same "
-        "way, so the ratio changes little, and the difference in time grows with the round trip.\n\n"
-        "*The commands of a run alone* and *of a job alone* are tasks that send the commands of these scopes and do "
-        "nothing else: no token of their own, no renewal, nobody who looks after a run whose process dies. No lock "
-        "that asks at the start of a run can cost less. Where the server is a millisecond away, `LockedTask` costs "
-        "about as much as they do.\n\n"
-        "celery-once and celery-singleton ask for the key at the publish, and their runs ask for nothing: a copy of a "
-        "message runs beside it. A run of ours asks, so a job costs more than theirs where the server is near, and "
-        "about as much where it is not. Scope `run` asks for nothing at the publish."
+        "**How it grows.** With a far server, only the number of times that a process waits for it counts. In scope "
+        "`run`, a publish does not ask the lock server, and a run waits for it once, to acquire its key; in scopes "
+        "`job` and `queue`, a publish waits once more. Celery's own fetches, acks and publishes slow down in the "
+        "same way, so the ratio changes little while the difference in time grows with the round trip.\n\n*The "
+        "commands of a run alone* and *of a job alone* are tasks that send the commands of these scopes and do "
+        "nothing else: they have no tokens of their own, no renewal, and nothing that frees the key if the process "
+        "dies. No lock that asks at the start of a run can cost less. With the server a millisecond away, "
+        "`LockedTask` costs about as much as they do.\n\ncelery-once and celery-singleton ask for the key at the "
+        "publish and not when the task runs, so a second delivery of its message can run at the same time. A "
+        "`LockedTask` also asks when it runs: with a near server a job costs more than theirs, with a far one about "
+        "as much. Scope `run` asks for nothing at the publish."
     )
 
 
@@ -119,7 +161,7 @@ def _measure(setting: Setting) -> tuple[dict[str, Rounds], dict[str, Rounds]]:
     """Publish and drain messages of each kind in turns; return what each of both took."""
     publishing: dict[str, list[float]] = {kind: [] for kind in KINDS}
     draining: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    # Without a time-out of its own: redis-py 8 has one, and a busy machine may need longer.
+    # Without redis-py 8's own timeout: a busy machine may need longer.
     with (
         valkey() as url,
         delayed(url, setting.far) as far,
@@ -143,7 +185,7 @@ def _measure(setting: Setting) -> tuple[dict[str, Rounds], dict[str, Rounds]]:
 def _publish(app: Any, kind: str, messages: int) -> float:
     """Seconds for each of so many publishes, every one with a key of its own.
 
-    A `CLOCK` task stands before and behind them in the queue.
+    A `CLOCK` task is in the queue before them, and another one after them.
     """
     app.tasks[CLOCK].apply_async(queue=kind)
     task = app.tasks[kind]
@@ -166,7 +208,7 @@ def _drain(app: Any, client: redis.Redis, kind: str, messages: int) -> float:
 
 
 def _wake(app: Any) -> None:
-    """Have the worker look at its queues anew: it waits for a message of those that it knew, for up to a second."""
+    """Make the worker check its queues again: it waits up to a second for a message in those that it knew."""
     app.tasks[BASELINE].apply_async((0,), queue=IDLE)
 
 

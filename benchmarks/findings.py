@@ -1,4 +1,4 @@
-"""What a run of the benchmarks has found: the figures that have a bound, and the page that tells of them."""
+"""What a run of the benchmarks has found: its conclusions, the figures that have a bound, and the page with both."""
 
 from __future__ import annotations
 
@@ -15,11 +15,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-#: Where `make bench-full` writes; the plots are in a folder beside the page.
+#: Where `make bench-full` writes: the page, and a folder with its plots.
 PLOTS = Path(__file__).parents[1] / "docs" / "benchmarks"
 PAGE = PLOTS.with_suffix(".md")
 #: Wide enough for every table when piped, where there is no terminal to ask.
 WIDTH = 110
+#: What the page opens with, in this order.
+LOCK, DUPLICATE, WAITING, OTHERS = TOPICS = (
+    "What a lock costs",
+    "What a duplicate costs",
+    "What waiting costs",
+    "Next to other packages",
+)
 YES, NO, TOO_NOISY = "[green]yes[/]", "[red]NO[/]", "[yellow]too noisy[/]"
 
 
@@ -43,14 +50,22 @@ class Findings:
         self.full = full
         self.figures: list[Figure] = []
         self._began = time.monotonic()
+        self._conclusions: dict[str, list[str]] = {topic: [] for topic in TOPICS}
+        self._first_plots: list[str] = []
         self._page: list[str] = []
 
+    def open_with(self, topic: str, text: str) -> None:
+        """Add `text` to the conclusions on one of the `TOPICS`, with which the page opens."""
+        self._conclusions[topic].append(text)
+        if self.full:
+            Console(width=WIDTH).print(f"{topic}: {text}\n", markup=False)
+
     def chapter(self, title: str) -> None:
-        """Begin to tell of another question."""
+        """Start the chapter on another question."""
         self._page.append(f"## {title}")
 
     def say(self, text: str) -> None:
-        """Tell in words what the table or the plot before shows."""
+        """Explain the table or the plot above."""
         self._page.append(text)
         if self.full:
             Console(width=WIDTH).print(f"{text}\n", markup=False)
@@ -74,30 +89,33 @@ class Findings:
         _print(table)
         self._page.append(_markdown(table))
 
-    def bars(self, name: str, alt: str, values: Mapping[str, Sequence[float]], label: str) -> None:
-        """In a full run, put a picture on the page: one bar for each case.
+    def bars(
+        self, name: str, title: str, values: Mapping[str, Sequence[float]], label: str, *, first: bool = False
+    ) -> None:
+        """In a full run, put a plot on the page: one bar for each case.
 
         Args:
             name: Of the file.
-            alt: What the picture shows, for who cannot see it.
+            title: What the plot shows, in a sentence. It is also the text for readers who cannot see the plot.
             values: For each case: the median, and the quartiles.
             label: What is measured, with its unit.
+            first: Put it at the top of the page, after the conclusions.
         """
         if self.full:
             from . import plots  # needs matplotlib, which only a full run does
 
-            plots.bars(PLOTS / f"{name}.svg", values, label)
-            self._page.append(f"![{alt}]({PLOTS.name}/{name}.svg)")
+            plots.bars(PLOTS / f"{name}.svg", title, values, label)
+            (self._first_plots if first else self._page).append(f"![{title}]({PLOTS.name}/{name}.svg)")
 
     def lines(
-        self, name: str, alt: str, xs: Sequence[float], values: Mapping[str, Sequence[float]], **look: Any
+        self, name: str, title: str, xs: Sequence[float], values: Mapping[str, Sequence[float]], **look: Any
     ) -> None:
-        """In a full run, put a picture on the page: one line for each case, over `xs`. `look`: as `plots.lines`."""
+        """In a full run, put a plot on the page: one line for each case, over `xs`. `look`: as `plots.lines`."""
         if self.full:
             from . import plots
 
-            plots.lines(PLOTS / f"{name}.svg", xs, values, **look)
-            self._page.append(f"![{alt}]({PLOTS.name}/{name}.svg)")
+            plots.lines(PLOTS / f"{name}.svg", title, xs, values, **look)
+            self._page.append(f"![{title}]({PLOTS.name}/{name}.svg)")
 
     def conclude(self, left: Sequence[str] = ()) -> None:
         """Print which bounds are met; in a full run, write the page.
@@ -114,24 +132,37 @@ class Findings:
         _print(table)
         Console(width=WIDTH).print(taken_on(), markup=False)
         if self.full:
-            PAGE.write_text("\n\n".join([*self._head(left), _markdown(table), *self._page]) + "\n", encoding="utf-8")
+            page = ["# Benchmarks", *self._opening(), *self._method(left), *self._page, "## Bounds", _markdown(table)]
+            PAGE.write_text("\n\n".join(page) + "\n", encoding="utf-8")
 
-    def _head(self, left: Sequence[str]) -> list[str]:
+    def _opening(self) -> list[str]:
+        said = [f"- **{topic}.** {' '.join(texts)}" for topic, texts in self._conclusions.items() if texts]
+        return ["\n".join(said), *self._first_plots] if said else self._first_plots
+
+    def _method(self, left: Sequence[str]) -> list[str]:
         minutes = (time.monotonic() - self._began) / 60
         written = (
-            f"Written by `make bench-full` in {minutes:.0f} minutes, on {time.strftime('%Y-%m-%d', time.gmtime())}; "
-            "not by hand. `make bench` measures what has a bound, in five minutes."
+            f"`make bench-full` wrote this page in {minutes:.0f} minutes on "
+            f"{time.strftime('%Y-%m-%d', time.gmtime())}. `make bench` measures only the figures that have a bound, "
+            "in five minutes."
         )
         compared = (
-            "What is compared was measured in one run, in turns of milliseconds or seconds, so that what disturbs "
-            "one disturbs all. Compare the ratios; the times are those of one machine on one day."
+            "Cases that are compared take turns of milliseconds or seconds in one run, so that a disturbance affects "
+            "all of them. Compare the ratios: the times are those of one machine on one day."
         )
         missing = [f"This run was stopped before it had measured: {', '.join(left)}."] if left else []
-        return ["# Benchmarks", written, compared, taken_on(), *missing, "## Bounds"]
+        return ["## How it was measured", written, compared, taken_on(), self._met(), *missing]
+
+    def _met(self) -> str:
+        verdicts = [figure.verdict for figure in self.figures]
+        met, noisy = verdicts.count(YES), verdicts.count(TOO_NOISY)
+        which = "All" if met == len(verdicts) else f"{met} of the"
+        said = f"{which} {len(verdicts)} figures that have a bound are [within it](#bounds)"
+        return said + (f"; {noisy} are too noisy to tell." if noisy else ".")
 
 
 def taken_on() -> str:
-    """The machine, and the versions of all that takes part, in two sentences."""
+    """The machine and the versions, in two sentences."""
     parser = "hiredis" if HIREDIS_AVAILABLE else "its own parser"
     return (
         f"{_processor()}, {os.cpu_count()} CPUs, {platform.system()} {platform.release()}. "

@@ -1,6 +1,6 @@
 """The least that scopes ``run`` and ``job`` can cost: their commands alone, sent as LockedTask sends them.
 
-A run of these tasks has no token of its own, is not renewed, and nobody looks after it if its process dies. What
+A run of these tasks has no token of its own, is not renewed, and keeps its key if its process dies. What
 LockedTask costs beyond them is what its promises cost in Python.
 """
 
@@ -48,7 +48,7 @@ class BareRun(Task):  # type: ignore[type-arg]
         self.connections.ask(commands.acquire(Demand(_key(self.name, args)), TOKEN, LEASE))
 
     def send_late(self, command: Command) -> None:
-        """Send a command whose answer nobody waits for."""
+        """Send a command without waiting for its reply."""
         self.connections.send_late(Late(command, _succeeded, _refused, 0.0))
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from celery_redislock import Lock
 
-from .findings import Findings
+from .findings import WAITING, Findings
 from .server import valkey
 
 #: What a hand-over may take: its median in seconds, and a client's commands for each.
@@ -31,7 +31,7 @@ Maker = Callable[[redis.Redis], Any]
 
 
 def main(findings: Findings) -> None:
-    findings.chapter("A hand-over: from a release until the next waiter has the lock")
+    findings.chapter("A hand-over: from a release to the next holder")
     makers = _makers()
     if not findings.full:
         makers = {OURS: makers[OURS]}
@@ -61,7 +61,7 @@ def _makers() -> Mapping[str, Maker]:
 
 
 def _hand_over(client: redis.Redis, make: Maker) -> list[float]:
-    """Seconds from the begin of each release until the next waiter had the lock. Each waiter takes it once."""
+    """Seconds from the start of each release until the next waiter had the lock. Each waiter takes it once."""
     acquired: list[float] = []
     released: list[float] = []
 
@@ -125,12 +125,22 @@ def _show(findings: Findings, results: Mapping[str, list[float]], commands: Mapp
         if name == OURS:
             met = findings.judge("hand-over: from a release to the next grant, median", middle, 1000 * BOUND, " ms")
             cells[2:4] = f"{BOUND * 1000:.0f}", met
-            cells[5:] = f"{COMMANDS:.0f}", findings.judge("hand-over: commands of clients for each", count, COMMANDS)
+            cells[5:] = f"{COMMANDS:.0f}", findings.judge("hand-over: client commands for each", count, COMMANDS)
         table.add_row(name, *cells)
     findings.show(table)
-    findings.bars("handover", "The time of a hand-over by each lock", times, "ms from a release to the next grant")
+    ours = times[OURS][0]
+    title = f"The next of {WAITERS} waiters has a Lock {ours:.1f} ms after its release"
+    findings.bars("handover", title, times, "ms from a release to the next grant", first=True)
+    if findings.full:
+        others = " and ".join(f"{middle:.1f} ms with {name}" for name, (middle, *_) in times.items() if name != OURS)
+        findings.open_with(
+            WAITING,
+            f"If {WAITERS} threads wait for one `Lock`, the next one has it {ours:.1f} ms after a release. It takes "
+            f"{others}, of which the last needs a connection for each waiter.",
+        )
     findings.say(
-        "**How it grows.** In redis-py's own lock each waiter asks again every 0.1 s, so its commands grow with the "
-        "waiters, and none knows whose turn it is. In python-redis-lock each waiter blocks a connection of its own "
-        "until it is woken. A `Lock` wakes the one whose turn it is, through one connection for all those of a process."
+        "**How it grows.** With redis-py's own lock, every waiter asks again every 0.1 s, so the commands grow with "
+        "the waiters, and none of them knows whose turn it is. With python-redis-lock, every waiter blocks a "
+        "connection of its own until it is woken. `Lock` wakes the waiter whose turn it is, through one connection "
+        "for all waiters of a process."
     )

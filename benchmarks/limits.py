@@ -1,6 +1,6 @@
 """Limits: what a permit costs, and how well the permits are used while children are killed.
 
-The second is seen by a recorder that knows nothing of locks: each body writes a line when it begins and when it ends.
+A recorder that does not know about locks sees the second: each body writes a line when it starts and when it ends.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _kills(findings: Findings) -> None:
         title=f"limits: {MESSAGES} messages of {SECONDS:g} s, {LIMIT} at once, {WORKERS * CHILDREN} children in "
         f"{WORKERS} workers, {KILLS} of which are killed",
         title_justify="left",
-        caption=f"Ideal: {MESSAGES * SECONDS / LIMIT:.1f} s and what was lost by kills.",
+        caption=f"Ideal: {MESSAGES * SECONDS / LIMIT:.1f} s plus what the kills cost.",
         caption_justify="left",
     )
     for column in ("s", "killed", "most at once", f"{LIMIT} at once", "bound", "met", "left out after kills"):

@@ -1,4 +1,4 @@
-"""What a held lock takes of the server's memory."""
+"""How much of the server's memory a held lock takes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ BATCH = 1000
 def main(findings: Findings) -> None:
     findings.chapter("Memory of the server")
     table = Table(
-        title="memory: of the server, for locks that runs of a task hold",
+        title="memory: of the server, for locks held by tasks",
         title_justify="left",
-        caption="What `used_memory` grew by from an empty server on: keys, tokens, and the tables in which they are.",
+        caption="The growth of `used_memory`, from an empty server: keys, tokens, and the tables that hold them.",
         caption_justify="left",
     )
     for column in ("locks", "KB", "bytes a lock", "bound", "met"):
@@ -38,17 +38,18 @@ def main(findings: Findings) -> None:
         each = much / number
         bound, verdict = "", ""
         if number == BOUND_AT:
-            bound, verdict = str(BOUND), findings.judge("memory: bytes of the server a held lock", each, BOUND)
+            bound, verdict = str(BOUND), findings.judge("memory: bytes of the server per held lock", each, BOUND)
         table.add_row(f"{number:,}", f"{much / 1024:,.1f}", f"{each:.0f}", bound, verdict)
     findings.show(table)
     labels = {"x": "held locks", "y": "KB of server memory", "logarithmic": "xy"}
     grown = {"Locks": [much / 1024 for much in taken]}
-    findings.lines("memory", "Memory of the server over the number of held locks", numbers, grown, **labels)
+    title = f"{numbers[-1]:,} held locks take {taken[-1] / 2**20:,.0f} MB of the server's memory"
+    findings.lines("memory", title, numbers, grown, **labels)
     findings.say(
-        f"**How it grows.** In proportion to the locks that are held at once, {taken[-1] / numbers[-1]:.0f} bytes "
-        "each, not to those that were ever held: a released lock leaves nothing. The tables of the server double now "
-        "and then, so the figure for a lock goes up and down a little. A message that waits takes none: its worker's "
-        "room stands in line once for each key."
+        f"**How it grows.** In proportion to the locks that are held at the same time, {taken[-1] / numbers[-1]:.0f} "
+        "bytes each, and not to those that were ever held: a released lock leaves nothing behind. The server doubles "
+        "its tables now and then, so the figure for a lock goes up and down a little. A waiting message takes no "
+        "memory there: its worker has one entry in the line of each key."
     )
 
 

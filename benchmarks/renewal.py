@@ -42,10 +42,10 @@ def main(findings: Findings) -> None:
     numbers = NUMBERS if findings.full else (BOUND_AT,)
     costs = [_cost(number) for number in numbers]
     table = Table(
-        title="renewal: of all locks that a process holds, in one interval (a third of a lease)",
+        title="renewal: of all locks of one process, in one interval (a third of a lease)",
         title_justify="left",
-        caption=f"The mean of {INTERVALS} intervals of {LEASE / 3:g} s. CPU: of the client's process and the server, "
-        "with what an idle one takes.",
+        caption=f"The mean of {INTERVALS} intervals of {LEASE / 3:g} s. CPU: of the client's process and of the "
+        "server, including what they take when idle.",
         caption_justify="left",
     )
     for column in ("locks", "calls", "bound", "met", "client's CPU ms", "server's CPU ms", "share of a CPU, client"):
@@ -82,7 +82,7 @@ def _cost(number: int) -> Cost:
 
 
 def _spent(client: redis.Redis) -> Cost:
-    """What was spent since the start of both processes."""
+    """What both processes have spent since they started."""
     calls = client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0)
     cpu = client.info("cpu")
     return Cost(calls, time.process_time(), cpu["used_cpu_user"] + cpu["used_cpu_sys"])
@@ -92,18 +92,18 @@ def _tell(findings: Findings, numbers: Sequence[int], costs: Sequence[Cost]) -> 
     client, server = ([1000 * getattr(cost, who) for cost in costs] for who in ("client", "server"))
     findings.lines(
         "renewal",
-        "CPU time of the renewals in one interval over the number of locks, for the holder and for the server",
+        f"Renewing {numbers[-1]:,} locks takes {client[-1]:.0f} ms of their holder's CPU time",
         numbers,
         {"the process that holds them": client, "the server": server},
-        x="locks that one process holds",
-        y="CPU ms in an interval",
+        x="locks of one process",
+        y="CPU ms in one interval",
         logarithmic="xy",
     )
     few, many = costs[0], costs[-1]
     findings.say(
         f"**How it grows.** In proportion to the locks, from {few.calls:.1f} calls for one lock to {many.calls:.1f} "
-        f"for {numbers[-1]:,}: one call renews up to 500 of those that are due together. Each further lock costs its "
-        f"holder {1e6 * (many.client - few.client) / numbers[-1]:.1f} µs of CPU time in an interval, and the server "
-        f"{1e6 * (many.server - few.server) / numbers[-1]:.1f} µs. With the default lease of 30 s an interval is ten "
-        "seconds."
+        f"for {numbers[-1]:,}: one call renews up to 500 locks that are due at the same time. Each further lock costs "
+        f"its holder {1e6 * (many.client - few.client) / numbers[-1]:.1f} µs of CPU time in an interval, and the "
+        f"server {1e6 * (many.server - few.server) / numbers[-1]:.1f} µs. With the default lease of 30 s, an interval "
+        "is ten seconds."
     )

@@ -24,7 +24,7 @@ class Report:
     """
 
     def __init__(self, findings: Findings, title: str, baseline: str = "two bare EVALSHA calls") -> None:
-        caption = f"Medians and quartiles of interleaved rounds; ratios are of the same round, {baseline} being 1.00."
+        caption = f"Medians and quartiles of interleaved rounds. A ratio is that to {baseline} in the same round."
         self._findings = findings
         self._title, self._section = title.partition(":")[0], ""
         self._table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
@@ -33,7 +33,7 @@ class Report:
             self._table.add_column(column, justify="right")
 
     def section(self, name: str) -> None:
-        """Begin a group of rows."""
+        """Start a group of rows."""
         self._section = name
         self._table.add_section()
         self._table.add_row(f"[bold]{name}[/]")

@@ -35,4 +35,4 @@ def main(findings: Findings) -> None:
     met = findings.judge("startup: the import, after Celery's own", median, BOUND, " ms")
     table.add_row(f"{median:.1f}", f"{min(times):.1f}", f"{max(times):.1f}", f"{BOUND:g}", met)
     findings.show(table)
-    findings.say("Celery's own worker, and the modules for it, are imported only in a worker.")
+    findings.say("Only a worker imports Celery's worker, and the modules of this package that need it.")

@@ -1,4 +1,4 @@
-"""What waiting for a key costs: messages of one key in line, busy workers beside the same without locks, a crowd."""
+"""What waiting for a key costs: messages of one key in line, busy workers with and without locks."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from rich.table import Table
 
 from celery_redislock import LockedTask
 
+from .findings import WAITING as TOPIC
 from .findings import Findings
 from .server import valkey
 
-#: What waiting may cost: the time beside the ideal one, and commands of clients for each message.
+#: What waiting may cost: the time relative to the ideal one, and client commands for each message.
 BOUND, COMMANDS = 1.15, 6.0
 #: Workers and children of each, for messages of one key and for many keys.
 IN_LINE, BUSY = (2, 4), (1, 4)
 ROUNDS, BRIEF = 3, 2
 RAN = "ran"
-#: Of the messages that wait for long: how many, and how soon the broker would give them again, in seconds.
+#: Of the messages that wait for long: how many, and how soon the broker would deliver them again, in seconds.
 WAITING, VISIBILITY_TIMEOUT = 20, 6
 
 
 def main(findings: Findings) -> None:
-    findings.chapter("Waiting: messages of one key, and busy workers")
+    findings.chapter("Waiting: messages for one key, and busy workers")
     times = ROUNDS if findings.full else BRIEF
     table = Table(
         title="waiting: tasks that sleep, from the first publish to the last end",
         title_justify="left",
-        caption=f"Ideal: no time between two runs of a key. The worst of {times} rounds.",
+        caption=f"The ideal has no time between two runs of a key. The worst of {times} rounds.",
         caption_justify="left",
     )
     table.add_column("case")
@@ -47,23 +48,34 @@ def main(findings: Findings) -> None:
                 _add(findings, table, f"{number} of 0.2 s for one key, two idle workers", rounds, number * 0.2, BOUND)
                 if number == 30:
                     out_of_order = max(one[2] for one in rounds)
-                    findings.judge("waiting: pairs out of order of 30 for one key", out_of_order, 0)
+                    _conclude(findings, number, rounds, out_of_order)
+                    findings.judge("waiting: pairs out of order among 30 for one key", out_of_order, 0)
         with _workers(url, *BUSY) as app:
             free = [_run(app, url, "free", 400, 40, 0.05) for _ in range(times)]
             ideal = min(seconds for seconds, _, _ in free)
             _add(findings, table, "400 of 0.05 s without locks, four children", free, 400 * 0.05 / 4, None)
             rounds = [_run(app, url, "serial", 400, 40, 0.05) for _ in range(times)]
-            _add(findings, table, "400 of 0.05 s for 40 keys, beside that", rounds, ideal, BOUND)
+            _add(findings, table, "400 of 0.05 s for 40 keys, relative to that", rounds, ideal, BOUND)
             if findings.full:
                 rounds = [_run(app, url, "serial", 400, 40, 0.05, in_blocks=True) for _ in range(times)]
                 _add(findings, table, "the same, ten of a key at a time", rounds, ideal, None)
     findings.show(table)
     _judge_messages(findings)
     findings.say(
-        "**How it grows.** In proportion to the messages: each has its turn right after the one before, and takes "
-        "the same few commands however many wait beside it, and however long. While a message waits nothing is sent "
-        "to the broker but once in half a visibility timeout, and a worker looks at a key in which it waits once a "
-        "minute."
+        "**How it grows.** In proportion to the messages: each one runs right after the one before it, and takes the "
+        "same few commands, however many wait and for however long. While a message waits, nothing is sent to the "
+        "broker except once in half a visibility timeout, and its worker checks the key once a minute."
+    )
+
+
+def _conclude(findings: Findings, number: int, rounds: list[tuple[float, float, int]], out_of_order: int) -> None:
+    seconds, commands = max(one[0] for one in rounds), max(one[1] for one in rounds)
+    order = f"with {out_of_order} pairs out of order" if out_of_order else "in the order of publishing"
+    findings.open_with(
+        TOPIC,
+        f"Next to nothing while a message waits, and a few commands when its turn comes. {number} tasks of 0.2 s with "
+        f"one key took {seconds / (number * 0.2):.2f} times as long as they would back to back, on two idle workers, "
+        f"{order}, with {commands:.1f} commands each.",
     )
 
 
@@ -78,8 +90,8 @@ def _add(
     seconds, commands = max(one[0] for one in rounds), max(one[1] for one in rounds)
     verdict = ""
     if bound is not None:
-        verdict = findings.judge(f"waiting: {case}, ideal being 1.00", round(seconds / ideal, 3), bound)
-        findings.judge(f"waiting: {case}, commands a message", commands, COMMANDS)
+        verdict = findings.judge(f"waiting: {case}, time relative to the ideal", round(seconds / ideal, 3), bound)
+        findings.judge(f"waiting: {case}, commands per message", commands, COMMANDS)
     order = str(max(one[2] for one in rounds))
     columns = (f"{seconds:.2f}", f"{ideal:.2f}", f"{seconds / ideal:.2f}", "" if bound is None else f"{bound:.2f}")
     table.add_row(case, *columns, verdict, f"{commands:.1f}", order)
@@ -98,7 +110,7 @@ def _judge_messages(findings: Findings) -> None:
             sent = (_calls(client, "lpush") - before) / WAITING / 4
         while client.llen(RAN) < WAITING:
             time.sleep(0.05)
-    findings.judge("waiting: broker messages a waiting task, in half a visibility timeout", sent, 1.0)
+    findings.judge("waiting: broker messages per waiting message in half a visibility timeout", sent, 1.0)
 
 
 def _run(
@@ -122,7 +134,7 @@ def _run(
         ran: Any = client.lrange(RAN, 0, -1)
         order = [int(one) for one in ran]
         commands = (_calls(client, "evalsha") - before) / number
-    # Who comes to a free key runs at once, though a message that was sent before may still be on its way.
+    # A message that finds its key free runs at once, though an older one may still be on its way.
     firsts = {next(one for one in order if key_of[one] == key) for key in range(keys)}
     pairs = ((a, b) for i, a in enumerate(order) if a not in firsts for b in order[i + 1 :])
     return taken, commands, sum(key_of[a] == key_of[b] and a > b for a, b in pairs)
