@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Promise(Enum):
-    """What is promised, in the order of the table in docs/guarantees.md."""
+    """What is promised, in the order of the tables in docs/how-it-is-tested.md."""
 
     OWNER = "Nobody's lock is released or extended by anyone but its owner"
     AT_MOST_N = "At most N hold a key at once; without a `lock_limit` one"

@@ -1,4 +1,4 @@
-"""The tables of mutants in docs/guarantees.md: ``python -m mutants --table`` writes them, and a test looks after it."""
+"""The tables of mutants in docs/how-it-is-tested.md, which ``python -m mutants --table`` writes; a test holds them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from .mutant import ROOT, Mutant, mutants
 from .promises import Promise
 
-PAGE = ROOT / "docs" / "guarantees.md"
+PAGE = ROOT / "docs" / "how-it-is-tested.md"
 HEAD = "\n**{}**\n\n| a mistake that would break it | found by |\n| --- | --- |\n"
 
 

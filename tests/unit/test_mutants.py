@@ -1,4 +1,4 @@
-"""The mutants of ``make mutants`` fit the code as it is today, and docs/guarantees.md lists them."""
+"""The mutants of ``make mutants`` fit the code as it is today, and docs/how-it-is-tested.md lists them."""
 
 from __future__ import annotations
 
