@@ -62,7 +62,7 @@ def markdown(text: str) -> str:
 
 
 def written(page: str) -> str:
-    """The page with its tables written anew."""
+    """The page, with its tables generated again."""
     tables = {
         "options": table("option", LockAttributes, {**KEY_OPTIONS, **OPTIONS}, "lock_"),
         "settings": table("setting", LockSettings, SETTINGS, "redislock_"),
