@@ -90,8 +90,8 @@ OPTIONS: Mapping[str, Rule] = {
 ATTRIBUTES = frozenset(f"lock_{name}" for name in (*KEY_OPTIONS, *OPTIONS))
 #: Other plugins' options that also begin with ``lock_``, without that prefix, each with a hint for the error.
 OTHER_PLUGINS = {
-    "expiry": "it is celery-singleton's; instead of it write nothing, for the lock of a dead run ends with its lease; "
-    "or lock_max_hold, if a second run shall begin beside one that takes too long"
+    "expiry": "it is an option of celery-singleton: leave it out, because the lock of a dead run ends with its lease, "
+    "or set lock_max_hold to let a second run start while another takes too long"
 }
 #: Names that other locks use for their only duration. Here the user has to choose `lock_lease` or `lock_max_hold`.
 _DURATIONS = frozenset({"timeout", "ttl", "expire", "expires"})
@@ -203,7 +203,7 @@ def _refuse_with_limit(task: str, values: Mapping[str, Any], name: Callable[[str
             f"{with_limit} {name('scope')} = {values['scope']!r}, where one message at a time may wait; allowed: 'run'"
         )
     if values["fence"]:
-        raise LockConfigError(f"{with_limit} {name('fence')}: a fence tells a holder from those before, not beside it")
+        raise LockConfigError(f"{with_limit} {name('fence')}: a fence orders successive holders, not simultaneous ones")
     if values["cooldown"]:
         raise LockConfigError(f"{with_limit} {name('cooldown')}: the key would cool down after one of several holders")
 

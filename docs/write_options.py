@@ -13,7 +13,7 @@ from celery_redislock.options import KEY_OPTIONS, OPTIONS, SETTINGS, LockSetting
 from celery_redislock.task.plan import LockAttributes
 
 PAGE = Path(__file__).with_name("options.md")
-HEAD = "| {} | default | what it may be | meaning |\n| --- | --- | --- | --- |\n"
+HEAD = "| {} | meaning | default | allowed |\n| --- | --- | --- | --- |\n"
 
 
 def descriptions(of: type) -> Iterator[tuple[str, str]]:
@@ -34,7 +34,7 @@ def table(kind: str, of: type, rules: Mapping[str, Rule], prefix: str) -> str:
         prefix: The prefix of the names on the page.
     """
     rows = (
-        f"| `{prefix}{name}` | `{shown(rules[name].default)}` | {quoted(rules[name].allowed)} | {markdown(text)} |\n"
+        f"| `{prefix}{name}` | {markdown(text)} | `{shown(rules[name].default)}` | {quoted(rules[name].allowed)} |\n"
         for name, text in ((name.removeprefix("lock_"), text) for name, text in descriptions(of))
     )
     return HEAD.format(kind) + "".join(rows)
