@@ -90,8 +90,8 @@ OPTIONS: Mapping[str, Rule] = {
 ATTRIBUTES = frozenset(f"lock_{name}" for name in (*KEY_OPTIONS, *OPTIONS))
 #: Other plugins' options that also begin with ``lock_``, without that prefix, each with a hint for the error.
 OTHER_PLUGINS = {
-    "expiry": "it is celery-singleton's; instead of it write nothing, for the lock of a dead run ends with its lease; "
-    "or lock_max_hold, if a second run shall begin beside one that takes too long"
+    "expiry": "it is an option of celery-singleton: leave it out, because the lock of a dead run ends with its lease, "
+    "or set lock_max_hold to let a second run start while another takes too long"
 }
 #: Names that other locks use for their only duration. Here the user has to choose `lock_lease` or `lock_max_hold`.
 _DURATIONS = frozenset({"timeout", "ttl", "expire", "expires"})
@@ -138,25 +138,25 @@ class LockSettings:
 
     url: str | None = field(repr=False)
     """The lock server: one Redis or Valkey, Sentinels or a Cluster; docs/redis-setup.md has an example of each. By
-    default the broker if it is Redis, otherwise the result backend, with Celery's own settings for it. The server must
-    not evict keys. A worker checks the server when it starts, and logs what is wrong."""
+    default, the broker if it is Redis, otherwise the result backend, with Celery's own settings for it. It must not
+    evict keys. A worker checks it at its start, and logs what is wrong."""
 
     client_options: Mapping[str, Any] = field(repr=False)
     """Options of the redis-py client, such as ``socket_timeout`` (2.0), ``socket_connect_timeout`` (1.0),
-    ``ssl_ca_certs``, and ``password`` if it is not in the URL; for Sentinels ``master_name`` and ``sentinel_kwargs``.
-    ``celery report``, ``inspect conf`` and Flower hide the passwords in it, and all of `redislock_url`."""
+    ``ssl_ca_certs``, or a ``password`` that is not in the URL; for Sentinels, ``master_name`` and ``sentinel_kwargs``.
+    ``celery report``, ``inspect conf`` and Flower hide the passwords here, and the whole of `redislock_url`."""
 
     prefix: str
     """The prefix of every key. If the locks use Celery's broker or result backend, its ``global_keyprefix`` comes
     first."""
 
     enabled: bool
-    """``False`` makes every lock a no-op, for tests. A change applies to every run, publish and block that begins
-    after it."""
+    """``False`` switches all locks off, for tests. A change applies to each run, publish and block that starts after
+    it."""
 
     waiting_limit: int
-    """How many messages one worker keeps waiting. The others go back to the broker, and return after 1 to 300 s,
-    keeping their rank."""
+    """How many messages one worker keeps waiting. Further ones go back to the broker, and return after 1 to 300 s with
+    their rank. See docs/waiting.md."""
 
 
 def resolve_options(
@@ -203,7 +203,7 @@ def _refuse_with_limit(task: str, values: Mapping[str, Any], name: Callable[[str
             f"{with_limit} {name('scope')} = {values['scope']!r}, where one message at a time may wait; allowed: 'run'"
         )
     if values["fence"]:
-        raise LockConfigError(f"{with_limit} {name('fence')}: a fence tells a holder from those before, not beside it")
+        raise LockConfigError(f"{with_limit} {name('fence')}: a fence orders successive holders, not simultaneous ones")
     if values["cooldown"]:
         raise LockConfigError(f"{with_limit} {name('cooldown')}: the key would cool down after one of several holders")
 

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/options.md from the code: `make docs` runs it, and a test holds that it was run."""
+"""Writes the tables of docs/options.md from the code. `make docs` runs it; a test checks that the page is current."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from celery_redislock.options import KEY_OPTIONS, OPTIONS, SETTINGS, LockSetting
 from celery_redislock.task.plan import LockAttributes
 
 PAGE = Path(__file__).with_name("options.md")
-HEAD = "| {} | default | what it may be | meaning |\n| --- | --- | --- | --- |\n"
+HEAD = "| {} | meaning | default | allowed |\n| --- | --- | --- | --- |\n"
 
 
 def descriptions(of: type) -> Iterator[tuple[str, str]]:
-    """The names of a class's attributes, in their order, each with the text that stands below it."""
+    """The names of a class's attributes in order, each with its docstring."""
     (body,) = (node.body for node in ast.parse(getsource(of)).body if isinstance(node, ast.ClassDef))
     for declared, text in pairwise(body):
         if isinstance(declared, ast.AnnAssign) and isinstance(text, ast.Expr):
@@ -28,13 +28,13 @@ def table(kind: str, of: type, rules: Mapping[str, Rule], prefix: str) -> str:
     """A table of options.
 
     Args:
-        kind: The heading of its first column.
-        of: The class whose attributes they are.
-        rules: What each may be, by its name without a prefix.
-        prefix: What precedes the names on the page.
+        kind: The heading of the first column.
+        of: The class whose attributes are the options.
+        rules: The rule of each option, by its name without a prefix.
+        prefix: The prefix of the names on the page.
     """
     rows = (
-        f"| `{prefix}{name}` | `{shown(rules[name].default)}` | {quoted(rules[name].allowed)} | {markdown(text)} |\n"
+        f"| `{prefix}{name}` | {markdown(text)} | `{shown(rules[name].default)}` | {quoted(rules[name].allowed)} |\n"
         for name, text in ((name.removeprefix("lock_"), text) for name, text in descriptions(of))
     )
     return HEAD.format(kind) + "".join(rows)
@@ -46,7 +46,7 @@ def shown(value: object) -> str:
 
 
 def quoted(allowed: str) -> str:
-    """What is allowed, its values as code."""
+    """The text of `Rule.allowed`, with its values as code."""
     return re.sub(r"'(\w+)'", r'`"\1"`', as_code(allowed))
 
 
@@ -56,13 +56,13 @@ def as_code(text: str) -> str:
 
 
 def markdown(text: str) -> str:
-    """A docstring as one line of Markdown, in which the name of a page is a link."""
+    """A docstring as one line of Markdown, with links to the pages that it names."""
     line = as_code(text.replace("``", "`").replace("\n", " "))
-    return re.sub(r"docs/([\w-]+)([.]md)", r"[\1](\1\2)", line)
+    return re.sub(r"docs/([\w-]+)[.]md", lambda page: f"[{page[1].replace('-', ' ')}]({page[1]}.md)", line)
 
 
 def written(page: str) -> str:
-    """The page, with each table as the code has it today."""
+    """The page, with its tables generated again."""
     tables = {
         "options": table("option", LockAttributes, {**KEY_OPTIONS, **OPTIONS}, "lock_"),
         "settings": table("setting", LockSettings, SETTINGS, "redislock_"),

@@ -157,32 +157,35 @@ class LockAttributes:
     """
 
     lock_args: Sequence[str] | set[str] | frozenset[str] | None
-    """Names of the parameters that make up the key; ``()`` means one run per task; None, the default, means all."""
+    """The names of the parameters that make up the key. ``()``: the task runs once at a time, whatever its arguments.
+    None, the default: all of them."""
 
     lock_key: str | Callable[[Mapping[str, Any]], str] | None
-    """A template over parameter names, ``"stock:{sku}"``, that several tasks can share; or a callable that takes the
-    bound arguments and returns a string. Cannot be combined with `lock_args`."""
+    """A template over parameter names, ``"stock:{sku}"``, which several tasks may share; or a callable that takes the
+    bound arguments and returns a string. Not together with `lock_args`."""
 
     lock_scope: Scope
-    """When the key is held: ``"run"``, the default, while the body runs; ``"job"`` from the publish to the end of
-    the task; ``"queue"``: one runs and one waits. See docs/unique-jobs.md."""
+    """When the key is held. ``"run"``, the default: while the body runs. ``"job"``: from the publish to the end of the
+    task. ``"queue"``: while the body runs, and one more message may be queued. See docs/unique-jobs.md."""
 
     lock_on_conflict: ConflictPolicy | None
-    """What happens to a duplicate: ``"skip"``, ``"wait"``, ``"raise"`` or ``"join"``. The default is ``"skip"`` if
-    all arguments make up the key, and ``"wait"`` otherwise and in scope ``"queue"``. See docs/conflicts.md."""
+    """What happens to a run whose key is held: ``"skip"``, ``"wait"``, ``"raise"`` or ``"join"``. The default is
+    ``"skip"`` if all arguments make up the key, and ``"wait"`` otherwise, with a limit, and in scope ``"queue"``. See
+    docs/conflicts.md."""
 
     lock_lease: float
     """How long the lock outlives a dead holder. A live holder renews it every third of the lease. 30 by default."""
 
     lock_max_hold: float | None
-    """Stop renewing the lock after this long, so that a hung task cannot hold it forever. None, the default: never."""
+    """Stop renewing the lock after this long, so that a hung task cannot hold its key forever. None, the default:
+    never."""
 
     lock_wait_for: float | None
-    """Fail with `LockConflict` after waiting in line this long (``"wait"``, ``"join"``), or with `LockUnavailable`
-    after waiting this long for a lock server that does not answer. None, the default: never."""
+    """Fail with `LockConflict` after this long in line (``"wait"``, ``"join"``), or with `LockUnavailable` after this
+    long without an answer from the lock server. None, the default: never. See docs/waiting.md."""
 
     lock_block_for: float
-    """How long `lock_for` and eager runs block for a key. 10 by default."""
+    """How long `lock_for` and eager runs wait for a key. 10 by default."""
 
     lock_hold_on_retry: bool
     """Keep the key across the task's own ``self.retry()``. False by default; always on in scope ``"job"``."""
@@ -191,22 +194,22 @@ class LockAttributes:
     """Keep the key for this long after a success. 0 by default."""
 
     lock_queue_ttl: float
-    """How long a key stays reserved for a message that never starts (scopes ``"job"`` and ``"queue"``, and a retry
-    that keeps the key). The countdown or eta is added; a reservation never outlives its message's expiry. 3600 by
+    """How long a key stays reserved for a message that does not start, in the scopes ``"job"`` and ``"queue"`` and for
+    a retry that keeps the key. The countdown or eta is added; no reservation outlives its message's expiry. 3600 by
     default."""
 
     lock_on_lost: OnLost
-    """What happens when the lock is lost while the body runs: ``"warn"``, the default, logs a warning; ``"abort"``
-    raises `LockLost` in the body. A body inside a C call gets it when the call returns. Nothing is raised under
-    gevent and eventlet: use ``self.lock.check()`` there."""
+    """What happens when the lock is lost while the body runs. ``"warn"``, the default: a warning is logged.
+    ``"abort"``: `LockLost` is raised in the body; inside a C call, when that call returns. Under gevent and eventlet
+    nothing is raised: call ``self.lock.check()``."""
 
     lock_on_outage: OnOutage
-    """What happens when Redis does not answer, or refuses a command: ``"retry"``, the default, tries again until it
-    works; ``"raise"`` fails with `LockUnavailable`; ``"run"`` runs without the lock."""
+    """What happens when Redis does not answer, or refuses a command. ``"retry"``, the default: the run is tried again
+    until Redis answers. ``"raise"``: it fails with `LockUnavailable`. ``"run"``: it runs without the lock."""
 
     lock_limit: int | Callable[[Mapping[str, Any]], int]
-    """How many runs may hold the key at once, from 1 to 50; or a callable that takes the bound arguments and returns
-    that number. 1 by default. See docs/concurrency-limits.md."""
+    """How many runs may hold the key at once, 1 to 50; or a callable that takes the bound arguments and returns that
+    number. 1 by default. See docs/concurrency-limits.md."""
 
     lock_fence: bool
     """Hand out a fencing number, ``self.lock.fence``. False by default. See docs/fencing.md."""

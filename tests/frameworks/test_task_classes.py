@@ -127,7 +127,7 @@ print(waits.get(timeout=30))
 
 
 def test_an_abort_before_the_message_finds_its_key_held_is_overwritten(project):
-    """As Celery's own STARTED overwrites it with `track_started`. docs/conflicts.md says so."""
+    """As Celery's own STARTED overwrites it with `track_started`. docs/options.md says so."""
     program = """
 waits = clean.delay("products", 1)
 waits.abort()

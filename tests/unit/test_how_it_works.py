@@ -145,7 +145,7 @@ def test_the_policies_are_the_same_in_their_table_their_type_and_the_documents(p
 
 def test_the_scopes_are_the_same_in_their_type_and_the_documents() -> None:
     text = (DOCS / "unique-jobs.md").read_text(encoding="utf-8")
-    assert quoted(column(first_table(text, "# Jobs: unique from the publish on"))) == list(get_args(Scope))
+    assert quoted(column(first_table(text, "# Unique jobs"))) == list(get_args(Scope))
 
 
 def test_the_options_are_the_same_in_the_code_and_on_their_page() -> None:

@@ -221,7 +221,7 @@ NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
     ],
 )
 def test_what_people_take_for_the_same_makes_different_names(one: Any, other: Any) -> None:
-    """So docs/conflicts.md says, with what to do about it."""
+    """docs/choosing.md says so, and what to do about it."""
     assert name_of(one) != name_of(other)
 
 
