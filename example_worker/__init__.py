@@ -1,1 +1,1 @@
-"""A small Celery app that shows the three uses of celery-redislock."""
+"""A small Celery app that shows three uses of celery-redislock."""

@@ -1,4 +1,4 @@
-"""Three scenes with a real worker, and the proof that no two runs of one key met."""
+"""Play three scenes with a real worker, and check that no two runs of one key overlap."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from .processes import CHILDREN, DemoError, valkey, worker
 if TYPE_CHECKING:
     from .verdict import Verdict
 
-#: Lines of the worker's log that a failure shows.
+#: How many lines of the worker's log to show after a failure.
 TAIL = 25
 INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Play the scenes, and return the exit code: 0 only if all was as it should be."""
+    """Play the scenes and return the exit code: 0 only if nothing went wrong."""
     started = time.monotonic()
     options = _parse(arguments)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, signal.default_int_handler)  # so that these end its processes too
+            signal.signal(number, signal.default_int_handler)  # these signals then stop the processes too
     console = Console(highlight=False, emoji=False)
     with tempfile.TemporaryDirectory(prefix="redislock-example-") as folder:
         log = Path(folder, "worker.log")
@@ -61,19 +61,19 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--url",
-        help="a Redis or Valkey to use as broker, result backend and lock server, instead of an embedded Valkey: "
-        "redis://HOST:PORT/DB. All keys of the demo have its own name there, and it deletes them",
+        help="the Redis or Valkey to use for everything, redis://HOST:PORT/DB, instead of an embedded Valkey. The demo "
+        "deletes the keys that it creates",
     )
     where.add_argument(
         "--no-worker",
         action="store_true",
-        help="play with workers that run already, on the servers that CELERY_BROKER_URL and CELERY_RESULT_BACKEND name",
+        help="use workers that are already running, on the servers in CELERY_BROKER_URL and CELERY_RESULT_BACKEND",
     )
     options = parser.parse_args(arguments)
     if options.url and not options.url.startswith(("redis://", "rediss://", "redis+socket://")):
-        parser.error("--url: a redis://, rediss:// or redis+socket:// URL is needed")
+        parser.error("--url must start with redis://, rediss:// or redis+socket://")
     if options.no_worker and not {"CELERY_BROKER_URL", "CELERY_RESULT_BACKEND"} <= os.environ.keys():
-        parser.error("--no-worker: set CELERY_BROKER_URL and CELERY_RESULT_BACKEND as for the workers")
+        parser.error("--no-worker needs CELERY_BROKER_URL and CELERY_RESULT_BACKEND, as set for the workers")
     return options
 
 
@@ -82,9 +82,9 @@ def _play(console: Console, options: argparse.Namespace, log: Path) -> Verdict:
         from .demo import demonstrate
 
         return demonstrate(console, lambda: None)
-    console.print(f"starting {'' if options.url else 'an embedded Valkey and '}a worker with {CHILDREN} children ...")
+    console.print(f"starting {'' if options.url else 'an embedded Valkey and '}a worker with {CHILDREN} processes ...")
     with _server(options.url, log.parent) as url:
-        # Set before the app is imported, here and in the worker, for the app takes its name from the environment.
+        # Set these before importing the app, which reads them. The worker inherits them.
         name = f"redislock-example-{secrets.token_hex(4)}"
         os.environ.update(CELERY_BROKER_URL=url, CELERY_RESULT_BACKEND=url, EXAMPLE_NAME=name)
         from .demo import demonstrate, swept
@@ -100,7 +100,7 @@ def _server(url: str | None, folder: Path) -> AbstractContextManager[str]:
 def _print_tail(console: Console, log: Path) -> None:
     if log.exists():
         lines = log.read_text(errors="replace").splitlines()[-TAIL:]
-        console.print("\nthe last lines of the worker's log:", *lines, sep="\n", markup=False, soft_wrap=True)
+        console.print("\nThe end of the worker's log:", *lines, sep="\n", markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

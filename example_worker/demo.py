@@ -1,4 +1,4 @@
-"""The demo: play the scenes, draw what happened, and judge it."""
+"""The demo: play the scenes, draw what happened, and check it."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from .player import Message, play
 from .processes import Check, DemoError, wait_until
 from .progress import Progress
 from .scenes import Scene, all_scenes
-from .timeline import SKIPPED, WAITED, Look, timeline
-from .verdict import Fate, Verdict, judge, paused
+from .timeline import FREE, SKIPPED, WAITED, Look, timeline
+from .verdict import Fate, Verdict, judge, took_together
 
-#: How many columns the picture has at most.
+#: The maximum width of the picture, in columns.
 WIDTH = 100
-#: How long a lock may outlive its task's result, in seconds: Celery stores the result before the lock is released.
+#: How many seconds a lock may outlive its task's result. Celery stores the result before the lock is released.
 RELEASE = 1.0
 
 
 def demonstrate(console: Console, check: Check) -> Verdict:
-    """Play all scenes with the worker that runs, draw what happened, and judge it.
+    """Play all scenes with the running worker, draw what happened, and check it.
 
     Args:
-        console: Where to show it.
-        check: Raises DemoError where the demo's own worker has died.
+        console: Where to draw.
+        check: Raises DemoError if the demo's own worker has died.
 
     Raises:
-        DemoError: No server or no worker answers, or the worker has died.
+        DemoError: The server or the worker does not answer, or the worker has died.
     """
     client = _connect()
     wait_until(_worker_answers, "a worker to answer", check)
@@ -59,7 +59,7 @@ def demonstrate(console: Console, check: Check) -> Verdict:
 
 @contextmanager
 def swept() -> Iterator[None]:
-    """At the end of the block delete all keys that begin with the demo's name: queues, results and locks.
+    """At the end of the block, delete all keys that start with the demo's name: queues, results and locks.
 
     Raises:
         DemoError: The server does not answer.
@@ -78,7 +78,7 @@ def _connect() -> redis.Redis:
         client: redis.Redis = app.backend.client  # type: ignore[attr-defined]  # the stubs know no Redis backend
         client.ping()
     except (redis.RedisError, ValueError) as error:
-        raise DemoError(f"the Redis server cannot be used: {str(error).strip()}") from error
+        raise DemoError(f"cannot use the Redis server: {str(error).strip()}") from error
     return client
 
 
@@ -104,8 +104,7 @@ def _play(console: Console, scenes: Sequence[Scene], check: Check) -> list[Messa
 
 
 def _of(messages: Sequence[Message], entries: Ledger) -> Ledger:
-    """Of the ledger's `entries` those of these `messages`: with ``--no-worker``, the user's workers may still be busy
-    with messages of an earlier demo that was interrupted."""
+    """Only the `entries` of these `messages`. With ``--no-worker``, workers may still run those of an earlier demo."""
     ids = {message.task_id for message in messages}
     return Ledger(
         [run for run in entries.runs if run.task_id in ids],
@@ -114,7 +113,7 @@ def _of(messages: Sequence[Message], entries: Ledger) -> Ledger:
 
 
 def _keys_left(client: redis.Redis) -> list[str]:
-    """The locks that are still held once all is done. A note for copies of a message holds nothing, and ends alone."""
+    """The locks that are still held when everything is done. Notes for redelivered messages are not locks."""
     deadline = time.monotonic() + RELEASE
     while True:
         found = [key.decode() for key in client.scan_iter(f"{private.LOCKS}:*", count=1000)]
@@ -131,10 +130,11 @@ def _draw(console: Console, scenes: Sequence[Scene], messages: Sequence[Message]
     console.print()
     for scene in scenes:
         runs = [run for run in entries.runs if looks[run.task_id].style == scene.style]
-        pauses = f" {paused(runs)}" if scene.is_serial else ""
-        _legend(console, scene.marks, f"bold {scene.style}", f"{scene.title}: {scene.legend}{pauses}")
-    _legend(console, WAITED, "yellow", "the key was held: it waits in line")
-    _legend(console, SKIPPED, "yellow", "the key was held: skipped, as the duplicate of its holder")
+        took = f" ({took_together(runs)})" if scene.is_serial else ""
+        _legend(console, scene.marks, f"bold {scene.style}", f"{scene.legend}{took}")
+    _legend(console, WAITED, "yellow", "waits in line: the key is held")
+    _legend(console, SKIPPED, "yellow", "skipped: an equal call holds the key")
+    _legend(console, FREE, "dim", "the process is free")
     console.print()
 
 
@@ -145,6 +145,4 @@ def _legend(console: Console, mark: str, style: str, meaning: str) -> None:
 def _show_a_skip(console: Console, fates: Sequence[Fate]) -> None:
     fate = next((fate for fate in fates if fate.state == states.REVOKED), None)
     if fate is not None:
-        console.print(
-            f"a skipped call for {fate.what} ended as {fate.state}, {fate.reason!r}\n", markup=False, soft_wrap=True
-        )
+        console.print(f"A skipped call: {fate.state}, {fate.reason}\n", markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The ledger: what the task bodies themselves write down, with real times; and how it is read."""
+"""The ledger: task bodies record when they run, and the demo reads it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .private import LEDGER
 
 @dataclass(frozen=True, order=True)
 class Child:
-    """A worker's child process."""
+    """A process of a worker's pool."""
 
     host: str
     pid: int
@@ -27,14 +27,14 @@ class Child:
 
 @dataclass(frozen=True)
 class Run:
-    """A body that ran, from its first to its last line. Times are seconds since the epoch."""
+    """One run of a body, from its first to its last line. Times are seconds since the epoch."""
 
     task_id: str
     what: str
     child: Child
     start: float
     end: float | None = None
-    """None where the body never came to its end."""
+    """None if the body did not finish."""
 
 
 @dataclass(frozen=True)
@@ -45,19 +45,19 @@ class Refusal:
     child: Child
     at: float
     policy: str
-    """What became of it: skip, retry, or come back."""
+    """What happened to it: skip, retry, or come back."""
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """All that was written down, in the order of time."""
+    """Everything that was recorded, in order of time."""
 
     runs: list[Run]
     refusals: list[Refusal]
 
 
 def work(what: str, seconds: float) -> None:
-    """Do the work of the current task's body: sleep, and write down from when to when it was busy with `what`."""
+    """The work of a task's body: sleep, and record when the work on `what` starts and ends."""
     _write("start", current_task, what=what)
     try:
         time.sleep(seconds)
@@ -82,7 +82,7 @@ def read(client: redis.Redis) -> Ledger:
 
 
 def parse(lines: list[dict[str, Any]]) -> Ledger:
-    """Make runs of the lines of starts and ends."""
+    """Combine the lines of starts and ends into runs."""
     runs: list[Run] = []
     refusals: list[Refusal] = []
     open_runs: dict[tuple[str, Child], int] = {}
@@ -93,7 +93,7 @@ def parse(lines: list[dict[str, Any]]) -> Ledger:
             runs.append(Run(task_id, line["what"], child, at))
         elif line["event"] == "end":
             number = open_runs.pop((task_id, child), None)
-            if number is not None:  # None where the start was written in an earlier demo that was interrupted
+            if number is not None:  # None if an interrupted earlier demo recorded the start
                 runs[number] = replace(runs[number], end=at)
         else:
             refusals.append(Refusal(task_id, child, at, line["policy"]))

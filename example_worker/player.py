@@ -1,4 +1,4 @@
-"""The player: calls the tasks of a scene and watches until all are done."""
+"""The player: call the tasks of a scene and watch them until all are done."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from .processes import Check
 from .scenes import Call, Scene
 from .verdict import Fate
 
-#: Seconds that a scene may take. A message that is not done by then counts as lost.
+#: How many seconds a scene may take. Messages that are not done by then count as lost.
 PATIENCE = 20.0
-#: Seconds between two looks at the results.
+#: Seconds between two checks of the results.
 PAUSE = 0.1
 
 
 @dataclass(frozen=True)
 class Message:
-    """A call that was published.
+    """A published call.
 
-    It keeps only the id of its result. Celery's AsyncResult would hold a subscription, and end it when the server may
-    be gone already.
+    It keeps only the id of the result. An AsyncResult would hold a subscription, and close it when the server may
+    already be gone.
     """
 
     call: Call
@@ -34,11 +34,11 @@ class Message:
 
     @property
     def state(self) -> str:
-        """Celery's state of the message so far."""
+        """The current state of the task in Celery."""
         return app.backend.get_state(self.task_id)
 
     def fate(self) -> Fate:
-        """What has become of the message."""
+        """What happened to the message."""
         state = self.state
         reason = str(app.backend.get_result(self.task_id)) if state in states.EXCEPTION_STATES else ""
         return Fate(self.task_id, self.call.what, state, reason)
@@ -52,8 +52,8 @@ def play(scene: Scene, watch: Watcher, check: Check) -> list[Message]:
 
     Args:
         scene: What to play.
-        watch: Told again and again how many messages are in which state, and how many are still to be published.
-        check: Raises DemoError where the worker has died.
+        watch: Called regularly with the number of messages in each state, and the number not yet published.
+        check: Raises DemoError if the worker has died.
     """
     start = time.monotonic()
     calls = list(scene.calls)

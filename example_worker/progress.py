@@ -1,4 +1,4 @@
-"""Progress: what is shown while the scenes are played: bars on a terminal, plain lines elsewhere."""
+"""Progress: bars in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .verdict import RAN, SKIPPED
 
 
 class Progress:
-    """A bar for every scene; where the output is no terminal, a line for every change."""
+    """A bar for each scene; if the output is not a terminal, a line for each change."""
 
     def __init__(self, console: Console, scenes: Sequence[Scene]) -> None:
         name, tally = TextColumn("{task.description}"), TextColumn("{task.fields[tally]}")
@@ -41,11 +41,11 @@ class Progress:
         self._bars.stop()
 
     def show(self, scene: Scene, counts: Counter[str], unpublished: int) -> None:
-        """Show how many messages of `scene` are in which state."""
+        """Show how many messages of `scene` are in each state."""
         ran, skipped = counts[RAN], counts[SKIPPED]
         done = sum(counts[state] for state in states.READY_STATES)
         waiting = counts.total() - done + unpublished
-        tally = f"ran {ran}, skipped {skipped}, to come {waiting}"
+        tally = f"{ran} ran, {skipped} skipped, {waiting} to go"
         self._bars.update(self._rows[scene.title], completed=done, tally=tally)
         line = f"{scene.title}: {tally}"
         if not self._console.is_interactive and line != self._last:

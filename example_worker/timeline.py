@@ -1,4 +1,4 @@
-"""The picture: who ran when on which child of the worker."""
+"""The picture: which call ran when, in which process of the worker."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from rich.text import Text
 
 from .ledger import Child, Ledger, Refusal, Run
 
-#: How a message that found its key held is drawn.
-SKIPPED, WAITED = "x", "-"
-#: Seconds between two ticks of the axis. The first of these that leaves room for a label is taken.
+#: The characters for a message that finds its key held, and for a free process.
+SKIPPED, WAITED, FREE = "x", "-", "."
+#: Seconds between two ticks of the axis. The first that leaves room for a label is used.
 _STEPS = (1, 2, 5, 10, 20)
 _LABEL_WIDTH = 6
 
 
 @dataclass(frozen=True)
 class Look:
-    """How a run is drawn."""
+    """How to draw a run."""
 
     mark: str
-    """A letter or digit, so that the picture can be read without colours."""
+    """A letter or digit, so the picture is readable without colours."""
     style: str
 
 
 @dataclass(frozen=True)
 class Scale:
-    """From seconds since the epoch to columns."""
+    """Maps seconds since the epoch to columns."""
 
     start: float
     end: float
     columns: int
 
     def column(self, at: float) -> int:
-        """The column of the time `at`; the nearest one for a time outside the picture."""
+        """The column for the time `at`, or the nearest one if it is outside the picture."""
         share = min((at - self.start) / (self.end - self.start), 1.0)
         return max(0, min(int(share * self.columns), self.columns - 1))
 
     def axis(self) -> str:
-        """Ticks, each with its label to the right."""
+        """The ticks, each with its label on the right."""
         seconds = self.end - self.start
         step = next((s for s in _STEPS if s / seconds * self.columns >= _LABEL_WIDTH), _STEPS[-1])
         axis = ""
@@ -50,12 +50,12 @@ class Scale:
 
 
 def timeline(entries: Ledger, looks: Mapping[str, Look], width: int) -> Text:
-    """Draw a row for every child, over an axis in seconds.
+    """Draw a row for each process, under an axis in seconds.
 
     Args:
-        entries: What the bodies wrote down.
-        looks: How the run of each task id is drawn.
-        width: Columns, labels included.
+        entries: What the bodies recorded.
+        looks: How to draw the run of each task id.
+        width: Columns, including labels.
     """
     labels = _labels(sorted({run.child for run in entries.runs} | {refusal.child for refusal in entries.refusals}))
     margin = max(map(len, labels.values()), default=0) + 2
@@ -80,14 +80,14 @@ def _labels(children: Sequence[Child]) -> dict[Child, str]:
 
 
 def _row(scale: Scale, runs: Iterable[Run], refusals: Iterable[Refusal], looks: Mapping[str, Look]) -> Text:
-    cells = [Text(".", style="dim") for _ in range(scale.columns)]
+    cells = [Text(FREE, style="dim") for _ in range(scale.columns)]
     for refusal in refusals:
         mark = SKIPPED if refusal.policy == "skip" else WAITED
         cells[scale.column(refusal.at)] = Text(mark, style="yellow")
     for run in runs:
         look = looks[run.task_id]
         first, end = scale.column(run.start), scale.column(run.end or run.start)
-        # Without the column of the end: a run that begins in it has not met this one.
+        # Leave out the column of the end: the next run may start in it.
         for column in range(first, max(end, first + 1)):
             cells[column] = Text(look.mark, style=f"bold reverse {look.style}")
     return Text().join(cells)

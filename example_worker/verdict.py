@@ -1,4 +1,4 @@
-"""The verdict: what the ledger, the results and the lock server prove together. Pure."""
+"""The verdict: compare the ledger, the results and the lock server. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RAN, SKIPPED = states.SUCCESS, states.REVOKED
 
 @dataclass(frozen=True)
 class Fate:
-    """What became of one message."""
+    """What happened to one message."""
 
     task_id: str
     what: str
@@ -30,7 +30,7 @@ class Fate:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The counts, and a sentence for everything that was not as it should be."""
+    """The counts, and a sentence for each thing that went wrong."""
 
     runs: int
     skipped: int
@@ -41,7 +41,7 @@ class Verdict:
 
     @property
     def faults(self) -> list[str]:
-        """The sentences for everything that was not as it should be."""
+        """The sentences for everything that went wrong."""
         return [*self.lost, *self.overlaps, *self.keys_left, *self.wrong]
 
     def summary(self, seconds: float) -> str:
@@ -58,13 +58,13 @@ class Verdict:
 
 
 def judge(fates: Sequence[Fate], runs: Sequence[Run], keys_left: Iterable[str], expected: Mapping[str, int]) -> Verdict:
-    """Compare what the callers were told with what the bodies wrote down.
+    """Compare what the results say with what the bodies recorded.
 
     Args:
-        fates: What became of each message, as its result tells.
-        runs: What the bodies wrote into the ledger.
+        fates: What happened to each message, according to its result.
+        runs: What the bodies recorded in the ledger.
         keys_left: The locks that are still held.
-        expected: How many runs each work must have had.
+        expected: How many runs there must have been for each thing.
     """
     whole = [run for run in runs if run.end is not None]
     return Verdict(
@@ -72,34 +72,34 @@ def judge(fates: Sequence[Fate], runs: Sequence[Run], keys_left: Iterable[str], 
         skipped=sum(fate.state == SKIPPED for fate in fates),
         lost=_lost(fates, whole),
         overlaps=_overlaps(runs),
-        keys_left=[f"left behind: the key {key}" for key in keys_left],
+        keys_left=[f"still held: {key}" for key in keys_left],
         wrong=[*_wrong_fates(fates, whole), *_wrong_counts(whole, expected), *_wrong_holders(fates, runs)],
     )
 
 
-def paused(runs: Sequence[Run]) -> str:
-    """How long runs of one key took, one after the other, and how long they would have taken without any pause."""
+def took_together(runs: Sequence[Run]) -> str:
+    """How long all runs took together, and how much of that the bodies worked."""
     ended = [run.end for run in runs if run.end is not None]
     if not ended:
         return ""
-    ideal = sum(run.end - run.start for run in runs if run.end is not None)
-    return f"({max(ended) - min(run.start for run in runs):.2f} s; without any pause {ideal:.2f} s)"
+    worked = sum(run.end - run.start for run in runs if run.end is not None)
+    return f"{max(ended) - min(run.start for run in runs):.2f} s for {worked:.2f} s of work"
 
 
 def _lost(fates: Sequence[Fate], whole: Sequence[Run]) -> list[str]:
-    """Messages that neither ran to the end of their body nor were skipped."""
+    """Messages that neither finished their body nor were skipped."""
     finished = {run.task_id for run in whole}
     lost = [fate for fate in fates if fate.state != SKIPPED and fate.task_id not in finished]
     return [f"lost: {fate}" for fate in lost]
 
 
 def _overlaps(runs: Sequence[Run]) -> list[str]:
-    """Runs of the same work of which one began before the other's end. A killed run has no end, and is left out."""
+    """Runs on the same thing that overlap. A killed run has no end and is left out."""
     by_what: dict[str, list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.start):
         by_what.setdefault(run.what, []).append(run)
     return [
-        f"overlap: {a.what}: task {b.task_id} began {a.end - b.start:.3f} s before the end of task {a.task_id}"
+        f"overlap: {a.what}: task {b.task_id} started {a.end - b.start:.3f} s before task {a.task_id} ended"
         for same in by_what.values()
         for a, b in pairwise(same)
         if a.end is not None and b.start < a.end
@@ -107,10 +107,10 @@ def _overlaps(runs: Sequence[Run]) -> list[str]:
 
 
 def _wrong_fates(fates: Sequence[Fate], whole: Sequence[Run]) -> list[str]:
-    """Messages whose body ran more than once, or ran to its end although the message did not succeed."""
+    """Messages whose body ran more than once, or finished although the task did not succeed."""
     times = Counter(run.task_id for run in whole)
     return [
-        f"wrong: {fate}, bodies run: {times[fate.task_id]}"
+        f"wrong: {fate}, but its body ran {times[fate.task_id]} times"
         for fate in fates
         if times[fate.task_id] > (fate.state == RAN)
     ]
@@ -119,17 +119,17 @@ def _wrong_fates(fates: Sequence[Fate], whole: Sequence[Run]) -> list[str]:
 def _wrong_counts(whole: Sequence[Run], expected: Mapping[str, int]) -> list[str]:
     times = Counter(run.what for run in whole)
     return [
-        f"wrong: {what}: runs: {times[what]}, expected: {count}"
+        f"wrong: {what}: {times[what]} runs instead of {count}"
         for what, count in expected.items()
         if times[what] != count
     ]
 
 
 def _wrong_holders(fates: Sequence[Fate], runs: Sequence[Run]) -> list[str]:
-    """Skipped messages whose reason does not name a run of the same work."""
+    """Skipped messages whose reason does not name a run on the same thing."""
     ran = {(run.what, f"duplicate of {run.task_id}") for run in runs}
     return [
-        f"wrong: {fate}, which is no holder of it"
+        f"wrong: {fate}, but that task did not hold the key"
         for fate in fates
         if fate.state == SKIPPED and (fate.what, fate.reason) not in ran
     ]

@@ -148,7 +148,7 @@ def test_code_that_expects_an_error_gets_one_with_the_existing_id(moving, capsys
     assert (error.value.task_id, before_error.value.task_id) == (first.id, before.id)
     assert page["start"](1, 2).duplicate is False
     assert page["start"](1, 2).duplicate is True
-    assert "on its way already" in capsys.readouterr().out
+    assert "already queued" in capsys.readouterr().out
     assert 3500 < page["slow_add"].lock_info(1, 2).ttl <= 3600
 
 

@@ -1,4 +1,7 @@
-"""docs/troubleshooting.md, followed with real workers: each way to be stuck is told from the terminal alone."""
+"""docs/troubleshooting.md, followed with real workers: each way to be stuck is told from the terminal alone.
+
+The commands of docs/changing-a-key.md run here too.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +43,7 @@ ERRORS = (
     "expired revoked terminated",
 )
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+ALSO = (ROOT / "docs" / "changing-a-key.md").read_text(encoding="utf-8")
 FIELDS = ["key", "task", "task_id", "hostname", "since", "ttl", "state", "scope", "waiting", "reason"]
 
 Run = Callable[..., Result]
@@ -101,13 +105,13 @@ def is_said(quotation: str, known: str) -> bool:
 
 
 def commands() -> list[str]:
-    """The commands of the page, each once; of a pipeline those of Celery. The worker is told to end at last."""
-    found = re.findall(r"celery -A shop ([a-z][^`|\n]+)", PAGE)
+    """The commands of both pages, each once; of a pipeline those of Celery. The worker is told to end at last."""
+    found = re.findall(r"celery -A shop ([a-z][^`|\n]+)", PAGE + ALSO)
     every = dict.fromkeys(re.sub(ID, "ID", one.strip()) for one in found)
     return sorted(every, key=lambda one: "shutdown" in one)
 
 
-def test_every_command_of_the_page_runs(tasks, app, config, start_worker, running):
+def test_every_command_of_the_pages_runs(tasks, app, config, start_worker, running):
     """In its order, against a worker in which one runs and three wait."""
     worker = start_worker(2)
     first = tasks.work.delay("A1", "first", 60)

@@ -188,7 +188,7 @@ class TestCluster:
             yield port
 
     def test_what_it_needs_besides(self, port):
-        more = re.findall(r"\+[\w|]+", re.search(r"\| a Cluster \| (.*)\|", PAGE)[1].replace("\\|", "|"))
+        more = re.findall(r"\+[\w|]+", re.search(r"a Cluster \| (.*)\|", PAGE)[1].replace("\\|", "|"))
         assert more == ["+cluster|slots", "+asking", "+command"]
         with redis.Redis(port=port) as server:
             server.execute_command("ACL", "SETUSER", "locks", *RULES, *more)

@@ -96,8 +96,8 @@ def test_the_brokers_server(locked_valkey):
     run("The broker's server", {"redis.example:6379": locked_valkey})
 
 
-def test_a_server_of_its_own(locked_valkey):
-    run("A server of its own", {"redis.example:6379": locked_valkey})
+def test_a_separate_server(locked_valkey):
+    run("A separate server", {"redis.example:6379": locked_valkey})
 
 
 def test_valkey(valkey):

@@ -1,4 +1,7 @@
-"""Each cell of the tables in docs/compatibility.md has a test that runs with that pool, or on that broker."""
+"""Each cell of the tables in docs/compatibility.md has a test that runs with that pool, or on that broker.
+
+The footnote of a promise names its tests.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +42,19 @@ class Row(NamedTuple):
 
 
 def rows_of(section: str, columns: list[str]) -> list[Row]:
-    text = PAGE.read_text(encoding="utf-8").split(f"\n## {section}\n")[1].split("\n## ")[0]
+    page = PAGE.read_text(encoding="utf-8")
+    text = page.split(f"\n## {section}\n")[1].split("\n## ")[0]
     table = [line for line in text.split("\n### ")[0].splitlines() if line.startswith("|")]
     head, _, *lines = ([cell.strip() for cell in line.strip("|").split("|")] for line in table)
-    assert head == ["promise", *columns, "shown by"]
-    return [Row(line[0], line[1:-1], re.findall(r"\(\.\./(tests/[\w/]+\.py)#(\w+)\)", line[-1])) for line in lines]
+    assert head == ["Promise", *columns]
+    return [Row(promise.split("[^")[0], cells, named_in(promise, page)) for promise, *cells in lines]
+
+
+def named_in(promise: str, page: str) -> list[tuple[str, str]]:
+    """The tests that the footnotes of a promise name."""
+    footnotes = dict(re.findall(r"^\[\^([\w-]+)\]: ((?:.+\n)(?:    .+\n)*)", page, re.MULTILINE))
+    named = "".join(footnotes[label] for label in re.findall(r"\[\^([\w-]+)\]", promise))
+    return re.findall(r"\(\.\./(tests/[\w/]+\.py)#(\w+)\)", named)
 
 
 ROWS = {
