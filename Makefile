@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+TEXTLINT := $(VENV)/node_modules/.package-lock.json
 
-.PHONY: demo test proof compat topologies coverage oldest versions matrix twins wheel check contracts house docs chaos mutants format bench bench-full clean
+.PHONY: demo test proof compat topologies coverage oldest versions matrix twins wheel check prose contracts house docs chaos mutants format bench bench-full clean
 
 # These run in every pool too, and are part of make compat.
 IN_POOLS := $(patsubst %,tests/acceptance/test_%.py,line_pools line_rate_limit line_quorum)
@@ -14,6 +15,9 @@ PRODUCTS := $(addprefix tests/acceptance/test_,handover.py line_backlog.py one_j
 
 # What make coverage runs: the model is no part of the package, and takes minutes where each line is noted.
 MEASURED := $(addprefix tests/,unit integration acceptance packaging compatibility frameworks topologies)
+
+# What make prose reads.
+PROSE := *.md docs/*.md 'celery_redislock/**/*.py' 'celery_redislock/**/*.lua'
 
 # Of make chaos and make twins, in all; SEED=7 repeats a run, BROKER is redis, rabbitmq or both, LOCKS one or cluster.
 # With CROWD=5000 so many messages wait for one key at the end of make chaos.
@@ -72,10 +76,22 @@ endif
 wheel: $(STAMP)  ## Install the wheel alone, as a user does, with the oldest and the newest versions, and try it
 	@$(BIN)/python -m pytest -n 2 -m network tests/packaging
 
-check: $(STAMP)  ## ruff and mypy
+check: $(STAMP) prose  ## ruff, mypy and the prose linter
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+# pip brings Node, and its npm installs textlint next to it.
+$(TEXTLINT): prose/package.json | $(STAMP)
+	@echo "installing textlint into $(VENV) ..."
+	@cp $< $(VENV)
+	@PATH="$(abspath $(BIN)):$$PATH" npm install --prefix $(VENV) --silent --no-audit --no-fund
+	@touch $@
+
+prose: $(TEXTLINT)  ## The words of prose/words.yml in the documents and the code; FILES="README.md docs/lock.md" checks only these
+	@$(BIN)/node $(VENV)/node_modules/textlint/bin/textlint.js --config prose/textlint.json \
+		--rules-base-directory $(abspath $(VENV))/node_modules --format unix --no-color \
+		$(if $(FILES),--ignore-path /dev/null $(FILES),--ignore-path prose/not-yet.txt $(PROSE))
 
 contracts: $(STAMP)  ## What the ports need of Celery, kombu, billiard and redis-py, with their newest releases and pre-releases
 	@$(BIN)/python -m nox --session contracts
