@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import sys
 
 import pytest
 
-from tests.lab.readme import README, alike, block_with, celerys_own, console, module, try_it
+from tests.lab.readme import README, alike, celerys_own, try_it
 from tests.lab.workers import ROOT
 
 CALLS_MORE = """
@@ -25,27 +24,26 @@ def variables(broker_server):
 
 def test_the_first_screen_shows_what_comes_as_pasted(tmp_path, variables):
     printed, log = try_it(sys.executable, tmp_path, variables)
-    assert printed == console("python calls.py")[1]
-    shown = re.findall(r"^\[\d.*", README, re.MULTILINE)
-    assert shown
-    assert alike("\n".join(shown)) <= alike(log)
+    assert printed == README.console("python calls.py")[1]
+    assert README.log_lines()
+    assert alike(README.log_lines()) <= alike(log)
 
 
 def test_what_waits_in_the_queue_is_no_duplicate_yet(tmp_path, variables):
-    """As the README says: with one child no two of five equal calls meet, and all run."""
+    """With one child no two of five equal calls meet, so all run: as the page "Getting started" says."""
     calls = """
 from shop import sync_account
 
 calls = [sync_account.delay(7) for _ in range(5)]
 print([call.get() for call in calls])
 """
-    instant = module("shop.py").replace("time.sleep(2)", "time.sleep(0.1)")
+    instant = README.module("shop.py").replace("time.sleep(2)", "time.sleep(0.1)")
     printed, _ = try_it(sys.executable, tmp_path, variables, shop=instant, calls=calls, concurrency=1)
     assert printed == f"{['synced 7'] * 5}\n"
 
 
 def test_the_keys_that_it_shows_work_as_pasted(tmp_path, variables):
-    shop = module("shop.py") + block_with("lock_key=")
+    shop = README.module("shop.py") + README.block_with("lock_key=")
     printed, log = try_it(sys.executable, tmp_path, variables, shop=shop, calls=CALLS_MORE)
     assert printed == "None None\n"
     for line in ("billing 1: 2", "reserving 3 of a"):

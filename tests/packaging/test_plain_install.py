@@ -14,7 +14,7 @@ import pytest
 from packaging.version import Version
 
 from noxfile import oldest
-from tests.lab.readme import celerys_own, console, try_it
+from tests.lab.readme import README, celerys_own, try_it
 from tests.lab.servers import Valkey, free_port
 from tests.lab.workers import ROOT
 
@@ -60,7 +60,7 @@ def test_the_readmes_first_screen_works_with_the_wheel_alone(wheel, tmp_path, va
         name, version = pin.split("==")
         assert Version(versions[name.split("[")[0]]) == Version(version)
     printed, log = try_it(python, tmp_path, variables)
-    assert printed == console("python calls.py")[1], log
+    assert printed == README.console("python calls.py")[1], log
 
 
 def test_the_demo_works_with_the_wheel_alone(wheel, tmp_path):

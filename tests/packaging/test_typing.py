@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.pages import files_of, python_of, write_files
-from tests.lab.readme import module
+from tests.lab.readme import README
 from tests.lab.workers import ROOT
 
 TYPED = ROOT / "tests" / "typing"
@@ -132,7 +132,7 @@ def programs(tmp_path: Path) -> None:
     """The code of the README and of each page that is one program, as modules whose lines have the page's numbers."""
     (tmp_path / "imagined.py").write_text(IMAGINED)
     code = python_of(ROOT / "README.md")  # its first line is its title: there is room for an import
-    calls = module("calls.py")  # a program of its own, which imports from the other
+    calls = README.module("calls.py")  # a program of its own, which imports from the other
     (tmp_path / "calls.py").write_text(calls)
     code = code.replace(calls, "\n" * calls.count("\n"))
     (tmp_path / "shop.py").write_text("from imagined import parts, swap_index" + code + "\n")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 import sysconfig
 import venv
 from email import message_from_bytes
+from email.message import Message
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -70,16 +72,67 @@ def test_the_wheel_holds_the_package_and_its_metadata_alone(wheel: Path) -> None
     assert [name for name in names if name.endswith("/licenses/LICENSE")]
 
 
-def test_the_description_for_a_package_index_is_the_readme_without_its_relative_links(wheel: Path) -> None:
-    """Nothing on an index's page is at their end."""
+def metadata_of(wheel: Path) -> Message:
     with ZipFile(wheel) as files:
         (name,) = (name for name in files.namelist() if name.endswith("/METADATA"))
-        description = message_from_bytes(files.read(name)).get_payload()
-    links = re.findall(r"\]\((?!https?://)[^)]*\)", (ROOT / "README.md").read_text())
-    assert len(links) > 30
-    assert re.findall(r"\]\((?!https?://)[^)]*\)", description) == []
-    assert "[The guarantees](docs/guarantees.md) say where it ends" in (ROOT / "README.md").read_text()
-    assert "The guarantees say where it ends" in description
+        return message_from_bytes(files.read(name))
+
+
+def with_address(address: str, folder: Path) -> Message:
+    """The metadata of a wheel whose `pyproject.toml` names this repository."""
+    for name in ("README.md", "LICENSE", "hatch_build.py"):
+        shutil.copy(ROOT / name, folder)
+    (folder / "celery_redislock").mkdir()
+    (folder / "celery_redislock" / "__init__.py").touch()
+    text = (ROOT / "pyproject.toml").read_text()
+    set_to, times = re.subn(r'^repository = ".*"$', f'repository = "{address}"', text, flags=re.MULTILINE)
+    assert times == 1
+    (folder / "pyproject.toml").write_text(set_to)
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, folder, cwd=folder)
+    (wheel,) = folder.glob("*.whl")
+    return metadata_of(wheel)
+
+
+def description_of(metadata: Message) -> str:
+    text = metadata.get_payload(decode=True)
+    assert isinstance(text, bytes)
+    return text.decode()
+
+
+def links_of(text: str) -> list[tuple[str, str]]:
+    """The text and the target of each link that leaves the page."""
+    return re.findall(r"\[([^\]]+)\]\((?!#)([^)]+)\)", text)
+
+
+def test_the_description_for_a_package_index_has_no_relative_link(wheel: Path) -> None:
+    """A package index does not have the files that they lead to."""
+    links = links_of(description_of(metadata_of(wheel)))
+    assert [target for _, target in links if "://" not in target] == []
+
+
+def test_without_an_address_the_links_of_the_readme_are_plain_text(tmp_path: Path) -> None:
+    built = with_address("", tmp_path)
+    readme, description = (ROOT / "README.md").read_text(), description_of(built)
+    relative = [link for link in links_of(readme) if "://" not in link[1]]
+    assert len(relative) > 20
+    assert links_of(description) == [link for link in links_of(readme) if "://" in link[1]]
+    assert [text for text, _ in relative if text not in description] == []
+    assert "in the folder `docs` of the source distribution" in description
+    assert built.get_all("Project-URL") is None
+
+
+def test_one_address_makes_the_urls_and_the_links_of_the_readme(tmp_path: Path) -> None:
+    built = with_address("https://example.org/a/b/", tmp_path)
+    readme, description = (ROOT / "README.md").read_text(), description_of(built)
+    files = f"https://example.org/a/b/blob/v{built['Version']}/"
+    assert links_of(description) == [
+        (text, target if "://" in target else files + target) for text, target in links_of(readme)
+    ]
+    assert "source distribution" not in description
+    urls = dict(line.split(", ") for line in built.get_all("Project-URL", []))
+    assert urls.keys() == {"Documentation", "Source", "Changelog", "Issues"}
+    assert urls["Source"] == "https://example.org/a/b"
+    assert all(url.startswith("https://example.org/a/b") for url in urls.values())
 
 
 def test_to_install_it_changes_nothing_for_pytest_and_adds_one_command_to_celery(wheel: Path) -> None:

@@ -136,16 +136,27 @@ def test_the_decisions_are_functions_of_their_modules() -> None:
 
 @pytest.mark.parametrize(
     ("page", "heading"),
-    [("docs/conflicts.md", "## The policies"), ("README.md", "## What happens to a duplicate")],
+    [
+        ("docs/conflicts.md", "## The policies"),
+        ("docs/choosing.md", "## 3. What happens to a call that finds it held?"),
+        ("README.md", "## Choose what is locked"),
+    ],
 )
 def test_the_policies_are_the_same_in_their_table_their_type_and_the_documents(page: str, heading: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     assert sorted(quoted(column(first_table(text, heading)))) == sorted(POLICIES) == sorted(get_args(ConflictPolicy))
 
 
-def test_the_scopes_are_the_same_in_their_type_and_the_documents() -> None:
-    text = (DOCS / "unique-jobs.md").read_text(encoding="utf-8")
-    assert quoted(column(first_table(text, "# Unique jobs"))) == list(get_args(Scope))
+@pytest.mark.parametrize(
+    ("page", "heading"),
+    [
+        ("unique-jobs.md", "# Unique jobs"),
+        ("choosing.md", "## 2. From when to when is the key held?"),
+    ],
+)
+def test_the_scopes_are_the_same_in_their_type_and_the_documents(page: str, heading: str) -> None:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    assert quoted(column(first_table(text, heading))) == list(get_args(Scope))
 
 
 def test_the_options_are_the_same_in_the_code_and_on_their_page() -> None:
