@@ -69,9 +69,8 @@ def main(findings: Findings) -> None:
         table.add_row(case, *cells, _judge(findings, case, eta, value))
     findings.show(table)
     findings.say(
-        "**How it grows.** A message that waits for its key takes about as much memory as one that waits for its "
-        "eta, in the main process of its worker, and none in Redis. `redislock_waiting_limit` bounds how many one "
-        "worker keeps."
+        "**How it grows.** A waiting message takes about as much memory as a message with an eta, in the main process "
+        "of its worker, and none in Redis. `redislock_waiting_limit` bounds how many one worker keeps."
     )
 
 

@@ -90,7 +90,7 @@ def promise_in(document: Path) -> str:
 
 def test_the_promise_is_in_the_guarantees_and_in_the_readme_word_for_word() -> None:
     promise = promise_in(GUARANTEES)
-    assert promise.startswith("At most one holder per key, or with a `lock_limit` of N at most N, while one Redis")
+    assert promise.startswith("At most one holder per key (with a `lock_limit` of N, at most N), as long as one Redis")
     assert promise.endswith("the resource itself must check the fencing number.")
     assert promise_in(ROOT / "README.md") == promise
 
