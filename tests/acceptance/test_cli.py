@@ -487,7 +487,7 @@ def test_watch_shows_what_is_held_until_it_is_interrupted(tasks, config, tmp_pat
                 _, errors = watching.communicate(timeout=20)
             finally:
                 watching.kill()
-    assert "1 held, 0 kept, 0 waiting, conflicts/s not known" in head
+    assert "1 held, 0 kept, 0 waiting, 0 conflicts in 0 workers" in head
     assert names.startswith("STATE")
     assert row.split()[3] == lock.name
     assert (watching.returncode, errors) == (0, "")

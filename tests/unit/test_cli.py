@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from celery_redislock.cli.commands import screen
-from celery_redislock.cli.console import Total, age, duration, moment, prometheus, table, totals
 from celery_redislock.cli.locks import matcher
-from celery_redislock.cli.scan import FREE, Row, Waits
-from celery_redislock.cli.sentences import Say
+from celery_redislock.cli.rows import FREE, Row, Total, prometheus, table, totals
+from celery_redislock.cli.sentences import Say, age, duration, moment
+from celery_redislock.cli.workers import Counts, Waits
 from celery_redislock.protocol.names import LockKeys, LockPart
 from celery_redislock.protocol.tokens import COOLING, Attempt, Token, mint, mint_nonce, origin
 from tests.lab.workers import ROOT
@@ -99,11 +99,11 @@ def test_a_narrow_table_has_as_much_of_the_rest_as_there_is_room_for_and_a_wide_
 
 
 def test_the_head_of_the_watch_is_broken_where_the_terminal_is_narrow():
-    *head, names, _ = screen([row(waiting=1)], "0.0 conflicts/s in 2 workers", 0.1, "One is not counted.", 80)
-    assert len(head) == 3
+    *head, names, _ = screen([row(waiting=1)], Counts(), 0.1, 80)
+    assert len(head) == 4
     assert max(map(len, head)) <= 80
-    assert head[0].endswith("conflicts/s in 2")
-    assert head[2] == "One is not counted."
+    assert head[0].endswith("0 conflicts in 0")
+    assert head[2].startswith("Each counts as one, whatever waits in it: 1 process outside ")
     assert names.startswith("STATE")
 
 
@@ -154,8 +154,10 @@ def test_prometheus_gets_a_gauge_for_each_total_with_the_task_as_its_label():
 
 
 def test_watch_shows_what_is_waited_for_first():
-    head, _, first, _ = screen([row(), row("redislock:{b}", waiting=1)], "0.0 conflicts/s in 1 workers", 0.1)
-    assert "2 held, 0 kept, 1 waiting, oldest wait 30s, 0.0 conflicts/s in 1 workers" in head
+    counts = Counts()
+    counts.conflicts = {"w1": 2, "w2": 3}
+    head, _, _, first, _ = screen([row(), row("redislock:{b}", waiting=1)], counts, 0.1)
+    assert "2 held, 0 kept, 1 waiting, oldest wait 30s, 5 conflicts in 2 workers" in head
     assert first.split()[3] == "redislock:{b}"
 
 
