@@ -27,8 +27,6 @@ from .sentences import counted, duration
 from .why import Why
 from .workers import Counts, Workers
 
-#: Terminal codes that `watch` draws with: overwriting the last screen instead of clearing it avoids flicker.
-HOME, CLEAR_RIGHT, CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 #: The maximum number of rows that `watch` draws, which is more than a terminal shows.
 SHOWN = 200
 
@@ -57,8 +55,7 @@ def list_(known: Locks, workers: Workers, task: str | None, match: str | None, w
     if as_json:
         _print_json(known, rows)
     elif rows:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        _print(table(rows, datetime.now(UTC), width))
+        _print(table(rows, datetime.now(UTC), _size()[0]))
     if missing := _missing(counts, rows):
         click.echo(missing, err=True)
     if not rows:
@@ -179,19 +176,13 @@ def watch(known: Locks, workers: Workers, task: str | None, match: str | None, i
             counts = Counts(workers)
             rows = list(known.all(match, task, counts))
             took = time.monotonic() - began
-            _draw(rows, counts, took)
+            width, height = _size()
+            lines = [*screen(rows, counts, took, width)]
+            click.clear()  # only at a terminal
+            _print(lines[: height and height - 1])
             time.sleep(max(interval - took, took))  # the lock server has other work too
     except KeyboardInterrupt:
         return
-
-
-def _draw(rows: Sequence[Row], counts: Counts, took: float) -> None:
-    if not sys.stdout.isatty():
-        _print(screen(rows, counts, took))
-        return
-    width, height = shutil.get_terminal_size()
-    lines = [*screen(rows, counts, took, width)][: height - 1]
-    click.echo(HOME + "".join(f"{line}{CLEAR_RIGHT}\n" for line in lines) + CLEAR_BELOW, nl=False)
 
 
 def screen(rows: Sequence[Row], counts: Counts, took: float, width: int | None = None) -> Iterator[str]:
@@ -221,6 +212,11 @@ def _missing(counts: Counts, rows: Sequence[Row]) -> str | None:
 def _outside(rooms: int) -> str:
     """How many processes stand in line outside the workers that answered, in words."""
     return f"{counted(rooms, 'process', 'processes')} outside the workers that answered"
+
+
+def _size() -> tuple[int | None, int | None]:
+    """The columns and lines of the terminal; None if the output is a pipe or a file."""
+    return shutil.get_terminal_size() if sys.stdout.isatty() else (None, None)
 
 
 def _print(lines: Iterable[str]) -> None:

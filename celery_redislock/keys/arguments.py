@@ -46,7 +46,6 @@ encode = json.JSONEncoder(check_circular=False, sort_keys=True, separators=(",",
 #: Matches braces, and text that looks like an escape. A name must not contain braces: the Redis key has
 #: the name between braces, which make it the hash tag. Escapes are escaped too, or they would be taken for ours.
 UNSAFE = re.compile("[{}]|%(?=[0-9A-F]{2})")
-_UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 
 
 def wire(value: Any) -> Any:
@@ -192,13 +191,9 @@ def check_parameters(task: str, option: str, wanted: Iterable[str], parameters: 
 
 def printable(text: str, unsafe: re.Pattern[str]) -> str:
     """Escape the characters of `text` that are `unsafe` or not printable as ``%XX``."""
-    text = unsafe.sub(_percent, text)
-    return text if text.isprintable() else _UNPRINTABLE.sub(_percent_unprintable, text)
+    text = unsafe.sub(lambda found: _percent(found[0]), text)
+    return text if text.isprintable() else "".join(one if one.isprintable() else _percent(one) for one in text)
 
 
-def _percent(match: re.Match[str]) -> str:
-    return "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", "surrogatepass"))
-
-
-def _percent_unprintable(match: re.Match[str]) -> str:
-    return match[0] if match[0].isprintable() else _percent(match)
+def _percent(character: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))

@@ -152,9 +152,6 @@ def binder(task: str, signature: inspect.Signature) -> Binder:
 def _digest_namer(task: str, parameters: Sequence[str], chosen: Sequence[str], remedy: str) -> Namer:
     """Return a function that makes a name from the task's name and a digest, which hides the chosen arguments."""
     check_parameters(task, "lock_args", chosen, parameters)
-    if not chosen:
-        only = f"{task}:{digest(encode({}))}"
-        return lambda arguments: only
 
     def name(arguments: Arguments) -> str:
         shaped = {}

@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 
 from celery_redislock import Lock, LockLost
 from celery_redislock.app import server_of
-from celery_redislock.cli import commands, workers
+from celery_redislock.cli import workers
 from celery_redislock.cli.commands import locks as group
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.tokens import Attempt
@@ -31,6 +31,8 @@ from tests.lab.kinds import left_out
 from tests.lab.servers import need, wait_until
 from tests.lab.workers import ROOT, acked, kept
 
+#: What click sends to clear a terminal.
+CLEAR = b"\x1b[2J\x1b[1;1H"
 FIELDS = ["key", "task", "task_id", "hostname", "since", "ttl", "state", "scope", "waiting"]
 
 Cli = Callable[..., Result]
@@ -494,7 +496,7 @@ def test_watch_shows_what_is_held_until_it_is_interrupted(tasks, config, tmp_pat
 
 
 @pytest.mark.parametrize("columns", ["40", "80"])
-def test_at_a_terminal_watch_draws_each_picture_over_the_last_and_no_line_wider_than_it(
+def test_at_a_terminal_watch_clears_the_screen_for_each_picture_and_no_line_is_wider_than_it(
     tasks, config, tmp_path, columns
 ):
     command = [sys.executable, "-m", "celery_redislock", "-A", "tests.lab.worker", "watch", "--timeout", "0.1"]
@@ -506,16 +508,16 @@ def test_at_a_terminal_watch_draws_each_picture_over_the_last_and_no_line_wider_
     with lock, subprocess.Popen([*command, "--interval", "0.1"], env=env, stdout=terminal) as it:
         os.close(terminal)
         try:
-            while drawn.count(commands.CLEAR_BELOW.encode()) < 2:
+            while drawn.count(CLEAR) < 3:
                 drawn += os.read(ours, 1000)
             it.send_signal(signal.SIGINT)
             assert it.wait(30) == 0
         finally:
             it.kill()
     os.close(ours)
-    _, first, second = drawn.decode().split(commands.HOME)[:3]
+    _, first, second = drawn.split(CLEAR)[:3]
     for picture in (first, second):
-        lines = [line.removesuffix(commands.CLEAR_RIGHT) for line in picture.split("\r\n")[:-1]]
+        lines = picture.decode().split("\r\n")[:-1]
         assert max(map(len, lines)) <= int(columns)
         assert "1 held" in lines[0]
         (names, row) = lines[-2:]
