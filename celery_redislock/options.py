@@ -48,6 +48,10 @@ def _seconds(default: float) -> Rule:
     return Rule(default, "seconds greater than 0, int or float", _is_seconds)
 
 
+def _seconds_or_zero(default: float) -> Rule:
+    return Rule(default, "seconds, 0 or greater, int or float", _is_seconds_or_zero)
+
+
 def _seconds_or_none() -> Rule:
     return Rule(None, "seconds greater than 0, int or float, or None", lambda v: v is None or _is_seconds(v))
 
@@ -77,9 +81,9 @@ OPTIONS: Mapping[str, Rule] = {
     "lease": _seconds(30.0),
     "max_hold": _seconds_or_none(),
     "wait_for": _seconds_or_none(),
-    "block_for": _seconds(10.0),
+    "block_for": _seconds_or_zero(10.0),
     "hold_on_retry": _TRUE_OR_FALSE,
-    "cooldown": Rule(0.0, "seconds, 0 or greater, int or float", _is_seconds_or_zero),
+    "cooldown": _seconds_or_zero(0.0),
     "queue_ttl": _seconds(3600.0),
     "on_lost": _choice(get_args(OnLost)),
     "on_outage": _choice(get_args(OnOutage)),

@@ -50,13 +50,13 @@ def locks(context: click.Context, **_: Any) -> None:
 @asks
 def list_(known: Locks, workers: Workers, task: str | None, match: str | None, waiting: bool, as_json: bool) -> None:
     """List who holds locks and how many messages wait for each, oldest first."""
-    counts = Counts(workers)
-    rows = sorted((row for row in known.all(match, task, counts) if row.waiting or not waiting), key=oldest_first)
+    known.counts = Counts(workers)
+    rows = sorted((row for row in known.all(match, task) if row.waiting or not waiting), key=oldest_first)
     if as_json:
         _print_json(known, rows)
     elif rows:
         _print(table(rows, datetime.now(UTC), _size()[0]))
-    if missing := _missing(counts, rows):
+    if missing := _missing(known.counts, rows):
         click.echo(missing, err=True)
     if not rows:
         raise Nothing(f"No lock is {'waited for' if waiting else 'held'} on {known.where}.")
@@ -76,15 +76,15 @@ def show(
     if (key is None) is (task is None):
         raise click.UsageError("name either a KEY or a --task")
     name = key or _key_of(known.app, str(task), _read(args, list, "--args"), _read(kwargs, dict, "--kwargs"))
-    counts = Counts(workers)
-    rows = known.of(name, counts)
+    known.counts = Counts(workers)
+    rows = known.of(name)
     held = [row for row in rows if row.state != "free"]
     if as_json:
         _print_json(known, rows)
     else:
         now = datetime.now(UTC)
         _print(known.held(row, now) for row in held)
-        _print(_line(workers, counts, rows))
+        _print(_line(workers, known.counts, rows))
     if not held:
         raise Nothing(f"{shown(name)} is free.")
 
@@ -124,8 +124,8 @@ def _line(workers: Workers, counts: Counts, rows: list[Row]) -> Iterator[str]:
     if not rows:
         return
     row, inside = rows[0], counts.inside[rows[0].part.lock]
-    messages = f"{counted(row.waiting - len(row.rooms), 'message')} in {counted(len(inside), 'worker')}"
-    found = ([messages] if inside else []) + ([_outside(len(row.rooms))] if row.rooms else [])
+    messages = f"{counted(row.waiting - len(row.outside), 'message')} in {counted(len(inside), 'worker')}"
+    found = ([messages] if inside else []) + ([_outside(len(row.outside))] if row.outside else [])
     yield f"Waiting: {', and '.join(found)}." if found else "Nobody waits for it."
     answers = workers.ask("redislock_waiting", {"key": row.part.lock}, to=sorted(inside)) if inside else {}
     waiting = sorted((one["rank"], worker, one) for worker, all_of_it in answers.items() for one in all_of_it)
@@ -157,10 +157,10 @@ def why(known: Locks, workers: Workers, task_id: str, as_json: bool) -> None:
 @asks
 def export(known: Locks, workers: Workers, task: str | None, match: str | None) -> None:
     """Print totals in Prometheus' text format."""
-    counts = Counts(workers)
-    _print(prometheus(totals(known.all(match, task, counts))))
-    if counts.unasked:
-        click.echo(counts.unasked, err=True)
+    known.counts = Counts(workers)
+    _print(prometheus(totals(known.all(match, task))))
+    if known.counts.unasked:
+        click.echo(known.counts.unasked, err=True)
 
 
 @locks.command(cls=CeleryCommand)
@@ -173,11 +173,11 @@ def watch(known: Locks, workers: Workers, task: str | None, match: str | None, i
     try:
         while True:
             began = time.monotonic()
-            counts = Counts(workers)
-            rows = list(known.all(match, task, counts))
+            known.counts = Counts(workers)
+            rows = list(known.all(match, task))
             took = time.monotonic() - began
             width, height = _size()
-            lines = [*screen(rows, counts, took, width)]
+            lines = [*screen(rows, known.counts, took, width)]
             click.clear()  # only at a terminal
             _print(lines[: height and height - 1])
             time.sleep(max(interval - took, took))  # the lock server has other work too
@@ -203,7 +203,7 @@ def screen(rows: Sequence[Row], counts: Counts, took: float, width: int | None =
 
 def _missing(counts: Counts, rows: Sequence[Row]) -> str | None:
     """What the numbers of `rows` leave out, as a sentence; None if they count everything."""
-    rooms = {room for row in rows for room in row.rooms}
+    rooms = {room for row in rows for room in row.outside}
     if not rooms or counts.unasked:
         return counts.unasked
     return f"Each counts as one, whatever waits in it: {_outside(len(rooms))}."

@@ -27,7 +27,7 @@ from celery_redislock.task.plan import LockPlan
 
 from .rows import FREE, Row
 from .sentences import Say, duration, moment
-from .workers import Counts
+from .workers import Counts, Waits
 
 #: How many entries of its key table the server examines per SCAN, which takes about 0.3 ms. It serves other clients
 #: between two pages, and also while it answers a page's pipeline, because it reads the commands a few at a time.
@@ -44,7 +44,9 @@ class Locks:
         app: The app, with its tasks loaded.
 
     Attributes:
+        app: The app.
         prefix: The start of its tasks' keys, up to the opening brace.
+        counts: The messages that wait in its workers. Until they are counted, each process in line counts as one.
 
     Raises:
         LockConfigError: The app has no lock server.
@@ -52,6 +54,7 @@ class Locks:
 
     def __init__(self, app: Celery) -> None:
         self.app = app
+        self.counts = Counts()
         self._server = server_of(app)
         self.prefix = f"{keyprefix_of(app)}{resolve_settings(settings_of(app)).prefix}:{{"
 
@@ -65,15 +68,12 @@ class Locks:
         """The address of the lock server, without a password, and the prefix of the keys."""
         return f"{self.server}, with the prefix {shown(self.prefix.removesuffix(':{'))!r}"
 
-    def all(
-        self, match: str | None = None, task: str | None = None, counts: Counts | None = None, *, foreign: bool = False
-    ) -> Iterator[Row]:
+    def all(self, match: str | None = None, task: str | None = None, *, foreign: bool = False) -> Iterator[Row]:
         """All holders, and all locks that are free while messages wait for them, in no particular order.
 
         Args:
             match: A pattern of keys, as for Redis' SCAN; None for all locks of the app's tasks.
             task: The name of the holder's task, or of a waiting task if the lock is free; None for any.
-            counts: The waiting messages. Without it, each process in line counts as one.
             foreign: Whether to include keys that are not `ours`, whatever they may hold.
 
         Raises:
@@ -81,23 +81,23 @@ class Locks:
         """
         pattern = _literal(self.prefix) + "*" if match is None else match
         name, seen, matches = task and known_as(task), set(), matcher(pattern)
-        unseen = {lock for lock in counts.locks if matches(lock)} if counts else set()
+        unseen = {lock for lock in self.counts.locks if matches(lock)}
         for row in self._scan(pattern):
             unseen.discard(row.part.lock)
             if row.part.key not in seen and (foreign or self.ours(row)) and row.is_of(name):
                 seen.add(row.part.key)
-                yield _counted(row, counts)
+                yield row
         for lock in sorted(unseen):  # they are free, or were just taken
-            yield from (row for row in self.of(lock, counts) if matches(row.part.key) and row.is_of(name))
+            yield from (row for row in self.of(lock) if matches(row.part.key) and row.is_of(name))
 
     def ours(self, row: Row) -> bool:
         """Whether a key belongs to this package: it begins with the app's prefix, or holds a token."""
         return row.part.key.startswith(self.prefix) or row.token.since is not None
 
-    def of(self, key: str, counts: Counts | None = None) -> list[Row]:
+    def of(self, key: str) -> list[Row]:
         """The holders of the lock `key` (several if it has a limit), and the place in its queue if reserved.
 
-        With `counts`, a free lock has a row too if messages wait for it.
+        A free lock has a row too if messages wait for it.
 
         Raises:
             RedisError: Redis did not answer, or refused the command.
@@ -108,9 +108,9 @@ class Locks:
         lock, names = part.lock, keys_of(part.lock)
         permits = [LockPart(names.permit(number), lock, "permit") for number in range(2, MAX_CAPACITY + 1)]
         rows = [*self._read([LockPart(lock, lock), *permits, LockPart(names.queued, lock, "queued")])]
-        if not rows and counts and lock in counts.locks:  # its messages may lack a free slot in their worker
-            rows = [Row(LockPart(lock, lock), FREE, None)]
-        return [_counted(row, counts) for row in rows]
+        if not rows and lock in self.counts.locks:  # its messages may lack a free slot in their worker
+            rows = [Row(LockPart(lock, lock), FREE, None, self.counts.locks[lock])]
+        return rows
 
     def release(self, row: Row) -> bool:
         """Release the key of `row`, unless its holder has changed by now.
@@ -181,7 +181,7 @@ class Locks:
             for part, reply in replies:
                 if any(isinstance(one, AskError) for one in reply[:2]):  # redis-py's MOVED error is a subclass of it
                     parts.append(part)
-                elif row := _row(part, *reply):
+                elif row := self._row(part, *reply):
                     yield row
             if not parts:
                 return
@@ -194,19 +194,29 @@ class Locks:
         yield from ((node, False) for node in nodes)
         yield from ((node, True) for node in nodes)
 
+    def _row(self, part: LockPart, value: Any, left: Any, line: Any) -> Row | None:
+        """The row of one key, by its replies; None if it holds nothing, or what is no lock."""
+        if isinstance(line, AskError):  # the line does not exist, or is briefly on another node
+            line = ()
+        for one in (value, left, line):
+            if isinstance(one, ResponseError) and str(one).startswith("WRONGTYPE"):
+                return None
+            if isinstance(one, Exception):
+                raise one
+        if value is None:  # released in the meantime
+            return None
+        token, waits = Token.of(value), dict(self.counts.locks.get(part.lock, {}))
+        outside = {room: rank for text, rank in line if (room := Token.of(text).nonce) not in self.counts.rooms}
+        if outside:
+            task = token.task or ""
+            waits[task] = waits.get(task, Waits()) + Waits(len(outside), min(outside.values()))
+        return Row(part, token, left / 1000 if left >= 0 else None, waits, frozenset(outside))
+
     @property
     def _nodes(self) -> list[redis.Redis]:
         """The servers that together have all keys: the primaries of a Cluster, or the one server."""
         client = self._server.client
         return client.primaries() if isinstance(client, ClusterClient) else [client]
-
-
-def _counted(row: Row, counts: Counts | None) -> Row:
-    """`row` with the messages that wait for its lock, in place of the rooms that they wait in."""
-    if counts is None:
-        return row
-    rooms = {room: rank for room, rank in row.rooms.items() if room not in counts.rooms}
-    return row._replace(rooms=rooms, messages=counts.locks.get(row.part.lock, {}))
 
 
 def _ask(node: redis.Redis, parts: Sequence[LockPart], *, asking: bool) -> list[tuple[Any, ...]]:
@@ -220,21 +230,6 @@ def _ask(node: redis.Redis, parts: Sequence[LockPart], *, asking: bool) -> list[
             getattr(pipeline, command)(*arguments)
     replies = pipeline.execute(raise_on_error=False)[1 if asking else 0 :: 2 if asking else 1]
     return [*zip(replies[0::3], replies[1::3], replies[2::3], strict=True)]
-
-
-def _row(part: LockPart, value: Any, left: Any, line: Any) -> Row | None:
-    """The row of one key, by its replies; None if it holds nothing, or what is no lock."""
-    if isinstance(line, AskError):  # the line does not exist, or is briefly on another node
-        line = ()
-    for one in (value, left, line):
-        if isinstance(one, ResponseError) and str(one).startswith("WRONGTYPE"):
-            return None
-        if isinstance(one, Exception):
-            raise one
-    if value is None:  # released in the meantime
-        return None
-    rooms = {Token.of(room).nonce: rank for room, rank in line}
-    return Row(part, Token.of(value), left / 1000 if left >= 0 else None, rooms)
 
 
 def silent(rows: Iterable[Row], answered: Container[str]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 import click
@@ -12,7 +12,7 @@ from celery.bin.base import CeleryCommand
 from celery_redislock.info import LONGEST, shown
 
 from .console import Nothing, Refused, asks
-from .locks import Locks
+from .locks import Locks, silent
 from .rows import Row, oldest_first, table
 from .sentences import Say, counted
 from .workers import Counts, Workers
@@ -39,8 +39,8 @@ def release(
     if (key is None) is (match is None):
         raise click.UsageError("name either a KEY or a --match")
     if key is None:
-        every = known.all(match, counts=Counts(workers), foreign=True)
-        found = sorted((row for row in every if row.state != "free"), key=oldest_first)
+        known.counts = Counts(workers)
+        found = sorted((row for row in known.all(match, foreign=True) if row.state != "free"), key=oldest_first)
     else:
         found = _held_at(known, key)
     rows = [row for row in found if foreign or known.ours(row)]
@@ -87,21 +87,24 @@ def _show(known: Locks, rows: Sequence[Row], workers: Workers) -> None:
     click.echo(known.held(rows[0], now))
     if strange:
         click.echo("It holds no token of this package: make sure that it is a lock.")
-    click.echo(_answers(rows[0], workers))
+    for line in _answers(rows[0], workers):
+        click.echo(line)
     click.echo(_HARM[rows[0].state])
 
 
-def _answers(row: Row, workers: Workers) -> str:
+def _answers(row: Row, workers: Workers) -> Iterator[str]:
     """Whether the holder's worker answers, and what it says about the run."""
     host, attempt = row.token.hostname or "", row.token.attempt
     if attempt is None or "@" not in host:  # a publisher's host is no worker
-        return "Its holder is no run of a worker, so no worker can be asked about it."
-    (answer,) = workers.ask("redislock_task", {"task_id": attempt.task_id}, to=[host]).values() or (None,)
-    if answer is None:
-        why = f" ({workers.problem})." if workers.problem else "."
-        return f"{Say.SILENT(worker=host).rstrip('.')}{why}"
-    runs = "RUNS there now" if any(one["is"] == "running" for one in answer) else "does not run there"
-    return f"Its worker {shown(host)} answers: the task {runs}."
+        yield "Its holder is no run of a worker, so no worker can be asked about it."
+        return
+    answers = workers.ask("redislock_task", {"task_id": attempt.task_id}, to=[host])
+    yield from silent([row], answers)
+    if workers.problem:
+        yield Say.WORKERS_AWAY(error=workers.problem)
+    for answer in answers.values():
+        runs = "RUNS there now" if any(one["is"] == "running" for one in answer) else "does not run there"
+        yield f"Its worker {shown(host)} answers: the task {runs}."
 
 
 def _ask(count: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -45,11 +45,10 @@ class Row(NamedTuple):
     token: Token
     ttl: float | None
     """Seconds until the key expires unless it is renewed; None for a key without expiry."""
-    rooms: Mapping[str, float] = {}
-    """The ranks of the rooms in line for the lock, one room per process, except the rooms whose messages are in
-    `messages`."""
-    messages: Mapping[str, Waits] = {}
-    """The messages that wait for the lock, by task, as the workers report them."""
+    waits: Mapping[str, Waits] = {}
+    """The messages that wait for the lock, by task. Each process in `outside` counts as one of the holder's task."""
+    outside: Set[str] = frozenset()
+    """The rooms in line for the lock, one for each process, whose messages no worker has told."""
 
     @property
     def info(self) -> LockInfo:
@@ -62,18 +61,9 @@ class Row(NamedTuple):
         return "free" if self.token is FREE else self.token.state
 
     @property
-    def waits(self) -> dict[str, Waits]:
-        """The waiting messages, by task. A room in `rooms` counts as one message of the holder's task."""
-        found = dict(self.messages)
-        if self.rooms:
-            holder = self.token.task or ""
-            found[holder] = found.get(holder, Waits()) + Waits(len(self.rooms), min(self.rooms.values()))
-        return found
-
-    @property
     def waiting(self) -> int:
-        """How many messages wait for the lock: those in `messages`, and one for each room in `rooms`."""
-        return len(self.rooms) + sum(waits.number for waits in self.messages.values())
+        """How many messages wait for the lock."""
+        return sum(waits.number for waits in self.waits.values())
 
     def is_of(self, task: str | None) -> bool:
         """Whether this task holds the key, or waits for the free lock; True for the task None."""

@@ -16,6 +16,8 @@ from celery_redislock.errors import describe
 from celery_redislock.info import shown
 from celery_redislock.protocol.tokens import known_as
 
+from .sentences import Say
+
 Answer = TypeVar("Answer")
 
 #: How many seconds a broker or a result backend has to answer. Celery's own commands wait forever for a silent one.
@@ -125,7 +127,7 @@ class Counts:
         answers = workers.ask("redislock_counts") if workers else {}
         self.unasked: str | None = None
         if workers and workers.problem is not None:
-            self.unasked = f"The workers could not be asked: {workers.problem}. Each process in line counts as one."
+            self.unasked = f"{Say.WORKERS_AWAY(error=workers.problem)} Each process in line counts as one."
         self.conflicts = {worker: int(answer["conflicts"]) for worker, answer in answers.items()}
         self.rooms = {str(room) for answer in answers.values() for room in answer["rooms"]}
         self.locks: defaultdict[str, defaultdict[str, Waits]] = defaultdict(lambda: defaultdict(Waits))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pty
-import re
 import signal
 import subprocess
 import sys
@@ -381,7 +380,9 @@ def test_where_the_broker_is_away_the_lock_server_is_asked_all_the_same(config, 
     assert "The workers could not be asked: " in shown
     held = tokens.mint(tokens.mint_nonce(), Attempt("an-id", 0, 0), tokens.origin("w@host", "lab.work"))
     locks.client.set("redislock:{k}", held.value)
-    assert re.search(r"Its worker w@host does NOT ANSWER: .* \(.+\)\.", cli("release", "redislock:{k}", "--dry-run"))
+    shown = cli("release", "redislock:{k}", "--dry-run")
+    assert "Its worker w@host does NOT ANSWER: " in shown
+    assert "The workers could not be asked: " in shown
 
 
 def test_a_key_that_is_released_is_the_next_ones_and_its_holder_is_told_of_the_loss(

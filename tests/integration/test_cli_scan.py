@@ -6,6 +6,7 @@ import pytest
 import redis
 
 from celery_redislock.cli.locks import PAGE, Locks
+from celery_redislock.cli.workers import Waits
 from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import keys_of
@@ -63,6 +64,21 @@ def test_the_first_who_waits_tells_since_when(app, store: LockStore, holder, loc
     (row,) = Locks(app).all()
     assert (row.part.key, row.waiting) == (KEY, 1)
     assert row.waits["shop.bill"].oldest == pytest.approx(100, abs=5)
+
+
+def test_messages_are_counted_for_their_own_task_and_a_process_that_told_of_none_for_the_holders(
+    app, store: LockStore, holder
+):
+    holder("a").acquire()
+    told, silent = (tokens.of_room(tokens.mint_nonce(), "host") for _ in range(2))
+    for room in (told, silent):
+        store.enter(ONE, room, 1_000_000)
+    known = Locks(app)
+    known.counts.rooms = {told.nonce}
+    known.counts.locks[KEY] = {"shop.refund": Waits(500, 2e6)}
+    (row,) = known.all()
+    assert row.waits == {"shop.refund": (500, 2e6), "shop.bill": (1, 1e6)}
+    assert row.outside == {silent.nonce}
 
 
 def test_a_server_that_refuses_is_an_error_and_no_empty_list(app, locks):
