@@ -92,13 +92,8 @@ OPTIONS: Mapping[str, Rule] = {
 }
 #: The names of all task options, as attributes of a task.
 ATTRIBUTES = frozenset(f"lock_{name}" for name in (*KEY_OPTIONS, *OPTIONS))
-#: Other plugins' options that also begin with ``lock_``, without that prefix, each with a hint for the error.
-OTHER_PLUGINS = {
-    "expiry": "it is celery-singleton's; instead of it write nothing, for the lock of a dead run ends with its lease; "
-    "or lock_max_hold, if a second run shall begin beside one that takes too long"
-}
 #: Names that other locks use for their only duration. Here the user has to choose `lock_lease` or `lock_max_hold`.
-_DURATIONS = frozenset({"timeout", "ttl", "expire", "expires"})
+_DURATIONS = frozenset({"timeout", "ttl", "expire", "expires", "expiry"})
 #: The settings that are not defaults of task options, without the prefix ``redislock_``.
 SETTINGS: Mapping[str, Rule] = {
     "url": Rule(None, "a Redis URL, or None for the broker's", lambda v: v is None or (isinstance(v, str) and v != "")),
@@ -257,8 +252,6 @@ def _refuse_unknown(where: str, prefix: str, given: Iterable[str], known: Mappin
 
 def meant_by(name: str, prefix: str, known: Iterable[str]) -> str:
     """A hint for the error about an unknown `name`. Both `name` and `known` are without their prefix."""
-    if name in OTHER_PLUGINS:
-        return OTHER_PLUGINS[name]
     if name in _DURATIONS:
         return (
             f"did you mean {prefix}lease, how long the lock outlives a dead holder, or {prefix}max_hold, the longest "

@@ -141,14 +141,11 @@ def _line(workers: Workers, counts: Counts, rows: list[Row]) -> Iterator[str]:
 @asks
 def why(known: Locks, workers: Workers, task_id: str, as_json: bool) -> None:
     """Say why the task TASK_ID has not run."""
-    reason = Why(known, workers, task_id)
-    for one in reason.said():
+    for one in Why(known, workers, task_id).said():
         if not as_json:
             click.echo(one.text)
         elif one.about is not None:
             click.echo(json.dumps({**one.about, "reason": one.text}))
-    if not reason.is_known:
-        raise Nothing(f"Nobody who was asked knows the task {shown(task_id)}.")
 
 
 @locks.command(cls=CeleryCommand)

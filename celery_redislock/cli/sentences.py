@@ -34,18 +34,14 @@ class Say(Enum):
     HOLDS = "It holds {lock} since {since}."
     NEEDS_NONE = "It needs no lock."
     NOT_ASKED = "It has not asked for its lock yet."
-    HOLDS_NOTHING = (
-        "It does not hold {lock}: it has lost it, runs without it after an outage (lock_on_outage), or ends right now."
-    )
+    HOLDS_NOTHING = "It does not hold {lock}: it lost it, runs without it (lock_on_outage), or ends right now."
     DIED = (
-        "Task {task} was in a process of worker {worker} that HAS DIED. The worker releases what it held, if anything."
+        "Task {task} was in a process of worker {worker} that HAS DIED. The worker releases its lock, if it held one."
     )
     COMES_AGAIN = "Its message is delivered again shortly, or its next attempt is sent."
     COMES_NOT = "Its message is not delivered again: its result becomes WorkerLostError. Send it again."
     CALLED = "Task {task} has its TURN for {lock}: worker {worker} gives it to a process as soon as that takes it."
-    RESERVED = (
-        f"Task {{task}} has NOT STARTED: worker {{worker}} has its message, and no free process for it yet. {_BUSY}"
-    )
+    RESERVED = f"Task {{task}} has NOT STARTED: worker {{worker}} has no free process for it yet. {_BUSY}"
     SCHEDULED = "Task {task} is NOT DUE: worker {worker} keeps its message until its eta, {eta}."
     LIMITED = "Task {task} has NOT STARTED: worker {worker} keeps its message back, by the task's rate_limit."
     # The result backend knows the task.
@@ -64,10 +60,7 @@ Task {id} HAD TO WAIT: {conflict}. Since then no more is known, and no worker th
 - its worker keeps it, or runs it, and does not answer: it is shutting down, too busy or cut off; or
 - its worker is dead: {again}; or
 - it has run, and its result could not be stored: the log of its worker says so."""
-    RETRIES = (
-        "Task {id} HAS STARTED and is to RUN AGAIN{after}: it retries itself, or its worker has stopped or lost its"
-        " process. No worker that answers has its message yet."
-    )
+    RETRIES = "Task {id} HAS STARTED and is to RUN AGAIN{after}. No worker that answers has its message yet."
     STARTED = (
         "Task {id} HAS STARTED, and no worker that answers runs it: its worker is shutting down, too busy, cut off or"
         " dead, or its message is in the broker's queue again. If its worker is dead and the task has acks_late,"
@@ -94,9 +87,7 @@ Task {id} HAD TO WAIT: {conflict}. Since then no more is known, and no worker th
     HELD_TOO_LONG = "its lock_max_hold is over, so it is not renewed any more, and the key is free in {ttl}"
     ENDS = "it ends in {ttl} unless it is renewed"
     NEVER_ENDS = "it never ends by itself"
-    SILENT = (
-        "Its worker {worker} does NOT ANSWER: it is shutting down, too busy, cut off, dead, or uses another broker."
-    )
+    SILENT = "Its worker {worker} does NOT ANSWER: it is shutting down, busy, cut off, dead, or uses another broker."
     # Nothing knows the task, or not everything could be asked.
     UNKNOWN = """\
 No lock, no worker and no result that could be asked tells of it.

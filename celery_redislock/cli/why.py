@@ -11,16 +11,17 @@ from celery import Celery, states
 from kombu.exceptions import EncodeError, OperationalError
 
 from celery_redislock.errors import LockConflict, RedisLockError, describe
-from celery_redislock.info import LockInfo
+from celery_redislock.info import LockInfo, shown
 from celery_redislock.policy.join import PRIVATE_BACKENDS, backend_scheme, joined_of, moment_of
 from celery_redislock.policy.skip import is_skipped
 from celery_redislock.policy.wait import LONGEST_PAUSE_WHILE_FULL
 from celery_redislock.protocol.tokens import known_as
 
+from .console import Nothing
 from .locks import Locks, scope_of, silent
 from .rows import Row
 from .sentences import Say, counted, duration, moment
-from .workers import Workers, patiently
+from .workers import Workers, patiently, redelivery
 
 #: What a key with the task's token says about the task, by the key's state.
 _TELLS = {"held": Say.HOLDS_SOMEWHERE, "queued": Say.QUEUED, "cooling": Say.COOLS}
@@ -123,9 +124,6 @@ class Why:
         locks: The locks of the app.
         workers: Its workers.
         task_id: The id of the task.
-
-    Attributes:
-        is_known: Whether a worker, the result backend or the lock server knew the task.
     """
 
     def __init__(self, locks: Locks, workers: Workers, task_id: str) -> None:
@@ -133,13 +131,13 @@ class Why:
         self._workers = workers
         self._id = task_id
         self._now = datetime.now(UTC)
-        self.is_known = True
 
     def said(self) -> Iterator[Said]:
         """The answer, part by part, beginning with the task itself.
 
         Raises:
             RedisError: The lock server did not answer, or refused the command.
+            Nothing: At the end, if neither a worker nor the result backend nor the lock server knows the task.
         """
         answers = self._workers.ask("redislock_task", {"task_id": self._id})
         self._answered = list(answers)
@@ -156,11 +154,13 @@ class Why:
                 found = [*self._in_result(result)]
             found += self._in_redis(rows)
         yield from found
-        self.is_known = bool(found or seen)
-        if not self.is_known:
+        is_known = bool(found or seen)
+        if not is_known:
             yield self._unknown(result)
         if self._workers.problem is not None:
             yield Said(Say.WORKERS_AWAY(error=self._workers.problem))
+        if not is_known:
+            raise Nothing(f"Nobody who was asked knows the task {shown(self._id)}.")
 
     def _about(self, state: str, **known: Any) -> dict[str, Any]:
         """What programs are told about the task, in the form used for the holder of a lock."""
@@ -255,24 +255,19 @@ class Why:
         known = {"id": self._id, "at": at, "status": result.status, "error": error, "reason": result.reason}
         pause = duration(LONGEST_PAUSE_WHILE_FULL)
         after = f" after {error}" if error else ""
-        text = say(**known, after=after, other=result.joined, conflict=result.value, pause=pause, again=self._again)
+        text = say(
+            **known,
+            after=after,
+            other=result.joined,
+            conflict=result.value,
+            pause=pause,
+            again=redelivery(self._locks.app),
+        )
         yield Said(text, self._about(state, key=result.key, since=result.since))
         if result.status in {states.FAILURE, states.REVOKED} and result.joined is None:
             yield Said(Say.CHAIN())  # Celery stores the result of an earlier task for all later tasks of a chain
         if result.is_waiting and result.key is not None:
             yield from self._holders(result.key)
-
-    @property
-    def _again(self) -> str:
-        """When the broker redelivers a dead worker's message, in words."""
-        app = self._locks.app
-        transport: Any = app.connection_for_read().transport
-        if transport.driver_type == "amqp":
-            return "RabbitMQ gives the message to another worker as soon as it sees that the connection is lost"
-        options = app.conf.broker_transport_options or {}
-        seconds = options.get("visibility_timeout") or getattr(transport.Channel, "visibility_timeout", None)
-        when = f"{duration(seconds)} after the dead one has received it (visibility_timeout)" if seconds else "later"
-        return f"the broker gives the message to another worker {when}"
 
     # What the lock server knows.
 
@@ -281,7 +276,7 @@ class Why:
             attempt, state = row.token.attempt, row.info.state
             is_next = state == "queued" and attempt is not None and (attempt.retries or attempt.replaced)
             say = Say.NEXT_ATTEMPT if is_next else _TELLS[state]
-            yield Said(say(again=self._again), self._locks.to_json(row))
+            yield Said(say(again=redelivery(self._locks.app)), self._locks.to_json(row))
             yield Said(self._locks.held(row, self._now))
         if any(row.info.state == "held" for row in rows):
             yield from map(Said, silent(rows, self._answered))

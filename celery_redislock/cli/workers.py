@@ -16,7 +16,7 @@ from celery_redislock.errors import describe
 from celery_redislock.info import shown
 from celery_redislock.protocol.tokens import known_as
 
-from .sentences import Say
+from .sentences import Say, duration
 
 Answer = TypeVar("Answer")
 
@@ -91,6 +91,17 @@ def patiently(ask: Callable[[], Answer], waits: float = 0.0) -> Answer:
 
     threading.Thread(target=run, name="redislock-ask", daemon=True).start()
     return answer.result(PATIENCE + waits)
+
+
+def redelivery(app: Celery) -> str:
+    """When the broker redelivers a dead worker's message, in words."""
+    transport: Any = app.connection_for_read().transport
+    if transport.driver_type == "amqp":
+        return "RabbitMQ gives the message to another worker as soon as it sees that the connection is lost"
+    options = app.conf.broker_transport_options or {}
+    seconds = options.get("visibility_timeout") or getattr(transport.Channel, "visibility_timeout", None)
+    when = f"{duration(seconds)} after the dead one has received it (visibility_timeout)" if seconds else "later"
+    return f"the broker gives the message to another worker {when}"
 
 
 class Waits(NamedTuple):
