@@ -294,7 +294,7 @@ def test_what_a_killed_worker_has_left_is_told_with_what_is_known_and_when_it_co
     config.settings |= {"redislock_lease": 60.0, "task_track_started": True}
     worker = start_worker(3, "-n", "dead@lab")
     silent = tasks.work.delay("k", "first", 60)
-    late = tasks.ends.delay("later", "retry")
+    late = tasks.ends.delay("later", "retry late")
     kept_for = tasks.three_again.delay("r", "item", times=1, countdown=60)
     wait_until(lambda: late.state == kept_for.state == "RETRY", "they are to run again")
     running("first")
