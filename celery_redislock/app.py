@@ -64,26 +64,19 @@ def is_enabled(app: Celery) -> bool:
         LockConfigError: The setting is neither True nor False.
     """
     conf: Any = app.conf
-    name, prefixed = names_of(conf.prefix, "enabled")
     # Every run calls this. The setting is rarely set, and `conf.get` takes far longer to find that out.
-    for settings in conf.maps:
-        if name in settings or prefixed in settings:
-            return _configured(app, name)
-    return True
+    names = names_of(conf.prefix, "enabled")
+    enabled = next((settings[name] for settings in conf.maps for name in names if name in settings), True)
+    if not isinstance(enabled, bool):
+        resolve_settings(settings_of(app))  # raises a LockConfigError with the allowed values
+    return bool(enabled)
 
 
 @functools.cache
 def names_of(prefix: str | None, setting: str) -> tuple[str, str]:
-    """The names that a setting may have: the plain one, and the one with the prefix of the app's namespace, if any."""
+    """The names that a setting may have: the one with the prefix of the app's namespace, if any, and the plain one."""
     name = _SETTING + setting
-    return name, name if not prefix else prefix + (name.upper() if prefix.isupper() else name)
-
-
-def _configured(app: Celery, name: str) -> bool:
-    enabled = app.conf.get(name)
-    if not isinstance(enabled, bool):
-        resolve_settings(settings_of(app))  # raises a LockConfigError with the allowed values
-    return bool(enabled)
+    return name if not prefix else prefix + (name.upper() if prefix.isupper() else name), name
 
 
 def client_of(app: Celery) -> Any:

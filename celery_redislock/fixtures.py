@@ -65,15 +65,10 @@ def _moved(app: Celery, url: str) -> Iterator[None]:
     conf.get("redislock_url")  # loads the settings: a change made before that has no effect
     values = {"url": url, "client_options": {}}  # without the password of the app's own server
     servers = servers_of(app)
-    before = servers.copy()
     changes = {name: values[setting] for setting in values for name in names_of(conf.prefix, setting)}
-    with patch.dict(conf.changes, changes):
-        servers.clear()
+    with patch.dict(conf.changes, changes), patch.dict(servers, clear=True):
         try:
             yield
         finally:
-            moved = servers.pop(os.getpid(), None)
-            servers.clear()
-            servers.update(before)
-            if moved is not None:
+            if moved := servers.get(os.getpid()):
                 moved.stop()

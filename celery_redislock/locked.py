@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
 
@@ -183,18 +182,13 @@ class _Settings(NamedTuple):
 
     @classmethod
     def of(cls, app: Celery, what: str, given: Mapping[str, Any]) -> _Settings:
-        own = dict(given)
-        at_once = not isinstance(own.get("block_for"), bool) and own.get("block_for") == 0
-        if at_once:  # `resolve_options` refuses 0, which tasks may not use
-            del own["block_for"]
         app_wide = settings_of(app)
         settings = resolve_settings(app_wide)
         app_wide = {name: app_wide[name] for name in _OPTIONS if name in app_wide}
-        options = resolve_options(what, own, app_wide, "")
+        options = resolve_options(what, given, app_wide, "")
         limit = check_limit(what, options.limit, fence=options.fence)
         if settings.enabled:
-            check_lease(what, name_of("lease", own, app_wide, ""), options.lease, server_of(app).command_time)
-        options = replace(options, block_for=0.0) if at_once else options
+            check_lease(what, name_of("lease", given, app_wide, ""), options.lease, server_of(app).command_time)
         return cls(app, keyprefix_of(app) + settings.prefix, options, limit)
 
     def lock(self, name: str) -> Lock:

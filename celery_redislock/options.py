@@ -48,6 +48,10 @@ def _seconds(default: float) -> Rule:
     return Rule(default, "seconds greater than 0, int or float", _is_seconds)
 
 
+def _seconds_or_zero(default: float) -> Rule:
+    return Rule(default, "seconds, 0 or greater, int or float", _is_seconds_or_zero)
+
+
 def _seconds_or_none() -> Rule:
     return Rule(None, "seconds greater than 0, int or float, or None", lambda v: v is None or _is_seconds(v))
 
@@ -77,9 +81,9 @@ OPTIONS: Mapping[str, Rule] = {
     "lease": _seconds(30.0),
     "max_hold": _seconds_or_none(),
     "wait_for": _seconds_or_none(),
-    "block_for": _seconds(10.0),
+    "block_for": _seconds_or_zero(10.0),
     "hold_on_retry": _TRUE_OR_FALSE,
-    "cooldown": Rule(0.0, "seconds, 0 or greater, int or float", _is_seconds_or_zero),
+    "cooldown": _seconds_or_zero(0.0),
     "queue_ttl": _seconds(3600.0),
     "on_lost": _choice(get_args(OnLost)),
     "on_outage": _choice(get_args(OnOutage)),
@@ -88,13 +92,8 @@ OPTIONS: Mapping[str, Rule] = {
 }
 #: The names of all task options, as attributes of a task.
 ATTRIBUTES = frozenset(f"lock_{name}" for name in (*KEY_OPTIONS, *OPTIONS))
-#: Other plugins' options that also begin with ``lock_``, without that prefix, each with a hint for the error.
-OTHER_PLUGINS = {
-    "expiry": "it is an option of celery-singleton: leave it out, because the lock of a dead run ends with its lease, "
-    "or set lock_max_hold to let a second run start while another takes too long"
-}
 #: Names that other locks use for their only duration. Here the user has to choose `lock_lease` or `lock_max_hold`.
-_DURATIONS = frozenset({"timeout", "ttl", "expire", "expires"})
+_DURATIONS = frozenset({"timeout", "ttl", "expire", "expires", "expiry"})
 #: The settings that are not defaults of task options, without the prefix ``redislock_``.
 SETTINGS: Mapping[str, Rule] = {
     "url": Rule(None, "a Redis URL, or None for the broker's", lambda v: v is None or (isinstance(v, str) and v != "")),
@@ -253,8 +252,6 @@ def _refuse_unknown(where: str, prefix: str, given: Iterable[str], known: Mappin
 
 def meant_by(name: str, prefix: str, known: Iterable[str]) -> str:
     """A hint for the error about an unknown `name`. Both `name` and `known` are without their prefix."""
-    if name in OTHER_PLUGINS:
-        return OTHER_PLUGINS[name]
     if name in _DURATIONS:
         return (
             f"did you mean {prefix}lease, how long the lock outlives a dead holder, or {prefix}max_hold, the longest "

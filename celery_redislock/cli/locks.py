@@ -1,30 +1,40 @@
-"""Locks: reads and releases an app's locks for the command line."""
+"""Locks: reads and releases an app's locks for the command line.
+
+All locks of a server are read page by page, so that no command keeps the server busy for long.
+"""
 
 from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from datetime import UTC, datetime
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from datetime import datetime
 from typing import Any
 
+import redis
 from celery import Celery
-from redis.exceptions import AskError
+from redis.exceptions import AskError, ResponseError
 
 from celery_redislock.app import keyprefix_of, server_of, settings_of
+from celery_redislock.connection.cluster_client import ClusterClient
 from celery_redislock.connection.connect import address
+from celery_redislock.hold.held_lock import INTERVAL
 from celery_redislock.info import shown
 from celery_redislock.options import resolve_settings
 from celery_redislock.protocol.names import MAX_CAPACITY, Demand, LockPart, keys_of
-from celery_redislock.protocol.tokens import known_as
+from celery_redislock.protocol.tokens import Token, known_as
 from celery_redislock.task.plan import LockPlan
 
-from .scan import Row, nodes_of, rooms_of, scan
-from .sentences import held
-from .workers import Counts
+from .rows import FREE, Row
+from .sentences import Say, duration, moment
+from .workers import Counts, Waits
 
-_NEVER = datetime.max.replace(tzinfo=UTC)
+#: How many entries of its key table the server examines per SCAN, which takes about 0.3 ms. It serves other clients
+#: between two pages, and also while it answers a page's pipeline, because it reads the commands a few at a time.
+PAGE = 500
+#: A key counts as no longer renewed if its last renewal is older than this share of its lease. A renewal is due every
+#: third of the lease.
+OVERDUE = 0.5
 
 
 class Locks:
@@ -34,14 +44,17 @@ class Locks:
         app: The app, with its tasks loaded.
 
     Attributes:
+        app: The app.
         prefix: The start of its tasks' keys, up to the opening brace.
+        counts: The messages that wait in its workers. Until they are counted, each process in line counts as one.
 
     Raises:
         LockConfigError: The app has no lock server.
     """
 
     def __init__(self, app: Celery) -> None:
-        self._app = app
+        self.app = app
+        self.counts = Counts()
         self._server = server_of(app)
         self.prefix = f"{keyprefix_of(app)}{resolve_settings(settings_of(app)).prefix}:{{"
 
@@ -55,15 +68,12 @@ class Locks:
         """The address of the lock server, without a password, and the prefix of the keys."""
         return f"{self.server}, with the prefix {shown(self.prefix.removesuffix(':{'))!r}"
 
-    def all(
-        self, match: str | None = None, task: str | None = None, counts: Counts | None = None, *, foreign: bool = False
-    ) -> Iterator[Row]:
+    def all(self, match: str | None = None, task: str | None = None, *, foreign: bool = False) -> Iterator[Row]:
         """All holders, and all locks that are free while messages wait for them, in no particular order.
 
         Args:
             match: A pattern of keys, as for Redis' SCAN; None for all locks of the app's tasks.
             task: The name of the holder's task, or of a waiting task if the lock is free; None for any.
-            counts: The waiting messages. Without it, each process in line counts as one.
             foreign: Whether to include keys that are not `ours`, whatever they may hold.
 
         Raises:
@@ -71,55 +81,36 @@ class Locks:
         """
         pattern = _literal(self.prefix) + "*" if match is None else match
         name, seen, matches = task and known_as(task), set(), matcher(pattern)
-        unseen = {lock for lock in counts.locks if matches(lock)} if counts else set()
-        for node in nodes_of(self._server.client):
-            for row in scan(node, pattern, self.look):
-                unseen.discard(row.part.lock)
-                if row.part.key not in seen and (foreign or self.ours(row)) and name in {None, row.token.task}:
-                    seen.add(row.part.key)
-                    yield counts.add(row) if counts else row
+        unseen = {lock for lock in self.counts.locks if matches(lock)}
+        for row in self._scan(pattern):
+            unseen.discard(row.part.lock)
+            if row.part.key not in seen and (foreign or self.ours(row)) and row.is_of(name):
+                seen.add(row.part.key)
+                yield row
         for lock in sorted(unseen):  # they are free, or were just taken
-            for row in self.of(lock, counts):
-                tasks = row.waits if row.state == "free" else (row.token.task,)
-                if matches(row.part.key) and (name is None or name in tasks):
-                    yield row
+            yield from (row for row in self.of(lock) if matches(row.part.key) and row.is_of(name))
 
     def ours(self, row: Row) -> bool:
         """Whether a key belongs to this package: it begins with the app's prefix, or holds a token."""
         return row.part.key.startswith(self.prefix) or row.token.since is not None
 
-    def of(self, key: str, counts: Counts | None = None) -> list[Row]:
+    def of(self, key: str) -> list[Row]:
         """The holders of the lock `key` (several if it has a limit), and the place in its queue if reserved.
 
-        With `counts`, a free lock has a row too if messages wait for it.
-
-        Raises:
-            LockUnavailable: Redis did not answer, or refused the command.
-        """
-        part = LockPart.of(key)
-        if part is None:
-            return []
-        names = keys_of(part.lock)
-        first = self.look(LockPart(names.lock, names.lock))
-        queued = self.look(LockPart(names.queued, part.lock, "queued"))
-        rows = [row for row in (first, *self._others(part.lock, first), queued) if row is not None]
-        return rows if counts is None else [counts.add(row) for row in rows] or counts.free(part.lock)
-
-    def look(self, part: LockPart) -> Row | None:
-        """The holder of one key; None if the key is free.
+        A free lock has a row too if messages wait for it.
 
         Raises:
             RedisError: Redis did not answer, or refused the command.
         """
-        found = self._server.store.look(Demand(part.key))
-        return found and Row(part, found.holder, found.ttl, self._rooms(part.lock))
-
-    def _rooms(self, lock: str) -> dict[str, float]:
-        """The rooms in line for `lock`, on whichever node of a Cluster has the line."""
-        for node in nodes_of(self._server.client):
-            with suppress(AskError):  # the node does not have the lock, or does not have it yet
-                return rooms_of(node, lock)
-        return {}
+        part = LockPart.of(key)
+        if part is None:
+            return []
+        lock, names = part.lock, keys_of(part.lock)
+        permits = [LockPart(names.permit(number), lock, "permit") for number in range(2, MAX_CAPACITY + 1)]
+        rows = [*self._read([LockPart(lock, lock), *permits, LockPart(names.queued, lock, "queued")])]
+        if not rows and lock in self.counts.locks:  # its messages may lack a free slot in their worker
+            rows = [Row(LockPart(lock, lock), FREE, None, self.counts.locks[lock])]
+        return rows
 
     def release(self, row: Row) -> bool:
         """Release the key of `row`, unless its holder has changed by now.
@@ -137,22 +128,119 @@ class Locks:
         return self._server.store.release(demand, row.token, exactly=True)
 
     def held(self, row: Row, now: datetime) -> str:
-        """A sentence about the holder in `row`: who it is, and whether its process is alive."""
-        plan = plan_of(self._app, row.token.task) if row.token.attempt is not None else None
-        return held(row, now, None if plan is None else plan.options)
+        """A sentence about a key: who holds it, since when and until when, and whether the process is alive."""
+        key, info = row.part.key, row.info
+        if info.state != "held":
+            return Say.KEPT(key=key, who=info.who, since=moment(info.since, now), ttl=duration(row.ttl or 0.0))
+        ends = self._ends(row, now)
+        if info.since is None:
+            return Say.FOREIGN(key=key, ends=ends)
+        return Say.HELD(key=key, who=info.who, since=moment(info.since, now), ends=ends)
+
+    def _ends(self, row: Row, now: datetime) -> str:
+        """When the key ends, and whether the holder still renews it."""
+        if row.ttl is None:
+            return Say.NEVER_ENDS()
+        ttl, plan = duration(row.ttl), plan_of(self.app, row.token.task)
+        if plan is None or row.token.since is None or row.ttl > plan.options.lease:
+            return Say.ENDS(ttl=ttl)
+        lease, max_hold = plan.options.lease, plan.options.max_hold
+        if max_hold is not None and (now - row.token.since).total_seconds() > max_hold:
+            return Say.HELD_TOO_LONG(ttl=ttl)
+        ago = lease - row.ttl
+        if ago > OVERDUE * lease:
+            return Say.NOT_RENEWED(ago=duration(ago), every=duration(INTERVAL * lease), ttl=ttl)
+        return Say.RENEWED(ago=duration(ago))
 
     def to_json(self, row: Row) -> dict[str, Any]:
         """What ``--json`` prints for `row`."""
-        return row.info.to_json(scope_of(self._app, row.token.task), row.waiting)
+        return row.info.to_json(scope_of(self.app, row.token.task), row.waiting)
 
-    def _others(self, lock: str, first: Row | None) -> Iterator[Row]:
-        """The holders of the lock's permits, from the second on."""
-        whole = self._server.store.look(Demand(lock, MAX_CAPACITY))
-        if whole is None or len(whole.holders) == (first is not None):
-            return
-        names = map(keys_of(lock).permit, range(2, MAX_CAPACITY + 1))
-        rows = (self.look(LockPart(name, lock, "permit")) for name in names)
-        yield from (row for row in rows if row is not None)
+    def _scan(self, pattern: str) -> Iterator[Row]:
+        """The locks whose keys match `pattern`. In rare cases the same lock is returned twice."""
+        for node in self._nodes:
+            cursor: Any = None
+            while cursor != 0:
+                answer: Any = node.scan(cursor or 0, match=_bytes(pattern), count=PAGE, _type="string")
+                cursor, keys = answer
+                parts = [LockPart.of(key.decode("utf-8", "surrogateescape")) for key in keys]
+                yield from self._read([part for part in parts if part is not None], node)
+
+    def _read(self, parts: Sequence[LockPart], first: redis.Redis | None = None) -> Iterator[Row]:
+        """The rows of the parts whose keys hold something.
+
+        While a hash slot of a Cluster moves, the node that is importing it answers only after ASKING.
+
+        Args:
+            parts: The parts.
+            first: The node that most likely has them all; None if that is not known.
+        """
+        for node, asking in self._turns(first):
+            replies = zip(parts, _ask(node, parts, asking=asking), strict=True)
+            parts = []
+            for part, reply in replies:
+                if any(isinstance(one, AskError) for one in reply[:2]):  # redis-py's MOVED error is a subclass of it
+                    parts.append(part)
+                elif row := self._row(part, *reply):
+                    yield row
+            if not parts:
+                return
+
+    def _turns(self, first: redis.Redis | None) -> Iterator[tuple[redis.Redis, bool]]:
+        """The nodes to ask for a key, one after the other, each with whether to send ASKING."""
+        if first is not None:
+            yield first, False
+        nodes = self._nodes
+        yield from ((node, False) for node in nodes)
+        yield from ((node, True) for node in nodes)
+
+    def _row(self, part: LockPart, value: Any, left: Any, line: Any) -> Row | None:
+        """The row of one key, by its replies; None if it holds nothing, or what is no lock."""
+        if isinstance(line, AskError):  # the line does not exist, or is briefly on another node
+            line = ()
+        for one in (value, left, line):
+            if isinstance(one, ResponseError) and str(one).startswith("WRONGTYPE"):
+                return None
+            if isinstance(one, Exception):
+                raise one
+        if value is None:  # released in the meantime
+            return None
+        token, waits = Token.of(value), dict(self.counts.locks.get(part.lock, {}))
+        outside = {room: rank for text, rank in line if (room := Token.of(text).nonce) not in self.counts.rooms}
+        if outside:
+            task = token.task or ""
+            waits[task] = waits.get(task, Waits()) + Waits(len(outside), min(outside.values()))
+        return Row(part, token, left / 1000 if left >= 0 else None, waits, frozenset(outside))
+
+    @property
+    def _nodes(self) -> list[redis.Redis]:
+        """The servers that together have all keys: the primaries of a Cluster, or the one server."""
+        client = self._server.client
+        return client.primaries() if isinstance(client, ClusterClient) else [client]
+
+
+def _ask(node: redis.Redis, parts: Sequence[LockPart], *, asking: bool) -> list[tuple[Any, ...]]:
+    """Read the value of each key, its time to live in milliseconds, and its lock's line, in one round trip."""
+    pipeline: Any = node.pipeline(transaction=False)
+    for part in parts:
+        key, line = _bytes(part.key), _bytes(keys_of(part.lock).line)
+        for command, *arguments in (("get", key), ("pttl", key), ("zrange", line, 0, -1, False, True)):
+            if asking:
+                pipeline.execute_command("ASKING")
+            getattr(pipeline, command)(*arguments)
+    replies = pipeline.execute(raise_on_error=False)[1 if asking else 0 :: 2 if asking else 1]
+    return [*zip(replies[0::3], replies[1::3], replies[2::3], strict=True)]
+
+
+def silent(rows: Iterable[Row], answered: Container[str]) -> list[str]:
+    """A sentence for each worker that did not answer although one of its runs holds a key.
+
+    Args:
+        rows: The keys and their holders.
+        answered: The names of the workers that answered.
+    """
+    workers = [row.token.hostname or "" for row in rows if row.token.attempt is not None and row.token.state == "held"]
+    return [Say.SILENT(worker=one) for one in dict.fromkeys(workers) if "@" in one and one not in answered]
 
 
 def scope_of(app: Celery, task: str | None) -> str | None:
@@ -166,9 +254,8 @@ def plan_of(app: Celery, task: str | None) -> LockPlan | None:
     return getattr(app.tasks.get(task), "lock_plan", None) if task else None
 
 
-def oldest_first(row: Row) -> tuple[datetime, str]:
-    """The sort key of rows: the holder that has held its key the longest comes first."""
-    return row.token.since or _NEVER, row.part.key
+def _bytes(key: str) -> bytes:
+    return key.encode("utf-8", "surrogateescape")
 
 
 def _literal(text: str) -> str:

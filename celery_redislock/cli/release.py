@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 import click
 from celery.bin.base import CeleryCommand
 
 from celery_redislock.info import LONGEST, shown
-from celery_redislock.protocol.names import LockPart
 
-from .console import Nothing, Refused, app_of, asks, counted, table
-from .locks import Locks, oldest_first
-from .scan import Row
-from .sentences import Say
+from .console import Nothing, Refused, asks
+from .locks import Locks, silent
+from .rows import Row, oldest_first, table
+from .sentences import Say, counted
 from .workers import Counts, Workers
 
 _HARM = {
@@ -35,24 +33,27 @@ _HARM = {
 @click.option("--foreign", is_flag=True, help="Also keys that are no locks of this app: other programs' keys.")
 @asks
 def release(
-    context: click.Context,
-    key: str | None,
-    match: str | None,
-    dry_run: bool,
-    yes: bool,
-    foreign: bool,
-    timeout: float,
-    **_: Any,
+    known: Locks, workers: Workers, key: str | None, match: str | None, dry_run: bool, yes: bool, foreign: bool
 ) -> None:
     """Take a lock from its holder, after asking."""
     if (key is None) is (match is None):
         raise click.UsageError("name either a KEY or a --match")
-    app = app_of(context)
-    known, workers = Locks(app), Workers(app, timeout)
-    found = _all(known, match, workers) if key is None else _held_at(known, key)
+    if key is None:
+        known.counts = Counts(workers)
+        found = sorted((row for row in known.all(match, foreign=True) if row.state != "free"), key=oldest_first)
+    else:
+        found = _held_at(known, key)
     rows = [row for row in found if foreign or known.ours(row)]
-    if len(rows) < len(found):
-        _leave_out(known, found, key)
+    if key is not None and not rows:
+        raise Refused(
+            f"Nothing was released: {shown(key, LONGEST)} is no lock of this app. It holds {len(found[0].token)}"
+            f" characters that are no token of this package, and does not begin with {shown(known.prefix)}. If it is a"
+            " `Lock` with a token of its own, or you know the program that wrote it, add --foreign."
+        )
+    if left_out := len(found) - len(rows):
+        click.echo(f"{counted(left_out, 'key')} left out, not being locks of this app; --foreign includes them.")
+    if not rows:
+        raise Nothing("No key of this app matches.")
     _show(known, rows, workers)
     if dry_run:
         click.echo(f"{len(rows)} would be released; nothing was.")
@@ -62,74 +63,48 @@ def release(
     _release(known, rows)
 
 
-def _all(known: Locks, match: str | None, workers: Workers) -> list[Row]:
-    found = known.all(match, counts=Counts(workers), foreign=True)
-    return sorted((row for row in found if row.state != "free"), key=oldest_first)
-
-
 def _held_at(known: Locks, key: str) -> list[Row]:
     """The holder of exactly this key.
 
     Raises:
         Nothing: The key is free.
     """
-    part = LockPart.of(key)
-    row = None if part is None else known.look(part)
-    if row is not None:
-        return [row]
-    others = [shown(other.part.key) for other in known.of(key)]
-    hint = f"; held are {', '.join(others)}: name one of them" if others else ""
-    raise Nothing(f"Nobody holds {shown(key)}{hint}.")
-
-
-def _leave_out(known: Locks, found: Sequence[Row], key: str | None) -> None:
-    """Say how many keys are left out because they might not be locks at all.
-
-    Raises:
-        Refused: The user named exactly this key.
-    """
-    if key is None:
-        number = sum(not known.ours(row) for row in found)
-        click.echo(f"{counted(number, 'key')} left out, not being locks of this app; --foreign includes them.")
-        return
-    raise Refused(
-        f"Nothing was released: {shown(key, LONGEST)} is no lock of this app. It holds {len(found[0].token)} characters"
-        f" that are no token of this package, and does not begin with {shown(known.prefix)}. If it is a `Lock` with a"
-        " token of its own, or you know the program that wrote it, add --foreign."
-    )
+    rows = known.of(key)
+    if found := [row for row in rows if row.part.key == key]:
+        return found
+    others = ", ".join(shown(row.part.key) for row in rows)
+    raise Nothing(f"Nobody holds {shown(key)}{f'; held are {others}: name one of them' if others else ''}.")
 
 
 def _show(known: Locks, rows: Sequence[Row], workers: Workers) -> None:
-    if not rows:
-        raise Nothing("No key of this app matches.")
-    now = datetime.now(UTC)
+    now, strange = datetime.now(UTC), sum(row.token.since is None for row in rows)
     if len(rows) > 1:
         for line in table(rows, now):  # at full width: no key is cut
             click.echo(line)
-        if strange := sum(row.token.since is None for row in rows):
+        if strange:
             click.echo(f"{counted(strange, 'key')} without a token of this package: make sure that each is a lock.")
         return
     click.echo(known.held(rows[0], now))
-    if rows[0].token.since is None:
+    if strange:
         click.echo("It holds no token of this package: make sure that it is a lock.")
-    click.echo(_answers(rows[0], workers))
-    click.echo(_HARM[rows[0].info.state])
+    for line in _answers(rows[0], workers):
+        click.echo(line)
+    click.echo(_HARM[rows[0].state])
 
 
-def _answers(row: Row, workers: Workers) -> str:
+def _answers(row: Row, workers: Workers) -> Iterator[str]:
     """Whether the holder's worker answers, and what it says about the run."""
-    host, attempt = row.token.hostname, row.token.attempt
-    if attempt is None or host is None:
-        return "Its holder is no task, so no worker can be asked about it."
-    if "@" not in host:  # a publisher's host, not a worker
-        return f"It was taken by a publish on {shown(host)}, so no worker can be asked about it."
-    (answer,) = workers.ask("redislock_task", {"task_id": attempt.task_id}, to=[host]).values() or (None,)
-    if answer is None:
-        why = f" ({workers.problem})." if workers.problem else "."
-        return f"{Say.SILENT(worker=host).rstrip('.')}{why}"
-    if any(one["is"] == "running" for one in answer):
-        return f"Its worker {shown(host)} answers: the task RUNS there now."
-    return f"Its worker {shown(host)} answers: the task does not run there."
+    host, attempt = row.token.hostname or "", row.token.attempt
+    if attempt is None or "@" not in host:  # a publisher's host is no worker
+        yield "Its holder is no run of a worker, so no worker can be asked about it."
+        return
+    answers = workers.ask("redislock_task", {"task_id": attempt.task_id}, to=[host])
+    yield from silent([row], answers)
+    if workers.problem:
+        yield Say.WORKERS_AWAY(error=workers.problem)
+    for answer in answers.values():
+        runs = "RUNS there now" if any(one["is"] == "running" for one in answer) else "does not run there"
+        yield f"Its worker {shown(host)} answers: the task {runs}."
 
 
 def _ask(count: int) -> None:

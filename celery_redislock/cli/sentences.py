@@ -1,22 +1,17 @@
-"""Sentences: everything that ``celery locks why`` can say. A test with real workers produces each of them."""
+"""Sentences: everything that ``celery locks why`` can say, and times and numbers in words.
+
+A test with real workers produces each sentence.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import Enum
 
-from celery_redislock.hold.held_lock import INTERVAL
 from celery_redislock.info import LONGEST, shown
-from celery_redislock.options import LockOptions
 
-from .console import duration, moment
-from .scan import Row
-
+NOTHING = "-"
 _BUSY = "`celery inspect active` shows what keeps the processes busy."
-#: A key counts as no longer renewed if its last renewal is older than this share of its lease. A renewal is due every
-#: third of the lease.
-OVERDUE = 0.5
 
 
 class Say(Enum):
@@ -24,9 +19,7 @@ class Say(Enum):
 
     # The message waits in a worker.
     WAITS = "Task {task} WAITS in line for {lock}, in worker {worker}, for {waited} now."
-    ALONE = "No other message waits for it in the {workers} that answered."
-    FIRST = "It is the first of {messages} that wait in the {workers} that answered."
-    BEHIND = "{before} ahead of it; {messages} wait in the {workers} that answered."
+    AHEAD = "{before} ahead of it; {messages} in line in the {workers} that answered."
     NEXT = (
         "{free} is free, and the worker has a process for it: its turn comes within seconds, unless an earlier one"
         " waits in a worker that does not answer; or within a minute where the key was deleted by hand or lost."
@@ -41,18 +34,14 @@ class Say(Enum):
     HOLDS = "It holds {lock} since {since}."
     NEEDS_NONE = "It needs no lock."
     NOT_ASKED = "It has not asked for its lock yet."
-    HOLDS_NOTHING = (
-        "It does not hold {lock}: it has lost it, runs without it after an outage (lock_on_outage), or ends right now."
-    )
+    HOLDS_NOTHING = "It does not hold {lock}: it lost it, runs without it (lock_on_outage), or ends right now."
     DIED = (
-        "Task {task} was in a process of worker {worker} that HAS DIED. The worker releases what it held, if anything."
+        "Task {task} was in a process of worker {worker} that HAS DIED. The worker releases its lock, if it held one."
     )
     COMES_AGAIN = "Its message is delivered again shortly, or its next attempt is sent."
     COMES_NOT = "Its message is not delivered again: its result becomes WorkerLostError. Send it again."
     CALLED = "Task {task} has its TURN for {lock}: worker {worker} gives it to a process as soon as that takes it."
-    RESERVED = (
-        f"Task {{task}} has NOT STARTED: worker {{worker}} has its message, and no free process for it yet. {_BUSY}"
-    )
+    RESERVED = f"Task {{task}} has NOT STARTED: worker {{worker}} has no free process for it yet. {_BUSY}"
     SCHEDULED = "Task {task} is NOT DUE: worker {worker} keeps its message until its eta, {eta}."
     LIMITED = "Task {task} has NOT STARTED: worker {worker} keeps its message back, by the task's rate_limit."
     # The result backend knows the task.
@@ -61,7 +50,7 @@ class Say(Enum):
     SKIPPED = "Task {id} WAS SKIPPED{at}: {reason} (lock_on_conflict is skip)."
     REVOKED = "Task {id} WAS REVOKED{at}: {reason}."
     REFUSED = "Task {id} FAILED{at}: {reason}."
-    CUT_SHORT = "Task {id} WAS CUT SHORT{at}: {how} ({error}). Its work may be done in part."
+    CUT_SHORT = "Task {id} WAS CUT SHORT{at}: its process died, or was killed ({error}). Its work may be done in part."
     NOT_STORED = "Task {id} HAS RUN, but its result could not be stored or sent on{at}: {error}. Its work is done."
     FAILED = "Task {id} FAILED{at}, by {error}."
     CHAIN = "In a chain, the tasks after one that failed or was revoked have its result, and never start."
@@ -71,10 +60,7 @@ Task {id} HAD TO WAIT: {conflict}. Since then no more is known, and no worker th
 - its worker keeps it, or runs it, and does not answer: it is shutting down, too busy or cut off; or
 - its worker is dead: {again}; or
 - it has run, and its result could not be stored: the log of its worker says so."""
-    RETRIES = (
-        "Task {id} HAS STARTED and is to RUN AGAIN{after}: it retries itself, or its worker has stopped or lost its"
-        " process. No worker that answers has its message yet."
-    )
+    RETRIES = "Task {id} HAS STARTED and is to RUN AGAIN{after}. No worker that answers has its message yet."
     STARTED = (
         "Task {id} HAS STARTED, and no worker that answers runs it: its worker is shutting down, too busy, cut off or"
         " dead, or its message is in the broker's queue again. If its worker is dead and the task has acks_late,"
@@ -101,9 +87,7 @@ Task {id} HAD TO WAIT: {conflict}. Since then no more is known, and no worker th
     HELD_TOO_LONG = "its lock_max_hold is over, so it is not renewed any more, and the key is free in {ttl}"
     ENDS = "it ends in {ttl} unless it is renewed"
     NEVER_ENDS = "it never ends by itself"
-    SILENT = (
-        "Its worker {worker} does NOT ANSWER: it is shutting down, too busy, cut off, dead, or uses another broker."
-    )
+    SILENT = "Its worker {worker} does NOT ANSWER: it is shutting down, busy, cut off, dead, or uses another broker."
     # Nothing knows the task, or not everything could be asked.
     UNKNOWN = """\
 No lock, no worker and no result that could be asked tells of it.
@@ -119,44 +103,29 @@ Look for its id in the log of the workers, and at the length of its queue."""
         return str(self.value).format(**{name: shown(str(value), LONGEST) for name, value in about.items()})
 
 
-def held(row: Row, now: datetime, options: LockOptions | None = None) -> str:
-    """A sentence about a key: who holds it, since when and until when.
-
-    Args:
-        row: The key and its holder.
-        now: The current time.
-        options: The options of the holder's task, needed to tell when the key was last renewed; None if unknown.
-    """
-    key, info = row.part.key, row.info
-    if info.state != "held":
-        return Say.KEPT(key=key, who=info.who, since=moment(info.since, now), ttl=duration(row.ttl or 0.0))
-    ends = _ends(row, now, options)
-    if info.since is None:
-        return Say.FOREIGN(key=key, ends=ends)
-    return Say.HELD(key=key, who=info.who, since=moment(info.since, now), ends=ends)
+def counted(number: int, noun: str, nouns: str = "") -> str:
+    """A number of things in words: ``1 worker``, ``2 workers``."""
+    return f"{number} {noun if number == 1 else nouns or f'{noun}s'}"
 
 
-def _ends(row: Row, now: datetime, options: LockOptions | None) -> str:
-    """When the key ends, and whether the holder still renews it."""
-    if row.ttl is None:
-        return Say.NEVER_ENDS()
-    ttl = duration(row.ttl)
-    if options is None or row.token.since is None or row.ttl > options.lease:
-        return Say.ENDS(ttl=ttl)
-    if options.max_hold is not None and (now - row.token.since).total_seconds() > options.max_hold:
-        return Say.HELD_TOO_LONG(ttl=ttl)
-    ago = options.lease - row.ttl
-    if ago > OVERDUE * options.lease:
-        return Say.NOT_RENEWED(ago=duration(ago), every=duration(INTERVAL * options.lease), ttl=ttl)
-    return Say.RENEWED(ago=duration(ago))
+def age(since: datetime | None, now: datetime) -> str:
+    """How long ago `since` was, in words; zero if the clock it was read from is ahead of this host's."""
+    return NOTHING if since is None else duration(max(0.0, (now - since).total_seconds()))
 
 
-def silent(rows: Iterable[Row], answered: Container[str]) -> list[str]:
-    """A sentence for each worker that did not answer although one of its runs holds a key.
+def duration(seconds: float) -> str:
+    """Seconds in words: ``0.4s``, ``12s``, ``3m20s``, ``2h05m``, ``3d04h``."""
+    if seconds < 9.95:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    for unit, size, small, of_small in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
+        if whole >= size:
+            return f"{whole // size}{unit}{whole % size // of_small:02}{small}"
+    return f"{whole}s"
 
-    Args:
-        rows: The keys and their holders.
-        answered: The names of the workers that answered.
-    """
-    workers = [row.token.hostname or "" for row in rows if row.token.attempt is not None and row.token.state == "held"]
-    return [Say.SILENT(worker=one) for one in dict.fromkeys(workers) if "@" in one and one not in answered]
+
+def moment(since: datetime | None, now: datetime) -> str:
+    """A date and time in UTC, and how long ago that was."""
+    if since is None:
+        return "an unknown time"
+    return f"{since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC ({age(since, now)} ago)"

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
-from celery import Celery
+from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from celery import Celery, states
+from kombu.exceptions import EncodeError, OperationalError
 
-from celery_redislock.info import LockInfo
+from celery_redislock.errors import LockConflict, RedisLockError, describe
+from celery_redislock.info import LockInfo, shown
+from celery_redislock.policy.join import PRIVATE_BACKENDS, backend_scheme, joined_of, moment_of
+from celery_redislock.policy.skip import is_skipped
+from celery_redislock.policy.wait import LONGEST_PAUSE_WHILE_FULL
 from celery_redislock.protocol.tokens import known_as
 
-from .console import counted, duration, moment
-from .locks import Locks, scope_of
-from .results import Result, result_of
-from .scan import Row
-from .sentences import Say, silent
-from .workers import Workers
+from .console import Nothing
+from .locks import Locks, scope_of, silent
+from .rows import Row
+from .sentences import Say, counted, duration, moment
+from .workers import Workers, patiently, redelivery
 
 #: What a key with the task's token says about the task, by the key's state.
 _TELLS = {"held": Say.HOLDS_SOMEWHERE, "queued": Say.QUEUED, "cooling": Say.COOLS}
-
 #: What to say about a message that neither waits nor runs, by what its worker does with it.
 _IN_WORKER = {"called": Say.CALLED, "reserved": Say.RESERVED, "scheduled": Say.SCHEDULED, "limited": Say.LIMITED}
-
 #: Why a message waits in line although its key is free, by what its worker lacks to run it.
 _LACKS = {"slot": Say.NO_PROCESS, "rate": Say.NO_RATE, "server": Say.NO_SERVER}
+#: Celery's functions that store a result or pass it to linked tasks: in a traceback, they show that the body had ended.
+_STORES = ("mark_as_done", "_dispatch_callbacks_and_chain")
 
 
 class Said(NamedTuple):
@@ -37,43 +42,109 @@ class Said(NamedTuple):
     """For programs: the task or the holder of its key, in `LockInfo.to_json` form; None if there is nothing to add."""
 
 
-class Seen(NamedTuple):
-    """A worker that has a message of the task."""
+class Result(NamedTuple):
+    """What the result backend knows about a task."""
 
-    worker: str
-    what: Mapping[str, Any]
-    """One answer of `celery_redislock.worker.remote_control.redislock_task`."""
+    status: str = states.PENDING
+    """The task's state in Celery."""
+    value: Any = None
+    since: datetime | None = None
+    """When the task ended; None if unknown."""
+    traceback: str = ""
+    joined: str | None = None
+    """The id of the joined task, whose outcome this task has; None if it joined none."""
+    unasked: str = ""
+    """Why the backend could not be asked, as a sentence; empty if it was asked."""
+
+    @classmethod
+    def of(cls, app: Celery, task_id: str) -> Self:
+        """Ask the result backend of `app` about the task `task_id`."""
+        scheme = backend_scheme(app)
+        if scheme in PRIVATE_BACKENDS:
+            return cls(unasked=Say.NO_BACKEND(scheme=scheme))
+        try:
+            meta: Mapping[str, Any] = patiently(lambda: app.backend.get_task_meta(task_id, cache=False))
+        except Exception as error:  # noqa: BLE001 - errors from the backend's library
+            return cls(unasked=Say.BACKEND_AWAY(error=describe(error)))
+        since, traceback = moment_of(meta.get("date_done")), str(meta.get("traceback") or "")
+        return cls(str(meta["status"]), meta.get("result"), since, traceback, joined_of(meta.get("children")))
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the task's state is final."""
+        return self.status in states.READY_STATES
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the task was waiting for its lock when its result was last stored."""
+        # If the body met a conflict on another lock and retried the task itself, the result has a traceback.
+        return self.status == states.RETRY and isinstance(self.value, LockConflict) and not self.traceback
+
+    @property
+    def key(self) -> str | None:
+        """The key that the task waits for, or failed to get."""
+        return self.value.key if isinstance(self.value, LockConflict) else None
+
+    def described(self) -> tuple[str, Say]:
+        """The state as one word for programs, and the sentence for people."""
+        match self.status, self.value:
+            case ((states.SUCCESS | states.FAILURE), _) if self.joined is not None:
+                return "joined", Say.JOINED
+            case states.SUCCESS, _:
+                return "done", Say.DONE
+            case states.REVOKED, _:
+                return ("skipped", Say.SKIPPED) if is_skipped(self.reason) else ("revoked", Say.REVOKED)
+            case states.FAILURE, RedisLockError():
+                return "failed", Say.REFUSED
+            case states.FAILURE, WorkerLostError() | TimeLimitExceeded() | Terminated():
+                return "failed", Say.CUT_SHORT
+            case states.FAILURE, EncodeError() | OperationalError() if any(one in self.traceback for one in _STORES):
+                return "failed", Say.NOT_STORED
+            case states.FAILURE, _:
+                return "failed", Say.FAILED
+            case states.RETRY, _:
+                return ("waiting", Say.HAD_TO_WAIT) if self.is_waiting else ("retry", Say.RETRIES)
+            case states.STARTED, _:
+                return "started", Say.STARTED
+        return self.status.lower(), Say.STATUS
+
+    @property
+    def reason(self) -> str:
+        """Why the task was revoked, or did not get its lock. The text of the task's own error is not shown."""
+        if isinstance(self.value, RedisLockError):
+            return str(self.value)
+        is_revoked = self.status == states.REVOKED and isinstance(self.value, Exception) and self.value.args
+        return str(self.value.args[0]) if is_revoked else "no reason is known"
 
 
 class Why:
     """Asks the workers, the result backend and the lock server about a task.
 
     Args:
-        app: The app.
-        locks: Its locks.
+        locks: The locks of the app.
         workers: Its workers.
         task_id: The id of the task.
-
-    Attributes:
-        is_known: Whether a worker, the result backend or the lock server knew the task.
     """
 
-    def __init__(self, app: Celery, locks: Locks, workers: Workers, task_id: str) -> None:
-        self._app = app
+    def __init__(self, locks: Locks, workers: Workers, task_id: str) -> None:
         self._locks = locks
         self._workers = workers
         self._id = task_id
-        self.is_known = True
+        self._now = datetime.now(UTC)
 
     def said(self) -> Iterator[Said]:
         """The answer, part by part, beginning with the task itself.
 
         Raises:
             RedisError: The lock server did not answer, or refused the command.
+            Nothing: At the end, if neither a worker nor the result backend nor the lock server knows the task.
         """
-        seen, result = self._seen(), result_of(self._app, self._id)
-        for one in seen:
-            yield from self._in_worker(one, result)
+        answers = self._workers.ask("redislock_task", {"task_id": self._id})
+        self._answered = list(answers)
+        result = Result.of(self._locks.app, self._id)
+        seen = [(worker, what) for worker, found in sorted(answers.items()) for what in found]
+        for worker, what in seen:
+            yield from self._in_worker(worker, what, result)
         found: list[Said] = []
         if result.has_ended:
             found = [*self._in_result(result)]
@@ -81,36 +152,36 @@ class Why:
             rows = [row for row in self._locks.all() if self._is_mine(row)]
             if not (result.is_waiting and any(row.info.state == "held" for row in rows)):  # otherwise it is stale
                 found = [*self._in_result(result)]
-            found += self._in_redis(rows, result)
+            found += self._in_redis(rows)
         yield from found
-        self.is_known = bool(found or seen)
-        if not self.is_known:
+        is_known = bool(found or seen)
+        if not is_known:
             yield self._unknown(result)
         if self._workers.problem is not None:
             yield Said(Say.WORKERS_AWAY(error=self._workers.problem))
-
-    @property
-    def _now(self) -> datetime:
-        return datetime.now(UTC)
+        if not is_known:
+            raise Nothing(f"Nobody who was asked knows the task {shown(self._id)}.")
 
     def _about(self, state: str, **known: Any) -> dict[str, Any]:
         """What programs are told about the task, in the form used for the holder of a lock."""
-        scope = scope_of(self._app, known.get("task"))
+        scope = scope_of(self._locks.app, known.get("task"))
         nothing = dict.fromkeys(("key", "task", "hostname", "since", "ttl"))
         return LockInfo(**{**nothing, **known}, task_id=self._id, state=state).to_json(scope)
 
+    def _row(self, row: Row) -> Said:
+        """Who holds a key, or for whom it is kept."""
+        return Said(self._locks.held(row, self._now), self._locks.to_json(row))
+
+    def _is_mine(self, row: Row) -> bool:
+        attempt = row.token.attempt
+        return attempt is not None and attempt.task_id == known_as(self._id)
+
     # What the workers know.
 
-    def _seen(self) -> list[Seen]:
-        answers = self._workers.ask("redislock_task", {"task_id": self._id})
-        self._answered = list(answers)
-        return [Seen(worker, what) for worker, found in sorted(answers.items()) for what in found]
-
-    def _in_worker(self, seen: Seen, result: Result) -> Iterator[Said]:
-        worker, what = seen
-        lock = what["lock"]
-        about = {"key": lock, "task": str(what["name"]), "hostname": worker}
-        named = {"task": about["task"], "worker": worker}
+    def _in_worker(self, worker: str, what: Mapping[str, Any], result: Result) -> Iterator[Said]:
+        """What a worker does with a message of the task, by its answer to `remote_control.redislock_task`."""
+        lock, task = what["lock"], str(what["name"])
+        about, named = {"key": lock, "task": task, "hostname": worker}, {"task": task, "worker": worker}
         match what["is"]:
             case "waiting":
                 waited = what["waited"]
@@ -137,12 +208,10 @@ class Why:
         # A worker that did not answer this time may have an earlier message.
         if holders < what["limit"] and (what["lacks"] in _LACKS or len(answers) == len(self._answered)):
             yield Said(self._why_not(what, lock if not holders else f"A permit of {lock}", before))
-        workers, messages = counted(len(answers), "worker"), counted(len(line), "message")
-        if len(line) > 1:
-            text = f"{counted(before, 'message')} {'is' if before == 1 else 'are'}"
-            yield Said((Say.BEHIND if before else Say.FIRST)(before=text, messages=messages, workers=workers))
-        elif line:
-            yield Said(Say.ALONE(workers=workers))
+        if line:
+            ahead = f"{counted(before, 'message')} {'is' if before == 1 else 'are'}" if before else "No message is"
+            workers, messages = counted(len(answers), "worker"), counted(len(line), "message")
+            yield Said(Say.AHEAD(before=ahead, messages=messages, workers=workers))
 
     def _why_not(self, what: Mapping[str, Any], free: str, before: int) -> str:
         """Why a message waits although its key is free."""
@@ -155,8 +224,7 @@ class Why:
     def _holders(self, lock: str) -> Generator[Said, None, int]:
         """Say who holds `lock`, or for whom it is kept. Return the number of holders."""
         rows = [row for row in self._locks.of(lock) if row.part.kind != "queued"]
-        for row in rows:
-            yield Said(self._locks.held(row, self._now), self._locks.to_json(row))
+        yield from map(self._row, rows)
         if self._workers.problem is None:
             yield from map(Said, silent(rows, self._answered))
         return len(rows)
@@ -172,35 +240,43 @@ class Why:
             yield Said((Say.NOT_ASKED if what["needs_lock"] else Say.NEEDS_NONE)())
         elif not mine:
             yield Said(Say.HOLDS_NOTHING(lock=lock))
-            yield from (Said(self._locks.held(row, self._now), self._locks.to_json(row)) for row in rows)
+            yield from map(self._row, rows)
         for row in mine:
             yield Said(Say.HOLDS(lock=row.part.key, since=moment(row.token.since, self._now)))
-
-    def _is_mine(self, row: Row) -> bool:
-        attempt = row.token.attempt
-        return attempt is not None and attempt.task_id == known_as(self._id)
 
     # What the result backend knows.
 
     def _in_result(self, result: Result) -> Iterator[Said]:
-        described = result.described(self._now)
-        if described is None:
+        if result.status == states.PENDING:
             return
-        state, text = described
+        state, say = result.described()
+        at = f" at {moment(result.since, self._now)}" if result.since else ""
+        error = "" if result.value is None else type(result.value).__name__
+        known = {"id": self._id, "at": at, "status": result.status, "error": error, "reason": result.reason}
+        pause = duration(LONGEST_PAUSE_WHILE_FULL)
+        after = f" after {error}" if error else ""
+        text = say(
+            **known,
+            after=after,
+            other=result.joined,
+            conflict=result.value,
+            pause=pause,
+            again=redelivery(self._locks.app),
+        )
         yield Said(text, self._about(state, key=result.key, since=result.since))
-        if result.may_be_of_a_chain:
-            yield Said(Say.CHAIN())
+        if result.status in {states.FAILURE, states.REVOKED} and result.joined is None:
+            yield Said(Say.CHAIN())  # Celery stores the result of an earlier task for all later tasks of a chain
         if result.is_waiting and result.key is not None:
             yield from self._holders(result.key)
 
     # What the lock server knows.
 
-    def _in_redis(self, rows: Sequence[Row], result: Result) -> Iterator[Said]:
+    def _in_redis(self, rows: Sequence[Row]) -> Iterator[Said]:
         for row in rows:
             attempt, state = row.token.attempt, row.info.state
             is_next = state == "queued" and attempt is not None and (attempt.retries or attempt.replaced)
             say = Say.NEXT_ATTEMPT if is_next else _TELLS[state]
-            yield Said(say(again=result.again), self._locks.to_json(row))
+            yield Said(say(again=redelivery(self._locks.app)), self._locks.to_json(row))
             yield Said(self._locks.held(row, self._now))
         if any(row.info.state == "held" for row in rows):
             yield from map(Said, silent(rows, self._answered))

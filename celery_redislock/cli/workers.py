@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from celery import Celery
 
 from celery_redislock.errors import describe
 from celery_redislock.info import shown
-from celery_redislock.protocol.names import LockPart
 from celery_redislock.protocol.tokens import known_as
 
-from .console import counted
-from .scan import FREE, Row, Waits
+from .sentences import Say, duration
 
 Answer = TypeVar("Answer")
 
@@ -33,7 +33,7 @@ class Workers:
             stopped or gone.
 
     Attributes:
-        problem: Why the workers could not be asked, in words; None if the broker has accepted all questions so far.
+        problem: Why the workers could not be asked the last time, in words; None if the broker accepted the question.
     """
 
     def __init__(self, app: Celery, timeout: float) -> None:
@@ -64,6 +64,7 @@ class Workers:
         except Exception as error:  # noqa: BLE001 - errors from the broker's library
             self.problem = describe(error)
             return {}
+        self.problem = None
         answers = {shown(str(name)): answer for reply in replies or () for name, answer in reply.items()}
         # A worker without the plugin does not know the command, and answers with an error.
         return {name: one for name, one in answers.items() if not (isinstance(one, dict) and "error" in one)}
@@ -88,62 +89,61 @@ def patiently(ask: Callable[[], Answer], waits: float = 0.0) -> Answer:
         except Exception as error:  # noqa: BLE001 - raised again in the caller's thread
             answer.set_exception(error)
 
-    thread = threading.Thread(target=run, name="redislock-ask", daemon=True)
-    thread.start()
-    thread.join(PATIENCE + waits)
-    if not answer.done():
-        raise TimeoutError(f"no answer within {PATIENCE + waits:g} s")
-    return answer.result()
+    threading.Thread(target=run, name="redislock-ask", daemon=True).start()
+    return answer.result(PATIENCE + waits)
+
+
+def redelivery(app: Celery) -> str:
+    """When the broker redelivers a dead worker's message, in words."""
+    transport: Any = app.connection_for_read().transport
+    if transport.driver_type == "amqp":
+        return "RabbitMQ gives the message to another worker as soon as it sees that the connection is lost"
+    options = app.conf.broker_transport_options or {}
+    seconds = options.get("visibility_timeout") or getattr(transport.Channel, "visibility_timeout", None)
+    when = f"{duration(seconds)} after the dead one has received it (visibility_timeout)" if seconds else "later"
+    return f"the broker gives the message to another worker {when}"
+
+
+class Waits(NamedTuple):
+    """How many messages wait for a lock, and since when."""
+
+    number: int = 0
+    rank: float = math.inf
+    """When the first of these messages was published, in microseconds since the epoch."""
+
+    def __add__(self, other: Waits) -> Waits:  # type: ignore[override]
+        return Waits(self.number + other.number, min(self.rank, other.rank))
+
+    @property
+    def oldest(self) -> float:
+        """How long ago the first of these messages was published, in seconds; 0 if no message waits."""
+        return max(0.0, time.time() - self.rank / 1e6)
 
 
 class Counts:
     """The waiting messages in the workers that answer.
 
     Args:
-        workers: The workers. They are asked once, when this object is made.
+        workers: The workers. They are asked once, when this object is made. None to ask no worker.
 
     Attributes:
         conflicts: How many runs found their key held since their worker started, by worker.
         unasked: Why no message is counted, as a sentence; None if the broker accepted the question.
         locks: The waiting messages, by lock and task.
+        inside: The workers that have waiting messages, by lock.
+        rooms: The names under which the workers that answered stand in line.
     """
 
-    def __init__(self, workers: Workers) -> None:
-        answers = workers.ask("redislock_counts")
+    def __init__(self, workers: Workers | None = None) -> None:
+        answers = workers.ask("redislock_counts") if workers else {}
         self.unasked: str | None = None
-        if (why := workers.problem) is not None:
-            self.unasked = f"The workers could not be asked: {why}. Each process in line counts as one."
+        if workers and workers.problem is not None:
+            self.unasked = f"{Say.WORKERS_AWAY(error=workers.problem)} Each process in line counts as one."
         self.conflicts = {worker: int(answer["conflicts"]) for worker, answer in answers.items()}
-        self.locks: dict[str, dict[str, Waits]] = {}
-        self._rooms = {str(room) for answer in answers.values() for room in answer["rooms"]}
-        self._workers: defaultdict[str, set[str]] = defaultdict(set)
+        self.rooms = {str(room) for answer in answers.values() for room in answer["rooms"]}
+        self.locks: defaultdict[str, defaultdict[str, Waits]] = defaultdict(lambda: defaultdict(Waits))
+        self.inside: defaultdict[str, set[str]] = defaultdict(set)
         for worker, answer in answers.items():
             for lock, task, number, rank in answer["lines"]:
-                tasks, name = self.locks.setdefault(str(lock), {}), known_as(str(task))
-                tasks[name] = tasks.get(name, Waits()) + Waits(int(number), int(rank))
-                self._workers[str(lock)].add(worker)
-
-    def workers(self, lock: str) -> list[str]:
-        """The workers that have messages waiting for `lock`."""
-        return sorted(self._workers.get(lock, ()))
-
-    def add(self, row: Row) -> Row:
-        """`row` with the messages that wait for its lock, in place of the rooms that they wait in."""
-        rooms = {room: rank for room, rank in row.rooms.items() if room not in self._rooms}
-        return row._replace(rooms=rooms, messages=self.locks.get(row.part.lock, {}))
-
-    def free(self, lock: str) -> list[Row]:
-        """A row for the free lock `lock` if messages wait for it: they may lack a free slot in their worker."""
-        return [self.add(Row(LockPart(lock, lock), FREE, None))] if lock in self.locks else []
-
-    def missing(self, rows: Sequence[Row]) -> str | None:
-        """What the numbers of `rows` leave out, as a sentence; None if they count everything."""
-        rooms = {room for row in rows for room in row.rooms}
-        if not rooms or self.unasked:
-            return self.unasked
-        return f"Each counts as one, whatever waits in it: {outside(len(rooms))}."
-
-
-def outside(rooms: int) -> str:
-    """How many processes stand in line outside the workers that answered, in words."""
-    return f"{counted(rooms, 'process', 'processes')} outside the workers that answered"
+                self.locks[str(lock)][known_as(str(task))] += Waits(int(number), int(rank))
+                self.inside[str(lock)].add(worker)

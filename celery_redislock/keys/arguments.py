@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
 from hashlib import sha256
-from string import Formatter
 from typing import Any
 from uuid import UUID
 
@@ -46,7 +45,6 @@ encode = json.JSONEncoder(check_circular=False, sort_keys=True, separators=(",",
 #: Matches braces, and text that looks like an escape. A name must not contain braces: the Redis key has
 #: the name between braces, which make it the hash tag. Escapes are escaped too, or they would be taken for ours.
 UNSAFE = re.compile("[{}]|%(?=[0-9A-F]{2})")
-_UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 
 
 def wire(value: Any) -> Any:
@@ -137,29 +135,17 @@ def parse_template(task: str, template: str) -> list[tuple[str, str]]:
         LockConfigError: There is something other than a plain parameter name in braces, two fields have no separator
             between them, or the template is empty.
     """
-    allowed = 'only plain parameter names between braces are allowed, as in "stock:{sku}"'
     refused = f"{task}: lock_key = {template!r}"
-    parts: list[tuple[str, str]] = []
-    text = ""
-    try:
-        for literal, field, spec, conversion in Formatter().parse(template):
-            if "{" in literal or "}" in literal:  # a brace would end the hash tag around the name
-                raise LockConfigError(f"{refused}: it has a brace of its own; {allowed}")
-            text = literal
-            if field is None:
-                continue
-            if not field.isidentifier() or spec or conversion:
-                raise LockConfigError(f"{refused}: {allowed}")
-            if parts and _separator(text) is None:
-                between = f"{{{parts[-1][1]}}} and {{{field}}}"
-                raise LockConfigError(f"{refused}: put a separator between {between}, such as ':'")
-            parts.append((text, field))
-            text = ""
-    except ValueError as error:
-        raise LockConfigError(f"{refused}: {error}; {allowed}") from None
-    if not parts and not text:
-        raise LockConfigError(f"{refused}: it is empty; {allowed}")
-    return [*parts, (text, "")]
+    found = re.split(r"\{(\w+)\}", template)
+    literals, fields = found[::2], found[1::2]
+    # A brace in what is left belongs to no plain field, and would end the hash tag around the name.
+    if not template or set("".join(literals)) & set("{}") or not all(map(str.isidentifier, fields)):
+        allowed = 'only plain parameter names between braces are allowed, as in "stock:{sku}"'
+        raise LockConfigError(f"{refused}: {'' if template else 'it is empty; '}{allowed}")
+    for literal, one, other in zip(literals[1:], fields, fields[1:], strict=False):
+        if _separator(literal) is None:
+            raise LockConfigError(f"{refused}: put a separator between {{{one}}} and {{{other}}}, such as ':'")
+    return [*zip(literals, [*fields, ""], strict=True)]
 
 
 def _template_value(task: str, parameter: str, value: Any) -> str:
@@ -192,13 +178,9 @@ def check_parameters(task: str, option: str, wanted: Iterable[str], parameters: 
 
 def printable(text: str, unsafe: re.Pattern[str]) -> str:
     """Escape the characters of `text` that are `unsafe` or not printable as ``%XX``."""
-    text = unsafe.sub(_percent, text)
-    return text if text.isprintable() else _UNPRINTABLE.sub(_percent_unprintable, text)
+    text = unsafe.sub(lambda found: _percent(found[0]), text)
+    return text if text.isprintable() else "".join(one if one.isprintable() else _percent(one) for one in text)
 
 
-def _percent(match: re.Match[str]) -> str:
-    return "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", "surrogatepass"))
-
-
-def _percent_unprintable(match: re.Match[str]) -> str:
-    return match[0] if match[0].isprintable() else _percent(match)
+def _percent(character: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))

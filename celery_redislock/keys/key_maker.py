@@ -152,9 +152,6 @@ def binder(task: str, signature: inspect.Signature) -> Binder:
 def _digest_namer(task: str, parameters: Sequence[str], chosen: Sequence[str], remedy: str) -> Namer:
     """Return a function that makes a name from the task's name and a digest, which hides the chosen arguments."""
     check_parameters(task, "lock_args", chosen, parameters)
-    if not chosen:
-        only = f"{task}:{digest(encode({}))}"
-        return lambda arguments: only
 
     def name(arguments: Arguments) -> str:
         shaped = {}
@@ -189,10 +186,9 @@ def _callable_namer(task: str, lock_key: Callable[[Arguments], str]) -> Namer:
 
 def blame(error: Exception) -> str:
     """Say what the user's callable raised and where, but not the message, which may contain an argument."""
-    what = type(error).__name__
     frame = error.__traceback__ and error.__traceback__.tb_next
     if frame:
-        return f"{what} in {basename(frame.tb_frame.f_code.co_filename)}, line {frame.tb_lineno}; mend the callable"
+        return f"{type(error).__name__} in {basename(frame.tb_frame.f_code.co_filename)}, line {frame.tb_lineno}"
     if isinstance(error, TypeError):  # the call itself failed
-        return f"{what}; it must take one argument, a mapping of the call's arguments by name"
-    return f"{what}; mend the callable"
+        return "TypeError; it must take one argument, a mapping of the call's arguments by name"
+    return type(error).__name__

@@ -45,6 +45,8 @@ class LockServer:
 
     Attributes:
         pid: The process that the server belongs to.
+        keeper: Renews the locks that this process holds on the server.
+        room: The room where this process's waiters wait for the server's keys.
     """
 
     def __init__(self, client: redis.Redis | ClusterClient, keyprefix: str = "") -> None:
@@ -54,24 +56,16 @@ class LockServer:
         self._outage = Outage()
         self.store = ClusterStore(client) if isinstance(client, ClusterClient) else LockStore.of(client, self._outage)
         self.command_time = command_time(client)
+        self.keeper = Keeper(self._store(), self.command_time, self.store)
+        listens = client if isinstance(client, ClusterClient) else derive(client, 1)
+        self.room = Room(self._store(), listens, keyprefix)
         # Lets `behind` find this server for a `Lock` made with the same client.
         servers_of(getattr(client, "connection_pool", client)).setdefault(self.pid, self)
-        self.keeper = Keeper(self._store(), self.command_time, self.store)
-
-    @property
-    def room(self) -> Room:
-        """The room where this process's waiters wait for the server's keys."""
-        room: Room | None = vars(self).get("_room")
-        if room is None:  # two threads may get here: no connection is open yet, and `setdefault` keeps one room
-            listens = self.client if isinstance(self.client, ClusterClient) else derive(self.client, 1)
-            room = vars(self).setdefault("_room", Room(self._store(), listens, self.keyprefix))
-        return room
 
     def stop(self) -> None:
         """Stop the threads and close the connections. Called when this process no longer uses the server."""
         self.keeper.stop()
-        if "_room" in vars(self):
-            self.room.stop()
+        self.room.stop()
         self.store.close()
 
     def _store(self) -> LockStore:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pty
-import re
 import signal
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from click.testing import CliRunner, Result
 
 from celery_redislock import Lock, LockLost
 from celery_redislock.app import server_of
-from celery_redislock.cli import commands, workers
+from celery_redislock.cli import workers
 from celery_redislock.cli.commands import locks as group
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.tokens import Attempt
@@ -31,6 +30,8 @@ from tests.lab.kinds import left_out
 from tests.lab.servers import need, wait_until
 from tests.lab.workers import ROOT, acked, kept
 
+#: What click sends to clear a terminal.
+CLEAR = b"\x1b[2J\x1b[1;1H"
 FIELDS = ["key", "task", "task_id", "hostname", "since", "ttl", "state", "scope", "waiting"]
 
 Cli = Callable[..., Result]
@@ -379,7 +380,9 @@ def test_where_the_broker_is_away_the_lock_server_is_asked_all_the_same(config, 
     assert "The workers could not be asked: " in shown
     held = tokens.mint(tokens.mint_nonce(), Attempt("an-id", 0, 0), tokens.origin("w@host", "lab.work"))
     locks.client.set("redislock:{k}", held.value)
-    assert re.search(r"Its worker w@host does NOT ANSWER: .* \(.+\)\.", cli("release", "redislock:{k}", "--dry-run"))
+    shown = cli("release", "redislock:{k}", "--dry-run")
+    assert "Its worker w@host does NOT ANSWER: " in shown
+    assert "The workers could not be asked: " in shown
 
 
 def test_a_key_that_is_released_is_the_next_ones_and_its_holder_is_told_of_the_loss(
@@ -487,14 +490,14 @@ def test_watch_shows_what_is_held_until_it_is_interrupted(tasks, config, tmp_pat
                 _, errors = watching.communicate(timeout=20)
             finally:
                 watching.kill()
-    assert "1 held, 0 kept, 0 waiting, conflicts/s not known" in head
+    assert "1 held, 0 kept, 0 waiting, 0 conflicts in 0 workers" in head
     assert names.startswith("STATE")
     assert row.split()[3] == lock.name
     assert (watching.returncode, errors) == (0, "")
 
 
 @pytest.mark.parametrize("columns", ["40", "80"])
-def test_at_a_terminal_watch_draws_each_picture_over_the_last_and_no_line_wider_than_it(
+def test_at_a_terminal_watch_clears_the_screen_for_each_picture_and_no_line_is_wider_than_it(
     tasks, config, tmp_path, columns
 ):
     command = [sys.executable, "-m", "celery_redislock", "-A", "tests.lab.worker", "watch", "--timeout", "0.1"]
@@ -506,16 +509,16 @@ def test_at_a_terminal_watch_draws_each_picture_over_the_last_and_no_line_wider_
     with lock, subprocess.Popen([*command, "--interval", "0.1"], env=env, stdout=terminal) as it:
         os.close(terminal)
         try:
-            while drawn.count(commands.CLEAR_BELOW.encode()) < 2:
+            while drawn.count(CLEAR) < 3:
                 drawn += os.read(ours, 1000)
             it.send_signal(signal.SIGINT)
             assert it.wait(30) == 0
         finally:
             it.kill()
     os.close(ours)
-    _, first, second = drawn.decode().split(commands.HOME)[:3]
+    _, first, second = drawn.split(CLEAR)[:3]
     for picture in (first, second):
-        lines = [line.removesuffix(commands.CLEAR_RIGHT) for line in picture.split("\r\n")[:-1]]
+        lines = picture.decode().split("\r\n")[:-1]
         assert max(map(len, lines)) <= int(columns)
         assert "1 held" in lines[0]
         (names, row) = lines[-2:]

@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from celery_redislock.cli.commands import screen
-from celery_redislock.cli.console import Total, age, duration, moment, prometheus, table, totals
 from celery_redislock.cli.locks import matcher
-from celery_redislock.cli.scan import FREE, Row, Waits
-from celery_redislock.cli.sentences import Say
+from celery_redislock.cli.rows import FREE, Row, Total, prometheus, table, totals
+from celery_redislock.cli.sentences import Say, age, duration, moment
+from celery_redislock.cli.workers import Counts, Waits
 from celery_redislock.protocol.names import LockKeys, LockPart
 from celery_redislock.protocol.tokens import COOLING, Attempt, Token, mint, mint_nonce, origin
 from tests.lab.workers import ROOT
@@ -26,8 +26,9 @@ def row(
     token = mint(mint_nonce(), attempt, origin("w@host", task))
     part = LockPart.of(key)
     assert part is not None
-    rooms = {f"room {number}": (time.time() - 30) * 1e6 for number in range(waiting)}
-    return Row(part, token, 12.0, rooms)._replace(**fields)
+    waits = {task or "": Waits(waiting, (time.time() - 30) * 1e6)} if waiting else {}
+    outside = {f"room {number}" for number in range(waiting)}
+    return Row(part, token, 12.0, waits, outside)._replace(**fields)
 
 
 @pytest.mark.parametrize(
@@ -99,11 +100,11 @@ def test_a_narrow_table_has_as_much_of_the_rest_as_there_is_room_for_and_a_wide_
 
 
 def test_the_head_of_the_watch_is_broken_where_the_terminal_is_narrow():
-    *head, names, _ = screen([row(waiting=1)], "0.0 conflicts/s in 2 workers", 0.1, "One is not counted.", 80)
-    assert len(head) == 3
+    *head, names, _ = screen([row(waiting=1)], Counts(), 0.1, 80)
+    assert len(head) == 4
     assert max(map(len, head)) <= 80
-    assert head[0].endswith("conflicts/s in 2")
-    assert head[2] == "One is not counted."
+    assert head[0].endswith("0 conflicts in 0")
+    assert head[2].startswith("Each counts as one, whatever waits in it: 1 process outside ")
     assert names.startswith("STATE")
 
 
@@ -121,11 +122,11 @@ def test_a_free_key_matches_a_pattern_as_the_server_matches_the_others(pattern, 
     assert not any(matches(key) for key in others)
 
 
-def test_messages_are_counted_for_their_own_task_and_a_process_that_told_of_none_for_the_holders():
+def test_messages_are_counted_for_their_own_task():
     waits = {"shop.refund": Waits(500, 1e6), "": Waits(1, 2e6)}
-    found = totals([row(waiting=2, messages=waits), row("redislock:{b}", None, token=FREE, messages=waits)])
+    found = totals([row(waits=waits), row("redislock:{b}", None, token=FREE, waits=waits)])
     assert {task: total[:3] for task, total in found.items()} == {
-        "shop.bill": (1, 0, 2),
+        "shop.bill": (1, 0, 0),
         "shop.refund": (0, 0, 1000),
         "": (0, 0, 2),
     }
@@ -154,8 +155,10 @@ def test_prometheus_gets_a_gauge_for_each_total_with_the_task_as_its_label():
 
 
 def test_watch_shows_what_is_waited_for_first():
-    head, _, first, _ = screen([row(), row("redislock:{b}", waiting=1)], "0.0 conflicts/s in 1 workers", 0.1)
-    assert "2 held, 0 kept, 1 waiting, oldest wait 30s, 0.0 conflicts/s in 1 workers" in head
+    counts = Counts()
+    counts.conflicts = {"w1": 2, "w2": 3}
+    head, _, _, first, _ = screen([row(), row("redislock:{b}", waiting=1)], counts, 0.1)
+    assert "2 held, 0 kept, 1 waiting, oldest wait 30s, 5 conflicts in 2 workers" in head
     assert first.split()[3] == "redislock:{b}"
 
 

@@ -46,9 +46,7 @@ def test_an_error_of_the_callable_is_a_lock_key_error_caused_by_it() -> None:
     with pytest.raises(LockKeyError) as refused:
         key_maker(task, lock_key=lambda arguments: arguments["missing"]).name((1,), {})
     line = (lambda: None).__code__.co_firstlineno - 1
-    assert str(refused.value) == (
-        f"t: lock_key raised KeyError in test_keys_callable.py, line {line}; mend the callable"
-    )
+    assert str(refused.value) == (f"t: lock_key raised KeyError in test_keys_callable.py, line {line}")
     assert isinstance(refused.value.__cause__, KeyError)
 
 
@@ -64,7 +62,7 @@ def test_an_error_of_the_callable_is_placed_in_the_callable_and_shows_no_value()
 
 
 def test_an_error_of_a_callable_without_lines_names_the_error_alone() -> None:
-    with pytest.raises(LockKeyError, match=r"^t: lock_key raised KeyError; mend the callable$"):
+    with pytest.raises(LockKeyError, match=r"^t: lock_key raised KeyError$"):
         key_maker(task, lock_key=itemgetter("missing")).name((1,), {})
 
 

@@ -25,7 +25,7 @@ from celery_redislock.task.plan import LockAttributes
 
 from .wire import SECRET
 
-DURATIONS = ["lease", "max_hold", "wait_for", "block_for", "queue_ttl"]
+DURATIONS = ["lease", "max_hold", "wait_for", "queue_ttl"]
 NO_DURATIONS = [0, 0.0, -1, math.nan, math.inf, -math.inf, "10", True, [10]]
 
 
@@ -148,6 +148,8 @@ def test_a_duration_is_any_number_of_seconds(name: str, value: float) -> None:
         ("cooldown", -1, "seconds, 0 or greater"),
         ("cooldown", False, "seconds, 0 or greater"),
         ("cooldown", None, "seconds, 0 or greater"),
+        ("block_for", -1, "seconds, 0 or greater"),
+        ("block_for", None, "seconds, 0 or greater"),
         ("queue_ttl", 0, "seconds greater than 0"),
         ("lease", None, "seconds greater than 0"),
     ],
@@ -159,9 +161,10 @@ def test_a_wrong_value_is_refused_with_what_is_allowed(option: str, value: Any, 
 
 
 @pytest.mark.parametrize("value", [0, 0.0, 5, 2.5])
-def test_a_cooldown_may_be_zero(value: float) -> None:
+@pytest.mark.parametrize("name", ["cooldown", "block_for"])
+def test_a_cooldown_and_the_time_to_block_may_be_zero(name: str, value: float) -> None:
     """Durations are seconds, int or float."""
-    assert options({"cooldown": value}).cooldown == value
+    assert getattr(options({name: value}), name) == value
 
 
 @pytest.mark.parametrize("policy", ["skip", "raise", "join"])

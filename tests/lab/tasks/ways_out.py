@@ -27,6 +27,8 @@ def define(app: Celery, ledger: Ledger) -> None:
                     raise ValueError(how)
                 case "retry" if not self.request.retries:
                     raise self.retry(countdown=1.0 if self.app.conf.task_default_queue_type == "quorum" else 0.1)
+                case "retry late" if not self.request.retries:
+                    raise self.retry(countdown=60.0)
                 case "ignore":
                     raise Ignore(how)
                 case "reject":
