@@ -21,8 +21,7 @@ from celery_redislock.info import LockInfo
 from celery_redislock.protocol.names import Demand
 from celery_redislock.task.plan import LockPlan
 
-from .children import Run
-from .deaths import is_dead
+from .children import Run, is_dead
 from .run_counts import CONFLICTS
 from .waiting import WaitingRoom, waiting_room_of
 from .waiting_message import WaitingMessage
@@ -138,7 +137,7 @@ def redislock_counts(state: Any, **_: Any) -> dict[str, Any]:
 def _requests(consumer: Any) -> Iterator[tuple[str, Request]]:
     """Yield the state and the request of each message in this worker that does not wait for a lock."""
     active = set(worker.active_requests)
-    for request in active:  # Celery may count the run of a dead child as active for another ten seconds (see `deaths`)
+    for request in active:  # Celery may count the run of a dead child as active for another ten seconds
         yield "dead" if request.worker_pid and is_dead(request.worker_pid) else "running", request
     yield from (("reserved", request) for request in set(worker.reserved_requests) - active)
     for entry in list(consumer.timer.schedule.queue):

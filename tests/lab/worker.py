@@ -29,8 +29,8 @@ app = make_app(config)
 run_counts.EVERY = config.settings.get("lab_reminder", run_counts.EVERY)
 if config.settings.get("lab_long_offers"):
     offers.lengthen()
-if config.settings.get("lab_no_pidfd"):  # as on macOS
-    del os.pidfd_open
+if config.settings.get("lab_no_waitid"):  # as on macOS before Python 3.13
+    del os.waitid
 if config.settings.get("lab_broken_receivers"):
     break_receivers(Ledger(Path(config.ledger)))
 if config.settings.get("lab_tokens"):
