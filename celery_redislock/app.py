@@ -10,8 +10,7 @@ from typing import Any
 
 from celery import Celery
 
-from .connection.clients import command_time
-from .connection.connect import OPTIONS_SETTINGS, connect, is_redis, kind_of
+from .connection.connect import OPTIONS_SETTINGS, command_time, connect, is_redis, kind_of
 from .errors import LockConfigError
 from .lock.lock_server import LockServer, servers_of
 from .options import resolve_settings

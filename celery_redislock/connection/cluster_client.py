@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import Any
 
 import redis
-from redis.backoff import NoBackoff
 from redis.exceptions import (
     AskError,
     AuthenticationError,
@@ -20,10 +19,9 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
-from redis.retry import Retry
 
+from .clients import Pool
 from .outage import Outage
-from .pool import FreeConnections
 
 #: A node's host and port.
 Node = tuple[str, int]
@@ -82,9 +80,7 @@ class ClusterClient:
         """Return a client for one node. It connects on first use; its pool makes callers wait for a free connection."""
         host, port = address
         options = {**self.options, "host": host, "port": port, "max_connections": max_connections}
-        options |= {"retry": Retry(NoBackoff(), 0), "queue_class": FreeConnections}
-        options.setdefault("timeout", options["socket_timeout"] + options["socket_connect_timeout"])
-        return redis.Redis(connection_pool=redis.BlockingConnectionPool(**options))  # type: ignore[no-untyped-call]
+        return redis.Redis(connection_pool=Pool(**options))
 
     def pubsub(self) -> Any:
         """Return a subscription on a node that is believed to answer: a message published on one node reaches all."""

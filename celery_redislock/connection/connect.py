@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import ssl
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -11,16 +10,13 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import redis
 from kombu.utils.imports import symbol_by_name
-from redis.backoff import NoBackoff
 from redis.connection import parse_url
-from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelManagedConnection, SentinelManagedSSLConnection
 
 from celery_redislock.errors import LockConfigError, describe
 
-from .clients import DEFAULTS, FIXED, command_time, derive, whole
+from .clients import DEFAULTS, FIXED, Pool, derive, time_outs
 from .cluster_client import ClusterClient
-from .pool import FreeConnections
 from .redis_port import is_behind_sentinels, options_of, sentinels_of, try_to_connect
 
 Kind = Literal["standalone", "sentinel", "cluster"]
@@ -177,16 +173,14 @@ def _options(where: Address, options: Mapping[str, Any]) -> dict[str, Any]:
     both["connection_class"] = options.get("connection_class", both["connection_class"])
     if both.pop("ssl", False) and both["connection_class"] is redis.Connection:
         both["connection_class"] = redis.SSLConnection
+    time_outs(both)  # raises an error if one is missing
     return {**_with_checks(_with_provider(both)), **FIXED}
 
 
 def _with_checks(options: dict[str, Any]) -> dict[str, Any]:
-    """Spell ``ssl_cert_reqs`` the way redis-py does: Celery also takes ``ssl.CERT_NONE``, or its name."""
-    if "ssl_cert_reqs" not in options:
-        return options  # redis-py verifies the certificate and its host name by default
-    given = options["ssl_cert_reqs"]
-    name = given.name if isinstance(given, ssl.VerifyMode) else str(given or "none")
-    return {**options, "ssl_cert_reqs": name.removeprefix("CERT_").lower()}
+    """Spell ``ssl_cert_reqs`` as redis-py does: Celery calls it ``CERT_REQUIRED``, for instance."""
+    checks = options.get("ssl_cert_reqs")
+    return {**options, "ssl_cert_reqs": checks.removeprefix("CERT_").lower()} if isinstance(checks, str) else options
 
 
 def _with_provider(options: dict[str, Any]) -> dict[str, Any]:
@@ -203,15 +197,7 @@ def _with_provider(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _single(_: Address, options: dict[str, Any]) -> redis.Redis:
-    kind = whole(options.pop("connection_class"))
-    retry = Retry(NoBackoff(), 0)
-    pool = redis.BlockingConnectionPool(  # type: ignore[no-untyped-call]
-        **options, connection_class=kind, retry=retry, queue_class=FreeConnections
-    )
-    try_to_connect(pool)
-    client = redis.Redis(connection_pool=pool)
-    pool.timeout = command_time(client)
-    return client
+    return _tried(redis.Redis(connection_pool=Pool(**options)))
 
 
 def _behind_sentinels(where: Address, options: dict[str, Any]) -> redis.Redis:
@@ -230,16 +216,18 @@ def _behind_sentinels(where: Address, options: dict[str, Any]) -> redis.Redis:
     )  # type: ignore[no-untyped-call]
     kind = SentinelManagedSSLConnection if is_tls else SentinelManagedConnection
     client = sentinels.master_for(name, connection_class=kind, **options)  # type: ignore[no-untyped-call]
-    try_to_connect(client.connection_pool)
-    command_time(client)
-    return derive(client, options["max_connections"])
+    return derive(_tried(client), options["max_connections"])
 
 
 def _of_cluster(where: Address, options: dict[str, Any]) -> ClusterClient:
-    kind = options["connection_class"] = whole(options["connection_class"])
-    kind(**{name: value for name, value in options.items() if name not in {"connection_class", "max_connections"}})
-    time_for_a_connection = command_time(ClusterClient(where.nodes, options))
-    return ClusterClient(where.nodes, {**options, "timeout": time_for_a_connection})
+    client = ClusterClient(where.nodes, options)
+    _tried(client.connect(client.nodes[0], 1))
+    return client
+
+
+def _tried(client: redis.Redis) -> redis.Redis:
+    try_to_connect(client.connection_pool)
+    return client
 
 
 _MAKERS: Mapping[Kind, Callable[[Address, dict[str, Any]], redis.Redis | ClusterClient]] = {
@@ -269,6 +257,17 @@ def address(client: redis.Redis | ClusterClient) -> str:
         return f"unix://{user}{options['path']}?db={db}"
     scheme = "rediss" if issubclass(pool.connection_class, redis.SSLConnection) else "redis"
     return f"{scheme}://{user}{options.get('host') or 'localhost'}:{options.get('port') or 6379}/{db}"
+
+
+def command_time(client: redis.Redis | ClusterClient) -> float:
+    """Return how long one command of `client`, including connecting, can take before it fails, in seconds.
+
+    A Sentinel client may ask every Sentinel before it connects. A Cluster client whose node does not answer then looks
+    up the hash slots on one other node.
+    """
+    if isinstance(client, ClusterClient):
+        return 2 * time_outs(client.options)
+    return time_outs(options_of(client.connection_pool)) + sum(map(command_time, sentinels_of(client)))
 
 
 def disconnect(client: redis.Redis | ClusterClient) -> None:
