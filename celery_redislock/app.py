@@ -181,11 +181,6 @@ class Source:
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     keyprefix: str = ""
 
-    @property
-    def options_setting(self) -> str:
-        """The name of the setting that contains the server's other options."""
-        return OPTIONS_SETTINGS[self.setting]
-
 
 def source_of(conf: Any) -> Source:
     """Choose the lock server.

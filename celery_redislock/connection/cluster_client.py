@@ -13,9 +13,7 @@ from redis.exceptions import (
     AskError,
     AuthenticationError,
     ClusterDownError,
-    RedisClusterException,
     RedisError,
-    ResponseError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -89,10 +87,6 @@ class ClusterClient:
         reached = [one for one in self._primaries if self.outage(one).unreachable is None] or self._primaries
         return self.connect(_random.choice(reached), 1).pubsub()  # type: ignore[no-untyped-call]
 
-    def info(self, section: str) -> list[dict[str, Any]]:
-        """Return each primary's reply to INFO."""
-        return [node.info(section) for node in self.primaries()]
-
     def primaries(self) -> list[redis.Redis]:
         """Look up the hash slots, and return a client for each node that has any.
 
@@ -156,7 +150,7 @@ class ClusterClient:
                 waits for at most one other silent node.
 
         Raises:
-            RedisError: No node answers, or the first one to answer is not in Cluster mode.
+            RedisError: No node answers, or the first one to answer is no node of a Cluster.
         """
         self._looked_at = time.monotonic()
         error: Exception | None = None
@@ -170,11 +164,6 @@ class ClusterClient:
                 if last is not None and isinstance(failed, RedisTimeoutError):
                     break
                 continue
-            except ResponseError as failed:
-                if "cluster support" not in str(failed):
-                    raise
-                text = "Cluster mode is not enabled on this node"
-                raise RedisConnectionError(text) from RedisClusterException(text)
             self._learn(found, address)
             return
         raise RedisConnectionError(f"no node of the Cluster {self.shown} answers") from error

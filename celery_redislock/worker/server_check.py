@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import redis
@@ -17,16 +16,13 @@ from redis.sentinel import MasterNotFoundError
 from celery_redislock.app import client_of, settings_of, source_of
 from celery_redislock.connection.cluster import NodeConnections
 from celery_redislock.connection.cluster_client import ClusterClient
-from celery_redislock.connection.connect import address, disconnect
+from celery_redislock.connection.connect import OPTIONS_SETTINGS, address, disconnect
 from celery_redislock.connection.connections import Connections
-from celery_redislock.connection.outage import Outage
-from celery_redislock.connection.sender import Answer, Sender
-from celery_redislock.connection.store import LockStore
-from celery_redislock.errors import LockUnavailable, describe
+from celery_redislock.errors import describe
 from celery_redislock.options import resolve_settings
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.names import Demand, redis_key
-from celery_redislock.protocol.scripts import Command
+from celery_redislock.protocol.scripts import Command, Reply
 
 from . import advice
 
@@ -36,66 +32,50 @@ logger = logging.getLogger(__name__)
 LEASE = 10.0
 
 
-class _Once(Sender):
-    """Sends each command only once, and logs no outage: `try_lock_server` logs one line instead."""
-
-    def ask(self, command: Command, undo: Callable[[], Command] | None = None) -> Answer:
-        """See `Sender.ask`.
-
-        Raises:
-            RedisError: The server did not answer, or refused the command.
-        """
-        sent_at = time.monotonic()
-        return self.ask_once(command), sent_at, False
-
-
 def try_lock_server(app: Celery) -> None:
     """Try the lock server of `app`; log one line if tasks cannot use it.
 
     It never raises, so the worker always starts. It leaves no connection open and no thread running, because the pool's
     children are forked later.
     """
-    where, names = "of the app", {"url": "redislock_url", "options": "redislock_client_options"}
+    where, setting = "of the app", "redislock_url"
     try:
         settings = resolve_settings(settings_of(app))
         source, client = source_of(app.conf), client_of(app)
-        where, names = address(client), {"url": source.setting, "options": source.options_setting}
-        prefix = source.keyprefix + settings.prefix
+        where, setting, prefix = address(client), source.setting, source.keyprefix + settings.prefix
         advice.introduce(app, prefix, where)
         connections = NodeConnections(client, 1) if isinstance(client, ClusterClient) else Connections(client)
         try:
-            store = LockStore(_Once(connections, lambda key: Outage()))
-            _try_out(store, Demand(redis_key(prefix, f"worker start:{tokens.mint_nonce()}")))
-            infos = _infos(client)
-            advice.warn_of_age(infos, where, names["url"])
+            _try_out(connections.ask, Demand(redis_key(prefix, f"worker start:{tokens.mint_nonce()}")))
+            infos = _infos(client.primaries() if isinstance(client, ClusterClient) else [client])
+            advice.warn_of_age(infos, where, setting)
             advice.warn_of_eviction(infos, where)
             if isinstance(client, redis.Redis):  # each node of a Cluster has its own clock and timeout
                 advice.warn_of_server(client, where)
         finally:
             disconnect(client)
     except Exception as error:  # noqa: BLE001 - whatever is wrong with the server, the worker starts
-        cause = error.__cause__ or error if isinstance(error, LockUnavailable) else error
-        remedy = remedy_for(cause)
+        remedy = remedy_for(error)
         logger.log(
             remedy.level,
             "the lock server %s cannot be used: %s; %s; until then lock_on_outage decides about runs",
-            *(where, describe(cause).rstrip("."), remedy.what.format(**names)),
+            *(where, describe(error), remedy.what.format(url=setting, options=OPTIONS_SETTINGS[setting])),
         )
 
 
-def _try_out(store: LockStore, demand: Demand) -> None:
+def _try_out(ask: Callable[[Command], Reply], demand: Demand) -> None:
     """Do what tasks do, with a key used only for this trial: renew it, acquire it, find it held, and release it."""
     mine, other = (tokens.mint(tokens.mint_nonce(), None, tokens.origin(None, None)) for _ in range(2))
-    store.renew([(demand.key, mine, LEASE)])  # first, before the key exists: if this fails, no key is left behind
-    for one in (mine, other):
-        store.ask(commands.acquire(demand, one, LEASE))
-    store.release(demand, mine)
+    ask(commands.renew([(demand.key, mine, LEASE)]))  # before the key exists: if this fails, no key is left behind
+    ask(commands.acquire(demand, mine, LEASE))
+    ask(commands.acquire(demand, other, LEASE))
+    ask(commands.release(demand, mine.owner))
 
 
-def _infos(client: redis.Redis | ClusterClient) -> list[dict[str, Any]]:
-    """The INFO of the server, or of each node of a Cluster; empty if the user may not run INFO."""
+def _infos(nodes: Sequence[redis.Redis]) -> list[dict[str, Any]]:
+    """The INFO of each server; empty if the user may not run INFO."""
     try:
-        return client.info("default") if isinstance(client, ClusterClient) else [client.info("default")]
+        return [node.info("default") for node in nodes]
     except exceptions.ResponseError:
         return []
 
@@ -160,11 +140,6 @@ _REMEDIES = (
         (exceptions.TimeoutError, TimeoutError),
         logging.WARNING,
         "it did not answer in time: check {url} (rediss:// only if it speaks TLS), the server and the firewall",
-    ),
-    Remedy(
-        (exceptions.RedisClusterException,),
-        logging.ERROR,
-        "check that {url} names nodes of a Cluster, and with CLUSTER INFO that all its hash slots are served",
     ),
     Remedy((exceptions.OutOfMemoryError,), logging.WARNING, "it is full: give it more memory"),
     Remedy(
