@@ -94,6 +94,8 @@ class LockedRequest(Request):
             acks_at_begin=plan is not None and not task.acks_late and EARLY_ACKS.reader is not None,
         )
         self.request_dict[DELIVERY] = tuple(self.delivery)
+        if self.delivery.acks_at_begin:
+            EARLY_ACKS.expect(self.delivery.nonce, self)
         self._next = None
         if plan is not None and getattr(task, "retry_on_worker_lost", None):  # from Celery 5.7 on
             self._next = next_attempt(task, plan, self.request_dict, self.delivery.nonce, self._reservation)
@@ -109,8 +111,8 @@ class LockedRequest(Request):
         if run is not None:
             CHILDREN.accepted(pid, run)
         if self.delivery.acks_at_begin:
-            hear = EARLY_ACKS.accepted if is_child else EARLY_ACKS.expect
-            hear(self.delivery.nonce, self)  # it may ack this very message
+            if is_child:
+                EARLY_ACKS.accepted(self.delivery.nonce, self)  # it may ack this very message
             self._is_held_back = True
         try:
             super().on_accepted(pid, time_accepted)
@@ -208,7 +210,7 @@ class LockedRequest(Request):
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
-        EARLY_ACKS.failed(self.delivery.nonce, self)  # the run may have begun since the last read
+        EARLY_ACKS.failed(self.delivery.nonce)  # the run may have begun since the last read
         CONFLICTS.ended_by(error)
         try:
             with nullcontext() if return_ok else in_hook(self._next):

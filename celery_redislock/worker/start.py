@@ -17,7 +17,7 @@ from celery_redislock.options import ATTRIBUTES
 from celery_redislock.task.locked_task import LockedTask
 
 from . import advice, remote_control
-from .early_acks import EARLY_ACKS, AckWhatHasBegun, ExpectCopies, ack_what_has_begun
+from .early_acks import EARLY_ACKS, AckWhatHasBegun, ExpectCopies
 from .server_check import try_lock_server
 from .waiting import WaitingRoom
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 def begin(sender: Any = None, **_: Any) -> None:
     """Called by Celery's signal `worker_init`: prepare the worker, and connect to its later signals."""
     remote_control.connect()
-    worker_shutting_down.connect(ack_what_has_begun, weak=False)
+    worker_shutting_down.connect(EARLY_ACKS.read, weak=False)  # the event loop may no longer do this
     # These log, and Celery sets up its logging only after worker_init.
     celeryd_after_setup.connect(warn_of_unlocked_tasks, weak=False)
     celeryd_after_setup.connect(try_servers, weak=False)
