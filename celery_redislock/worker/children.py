@@ -77,6 +77,12 @@ class Run(NamedTuple):
         return fields(event, task=self.plan.task, task_id=self.task_id, key=key)
 
 
+def run_of(request: Any) -> Run | None:
+    """What a child is given to run for `request`; None if no lock is needed. Any task's request may have a `run`."""
+    run = getattr(request, "run", None)
+    return run if isinstance(run, Run) else None
+
+
 class Children:
     """Watches the child processes of the pool, and releases the lock of a child that dies.
 

@@ -18,7 +18,7 @@ from celery import bootsteps
 from celery.worker import state
 from celery.worker.state import active_requests
 
-from .children import Run, expect_copies
+from .children import expect_copies, run_of
 
 #: The length of a nonce in bytes. Writes this short to a pipe are atomic, so every read returns whole nonces.
 _LENGTH = 22
@@ -204,4 +204,4 @@ class ExpectCopies(bootsteps.StartStopStep):
         # run counts as unacked. With RabbitMQ, the consumer stops only after its runs have ended, so none are left.
         for_good = parent.blueprint.state != bootsteps.RUN  # type: ignore[attr-defined]
         unacked = [one for one in tuple(active_requests) if for_good or (one.task.acks_late and not one.acknowledged)]
-        expect_copies([run for one in unacked if isinstance(run := getattr(one, "run", None), Run)])
+        expect_copies([run for one in unacked if (run := run_of(one)) is not None])

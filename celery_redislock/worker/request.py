@@ -32,7 +32,7 @@ from celery_redislock.task.plan import LockPlan, give_up_reservation
 from . import worker_port
 from .children import CHILDREN, Run
 from .early_acks import EARLY_ACKS
-from .run_counts import CONFLICTS, Reminder
+from .remote_control import RUN_COUNTS
 from .waiting import WaitingRoom, waiting_room_of
 from .worker_port import context_of, forget_run, was_cancelled, was_revoked
 
@@ -41,8 +41,6 @@ logger = logging.getLogger(__name__)
 #: A message fails once this many children have died with it before its run began. One death may be bad luck, such as
 #: the out-of-memory killer; three mean that the message itself kills them.
 MOST_DEATHS = 3
-
-_reminder = Reminder()
 
 
 class LockedRequest(Request):
@@ -211,7 +209,7 @@ class LockedRequest(Request):
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
         EARLY_ACKS.failed(self.delivery.nonce)  # the run may have begun since the last read
-        CONFLICTS.ended_by(error)
+        RUN_COUNTS.ended_by(error)
         try:
             with nullcontext() if return_ok else in_hook(self._next):
                 return self._ends(exc_info, error, send_failed_event, return_ok)
@@ -232,8 +230,6 @@ class LockedRequest(Request):
             hide_headers(context_of(self))
         if verdict.runs_again if verdict is not None else is_requeued(self.task, error):
             CHILDREN.keep_reservation(self.worker_pid, self.delivery.nonce)
-        if verdict is not None and not verdict.reason.is_conflict:
-            _reminder.count()
         result = super().on_failure(exc_info, send_failed_event, return_ok)
         if verdict is not None:
             verdict.send_event(self.send_event)
@@ -259,7 +255,7 @@ class LockedRequest(Request):
             logger.error(text, which, header.died - 1, extra=about)
             return False
         logger.warning("%s: its process died before it began: its message is delivered again", which, extra=about)
-        self._forget_run()
+        forget_run(self)
         self.request_dict[HEADER] = header.wire
         if room is None:
             worker_port.task_ready(self)
@@ -275,18 +271,11 @@ class LockedRequest(Request):
             worker_port.task_ready(self)
             return
         CHILDREN.keep_reservation(self.worker_pid, self.delivery.nonce)
-        self._forget_run()
+        forget_run(self)  # this also saves memory: thousands of messages may wait
         self._waited_for = sys.intern(place.demand.key)  # all messages that wait for a key share one string
         self.request_dict[HEADER] = place.header.wire
         verdict.send_event(self.send_event)
         room.keep(self, place, task.lock_plan, self.prepare_run)
-
-    def _forget_run(self) -> None:
-        """Forget the last run: a terminate would kill `worker_pid`, which may be running another message by now.
-
-        This also saves memory: thousands of messages may wait for a long time.
-        """
-        forget_run(self)
 
 
 def locked_request(task: str, request: Any) -> type[LockedRequest]:
