@@ -12,7 +12,6 @@ import redis
 from celery import Celery, Task
 from redis import exceptions
 
-from celery_redislock.app import is_enabled
 from celery_redislock.message.republish import DEFAULT_VISIBILITY_TIMEOUT, Broker
 from celery_redislock.task.plan import LockPlan
 
@@ -39,8 +38,6 @@ def introduce(app: Celery, prefix: str, where: str) -> None:
         where: The address of the lock server, without a password.
     """
     locked = locked_tasks(app)
-    if not locked:
-        return
     leases = sorted({lease for _, lease in locked})
     spread = f"a lease of {leases[0]:g} s" if len(leases) == 1 else f"leases of {leases[0]:g} to {leases[-1]:g} s"
     logger.info("%d tasks lock on %s, with the prefix %r and %s", *(len(locked), where, prefix, spread))
@@ -105,9 +102,9 @@ def warn_of_eviction(infos: Sequence[Mapping[str, Any]], where: str) -> None:
 
 
 def locked_tasks(app: Celery) -> Sequence[tuple[Task[..., Any], float]]:
-    """The tasks of `app` that have a lock, with their leases in seconds; empty if locks are switched off."""
+    """The tasks of `app` that have a lock, with their leases in seconds."""
     plans = [(task, getattr(task, "lock_plan", None)) for _, task in sorted(app.tasks.items())]
-    return [(task, plan.options.lease) for task, plan in plans if isinstance(plan, LockPlan)] if is_enabled(app) else []
+    return [(task, plan.options.lease) for task, plan in plans if isinstance(plan, LockPlan)]
 
 
 def _seconds_ahead(client: redis.Redis) -> float:

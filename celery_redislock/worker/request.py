@@ -22,11 +22,11 @@ from celery_redislock.app import server_of
 from celery_redislock.errors import LockConfigError
 from celery_redislock.info import fields, run_named
 from celery_redislock.message.delivery import DELIVERY, Delivery, hide_headers, is_requeued
-from celery_redislock.message.header import HEADER, Header, Reservation, reservation_in
+from celery_redislock.message.header import HEADER, Header, reservation_in
 from celery_redislock.message.republish import custom_headers
 from celery_redislock.policy import Ended, Place, Verdict
 from celery_redislock.protocol.tokens import mint_nonce
-from celery_redislock.task.lost import NextAttempt, attempts_before, in_hook, next_attempt
+from celery_redislock.task.lost import attempts_before, in_hook, next_attempt
 from celery_redislock.task.plan import LockPlan, give_up_reservation
 
 from . import worker_port
@@ -56,10 +56,8 @@ class LockedRequest(Request):
     may_leave = True
     #: What the child is told about this delivery of the message.
     delivery: Delivery
-    #: The lock of the task; None if locks are switched off.
-    _plan: LockPlan | None = None
-    #: The next attempt, which gets the key if this run's process dies.
-    _next: NextAttempt | None = None
+    #: What a child is given to run; None if locks are switched off.
+    run: Run | None = None
     #: The key that the message waited for in this worker.
     _waited_for: str | None = None
 
@@ -80,23 +78,22 @@ class LockedRequest(Request):
             call: What the key holds until the child acquires it; None if the message was not called to its key.
         """
         task: Any = self.task
-        plan, room = task.lock_plan, waiting_room_of(self.app)
-        if plan is not None and not plan.enabled:
-            plan = None
-        self._plan = plan
-        self.delivery = Delivery(
-            mint_nonce(),
-            *self._arrival,
-            may_wait=plan is not None and room is not None and room.may_keep(self, plan),
-            call=call,
-            acks_at_begin=plan is not None and not task.acks_late and EARLY_ACKS.reader is not None,
-        )
-        self.request_dict[DELIVERY] = tuple(self.delivery)
-        if self.delivery.acks_at_begin:
-            EARLY_ACKS.expect(self.delivery.nonce, self)
-        self._next = None
-        if plan is not None and getattr(task, "retry_on_worker_lost", None):  # from Celery 5.7 on
-            self._next = next_attempt(task, plan, self.request_dict, self.delivery.nonce, self._reservation)
+        plan: LockPlan | None = task.lock_plan
+        nonce, room, request, following = mint_nonce(), waiting_room_of(self.app), self.request_dict, None
+        if plan is None or not plan.enabled:
+            self.delivery, self.run = Delivery(nonce, *self._arrival), None
+        else:
+            may_wait = room is not None and room.may_keep(self, plan)
+            acks_at_begin = not task.acks_late and EARLY_ACKS.reader is not None
+            if acks_at_begin:
+                EARLY_ACKS.expect(nonce, self)
+            reservation = reservation_in(request.get(HEADER))
+            if getattr(task, "retry_on_worker_lost", None):  # from Celery 5.7 on
+                following = next_attempt(task, plan, request, nonce, reservation)
+            self.delivery = Delivery(nonce, *self._arrival, may_wait, call, acks_at_begin)
+            retries = attempts_before(request)
+            self.run = Run(str(self.id), plan, nonce, reservation, retries, call, self._waited_for, following)
+        request[DELIVERY] = tuple(self.delivery)
 
     def on_accepted(self, pid: Any, time_accepted: float) -> None:
         """Record what the child `pid` runs now.
@@ -105,9 +102,8 @@ class LockedRequest(Request):
         of the current thread or greenlet.
         """
         is_child = pid not in {os.getpid(), threading.get_ident()}
-        run = self.run if is_child else None
-        if run is not None:
-            CHILDREN.accepted(pid, run)
+        if is_child and self.run is not None:
+            CHILDREN.accepted(pid, self.run)
         if self.delivery.acks_at_begin:
             if is_child:
                 EARLY_ACKS.accepted(self.delivery.nonce, self)  # it may ack this very message
@@ -135,16 +131,6 @@ class LockedRequest(Request):
         super().acknowledge()
 
     @property
-    def run(self) -> Run | None:
-        """What a child is given to run for this request; None if locks are switched off."""
-        plan = self._plan
-        if plan is None:
-            return None
-        retries = attempts_before(self.request_dict)
-        nonce, call, reservation = self.delivery.nonce, self.delivery.call, self._reservation
-        return Run(str(self.id), plan, nonce, reservation, retries, call, self._waited_for, self._next)
-
-    @property
     def comes_again_if_lost(self) -> bool:
         """Whether the message is delivered again, or the next attempt published, if the run's process dies now."""
         task: Any = self.task
@@ -156,10 +142,6 @@ class LockedRequest(Request):
             task.max_retries is None or retries < task.max_retries
         )
         return not was_revoked(self) and (is_given_back or is_requeued or bool(is_retried))
-
-    @property
-    def _reservation(self) -> Reservation | None:
-        return reservation_in(self.request_dict.get(HEADER))
 
     def revoked(self) -> bool:
         """Whether the message was revoked or has expired. If so, its reservation is given up."""
@@ -196,8 +178,8 @@ class LockedRequest(Request):
         super().cancel(pool, signal, emit_retry)
 
     def _call_off(self) -> None:
-        if self._next is not None:
-            self._next.call_off()
+        if self.run is not None and self.run.next is not None:
+            self.run.next.call_off()
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """Handle a run that ended with an exception: put its message in line, give it back, or let Celery handle it.
@@ -211,7 +193,7 @@ class LockedRequest(Request):
         EARLY_ACKS.failed(self.delivery.nonce)  # the run may have begun since the last read
         RUN_COUNTS.ended_by(error)
         try:
-            with nullcontext() if return_ok else in_hook(self._next):
+            with nullcontext() if return_ok else in_hook(self.run and self.run.next):
                 return self._ends(exc_info, error, send_failed_event, return_ok)
         finally:
             self._call_off()
@@ -224,7 +206,8 @@ class LockedRequest(Request):
                 return self._wait(room, verdict, verdict.place)
         # With `return_ok`, the run has not lost its process: the error comes from a task that the run has joined.
         is_lost = isinstance(error, WorkerLostError) and not return_ok
-        if is_lost and self.delivery.acks_at_begin and not self.acknowledged and self._give_back(room):
+        is_given_back = is_lost and self.delivery.acks_at_begin and not self.acknowledged
+        if is_given_back and room is not None and self._give_back(room):
             return None
         if not return_ok:  # after a lost worker, Celery may publish a new attempt with the headers of this one
             hide_headers(context_of(self))
@@ -239,7 +222,7 @@ class LockedRequest(Request):
             self.acknowledge()
         return result
 
-    def _give_back(self, room: WaitingRoom | None) -> bool:
+    def _give_back(self, room: WaitingRoom) -> bool:
         """Send the message back after its child died before the run began; return False if too many have died.
 
         The message is published again, not requeued, because its header counts the children that have died with it,
@@ -257,11 +240,7 @@ class LockedRequest(Request):
         logger.warning("%s: its process died before it began: its message is delivered again", which, extra=about)
         forget_run(self)
         self.request_dict[HEADER] = header.wire
-        if room is None:
-            worker_port.task_ready(self)
-            self.reject(requeue=True)
-        else:
-            room.send_on(self, header, task.lock_plan, self.prepare_run)
+        room.send_on(self, header, task.lock_plan, self.prepare_run)
         return True
 
     def _wait(self, room: WaitingRoom, verdict: Verdict, place: Place) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import redis
 from celery import Celery
@@ -55,11 +55,11 @@ def try_lock_server(app: Celery) -> None:
         finally:
             disconnect(client)
     except Exception as error:  # noqa: BLE001 - whatever is wrong with the server, the worker starts
-        remedy = remedy_for(error)
+        level, remedy = remedy_for(error)
         logger.log(
-            remedy.level,
+            level,
             "the lock server %s cannot be used: %s; %s; until then lock_on_outage decides about runs",
-            *(where, describe(error), remedy.what.format(url=setting, options=OPTIONS_SETTINGS[setting])),
+            *(where, describe(error), remedy.format(url=setting, options=OPTIONS_SETTINGS[setting])),
         )
 
 
@@ -80,85 +80,44 @@ def _infos(nodes: Sequence[redis.Redis]) -> list[dict[str, Any]]:
         return []
 
 
-class Remedy(NamedTuple):
-    """What a person can do about certain errors."""
-
-    errors: tuple[type[BaseException], ...]
-    """The exceptions that the remedy is for."""
-    level: int
-    """The level of the log line: ERROR if only a person can fix the problem, WARNING if it may go away by itself."""
-    what: str
-    """The advice. ``{url}`` is the setting that names the server, ``{options}`` the setting with its options."""
-
-
-#: The first match wins: many of redis-py's errors are also ConnectionErrors.
-_REMEDIES = (
-    Remedy(
-        (MasterNotFoundError,),
-        logging.ERROR,
-        "no Sentinel named a primary: check master_name and the Sentinels' own sentinel_kwargs in {options}, the hosts "
-        "in {url}, and whether the primary is up",
-    ),
-    Remedy(
-        (exceptions.AuthenticationError, exceptions.AuthenticationWrongNumberOfArgsError),
-        logging.ERROR,
-        "check the user and the password in {url} or redislock_client_options",
-    ),
-    Remedy(
-        (exceptions.NoPermissionError,),
-        logging.ERROR,
-        "its user lacks rights: docs/security.md lists those that it needs, to keys that begin with redislock_prefix",
-    ),
-    Remedy(
-        (exceptions.ReadOnlyError, exceptions.MasterDownError),
-        logging.ERROR,
-        "it is a replica: name its primary in {url}",
-    ),
-    Remedy(
-        (exceptions.ClusterDownError,),
-        logging.WARNING,
-        "the Cluster is down: CLUSTER INFO tells which hash slots nobody serves",
-    ),
-    Remedy(
-        (exceptions.MovedError, exceptions.ClusterError),
-        logging.ERROR,
-        "it is a node of a Cluster: name it by redis+cluster:// in redislock_url",
-    ),
-    Remedy(
-        (exceptions.InvalidResponse,),
-        logging.ERROR,
-        "what answers there is no Redis: check the host and the port in {url}",
-    ),
-    Remedy((ssl.SSLError,), logging.ERROR, "check whether it speaks TLS (rediss://), and the ssl_ options of {url}"),
-    Remedy((socket.gaierror,), logging.WARNING, "this host name is not known (yet): check {url}, and the network"),
-    Remedy(
-        (ConnectionRefusedError, FileNotFoundError),
-        logging.WARNING,
-        "nothing listens there (yet): check {url}, and whether the server runs",
-    ),
-    Remedy(
-        (exceptions.TimeoutError, TimeoutError),
-        logging.WARNING,
-        "it did not answer in time: check {url} (rediss:// only if it speaks TLS), the server and the firewall",
-    ),
-    Remedy((exceptions.OutOfMemoryError,), logging.WARNING, "it is full: give it more memory"),
-    Remedy(
-        (exceptions.ConnectionError,),
-        logging.WARNING,
-        "check {url} (rediss:// if it speaks TLS), and the server",
-    ),
-)
-_OTHER = Remedy(
-    (),
-    logging.ERROR,
-    "check {url}: its scheme says what answers there (one server, Sentinels or a Cluster), and its database must exist",
+#: What a person can do about errors that only a person can fix. ``{url}`` is the setting that names the server,
+#: ``{options}`` the setting with its options.
+_PERMANENT: Mapping[tuple[type[BaseException], ...], str] = {
+    (MasterNotFoundError,): "no Sentinel named a primary: check master_name and the Sentinels' own sentinel_kwargs in "
+    "{options}, the hosts in {url}, and whether the primary is up",
+    (exceptions.AuthenticationError, exceptions.AuthenticationWrongNumberOfArgsError): "check the user and the "
+    "password in {url} or redislock_client_options",
+    (exceptions.NoPermissionError,): "its user lacks rights: docs/security.md lists those that it needs, to keys that "
+    "begin with redislock_prefix",
+    (exceptions.ReadOnlyError, exceptions.MasterDownError): "it is a replica: name its primary in {url}",
+    (exceptions.MovedError,): "it is a node of a Cluster: name it by redis+cluster:// in redislock_url",
+    (exceptions.InvalidResponse,): "what answers there is no Redis: check the host and the port in {url}",
+    (ssl.SSLError,): "check whether it speaks TLS (rediss://), and the ssl_ options of {url}",
+}
+#: The same for errors that may go away by themselves. Many of the others are ConnectionErrors too.
+_PASSING: Mapping[tuple[type[BaseException], ...], str] = {
+    (exceptions.ClusterDownError,): "the Cluster is down: CLUSTER INFO tells which hash slots nobody serves",
+    (socket.gaierror,): "this host name is not known (yet): check {url}, and the network",
+    (ConnectionRefusedError, FileNotFoundError): "nothing listens there (yet): check {url}, and whether the server "
+    "runs",
+    (exceptions.TimeoutError, TimeoutError): "it did not answer in time: check {url} (rediss:// only if it speaks "
+    "TLS), the server and the firewall",
+    (exceptions.OutOfMemoryError,): "it is full: give it more memory",
+    (exceptions.ConnectionError,): "check {url} (rediss:// if it speaks TLS), and the server",
+}
+_OTHER = (
+    "check {url}: its scheme says what answers there (one server, Sentinels or a Cluster), and its database must exist"
 )
 
 
-def remedy_for(error: BaseException) -> Remedy:
-    """The remedy for an error, or for the error it was raised from: redis-py wraps socket errors."""
-    chain = [*_chain(error)]
-    return next((one for one in _REMEDIES if any(isinstance(each, one.errors) for each in chain)), _OTHER)
+def remedy_for(error: BaseException) -> tuple[int, str]:
+    """The level of the log line about an error, and the remedy for it, or for the error it was raised from."""
+    chain = [*_chain(error)]  # redis-py wraps socket errors
+    for level, remedies in ((logging.ERROR, _PERMANENT), (logging.WARNING, _PASSING)):
+        for errors, remedy in remedies.items():
+            if any(isinstance(one, errors) for one in chain):
+                return level, remedy
+    return logging.ERROR, _OTHER
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
