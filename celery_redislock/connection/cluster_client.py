@@ -163,9 +163,9 @@ class ClusterClient:
                 error = failed
                 if last is not None and isinstance(failed, RedisTimeoutError):
                     break
-                continue
-            self._learn(found, address)
-            return
+            else:
+                self._learn(found, address)
+                return
         raise RedisConnectionError(f"no node of the Cluster {self.shown} answers") from error
 
     def _order(self, address: Node, last: Node | None) -> tuple[bool, bool, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -15,7 +15,7 @@ from redis.sentinel import Sentinel, SentinelManagedConnection, SentinelManagedS
 
 from celery_redislock.errors import LockConfigError, describe
 
-from .clients import DEFAULTS, FIXED, Pool, derive, time_outs
+from .clients import DEFAULTS, FIXED, derive, time_outs
 from .cluster_client import ClusterClient
 from .redis_port import is_behind_sentinels, options_of, sentinels_of, try_to_connect
 
@@ -153,7 +153,7 @@ def connect(url: str, options: Mapping[str, Any], setting: str = "redislock_url"
         raise LockConfigError(f"redislock_client_options: {', '.join(ours)} cannot be set: celery-redislock sets them")
     try:
         where = parse_address(url, setting)
-        return _MAKERS[where.kind](where, _options(where, options))
+        return _client(where, _options(where, options))
     except ValueError:  # the error's message may contain a part of the URL
         raise LockConfigError(
             f"{setting} or redislock_client_options cannot be parsed (not shown: they may hold a password)"
@@ -174,30 +174,34 @@ def _options(where: Address, options: Mapping[str, Any]) -> dict[str, Any]:
     if both.pop("ssl", False) and both["connection_class"] is redis.Connection:
         both["connection_class"] = redis.SSLConnection
     time_outs(both)  # raises an error if one is missing
-    return {**_with_checks(_with_provider(both)), **FIXED}
+    if isinstance(checks := both.get("ssl_cert_reqs"), str):
+        both["ssl_cert_reqs"] = checks.removeprefix("CERT_").lower()  # Celery also takes CERT_REQUIRED, for instance
+    if (provider := both.get("credential_provider")) is not None:
+        both |= {"credential_provider": _provider(provider), "username": None, "password": None}
+    return {**both, **FIXED}
 
 
-def _with_checks(options: dict[str, Any]) -> dict[str, Any]:
-    """Spell ``ssl_cert_reqs`` as redis-py does: Celery calls it ``CERT_REQUIRED``, for instance."""
-    checks = options.get("ssl_cert_reqs")
-    return {**options, "ssl_cert_reqs": checks.removeprefix("CERT_").lower()} if isinstance(checks, str) else options
+def _provider(given: Any) -> Any:
+    """Return a credential provider, which may be given by name, as Celery allows."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return symbol_by_name(given)()
+    except (ImportError, AttributeError, ValueError) as error:
+        raise LockConfigError(f"the credential provider of the lock server: {describe(error)}") from None
 
 
-def _with_provider(options: dict[str, Any]) -> dict[str, Any]:
-    """Turn a credential provider that is given by name, as Celery allows, into an instance; drop user and password."""
-    provider = options.get("credential_provider")
-    if provider is None:
-        return options
-    if isinstance(provider, str):
-        try:
-            provider = symbol_by_name(provider)()
-        except (ImportError, AttributeError, ValueError) as error:
-            raise LockConfigError(f"the credential provider of the lock server: {describe(error)}") from None
-    return {**options, "credential_provider": provider, "username": None, "password": None}
-
-
-def _single(_: Address, options: dict[str, Any]) -> redis.Redis:
-    return _tried(redis.Redis(connection_pool=Pool(**options)))
+def _client(where: Address, options: dict[str, Any]) -> redis.Redis | ClusterClient:
+    if where.kind == "cluster":
+        cluster = ClusterClient(where.nodes, options)
+        try_to_connect(cluster.connect(cluster.nodes[0], 1).connection_pool)
+        return cluster
+    if where.kind == "sentinel":
+        client = _behind_sentinels(where, options)
+    else:
+        client = redis.Redis(connection_pool=redis.ConnectionPool(**options))
+    try_to_connect(client.connection_pool)
+    return derive(client, options["max_connections"])
 
 
 def _behind_sentinels(where: Address, options: dict[str, Any]) -> redis.Redis:
@@ -215,26 +219,7 @@ def _behind_sentinels(where: Address, options: dict[str, Any]) -> redis.Redis:
         {**of_sentinels, **options.pop("sentinel_kwargs", {})},
     )  # type: ignore[no-untyped-call]
     kind = SentinelManagedSSLConnection if is_tls else SentinelManagedConnection
-    client = sentinels.master_for(name, connection_class=kind, **options)  # type: ignore[no-untyped-call]
-    return derive(_tried(client), options["max_connections"])
-
-
-def _of_cluster(where: Address, options: dict[str, Any]) -> ClusterClient:
-    client = ClusterClient(where.nodes, options)
-    _tried(client.connect(client.nodes[0], 1))
-    return client
-
-
-def _tried(client: redis.Redis) -> redis.Redis:
-    try_to_connect(client.connection_pool)
-    return client
-
-
-_MAKERS: Mapping[Kind, Callable[[Address, dict[str, Any]], redis.Redis | ClusterClient]] = {
-    "standalone": _single,
-    "sentinel": _behind_sentinels,
-    "cluster": _of_cluster,
-}
+    return sentinels.master_for(name, connection_class=kind, **options)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def address(client: redis.Redis | ClusterClient) -> str:
