@@ -7,13 +7,15 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from celery.worker import state
 
 from celery_redislock.app import server_of
+from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockUnavailable
 from celery_redislock.info import fields, run_named
 from celery_redislock.lock.lock_server import LockServer
@@ -184,28 +186,18 @@ def is_dead(pid: int) -> bool:
     return False
 
 
-def expect_copies(runs: Sequence[Run]) -> None:
+def expect_copies(runs: Iterable[Run]) -> None:
     """Make `runs` leave notes when they release their keys: the broker will deliver copies of their messages.
 
     A copy that finds the key held requests the note itself. A copy that stays in the queue until after the release
-    cannot, so this function requests its note. It does so in a thread, because the worker's event loop must not wait
-    for Redis.
+    cannot, so the keeper requests its note: the worker's event loop must not wait for Redis.
     """
-    threading.Thread(target=_expect_copies, args=(runs,), name="redislock-copies", daemon=True).start()
-
-
-def _expect_copies(runs: Sequence[Run]) -> None:
     for run in runs:
         hold = run.hold
-        try:
-            if hold is not None:
-                server_of(run.plan.app).store.expect_copy(hold.demand, hold.token)
-        except LockUnavailable as error:
-            logger.warning(
-                "%s: %s: its message comes again and may run once more",
-                *(run.name, error),
-                extra=run.fields("unavailable", hold and hold.demand.key),
-            )
+        if hold is not None:
+            mark = partial(LockStore.expect_copy, demand=hold.demand, token=hold.token)
+            keeper, until = server_of(run.plan.app).keeper, time.monotonic() + run.plan.options.lease
+            keeper.later(hold.demand.key, until, mark)
 
 
 def release_of_dead(run: Run) -> None:

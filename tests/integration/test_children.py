@@ -121,10 +121,14 @@ def test_of_a_child_that_has_not_asked_for_its_key_it_does_not_say_that_a_lock_e
     wait_until(lambda: not locks.client.exists(key), "the reservation is given up", 20)
 
 
-def test_where_the_lock_server_is_away_and_copies_come_it_says_that_a_message_may_run_once_more(lock_proxy, run, log):
+def test_where_the_lock_server_is_away_and_copies_come_the_key_is_marked_once_it_is_back(
+    lock_proxy, server, key, run, locks
+):
+    acquire(server.store, Demand(key), tokens.mint(run.nonce, Attempt("id", 1, 0), ORIGIN), LEASE)
     lock_proxy.refuse()
-    expect_copies([run])
-    wait_until(lambda: "its message comes again and may run once more" in log.text, "it says so")
+    expect_copies([run, run._replace(nonce=tokens.mint_nonce(), waited_for=None)])
+    lock_proxy.mend()
+    wait_until(lambda: locks.client.get(key).startswith(b"&"), "the key is marked", 20)
 
 
 def test_a_child_lives_from_its_start_to_its_end():
