@@ -18,14 +18,13 @@ from celery_redislock.app import server_of
 from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockUnavailable
 from celery_redislock.info import fields, run_named
-from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.message.delivery import ASKED_KEYS
 from celery_redislock.message.header import Reservation
 from celery_redislock.policy import may_be_handed_a_key
 from celery_redislock.protocol.hold import Hold, Phase
 from celery_redislock.protocol.tokens import RESERVED, known_by
 from celery_redislock.task.lost import NextAttempt
-from celery_redislock.task.plan import LockPlan, give_up_reservation
+from celery_redislock.task.plan import LockPlan
 
 from .worker_port import children_of
 
@@ -201,35 +200,37 @@ def expect_copies(runs: Iterable[Run]) -> None:
 
 
 def release_of_dead(run: Run) -> None:
-    """Release the key that a dead child held for `run`, and give up a reservation that the child did not use."""
-    hold, reserved = run.hold, run.reserved
-    server = server_of(run.plan.app)
+    """Release the key that a dead child held for `run`, and give up a reservation that the child did not use.
+
+    If Redis does not answer, the keeper does so later.
+    """
+    server, options = server_of(run.plan.app), run.plan.options
+    release = partial(_release, run=run, hold=run.hold, reserved=run.reserved)
     try:
-        is_handed_over = _hand_over(server, run, hold, reserved)
-        # This release leaves no note: if the broker delivers the message again, the message must run.
-        if not is_handed_over and hold is not None and server.store.send(hold.ended().release()):
-            about = run.fields("died", hold.demand.key)
-            logger.warning("%s: its process died; its lock %s was released", run.name, hold.demand.key, extra=about)
-        if hold is not None and hold.call is not None:
-            server.store.pass_on(hold.demand, hold.call)
-        if reserved is not None:
-            is_to_come = _is_still_to_come(server, run, reserved)
-            server.store.give_up(reserved.demand, reserved.token.nonce, is_to_come=is_to_come)
+        release(server.store)
     except LockUnavailable as error:
-        about = run.fields("died", hold.demand.key if hold is not None else error.key)
-        if hold is None:  # the command that failed concerned the reservation
-            text = (
-                "%s: its process died before it asked for its lock; %s; what was reserved for its message is given up "
-                "when Redis answers"
-            )
-            logger.warning(text, run.name, error, extra=about)
-        else:
-            lease = run.plan.options.lease
-            logger.warning("%s: its process died; %s: its lock ends in %.0f s", run.name, error, lease, extra=about)
-        if run.reservation is not None:  # a reservation lasts for lock_queue_ttl, not for a lease
-            give_up_reservation(run.plan, run.reservation, run.retries)
+        logger.warning(
+            "%s: its process died; %s; its lock and what was reserved for its message are free once Redis answers, or "
+            "when they expire",
+            *(run.name, error),
+            extra=run.fields("died", error.key),
+        )
+        ttl = options.lease if run.reservation is None else max(options.lease, options.queue_ttl)
+        server.keeper.later(error.key, time.monotonic() + ttl, release)
     finally:
-        ASKED_KEYS.forget(run.nonce)
+        ASKED_KEYS.forget(run.nonce)  # now that the next attempt knows the key, if there is one
+
+
+def _release(store: LockStore, run: Run, hold: Hold | None, reserved: Hold | None) -> None:
+    is_handed_over = _hand_over(store, run, hold, reserved)
+    # This release leaves no note: if the broker delivers the message again, the message must run.
+    if not is_handed_over and hold is not None and store.send(hold.ended().release()):
+        about = run.fields("died", hold.demand.key)
+        logger.warning("%s: its process died; its lock %s was released", run.name, hold.demand.key, extra=about)
+    if hold is not None and hold.call is not None:
+        store.pass_on(hold.demand, hold.call)
+    if reserved is not None:
+        store.give_up(reserved.demand, reserved.token.nonce, is_to_come=_is_still_to_come(store, run, reserved))
 
 
 def _is_cold_shutdown() -> bool:
@@ -237,21 +238,21 @@ def _is_cold_shutdown() -> bool:
     return terminates is not None and terminates is not False
 
 
-def _hand_over(server: LockServer, run: Run, *holds: Hold | None) -> bool:
+def _hand_over(store: LockStore, run: Run, *holds: Hold | None) -> bool:
     """Hand the key of a dead child over to the next attempt; return whether that was possible.
 
     If the child died before it took the key reserved for its message, the reservation is handed over.
     """
     for hold in holds:
         taken = hold and run.next and run.next.takes(hold.demand)
-        if hold and taken and server.store.send(hold.handed_over(*taken).ended().release()):
+        if hold and taken and store.send(hold.handed_over(*taken).ended().release()):
             text = "%s: its process died; its lock %s is kept for its next attempt"
             logger.warning(text, run.name, hold.demand.key, extra=run.fields("died", hold.demand.key))
             return True
     return False
 
 
-def _is_still_to_come(server: LockServer, run: Run, reserved: Hold) -> bool:
+def _is_still_to_come(store: LockStore, run: Run, reserved: Hold) -> bool:
     """Whether the attempt before `run` still holds the key, and hands it over to the message when it ends.
 
     If so, giving up the reservation must leave the note `<key>:gone:<claim>`, which keeps that attempt from handing its
@@ -259,7 +260,7 @@ def _is_still_to_come(server: LockServer, run: Run, reserved: Hold) -> bool:
     `worker_max_tasks_per_child` exits normally after its last run.
     """
     may_be_handed_over = may_be_handed_a_key(run.retries, run.plan.options)
-    held = server.store.look(reserved.demand) if may_be_handed_over else None
+    held = store.look(reserved.demand) if may_be_handed_over else None
     attempts = [holder.attempt for holder in held.holders] if held is not None else []
     return any(one is not None and one.task_id == run.task_id and one.retries < run.retries for one in attempts)
 
