@@ -16,9 +16,9 @@ from celery_redislock.message.delivery import ASKED_KEYS, ON_BEGIN
 from celery_redislock.options import ATTRIBUTES
 from celery_redislock.task.locked_task import LockedTask
 
-from . import advice, remote_control
+from . import remote_control
 from .early_acks import EARLY_ACKS, AckWhatHasBegun, ExpectCopies
-from .server_check import try_lock_server
+from .server_check import try_lock_server, warn_of_broker
 from .waiting import WaitingRoom
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def try_servers(instance: Any = None, **_: Any) -> None:
     plans = [task.lock_plan for task in instance.app.tasks.values() if isinstance(task, LockedTask)]
     for app in {plan.app for plan in plans if plan is not None and plan.enabled}:
         try_lock_server(app)
-        advice.warn_of_broker(app)
+        warn_of_broker(app)
 
 
 def forget(task_id: str = "", **_: Any) -> None:
