@@ -2,7 +2,7 @@
 
 The broker keeps the message until its key is granted, so a worker that dies while the message waits loses nothing.
 A child reports through a pipe that a run begins (`EarlyAcks`), and a consumer step reads the pipe (`AckWhatHasBegun`).
-If the pool runs tasks inside the main process, in threads or greenlets, the report is a plain call. `ExpectCopies`
+If the pool runs tasks inside the main process, in threads or greenlets, the report is a plain call. The step also
 guards against lost acks.
 """
 
@@ -124,7 +124,10 @@ EARLY_ACKS = EarlyAcks()
 
 
 class AckWhatHasBegun(bootsteps.StartStopStep):
-    """A consumer step: reads which runs have begun, in the event loop or on a timer, and acks their messages."""
+    """A consumer step: reads which runs have begun, in the event loop or on a timer, and acks their messages.
+
+    When acks may be lost, it makes runs leave notes for copies of their messages.
+    """
 
     requires = ("celery.worker.consumer:Tasks",)  # the step that has a channel to the broker
 
@@ -143,11 +146,21 @@ class AckWhatHasBegun(bootsteps.StartStopStep):
             self._reading = parent.timer.call_repeatedly(READ_EVERY, EARLY_ACKS.read)
 
     def stop(self, parent: Any) -> None:
-        """Ack the messages of runs that have begun, while the channel is still open."""
+        """Ack the messages of runs that have begun, while the channel is still open; expect copies of the others.
+
+        The consumer stops to reconnect, or for good because the worker shuts down. A copy may stay in the queue until
+        the run has ended, and must be dropped then. A run that ends unfinished and requeues its message still leaves no
+        note, so that the message runs again.
+        """
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None
         EARLY_ACKS.read()
+        # In a shutdown with Redis as the broker, acks that Celery sends now or has just sent may also be lost, so every
+        # run counts as unacked. With RabbitMQ, the consumer stops only after its runs have ended, so none are left.
+        for_good = parent.blueprint.state != bootsteps.RUN  # type: ignore[attr-defined]
+        unacked = [one for one in tuple(active_requests) if for_good or (one.task.acks_late and not one.acknowledged)]
+        expect_copies([run for one in unacked if (run := run_of(one)) is not None])
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         """Register with the event loop. Celery calls this each time the loop starts."""
@@ -189,19 +202,3 @@ class AckWhatHasBegun(bootsteps.StartStopStep):
 def has_more_to_come() -> bool:
     """Whether a child will accept another message after this one; the pipe is read then."""
     return len(state.reserved_requests) > len(state.active_requests) + 1
-
-
-class ExpectCopies(bootsteps.StartStopStep):
-    """A consumer step: makes runs leave notes for copies of their messages when acks may be lost.
-
-    A copy may stay in the queue until the run has ended, and must be dropped then. A run that ends unfinished and
-    requeues its message still leaves no note, so that the message runs again.
-    """
-
-    def stop(self, parent: Any) -> None:
-        """Expect copies when the consumer stops: to reconnect, or for good because the worker shuts down."""
-        # In a shutdown with Redis as the broker, acks that Celery sends now or has just sent may also be lost, so every
-        # run counts as unacked. With RabbitMQ, the consumer stops only after its runs have ended, so none are left.
-        for_good = parent.blueprint.state != bootsteps.RUN  # type: ignore[attr-defined]
-        unacked = [one for one in tuple(active_requests) if for_good or (one.task.acks_late and not one.acknowledged)]
-        expect_copies([run for one in unacked if (run := run_of(one)) is not None])

@@ -17,7 +17,7 @@ from celery_redislock.options import ATTRIBUTES
 from celery_redislock.task.locked_task import LockedTask
 
 from . import remote_control
-from .early_acks import EARLY_ACKS, AckWhatHasBegun, ExpectCopies
+from .early_acks import EARLY_ACKS, AckWhatHasBegun
 from .server_check import try_lock_server, warn_of_broker
 from .waiting import WaitingRoom
 
@@ -50,7 +50,7 @@ def prepare(sender: Any) -> None:
     """
     if not any(isinstance(task, LockedTask) for task in sender.app.tasks.values()):
         return
-    sender.app.steps["consumer"].update({AckWhatHasBegun, ExpectCopies, WaitingRoom})
+    sender.app.steps["consumer"].update({AckWhatHasBegun, WaitingRoom})
     EARLY_ACKS.open()
     ON_BEGIN[:] = [EARLY_ACKS.report_begin]
     ASKED_KEYS.open()
