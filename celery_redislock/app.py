@@ -10,8 +10,7 @@ from typing import Any
 
 from celery import Celery
 
-from .connection.clients import command_time
-from .connection.connect import OPTIONS_SETTINGS, connect, is_redis, kind_of
+from .connection.connect import OPTIONS_SETTINGS, command_time, connect, is_redis, kind_of
 from .errors import LockConfigError
 from .lock.lock_server import LockServer, servers_of
 from .options import resolve_settings
@@ -174,11 +173,6 @@ class Source:
     url: str = field(repr=False)
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     keyprefix: str = ""
-
-    @property
-    def options_setting(self) -> str:
-        """The name of the setting that contains the server's other options."""
-        return OPTIONS_SETTINGS[self.setting]
 
 
 def source_of(conf: Any) -> Source:

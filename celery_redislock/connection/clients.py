@@ -14,13 +14,14 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from celery_redislock.errors import LockConfigError
 
-from .cluster_client import ClusterClient
 from .pool import FreeConnections
-from .redis_port import connections_of, options_of, sentinel_options_of, sentinels_of
+from .redis_port import connections_of, options_of, sentinel_options_of
 
 #: Set explicitly, because redis-py's own defaults vary with the constructor, and with some of them one command to a
 #: silent server can take up to 58 s.
 DEFAULTS: Mapping[str, Any] = {"socket_timeout": 2.0, "socket_connect_timeout": 1.0, "max_connections": 50}
+#: Each of them must be set.
+TIME_OUTS = ("socket_timeout", "socket_connect_timeout")
 #: Options that users cannot set. The store retries commands itself, so that it knows when a reply is ambiguous, and it
 #: expects bytes. With RESP2, redis-py loses no part of a reply when an exception interrupts the read. The encoding is
 #: fixed because publishers and workers must encode a key the same way.
@@ -41,22 +42,15 @@ def derive(client: redis.Redis, max_connections: int = 50) -> redis.Redis:
         max_connections: Upper limit for the new client's pool. The limit of the pool of `client` applies as well.
     """
     pool = client.connection_pool
-    options = options_of(pool)
-    for name in ("socket_timeout", "socket_connect_timeout"):  # without them a silent server would hang the caller
+    options = {**options_of(pool), **FIXED, "connection_class": pool.connection_class}
+    options["max_connections"] = min(pool.max_connections, max_connections)
+    for name in TIME_OUTS:  # without them a silent server would hang the caller
         options[name] = options.get(name) or DEFAULTS[name]
-    options |= {
-        **FIXED,
-        "retry": Retry(NoBackoff(), 0),
-        "max_connections": min(pool.max_connections, max_connections),
-    }
-    options["timeout"] = options["socket_timeout"] + options["socket_connect_timeout"]
-    options["queue_class"] = FreeConnections
-    kind: type[redis.ConnectionPool] = redis.BlockingConnectionPool
-    if isinstance(pool, SentinelConnectionPool):
-        kind = _SentinelPool
-        options |= sentinel_options_of(pool)
-        options["sentinel_manager"] = _without_retries(options["sentinel_manager"])
-    return redis.Redis(connection_pool=_discreet(kind)(connection_class=whole(pool.connection_class), **options))
+    if not isinstance(pool, SentinelConnectionPool):
+        return redis.Redis(connection_pool=Pool(**options))
+    options |= sentinel_options_of(pool)
+    options["sentinel_manager"] = _without_retries(options["sentinel_manager"])
+    return redis.Redis(connection_pool=_SentinelPool(**options))  # type: ignore[no-untyped-call]
 
 
 class _Whole:
@@ -75,25 +69,25 @@ class _Whole:
 
 
 @functools.cache
-def whole(kind: type[Any]) -> type[Any]:
+def _whole(kind: type[Any]) -> type[Any]:
     """Return a subclass of the connection class `kind` whose connections are open or closed, never half open."""
     return kind if issubclass(kind, _Whole) else type(kind.__name__, (_Whole, kind), {})
 
 
-class _Discreet:
-    """Pool mixin: hides the password that redis-py 6.4 and 7.0 print when no Sentinel knows the primary."""
+class Pool(redis.BlockingConnectionPool):
+    """A pool of connections that do not retry. If none is free, callers wait for as long as one command may take."""
+
+    def __init__(self, **options: Any) -> None:
+        options |= {"connection_class": _whole(options["connection_class"]), "retry": Retry(NoBackoff(), 0)}
+        super().__init__(**options, queue_class=FreeConnections, timeout=time_outs(options))  # type: ignore[no-untyped-call]
 
     def __repr__(self) -> str:
+        """Leave out the password, which redis-py 6.4 and 7.0 print when no Sentinel knows the primary."""
         options = options_of(self)
         return f"<{type(self).__name__} {options.get('path') or options.get('host')}:{options.get('port')}>"
 
 
-@functools.cache
-def _discreet(kind: type[Any]) -> type[Any]:
-    return type(kind.__name__, (_Discreet, kind), {})
-
-
-class _SentinelPool(SentinelConnectionPool, redis.BlockingConnectionPool):
+class _SentinelPool(SentinelConnectionPool, Pool):
     """A Sentinel pool that makes callers wait for a free connection, and counts its connections correctly.
 
     Before redis-py 8.1, connections to a former primary and failed connections kept counting toward the maximum.
@@ -122,23 +116,14 @@ def _without_retries(sentinels: Sentinel) -> Sentinel:
     return ours
 
 
-def command_time(client: redis.Redis | ClusterClient) -> float:
-    """Return how long one command of `client`, including connecting, can take before it fails, in seconds.
-
-    A Sentinel client may ask every Sentinel before it connects. A Cluster client whose node does not answer then looks
-    up the hash slots on one other node.
+def time_outs(options: Mapping[str, Any]) -> float:
+    """Return how long one command on a connection with these options can take, including connecting, in seconds.
 
     Raises:
         LockConfigError: A time-out is not a number of seconds.
     """
-    if isinstance(client, ClusterClient):
-        return 2 * _time_outs(client.options)
-    return _time_outs(options_of(client.connection_pool)) + sum(map(command_time, sentinels_of(client)))
-
-
-def _time_outs(options: Mapping[str, Any]) -> float:
     total = 0.0
-    for name in ("socket_connect_timeout", "socket_timeout"):
+    for name in TIME_OUTS:
         value = options[name]
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
             raise LockConfigError(

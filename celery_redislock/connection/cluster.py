@@ -35,9 +35,8 @@ def of_cluster(client: RedisCluster | ClusterClient) -> ClusterClient:
         return client.copy()
     nodes = nodes_of(client)
     like = derive(nodes[0].redis_connection).connection_pool
-    options = {name: value for name, value in options_of(like).items() if name not in {"host", "port"}}
+    options = {**options_of(like), "connection_class": like.connection_class}
     options["redis_connect_func"] = called_at_connect(client)
-    options["connection_class"] = like.connection_class
     return ClusterClient([(node.host, node.port) for node in nodes], options, remap_of(client))
 
 

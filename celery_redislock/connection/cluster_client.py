@@ -9,21 +9,17 @@ from contextlib import suppress
 from typing import Any
 
 import redis
-from redis.backoff import NoBackoff
 from redis.exceptions import (
     AskError,
     AuthenticationError,
     ClusterDownError,
-    RedisClusterException,
     RedisError,
-    ResponseError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
-from redis.retry import Retry
 
+from .clients import Pool
 from .outage import Outage
-from .pool import FreeConnections
 
 #: A node's host and port.
 Node = tuple[str, int]
@@ -82,9 +78,7 @@ class ClusterClient:
         """Return a client for one node. It connects on first use; its pool makes callers wait for a free connection."""
         host, port = address
         options = {**self.options, "host": host, "port": port, "max_connections": max_connections}
-        options |= {"retry": Retry(NoBackoff(), 0), "queue_class": FreeConnections}
-        options.setdefault("timeout", options["socket_timeout"] + options["socket_connect_timeout"])
-        return redis.Redis(connection_pool=redis.BlockingConnectionPool(**options))  # type: ignore[no-untyped-call]
+        return redis.Redis(connection_pool=Pool(**options))
 
     def pubsub(self) -> Any:
         """Return a subscription on a node that is believed to answer: a message published on one node reaches all."""
@@ -92,10 +86,6 @@ class ClusterClient:
             self.look()
         reached = [one for one in self._primaries if self.outage(one).unreachable is None] or self._primaries
         return self.connect(_random.choice(reached), 1).pubsub()  # type: ignore[no-untyped-call]
-
-    def info(self, section: str) -> list[dict[str, Any]]:
-        """Return each primary's reply to INFO."""
-        return [node.info(section) for node in self.primaries()]
 
     def primaries(self) -> list[redis.Redis]:
         """Look up the hash slots, and return a client for each node that has any.
@@ -160,7 +150,7 @@ class ClusterClient:
                 waits for at most one other silent node.
 
         Raises:
-            RedisError: No node answers, or the first one to answer is not in Cluster mode.
+            RedisError: No node answers, or the first one to answer is no node of a Cluster.
         """
         self._looked_at = time.monotonic()
         error: Exception | None = None
@@ -173,14 +163,9 @@ class ClusterClient:
                 error = failed
                 if last is not None and isinstance(failed, RedisTimeoutError):
                     break
-                continue
-            except ResponseError as failed:
-                if "cluster support" not in str(failed):
-                    raise
-                text = "Cluster mode is not enabled on this node"
-                raise RedisConnectionError(text) from RedisClusterException(text)
-            self._learn(found, address)
-            return
+            else:
+                self._learn(found, address)
+                return
         raise RedisConnectionError(f"no node of the Cluster {self.shown} answers") from error
 
     def _order(self, address: Node, last: Node | None) -> tuple[bool, bool, float]:

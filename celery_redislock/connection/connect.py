@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import re
-import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import redis
 from kombu.utils.imports import symbol_by_name
-from redis.backoff import NoBackoff
 from redis.connection import parse_url
-from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelManagedConnection, SentinelManagedSSLConnection
 
 from celery_redislock.errors import LockConfigError, describe
 
-from .clients import DEFAULTS, FIXED, command_time, derive, whole
+from .clients import DEFAULTS, FIXED, derive, time_outs
 from .cluster_client import ClusterClient
-from .pool import FreeConnections
 from .redis_port import is_behind_sentinels, options_of, sentinels_of, try_to_connect
 
 Kind = Literal["standalone", "sentinel", "cluster"]
@@ -157,7 +153,7 @@ def connect(url: str, options: Mapping[str, Any], setting: str = "redislock_url"
         raise LockConfigError(f"redislock_client_options: {', '.join(ours)} cannot be set: celery-redislock sets them")
     try:
         where = parse_address(url, setting)
-        return _MAKERS[where.kind](where, _options(where, options))
+        return _client(where, _options(where, options))
     except ValueError:  # the error's message may contain a part of the URL
         raise LockConfigError(
             f"{setting} or redislock_client_options cannot be parsed (not shown: they may hold a password)"
@@ -177,41 +173,35 @@ def _options(where: Address, options: Mapping[str, Any]) -> dict[str, Any]:
     both["connection_class"] = options.get("connection_class", both["connection_class"])
     if both.pop("ssl", False) and both["connection_class"] is redis.Connection:
         both["connection_class"] = redis.SSLConnection
-    return {**_with_checks(_with_provider(both)), **FIXED}
+    time_outs(both)  # raises an error if one is missing
+    if isinstance(checks := both.get("ssl_cert_reqs"), str):
+        both["ssl_cert_reqs"] = checks.removeprefix("CERT_").lower()  # Celery also takes CERT_REQUIRED, for instance
+    if (provider := both.get("credential_provider")) is not None:
+        both |= {"credential_provider": _provider(provider), "username": None, "password": None}
+    return {**both, **FIXED}
 
 
-def _with_checks(options: dict[str, Any]) -> dict[str, Any]:
-    """Spell ``ssl_cert_reqs`` the way redis-py does: Celery also takes ``ssl.CERT_NONE``, or its name."""
-    if "ssl_cert_reqs" not in options:
-        return options  # redis-py verifies the certificate and its host name by default
-    given = options["ssl_cert_reqs"]
-    name = given.name if isinstance(given, ssl.VerifyMode) else str(given or "none")
-    return {**options, "ssl_cert_reqs": name.removeprefix("CERT_").lower()}
+def _provider(given: Any) -> Any:
+    """Return a credential provider, which may be given by name, as Celery allows."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return symbol_by_name(given)()
+    except (ImportError, AttributeError, ValueError) as error:
+        raise LockConfigError(f"the credential provider of the lock server: {describe(error)}") from None
 
 
-def _with_provider(options: dict[str, Any]) -> dict[str, Any]:
-    """Turn a credential provider that is given by name, as Celery allows, into an instance; drop user and password."""
-    provider = options.get("credential_provider")
-    if provider is None:
-        return options
-    if isinstance(provider, str):
-        try:
-            provider = symbol_by_name(provider)()
-        except (ImportError, AttributeError, ValueError) as error:
-            raise LockConfigError(f"the credential provider of the lock server: {describe(error)}") from None
-    return {**options, "credential_provider": provider, "username": None, "password": None}
-
-
-def _single(_: Address, options: dict[str, Any]) -> redis.Redis:
-    kind = whole(options.pop("connection_class"))
-    retry = Retry(NoBackoff(), 0)
-    pool = redis.BlockingConnectionPool(  # type: ignore[no-untyped-call]
-        **options, connection_class=kind, retry=retry, queue_class=FreeConnections
-    )
-    try_to_connect(pool)
-    client = redis.Redis(connection_pool=pool)
-    pool.timeout = command_time(client)
-    return client
+def _client(where: Address, options: dict[str, Any]) -> redis.Redis | ClusterClient:
+    if where.kind == "cluster":
+        cluster = ClusterClient(where.nodes, options)
+        try_to_connect(cluster.connect(cluster.nodes[0], 1).connection_pool)
+        return cluster
+    if where.kind == "sentinel":
+        client = _behind_sentinels(where, options)
+    else:
+        client = redis.Redis(connection_pool=redis.ConnectionPool(**options))
+    try_to_connect(client.connection_pool)
+    return derive(client, options["max_connections"])
 
 
 def _behind_sentinels(where: Address, options: dict[str, Any]) -> redis.Redis:
@@ -229,24 +219,7 @@ def _behind_sentinels(where: Address, options: dict[str, Any]) -> redis.Redis:
         {**of_sentinels, **options.pop("sentinel_kwargs", {})},
     )  # type: ignore[no-untyped-call]
     kind = SentinelManagedSSLConnection if is_tls else SentinelManagedConnection
-    client = sentinels.master_for(name, connection_class=kind, **options)  # type: ignore[no-untyped-call]
-    try_to_connect(client.connection_pool)
-    command_time(client)
-    return derive(client, options["max_connections"])
-
-
-def _of_cluster(where: Address, options: dict[str, Any]) -> ClusterClient:
-    kind = options["connection_class"] = whole(options["connection_class"])
-    kind(**{name: value for name, value in options.items() if name not in {"connection_class", "max_connections"}})
-    time_for_a_connection = command_time(ClusterClient(where.nodes, options))
-    return ClusterClient(where.nodes, {**options, "timeout": time_for_a_connection})
-
-
-_MAKERS: Mapping[Kind, Callable[[Address, dict[str, Any]], redis.Redis | ClusterClient]] = {
-    "standalone": _single,
-    "sentinel": _behind_sentinels,
-    "cluster": _of_cluster,
-}
+    return sentinels.master_for(name, connection_class=kind, **options)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def address(client: redis.Redis | ClusterClient) -> str:
@@ -269,6 +242,17 @@ def address(client: redis.Redis | ClusterClient) -> str:
         return f"unix://{user}{options['path']}?db={db}"
     scheme = "rediss" if issubclass(pool.connection_class, redis.SSLConnection) else "redis"
     return f"{scheme}://{user}{options.get('host') or 'localhost'}:{options.get('port') or 6379}/{db}"
+
+
+def command_time(client: redis.Redis | ClusterClient) -> float:
+    """Return how long one command of `client`, including connecting, can take before it fails, in seconds.
+
+    A Sentinel client may ask every Sentinel before it connects. A Cluster client whose node does not answer then looks
+    up the hash slots on one other node.
+    """
+    if isinstance(client, ClusterClient):
+        return 2 * time_outs(client.options)
+    return time_outs(options_of(client.connection_pool)) + sum(map(command_time, sentinels_of(client)))
 
 
 def disconnect(client: redis.Redis | ClusterClient) -> None:

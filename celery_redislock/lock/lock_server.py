@@ -15,9 +15,10 @@ from typing import Any
 import redis
 from redis.cluster import RedisCluster
 
-from celery_redislock.connection.clients import command_time, derive
+from celery_redislock.connection.clients import derive
 from celery_redislock.connection.cluster import ClusterStore, of_cluster
 from celery_redislock.connection.cluster_client import ClusterClient
+from celery_redislock.connection.connect import command_time
 from celery_redislock.connection.outage import Outage
 from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockConfigError, LockUnavailable

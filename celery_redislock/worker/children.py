@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from celery.worker import state
 
 from celery_redislock.app import server_of
+from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockUnavailable
 from celery_redislock.info import fields, run_named
-from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.message.delivery import ASKED_KEYS
 from celery_redislock.message.header import Reservation
 from celery_redislock.policy import may_be_handed_a_key
 from celery_redislock.protocol.hold import Hold, Phase
 from celery_redislock.protocol.tokens import RESERVED, known_by
 from celery_redislock.task.lost import NextAttempt
-from celery_redislock.task.plan import LockPlan, give_up_reservation
+from celery_redislock.task.plan import LockPlan
 
-from .deaths import LOOK_EVERY, Deaths, is_dead
 from .worker_port import children_of
 
 logger = logging.getLogger(__name__)
+
+#: Seconds between two checks of a process whose end the system does not report.
+LOOK_EVERY = 0.2
 
 
 class Run(NamedTuple):
@@ -73,67 +78,50 @@ class Run(NamedTuple):
         return fields(event, task=self.plan.task, task_id=self.task_id, key=key)
 
 
+def run_of(request: Any) -> Run | None:
+    """What a child is given to run for `request`; None if no lock is needed. Any task's request may have a `run`."""
+    run = getattr(request, "run", None)
+    return run if isinstance(run, Run) else None
+
+
 class Children:
     """Watches the child processes of the pool, and releases the lock of a child that dies.
 
-    This happens in a separate thread, because the worker's event loop must not wait for Redis. A live child keeps its
-    lock, whatever Celery has reported: at a hard time limit, Celery reports the end before it kills the child.
+    A thread waits for the end of each child, because the worker's event loop must wait for neither a child nor Redis.
+    Celery itself may notice a killed child five seconds late: its event loop checks when the child's pipe closes, which
+    may be before the child is dead, and then only every five seconds. A live child keeps its lock, whatever Celery has
+    reported: at a hard time limit, Celery reports the end before it kills the child.
     """
 
     def __init__(self) -> None:
+        #: What each child runs, or has run, by pid. A thread waits for the end of each of them.
         self._runs: dict[int, Run] = {}
         #: The pids of children that Celery is about to kill, and whose runs it already counts as ended.
         self._condemned: set[int] = set()
-        #: The pids of dead children that the pool may not have replaced yet.
-        self._dead: set[int] = set()
-        #: How many times these two sets have changed.
-        self._changes = 0
-        #: The last count by `living`: the children, the number of changes at that time, and the result.
-        self._counted: tuple[tuple[Any, ...], int, int] = ((), -1, 0)
-        self._deaths: Deaths | None = None
-        self._starting = threading.Lock()
-        self._releasing = threading.Lock()
+        self._releasing = threading.RLock()
 
     def accepted(self, pid: int, run: Run) -> None:
         """Record that the child `pid` accepted `run`, so its previous run has ended. Called in the main thread."""
         ASKED_KEYS.read()  # before the previous run is forgotten, and before the pipe fills up
         before = self._runs.get(pid)
         self._runs[pid] = run
+        self._condemned.discard(pid)
         if before is not None:
             ASKED_KEYS.forget(before.nonce)
-        if pid in self._condemned or pid in self._dead:
-            self._condemned.discard(pid)
-            self._dead.discard(pid)
-            self._changes += 1
-        self._watching.watch(pid)  # it may have died since it accepted the run
+        else:
+            threading.Thread(target=self._watch, args=(pid,), name="redislock-children", daemon=True).start()
 
     def condemned(self, pid: Any) -> None:
         """Record that Celery is about to kill the child `pid`, and already counts its run as ended."""
         self._condemned.add(pid)
-        self._changes += 1
 
     def living(self, pool: Any) -> int:
         """How many children of `pool` are alive and not about to be killed. Thread-safe.
 
-        Celery may take five seconds to replace a dead child (see `deaths`).
+        Celery may take five seconds to replace a dead child.
         """
-        children, changes = children_of(pool), self._changes
-        if self._counted[:2] == (children, changes):  # called thousands of times a second if many keys have waiters
-            return self._counted[2]
-        pids = [child.pid for child in children if child.pid is not None]  # a process has no pid before it starts
-        self._dead.intersection_update(pids)
-        unheard = len(pids) < len(children)
-        count = 0
-        for pid in pids:
-            if pid in self._dead or pid in self._condemned:
-                continue
-            self._watching.watch(pid)
-            is_heard_of = self._watching.is_heard_of(pid)
-            unheard |= not is_heard_of
-            count += is_heard_of or not is_dead(pid)
-        if not unheard:
-            self._counted = children, changes, count
-        return count
+        pids = [child.pid for child in children_of(pool)]  # a process has no pid before it starts
+        return sum(pid is not None and pid not in self._condemned and not is_dead(pid) for pid in pids)
 
     def keep_reservation(self, pid: Any, nonce: str) -> None:
         """Record that the message of the run `nonce` was sent back, and still needs its reservation.
@@ -145,99 +133,104 @@ class Children:
         if run is not None and run.nonce == nonce:
             self._runs[pid] = run._replace(reservation=None)
 
-    @property
-    def _watching(self) -> Deaths:
-        """The `Deaths` that watches the children. The first access creates it and starts its thread."""
-        if self._deaths is None:
-            with self._starting:
-                if self._deaths is None:
-                    deaths = Deaths()
-                    # In a cold shutdown, the pool kills the children just before this process exits.
-                    atexit.register(lambda: self._release(self._runs.copy()))
-                    threading.Thread(target=self._watch, args=(deaths,), name="redislock-children", daemon=True).start()
-                    self._deaths = deaths
-        return self._deaths
+    def release_dead(self) -> None:
+        """Release the locks of the children that are dead. Called at exit.
 
-    def _watch(self, deaths: Deaths) -> None:
-        while True:
-            try:
-                dead = deaths.wait()
-                self._dead.update(dead)
-                self._changes += 1
-                self._release(dead)
-            except Exception:  # pragma: no cover - a bug must not keep the next death from being seen
-                logger.exception("the locks of dead children could not be released; they end with their leases")
-                time.sleep(LOOK_EVERY)
+        In a cold shutdown, the pool kills the children just before this process exits.
+        """
+        with self._releasing:  # wait for a release that a thread has begun, even if it is the last one
+            for pid in tuple(self._runs):
+                self._release(pid)
 
-    def _release(self, pids: Iterable[int]) -> None:
-        """Release the locks of the children among `pids` that are dead."""
-        with self._releasing:  # at exit, wait for a release that the thread has started
-            for pid in pids:
-                if pid in self._runs and is_dead(pid):
-                    run = self._runs.pop(pid)
-                    if run.next is not None and (pid in self._condemned or _is_cold_shutdown()):
-                        run.next.call_off()
-                    self._condemned.discard(pid)
-                    try:
-                        release_of_dead(run)
-                    except Exception:  # pragma: no cover - a bug must not leave the other dead children's locks
-                        logger.exception("the locks of dead children could not be released; they end with their leases")
+    def _watch(self, pid: int) -> None:
+        while pid in self._runs:  # it stays there if the system has given the pid to another child meanwhile
+            wait_for_end(pid)
+            self._release(pid)
+
+    def _release(self, pid: int) -> None:
+        """Release the lock of the child `pid` if it is dead."""
+        with self._releasing:
+            if pid in self._runs and is_dead(pid):
+                run = self._runs.pop(pid)
+                if run.next is not None and (pid in self._condemned or _is_cold_shutdown()):
+                    run.next.call_off()
+                self._condemned.discard(pid)
+                try:
+                    release_of_dead(run)
+                except Exception:  # pragma: no cover - a bug must not leave the other dead children's locks
+                    logger.exception("the lock of a dead child could not be released; it ends with its lease")
 
 
-def expect_copies(runs: Sequence[Run]) -> None:
+def wait_for_end(pid: int) -> None:
+    """Wait until the process `pid` has ended, even if its parent has not reaped it yet."""
+    with suppress(AttributeError, ChildProcessError):
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    while not is_dead(pid):  # the system has no waitid, as macOS before Python 3.13, or this is not the parent
+        time.sleep(LOOK_EVERY)
+
+
+def is_dead(pid: int) -> bool:
+    """Whether the process `pid` has ended, even if its parent has not reaped it yet.
+
+    If the system has reused `pid`, the answer is about the new process.
+    """
+    try:
+        with suppress(AttributeError, ChildProcessError):  # see `wait_for_end`; or the pool has already reaped it
+            return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):
+        pass  # the process of another user; the id of a greenlet, in a pool without children
+    return False
+
+
+def expect_copies(runs: Iterable[Run]) -> None:
     """Make `runs` leave notes when they release their keys: the broker will deliver copies of their messages.
 
     A copy that finds the key held requests the note itself. A copy that stays in the queue until after the release
-    cannot, so this function requests its note. It does so in a thread, because the worker's event loop must not wait
-    for Redis.
+    cannot, so the keeper requests its note: the worker's event loop must not wait for Redis.
     """
-    threading.Thread(target=_expect_copies, args=(runs,), name="redislock-copies", daemon=True).start()
-
-
-def _expect_copies(runs: Sequence[Run]) -> None:
     for run in runs:
         hold = run.hold
-        try:
-            if hold is not None:
-                server_of(run.plan.app).store.expect_copy(hold.demand, hold.token)
-        except LockUnavailable as error:
-            logger.warning(
-                "%s: %s: its message comes again and may run once more",
-                *(run.name, error),
-                extra=run.fields("unavailable", hold and hold.demand.key),
-            )
+        if hold is not None:
+            mark = partial(LockStore.expect_copy, demand=hold.demand, token=hold.token)
+            keeper, until = server_of(run.plan.app).keeper, time.monotonic() + run.plan.options.lease
+            keeper.later(hold.demand.key, until, mark)
 
 
 def release_of_dead(run: Run) -> None:
-    """Release the key that a dead child held for `run`, and give up a reservation that the child did not use."""
-    hold, reserved = run.hold, run.reserved
-    server = server_of(run.plan.app)
+    """Release the key that a dead child held for `run`, and give up a reservation that the child did not use.
+
+    If Redis does not answer, the keeper does so later.
+    """
+    server, options = server_of(run.plan.app), run.plan.options
+    release = partial(_release, run=run, hold=run.hold, reserved=run.reserved)
     try:
-        is_handed_over = _hand_over(server, run, hold, reserved)
-        # This release leaves no note: if the broker delivers the message again, the message must run.
-        if not is_handed_over and hold is not None and server.store.send(hold.ended().release()):
-            about = run.fields("died", hold.demand.key)
-            logger.warning("%s: its process died; its lock %s was released", run.name, hold.demand.key, extra=about)
-        if hold is not None and hold.call is not None:
-            server.store.pass_on(hold.demand, hold.call)
-        if reserved is not None:
-            is_to_come = _is_still_to_come(server, run, reserved)
-            server.store.give_up(reserved.demand, reserved.token.nonce, is_to_come=is_to_come)
+        release(server.store)
     except LockUnavailable as error:
-        about = run.fields("died", hold.demand.key if hold is not None else error.key)
-        if hold is None:  # the command that failed concerned the reservation
-            text = (
-                "%s: its process died before it asked for its lock; %s; what was reserved for its message is given up "
-                "when Redis answers"
-            )
-            logger.warning(text, run.name, error, extra=about)
-        else:
-            lease = run.plan.options.lease
-            logger.warning("%s: its process died; %s: its lock ends in %.0f s", run.name, error, lease, extra=about)
-        if run.reservation is not None:  # a reservation lasts for lock_queue_ttl, not for a lease
-            give_up_reservation(run.plan, run.reservation, run.retries)
+        logger.warning(
+            "%s: its process died; %s; its lock and what was reserved for its message are free once Redis answers, or "
+            "when they expire",
+            *(run.name, error),
+            extra=run.fields("died", error.key),
+        )
+        ttl = options.lease if run.reservation is None else max(options.lease, options.queue_ttl)
+        server.keeper.later(error.key, time.monotonic() + ttl, release)
     finally:
-        ASKED_KEYS.forget(run.nonce)
+        ASKED_KEYS.forget(run.nonce)  # now that the next attempt knows the key, if there is one
+
+
+def _release(store: LockStore, run: Run, hold: Hold | None, reserved: Hold | None) -> None:
+    is_handed_over = _hand_over(store, run, hold, reserved)
+    # This release leaves no note: if the broker delivers the message again, the message must run.
+    if not is_handed_over and hold is not None and store.send(hold.ended().release()):
+        about = run.fields("died", hold.demand.key)
+        logger.warning("%s: its process died; its lock %s was released", run.name, hold.demand.key, extra=about)
+    if hold is not None and hold.call is not None:
+        store.pass_on(hold.demand, hold.call)
+    if reserved is not None:
+        store.give_up(reserved.demand, reserved.token.nonce, is_to_come=_is_still_to_come(store, run, reserved))
 
 
 def _is_cold_shutdown() -> bool:
@@ -245,21 +238,21 @@ def _is_cold_shutdown() -> bool:
     return terminates is not None and terminates is not False
 
 
-def _hand_over(server: LockServer, run: Run, *holds: Hold | None) -> bool:
+def _hand_over(store: LockStore, run: Run, *holds: Hold | None) -> bool:
     """Hand the key of a dead child over to the next attempt; return whether that was possible.
 
     If the child died before it took the key reserved for its message, the reservation is handed over.
     """
     for hold in holds:
         taken = hold and run.next and run.next.takes(hold.demand)
-        if hold and taken and server.store.send(hold.handed_over(*taken).ended().release()):
+        if hold and taken and store.send(hold.handed_over(*taken).ended().release()):
             text = "%s: its process died; its lock %s is kept for its next attempt"
             logger.warning(text, run.name, hold.demand.key, extra=run.fields("died", hold.demand.key))
             return True
     return False
 
 
-def _is_still_to_come(server: LockServer, run: Run, reserved: Hold) -> bool:
+def _is_still_to_come(store: LockStore, run: Run, reserved: Hold) -> bool:
     """Whether the attempt before `run` still holds the key, and hands it over to the message when it ends.
 
     If so, giving up the reservation must leave the note `<key>:gone:<claim>`, which keeps that attempt from handing its
@@ -267,10 +260,11 @@ def _is_still_to_come(server: LockServer, run: Run, reserved: Hold) -> bool:
     `worker_max_tasks_per_child` exits normally after its last run.
     """
     may_be_handed_over = may_be_handed_a_key(run.retries, run.plan.options)
-    held = server.store.look(reserved.demand) if may_be_handed_over else None
+    held = store.look(reserved.demand) if may_be_handed_over else None
     attempts = [holder.attempt for holder in held.holders] if held is not None else []
     return any(one is not None and one.task_id == run.task_id and one.retries < run.retries for one in attempts)
 
 
 #: The children of this process.
 CHILDREN = Children()
+atexit.register(CHILDREN.release_dead)

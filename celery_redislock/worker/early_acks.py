@@ -2,7 +2,7 @@
 
 The broker keeps the message until its key is granted, so a worker that dies while the message waits loses nothing.
 A child reports through a pipe that a run begins (`EarlyAcks`), and a consumer step reads the pipe (`AckWhatHasBegun`).
-If the pool runs tasks inside the main process, in threads or greenlets, the report is a plain call. `ExpectCopies`
+If the pool runs tasks inside the main process, in threads or greenlets, the report is a plain call. The step also
 guards against lost acks.
 """
 
@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import io
 import os
-import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
+from weakref import WeakValueDictionary
 
 from celery import bootsteps
 from celery.worker import state
 from celery.worker.state import active_requests
 
-from celery_redislock.message.delivery import Delivery
-
-from .children import Run, expect_copies
+from .children import expect_copies, run_of
 
 #: The length of a nonce in bytes. Writes this short to a pipe are atomic, so every read returns whole nonces.
 _LENGTH = 22
@@ -37,13 +35,6 @@ HEARD_AFTER = 0.01
 HEARD_IN_ROUND = 3
 
 
-class Acknowledgeable(Protocol):
-    """A message that the main process can ack."""
-
-    def acknowledge(self) -> None:
-        """Ack the message, unless it is acked already."""
-
-
 class EarlyAcks:
     """Acks the messages of one worker when their runs begin.
 
@@ -56,14 +47,13 @@ class EarlyAcks:
         self._pipe: io.FileIO | None = None
         self._writer = -1
         self._main = 0
-        #: Accepted messages, by the nonces of their deliveries, until their runs are known to have begun or failed.
-        #: A run's result may be read before that, and then this is the only reference to the message.
-        self._accepted: dict[str, Acknowledgeable] = {}
-        #: The nonces of deliveries whose runs have begun, but which are not yet known to be accepted.
-        self._begun: set[str] = set()
+        #: The messages whose runs are not known to have begun, by the nonces of their deliveries. Many will never run.
+        self._expected: WeakValueDictionary[str, Any] = WeakValueDictionary()
+        #: Those that a child has accepted: a run's result may be read before its begin, and then this is the only
+        #: reference to the message.
+        self._accepted: dict[str, Any] = {}
         #: Called when a child has accepted a message: the pipe should be read soon.
         self.on_accepted: Callable[[], None] | None = None
-        self._reading = threading.RLock()
 
     def open(self) -> None:
         """Create the pipe. Called once in the worker's main process, before it forks its children."""
@@ -74,25 +64,22 @@ class EarlyAcks:
             self._pipe = io.FileIO(self.reader, closefd=False)
             self._main = os.getpid()
 
-    def expect(self, nonce: str, message: Acknowledgeable) -> None:
-        """Record `message`, which is acked when the run of its delivery `nonce` begins in this process."""
-        self._accepted[nonce] = message
+    def expect(self, nonce: str, message: Any) -> None:
+        """Record `message`, which is acked when the run of its delivery `nonce` begins."""
+        self._expected[nonce] = message
 
-    def accepted(self, nonce: str, message: Acknowledgeable) -> None:
-        """Record that a child has accepted `message`, which is acked when the run of its delivery `nonce` begins.
+    def accepted(self, nonce: str, message: Any) -> None:
+        """Record that a child has accepted `message`, which it runs as the delivery `nonce`.
 
         Earlier messages whose runs have begun are acked first, so the main process does not wake up for each of them.
         The child asks for its key while the main process waits for the broker.
         """
-        with self._reading:  # another thread must not read that this run has begun before its message is recorded
-            if self._accepted:
-                self.read()
-            if nonce in self._begun:
-                self._begun.remove(nonce)
-                message.acknowledge()
-                return
-            self._accepted[nonce] = message
-        if self.on_accepted is not None:
+        if self._accepted:
+            self.read()
+        self._accepted[nonce] = message
+        if nonce not in self._expected:  # its run has begun; another thread may have read that just now
+            self._accepted.pop(nonce, None)
+        elif self.on_accepted is not None:
             self.on_accepted()
 
     @property
@@ -100,43 +87,36 @@ class EarlyAcks:
         """Whether a child has accepted a message whose run is not yet known to have begun."""
         return bool(self._accepted)
 
-    def has_begun(self, nonce: str) -> bool:
-        """Whether the run of the delivery `nonce` has begun, but is not yet known to be accepted."""
-        return nonce in self._begun
-
-    def failed(self, nonce: str, message: Acknowledgeable) -> None:
-        """Forget `message`, whose run (of the delivery `nonce`) raised an exception; ack it if the run had begun."""
+    def failed(self, nonce: str) -> None:
+        """Forget the message whose run, of the delivery `nonce`, raised an exception; ack it if the run had begun."""
         self.read()
-        if nonce in self._begun:
-            message.acknowledge()
-        self._accepted.pop(nonce, None)
-        self._begun.discard(nonce)
+        self._forget(nonce)
 
     def report_begin(self, nonce: str) -> None:
         """Report to the main process that the run of the delivery `nonce` begins. Called in the run's process."""
         if self._main == os.getpid():
-            self._ack(nonce)
+            self._begun(nonce)
         elif self.reader is not None:
             os.write(self._writer, nonce.encode())
 
-    def read(self) -> None:
-        """Ack the messages of the runs that have begun. Called in the main process, at any time."""
-        if self._pipe is None:
-            return
-        with self._reading:  # a worker without an event loop reads from several threads
-            while chunk := self._pipe.read(_CHUNK):
-                nonces = chunk.decode()
-                for start in range(0, len(nonces), _LENGTH):
-                    self._ack(nonces[start : start + _LENGTH])
-                if len(chunk) < _CHUNK:
-                    return
+    def read(self, **_: Any) -> None:
+        """Ack the messages of the runs that have begun. Called in the main process, at any time and in any thread."""
+        while self._pipe is not None and (chunk := self._pipe.read(_CHUNK)):
+            nonces = chunk.decode()
+            for start in range(0, len(nonces), _LENGTH):
+                self._begun(nonces[start : start + _LENGTH])
+            if len(chunk) < _CHUNK:
+                return
 
-    def _ack(self, nonce: str) -> None:
-        message = self._accepted.pop(nonce, None)
-        if message is None:
-            self._begun.add(nonce)
-        else:
+    def _begun(self, nonce: str) -> None:
+        message = self._forget(nonce)
+        if message is not None:
             message.acknowledge()
+
+    def _forget(self, nonce: str) -> Any:
+        message = self._expected.pop(nonce, None)
+        self._accepted.pop(nonce, None)
+        return message
 
 
 #: Shared by this process and the children that it forks.
@@ -144,7 +124,10 @@ EARLY_ACKS = EarlyAcks()
 
 
 class AckWhatHasBegun(bootsteps.StartStopStep):
-    """A consumer step: reads which runs have begun, in the event loop or on a timer, and acks their messages."""
+    """A consumer step: reads which runs have begun, in the event loop or on a timer, and acks their messages.
+
+    When acks may be lost, it makes runs leave notes for copies of their messages.
+    """
 
     requires = ("celery.worker.consumer:Tasks",)  # the step that has a channel to the broker
 
@@ -163,11 +146,21 @@ class AckWhatHasBegun(bootsteps.StartStopStep):
             self._reading = parent.timer.call_repeatedly(READ_EVERY, EARLY_ACKS.read)
 
     def stop(self, parent: Any) -> None:
-        """Ack the messages of runs that have begun, while the channel is still open."""
+        """Ack the messages of runs that have begun, while the channel is still open; expect copies of the others.
+
+        The consumer stops to reconnect, or for good because the worker shuts down. A copy may stay in the queue until
+        the run has ended, and must be dropped then. A run that ends unfinished and requeues its message still leaves no
+        note, so that the message runs again.
+        """
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None
-        ack_what_has_begun()
+        EARLY_ACKS.read()
+        # In a shutdown with Redis as the broker, acks that Celery sends now or has just sent may also be lost, so every
+        # run counts as unacked. With RabbitMQ, the consumer stops only after its runs have ended, so none are left.
+        for_good = parent.blueprint.state != bootsteps.RUN  # type: ignore[attr-defined]
+        unacked = [one for one in tuple(active_requests) if for_good or (one.task.acks_late and not one.acknowledged)]
+        expect_copies([run for one in unacked if (run := run_of(one)) is not None])
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         """Register with the event loop. Celery calls this each time the loop starts."""
@@ -206,34 +199,6 @@ class AckWhatHasBegun(bootsteps.StartStopStep):
             self._listen()
 
 
-def ack_what_has_begun(**_: Any) -> None:
-    """Ack the early-acked messages whose runs have begun, even if no child is known to have accepted them.
-
-    In a cold or soft shutdown, the event loop no longer does this.
-    """
-    EARLY_ACKS.read()
-    for request in tuple(state.requests.values()):
-        delivery = getattr(request, "delivery", None)
-        if isinstance(delivery, Delivery) and EARLY_ACKS.has_begun(delivery.nonce):
-            request.acknowledge()
-
-
 def has_more_to_come() -> bool:
     """Whether a child will accept another message after this one; the pipe is read then."""
     return len(state.reserved_requests) > len(state.active_requests) + 1
-
-
-class ExpectCopies(bootsteps.StartStopStep):
-    """A consumer step: makes runs leave notes for copies of their messages when acks may be lost.
-
-    A copy may stay in the queue until the run has ended, and must be dropped then. A run that ends unfinished and
-    requeues its message still leaves no note, so that the message runs again.
-    """
-
-    def stop(self, parent: Any) -> None:
-        """Expect copies when the consumer stops: to reconnect, or for good because the worker shuts down."""
-        # In a shutdown with Redis as the broker, acks that Celery sends now or has just sent may also be lost, so every
-        # run counts as unacked. With RabbitMQ, the consumer stops only after its runs have ended, so none are left.
-        for_good = parent.blueprint.state != bootsteps.RUN  # type: ignore[attr-defined]
-        unacked = [one for one in tuple(active_requests) if for_good or (one.task.acks_late and not one.acknowledged)]
-        expect_copies([run for one in unacked if isinstance(run := getattr(one, "run", None), Run)])

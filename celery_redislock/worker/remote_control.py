@@ -1,11 +1,15 @@
 """Remote control: `celery inspect locks`, and the other questions that a worker answers about its locks.
 
-The worker's event loop answers, so nothing here waits long for the lock server.
+The worker's event loop answers, so nothing here waits long for the lock server. `RunCounts` counts what no other module
+knows: the runs that have ended without their bodies.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,18 +20,22 @@ from celery.worker.request import Request
 
 from celery_redislock.app import server_of
 from celery_redislock.connection.connect import address
-from celery_redislock.errors import RedisLockError
+from celery_redislock.errors import LockConflict, RedisLockError
 from celery_redislock.info import LockInfo
+from celery_redislock.policy import Ended
 from celery_redislock.protocol.names import Demand
-from celery_redislock.task.plan import LockPlan
 
-from .children import Run
-from .deaths import is_dead
-from .run_counts import CONFLICTS
-from .waiting import WaitingRoom, waiting_room_of
+from .children import Run, is_dead, run_of
+from .waiting import waiting_room_of
 from .waiting_message import WaitingMessage
 from .worker_port import limited_requests
 
+logger = logging.getLogger(__name__)
+
+#: Minimum seconds between two reminders of an outage.
+REMIND_EVERY = 60.0
+#: A run that is sent back more than this many seconds after those before it belongs to another outage.
+OTHER_OUTAGE_AFTER = 600.0
 #: Seconds that a worker waits for the lock server before it answers without it.
 PATIENCE = 0.5
 
@@ -50,8 +58,7 @@ def locks(state: Any, **_: Any) -> list[dict[str, Any]]:
         The result of `LockInfo.to_json` for each. ``waiting`` counts the messages in this worker that wait for the key
         of a run. The state is ``unknown`` if the lock server did not answer, and ``waiting`` for a waiting message.
     """
-    room = waiting_room_of(state.app)
-    waiting = [] if room is None else room.waiting
+    waiting = _waiting_in(state)
     counts = Counter(one.key for one in waiting)
     return [*_held(state.hostname, counts), *(_waits(one, state.hostname) for one in waiting)]
 
@@ -67,8 +74,7 @@ def redislock_waiting(state: Any, key: str | None = None, **_: Any) -> list[dict
         For each: its ``id``, the ``name`` of its task, its ``lock``, how long it has ``waited`` in seconds, and its
         ``rank``: when it was published, in microseconds since the epoch.
     """
-    room = waiting_room_of(state.app)
-    return [] if room is None else [one.to_json for one in room.waiting if key in {None, one.key}]
+    return [one.to_json for one in _waiting_in(state) if key in {None, one.key}]
 
 
 def redislock_task(state: Any, task_id: str, **_: Any) -> list[dict[str, Any]]:
@@ -80,19 +86,26 @@ def redislock_task(state: Any, task_id: str, **_: Any) -> list[dict[str, Any]]:
         the ``name`` of the task; its ``lock``, or None if that is unknown; and the fields that `_described` or
         `_waiting` adds. A message on its way to the pool may be missing for a moment.
     """
+    waiting = [_waiting(state, one) for one in _waiting_in(state) if str(one.request.id) == task_id]
+    return waiting + [_described(what, one) for what, one in _requests(state.consumer) if str(one.id) == task_id]
+
+
+def _waiting_in(state: Any) -> list[WaitingMessage]:
     room = waiting_room_of(state.app)
-    found: list[dict[str, Any]] = []
-    if room is not None:
-        found += (_waiting(one, room) for one in room.waiting if str(one.request.id) == task_id)
-    found += (_described(what, one) for what, one in _requests(state.consumer) if str(one.id) == task_id)
-    return found
+    return [] if room is None else room.waiting
 
 
-def _waiting(one: WaitingMessage, room: WaitingRoom) -> dict[str, Any]:
+def _waiting(state: Any, one: WaitingMessage) -> dict[str, Any]:
     """Describe a waiting message: its rank, what its worker lacks to run it, and the server of its lock."""
-    plan: LockPlan = one.request.task.lock_plan  # type: ignore[attr-defined] # it is a `LockedTask`
-    server = address(server_of(plan.app).client)
-    return {"is": "waiting", "lacks": room.lacks(one), "limit": one.demand.capacity, "server": server, **one.to_json}
+    room, server = waiting_room_of(state.app), server_of(state.app)
+    lacks = room and room.lacks(one)
+    return {
+        "is": "waiting",
+        "lacks": lacks,
+        "limit": one.demand.capacity,
+        "server": address(server.client),
+        **one.to_json,
+    }
 
 
 def _described(what: str, request: Request) -> dict[str, Any]:
@@ -102,8 +115,7 @@ def _described(what: str, request: Request) -> dict[str, Any]:
         What `redislock_task` shows. ``since`` is when its run began; ``comes_again`` is whether it would be delivered
         again, or its next attempt published, if its process died now.
     """
-    run = getattr(request, "run", None)
-    run = run if isinstance(run, Run) else None
+    run = run_of(request)
     hold = run and run.hold
     is_called = what == "reserved" and run is not None and run.call is not None
     return {
@@ -132,13 +144,13 @@ def redislock_counts(state: Any, **_: Any) -> dict[str, Any]:
     for waiter in (one for room in rooms for one in room.waiting()):
         found.setdefault((waiter.key, waiter.group), []).append(waiter.rank)
     lines = [(key, task, len(ranks), min(ranks)) for (key, task), ranks in found.items()]
-    return {"lines": lines, "rooms": [room.token.nonce for room in rooms], "conflicts": CONFLICTS.count}
+    return {"lines": lines, "rooms": [room.token.nonce for room in rooms], "conflicts": RUN_COUNTS.conflicts}
 
 
 def _requests(consumer: Any) -> Iterator[tuple[str, Request]]:
     """Yield the state and the request of each message in this worker that does not wait for a lock."""
     active = set(worker.active_requests)
-    for request in active:  # Celery may count the run of a dead child as active for another ten seconds (see `deaths`)
+    for request in active:  # Celery may count the run of a dead child as active for another ten seconds
         yield "dead" if request.worker_pid and is_dead(request.worker_pid) else "running", request
     yield from (("reserved", request) for request in set(worker.reserved_requests) - active)
     for entry in list(consumer.timer.schedule.queue):
@@ -156,17 +168,19 @@ def _waits(one: WaitingMessage, hostname: str) -> dict[str, Any]:
 
 def _held(hostname: str, waiting: Counter[str]) -> Iterator[dict[str, Any]]:
     """Yield the locks of accepted runs, except runs that hold nothing according to the lock server."""
-    given = (getattr(request, "run", None) for request in set(worker.active_requests))
-    runs = [(run, hold.demand) for run in given if isinstance(run, Run) and (hold := run.hold) is not None]
-    answers: dict[str, LockInfo | None] = {}
+    given = [run_of(request) for request in set(worker.active_requests)]
+    runs = [(run, hold.demand) for run in given if run is not None and (hold := run.hold) is not None]
+    answers: dict[str, LockInfo | None] = {
+        run.nonce: LockInfo(demand.key, run.task_id, run.plan.task, hostname, None, None, "unknown")
+        for run, demand in runs
+    }
     asks = threading.Thread(target=_ask, args=(runs, answers), name="redislock-inspect", daemon=True)
     asks.start()
     asks.join(PATIENCE)
-    for run, key, answer in [
-        (run, demand.key, answers.get(run.nonce, _unknown(run, demand.key, hostname))) for run, demand in runs
-    ]:
+    for run, demand in runs:
+        answer = answers[run.nonce]
         if answer is not None:
-            yield answer.to_json(run.plan.options.scope, waiting[key])
+            yield answer.to_json(run.plan.options.scope, waiting[demand.key])
 
 
 def _ask(runs: Sequence[tuple[Run, Demand]], answers: dict[str, LockInfo | None]) -> None:
@@ -180,5 +194,43 @@ def _ask(runs: Sequence[tuple[Run, Demand]], answers: dict[str, LockInfo | None]
         answers[run.nonce] = mine[0].info(demand.key, found.ttl) if found and mine else None
 
 
-def _unknown(run: Run, key: str, hostname: str) -> LockInfo:
-    return LockInfo(key, run.task_id, run.plan.task, hostname, None, None, "unknown")
+class RunCounts:
+    """Counts the runs that a conflict has ended, and those that this worker's children send back in an outage.
+
+    Each child logs only when an outage begins and ends. Counting a run logs a reminder if one is due, so this needs no
+    thread: as long as no runs are sent back, no reminder is due.
+
+    Attributes:
+        conflicts: How many runs a conflict has ended since the worker started. A message that waits twice counts twice.
+    """
+
+    def __init__(self) -> None:
+        self.conflicts = 0
+        self._sent_back, self._since = 0, -math.inf
+        self._counting = threading.Lock()  # in a thread pool, several threads count
+
+    def ended_by(self, error: object) -> None:
+        """Count a run that ended with `error`."""
+        if isinstance(error, LockConflict) or (isinstance(error, Ended) and error.verdict.reason.is_conflict):
+            with self._counting:
+                self.conflicts += 1
+        elif isinstance(error, Ended):
+            self._was_sent_back()
+
+    def _was_sent_back(self) -> None:
+        now = time.monotonic()
+        with self._counting:
+            if now - self._since > OTHER_OUTAGE_AFTER:
+                self._sent_back, self._since = 0, now
+            self._sent_back += 1
+            seconds = now - self._since
+            if seconds < REMIND_EVERY:
+                return
+            self._since = -math.inf
+        logger.warning(
+            "runs were sent back %d times in the last %.0f s: the lock server cannot be asked; they run once it can",
+            *(self._sent_back, seconds),
+        )
+
+
+RUN_COUNTS = RunCounts()

@@ -23,17 +23,17 @@ from celery_redislock.app import server_of
 from celery_redislock.errors import LockConfigError
 from celery_redislock.info import fields, run_named
 from celery_redislock.message.delivery import DELIVERY, Delivery, hide_headers, is_requeued
-from celery_redislock.message.header import HEADER, Header, Reservation, reservation_in
+from celery_redislock.message.header import HEADER, Header, reservation_in
 from celery_redislock.message.republish import custom_headers
 from celery_redislock.policy import Ended, Place, Verdict
 from celery_redislock.protocol.tokens import mint_nonce
-from celery_redislock.task.lost import NextAttempt, attempts_before, in_hook, next_attempt
+from celery_redislock.task.lost import attempts_before, in_hook, next_attempt
 from celery_redislock.task.plan import LockPlan, give_up_reservation
 
 from . import worker_port
 from .children import CHILDREN, Run
 from .early_acks import EARLY_ACKS
-from .run_counts import CONFLICTS, Reminder
+from .remote_control import RUN_COUNTS
 from .waiting import WaitingRoom, waiting_room_of
 from .worker_port import context_of, forget_run, was_cancelled, was_revoked
 
@@ -42,8 +42,6 @@ logger = logging.getLogger(__name__)
 #: A message fails once this many children have died with it before its run began. One death may be bad luck, such as
 #: the out-of-memory killer; three mean that the message itself kills them.
 MOST_DEATHS = 3
-
-_reminder = Reminder()
 
 
 class LockedRequest(Request):
@@ -59,10 +57,8 @@ class LockedRequest(Request):
     may_leave = True
     #: What the child is told about this delivery of the message.
     delivery: Delivery
-    #: The lock of the task; None if locks are switched off.
-    _plan: LockPlan | None = None
-    #: The next attempt, which gets the key if this run's process dies.
-    _next: NextAttempt | None = None
+    #: What a child is given to run; None if locks are switched off.
+    run: Run | None = None
     #: The key that the message waited for in this worker.
     _waited_for: str | None = None
 
@@ -89,22 +85,24 @@ class LockedRequest(Request):
             call: What the key holds until the child acquires it; None if the message was not called to its key.
         """
         task: Any = self.task
-        plan, room = task.lock_plan, waiting_room_of(self.app)
-        if plan is not None and not plan.enabled:
-            plan = None
-        self._plan = plan
-        self.delivery = Delivery.arrived(
-            mint_nonce(),
-            self.request_dict,
-            **self._arrival,
-            may_wait=plan is not None and room is not None and room.may_keep(self, plan),
-            call=call,
-            acks_at_begin=plan is not None and not task.acks_late and EARLY_ACKS.reader is not None,
-        )
-        self.request_dict[DELIVERY] = tuple(self.delivery)
-        self._next = None
-        if plan is not None and getattr(task, "retry_on_worker_lost", None):  # from Celery 5.7 on
-            self._next = next_attempt(task, plan, self.request_dict, self.delivery.nonce, self._reservation)
+        plan: LockPlan | None = task.lock_plan
+        nonce, room, request, following = mint_nonce(), waiting_room_of(self.app), self.request_dict, None
+        if plan is None or not plan.enabled:
+            self.delivery, self.run = Delivery.arrived(nonce, request, **self._arrival), None
+        else:
+            may_wait = room is not None and room.may_keep(self, plan)
+            acks_at_begin = not task.acks_late and EARLY_ACKS.reader is not None
+            if acks_at_begin:
+                EARLY_ACKS.expect(nonce, self)
+            reservation = reservation_in(request.get(HEADER))
+            if getattr(task, "retry_on_worker_lost", None):  # from Celery 5.7 on
+                following = next_attempt(task, plan, request, nonce, reservation)
+            self.delivery = Delivery.arrived(
+                nonce, request, **self._arrival, may_wait=may_wait, call=call, acks_at_begin=acks_at_begin
+            )
+            retries = attempts_before(request)
+            self.run = Run(str(self.id), plan, nonce, reservation, retries, call, self._waited_for, following)
+        request[DELIVERY] = tuple(self.delivery)
 
     def on_accepted(self, pid: Any, time_accepted: float) -> None:
         """Record what the child `pid` runs now.
@@ -113,12 +111,11 @@ class LockedRequest(Request):
         of the current thread or greenlet.
         """
         is_child = pid not in {os.getpid(), threading.get_ident()}
-        run = self.run if is_child else None
-        if run is not None:
-            CHILDREN.accepted(pid, run)
+        if is_child and self.run is not None:
+            CHILDREN.accepted(pid, self.run)
         if self.delivery.acks_at_begin:
-            hear = EARLY_ACKS.accepted if is_child else EARLY_ACKS.expect
-            hear(self.delivery.nonce, self)  # it may ack this very message
+            if is_child:
+                EARLY_ACKS.accepted(self.delivery.nonce, self)  # it may ack this very message
             self._is_held_back = True
         try:
             super().on_accepted(pid, time_accepted)
@@ -143,16 +140,6 @@ class LockedRequest(Request):
         super().acknowledge()
 
     @property
-    def run(self) -> Run | None:
-        """What a child is given to run for this request; None if locks are switched off."""
-        plan = self._plan
-        if plan is None:
-            return None
-        retries = attempts_before(self.request_dict)
-        nonce, call, reservation = self.delivery.nonce, self.delivery.call, self._reservation
-        return Run(str(self.id), plan, nonce, reservation, retries, call, self._waited_for, self._next)
-
-    @property
     def comes_again_if_lost(self) -> bool:
         """Whether the message is delivered again, or the next attempt published, if the run's process dies now."""
         task: Any = self.task
@@ -164,10 +151,6 @@ class LockedRequest(Request):
             task.max_retries is None or retries < task.max_retries
         )
         return not was_revoked(self) and (is_given_back or is_requeued or bool(is_retried))
-
-    @property
-    def _reservation(self) -> Reservation | None:
-        return reservation_in(self.request_dict.get(HEADER))
 
     def revoked(self) -> bool:
         """Whether the message was revoked or has expired. If so, its reservation is given up."""
@@ -204,8 +187,8 @@ class LockedRequest(Request):
         super().cancel(pool, signal, emit_retry)
 
     def _call_off(self) -> None:
-        if self._next is not None:
-            self._next.call_off()
+        if self.run is not None and self.run.next is not None:
+            self.run.next.call_off()
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """Handle a run that ended with an exception: put its message in line, give it back, or let Celery handle it.
@@ -216,10 +199,10 @@ class LockedRequest(Request):
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
-        EARLY_ACKS.failed(self.delivery.nonce, self)  # the run may have begun since the last read
-        CONFLICTS.ended_by(error)
+        EARLY_ACKS.failed(self.delivery.nonce)  # the run may have begun since the last read
+        RUN_COUNTS.ended_by(error)
         try:
-            with nullcontext() if return_ok else in_hook(self._next):
+            with nullcontext() if return_ok else in_hook(self.run and self.run.next):
                 return self._ends(exc_info, error, send_failed_event, return_ok)
         finally:
             self._call_off()
@@ -232,14 +215,13 @@ class LockedRequest(Request):
                 return self._wait(room, verdict, verdict.place)
         # With `return_ok`, the run has not lost its process: the error comes from a task that the run has joined.
         is_lost = isinstance(error, WorkerLostError) and not return_ok
-        if is_lost and self.delivery.acks_at_begin and not self.acknowledged and self._give_back(room):
+        is_given_back = is_lost and self.delivery.acks_at_begin and not self.acknowledged
+        if is_given_back and room is not None and self._give_back(room):
             return None
         if not return_ok:  # after a lost worker, Celery may publish a new attempt with the headers of this one
             hide_headers(context_of(self))
         if verdict.runs_again if verdict is not None else is_requeued(self.task, error):
             CHILDREN.keep_reservation(self.worker_pid, self.delivery.nonce)
-        if verdict is not None and not verdict.reason.is_conflict:
-            _reminder.count()
         result = super().on_failure(exc_info, send_failed_event, return_ok)
         if verdict is not None:
             verdict.send_event(self.send_event)
@@ -249,7 +231,7 @@ class LockedRequest(Request):
             self.acknowledge()
         return result
 
-    def _give_back(self, room: WaitingRoom | None) -> bool:
+    def _give_back(self, room: WaitingRoom) -> bool:
         """Send the message back after its child died before the run began; return False if too many have died.
 
         The message is published again, not requeued, because its header counts the children that have died with it,
@@ -265,13 +247,9 @@ class LockedRequest(Request):
             logger.error(text, which, header.died - 1, extra=about)
             return False
         logger.warning("%s: its process died before it began: its message is delivered again", which, extra=about)
-        self._forget_run()
+        forget_run(self)
         self.request_dict[HEADER] = header.wire
-        if room is None:
-            worker_port.task_ready(self)
-            self.reject(requeue=True)
-        else:
-            room.send_on(self, header, task.lock_plan, self.prepare_run)
+        room.send_on(self, header, task.lock_plan, self.prepare_run)
         return True
 
     def _wait(self, room: WaitingRoom, verdict: Verdict, place: Place) -> None:
@@ -281,18 +259,11 @@ class LockedRequest(Request):
             worker_port.task_ready(self)
             return
         CHILDREN.keep_reservation(self.worker_pid, self.delivery.nonce)
-        self._forget_run()
+        forget_run(self)  # this also saves memory: thousands of messages may wait
         self._waited_for = sys.intern(place.demand.key)  # all messages that wait for a key share one string
         self.request_dict[HEADER] = place.header.wire
         verdict.send_event(self.send_event)
         room.keep(self, place, task.lock_plan, self.prepare_run)
-
-    def _forget_run(self) -> None:
-        """Forget the last run: a terminate would kill `worker_pid`, which may be running another message by now.
-
-        This also saves memory: thousands of messages may wait for a long time.
-        """
-        forget_run(self)
 
 
 def locked_request(task: str, request: Any) -> type[LockedRequest]:

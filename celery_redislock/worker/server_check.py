@@ -1,52 +1,50 @@
-"""Server check: a worker tries its lock server before a task needs it, and logs what is wrong and what to do."""
+"""Server check: a worker tries its lock server before a task needs it, and logs what is wrong and what to do.
+
+It also warns about properties of the lock server and of the broker that affect locked tasks.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import redis
-from celery import Celery
+from celery import Celery, Task
 from redis import exceptions
 from redis.sentinel import MasterNotFoundError
 
 from celery_redislock.app import client_of, settings_of, source_of
 from celery_redislock.connection.cluster import NodeConnections
 from celery_redislock.connection.cluster_client import ClusterClient
-from celery_redislock.connection.connect import address, disconnect
+from celery_redislock.connection.connect import OPTIONS_SETTINGS, address, disconnect
 from celery_redislock.connection.connections import Connections
-from celery_redislock.connection.outage import Outage
-from celery_redislock.connection.sender import Answer, Sender
-from celery_redislock.connection.store import LockStore
-from celery_redislock.errors import LockUnavailable, describe
+from celery_redislock.errors import describe
+from celery_redislock.message.republish import DEFAULT_VISIBILITY_TIMEOUT, Broker
 from celery_redislock.options import resolve_settings
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.names import Demand, redis_key
-from celery_redislock.protocol.scripts import Command
-
-from . import advice
+from celery_redislock.protocol.scripts import Command, Reply
+from celery_redislock.task.plan import LockPlan
 
 logger = logging.getLogger(__name__)
 
 #: The lease of the trial's key, in seconds. If the worker is killed during the trial, the key stays for that long.
 LEASE = 10.0
-
-
-class _Once(Sender):
-    """Sends each command only once, and logs no outage: `try_lock_server` logs one line instead."""
-
-    def ask(self, command: Command, undo: Callable[[], Command] | None = None) -> Answer:
-        """See `Sender.ask`.
-
-        Raises:
-            RedisError: The server did not answer, or refused the command.
-        """
-        sent_at = time.monotonic()
-        return self.ask_once(command), sent_at, False
+#: Warn if the server's clock is off by more than this many seconds. Synchronized clocks differ by milliseconds.
+FAR_OFF = 5.0
+#: The first version of Redis whose scripts can write after calling TIME. Acquiring with a fence does both.
+WRITES_AFTER_TIME = 5, 0
+#: The oldest supported version of Redis. Valkey reports the version of Redis that it is compatible with: 7.2.
+OLDEST = 7, 0
+#: Kombu's transports without acks: they delete a message from its queue when they deliver it.
+FORGETFUL = frozenset(
+    "memory filesystem sqlalchemy sqla mongodb zookeeper consul etcd pyro azurestoragequeues".split()  # noqa: SIM905
+)
 
 
 def try_lock_server(app: Celery) -> None:
@@ -55,138 +53,229 @@ def try_lock_server(app: Celery) -> None:
     It never raises, so the worker always starts. It leaves no connection open and no thread running, because the pool's
     children are forked later.
     """
-    where, names = "of the app", {"url": "redislock_url", "options": "redislock_client_options"}
+    where, setting = "of the app", "redislock_url"
     try:
         settings = resolve_settings(settings_of(app))
         source, client = source_of(app.conf), client_of(app)
-        where, names = address(client), {"url": source.setting, "options": source.options_setting}
-        prefix = source.keyprefix + settings.prefix
-        advice.introduce(app, prefix, where)
+        where, setting, prefix = address(client), source.setting, source.keyprefix + settings.prefix
+        introduce(app, prefix, where)
         connections = NodeConnections(client, 1) if isinstance(client, ClusterClient) else Connections(client)
         try:
-            store = LockStore(_Once(connections, lambda key: Outage()))
-            _try_out(store, Demand(redis_key(prefix, f"worker start:{tokens.mint_nonce()}")))
-            infos = _infos(client)
-            advice.warn_of_age(infos, where, names["url"])
-            advice.warn_of_eviction(infos, where)
+            _try_out(connections.ask, Demand(redis_key(prefix, f"worker start:{tokens.mint_nonce()}")))
+            infos = _infos(client.primaries() if isinstance(client, ClusterClient) else [client])
+            warn_of_age(infos, where, setting)
+            warn_of_eviction(infos, where)
             if isinstance(client, redis.Redis):  # each node of a Cluster has its own clock and timeout
-                advice.warn_of_server(client, where)
+                warn_of_server(client, where)
         finally:
             disconnect(client)
     except Exception as error:  # noqa: BLE001 - whatever is wrong with the server, the worker starts
-        cause = error.__cause__ or error if isinstance(error, LockUnavailable) else error
-        remedy = remedy_for(cause)
+        level, remedy = remedy_for(error)
         logger.log(
-            remedy.level,
+            level,
             "the lock server %s cannot be used: %s; %s; until then lock_on_outage decides about runs",
-            *(where, describe(cause).rstrip("."), remedy.what.format(**names)),
+            *(where, describe(error), remedy.format(url=setting, options=OPTIONS_SETTINGS[setting])),
         )
 
 
-def _try_out(store: LockStore, demand: Demand) -> None:
+def _try_out(ask: Callable[[Command], Reply], demand: Demand) -> None:
     """Do what tasks do, with a key used only for this trial: renew it, acquire it, find it held, and release it."""
     mine, other = (tokens.mint(tokens.mint_nonce(), None, tokens.origin(None, None)) for _ in range(2))
-    store.renew([(demand.key, mine, LEASE)])  # first, before the key exists: if this fails, no key is left behind
-    for one in (mine, other):
-        store.ask(commands.acquire(demand, one, LEASE))
-    store.release(demand, mine)
+    ask(commands.renew([(demand.key, mine, LEASE)]))  # before the key exists: if this fails, no key is left behind
+    ask(commands.acquire(demand, mine, LEASE))
+    ask(commands.acquire(demand, other, LEASE))
+    ask(commands.release(demand, mine.owner))
 
 
-def _infos(client: redis.Redis | ClusterClient) -> list[dict[str, Any]]:
-    """The INFO of the server, or of each node of a Cluster; empty if the user may not run INFO."""
+def _infos(nodes: Sequence[redis.Redis]) -> list[dict[str, Any]]:
+    """The INFO of each server; empty if the user may not run INFO."""
     try:
-        return client.info("default") if isinstance(client, ClusterClient) else [client.info("default")]
+        return [node.info("default") for node in nodes]
     except exceptions.ResponseError:
         return []
 
 
-class Remedy(NamedTuple):
-    """What a person can do about certain errors."""
+def introduce(app: Celery, prefix: str, where: str) -> None:
+    """Log one line with the lock server, key prefix and leases of the tasks of `app`.
 
-    errors: tuple[type[BaseException], ...]
-    """The exceptions that the remedy is for."""
-    level: int
-    """The level of the log line: ERROR if only a person can fix the problem, WARNING if it may go away by itself."""
-    what: str
-    """The advice. ``{url}`` is the setting that names the server, ``{options}`` the setting with its options."""
+    Args:
+        app: The worker's app.
+        prefix: The prefix of the app's keys.
+        where: The address of the lock server, without a password.
+    """
+    locked = locked_tasks(app)
+    leases = sorted({lease for _, lease in locked})
+    spread = f"a lease of {leases[0]:g} s" if len(leases) == 1 else f"leases of {leases[0]:g} to {leases[-1]:g} s"
+    logger.info("%d tasks lock on %s, with the prefix %r and %s", *(len(locked), where, prefix, spread))
 
 
-#: The first match wins: many of redis-py's errors are also ConnectionErrors.
-_REMEDIES = (
-    Remedy(
-        (MasterNotFoundError,),
-        logging.ERROR,
-        "no Sentinel named a primary: check master_name and the Sentinels' own sentinel_kwargs in {options}, the hosts "
-        "in {url}, and whether the primary is up",
-    ),
-    Remedy(
-        (exceptions.AuthenticationError, exceptions.AuthenticationWrongNumberOfArgsError),
-        logging.ERROR,
-        "check the user and the password in {url} or redislock_client_options",
-    ),
-    Remedy(
-        (exceptions.NoPermissionError,),
-        logging.ERROR,
-        "its user lacks rights: docs/security.md lists those that it needs, to keys that begin with redislock_prefix",
-    ),
-    Remedy(
-        (exceptions.ReadOnlyError, exceptions.MasterDownError),
-        logging.ERROR,
-        "it is a replica: name its primary in {url}",
-    ),
-    Remedy(
-        (exceptions.ClusterDownError,),
-        logging.WARNING,
-        "the Cluster is down: CLUSTER INFO tells which hash slots nobody serves",
-    ),
-    Remedy(
-        (exceptions.MovedError, exceptions.ClusterError),
-        logging.ERROR,
-        "it is a node of a Cluster: name it by redis+cluster:// in redislock_url",
-    ),
-    Remedy(
-        (exceptions.InvalidResponse,),
-        logging.ERROR,
-        "what answers there is no Redis: check the host and the port in {url}",
-    ),
-    Remedy((ssl.SSLError,), logging.ERROR, "check whether it speaks TLS (rediss://), and the ssl_ options of {url}"),
-    Remedy((socket.gaierror,), logging.WARNING, "this host name is not known (yet): check {url}, and the network"),
-    Remedy(
-        (ConnectionRefusedError, FileNotFoundError),
-        logging.WARNING,
-        "nothing listens there (yet): check {url}, and whether the server runs",
-    ),
-    Remedy(
-        (exceptions.TimeoutError, TimeoutError),
-        logging.WARNING,
-        "it did not answer in time: check {url} (rediss:// only if it speaks TLS), the server and the firewall",
-    ),
-    Remedy(
-        (exceptions.RedisClusterException,),
-        logging.ERROR,
-        "check that {url} names nodes of a Cluster, and with CLUSTER INFO that all its hash slots are served",
-    ),
-    Remedy((exceptions.OutOfMemoryError,), logging.WARNING, "it is full: give it more memory"),
-    Remedy(
-        (exceptions.ConnectionError,),
-        logging.WARNING,
-        "check {url} (rediss:// if it speaks TLS), and the server",
-    ),
+def warn_of_server(client: redis.Redis, where: str) -> None:
+    """Warn if the lock server's clock is far off, or if the server closes idle connections.
+
+    Args:
+        client: A client of the lock server.
+        where: The address of the server, without a password.
+    """
+    ahead = _seconds_ahead(client)
+    if abs(ahead) > FAR_OFF:
+        logger.warning(
+            "the clock of the lock server %s is %.0f s %s this host's: those who wait may get their locks in the wrong "
+            "order; have both hosts keep the time (NTP)",
+            *(where, abs(ahead), "ahead of" if ahead > 0 else "behind"),
+        )
+    seconds = _idle_timeout(client)
+    if seconds:
+        logger.warning(
+            "the lock server %s closes connections that are idle for %d s (timeout): what is sent after that has to "
+            "connect anew, and takes longer; set timeout 0",
+            *(where, seconds),
+        )
+
+
+def warn_of_age(infos: Sequence[Mapping[str, Any]], where: str, setting: str) -> None:
+    """Log a problem if a lock server is too old to work, or older than the versions the package is tested with.
+
+    Args:
+        infos: The INFO of the server, or of each node of a Cluster.
+        where: The address of the server, without a password.
+        setting: The setting that names the server.
+    """
+    remedy = "upgrade it, to Redis 7.0 or Valkey 8 at least, or name another server by %s"
+    for version in sorted({str(one.get("redis_version", "")) for one in infos}):
+        found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+        if found and found < WRITES_AFTER_TIME:
+            logger.error(
+                "the lock server %s cannot be used by every task: it is Redis %s, too old for locks with a fence; "
+                f"{remedy}; until then lock_on_outage decides about runs",
+                *(where, version, setting),
+            )
+        elif found and found < OLDEST:
+            logger.warning(
+                f"the lock server %s is Redis %s, which is older than what the locks are tested with; {remedy}",
+                *(where, version, setting),
+            )
+
+
+def warn_of_eviction(infos: Sequence[Mapping[str, Any]], where: str) -> None:
+    """Warn if a lock server evicts keys when it is full. `warn_of_age` explains the arguments."""
+    policies = {one.get("maxmemory_policy", "noeviction") for one in infos if one.get("maxmemory")}
+    for policy in policies - {"noeviction"}:
+        logger.warning(
+            "the lock server %s evicts keys (maxmemory-policy %s) when it is full: a lock may vanish under its run; "
+            "set noeviction, or give the locks a server of their own by redislock_url",
+            *(where, policy),
+        )
+
+
+def locked_tasks(app: Celery) -> Sequence[tuple[Task[..., Any], float]]:
+    """The tasks of `app` that have a lock, with their leases in seconds."""
+    plans = [(task, getattr(task, "lock_plan", None)) for _, task in sorted(app.tasks.items())]
+    return [(task, plan.options.lease) for task, plan in plans if isinstance(plan, LockPlan)]
+
+
+def _seconds_ahead(client: redis.Redis) -> float:
+    """The least that the server's clock can be ahead of this host's, in seconds (negative: behind); 0.0 if unknown."""
+    asked_at = time.time()
+    try:
+        reply: Any = client.time()
+    except exceptions.ResponseError:  # TIME is not allowed
+        return 0.0
+    answered_at, now = time.time(), reply[0] + reply[1] / 1e6
+    return float(now - min(max(now, asked_at), answered_at))
+
+
+def _idle_timeout(client: redis.Redis) -> int:
+    """The seconds after which the server closes an idle connection; 0 for never, or if CONFIG is not allowed."""
+    try:
+        reply: Any = client.config_get("timeout")
+    except exceptions.ResponseError:  # many hosted servers do not allow CONFIG
+        return 0
+    return int(reply.get("timeout") or 0)
+
+
+#: What a person can do about errors that only a person can fix. ``{url}`` is the setting that names the server,
+#: ``{options}`` the setting with its options.
+_PERMANENT: Mapping[tuple[type[BaseException], ...], str] = {
+    (MasterNotFoundError,): "no Sentinel named a primary: check master_name and the Sentinels' own sentinel_kwargs in "
+    "{options}, the hosts in {url}, and whether the primary is up",
+    (exceptions.AuthenticationError, exceptions.AuthenticationWrongNumberOfArgsError): "check the user and the "
+    "password in {url} or redislock_client_options",
+    (exceptions.NoPermissionError,): "its user lacks rights: docs/security.md lists those that it needs, to keys that "
+    "begin with redislock_prefix",
+    (exceptions.ReadOnlyError, exceptions.MasterDownError): "it is a replica: name its primary in {url}",
+    (exceptions.MovedError,): "it is a node of a Cluster: name it by redis+cluster:// in redislock_url",
+    (exceptions.InvalidResponse,): "what answers there is no Redis: check the host and the port in {url}",
+    (ssl.SSLError,): "check whether it speaks TLS (rediss://), and the ssl_ options of {url}",
+}
+#: The same for errors that may go away by themselves. Many of the others are ConnectionErrors too.
+_PASSING: Mapping[tuple[type[BaseException], ...], str] = {
+    (exceptions.ClusterDownError,): "the Cluster is down: CLUSTER INFO tells which hash slots nobody serves",
+    (socket.gaierror,): "this host name is not known (yet): check {url}, and the network",
+    (ConnectionRefusedError, FileNotFoundError): "nothing listens there (yet): check {url}, and whether the server "
+    "runs",
+    (exceptions.TimeoutError, TimeoutError): "it did not answer in time: check {url} (rediss:// only if it speaks "
+    "TLS), the server and the firewall",
+    (exceptions.OutOfMemoryError,): "it is full: give it more memory",
+    (exceptions.ConnectionError,): "check {url} (rediss:// if it speaks TLS), and the server",
+}
+_OTHER = (
+    "check {url}: its scheme says what answers there (one server, Sentinels or a Cluster), and its database must exist"
 )
-_OTHER = Remedy(
-    (),
-    logging.ERROR,
-    "check {url}: its scheme says what answers there (one server, Sentinels or a Cluster), and its database must exist",
-)
 
 
-def remedy_for(error: BaseException) -> Remedy:
-    """The remedy for an error, or for the error it was raised from: redis-py wraps socket errors."""
-    chain = [*_chain(error)]
-    return next((one for one in _REMEDIES if any(isinstance(each, one.errors) for each in chain)), _OTHER)
+def remedy_for(error: BaseException) -> tuple[int, str]:
+    """The level of the log line about an error, and the remedy for it, or for the error it was raised from."""
+    chain = [*_chain(error)]  # redis-py wraps socket errors
+    for level, remedies in ((logging.ERROR, _PERMANENT), (logging.WARNING, _PASSING)):
+        for errors, remedy in remedies.items():
+            if any(isinstance(one, errors) for one in chain):
+                return level, remedy
+    return logging.ERROR, _OTHER
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
+
+
+def warn_of_broker(app: Celery) -> None:
+    """Warn about properties of the broker of `app` that affect locked tasks. Opens no connection."""
+    with app.connection_for_read() as connection:
+        transport, is_redis = str(connection.transport_cls), connection.transport.driver_type == "redis"
+        options = connection.transport_options or {}
+    if is_redis:
+        _warn_of_early_copies(app)
+    for line in broker_warnings(transport, options):
+        logger.warning(line)
+
+
+def _warn_of_early_copies(app: Celery) -> None:
+    """Warn if a Redis broker redelivers late-acked messages before the lock of a dead holder expires."""
+    timeout = Broker(app).visibility_timeout
+    late = [(task.name, lease) for task, lease in locked_tasks(app) if task.acks_late and lease > timeout]
+    if late:
+        more = f" and {len(late) - 3} more" if len(late) > 3 else ""
+        logger.warning(
+            "the broker delivers a message again that is not acked after %g s (visibility_timeout), which is less than "
+            "the lease of tasks that ack late: %s; copies come while their runs go on: set visibility_timeout in "
+            "broker_transport_options to more than the longest run takes",
+            *(timeout, ", ".join(f"{name} ({lease:g} s)" for name, lease in late[:3]) + more),
+        )
+
+
+def broker_warnings(transport: str, options: Mapping[str, Any]) -> list[str]:
+    """The warnings about a broker's transport and its options, one per line."""
+    said = []
+    if transport in FORGETFUL:
+        said.append(
+            f"the broker {transport} forgets a message when it delivers it: what runs or waits in line in a worker is "
+            "lost if that worker is killed, also with acks_late; use Redis or RabbitMQ where that must not happen"
+        )
+    if transport.lower() == "sqs" and not options.get("visibility_timeout"):
+        said.append(
+            "the visibility timeout of the SQS queues is not known: a message that waits in line is delivered twice if "
+            f"it is shorter than {DEFAULT_VISIBILITY_TIMEOUT:g} s; set visibility_timeout in broker_transport_options "
+            "to the shortest that a queue has"
+        )
+    return said

@@ -16,9 +16,9 @@ from celery_redislock.message.delivery import ASKED_KEYS, ON_BEGIN
 from celery_redislock.options import ATTRIBUTES
 from celery_redislock.task.locked_task import LockedTask
 
-from . import advice, remote_control
-from .early_acks import EARLY_ACKS, AckWhatHasBegun, ExpectCopies, ack_what_has_begun
-from .server_check import try_lock_server
+from . import remote_control
+from .early_acks import EARLY_ACKS, AckWhatHasBegun
+from .server_check import try_lock_server, warn_of_broker
 from .waiting import WaitingRoom
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 def begin(sender: Any = None, **_: Any) -> None:
     """Called by Celery's signal `worker_init`: prepare the worker, and connect to its later signals."""
     remote_control.connect()
-    worker_shutting_down.connect(ack_what_has_begun, weak=False)
+    worker_shutting_down.connect(EARLY_ACKS.read, weak=False)  # the event loop may no longer do this
     # These log, and Celery sets up its logging only after worker_init.
     celeryd_after_setup.connect(warn_of_unlocked_tasks, weak=False)
     celeryd_after_setup.connect(try_servers, weak=False)
@@ -50,7 +50,7 @@ def prepare(sender: Any) -> None:
     """
     if not any(isinstance(task, LockedTask) for task in sender.app.tasks.values()):
         return
-    sender.app.steps["consumer"].update({AckWhatHasBegun, ExpectCopies, WaitingRoom})
+    sender.app.steps["consumer"].update({AckWhatHasBegun, WaitingRoom})
     EARLY_ACKS.open()
     ON_BEGIN[:] = [EARLY_ACKS.report_begin]
     ASKED_KEYS.open()
@@ -65,7 +65,7 @@ def try_servers(instance: Any = None, **_: Any) -> None:
     plans = [task.lock_plan for task in instance.app.tasks.values() if isinstance(task, LockedTask)]
     for app in {plan.app for plan in plans if plan is not None and plan.enabled}:
         try_lock_server(app)
-        advice.warn_of_broker(app)
+        warn_of_broker(app)
 
 
 def forget(task_id: str = "", **_: Any) -> None:

@@ -68,7 +68,7 @@ def test_a_killed_child_frees_its_key(tasks, start_worker, running, freed_by_dea
 def test_a_killed_child_frees_its_key_where_the_system_tells_of_no_deaths(
     config, tasks, start_worker, running, freed_by_death
 ):
-    config.settings["lab_no_pidfd"] = True
+    config.settings["lab_no_waitid"] = True
     start_worker(1)
     assert tasks.work.delay("k", "first").get(timeout=PATIENCE) == "first"
     result = tasks.work.delay("k", "killed", 60)
@@ -79,7 +79,7 @@ def test_a_killed_child_frees_its_key_where_the_system_tells_of_no_deaths(
     assert tasks.work.delay("k", "next").get(timeout=PATIENCE) == "next"
 
 
-@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the system tells of no deaths")
+@pytest.mark.skipif(not hasattr(os, "waitid"), reason="the system tells of no deaths")
 def test_half_of_twelve_killed_children_free_their_keys_within_30_ms(tasks, start_worker, ledger, locks, running):
     """The time is held against its bound by `make matrix`, for a busy machine proves nothing."""
     start_worker(4)
@@ -96,7 +96,7 @@ def test_half_of_twelve_killed_children_free_their_keys_within_30_ms(tasks, star
     assert not IS_MATRIX or statistics.median(taken) < 0.03
 
 
-@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the system tells of no deaths")
+@pytest.mark.skipif(not hasattr(os, "waitid"), reason="the system tells of no deaths")
 def test_no_thread_of_a_worker_wakes_up_while_no_child_dies(tasks, start_worker, running):
     """A busy machine only wakes them up less often. The main thread has Celery's timers."""
     worker = start_worker(2)

@@ -94,37 +94,39 @@ def test_what_was_left_to_it_and_not_used_is_free(server, key, claim, release, l
     assert locks.client.keys() == []
 
 
-def test_where_the_lock_server_is_away_it_says_when_the_lock_ends_and_gives_the_reservation_up_later(
-    lock_proxy, server, key, claim, release, locks, log
+@pytest.mark.parametrize("has_asked", [True, False])
+def test_where_the_lock_server_is_away_the_reservation_is_given_up_once_it_is_back(
+    lock_proxy, server, key, run, claim, locks, log, has_asked
 ):
     acquire(server.store, Demand(key), tokens.mint(claim, Attempt("id", 1, 0), ORIGIN, tokens.RESERVED), LEASE)
     lock_proxy.refuse()
-    release()
-    assert "its process died; the lock" in log.text
-    assert "its lock ends in 30 s" in log.text
-    lock_proxy.mend()
-    wait_until(lambda: not locks.client.exists(key), "the reservation is given up", 20)
-
-
-def test_of_a_child_that_has_not_asked_for_its_key_it_does_not_say_that_a_lock_ends(
-    lock_proxy, server, key, run, claim, locks, log
-):
-    acquire(server.store, Demand(key), tokens.mint(claim, Attempt("id", 1, 0), ORIGIN, tokens.RESERVED), LEASE)
-    lock_proxy.refuse()
-    release_of_dead(run._replace(waited_for=None))
-    assert "its process died before it asked for its lock; the lock" in log.text
-    assert "; what was reserved for its message is given up when Redis answers" in log.text
-    assert "its lock ends in" not in log.text
-    (record,) = [record for record in log.records if "its process died" in record.getMessage()]
+    release_of_dead(run if has_asked else run._replace(waited_for=None))
+    (record,) = [record for record in log.records if "its process died; the lock" in record.getMessage()]
+    assert "; its lock and what was reserved for its message are free once Redis answers" in record.getMessage()
     assert (record.redislock_event, record.redislock_key) == ("died", key)
     lock_proxy.mend()
     wait_until(lambda: not locks.client.exists(key), "the reservation is given up", 20)
 
 
-def test_where_the_lock_server_is_away_and_copies_come_it_says_that_a_message_may_run_once_more(lock_proxy, run, log):
+def test_where_the_lock_server_is_away_the_lock_is_released_once_it_is_back(
+    lock_proxy, server, key, run, release, locks, log
+):
+    acquire(server.store, Demand(key), tokens.mint(run.nonce, Attempt("id", 1, 0), ORIGIN), LEASE)
     lock_proxy.refuse()
-    expect_copies([run])
-    wait_until(lambda: "its message comes again and may run once more" in log.text, "it says so")
+    release()
+    lock_proxy.mend()
+    wait_until(lambda: not locks.client.exists(key), "the lock is released", 20)
+    wait_until(lambda: f"its process died; its lock {key} was released" in log.text, "it says so")
+
+
+def test_where_the_lock_server_is_away_and_copies_come_the_key_is_marked_once_it_is_back(
+    lock_proxy, server, key, run, locks
+):
+    acquire(server.store, Demand(key), tokens.mint(run.nonce, Attempt("id", 1, 0), ORIGIN), LEASE)
+    lock_proxy.refuse()
+    expect_copies([run, run._replace(nonce=tokens.mint_nonce(), waited_for=None)])
+    lock_proxy.mend()
+    wait_until(lambda: locks.client.get(key).startswith(b"&"), "the key is marked", 20)
 
 
 def test_a_child_lives_from_its_start_to_its_end():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +12,7 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from celery_redislock.protocol.tokens import mint_nonce
-from celery_redislock.worker.early_acks import EARLY_ACKS, EarlyAcks, ack_what_has_begun
+from celery_redislock.worker.early_acks import EARLY_ACKS, EarlyAcks
 from celery_redislock.worker.request import locked_request
 
 
@@ -48,6 +49,8 @@ def begins_in_a_child(acks: EarlyAcks, nonce: str) -> None:
 def test_a_message_is_acked_once_whichever_is_heard_first_its_acceptance_or_its_begin(acks: EarlyAcks) -> None:
     accepted_first, begun_first = Message(), Message()
     one, other = mint_nonce(), mint_nonce()
+    acks.expect(one, accepted_first)
+    acks.expect(other, begun_first)
 
     acks.accepted(one, accepted_first)
     acks.read()
@@ -67,50 +70,73 @@ def test_a_message_is_acked_once_whichever_is_heard_first_its_acceptance_or_its_
 def test_many_begins_are_heard_at_once(acks: EarlyAcks) -> None:
     messages = {mint_nonce(): Message() for _ in range(250)}
     for nonce, message in messages.items():
+        acks.expect(nonce, message)
         acks.accepted(nonce, message)
         begins_in_a_child(acks, nonce)
     acks.read()
     assert {message.acks for message in messages.values()} == {1}
 
 
-def test_a_begin_that_another_thread_reads_amid_the_acceptance_acks_the_message(acks: EarlyAcks) -> None:
+@pytest.mark.parametrize("look", [1, 2])
+def test_a_message_whose_begin_another_thread_reads_amid_its_acceptance_is_acked_and_not_kept(
+    acks: EarlyAcks, look: int
+) -> None:
     reading = threading.Thread(target=acks.read)
 
     class Nonce(str):
-        """Lets the other thread read once the acceptance has found no begin, just before the message is noted."""
+        """Lets the other thread read just before the acceptance is noted, or just after."""
 
         looks = 0
 
         def __hash__(self) -> int:
             self.looks += 1
-            if self.looks == 2:
+            if self.looks == look:
                 reading.start()
-                reading.join(0.5)  # it cannot end where the acceptance keeps it out, as it must
+                reading.join()
             return super().__hash__()
 
-    message, nonce = Message(), Nonce(mint_nonce())
+    message, nonce = Message(), mint_nonce()
+    acks.expect(nonce, message)
     begins_in_a_child(acks, nonce)
-    acks.accepted(nonce, message)
-    reading.join()
+    acks.accepted(Nonce(nonce), message)
+    assert not reading.is_alive()
     assert message.acks == 1
+    assert not acks.has_accepted
 
 
 def test_what_has_failed_is_not_kept_and_is_acked_only_if_it_had_begun(acks: EarlyAcks) -> None:
     refused, unheard = Message(), Message()
     one, other = mint_nonce(), mint_nonce()
+    acks.expect(one, refused)
+    acks.expect(other, unheard)
     acks.accepted(one, refused)
     begins_in_a_child(acks, other)
-    acks.failed(one, refused)
-    acks.failed(other, unheard)  # its child has died before the acceptance was heard
+    acks.failed(one)
+    acks.failed(other)  # its child has died before the acceptance was heard
     assert (refused.acks, unheard.acks) == (0, 1)
     assert not acks.has_accepted
-    assert not acks.has_begun(other)
+
+
+def test_only_what_a_child_has_accepted_is_kept(acks: EarlyAcks) -> None:
+    """Celery drops messages that never run, and also those whose results it has read."""
+    messages = {mint_nonce(): Message() for _ in range(2)}
+    kept = [weakref.ref(message) for message in messages.values()]
+    for nonce, message in messages.items():
+        acks.expect(nonce, message)
+    accepted = [*messages][1]
+    acks.accepted(accepted, messages.pop(accepted))
+    messages.clear()
+    del message
+    assert [one() is None for one in kept] == [True, False]
+    begins_in_a_child(acks, accepted)
+    acks.read()
+    assert kept[1]() is None
 
 
 def test_a_worker_that_shuts_down_acks_a_run_that_has_begun_also_where_it_has_not_heard_the_acceptance(
     app, config, tasks
 ):
-    """Its event loop will hear nothing more, and the broker would deliver the message again."""
+    """Its event loop hears nothing more, and the broker would deliver the message again: a signal makes it read."""
     EARLY_ACKS.open()
     tasks.counted.delay("a key", "begun")
     tasks.counted.delay("a key", "queued")
@@ -125,7 +151,7 @@ def test_a_worker_that_shuts_down_acks_a_run_that_has_begun_also_where_it_has_no
             state.task_reserved(request)
             requests.append(request)
         begins_in_a_child(EARLY_ACKS, requests[0].delivery.nonce)
-        ack_what_has_begun()
+        EARLY_ACKS.read()
         assert [request.acknowledged for request in requests] == [True, False]
         assert len(acks) == 1
         for request in requests:

@@ -111,8 +111,8 @@ def test_an_error_of_another_library_is_one_line():
 
 #: Lines that concern no single run and no single key.
 OF_THE_PROCESS = {
-    "advice", "keeper", "connections", "outage", "listener", "waiters", "room", "children", "run_counts", "handover",
-    "binding", "server_check", "start", "sender", "lock", "requeue", "starter",
+    "keeper", "connections", "outage", "listener", "waiters", "room", "children", "handover",
+    "remote_control", "binding", "server_check", "start", "sender", "lock", "requeue", "starter",
 }  # fmt: skip
 
 

@@ -14,8 +14,7 @@ import time
 import pytest
 
 from celery_redislock import LockedTask
-from celery_redislock.worker import advice
-from celery_redislock.worker.server_check import try_lock_server
+from celery_redislock.worker.server_check import try_lock_server, warn_of_broker
 from tests.integration.test_refusals import (
     let_in,
     locked_out,
@@ -228,7 +227,7 @@ def test_a_visibility_timeout_shorter_than_a_lease_is_warned_of(config, log, tim
     app = make_app(config)
     app.task(name="lab.a_late", base=LockedTask, shared=False, acks_late=True)(nothing)
     app.task(name="lab.an_early", base=LockedTask, shared=False)(nothing)
-    advice.warn_of_broker(app)
+    warn_of_broker(app)
     lines = [record.getMessage() for record in log.records]
     assert len(lines) == warned
     if warned:

@@ -14,7 +14,7 @@ from celery.signals import worker_process_init, worker_ready
 from celery_redislock import LockInfo
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.signals import lock_conflict, lock_lost
-from celery_redislock.worker import early_acks, run_counts
+from celery_redislock.worker import early_acks, remote_control
 from celery_redislock.worker.waiting import WaitingRoom
 from tests.lab import offers
 from tests.lab.app import Config, make_app
@@ -26,11 +26,11 @@ from tests.lab.receivers import break_receivers
 faulthandler.register(signal.SIGUSR2)
 config = Config.from_env()
 app = make_app(config)
-run_counts.EVERY = config.settings.get("lab_reminder", run_counts.EVERY)
+remote_control.REMIND_EVERY = config.settings.get("lab_reminder", remote_control.REMIND_EVERY)
 if config.settings.get("lab_long_offers"):
     offers.lengthen()
-if config.settings.get("lab_no_pidfd"):  # as on macOS
-    del os.pidfd_open
+if config.settings.get("lab_no_waitid"):  # as on macOS before Python 3.13
+    del os.waitid
 if config.settings.get("lab_broken_receivers"):
     break_receivers(Ledger(Path(config.ledger)))
 if config.settings.get("lab_tokens"):

@@ -71,9 +71,9 @@ class Fate:
     def _disconnect(self, world: World, room: str) -> Iterator[Step]:
         """The broker gives all unacked messages of the worker again. Those who wait are forgotten, for they cannot ack.
 
-        The main process marks the key of a run that is in its body, as `worker.acking.ExpectCopies` does. The mark
-        has the same effect as `overdue`: the release leaves a note in any case. So does the release of a message that
-        was published again.
+        The main process marks the key of a run that is in its body, as `worker.early_acks` does. The mark has the same
+        effect as `overdue`: the release leaves a note in any case. So does the release of a message that was published
+        again.
         """
         mine = [one for one in world.executions if one.home == room and one.unacked]
         if not mine:

@@ -13,7 +13,7 @@ from celery import Celery
 
 from celery_redislock import LockedTask
 from celery_redislock.message.republish import OVERDUE, Broker, was_delivered_before
-from celery_redislock.worker.advice import FORGETFUL, lines
+from celery_redislock.worker.server_check import FORGETFUL, broker_warnings
 from celery_redislock.worker.waiting_message import LONGEST_WAIT
 from tests.lab.arrivals import arrived
 
@@ -93,10 +93,10 @@ def test_a_message_that_tells_no_such_number_is_no_copy() -> None:
 
 def test_a_worker_says_that_its_broker_forgets_and_that_a_visibility_timeout_is_not_known() -> None:
     for transport in sorted(FORGETFUL):
-        (line,) = lines(transport, {"visibility_timeout": 5})
+        (line,) = broker_warnings(transport, {"visibility_timeout": 5})
         assert line.startswith(f"the broker {transport} forgets a message when it delivers it: ")
-    (line,) = lines("sqs", {})
+    (line,) = broker_warnings("sqs", {})
     assert "set visibility_timeout in broker_transport_options" in line
-    assert lines("SQS", {"visibility_timeout": 30}) == []
+    assert broker_warnings("SQS", {"visibility_timeout": 30}) == []
     for transport in ("redis", "rediss", "sentinel", "amqp", "pyamqp", "gcpubsub", "azureservicebus", "confluentkafka"):
-        assert lines(transport, {}) == []
+        assert broker_warnings(transport, {}) == []

@@ -15,8 +15,7 @@ from celery import Celery
 
 from celery_redislock import LockedTask
 from celery_redislock.app import Source, source_of
-from celery_redislock.connection.clients import command_time
-from celery_redislock.connection.connect import connect, parse_address
+from celery_redislock.connection.connect import command_time, connect, parse_address
 from celery_redislock.errors import LockConfigError
 
 from .wire import SECRET
