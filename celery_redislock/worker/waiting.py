@@ -92,7 +92,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         """Take out all messages that wait here, if any, and let them wait somewhere else."""
         gone = self._take_calls()
         for room in tuple(self._rooms):
-            room.hosts.discard(self)
+            room.host = None
             gone += [one for one in room.leave_all() if isinstance(one, WaitingMessage)]
         gone += self._take_calls() + self._handover.take_back()  # from here on, the rooms' threads add no more
         self._wanted.clear()
@@ -169,7 +169,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         keep_unacked(consumer, request)
         room = server_of(plan.app).room
         self._rooms.add(room)
-        room.hosts.add(self)
+        room.host = self
         waiting = WaitingMessage(request, place, plan, prepare, self.is_ready, self.is_coming, self._end_wait)
         if leaves or waiting.must_leave:
             self._handover.leave(waiting)
@@ -201,7 +201,7 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     # The rooms call these methods, each in its own thread.
 
-    def starts_round(self) -> None:
+    def starts_round(self, room: Room) -> None:
         """Refresh the number of free slots that `is_ready` uses."""
         if self._consumer is not None:
             self._slots.starts_round(CHILDREN.living)

@@ -147,7 +147,7 @@ class WaitingMessage(Waiter):
     @property
     def is_out(self) -> bool:
         """Whether the room last found the lock server unreachable."""
-        return self._room.is_out(self.line)
+        return self._room.is_out(self.key)
 
     def is_ready(self) -> bool:
         """Whether the worker would run it soon: it has a slot, and a rate token if the task has a `rate_limit`."""
