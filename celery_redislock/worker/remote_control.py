@@ -90,7 +90,7 @@ def redislock_task(state: Any, task_id: str, **_: Any) -> list[dict[str, Any]]:
 
 def _waiting(one: WaitingMessage, room: WaitingRoom) -> dict[str, Any]:
     """Describe a waiting message: its rank, what its worker lacks to run it, and the server of its lock."""
-    plan: LockPlan = one.request.task.lock_plan  # type: ignore[attr-defined] # it is a `LockedTask`
+    plan: LockPlan = one.request.task.lock_plan
     server = address(server_of(plan.app).client)
     return {"is": "waiting", "lacks": room.lacks(one), "limit": one.demand.capacity, "server": server, **one.to_json}
 

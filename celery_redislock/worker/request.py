@@ -89,7 +89,7 @@ class LockedRequest(Request):
         self.delivery = Delivery(
             mint_nonce(),
             *self._arrival,
-            may_wait=plan is not None and room is not None and room.may_keep(self, plan),
+            may_wait=plan is not None and room is not None and room.may_keep(self),
             call=call,
             acks_at_begin=plan is not None and not task.acks_late and EARLY_ACKS.reader is not None,
         )
@@ -263,12 +263,11 @@ class LockedRequest(Request):
             worker_port.task_ready(self)
             self.reject(requeue=True)
         else:
-            room.send_on(self, header, task.lock_plan, self.prepare_run)
+            room.send_on(self, header)
         return True
 
     def _wait(self, room: WaitingRoom, verdict: Verdict, place: Place) -> None:
         """Put the message in line, unless its run was terminated."""
-        task: Any = self.task
         if was_revoked(self):  # by a terminate, which has acked the message
             worker_port.task_ready(self)
             return
@@ -277,7 +276,7 @@ class LockedRequest(Request):
         self._waited_for = sys.intern(place.demand.key)  # all messages that wait for a key share one string
         self.request_dict[HEADER] = place.header.wire
         verdict.send_event(self.send_event)
-        room.keep(self, place, task.lock_plan, self.prepare_run)
+        room.keep(self, place)
 
     def _forget_run(self) -> None:
         """Forget the last run: a terminate would kill `worker_pid`, which may be running another message by now.

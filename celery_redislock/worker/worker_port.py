@@ -28,18 +28,8 @@ def children_of(pool: Any) -> tuple[Any, ...]:
 
 
 def is_behind_semaphore(consumer: Any) -> bool:
-    """Whether fetched messages wait for a slot in Celery's semaphore, where a waiting message can overtake them."""
+    """Whether fetched messages wait for a slot in Celery's semaphore."""
     return bool(consumer.on_task_request == consumer.controller._process_task_sem)
-
-
-def wait_in_front(semaphore: Any, call: Callable[[], None]) -> None:
-    """Make a full semaphore call `call` first when a slot is free; its own `acquire` only appends."""
-    semaphore._waiting.appendleft((call, (), {}))
-
-
-def waiting_behind(semaphore: Any) -> int:
-    """How many calls wait for a slot of the semaphore. Their requests are reserved, but not in the pool."""
-    return len(semaphore._waiting)
 
 
 def run_in_acquired_slot(consumer: Any, request: Request) -> None:

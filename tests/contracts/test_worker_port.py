@@ -17,7 +17,6 @@ from celery.worker import WorkController
 from celery.worker.consumer import Consumer
 from celery.worker.request import Request
 from kombu import Connection, Queue
-from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 from kombu.common import QoS
 from kombu.utils.limits import TokenBucket
 
@@ -87,19 +86,6 @@ def test_a_worker_has_the_methods_that_give_messages_to_its_pool_with_and_withou
     controller = SimpleNamespace(_process_task_sem=print)
     assert worker_port.is_behind_semaphore(SimpleNamespace(on_task_request=print, controller=controller))
     assert not worker_port.is_behind_semaphore(SimpleNamespace(on_task_request=repr, controller=controller))
-
-
-def test_what_waits_in_front_of_a_semaphore_is_called_before_what_came_earlier():
-    called: list[str] = []
-    semaphore = LaxBoundedSemaphore(1)
-    semaphore.acquire(called.append, "runs")
-    semaphore.acquire(called.append, "fetched")
-    worker_port.wait_in_front(semaphore, lambda: called.append("waiting"))
-    assert worker_port.waiting_behind(semaphore) == 2
-    semaphore.release()
-    semaphore.release()
-    assert called == ["runs", "waiting", "fetched"]
-    assert worker_port.waiting_behind(semaphore) == 0
 
 
 # A task's `rate_limit`.
