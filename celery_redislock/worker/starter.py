@@ -181,14 +181,14 @@ class GatedSlots(Slots):
         return max(0, self._idle()) + len(self._held)
 
 
-class SoloSlots(Slots):
+class SoloSlots(GatedSlots):
     """The one slot of ``solo``, which runs tasks in the thread that fetches messages.
 
-    Before each fetched message, a room may call waiting ones.
+    Before each fetched message, waiting ones may run: the thread stays at the gate until a room has decided.
 
     Args:
-        consumer, on_held, wake_up: See `Slots`.
-        run_calls: Runs the called messages.
+        consumer, on_held, wake_up, is_waited: See `GatedSlots`.
+        run_calls: Runs the called messages, and calls `settle`.
     """
 
     def __init__(
@@ -196,56 +196,31 @@ class SoloSlots(Slots):
         consumer: Any,
         on_held: Callable[[], None],
         wake_up: Callable[[], None],
+        is_waited: Callable[[], bool],
         run_calls: Callable[[], object],
     ) -> None:
-        super().__init__(consumer, on_held, wake_up)
+        super().__init__(consumer, on_held, wake_up, is_waited)
         self._run_calls = run_calls
-        self._has_seen = False
         self._has_decided = threading.Event()
 
-    def starts_round(self, living: Callable[[Any], int]) -> None:
-        """Record whether this round sees the held slot; only a round that sees it decides whether to use it."""
-        super().starts_round(living)
-        self._has_seen = bool(self._held)
-
     def ends_round(self, wanted: int) -> bool:
-        """End a room's round. If the round has decided about the held slot, `admit` need not wait any longer."""
-        super().ends_round(wanted)
-        self._wanted = wanted
-        if self._has_seen:
-            self._has_decided.set()
-        return False
-
-    def settle(self, wanted: int) -> float:
-        """Record `wanted`, but do not give up the held slot: `admit` would think that it was used."""
-        self._wanted = wanted
-        self._note_ended()
-        return math.inf
+        """See `Slots.ends_round`."""
+        has_work = super().ends_round(wanted)
+        self._has_decided.set()
+        return has_work
 
     def admit(self, request: Request) -> None:
         """Run the waiting messages that are called, then `request`."""
-        self._note_ended()
-        while self._claims and self._runs_one():
-            self._note_ended()
-        self._start(request)
-
-    def _runs_one(self) -> bool:
-        """Let the room call a waiting message, and run that message; return whether there was one."""
+        self._fetched.append(request)
         self._has_decided.clear()
-        self._hold()
-        self._on_held()
-        self._has_decided.wait(HELD_FOR)
         self._run_calls()
-        is_unused = bool(self._held)
-        self._held.clear()
-        return not is_unused
-
-    def _fill(self) -> None:
-        """Do nothing: the slot is held only when a message was fetched."""
-
-    def _release(self) -> None:
-        """Do nothing: the fetched message runs next."""
+        while self._held:
+            self._has_decided.wait(HELD_FOR)
+            self._has_decided.clear()
+            self._run_calls()
+        while self._fetched:  # the worker is shutting down
+            self._give_up()
 
     def free(self, starting: int = 0) -> int:
-        """See `Slots.free`."""
+        """See `Slots.free`. The message at the gate starts next, so it counts as running."""
         return max(0, slots_of(self._pool) - len(state.reserved_requests) + starting) + len(self._held)

@@ -124,7 +124,7 @@ class WaitingRoom(bootsteps.StartStopStep):
     def _slots_of(self, consumer: Any) -> Slots:
         hooks = (self._ask_rooms, self._starter.wake_up)
         if isinstance(consumer.pool, solo.TaskPool):
-            return SoloSlots(consumer, *hooks, self._run_calls)
+            return SoloSlots(consumer, *hooks, self._is_waited, self._run_calls)
         if consumer.hub is not None and is_behind_semaphore(consumer):
             return SemaphoreSlots(consumer, *hooks)
         return GatedSlots(consumer, *hooks, self._is_waited)
@@ -267,7 +267,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         if consumer is None:
             return math.inf
         while self._unused_tokens:
-            worker_port.give_back(consumer, self._unused_tokens.popleft())
+            worker_port.give_rate_token_back(consumer, self._unused_tokens.popleft())
         self._end_revoked(consumer)
         wanted, has_news, self._has_news = sum(self._wanted.values()), self._has_news, False
         pause = self._slots.settle(wanted)

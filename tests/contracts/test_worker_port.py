@@ -115,10 +115,10 @@ def test_a_token_that_is_given_back_is_there_and_the_next_message_has_it():
     consumer = Worked(bucket)
     assert bucket.can_consume(1)
     assert not bucket.can_consume(1)
-    worker_port.give_rate_token_back(consumer, bucket)
+    worker_port.give_rate_token_back(consumer, "limited")
     assert bucket.can_consume(1)
     bucket.add(("next", 1))
-    worker_port.give_rate_token_back(consumer, bucket)
+    worker_port.give_rate_token_back(consumer, "limited")
     assert consumer.moved == ["next"]
     assert not bucket.can_consume(1)
 
