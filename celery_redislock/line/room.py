@@ -40,7 +40,7 @@ LEAVING = 2.0
 class Host(Protocol):
     """Knows whether waiters can start. Its methods are called in the thread of their room."""
 
-    def starts_round(self, room: Room) -> None:
+    def starts_round(self) -> None:
         """The room is about to call `Waiter.is_ready` on some of its waiters."""
 
     def ends_round(self, room: Room, aside: Mapping[str, int]) -> None:
@@ -185,7 +185,7 @@ class Room:
                 self._lines.soon(waiter.line)
                 give_turn(waiter, called=False)
         if self.host is not None:
-            self.host.starts_round(self)
+            self.host.starts_round()
         due = self._lines.take_due()
         for line, is_offered in due.items():
             self._ask(line, partial(self._consider, line, is_offered))

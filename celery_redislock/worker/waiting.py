@@ -193,7 +193,7 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     # The rooms call these methods, each in its own thread.
 
-    def starts_round(self, room: Room) -> None:
+    def starts_round(self) -> None:
         """Refresh the number of free slots that `is_ready` uses."""
         if self._consumer is not None:
             self._slots.starts_round(CHILDREN.living)
