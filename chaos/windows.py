@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 
+from celery_redislock.line.lines import OFFERED_FOR
 from celery_redislock.line.listener import LOOK_EVERY, SILENCE
 from celery_redislock.line.room import LEAVING
-from celery_redislock.line.schedule import OFFERED_FOR
 from chaos.stage import VISIBILITY
 from chaos.tasks import LEASE
 

@@ -12,7 +12,8 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from celery_redislock.connection.outage import Outage
@@ -20,14 +21,13 @@ from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockUnavailable
 from celery_redislock.info import shown
 from celery_redislock.protocol import commands, tokens
-from celery_redislock.protocol.names import Demand, channel_of
+from celery_redislock.protocol.names import channel_of
 from celery_redislock.protocol.replies import Conflict
-from celery_redislock.protocol.tokens import Token
 
-from . import schedule, waiters
+from . import lines
+from .lines import SHORT_LOOK, Line, Lines
 from .listener import Listener
-from .schedule import SHORT_LOOK, Aside, Looks, look_in
-from .waiters import Queue, Queues, Waiter, give_turn, is_ready
+from .waiters import Waiter, give_turn
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,8 @@ class Room:
     """Calls its waiters when their turn comes.
 
     The room has two threads, which start with the first waiter: one listens for hints that a key is offered to the
-    room, the other checks the keys. A hint only makes a check happen sooner.
+    room, the other checks the keys. It goes in rounds: a hint, a waiter that enters or leaves, or the time makes lines
+    due; a round checks these, and those set aside because their first waiters could not start.
 
     Args:
         store: A store that shares its connection with nothing else.
@@ -60,34 +61,33 @@ class Room:
 
     Attributes:
         token: What a key holds while it is kept for the room.
+        host: Is told when a round starts and when it ends; None if no waiter needs a slot.
     """
 
     def __init__(self, store: LockStore, client: Any, keyprefix: str = "") -> None:
         self.token = tokens.of_room(tokens.mint_nonce(), socket.gethostname(), keyprefix)
+        self.host: Host | None = None
         self._store = store
         self._listener = Listener(client, channel_of(self.token.nonce, keyprefix), self._heard)
-        self._queues = Queues()
         self._numbers = itertools.count(1)
-        self._looks = Looks()
-        #: Waiters that were called but will not ask for their key.
-        self._called_and_gone: deque[Waiter] = deque()
+        # No lock guards these two, because a time limit may interrupt a caller at any point.
+        #: All waiters, each with True. Whatever removes one must start it or drop it.
+        self._waiters: dict[Waiter, bool] = {}
+        #: What other threads have for the room's thread to do.
+        self._inbox: deque[Callable[[], object]] = deque()
         self._left = threading.Event()
         self._wake = threading.Event()
         self._stopped = False
         self._started = False
         self._starting = threading.Lock()
-        #: Told when a round starts and when it ends.
-        self.hosts: set[Host] = set()
-        self._aside = Aside()  # only the room's thread uses this and the attributes below
-        #: The servers, or nodes of a Cluster, that did not answer, each with the time to ask it again.
-        self._silent: dict[Outage, float] = {}
+        self._lines = Lines()
 
     def __len__(self) -> int:
-        return len(self._queues)
+        return len(self._waiters)
 
     def waiting(self) -> list[Waiter]:
         """All waiters."""
-        return self._queues.waiting()
+        return [*self._waiters.copy()]
 
     def enter(self, waiter: Waiter) -> None:
         """Add `waiter`, which waits until it starts or leaves.
@@ -99,20 +99,17 @@ class Room:
         if not waiter.number:  # a waiter that enters again may still have its call
             waiter.number = next(self._numbers)  # type: ignore[misc] # each subclass has a slot or a dict for it
         self._start()
-        self._queues.add(waiter)
-        self._wake.set()
+        self._waiters[waiter] = True
+        self._post(partial(self._take_in, waiter))
 
     def wake(self) -> None:
         """Have the room ask its waiters again whether they can start."""
         self._wake.set()
 
     def look(self, line: str) -> bool:
-        """Check `line` soon; return whether the room has a queue for it."""
-        if line not in self._queues.by_line:
-            return False
-        self._looks.soon(line)
-        self._wake.set()
-        return True
+        """Check `line` soon; return whether the room has waiters in it, or had until a moment ago."""
+        self._post(partial(self._lines.soon, line))
+        return line in self._lines.by_name
 
     def call_of(self, waiter: Waiter) -> bytes:
         """What the key of `waiter` holds from its call until the waiter acquires the key."""
@@ -121,23 +118,21 @@ class Room:
     def leave(self, waiter: Waiter) -> None:
         """Remove `waiter`. If it was already called, pass its key on, because it will not ask for the key."""
         if not self.withdraw(waiter):
-            self._called_and_gone.append(waiter)
-            self._wake.set()
+            self._post(partial(self._pass_on, waiter))
 
     def withdraw(self, waiter: Waiter) -> bool:
         """Remove `waiter` unless it was already called; return whether it was still waiting."""
-        waited = self._queues.remove(waiter)
-        self._looks.soon(waiter.line)
-        self._wake.set()
+        waited = self._waiters.pop(waiter, False)
+        self._post(partial(self._forget, waiter))
         return waited
 
-    def is_out(self, line: str) -> bool:
-        """Whether the server of `line` did not answer last time. In a Cluster, lines on the other nodes come first."""
-        return self._outage_of(line).unreachable is not None
+    def is_out(self, key: str) -> bool:
+        """Whether the server of `key` did not answer last time."""
+        return self._store.outage_of(key).unreachable is not None
 
     def leave_all(self) -> list[Waiter]:
         """Remove all waiters and leave all lines, within `LEAVING` seconds; return the waiters that were removed."""
-        gone = [waiter for waiter in self.waiting() if self._queues.remove(waiter)]
+        gone = [waiter for waiter in self.waiting() if self.withdraw(waiter)]
         if self._started and not self._stopped:
             left = self._left = threading.Event()
             self._heard(None)
@@ -151,7 +146,10 @@ class Room:
         self._wake.set()
 
     def _heard(self, message: str | None) -> None:
-        self._looks.hear(message)
+        self._post(partial(self._lines.hear, message))
+
+    def _post(self, what: Callable[[], object]) -> None:
+        self._inbox.append(what)
         self._wake.set()
 
     def _start(self) -> None:
@@ -163,174 +161,163 @@ class Room:
                 self._started = True  # after start(): if that fails, the next waiter tries again
                 self._listener.start()
 
+    # No other thread runs the methods below.
+
     def _run(self) -> None:
-        """Run the room's thread. No other thread runs the methods below."""
         while not self._stopped:
             try:
                 pause = self._round()
             except BaseException:  # pragma: no cover - a bug in this class: `waiters` catches the errors of waiters
                 logger.exception("a room of waiters failed; it goes on in a second")
                 pause = SHORT_LOOK
-                self._looks.soon(None)
+                self._lines.hear(None)
             self._wake.wait(None if pause == math.inf else max(0.0, pause))
         self._store.close()
 
     def _round(self) -> float:
-        """Check the keys that are due; return the seconds until the next round."""
+        """Check the lines that are due; return the seconds until the next round."""
         self._wake.clear()
         left = self._left
-        for line in self._queues.take_in():
-            self._looks.soon(line)
-        for waiter in self._queues.end(time.monotonic()):
-            self._looks.soon(waiter.line)
-            give_turn(waiter, called=False)
-        self._silent = {outage: until for outage, until in self._silent.items() if until > time.monotonic()}
-        self._pass_on()
-        for host in tuple(self.hosts):
-            host.starts_round()
-        due = self._looks.due(self._queues.by_line)
-        for line in sorted(due, key=lambda line: (self.is_out(line), self._queues.rank(line))):
-            self._look_aside(self._queues.rank(line))
-            self._try_to_look(line, is_offered=due[line])
-        self._look_aside(math.inf)
-        for host in tuple(self.hosts):
-            host.ends_round(self, self._aside.counts)
+        for _ in range(len(self._inbox)):
+            self._inbox.popleft()()
+        for waiter in self._lines.time_is_up():
+            if self._take_out(waiter):
+                self._lines.soon(waiter.line)
+                give_turn(waiter, called=False)
+        if self.host is not None:
+            self.host.starts_round()
+        due = self._lines.take_due()
+        for line, is_offered in due.items():
+            self._ask(line, partial(self._consider, line, is_offered))
+        while ready := self._lines.next_ready():
+            self._ask(ready, partial(self._stand, ready))
+        for line, is_offered in due.items():
+            if line.aside is not None:
+                self._ask(line, partial(self._decline if is_offered else self._enter, line))
+        aside = self._lines.counts
+        if self.host is not None:
+            self.host.ends_round(self, aside)
         left.set()
-        return self._pause()
+        now = time.monotonic()
+        return min(self._lines.next_at, now + ASK_AGAIN if aside else math.inf) - now
 
-    def _look_aside(self, before: float) -> None:
-        """Check the lines set aside with a rank below `before`, as long as their first waiters can start."""
-        while line := next((line for rank, line in self._aside.heads() if self._can_look(rank, line, before)), None):
-            self._try_to_look(line, has_slot=True)
+    def _take_in(self, waiter: Waiter) -> None:
+        if waiter in self._waiters:
+            self._lines.add(waiter)
 
-    def _can_look(self, rank: int, line: str, before: float) -> bool:
-        first = self._queues.first(line)
-        return rank < before and (first is None or is_ready(first))
+    def _forget(self, waiter: Waiter) -> None:
+        self._lines.remove(waiter)
+        self._lines.soon(waiter.line)
 
-    def _try_to_look(self, line: str, *, is_offered: bool = False, has_slot: bool = False) -> None:
-        self._aside.discard(line)
-        silent_until = self._silent.get(self._outage_of(line))
-        if silent_until is not None:
-            if line in self._queues.by_line:
-                self._looks.later(line, silent_until - time.monotonic())
-            return
-        try:
-            self._look(line, is_offered, has_slot)
-        except LockUnavailable as error:
-            self._refused(line, error)
-        except BaseException:  # the other waiters must still get their turn
-            logger.exception("a look at the lock %s failed; it is tried again", shown(Demand.of_line(line).key))
-            self._looks.later(line, SHORT_LOOK)
+    def _take_out(self, waiter: Waiter) -> bool:
+        """Remove `waiter`; return False if it has left meanwhile."""
+        self._lines.remove(waiter)
+        return self._waiters.pop(waiter, False)
 
-    def _look(self, line: str, is_offered: bool, has_slot: bool) -> None:
-        """Check whether it is the turn of the first waiter in `line`; leave a line without waiters.
+    def _consider(self, line: Line, is_offered: bool) -> None:
+        """Set `line` aside until its first waiter can start; leave it if it has no waiter.
 
-        If that waiter cannot start now, the room stays in line with the waiter's rank until the key is offered.
-
-        Raises:
-            LockUnavailable: Redis did not answer, or refused the command.
+        If as many waiters as can hold the key were called and found no slot, let other rooms go first.
         """
-        first, queue = self._queues.first(line), self._queues.by_line.get(line)
-        if first is None or queue is None:
-            self._queues.by_line.pop(line, None)
-            self._leave(line, queue)
-        elif queue.lapsed(schedule.CALLED_FOR) >= first.demand.capacity:
-            # The waiters that were called found no slot: let other rooms go first.
-            self._looks.within(line, SHORT_LOOK)
-            if is_offered:
-                self._leave(line, queue)
-        elif has_slot or is_ready(first):
-            self._stand(queue, first)
+        self._lines.take_aside(line)
+        if not line.waiters:
+            self._lines.drop(line)
+            self._leave(line)
+        elif not line.is_called_in_vain:
+            self._lines.set_aside(line, is_out=self._outage_of(line).unreachable is not None)
         else:
-            self._aside.put(line, first.group, first.rank)
+            self._lines.within(line, SHORT_LOOK)
             if is_offered:
-                queue.has_declined = True
-                self._leave(line, queue)
-            else:
-                self._enter(queue, first)
+                self._leave(line)
 
-    def _leave(self, line: str, queue: Queue | None) -> None:
-        """Leave `line` unless the room is known not to be in it.
+    # These methods send a command. They raise LockUnavailable if Redis does not answer, or refuses the command.
 
-        Without a queue, that is never known: a command that arrived late may have put the room in the line.
-        """
-        if queue is None or queue.rank is not None:
-            self._store.leave(Demand.of_line(line), self.token)
-        if queue is not None:
-            queue.rank = None
+    def _leave(self, line: Line) -> None:
+        """Leave `line` unless the room is known not to be in it."""
+        if line.rank is not None:
+            self._store_of(line).leave(line.demand, self.token)
+            line.rank = None
 
-    def _enter(self, queue: Queue, first: Waiter) -> None:
-        """Stand in line while `first` has no slot."""
-        if queue.must_enter(first.rank):
-            queue.stand(first.rank)  # before asking: the answer may be lost
-            self._looks.within(first.line, waiters.REFRESHED)
-            self._store.enter(first.demand, self.token, first.rank)
+    def _decline(self, line: Line) -> None:
+        """Leave `line`, whose key is offered to the room: its first waiter has no slot."""
+        line.has_declined = True
+        self._leave(line)
 
-    def _stand(self, queue: Queue, first: Waiter) -> None:
-        demand, line = first.demand, first.line
-        following = self._queues.second(line)
-        queue.stand(first.rank)  # before asking: the answer may be lost
-        queue.has_declined = False
-        next_rank = following.rank if following else None
-        answer = self._store.stand(demand, self.token, first.rank, next_rank, first.number)
-        if isinstance(answer, Conflict):
-            self._give_turns(line, answer.holders)
-            self._looks.later(line, look_in(answer, queue, first, hears=self._listener.hears))
-            return
-        queue.rank = next_rank
-        self._looks.later(line, look_in(None, queue, first, hears=self._listener.hears))
-        if self._queues.remove(first) and give_turn(first, called=True):
-            queue.call(first)
+    def _enter(self, line: Line) -> None:
+        """Stand in `line` with the rank of its first waiter, which has no slot, until the key is offered."""
+        if line.must_enter:
+            line.stand()  # before asking: the answer may be lost
+            self._lines.within(line, lines.REFRESHED)
+            self._store_of(line).enter(line.demand, self.token, line.first.rank)
+
+    def _stand(self, line: Line) -> None:
+        """Stand in `line`, and call its first waiter if it is that waiter's turn."""
+        first, *others = line.waiters.first(2)
+        next_rank = others[0].rank if others else None
+        line.stand()  # before asking: the answer may be lost
+        conflict = self._store_of(line).stand(line.demand, self.token, first.rank, next_rank, first.number)
+        if conflict is not None:
+            self._let_start(line, conflict)
+        else:
+            line.rank = next_rank
+            self._call(first, line)
+            if line.watching:
+                self._let_start(line, self._store.look(line.demand) if line.demand.capacity > 1 else None)
+        self._lines.later(line, line.look_in(conflict, first.look_every, hears=self._listener.hears))
+
+    def _call(self, first: Waiter, line: Line) -> None:
+        if self._take_out(first) and give_turn(first, called=True):
+            line.call(first)
         else:  # the waiter has left meanwhile, or failed to start
-            self._called_and_gone.append(first)
-            self._wake.set()
-        if queue.watching:
-            others = self._store.look(demand) if demand.capacity > 1 else None
-            self._give_turns(line, others.holders if others else ())
+            self._post(partial(self._pass_on, first))
 
-    def _give_turns(self, line: str, holders: Sequence[Token]) -> None:
-        """Start the waiters that need not wait for their turn, now that `holders` have the key."""
-        for waiter in self._queues.take_out(line, holders):
-            give_turn(waiter, called=False)
+    def _let_start(self, line: Line, conflict: Conflict | None) -> None:
+        """Start the waiters that need not wait for their turn, now that the holders in `conflict` have the key."""
+        holders = conflict.holders if conflict else ()
+        for waiter in [one for one in line.watching if one.need_not_wait(holders)]:
+            if self._take_out(waiter):
+                give_turn(waiter, called=False)
 
-    def _pass_on(self) -> None:
-        """Pass on the keys of called waiters that will not ask for them."""
-        for waiter in [self._called_and_gone.popleft() for _ in range(len(self._called_and_gone))]:
-            if self._store.outage_of(waiter.key) in self._silent:
-                self._called_and_gone.append(waiter)
-                continue
-            try:
-                self._store.pass_on(waiter.demand, self.call_of(waiter))
-            except LockUnavailable as error:
-                self._refused(waiter.line, error)
-                continue
-            if waiter.line in self._queues.by_line:
-                self._looks.soon(waiter.line)
+    def _pass_on(self, waiter: Waiter) -> None:
+        """Pass on the key that `waiter` was called to but will not ask for. If that fails, the key soon expires."""
+        line = self._lines.by_name.get(waiter.line, Line(waiter.demand))
+        self._ask(line, lambda: self._store_of(line).pass_on(line.demand, self.call_of(waiter)))
+        self._lines.soon(waiter.line)
 
-    def _refused(self, line: str, error: LockUnavailable) -> None:
-        """Check `line` again in a while: the server refused a command about its key, or did not answer.
+    def _ask(self, line: Line, send: Callable[[], object]) -> None:
+        """Call `send`, which sends a command about `line`. If that fails, check the line again in a while.
 
-        As long as a server does not answer, the room sends it no commands, but still asks the other nodes of a
-        Cluster. A line that cannot be left now, or a key that cannot be passed on, expires by itself.
+        If the server has just stopped answering, tell all waiters for its keys. A line that cannot be left now expires
+        by itself.
         """
         outage = self._outage_of(line)
-        lines = {line}
-        if outage.unreachable is not None:
-            self._silent[outage] = time.monotonic() + SHORT_LOOK
-            lines |= {one for one in self._queues.by_line if self._outage_of(one) is outage}
-        for one in lines:
-            if self._queues.first(one) is None:
-                self._queues.by_line.pop(one, None)
-            else:
-                self._looks.later(one, SHORT_LOOK)
-        for waiter in self.waiting():
-            if waiter.line in lines:
-                waiter.unavailable(error)
+        was_out = outage.unreachable is not None
+        try:
+            send()
+        except LockUnavailable as error:
+            others = [*self._lines.by_name.values()] if outage.unreachable is not None and not was_out else []
+            for one in {line, *(one for one in others if self._outage_of(one) is outage)}:
+                self._refused(one, error)
+        except BaseException:  # the other waiters must still get their turn
+            logger.exception("a look at the lock %s failed; it is tried again", shown(line.demand.key))
+            self._lines.later(line, SHORT_LOOK)
 
-    def _outage_of(self, line: str) -> Outage:
-        return self._store.outage_of(Demand.of_line(line).key)
+    def _refused(self, line: Line, error: LockUnavailable) -> None:
+        if not line.waiters:
+            self._lines.drop(line)
+            return
+        self._lines.later(line, SHORT_LOOK)
+        for waiter in line.waiters:
+            waiter.unavailable(error)
 
-    def _pause(self) -> float:
-        now = time.monotonic()
-        at = min(self._looks.next, now + ASK_AGAIN if self._aside else math.inf, *self._silent.values())
-        return min(at, self._queues.next_deadline) - now
+    def _store_of(self, line: Line) -> LockStore:
+        """The store, to send a command about `line`.
+
+        Raises:
+            LockUnavailable: The server does not answer, and it is not yet time to check again.
+        """
+        self._outage_of(line).check(line.demand.key)
+        return self._store
+
+    def _outage_of(self, line: Line) -> Outage:
+        return self._store.outage_of(line.demand.key)

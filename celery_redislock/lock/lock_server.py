@@ -25,7 +25,7 @@ from celery_redislock.errors import LockConfigError, LockUnavailable
 from celery_redislock.hold.held_lock import TRUSTED, HeldLock
 from celery_redislock.hold.keeper import Keeper
 from celery_redislock.info import LockInfo
-from celery_redislock.line import schedule
+from celery_redislock.line import lines
 from celery_redislock.line.room import Room
 from celery_redislock.line.waiters import Waiter
 from celery_redislock.protocol.names import Demand
@@ -164,7 +164,7 @@ class LockServer:
 
     def pass_on(self, demand: Demand, call: bytes) -> None:
         """Have the keeper pass on the key: its called waiter will not ask for it. See `LockStore.pass_on`."""
-        until = time.monotonic() + schedule.CALLED_FOR / TRUSTED
+        until = time.monotonic() + lines.CALLED_FOR / TRUSTED
         self.keeper.later(demand.key, until, lambda store: store.pass_on(demand, call))
 
 

@@ -1,7 +1,7 @@
 """Handover: returns to the broker the messages that can no longer wait here; they wait again when redelivered.
 
 They are published again when the worker shuts down (see `Shutdown`) or the broker's visibility timeout approaches (see
-`Leaving`). If the connection is lost, the broker delivers them again by itself.
+`Handover.leave`). If the connection is lost, the broker delivers them again by itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from celery.signals import worker_shutting_down
 from celery.worker import state
 from celery.worker.request import Request
 
-from .requeue import BATCH, Closing, publish
+from .requeue import BATCH, hand_over, publish, settle
 from .slots import let_go
 from .waiting_message import WaitingMessage
 from .worker_port import restore, survive_lost_connections, wrap_soft_shutdown
@@ -45,14 +45,14 @@ class Shutdown:
         wake_up: Wakes up the event loop, which would otherwise end its round only at the next event.
 
     Attributes:
-        steps: How many messages have been handed over.
         still_receives: Whether Celery still reads from the broker during the handover, and puts back what it receives.
     """
 
     def __init__(self, consumer: Any, hand_over: Callable[[], None], wake_up: Callable[[], None]) -> None:
         self._consumer, self._hand_over, self._wake_up = consumer, hand_over, wake_up
         self._thread: threading.Thread | None = None
-        self.steps = 0
+        #: How many messages have been handed over.
+        self._steps = 0
         self.still_receives = False
         worker_shutting_down.connect(self._heard)
         wrap_soft_shutdown(consumer.controller, self._wait_for_soft_shutdown)
@@ -77,10 +77,14 @@ class Shutdown:
         thread.start()
         self._wait_for(thread)
 
+    def step(self) -> None:
+        """Record that a message was handed over."""
+        self._steps += 1
+
     def _wait_for(self, thread: threading.Thread) -> None:
         steps = -1
-        while thread.is_alive() and steps != self.steps:
-            steps = self.steps
+        while thread.is_alive() and steps != self._steps:
+            steps = self._steps
             thread.join(LONGEST)
         if thread.is_alive():
             logger.warning("what waits in this worker is delivered again later: the broker does not answer")
@@ -136,10 +140,6 @@ class Handover:
         stop: Stops waiting, and lets go of all messages.
         wake_up: Wakes up the worker's event loop.
         run: Gives the pool a message that could not be published again.
-
-    Attributes:
-        leave: See `Leaving.add`: the message keeps waiting after another delivery.
-        take_back: See `Leaving.take_back`.
     """
 
     def __init__(
@@ -153,11 +153,12 @@ class Handover:
         self._wake_up, self._run = wake_up, run
         #: The consumer while it receives messages, otherwise None.
         self._consumer: Any = None
-        self._closing = Closing(self._has_settled)
-        leaving = Leaving(self._published, self._not_published)
-        self.leave, self.take_back = leaving.add, leaving.take_back
-        #: Messages that were published again, for the worker's event loop to ack.
-        self._to_ack: deque[WaitingMessage] = deque()
+        #: Messages that leave a running worker, and the thread that publishes them again.
+        self._leaving: deque[WaitingMessage] = deque()
+        self._thread: threading.Thread | None = None
+        self._guard = threading.Lock()
+        #: The requests of those that were published again, for the worker's event loop to ack.
+        self._to_ack: deque[Request] = deque()
         #: The delivery tags of messages that waited here when the connection to the broker was lost.
         self._to_restore: deque[str] = deque()
         survive_lost_connections(consumer, _tell_of_survival)
@@ -180,14 +181,12 @@ class Handover:
             self._to_ack.clear()  # the broker delivers the originals again, and they are dropped as copies
             self.restore(requests)
             return
-        self._closing.ack([self._to_ack.popleft().request for _ in range(len(self._to_ack))])
+        for _ in range(len(self._to_ack)):
+            settle(self._to_ack.popleft(), self.shutdown.step)
         if channel is not None:  # in the thread of the shutdown
-            self._closing.hand_over(requests, channel)
+            hand_over(requests, channel, self.shutdown.step)
         elif requests:
-            self.shutdown.run(partial(self._closing.hand_over, requests))
-
-    def _has_settled(self) -> None:
-        self.shutdown.steps += 1
+            self.shutdown.run(partial(hand_over, requests, None, self.shutdown.step))
 
     def restore(self, requests: Sequence[Request]) -> None:
         """Make the broker redeliver the messages of `requests`, whose connection is lost."""
@@ -210,68 +209,39 @@ class Handover:
                 self._to_restore.append(tag)
                 raise
 
-    def _published(self, waiting: WaitingMessage) -> None:
-        """Pass the message of `waiting` to the event loop to be acked. Called in the thread of `Leaving`."""
-        self._to_ack.append(waiting)
-        consumer = self._consumer
-        if consumer is not None:
-            consumer.call_soon(self._ack)
-            if consumer.hub is not None:
-                self._wake_up()
-
-    def _not_published(self, waiting: WaitingMessage) -> None:
-        """Give the message of `waiting` to the pool; its run sends it back. Called in the thread of `Leaving`."""
-        waiting.request.may_leave = False  # type: ignore[attr-defined] # otherwise it would try to leave over and over
-        self._run(waiting)
-
-    def _ack(self) -> None:
-        """Ack the messages that were published again. Called in the worker's event loop."""
-        while self._to_ack and (consumer := self._consumer) is not None:
-            request = self._to_ack.popleft().request
-            if request.message.channel is not channel_of(consumer):
-                continue  # its connection is lost: the broker delivers it again, and it is dropped as a copy
-            let_go(consumer, request)
-            request.acknowledge()
-
-
-class Leaving:
-    """Republishes, in a separate thread, the messages that leave the room of a running worker.
-
-    Args:
-        left: Called with each message that was published. It must ack the original, in the event loop.
-        failed: Called with each message that could not be published.
-    """
-
-    def __init__(self, left: Callable[[WaitingMessage], None], failed: Callable[[WaitingMessage], None]) -> None:
-        self._left, self._failed = left, failed
-        self._waiting: deque[WaitingMessage] = deque()
-        self._guard = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    def add(self, waiting: WaitingMessage) -> None:
-        """Publish the message of `waiting` again soon. Thread-safe."""
+    def leave(self, waiting: WaitingMessage) -> None:
+        """Publish the message of `waiting` again soon: it keeps waiting after another delivery. Thread-safe."""
         with self._guard:
-            self._waiting.append(waiting)
+            self._leaving.append(waiting)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="redislock-handover", daemon=True)
+                self._thread = threading.Thread(target=self._publish, name="redislock-handover", daemon=True)
                 self._thread.start()
 
     def take_back(self) -> list[WaitingMessage]:
-        """Wait until the current batch is published, and return the messages that are left."""
+        """Wait until the current batch of leaving messages is published, and return those that are left."""
         with self._guard:
-            waiting = [*self._waiting]
-            self._waiting.clear()
+            left = [*self._leaving]
+            self._leaving.clear()
             thread = self._thread
         if thread is not None:
             thread.join(LONGEST)
-        return waiting
+        return left
 
-    def _run(self) -> None:
+    def _publish(self) -> None:
         try:
             while batch := self._next_batch():
                 published = set(map(id, publish([one.request for one in batch])))
                 for one in batch:
-                    (self._left if id(one.request) in published else self._failed)(one)
+                    if id(one.request) in published:
+                        self._to_ack.append(one.request)
+                    else:  # its run sends it back
+                        one.request.may_leave = False  # otherwise it would try to leave over and over
+                        self._run(one)
+                consumer = self._consumer
+                if consumer is not None:
+                    consumer.call_soon(self._ack)
+                    if consumer.hub is not None:
+                        self._wake_up()
         except BaseException:  # the next message that leaves must start a new thread
             with self._guard:
                 self._thread = None
@@ -279,10 +249,19 @@ class Leaving:
 
     def _next_batch(self) -> list[WaitingMessage]:
         with self._guard:
-            batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
+            batch = [self._leaving.popleft() for _ in range(min(BATCH, len(self._leaving)))]
             if not batch:
                 self._thread = None
         return sorted(batch, key=lambda one: one.rank)
+
+    def _ack(self) -> None:
+        """Ack the messages that were published again. Called in the worker's event loop."""
+        while self._to_ack and (consumer := self._consumer) is not None:
+            request = self._to_ack.popleft()
+            if request.message.channel is not channel_of(consumer):
+                continue  # its connection is lost: the broker delivers it again, and it is dropped as a copy
+            let_go(consumer, request)
+            request.acknowledge()
 
 
 def channel_of(consumer: Any) -> Any:

@@ -90,7 +90,7 @@ class LockedRequest(Request):
         if plan is None or not plan.enabled:
             self.delivery, self.run = Delivery.arrived(nonce, request, **self._arrival), None
         else:
-            may_wait = room is not None and room.may_keep(self, plan)
+            may_wait = room is not None and room.may_keep(self)
             acks_at_begin = not task.acks_late and EARLY_ACKS.reader is not None
             if acks_at_begin:
                 EARLY_ACKS.expect(nonce, self)
@@ -249,12 +249,11 @@ class LockedRequest(Request):
         logger.warning("%s: its process died before it began: its message is delivered again", which, extra=about)
         forget_run(self)
         self.request_dict[HEADER] = header.wire
-        room.send_on(self, header, task.lock_plan, self.prepare_run)
+        room.send_on(self, header)
         return True
 
     def _wait(self, room: WaitingRoom, verdict: Verdict, place: Place) -> None:
         """Put the message in line, unless its run was terminated."""
-        task: Any = self.task
         if was_revoked(self):  # by a terminate, which has acked the message
             worker_port.task_ready(self)
             return
@@ -263,7 +262,7 @@ class LockedRequest(Request):
         self._waited_for = sys.intern(place.demand.key)  # all messages that wait for a key share one string
         self.request_dict[HEADER] = place.header.wire
         verdict.send_event(self.send_event)
-        room.keep(self, place, task.lock_plan, self.prepare_run)
+        room.keep(self, place)
 
 
 def locked_request(task: str, request: Any) -> type[LockedRequest]:

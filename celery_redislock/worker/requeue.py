@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from celery.worker.request import Request
@@ -32,57 +31,49 @@ BATCH = 50
 LAST_ANSWER, AN_ANSWER = 5.0, 0.05
 
 
-class Closing:
-    """Hands over the waiting messages of a worker that is shutting down, and no longer consumes or runs its event loop.
+#: In a thread pool, several runs that end in a shutdown may settle messages at the same time.
+_settling = threading.Lock()
+
+
+def hand_over(requests: Sequence[Request], channel: Any, has_settled: Callable[[], None]) -> None:
+    """Publish the messages of `requests` again, in this order, and ack the originals.
+
+    This is for a worker that is shutting down, and no longer consumes or runs its event loop.
 
     Args:
+        requests: The requests of the messages that wait.
+        channel: The channel that the worker consumed on, if a message may still arrive on it.
         has_settled: Called after each message.
     """
+    is_reachable = True
+    for start in range(0, len(requests), BATCH):
+        batch = requests[start : start + BATCH]
+        published = set(map(id, publish(batch) if is_reachable else ()))
+        is_reachable = bool(published)
+        put_back(channel, AN_ANSWER)  # before the acks: the answer may be a message just published
+        for request in sorted(batch, key=lambda one: id(one) not in published):
+            settle(request, has_settled, requeues=id(request) not in published)
+    put_back(channel, LAST_ANSWER)
 
-    def __init__(self, has_settled: Callable[[], None]) -> None:
-        self._has_settled = has_settled
-        self._settling = threading.Lock()
 
-    def hand_over(self, requests: Sequence[Request], channel: Any = None) -> None:
-        """Publish the messages of `requests` again, in this order, and ack the originals.
-
-        Args:
-            requests: The requests of the messages that wait.
-            channel: The channel that the worker consumed on, if a message may still arrive on it.
-        """
-        is_reachable = True
-        for start in range(0, len(requests), BATCH):
-            batch = requests[start : start + BATCH]
-            published = set(map(id, publish(batch) if is_reachable else ()))
-            is_reachable = bool(published)
-            put_back(channel, AN_ANSWER)  # before the acks: the answer may be a message just published
-            self.ack([request for request in batch if id(request) in published])
-            self._give_back([request for request in batch if id(request) not in published])
-        put_back(channel, LAST_ANSWER)
-
-    def ack(self, requests: Sequence[Request]) -> None:
-        """Ack the messages of `requests`, which were published again, without the event loop."""
-        for request in requests:
-            self._settle(request, request.message.ack)
-
-    def _give_back(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            self._settle(request, partial(request.message.reject, requeue=True))
-
-    def _settle(self, request: Request, settle: Callable[[], None]) -> None:
-        message = request.message
-        if request.acknowledged or getattr(message.channel, "connection", message) is None:
-            return  # it is acked, or its connection is lost and the broker delivers it again anyway
-        try:
-            with self._settling:  # in a thread pool, other runs may end at the same time
-                settle()
-            request.acknowledged = True
-            self._has_settled()
-        except Exception as error:  # noqa: BLE001 - each broker raises its own errors
-            which = run_named(request.task.name, request.id)
-            about = fields("not_acked", task=request.task.name, task_id=request.id)
-            text = "%s: its message could not be acked, and is delivered again: %s"
-            logger.warning(text, which, describe(error), extra=about)
+def settle(request: Request, has_settled: Callable[[], None], *, requeues: bool = False) -> None:
+    """Ack the message of `request` without the event loop, or have the broker deliver it again if it `requeues`."""
+    message = request.message
+    if request.acknowledged or getattr(message.channel, "connection", message) is None:
+        return  # it is acked, or its connection is lost and the broker delivers it again anyway
+    try:
+        with _settling:
+            if requeues:
+                message.reject(requeue=True)
+            else:
+                message.ack()
+        request.acknowledged = True
+        has_settled()
+    except Exception as error:  # noqa: BLE001 - each broker raises its own errors
+        which = run_named(request.task.name, request.id)
+        about = fields("not_acked", task=request.task.name, task_id=request.id)
+        text = "%s: its message could not be acked, and is delivered again: %s"
+        logger.warning(text, which, describe(error), extra=about)
 
 
 def publish(requests: Sequence[Request]) -> list[Request]:

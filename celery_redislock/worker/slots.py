@@ -1,21 +1,22 @@
 """Slots: the slots of a worker's pool, which go to waiting messages before fetched ones.
 
 A waiting message is called to its key only while there is a free slot for it. A worker with a backlog never has a free
-slot, because Celery gives each one to the next message that it has fetched. So when a waiting message lacks only a
-slot, the next slot is *held*: kept from fetched messages for the moment it takes the message's room to ask for the key.
-If the room does not use the slot, a fetched message gets it. When the run of a called message ends, its slot is held
-too, for the next message in the same line.
+slot, because Celery gives each one to the next message that it has fetched. So fetched messages stop at a gate. When a
+waiting message lacks only a slot, the next one is *held*: kept from them for the moment it takes the message's room to
+ask for the key. If the room does not use the slot, a fetched message gets it. When the run of a called message ends,
+its slot is held too, for the next message in the same line.
 
 `Windows` keeps a worker fetching from quorum queues while messages from them wait in it.
 """
 
 from __future__ import annotations
 
-import threading
+import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from celery.utils.quorum_queues import detect_quorum_queues
@@ -23,7 +24,7 @@ from celery.worker import state
 from celery.worker.request import Request
 from kombu.common import QoS
 
-from .worker_port import forget_tag, most_prefetched, run_in_acquired_slot, tags_of, wait_in_front, waiting_behind
+from .worker_port import forget_tag, most_prefetched, run_in_acquired_slot, tags_of
 
 #: A slot is held for at most this many seconds: the lock server may be slow, and other messages are ready to run.
 HELD_FOR = 0.25
@@ -41,7 +42,7 @@ def slots_of(pool: Any) -> int:
 
 
 class Slots(ABC):
-    """The slots of one worker's pool.
+    """The slots of one worker's pool, and the gate at which fetched messages wait for one.
 
     The rooms' threads call `free`, `starts_round` and `ends_round`. Everything else is called in the thread that gives
     messages to the pool: the event loop, if the worker has one.
@@ -49,30 +50,27 @@ class Slots(ABC):
     Args:
         consumer: Celery's consumer.
         on_held: Called when a slot is held, so that a waiting message can be called to its key.
-        look_again: Schedules a call of `settle` after this many seconds; with 0, at once, which is thread-safe.
+        wake_up: Has `settle` called soon. Thread-safe.
     """
 
-    def __init__(self, consumer: Any, on_held: Callable[[], None], look_again: Callable[[float], None]) -> None:
+    def __init__(self, consumer: Any, on_held: Callable[[], None], wake_up: Callable[[], None]) -> None:
         self._consumer = consumer
         self._pool = consumer.pool
         self._run: Callable[[Request], object] = consumer.on_task_request
-        self._on_held = on_held
-        self._look_again = look_again
+        self._on_held, self._wake_up = on_held, wake_up
+        #: The fetched messages at the gate.
+        self._fetched: deque[Request] = deque()
         #: When each held slot became free, by `time.monotonic()`.
         self._held: deque[float] = deque()
+        self._has_news = False
         self._wanted = 0
         self._dead = 0
         #: The runs of called messages, each with a function that makes its room check the line (see `take`).
         self._followed: dict[Request, Callable[[], bool]] = {}
-        #: How many of these runs have ended while their lines had waiters: in total, by the start of the latest round
-        #: (`_seen`), and by the start of the latest finished round (`_decided`).
-        self._ended = self._seen = self._decided = 0
-        self._ending = threading.Lock()
-
-    @property
-    def free(self) -> int:
-        """How many waiting messages could start to run now."""
-        return self._free(0)
+        #: One for each of these runs that has ended while its line had waiters, until a round of a room that began
+        #: after that is over; and how many there were when the latest round began.
+        self._ended: deque[Request] = deque()
+        self._seen = 0
 
     def starts_round(self, living: Callable[[Any], int]) -> None:
         """Count the dead children: their slots are lost until Celery replaces them, up to five seconds later.
@@ -81,69 +79,98 @@ class Slots(ABC):
         """
         slots = slots_of(self._pool)
         self._dead = max(0, slots - living(self._pool)) if slots and self._pool.uses_semaphore else 0
-        self._seen = self._ended
+        self._seen = len(self._ended)
 
     def ends_round(self, wanted: int) -> bool:
         """End a room's round: `wanted` messages lack only a slot. Return whether `settle` has work to do."""
-        self._decided = self._seen
+        seen, self._seen = self._seen, 0
+        with suppress(IndexError):  # another room's round ends at the same time
+            for _ in range(seen):
+                self._ended.popleft()
         return wanted != self._wanted or bool(self._held)
 
-    def settle(self, wanted: int) -> None:
-        """Hold slots for `wanted` waiting messages; give up those not needed any more, or held for too long."""
+    def settle(self, wanted: int) -> float:
+        """Hold slots for `wanted` waiting messages, and let fetched ones have the others.
+
+        Return after how many seconds to call this again.
+        """
         self._wanted = wanted
         self._note_ended()
-        while len(self._held) > self._claims or (self._held and time.monotonic() - self._held[0] > HELD_FOR):
+        self._fill()
+        while len(self._held) > self._claims:
+            self._held.pop()
+            self._give_up()
+        while self._held and time.monotonic() - self._held[0] > HELD_FOR:
             self._held.popleft()
             self._give_up()
-        self._hold_more()
+        has_news, self._has_news = self._has_news, False
+        if self._held and has_news:
+            self._on_held()
+        return HELD_FOR * 1.1 if self._held else math.inf
 
     def take(self, request: Request, look: Callable[[], bool]) -> bool:
         """Run `request`, whose message was called and which Celery has reserved; return False if it gets no slot.
 
         `look` makes the room check the message's line, and returns whether that line has a waiter.
         """
-        if self._free(1) <= 0:
+        if self.free(1) <= 0:
             return False
         self._followed[request] = look
         if self._held:
             self._held.popleft()
-            self._run_in_held(request)
+            self._start_in_held(request)
         else:
             self._start(request)
+        self._fill()
         return True
 
     def clear(self) -> None:
-        """Forget all slots and runs, as Celery does when the connection to the broker is lost."""
+        """Forget all slots and runs, as Celery does when the connection to the broker is lost.
+
+        The broker delivers the fetched messages again.
+        """
+        self._fetched.clear()
         self._held.clear()
         self._followed.clear()
+        self._ended.clear()  # no room will check the lines of these runs
         self._wanted = 0
-        self._seen = self._decided = self._ended  # no room will check the lines of the runs that have ended
 
     @abstractmethod
     def admit(self, request: Request) -> None:
         """Run a fetched message in the pool as soon as it has a slot for the message."""
 
     @abstractmethod
-    def _free(self, starting: int) -> int:
-        """The value of `free` if `starting` of the requests that Celery has reserved have no slot yet."""
+    def free(self, starting: int = 0) -> int:
+        """How many waiting messages could start to run now. `starting` requests are reserved but have no slot yet."""
 
     @abstractmethod
-    def _hold_more(self) -> None:
-        """Hold as many slots as are claimed."""
-
-    @abstractmethod
-    def _give_up(self) -> None:
-        """Give a held slot to a fetched message."""
+    def _fill(self) -> None:
+        """Hold the free slots, as many as are claimed and as the fetched messages need."""
 
     @property
     def _claims(self) -> int:
         """How many slots may be held now."""
-        return self._wanted + self._ended - self._decided
+        return self._wanted + len(self._ended)
+
+    def _hold(self) -> None:
+        self._held.append(time.monotonic())
+        self._has_news = True
+
+    def _give_up(self) -> None:
+        """Give a slot that is held no more to a fetched message."""
+        if self._fetched:
+            self._start_in_held(self._fetched.popleft())
+        else:
+            self._release()
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Let go of a slot that no message needs."""
 
     def _start(self, request: Request) -> None:
         self._run(request)
 
-    def _run_in_held(self, request: Request) -> None:
+    def _start_in_held(self, request: Request) -> None:
         self._start(request)
 
     def _note_ended(self) -> None:
@@ -152,67 +179,60 @@ class Slots(ABC):
 
     def _note_end(self, request: Request) -> None:
         look = self._followed.pop(request, None)
-        if look is not None:
-            with self._ending:
-                self._ended += look()
+        if look is not None and look():
+            self._ended.append(request)
 
 
 class SemaphoreSlots(Slots):
-    """The slots of ``prefork``, where Celery's semaphore keeps fetched messages until a slot is free.
+    """The slots of ``prefork``, for which Celery has a semaphore.
 
-    To hold a slot, a dummy waits in front of these messages.
+    The gate asks the semaphore for slots, and decides which message gets one when it is free.
     """
 
-    def __init__(self, consumer: Any, on_held: Callable[[], None], look_again: Callable[[float], None]) -> None:
-        super().__init__(consumer, on_held, look_again)
+    def __init__(self, consumer: Any, on_held: Callable[[], None], wake_up: Callable[[], None]) -> None:
+        super().__init__(consumer, on_held, wake_up)
         self._semaphore = consumer.controller.semaphore
-        self._dummies = 0
+        #: How many slots the semaphore was asked for and has not granted yet.
+        self._asked = 0
 
     def admit(self, request: Request) -> None:
-        """Start `request`, which the semaphore keeps until a slot is free."""
-        self._start(request)
-        if self._followed:
-            self._hold_more()
+        """Start `request` when the semaphore has a slot for it."""
+        self._fetched.append(request)
+        self._fill()
 
     def clear(self) -> None:
-        """Forget the dummies too: Celery has emptied the semaphore."""
+        """Forget what the semaphore was asked for too: Celery has emptied it."""
         super().clear()
-        self._dummies = 0
+        self._asked = 0
 
-    def _hold_more(self) -> None:
+    def _fill(self) -> None:
         # The next slot to become free may be that of a called run: hold it too, unless another slot is free already.
         coming = len(self._followed) if self._semaphore.value <= 0 else 0
-        missing = min(self._claims + coming, slots_of(self._pool)) - len(self._held) - self._dummies
-        for _ in range(missing):
-            self._dummies += 1
-            if self._semaphore.value > 0:
-                self._semaphore.acquire(self._hold)
-            else:
-                wait_in_front(self._semaphore, self._hold)
+        needed = min(self._claims + coming, slots_of(self._pool)) + len(self._fetched)
+        for _ in range(needed - len(self._held) - self._asked):
+            self._asked += 1
+            self._semaphore.acquire(self._granted)
 
-    def _hold(self) -> None:
-        """Called by the semaphore when it has a slot for a dummy."""
-        self._dummies -= 1
-        self._held.append(time.monotonic())
-        self._consumer.hub.call_soon(self._is_held)  # once Celery has recorded the end of the previous run
+    def _granted(self) -> None:
+        """Called by the semaphore when it has a slot."""
+        self._asked -= 1
+        if self._wanted or self._followed:
+            self._hold()
+            self._wake_up()  # to settle once Celery has recorded the end of the previous run
+        else:
+            self._give_up()
 
-    def _is_held(self) -> None:
-        self.settle(self._wanted)
-        if self._held:
-            self._on_held()
-            self._look_again(HELD_FOR * 1.1)
+    def _release(self) -> None:
+        self._consumer.hub.call_soon(self._semaphore.release)  # it may call `_granted` at once
 
-    def _give_up(self) -> None:
-        self._semaphore.release()
-
-    def _free(self, starting: int) -> int:
+    def free(self, starting: int = 0) -> int:
+        """See `Slots.free`."""
         # The semaphore counts a slot twice if a child has died or the pool has grown, so count the pool's runs as well.
-        queued = waiting_behind(self._semaphore) - self._dummies
-        in_pool = len(state.reserved_requests) - queued - starting
+        in_pool = len(state.reserved_requests) - len(self._fetched) - starting
         value: int = self._semaphore.value
         return min(len(self._held) + value, slots_of(self._pool) - self._dead - in_pool)
 
-    def _run_in_held(self, request: Request) -> None:
+    def _start_in_held(self, request: Request) -> None:
         run_in_acquired_slot(self._consumer, request)
 
 

@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
-import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -25,16 +24,18 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two checks of the gate while fetched messages are queued at it: a run may end without a signal.
 LOOK_EVERY = 0.1
+#: Seconds until the next try if messages could not be given to the pool.
+AGAIN = 1.0
 
 
 class Starter:
     """Calls `run` in the event loop. A worker without an event loop uses a thread; ``solo`` uses the main thread.
 
     Args:
-        run: Gives messages to the pool.
+        run: Gives messages to the pool. Returns after how many seconds to call it again, at the latest.
     """
 
-    def __init__(self, run: Callable[[], None]) -> None:
+    def __init__(self, run: Callable[[], float]) -> None:
         self._run = run
         self._consumer: Any = None
         #: The pipe that wakes the event loop up.
@@ -44,9 +45,7 @@ class Starter:
         self._woken = threading.Event()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
-        #: In a worker without an event loop, the seconds after which the thread wakes up by itself; None for never.
-        self._again: float | None = None
-        #: In a worker with one, the timer's entry for the scheduled call of `run`.
+        #: The timer's entry for the next call of `run`, except in the thread.
         self._entry: Any = None
 
     def start(self, consumer: Any) -> None:
@@ -62,7 +61,7 @@ class Starter:
         hub.add_reader(self._reader, self._woken_up)
 
     def wake_up(self) -> None:
-        """Schedule a call of `run` at once. Thread-safe."""
+        """Call `run` soon. Thread-safe."""
         consumer = self._consumer
         if consumer is None:
             return
@@ -70,30 +69,29 @@ class Starter:
             with suppress(BlockingIOError):  # the pipe is full: the event loop will wake up anyway
                 os.write(self._writer, b"!")
         elif isinstance(consumer.pool, solo.TaskPool):
-            consumer.call_soon(self._run)
+            consumer.call_soon(self._run_in_turn)
         else:
             self._wake_thread()
-
-    def look_again(self, seconds: float) -> None:
-        """Schedule a call of `run` after this many seconds, instead of any call scheduled earlier.
-
-        With 0, which means at once, this is thread-safe; otherwise, call it only in the thread that calls `run`.
-        """
-        consumer = self._consumer
-        if not seconds or consumer is None:
-            self.wake_up()
-        elif consumer.hub is not None:
-            if self._entry is not None:  # otherwise each call would start a new series of calls
-                self._entry.cancel()
-            self._entry = consumer.hub.call_later(seconds, self._run)
-        else:
-            self._again = seconds
 
     def _woken_up(self) -> None:
         with suppress(BlockingIOError):
             while os.read(self._reader, 4096):
                 pass
-        self._run()
+        self._run_in_turn()
+
+    def _run_in_turn(self) -> None:
+        """Call `run` now, and schedule the next call."""
+        if self._entry is not None:  # otherwise each call would start a new series of calls
+            self._entry.cancel()
+            self._entry = None
+        pause = AGAIN
+        try:
+            pause = self._run()
+        finally:
+            consumer = self._consumer
+            if consumer is not None and pause < math.inf:
+                in_loop = consumer.hub is not None
+                self._entry = consumer.timer.call_after(pause, self._run_in_turn if in_loop else self.wake_up)
 
     def _wake_thread(self) -> None:
         self._woken.set()
@@ -103,12 +101,13 @@ class Starter:
                 self._thread.start()
 
     def _loop(self) -> None:
+        pause = math.inf
         while True:
-            self._woken.wait(self._again)
+            self._woken.wait(None if pause == math.inf else pause)
             self._woken.clear()
-            self._again = None
+            pause = AGAIN
             try:
-                self._run()
+                pause = self._run()
             except Exception:
                 logger.exception("a waiting message could not be started; it is delivered again when its worker ends")
 
@@ -116,10 +115,10 @@ class Starter:
 class GatedSlots(Slots):
     """The slots of ``threads``, ``gevent`` and ``eventlet``, and of ``prefork`` in a worker without an event loop.
 
-    While messages wait in the worker, fetched messages queue at a gate until a slot is free. Otherwise they pass.
+    While messages wait in the worker, fetched messages stop at the gate until a slot is free. Otherwise they pass.
 
     Args:
-        consumer, on_held, look_again: See `Slots`.
+        consumer, on_held, wake_up: See `Slots`.
         is_waited: Returns whether a message waits in the worker.
     """
 
@@ -127,56 +126,36 @@ class GatedSlots(Slots):
         self,
         consumer: Any,
         on_held: Callable[[], None],
-        look_again: Callable[[float], None],
+        wake_up: Callable[[], None],
         is_waited: Callable[[], bool],
     ) -> None:
-        super().__init__(consumer, on_held, look_again)
+        super().__init__(consumer, on_held, wake_up)
         self._is_waited = is_waited
-        self._fetched: deque[Request] = deque()
         #: The requests that were given to the pool and have not ended.
         self._running: set[Request] = set()
         task_postrun.connect(self._run_ends)
 
     def admit(self, request: Request) -> None:
-        """Pass `request` on to the pool, or queue it at the gate."""
+        """Pass `request` on to the pool, or stop it at the gate."""
         if self._fetched or (self._is_waited() and (self._claims or self._idle() <= 0)):
             self._fetched.append(request)
-            self._look_again(0)
+            self._wake_up()
         else:
             self._start(request)
 
-    def clear(self) -> None:
-        """Empty the gate too: the broker delivers its messages again."""
-        super().clear()
-        self._fetched.clear()
+    def settle(self, wanted: int) -> float:
+        """See `Slots.settle`."""
+        pause = super().settle(wanted)
+        return min(pause, LOOK_EVERY) if self._fetched else pause
 
-    def _hold_more(self) -> None:
+    def _fill(self) -> None:
         for request in tuple(self._running):
             if request not in state.reserved_requests:
                 self._running.discard(request)
-        while self._let_one_in():
-            pass
-        if self._fetched:
-            self._look_again(LOOK_EVERY)
-
-    def _let_one_in(self) -> bool:
-        """Let in a waiting message if one needs a slot, otherwise a fetched one; return whether one was let in."""
-        if self._fetched and not self._is_waited():
+        while self._fetched and not self._is_waited():
             self._start(self._fetched.popleft())
-        elif self._idle() <= 0:
-            return False
-        elif len(self._held) < self._claims:
-            self._held.append(time.monotonic())
-            self._on_held()
-        elif self._fetched:
-            self._start(self._fetched.popleft())
-        else:
-            return False
-        return True
-
-    def _give_up(self) -> None:
-        if self._fetched:
-            self._start(self._fetched.popleft())
+        while self._idle() > 0 and len(self._held) < self._claims + len(self._fetched):
+            self._hold()
 
     def _start(self, request: Request) -> None:
         self._running.add(request)
@@ -189,78 +168,59 @@ class GatedSlots(Slots):
             self._note_end(request)
             self._running.discard(request)
         if self._fetched or self._claims:
-            self._look_again(0)
+            self._wake_up()
+
+    def _release(self) -> None:
+        """Do nothing: a slot that no message has is idle."""
 
     def _idle(self) -> int:
         return slots_of(self._pool) - self._dead - len(self._running) - len(self._held)
 
-    def _free(self, starting: int) -> int:
+    def free(self, starting: int = 0) -> int:
+        """See `Slots.free`."""
         return max(0, self._idle()) + len(self._held)
 
 
-class SoloSlots(Slots):
+class SoloSlots(GatedSlots):
     """The one slot of ``solo``, which runs tasks in the thread that fetches messages.
 
-    Before each fetched message, a room may call waiting ones.
+    Before each fetched message, waiting ones may run: the thread stays at the gate until a room has decided.
 
     Args:
-        consumer, on_held, look_again: See `Slots`.
-        run_calls: Runs the called messages.
+        consumer, on_held, wake_up, is_waited: See `GatedSlots`.
+        run_calls: Runs the called messages, and calls `settle`.
     """
 
     def __init__(
         self,
         consumer: Any,
         on_held: Callable[[], None],
-        look_again: Callable[[float], None],
-        run_calls: Callable[[], None],
+        wake_up: Callable[[], None],
+        is_waited: Callable[[], bool],
+        run_calls: Callable[[], object],
     ) -> None:
-        super().__init__(consumer, on_held, look_again)
+        super().__init__(consumer, on_held, wake_up, is_waited)
         self._run_calls = run_calls
-        self._has_seen = False
         self._has_decided = threading.Event()
 
-    def starts_round(self, living: Callable[[Any], int]) -> None:
-        """Record whether this round sees the held slot; only a round that sees it decides whether to use it."""
-        super().starts_round(living)
-        self._has_seen = bool(self._held)
-
     def ends_round(self, wanted: int) -> bool:
-        """End a room's round. If the round has decided about the held slot, `admit` need not wait any longer."""
-        super().ends_round(wanted)
-        self._wanted = wanted
-        if self._has_seen:
-            self._has_decided.set()
-        return False
-
-    def settle(self, wanted: int) -> None:
-        """Record `wanted`, but do not give up the held slot: `admit` would think that it was used."""
-        self._wanted = wanted
-        self._note_ended()
+        """See `Slots.ends_round`."""
+        has_work = super().ends_round(wanted)
+        self._has_decided.set()
+        return has_work
 
     def admit(self, request: Request) -> None:
         """Run the waiting messages that are called, then `request`."""
-        self._note_ended()
-        while self._claims and self._runs_one():
-            self._note_ended()
-        self._start(request)
-
-    def _runs_one(self) -> bool:
-        """Let the room call a waiting message, and run that message; return whether there was one."""
+        self._fetched.append(request)
         self._has_decided.clear()
-        self._held.append(time.monotonic())
-        self._on_held()
-        self._has_decided.wait(HELD_FOR)
         self._run_calls()
-        is_unused = bool(self._held)
-        self._held.clear()
-        return not is_unused
+        while self._held:
+            self._has_decided.wait(HELD_FOR)
+            self._has_decided.clear()
+            self._run_calls()
+        while self._fetched:  # the worker is shutting down
+            self._give_up()
 
-    def _hold_more(self) -> None:
-        """Do nothing: the slot is held only when a message was fetched."""
-
-    def _give_up(self) -> None:
-        """Do nothing: the fetched message runs next."""
-
-    def _free(self, starting: int) -> int:
+    def free(self, starting: int = 0) -> int:
+        """See `Slots.free`. The message at the gate starts next, so it counts as running."""
         return max(0, slots_of(self._pool) - len(state.reserved_requests) + starting) + len(self._held)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import math
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -20,17 +20,21 @@ from celery_redislock.line.room import Room
 from celery_redislock.message.header import Header
 from celery_redislock.policy import Place
 from celery_redislock.protocol.names import Demand
-from celery_redislock.task.plan import LockPlan
 
 from . import worker_port
 from .children import CHILDREN
 from .handover import Handover, channel_of
 from .slots import SemaphoreSlots, Slots, keep_unacked, let_go, open_windows, scale_up
 from .starter import GatedSlots, SoloSlots, Starter
-from .waiting_message import Prepare, RevokedMessages, WaitingMessage, has_ended, must_leave_at, was_given_back_often
+from .waiting_message import WaitingMessage, has_ended, must_leave, revoked_among
 from .worker_port import is_behind_semaphore, most_prefetched
 
 _WAITING_ROOM = "_redislock_waiting_room"
+#: Seconds between two checks for revoked messages: Celery has no hook for a revoke.
+LOOK_EVERY = 0.5
+#: One check ends at most this many messages, because each costs a call to the result backend. Another check follows at
+#: once.
+MOST_AT_ONCE = 100
 
 
 class WaitingRoom(bootsteps.StartStopStep):
@@ -46,8 +50,8 @@ class WaitingRoom(bootsteps.StartStopStep):
         super().__init__(parent, **kwargs)
         self._consumer: Any = None
         self._rooms: set[Room] = set()
-        #: Messages on their way to the pool; the second item is whether the message was called.
-        self._calls: deque[tuple[WaitingMessage, bool]] = deque()
+        #: Messages on their way to the pool.
+        self._calls: deque[WaitingMessage] = deque()
         #: Called messages that Celery has reserved, or will reserve once their task has a rate token for them.
         self._called: dict[Request, WaitingMessage] = {}
         #: For each room, the number of its lines whose first waiter lacks only a slot.
@@ -57,11 +61,11 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._starter = Starter(self._run_calls)
         self._slots = self._slots_of(parent)
         parent.on_task_request = self._admit
-        stop, run = partial(self._stop, parent), partial(self.give_to_pool, called=False)
-        self._handover = Handover(parent, stop, self._starter.wake_up, run)
-        #: Without an event loop, Celery's timer is a thread; two threads of the pool must not both start it.
-        self._timing = threading.Lock()
-        self._revoked = RevokedMessages(self._unordered, self._end, self._timing)
+        self._handover = Handover(parent, partial(self._stop, parent), self._starter.wake_up, self.give_to_pool)
+        #: The tasks whose rate tokens are to be given back.
+        self._unused_tokens: deque[str] = deque()
+        #: When to check for revoked messages, by `time.monotonic()`.
+        self._look_at = 0.0
         vars(parent.app)[_WAITING_ROOM] = self
 
     def start(self, parent: Any) -> None:
@@ -81,7 +85,6 @@ class WaitingRoom(bootsteps.StartStopStep):
     def _stop(self, parent: Any) -> None:
         self._consumer = None
         self._starter.stop()
-        self._revoked.stop()
         self._handover.stop()
         self._slots.clear()
         if self._handover.shutdown.is_under_way:
@@ -92,7 +95,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         """Take out all messages that wait here, if any, and let them wait somewhere else."""
         gone = self._take_calls()
         for room in tuple(self._rooms):
-            room.hosts.discard(self)
+            room.host = None
             gone += [one for one in room.leave_all() if isinstance(one, WaitingMessage)]
         gone += self._take_calls() + self._handover.take_back()  # from here on, the rooms' threads add no more
         self._wanted.clear()
@@ -100,15 +103,14 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     def _take_calls(self) -> list[WaitingMessage]:
         """Take out the messages on their way to the pool, and pass on the keys that they were called to."""
-        calls = [(one, True) for request in tuple(self._called) if (one := self._called.pop(request, None))]
+        calls = [one for request in tuple(self._called) if (one := self._called.pop(request, None))]
         while call := self._next_call():
             calls.append(call)
-        for waiting, is_called in calls:
-            if is_called:  # this message will not run here: pass its key on to the next one now
-                waiting.pass_on()
-        return [waiting for waiting, _ in calls]
+        for waiting in calls:  # they will not run here: pass their keys on now
+            waiting.pass_on()
+        return calls
 
-    def _next_call(self) -> tuple[WaitingMessage, bool] | None:
+    def _next_call(self) -> WaitingMessage | None:
         """Take out one message on its way to the pool. In a shutdown, two threads may do so."""
         try:
             return self._calls.popleft()
@@ -120,12 +122,12 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._starter.register(hub)
 
     def _slots_of(self, consumer: Any) -> Slots:
-        hooks = (self._ask_rooms, self._starter.look_again)
+        hooks = (self._ask_rooms, self._starter.wake_up)
         if isinstance(consumer.pool, solo.TaskPool):
-            return SoloSlots(consumer, *hooks, self._run_calls)
+            return SoloSlots(consumer, *hooks, self._is_waited, self._run_calls)
         if consumer.hub is not None and is_behind_semaphore(consumer):
             return SemaphoreSlots(consumer, *hooks)
-        return GatedSlots(consumer, *hooks, lambda: any(map(len, tuple(self._rooms))))
+        return GatedSlots(consumer, *hooks, self._is_waited)
 
     @property
     def waiting(self) -> list[WaitingMessage]:
@@ -141,23 +143,22 @@ class WaitingRoom(bootsteps.StartStopStep):
         waiters = (waiter for room in self.rooms for waiter in room.waiting())
         return [one for one in waiters if isinstance(one, WaitingMessage)]
 
-    def may_keep(self, request: Request, plan: LockPlan) -> bool:
+    def may_keep(self, request: Any) -> bool:
         """Whether the message of `request` can wait here if its key is not free."""
         consumer = self._consumer
         count = sum(map(len, tuple(self._rooms)))
-        if consumer is None or count >= plan.waiting_limit:
+        if consumer is None or count >= request.task.lock_plan.waiting_limit:
             return False
         most = most_prefetched(consumer)
         if consumer.qos is None or (most and consumer.qos.value >= most):
             return False
-        must_leave = was_given_back_often(request) or time.monotonic() >= must_leave_at(request, plan)
-        return not must_leave or request.may_leave  # type: ignore[attr-defined] # it is a `LockedRequest`
+        return request.may_leave or not must_leave(request)
 
-    def send_on(self, request: Request, header: Header, plan: LockPlan, prepare: Prepare) -> None:
+    def send_on(self, request: Request, header: Header) -> None:
         """Publish the message of `request` again with `header`; if that fails, give it to the pool again."""
-        self.keep(request, Place(Demand(""), header.rank, header), plan, prepare, leaves=True)
+        self.keep(request, Place(Demand(""), header.rank, header), leaves=True)
 
-    def keep(self, request: Request, place: Place, plan: LockPlan, prepare: Prepare, *, leaves: bool = False) -> None:
+    def keep(self, request: Any, place: Place, *, leaves: bool = False) -> None:
         """Keep the message of `request` until its turn; if it `leaves`, until it is published again."""
         worker_port.task_ready(request)
         consumer = self._consumer
@@ -167,26 +168,17 @@ class WaitingRoom(bootsteps.StartStopStep):
         if self._is_lost(consumer, request):
             return
         keep_unacked(consumer, request)
-        room = server_of(plan.app).room
+        room = server_of(request.task.lock_plan.app).room
         self._rooms.add(room)
-        room.hosts.add(self)
-        waiting = WaitingMessage(request, place, plan, prepare, self.is_ready, self.is_coming, self._end_wait)
+        room.host = self
+        waiting = WaitingMessage(request, place, self)
         if leaves or waiting.must_leave:
             self._handover.leave(waiting)
         else:
             room.enter(waiting)
-        self._revoked.look_later(consumer)
-        if consumer.hub is not None:  # its loop may sleep for a second while a pool thread calls this
-            self._starter.wake_up()
+        self._starter.wake_up()  # an event loop may sleep for a second while a pool thread calls this
         if self._consumer is None:  # this step was stopped in the meantime
             self._let_go_of_all()
-
-    def _end_wait(self, waiting: WaitingMessage, called: bool) -> None:
-        """Give the message of `waiting` to the pool, or make it leave this worker. Called in the room's thread."""
-        if not called and waiting.must_leave:
-            self._handover.leave(waiting)
-        else:
-            self.give_to_pool(waiting, called)
 
     def _is_lost(self, consumer: Any, request: Request) -> bool:
         """Whether the connection that the message of `request` came over is lost. If so, the broker redelivers it.
@@ -212,7 +204,7 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     def is_coming(self, request: Request) -> bool:
         """Whether `request`, which was called, is on its way to a child or in the bucket of its task."""
-        if request in self._called or any(one.request is request for one, _ in self._calls.copy()):
+        if request in self._called or any(one.request is request for one in self._calls.copy()):
             return True
         return request in state.reserved_requests and request.time_start is None
 
@@ -239,21 +231,27 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     def _lacks(self, consumer: Any, name: str) -> str | None:
         in_bucket = worker_port.called(consumer, name)
-        on_their_way = [one for one, _ in self._calls.copy()]
+        on_their_way = self._calls.copy()
         before = in_bucket + sum(one.group == name for one in on_their_way)
         if not worker_port.has_rate_token(consumer, name, before):
             return "rate"
-        return None if self._slots.free > in_bucket + len(on_their_way) else "slot"
+        return None if self._slots.free() > in_bucket + len(on_their_way) else "slot"
 
-    def give_to_pool(self, waiting: WaitingMessage, called: bool) -> None:
+    def end_wait(self, waiting: WaitingMessage) -> None:
+        """Give the message of `waiting` to the pool, or make it leave this worker."""
+        if not waiting.called and waiting.must_leave:
+            self._handover.leave(waiting)
+        else:
+            self.give_to_pool(waiting)
+
+    def give_to_pool(self, waiting: WaitingMessage) -> None:
         """Pass the message of `waiting` to the pool, or let go of it if this step has stopped."""
         if self._consumer is not None:
-            self._calls.append((waiting, called))
+            self._calls.append(waiting)
             self._starter.wake_up()
-            return
-        if called:
+        else:
             waiting.pass_on()
-        self._handover.let_go([waiting.request])
+            self._handover.let_go([waiting.request])
 
     # These methods run in the thread that gives messages to the pool.
 
@@ -261,43 +259,52 @@ class WaitingRoom(bootsteps.StartStopStep):
         for room in tuple(self._rooms):
             room.wake()
 
-    def _run_calls(self) -> None:
+    def _run_calls(self) -> float:
+        """Run the called messages, end the revoked ones, and share out the slots; return when to do so again."""
         while self._consumer is not None and (call := self._next_call()):
-            self._run(self._consumer, *call)
-        if self._consumer is None:
-            return
+            self._run(self._consumer, call)
+        consumer = self._consumer
+        if consumer is None:
+            return math.inf
+        while self._unused_tokens:
+            worker_port.give_rate_token_back(consumer, self._unused_tokens.popleft())
+        self._end_revoked(consumer)
         wanted, has_news, self._has_news = sum(self._wanted.values()), self._has_news, False
-        self._slots.settle(wanted)
+        pause = self._slots.settle(wanted)
         if wanted and has_news:  # otherwise it would scale up again for a message just called
-            scale_up(self._consumer, wanted)
+            scale_up(consumer, wanted)
+        return min(pause, max(0.0, self._look_at - time.monotonic())) if self._is_waited() else pause
 
-    def _run(self, consumer: Any, waiting: WaitingMessage, called: bool) -> None:
-        request = waiting.request
+    def _end_revoked(self, consumer: Any) -> None:
+        """Every now and then, end the messages that were revoked while they waited."""
+        if time.monotonic() < self._look_at:
+            return
+        revoked = revoked_among(self._unordered)
+        self._look_at = time.monotonic() + (LOOK_EVERY if len(revoked) <= MOST_AT_ONCE else 0.0)
+        for one in revoked[:MOST_AT_ONCE]:
+            if one.withdraw():
+                self._run(consumer, one)
+
+    def _is_waited(self) -> bool:
+        return any(map(len, tuple(self._rooms)))
+
+    def _run(self, consumer: Any, waiting: WaitingMessage) -> None:
+        request, name = waiting.request, waiting.group
         if self._is_lost(consumer, request):
-            if called:
-                waiting.pass_on()
+            waiting.pass_on()
             return
         if has_ended(request):
             let_go(consumer, request)
-            if called:
-                waiting.pass_on()
+            waiting.pass_on()
             return
-        if called:
-            in_bucket = worker_port.called(consumer, waiting.group)
-            if not worker_port.has_rate_token(consumer, waiting.group, in_bucket):
+        if waiting.called:
+            if not worker_port.has_rate_token(consumer, name, worker_port.called(consumer, name)):
                 waiting.wait_on()
-                self._revoked.look_later(consumer)
                 return
             self._called[request] = waiting
         let_go(consumer, request)
-        waiting.prepare(waiting.call if called else None)
+        request.prepare_run(waiting.call)
         worker_port.run_limited(consumer, request)
-
-    def _end(self, waiting: WaitingMessage) -> None:
-        """End the message of `waiting`, which was revoked, if it still waits."""
-        consumer = self._consumer
-        if consumer is not None and waiting.withdraw():
-            self._run(consumer, waiting, called=False)
 
     def _admit(self, request: Request) -> None:
         """Handle a message that Celery has reserved, in place of Celery's own `on_task_request`."""
@@ -313,18 +320,13 @@ class WaitingRoom(bootsteps.StartStopStep):
         keep_unacked(self._consumer, waiting.request)
         self.give_rate_token_back(waiting.request)
         waiting.wait_on()
-        self._revoked.look_later(self._consumer)
 
     def give_rate_token_back(self, request: Request) -> None:
         """Give back the rate token that `request` has taken, because its body has not run."""
         consumer, name = self._consumer, request.task.name
-        if consumer is None or worker_port.bucket_of(consumer, name) is None:
-            return
-        if consumer.hub is None:  # a greenlet of the pool must not wait for a slot itself
-            with self._timing:
-                consumer.timer.call_after(0.0, worker_port.give_back, (consumer, name))
-        else:
-            consumer.hub.call_soon(worker_port.give_back, consumer, name)
+        if consumer is not None and worker_port.bucket_of(consumer, name) is not None:
+            self._unused_tokens.append(name)
+            self._starter.wake_up()
 
 
 def waiting_room_of(app: Any) -> WaitingRoom | None:

@@ -1,18 +1,14 @@
-"""WaitingMessage: one message that waits in line in its worker, how long it may wait, and what happens after that.
-
-`RevokedMessages` ends those that are revoked while they wait, without a slot or a rate token.
-"""
+"""WaitingMessage: one message that waits in line in its worker, how long it may wait, and what happens after that."""
 
 from __future__ import annotations
 
 import logging
 import math
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from celery.utils.functional import maybe_list
 from celery.utils.time import maybe_make_aware
@@ -31,9 +27,6 @@ from celery_redislock.task.plan import LockPlan
 
 logger = logging.getLogger(__name__)
 
-#: The type of `LockedRequest.prepare_run`, which prepares the request for its next execution.
-Prepare = Callable[[bytes | None], None]
-
 #: A message waits here for at most this share of the broker's visibility timeout, and is then published again: once the
 #: whole timeout has passed, the broker delivers an unacked message to another worker.
 LONGEST_WAIT = 0.5
@@ -42,39 +35,45 @@ EXPIRED_FOR = 0.01
 #: A message that a quorum queue has redelivered this many times stops waiting and is published again. RabbitMQ 4 drops
 #: it after twenty redeliveries, one for each worker that ends or loses its connection while the message waits there.
 GIVEN_BACK_OFTEN = 10
-#: Seconds between two checks for revoked messages: Celery has no hook for a revoke.
-LOOK_EVERY = 0.5
-#: One check ends at most this many messages, because each costs a call to the result backend. Another check follows at
-#: once.
-MOST_AT_ONCE = 100
+
+
+class WorkerPort(Protocol):
+    """The worker that a message waits in. The room's thread calls these methods."""
+
+    def is_ready(self, waiting: WaitingMessage) -> bool:
+        """Whether the worker would run the message soon."""
+
+    def is_coming(self, request: Request) -> bool:
+        """Whether `request`, which was called, is on its way to a child of the pool."""
+
+    def end_wait(self, waiting: WaitingMessage) -> None:
+        """Give the message to the pool, or make it leave the worker."""
 
 
 class WaitingMessage(Waiter):
     """One message that waits for its key.
 
     Args:
-        request, place, plan: Celery's request for the message, its place in line, and the lock of its task.
-        prepare: Prepares the request for its next execution. Its argument is what the key holds until then, or None if
-            the key is not kept for the message.
-        is_ready: Returns whether the worker would run the message soon.
-        is_coming: Returns whether the request is on its way to a child of the pool.
-        run: Gives the message to the pool, or makes it leave the worker. The second argument: whether it was called.
+        request: Its `LockedRequest`.
+        place: Its place in line.
+        worker: The worker that it waits in.
+
+    Attributes:
+        called: Whether it was called to its key, and is to use it or to pass it on.
     """
 
     # Thousands of messages may wait, so each keeps as little as possible.
     __slots__ = (
-        "_is_coming",
-        "_is_ready",
         "_room",
-        "_run",
         "_runs_in_outage",
         "_since",
+        "_worker",
+        "called",
         "claim",
         "deadline",
         "demand",
         "joins",
         "number",
-        "prepare",
         "rank",
         "request",
         "watches",
@@ -82,35 +81,28 @@ class WaitingMessage(Waiter):
 
     look_every = 1.0
 
-    def __init__(
-        self,
-        request: Request,
-        place: Place,
-        plan: LockPlan,
-        prepare: Prepare,
-        is_ready: Callable[[WaitingMessage], bool],
-        is_coming: Callable[[Request], bool],
-        run: Callable[[WaitingMessage, bool], None],
-    ) -> None:
+    def __init__(self, request: Any, place: Place, worker: WorkerPort) -> None:
+        plan: LockPlan = request.task.lock_plan
         # All messages that wait for a key share one string.
         self.demand = Demand(sys.intern(place.demand.key), place.demand.capacity)
         self.rank, self.number = place.rank, 0
         self.request = request
-        self.prepare = prepare
         self._room = server_of(plan.app).room
         header = place.header
         self.claim = None if header.claim is None else known_by(header.claim, RESERVED).owner
         self.joins = header.joins
         self.watches = self.claim is not None or self.joins is not None
-        self.deadline = _deadline(request, header, plan)
+        self.deadline = _deadline(request, header)
         self._since = time.monotonic()
-        self._is_ready, self._is_coming, self._run = is_ready, is_coming, run
+        self._worker = worker
+        self.called = False
         self._runs_in_outage = plan.options.on_outage != "retry"
 
     @property
-    def call(self) -> bytes:
-        """What the key holds from the moment the message is called until its run acquires the key."""
-        return self._room.call_of(self)
+    def call(self) -> bytes | None:
+        """What the key holds from the moment the message is called until its run acquires the key; None if it is not
+        called."""
+        return self._room.call_of(self) if self.called else None
 
     @property
     def to_json(self) -> dict[str, Any]:
@@ -126,12 +118,9 @@ class WaitingMessage(Waiter):
     @property
     def must_leave(self) -> bool:
         """Whether the wait here ends only because of the broker. If so, the message waits again when redelivered."""
-        now, task = time.monotonic(), self.request.task
-        plan: LockPlan = task.lock_plan  # type: ignore[attr-defined] # it is a `LockedTask`
         header = Header.read(self.request.request_dict[HEADER])
-        ends = _policy_deadlines(self.request, header, plan, self._since)
-        must_leave = now >= must_leave_at(self.request, plan) or was_given_back_often(self.request)
-        return must_leave and now < min(ends, default=math.inf)
+        ends = _policy_deadlines(self.request, header, self._since)
+        return must_leave(self.request) and time.monotonic() < min(ends, default=math.inf)
 
     @property
     def began_at(self) -> datetime:
@@ -141,21 +130,20 @@ class WaitingMessage(Waiter):
     @property
     def group(self) -> str:
         """The name of the task. All messages of a task need a slot, and a rate token if the task has a `rate_limit`."""
-        name: str = self.request.task.name
-        return name
+        return str(self.request.task.name)
 
     @property
     def is_out(self) -> bool:
         """Whether the room last found the lock server unreachable."""
-        return self._room.is_out(self.line)
+        return self._room.is_out(self.key)
 
     def is_ready(self) -> bool:
         """Whether the worker would run it soon: it has a slot, and a rate token if the task has a `rate_limit`."""
-        return self._is_ready(self)
+        return self._worker.is_ready(self)
 
     def is_coming(self) -> bool:
         """Whether it was called but no child has accepted it yet."""
-        return self._is_coming(self.request)
+        return self._worker.is_coming(self.request)
 
     def need_not_wait(self, holders: Sequence[Token]) -> bool:
         """Whether the key was handed over to this message, or the task it has joined no longer holds the key."""
@@ -176,11 +164,14 @@ class WaitingMessage(Waiter):
                 *(run_named(name, self.request.id), waited, len(self._room)),
                 extra=fields("turn", task=name, task_id=self.request.id, key=self.key),
             )
-        self._run(self, called)
+        self.called = called
+        self._worker.end_wait(self)
 
     def pass_on(self) -> None:
-        """Make the room pass the key on: the message was called to the key, but will not use it."""
-        self._room.leave(self)
+        """Make the room pass the key on if the message was called to it, because the message will not use it."""
+        if self.called:
+            self.called = False
+            self._room.leave(self)
 
     def look_for_next(self) -> bool:
         """Make the room check the message's line after its run has ended; return whether the line has a waiter."""
@@ -202,91 +193,45 @@ class WaitingMessage(Waiter):
             self.take_turn(called=False)
 
 
-def _deadline(request: Request, header: Header, plan: LockPlan) -> float:
+def _deadline(request: Any, header: Header) -> float:
     """When the message can wait no longer, by `time.monotonic()`."""
     now = time.monotonic()
-    return max(now, min([must_leave_at(request, plan), *_policy_deadlines(request, header, plan, now)]))
+    return max(now, min([_must_leave_at(request), *_policy_deadlines(request, header, now)]))
 
 
-def _policy_deadlines(request: Request, header: Header, plan: LockPlan, since: float) -> list[float]:
+def _policy_deadlines(request: Any, header: Header, since: float) -> list[float]:
     """The times at which the message stops waiting in any worker, and its run decides what happens next.
 
     `since` is when it began to wait in this worker. All times are by `time.monotonic()`.
     """
-    now, ends = time.monotonic(), []
+    now, ends, options = time.monotonic(), [], request.task.lock_plan.options
     if header.claim is not None:  # its run asks for the key, which extends its reservation
-        ends.append(since + plan.options.queue_ttl / 2)
-    if plan.options.wait_for is not None:
-        ends.append(now + plan.options.wait_for - (time.time() - header.since))
+        ends.append(since + options.queue_ttl / 2)
+    if options.wait_for is not None:
+        ends.append(now + options.wait_for - (time.time() - header.since))
     if request.expires:
         ends.append(now + (maybe_make_aware(request.expires, UTC) - datetime.now(UTC)).total_seconds() + EXPIRED_FOR)
     return ends
 
 
-def must_leave_at(request: Request, plan: LockPlan) -> float:
+def _must_leave_at(request: Any) -> float:
     """When the message must be published again, by `time.monotonic()`."""
-    received_at: float = request.received_at  # type: ignore[attr-defined] # it is a `LockedRequest`
-    return received_at + LONGEST_WAIT * plan.broker.visibility_timeout
+    at: float = request.received_at + LONGEST_WAIT * request.task.lock_plan.broker.visibility_timeout
+    return at
 
 
-def was_given_back_often(request: Request) -> bool:
-    """Whether the message of `request` came from a quorum queue that may soon drop it."""
+def must_leave(request: Any) -> bool:
+    """Whether the broker may soon deliver the message of `request` again, or a quorum queue may soon drop it."""
     count = (request.message.headers or {}).get("x-delivery-count")
-    return isinstance(count, int) and count >= GIVEN_BACK_OFTEN
+    is_given_back_often = isinstance(count, int) and count >= GIVEN_BACK_OFTEN
+    return is_given_back_often or time.monotonic() >= _must_leave_at(request)
 
 
-class RevokedMessages:
-    """Checks regularly, as long as any message waits, for messages that were revoked while waiting.
-
-    Args:
-        waiting: Returns the waiting messages, in any order.
-        end: Ends a revoked message.
-        timing: Held while a thread uses Celery's timer, in a worker without an event loop.
-    """
-
-    def __init__(
-        self,
-        waiting: Callable[[], list[WaitingMessage]],
-        end: Callable[[WaitingMessage], object],
-        timing: threading.Lock,
-    ) -> None:
-        self._waiting = waiting
-        self._end = end
-        self._timing = timing
-        self._entry: Any = None
-
-    def look_later(self, consumer: Any) -> None:
-        """Schedule a check, unless one is scheduled already. Thread-safe."""
-        if self._entry is None and consumer.hub is None:
-            self._set(consumer.timer)
-        elif self._entry is None:
-            consumer.hub.call_soon(self._set, consumer.timer)
-
-    def stop(self) -> None:
-        """Stop checking: no message waits any longer."""
-        entry, self._entry = self._entry, None
-        if entry is not None:
-            entry.cancel()
-
-    def _set(self, timer: Any, seconds: float = LOOK_EVERY) -> None:
-        with self._timing:
-            if self._entry is None:
-                self._entry = timer.call_after(seconds, self._look, (timer,))
-
-    def _look(self, timer: Any) -> None:
-        self._entry = None
-        revoked = self._revoked()
-        try:
-            for one in revoked[:MOST_AT_ONCE]:
-                self._end(one)
-        finally:
-            if self._waiting():
-                self._set(timer, 0.0 if len(revoked) > MOST_AT_ONCE else LOOK_EVERY)
-
-    def _revoked(self) -> list[WaitingMessage]:
-        if not state.revoked and not state.revoked_stamps:
-            return []
-        return [one for one in self._waiting() if one.request.id in state.revoked or _is_revoked_by_stamp(one.request)]
+def revoked_among(messages: Callable[[], list[WaitingMessage]]) -> list[WaitingMessage]:
+    """Those of the messages that `messages` returns that were revoked."""
+    if not state.revoked and not state.revoked_stamps:
+        return []
+    return [one for one in messages() if one.request.id in state.revoked or _is_revoked_by_stamp(one.request)]
 
 
 def _is_revoked_by_stamp(request: Request) -> bool:

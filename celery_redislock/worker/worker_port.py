@@ -28,18 +28,8 @@ def children_of(pool: Any) -> tuple[Any, ...]:
 
 
 def is_behind_semaphore(consumer: Any) -> bool:
-    """Whether fetched messages wait for a slot in Celery's semaphore, where a waiting message can overtake them."""
+    """Whether fetched messages wait for a slot in Celery's semaphore."""
     return bool(consumer.on_task_request == consumer.controller._process_task_sem)
-
-
-def wait_in_front(semaphore: Any, call: Callable[[], None]) -> None:
-    """Make a full semaphore call `call` first when a slot is free; its own `acquire` only appends."""
-    semaphore._waiting.appendleft((call, (), {}))
-
-
-def waiting_behind(semaphore: Any) -> int:
-    """How many calls wait for a slot of the semaphore. Their requests are reserved, but not in the pool."""
-    return len(semaphore._waiting)
 
 
 def run_in_acquired_slot(consumer: Any, request: Request) -> None:
@@ -73,14 +63,6 @@ def insert_into(consumer: Any, bucket: Any, index: int, request: Request) -> Non
     consumer._schedule_bucket_request(bucket)
 
 
-def give_rate_token_back(consumer: Any, bucket: Any) -> None:
-    """Give a rate token back to a bucket, which has no method for that, and run the next message if it can take one."""
-    missing = bucket.expected_time(bucket.capacity) * bucket.fill_rate
-    bucket.can_consume(-min(1.0, missing))
-    if bucket.contents and bucket.can_consume(bucket.contents[0][1]):
-        consumer._limit_move_to_pool(bucket.pop()[0])
-
-
 def called(consumer: Any, name: str) -> int:
     """How many messages that have waited are at the front of the bucket of the task `name`. Thread-safe."""
     bucket = bucket_of(consumer, name)
@@ -108,11 +90,15 @@ def run_limited(consumer: Any, request: Request) -> None:
         insert_into(consumer, bucket, called(consumer, task.name), request)
 
 
-def give_back(consumer: Any, name: str) -> None:
-    """Give a rate token of the task `name` back, for the next message."""
+def give_rate_token_back(consumer: Any, name: str) -> None:
+    """Give a rate token of the task `name` back, for which a bucket has no method, and run the next message with it."""
     bucket = bucket_of(consumer, name)
-    if bucket is not None:
-        give_rate_token_back(consumer, bucket)
+    if bucket is None:
+        return
+    missing = bucket.expected_time(bucket.capacity) * bucket.fill_rate
+    bucket.can_consume(-min(1.0, missing))
+    if bucket.contents and bucket.can_consume(bucket.contents[0][1]):
+        consumer._limit_move_to_pool(bucket.pop()[0])
 
 
 # A request.

@@ -25,7 +25,7 @@ from celery_redislock import LockConflict
 from celery_redislock.app import server_of
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.hold.keeper import Keeper
-from celery_redislock.line.schedule import OFFERED_FOR
+from celery_redislock.line.lines import OFFERED_FOR
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.hold import Hold

@@ -17,7 +17,6 @@ from celery.worker import WorkController
 from celery.worker.consumer import Consumer
 from celery.worker.request import Request
 from kombu import Connection, Queue
-from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 from kombu.common import QoS
 from kombu.utils.limits import TokenBucket
 
@@ -89,19 +88,6 @@ def test_a_worker_has_the_methods_that_give_messages_to_its_pool_with_and_withou
     assert not worker_port.is_behind_semaphore(SimpleNamespace(on_task_request=repr, controller=controller))
 
 
-def test_what_waits_in_front_of_a_semaphore_is_called_before_what_came_earlier():
-    called: list[str] = []
-    semaphore = LaxBoundedSemaphore(1)
-    semaphore.acquire(called.append, "runs")
-    semaphore.acquire(called.append, "fetched")
-    worker_port.wait_in_front(semaphore, lambda: called.append("waiting"))
-    assert worker_port.waiting_behind(semaphore) == 2
-    semaphore.release()
-    semaphore.release()
-    assert called == ["runs", "waiting", "fetched"]
-    assert worker_port.waiting_behind(semaphore) == 0
-
-
 # A task's `rate_limit`.
 
 
@@ -129,10 +115,10 @@ def test_a_token_that_is_given_back_is_there_and_the_next_message_has_it():
     consumer = Worked(bucket)
     assert bucket.can_consume(1)
     assert not bucket.can_consume(1)
-    worker_port.give_rate_token_back(consumer, bucket)
+    worker_port.give_rate_token_back(consumer, "limited")
     assert bucket.can_consume(1)
     bucket.add(("next", 1))
-    worker_port.give_rate_token_back(consumer, bucket)
+    worker_port.give_rate_token_back(consumer, "limited")
     assert consumer.moved == ["next"]
     assert not bucket.can_consume(1)
 

@@ -83,6 +83,6 @@ def test_lock_expiry_is_refused_with_what_to_write(define):
     with pytest.raises(LockConfigError) as refused:
         define(lock_expiry=10)
     assert str(refused.value).endswith(
-        "lock_expiry is not known; did you mean lock_lease, how long the lock outlives a dead holder, or lock_max_hold, "
-        "the longest that a run may hold it?"
+        "lock_expiry is not known; did you mean lock_lease, how long the lock outlives a dead holder, or "
+        "lock_max_hold, the longest that a run may hold it?"
     )

@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from celery_redislock import Lock, LockConfigError, LockedTask, LockUnavailable, locked
-from celery_redislock.line import schedule
+from celery_redislock.line.lines import CALLED_FOR
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import channel_of, keys_of
@@ -280,7 +280,7 @@ def test_one_who_is_called_and_interrupted_passes_the_key_on(make, client, lock_
         with raised_at(asks, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
             Lock(behind, NAME, timeout=10).acquire()
         later, released = releasing.result()
-        assert later.result(15) - released < schedule.CALLED_FOR - 0.5  # sooner than the key is kept for who was called
+        assert later.result(15) - released < CALLED_FOR - 0.5  # sooner than the key is kept for who was called
 
 
 def room_of(client):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from hashlib import sha1
 from typing import Any
 
-from celery_redislock.line import schedule
+from celery_redislock.line import lines
 from celery_redislock.protocol import scripts
 
 _TIMES = "OFFER_MS, CALLED_MS, LINE_MS = {}, {}, 150000"
@@ -24,4 +24,4 @@ def lengthen(set_to: Callable[[Any, str, Any], None] = setattr) -> None:
         set_to(script, "text", patient)
         set_to(script, "sha", sha1(patient.encode(), usedforsecurity=False).hexdigest())
     for name in ("OFFERED_FOR", "CALLED_FOR"):
-        set_to(schedule, name, 60.0)
+        set_to(lines, name, 60.0)

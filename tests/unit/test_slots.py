@@ -1,4 +1,4 @@
-"""How many messages a pool runs at a time, and the looks at what stands at its gate."""
+"""How many messages a pool runs at a time, and which of them gets a slot that becomes free."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from celery.concurrency import prefork, solo, thread
+from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
-from celery_redislock.worker.slots import slots_of
+from celery_redislock.worker.slots import SemaphoreSlots, slots_of
 from celery_redislock.worker.starter import GatedSlots, Starter
 
 
@@ -30,18 +31,21 @@ def test_the_solo_pool_has_one_slot() -> None:
     assert slots_of(pool) == 1
 
 
-def test_however_often_a_look_is_asked_for_only_one_is_to_come() -> None:
-    """Each look asks for the next one. If each wake-up began a series of its own, their number would only grow."""
+def test_however_often_it_is_woken_only_one_call_is_to_come() -> None:
+    """Each call asks for the next one. If each wake-up began a series of its own, their number would only grow."""
     looks: set[int] = set()
 
-    def call_later(seconds: float, _: object) -> SimpleNamespace:
+    def call_after(seconds: float, _: object) -> SimpleNamespace:
         looks.add(number := len(looks) + 1)
         return SimpleNamespace(cancel=lambda: looks.discard(number))
 
-    starter = Starter(lambda: starter.look_again(0.1))
-    starter.start(SimpleNamespace(hub=SimpleNamespace(call_later=call_later)))
+    added: list[Any] = []
+    starter = Starter(lambda: 0.1)
+    starter.register(SimpleNamespace(add_reader=lambda _, callback: added.append(callback)))
+    starter.start(SimpleNamespace(hub=True, timer=SimpleNamespace(call_after=call_after)))
     for _ in range(3):
-        starter.look_again(0.1)
+        starter.wake_up()
+        added[0]()
     assert len(looks) == 1
 
 
@@ -51,7 +55,7 @@ def test_after_a_reconnect_no_slot_is_held_for_a_run_that_has_ended_before() -> 
     pool.start()
     held: list[bool] = []
     consumer = SimpleNamespace(pool=pool, on_task_request=lambda _: None)
-    slots = GatedSlots(consumer, lambda: held.append(True), lambda _: None, lambda: True)
+    slots = GatedSlots(consumer, lambda: held.append(True), lambda: None, lambda: True)
     request: Any = SimpleRequest()
     assert slots.take(request, lambda: True)
     slots.settle(0)
@@ -64,3 +68,71 @@ def test_after_a_reconnect_no_slot_is_held_for_a_run_that_has_ended_before() -> 
 
 class SimpleRequest:
     """A request that Celery has not reserved any more: its run has ended."""
+
+
+class Prefork:
+    """A worker with two slots, on kombu's own semaphore."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.asked = 0
+        self.semaphore = LaxBoundedSemaphore(2)
+        start: Any = self.started.append
+        controller = SimpleNamespace(semaphore=self.semaphore, _process_task=start)
+        pool = SimpleNamespace(active=True, uses_semaphore=True, num_processes=2)
+        hub = SimpleNamespace(call_soon=lambda call: call())
+        consumer = SimpleNamespace(controller=controller, pool=pool, hub=hub, on_task_request=start)
+        self.slots = SemaphoreSlots(consumer, self.asks, lambda: None)
+
+    def asks(self) -> None:
+        """It is called when a room is to be asked."""
+        self.asked += 1
+
+    def admit(self, *names: Any) -> None:
+        """Messages with these names are fetched."""
+        for name in names:
+            self.slots.admit(name)
+
+
+def test_fetched_messages_get_the_slots_as_they_come_while_nothing_waits() -> None:
+    worker = Prefork()
+    worker.admit("a", "b", "c", "d")
+    assert worker.started == ["a", "b"]
+    worker.semaphore.release()
+    assert worker.started == ["a", "b", "c"]
+    assert (worker.asked, worker.semaphore.value) == (0, 0)
+
+
+def test_the_next_slot_is_held_for_a_waiting_message_and_goes_to_a_fetched_one_if_no_room_uses_it() -> None:
+    worker = Prefork()
+    worker.admit("a", "b", "c", "d")
+    worker.slots.settle(1)
+    worker.semaphore.release()
+    worker.slots.settle(1)
+    assert (worker.started, worker.asked) == (["a", "b"], 1)
+    worker.slots.settle(0)
+    assert worker.started == ["a", "b", "c"]
+
+
+def test_a_fetched_message_gets_the_slot_after_the_one_that_a_waiting_message_took() -> None:
+    worker = Prefork()
+    worker.admit("a", "b", "c")
+    worker.slots.settle(1)
+    worker.semaphore.release()
+    waiting: Any = "waiting"
+    assert worker.slots.take(waiting, lambda: False)
+    worker.slots.settle(0)
+    assert worker.started == ["a", "b", "waiting"]
+    worker.semaphore.release()
+    worker.slots.settle(0)
+    assert worker.started == ["a", "b", "waiting", "c"]
+
+
+def test_a_slot_that_no_message_needs_any_more_goes_back_to_the_semaphore() -> None:
+    worker = Prefork()
+    worker.admit("a", "b")
+    worker.slots.settle(2)
+    worker.semaphore.release()
+    worker.semaphore.release()
+    worker.slots.settle(0)
+    assert worker.semaphore.value == 2

@@ -1,4 +1,4 @@
-"""Queues: those who wait in a room. What has ended is not kept, and to keep it out costs little."""
+"""The waiters of one line: they keep their order, and those that have left leave nothing behind and cost little."""
 
 from __future__ import annotations
 
@@ -9,98 +9,94 @@ import weakref
 
 import pytest
 
-from celery_redislock.line.waiters import Queues, Waiter
+from celery_redislock.line.lines import Line, Ordered
+from celery_redislock.line.waiters import Waiter
 from celery_redislock.protocol.names import Demand
 
 
 class Guest(Waiter):
     """Waits, and is forgotten."""
 
-    def __init__(self, rank, key="k", deadline=math.inf, watches=False):
-        self.demand, self.rank, self.deadline, self.watches = Demand(key), rank, deadline, watches
+    def __init__(self, rank: int, *, watches: bool = False) -> None:
+        self.demand, self.rank, self.watches = Demand("k"), rank, watches
 
-    def take_turn(self, *, called):
+    def take_turn(self, *, called: bool) -> None:
         """It is never called here."""
 
 
-@pytest.fixture
-def queues():
-    return Queues()
-
-
-def kept(guests):
-    gc.collect()
-    return sum(guest() is not None for guest in guests)
-
-
-def round_of(queues, now=0.0):
-    """As a room does in each of its rounds."""
-    queues.take_in()
-    return len(queues.end(now))
-
-
-def enter(queues, *guests):
+@pytest.mark.parametrize("watches", [False, True])
+def test_waiters_that_leave_from_anywhere_in_the_line_are_not_kept(watches: bool) -> None:
+    line = Line(Demand("k"))
+    guests = [Guest(rank, watches=watches) for rank in range(3000)]
+    left = [weakref.ref(guest) for guest in guests[3:]]
     for guest in guests:
-        queues.add(guest)
-    round_of(queues)
-    return [weakref.ref(guest) for guest in guests]
+        line.add(guest)
+    for guest in guests[3:]:
+        line.discard(guest)
+    del guests[3:], guest
+    gc.collect()
+    assert not any(guest() for guest in left)
+    assert [*line.waiters] == guests
+    assert [*line.watching] == (guests if watches else [])
 
 
-@pytest.mark.parametrize("watches", [False, True])
-def test_those_who_have_expired_behind_the_first_are_not_kept(queues, watches):
-    enter(queues, *(Guest(rank) for rank in range(3)))
-    ended = enter(queues, *(Guest(rank, deadline=10.0, watches=watches) for rank in range(3, 3003)))
-    assert round_of(queues, now=11.0) == 3000
-    assert kept(ended) < 30
-    assert [queues.first("1 k").rank, queues.second("1 k").rank, len(queues)] == [0, 1, 3]
-
-
-@pytest.mark.parametrize("watches", [False, True])
-def test_those_who_leave_are_not_kept_in_any_line(queues, watches):
-    guests = [Guest(rank, key=f"k{rank % 7}", watches=watches) for rank in range(3000)]
-    refs = enter(queues, *guests)
-    for guest in guests[30:]:
-        queues.remove(guest)
-    del guests, guest
-    round_of(queues)
-    assert kept(refs) < 100
-    assert sum(len(queue.heap) for queue in queues.by_line.values()) < 100
-    assert sum(len(queue.watching) for queue in queues.by_line.values()) < 100
-
-
-def test_the_order_is_kept_while_others_leave(queues):
+def test_the_order_is_kept_while_others_leave() -> None:
+    line = Line(Demand("k"))
     guests = [Guest((rank * 7919) % 1000) for rank in range(1000)]
-    enter(queues, *guests)
-    for number, guest in enumerate(sorted(guests, key=lambda one: one.rank)):
-        if number % 10:
-            queues.remove(guest)
-    round_of(queues)
-    order = []
-    while first := queues.first("1 k"):
-        order.append(first.rank)
-        queues.remove(first)
-    assert order == list(range(0, 1000, 10))
+    for guest in guests:
+        line.add(guest)
+    for guest in guests:
+        if guest.rank % 10:
+            line.discard(guest)
+    assert [guest.rank for guest in line.waiters] == list(range(0, 1000, 10))
 
 
-def test_many_who_come_and_go_one_by_one_cost_little(queues):
-    """Each round may look at all, but only after as many have ended."""
-    enter(queues, *(Guest(rank) for rank in range(5000)))
+def test_waiters_with_the_same_rank_stay_in_the_order_of_their_arrival() -> None:
+    line = Line(Demand("k"))
+    first, second, third = Guest(1), Guest(1), Guest(1)
+    for guest in (first, second, third):
+        line.add(guest)
+    line.discard(second)
+    assert [*line.waiters] == [first, third]
+
+
+def test_many_that_come_and_go_one_by_one_cost_little() -> None:
+    timers: Ordered[int] = Ordered()
+    for number in range(5000):
+        timers.put(number, 1e9)
     began = time.process_time()
-    for rank in range(5000, 10_000):
-        guest = Guest(rank, deadline=1e9)
-        queues.add(guest)
-        round_of(queues)
-        queues.remove(guest)
-    assert time.process_time() - began < 2.0
+    for number in range(5000, 10_000):
+        timers.put(number, 1e9 + number)
+        assert timers.before(1.0) == []
+        timers.discard(number)
+    assert time.process_time() - began < 1.0
 
 
-def test_who_was_called_and_waits_on_does_not_stand_behind_itself(queues):
+def test_a_waiter_that_was_called_and_waits_on_does_not_stand_behind_itself() -> None:
     """Its room would stand in line with its rank when it is called again, before those of other rooms."""
-    first, second = Guest(1), Guest(2)
-    enter(queues, first, second)
-    queues.remove(first)
-    enter(queues, first)
-    assert queues.second(first.line) is second
-    assert queues.first(first.line) is first
-    queues.remove(second)
-    assert queues.second(first.line) is None
+    line, first, second = Line(Demand("k")), Guest(1), Guest(2)
+    for guest in (first, second, first):
+        line.add(guest)
+    assert line.waiters.first(2) == [first, second]
+    line.discard(second)
+    assert line.waiters.first(2) == [first]
+
+
+def test_what_is_put_again_moves() -> None:
+    timers: Ordered[str] = Ordered()
+    for name, at in (("a", 3.0), ("b", 2.0), ("c", 1.0), ("a", 0.0)):
+        timers.put(name, at)
+    assert [*timers] == ["a", "c", "b"]
+    assert timers.before(1.5) == ["a", "c"]
+    timers.discard("a")
+    timers.discard("unknown")
+    assert (timers.lowest, timers.place_of("b"), timers.place_of("a")) == (1.0, 2.0, math.inf)
+
+
+def test_a_line_is_checked_for_a_waiter_that_is_first_or_watches_and_for_any_while_the_room_is_not_in_it() -> None:
+    line = Line(Demand("k"))
+    assert line.add(Guest(10)), "the room is not in line"
+    line.stand()
+    assert not line.add(Guest(20))
+    assert line.add(Guest(5))
+    assert line.add(Guest(30, watches=True))

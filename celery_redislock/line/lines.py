@@ -1,0 +1,287 @@
+"""Lines: the waiters of one room, line by line and in order, and when the room checks which line. No I/O."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import time
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+from celery_redislock.protocol.names import Demand, is_line
+from celery_redislock.protocol.replies import Conflict
+
+from .waiters import Waiter, is_ready
+
+_random = random.SystemRandom()
+
+T = TypeVar("T")
+
+#: How many seconds a key is kept for the room it is offered to. lua/prelude.lua sets it.
+OFFERED_FOR = 1.0
+#: How many seconds a key is kept for a waiter that was called. lua/prelude.lua sets it.
+CALLED_FOR = 5.0
+#: A room checks a key this many seconds after its expected expiry, at random between these bounds: the key has expired
+#: by then, and the rooms do not all check at once.
+MARGIN = 0.005, 0.03
+#: The longest time between two checks of a key while the room stands in line, in seconds.
+LONGEST_LOOK = 60.0
+#: The longest time between two checks while the room hears no hints or the server does not answer, in seconds.
+SHORT_LOOK = 1.0
+#: The bounds of the time between two checks of a key with watching waiters, in seconds.
+WATCHED = 1.0, 10.0
+#: Seconds after which a room without a slot enters its lines again, because lines expire.
+REFRESHED = 60.0
+
+
+class Ordered(Generic[T]):
+    """Items ordered by a place each, those with the same place as they came. Removed items leave nothing behind."""
+
+    def __init__(self) -> None:
+        self._entries: dict[T, tuple[Any, int, T]] = {}
+        self._sorted: list[tuple[Any, int, T]] = []
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._sorted)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter([item for *_, item in self._sorted])
+
+    def put(self, item: T, place: Any) -> None:
+        """Add `item`, or move it to another place."""
+        self.discard(item)
+        self._entries[item] = entry = place, next(self._numbers), item
+        insort(self._sorted, entry)
+
+    def discard(self, item: T) -> None:
+        """Remove `item` if it is here."""
+        entry = self._entries.pop(item, None)
+        if entry is not None:
+            del self._sorted[bisect_left(self._sorted, entry)]
+
+    def place_of(self, item: T) -> Any:
+        """The place of `item`; infinite if it is not here."""
+        return self._entries[item][0] if item in self._entries else math.inf
+
+    def before(self, place: Any) -> list[T]:
+        """The items whose places are below `place`, in order."""
+        return [item for *_, item in self._sorted[: bisect_left(self._sorted, (place,))]]
+
+    def first(self, count: int) -> list[T]:
+        """The first `count` items, or fewer."""
+        return [item for *_, item in self._sorted[:count]]
+
+    @property
+    def lowest(self) -> Any:
+        """The place of the first item; infinite if there is none."""
+        return self._sorted[0][0] if self._sorted else math.inf
+
+
+class Line:
+    """The waiters in one line, and what their room knows about that line. Only the room's thread uses it.
+
+    Args:
+        demand: What the waiters wait for.
+        rank: The room's rank in line, as far as it knows; None if the room is not in line.
+
+    Attributes:
+        waiters: The waiters by rank, then by arrival.
+        watching: Those of them that may start before their turn.
+        aside: The lines that the line is set aside with; see `Lines`.
+        has_declined: Whether the room was offered the key while it had no slot. It then stays out of line until it has
+            a slot.
+    """
+
+    def __init__(self, demand: Demand, rank: int | None = None) -> None:
+        self.demand = demand
+        self.rank = rank
+        self.waiters: Ordered[Waiter] = Ordered()
+        self.watching: dict[Waiter, None] = {}
+        self.aside: Ordered[Line] | None = None
+        self.has_declined = False
+        #: When the room last told the server its rank, by `time.monotonic()`.
+        self._refreshed = -math.inf
+        self._watched_since = -math.inf
+        #: The waiters that were called and may still be on their way, each with the time of its call.
+        self._called: list[tuple[float, Waiter]] = []
+
+    @property
+    def first(self) -> Waiter:
+        """The first waiter."""
+        return self.waiters.first(1)[0]
+
+    def add(self, waiter: Waiter) -> bool:
+        """Add `waiter`; return whether the line must be checked.
+
+        It must be if the waiter is the first, if the room has no rank in line, or if the waiter watches: what it
+        watches for may have happened already.
+        """
+        self.waiters.put(waiter, waiter.rank)
+        if waiter.watches:
+            self.watching[waiter] = None
+            self._watched_since = time.monotonic()
+        return waiter.watches or self.rank is None or self.first is waiter
+
+    def discard(self, waiter: Waiter) -> None:
+        """Remove `waiter` if it is here."""
+        self.waiters.discard(waiter)
+        self.watching.pop(waiter, None)
+
+    def call(self, waiter: Waiter) -> None:
+        """Record that `waiter` was called just now."""
+        self._called.append((time.monotonic(), waiter))
+
+    @property
+    def is_called_in_vain(self) -> bool:
+        """Whether as many waiters as can hold the key were called, found no slot in time, and are still coming."""
+        self._called = [(at, waiter) for at, waiter in self._called if waiter.is_coming()]
+        return sum(time.monotonic() - at > CALLED_FOR for at, _ in self._called) >= self.demand.capacity
+
+    def stand(self) -> None:
+        """Record that the room stands in line with the rank of its first waiter from now on."""
+        self.rank, self._refreshed, self.has_declined = self.first.rank, time.monotonic(), False
+
+    @property
+    def must_enter(self) -> bool:
+        """Whether the room, which has no slot, must enter the line so that no later waiter overtakes its first one."""
+        is_fresh = time.monotonic() < self._refreshed + REFRESHED
+        is_there = is_fresh and self.rank is not None and self.rank <= self.first.rank
+        return not is_there and not self.has_declined
+
+    def look_in(self, conflict: Conflict | None, look_every: float | None, *, hears: bool) -> float:
+        """Seconds until the next check of the key while the room stands in line.
+
+        Only a hint tells watching waiters that they may start. In case the hint is lost, the time to the next check is
+        as long as they have watched so far, within `WATCHED`: a lost hint at most about doubles their wait.
+
+        Args:
+            conflict: Who holds the key; None if the key is kept for a waiter that was called.
+            look_every: See `Waiter`, of the first waiter.
+            hears: Whether the room hears hints.
+        """
+        longest = LONGEST_LOOK if hears else SHORT_LOOK
+        if conflict is None:
+            return min(longest, CALLED_FOR + margin())
+        if look_every is not None and any(one.since is None for one in conflict.holders):
+            longest = min(longest, look_every)
+        if self.watching:
+            watched = time.monotonic() - self._watched_since
+            longest = min(longest, max(WATCHED[0], min(watched, WATCHED[1])))
+        return longest if conflict.ttl is None else min(longest, conflict.ttl + margin())
+
+
+def margin() -> float:
+    """Seconds from an expected expiry to the room's check; random, within `MARGIN`."""
+    return _random.uniform(*MARGIN)
+
+
+class Lines:
+    """The lines of a room's waiters, and when to check which of them. Only the room's thread uses it.
+
+    Attributes:
+        by_name: The lines that have waiters, or that the room may still be in, by `Waiter.line`.
+    """
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Line] = {}
+        #: When to check which line, and when which waiter stops waiting, by `time.monotonic()`.
+        self._timers: Ordered[Waiter | Line] = Ordered()
+        #: The lines to check in the next round, each with whether a hint says that its key is offered to the room.
+        self._due: dict[Line, bool] = {}
+        #: The lines whose first waiters cannot start yet, by `Waiter.group`, those of a silent server last.
+        self._aside: dict[str, Ordered[Line]] = {}
+
+    def add(self, waiter: Waiter) -> None:
+        """Add `waiter`, and check its line if need be."""
+        if waiter.deadline != math.inf:
+            self._timers.put(waiter, waiter.deadline)
+        if self.by_name.setdefault(waiter.line, Line(waiter.demand)).add(waiter):
+            self.soon(waiter.line)
+
+    def remove(self, waiter: Waiter) -> None:
+        """Remove `waiter` if it is here."""
+        self._timers.discard(waiter)
+        if waiter.line in self.by_name:
+            self.by_name[waiter.line].discard(waiter)
+
+    def drop(self, line: Line) -> None:
+        """Drop `line`, which has no waiters."""
+        self.by_name.pop(line.demand.line, None)
+        self._timers.discard(line)
+        self._due.pop(line, None)
+
+    def hear(self, hint: str | None) -> None:
+        """Schedule the check that a hint asks for; `names.channel_of` lists the hints. Any other text is ignored.
+
+        None means that hints may have been missed: check all lines. A hint may name a line without waiters, which the
+        room then leaves: a command that arrived late may have put the room there.
+        """
+        what, _, name = (hint or "").partition(" ")
+        if hint is None:
+            self._due = dict.fromkeys(self.by_name.values(), False) | self._due
+        elif what == "soon" and name in self.by_name:
+            self.within(self.by_name[name], OFFERED_FOR + margin())
+        elif what in {"offer", "look"} and (name in self.by_name or is_line(name)):
+            line = self.by_name.setdefault(name, Line(Demand.of_line(name), rank=0))
+            self._due[line] = self._due.get(line, False) or what == "offer"
+
+    def soon(self, name: str) -> None:
+        """Check the line `name` in the next round, if there is one."""
+        if name in self.by_name:
+            self._due.setdefault(self.by_name[name], False)
+
+    def later(self, line: Line, seconds: float) -> None:
+        """Check `line` in `seconds` seconds. This replaces any time set before."""
+        self._timers.put(line, time.monotonic() + seconds)
+
+    def within(self, line: Line, seconds: float) -> None:
+        """Check `line` in at most `seconds` seconds."""
+        self._timers.put(line, min(self._timers.place_of(line), time.monotonic() + seconds))
+
+    def time_is_up(self) -> list[Waiter]:
+        """Make the lines due whose time has come; return the waiters whose deadline has passed."""
+        over = self._timers.before(time.monotonic())
+        for one in over:
+            self._timers.discard(one)
+            if isinstance(one, Line):
+                self._due.setdefault(one, False)
+        return [one for one in over if isinstance(one, Waiter)]
+
+    def take_due(self) -> dict[Line, bool]:
+        """The lines to check now, each with whether a hint says that its key is offered to the room."""
+        due, self._due = self._due, {}
+        return due
+
+    def set_aside(self, line: Line, *, is_out: bool) -> None:
+        """Set `line` aside until its first waiter can start; `is_out`: its server does not answer."""
+        line.aside = self._aside.setdefault(line.first.group, Ordered())
+        line.aside.put(line, (is_out, line.first.rank))
+
+    def take_aside(self, line: Line) -> None:
+        """Set `line` aside no longer."""
+        if line.aside is not None:
+            line.aside.discard(line)
+            line.aside = None
+
+    def next_ready(self) -> Line | None:
+        """Take the line that comes first of those set aside whose first waiters can start; None if there is none."""
+        for lines in sorted(filter(None, self._aside.values()), key=lambda lines: lines.lowest):
+            (line,) = lines.first(1)
+            if is_ready(line.first):
+                self.take_aside(line)
+                return line
+        return None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many lines are set aside, by `Waiter.group`."""
+        return {group: len(lines) for group, lines in self._aside.items() if lines}
+
+    @property
+    def next_at(self) -> float:
+        """When there is something to do, by `time.monotonic()`."""
+        at: float = self._timers.lowest
+        return at
