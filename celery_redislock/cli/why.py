@@ -114,7 +114,7 @@ class Result(NamedTuple):
         if isinstance(self.value, RedisLockError):
             return str(self.value)
         is_revoked = self.status == states.REVOKED and isinstance(self.value, Exception) and self.value.args
-        return str(self.value.args[0]) if is_revoked else "no reason is known"
+        return (str(self.value.args[0]) if is_revoked else "") or "no reason is known"
 
 
 class Why:
