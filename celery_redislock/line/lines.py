@@ -91,6 +91,7 @@ class Line:
         waiters: The waiters by rank, then by arrival.
         watching: Those of them that may start before their turn.
         aside: The lines that the line is set aside with; see `Lines`.
+        refreshed: When the room last told the server its rank, by `time.monotonic()`.
         has_declined: Whether the room was offered the key while it had no slot. It then stays out of line until it has
             a slot.
     """
@@ -102,8 +103,7 @@ class Line:
         self.watching: dict[Waiter, None] = {}
         self.aside: Ordered[Line] | None = None
         self.has_declined = False
-        #: When the room last told the server its rank, by `time.monotonic()`.
-        self._refreshed = -math.inf
+        self.refreshed = -math.inf
         self._watched_since = -math.inf
         #: The waiters that were called and may still be on their way, each with the time of its call.
         self._called: list[tuple[float, Waiter]] = []
@@ -142,12 +142,12 @@ class Line:
 
     def stand(self) -> None:
         """Record that the room stands in line with the rank of its first waiter from now on."""
-        self.rank, self._refreshed, self.has_declined = self.first.rank, time.monotonic(), False
+        self.rank, self.refreshed, self.has_declined = self.first.rank, time.monotonic(), False
 
     @property
     def must_enter(self) -> bool:
         """Whether the room, which has no slot, must enter the line so that no later waiter overtakes its first one."""
-        is_fresh = time.monotonic() < self._refreshed + REFRESHED
+        is_fresh = time.monotonic() < self.refreshed + REFRESHED
         is_there = is_fresh and self.rank is not None and self.rank <= self.first.rank
         return not is_there and not self.has_declined
 

@@ -306,6 +306,7 @@ class Room:
         if not line.waiters:
             self._lines.drop(line)
             return
+        line.refreshed = -math.inf  # the command may not have been sent
         self._lines.later(line, SHORT_LOOK)
         for waiter in line.waiters:
             waiter.unavailable(error)

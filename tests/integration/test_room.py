@@ -642,6 +642,18 @@ class TestWhatFails:
         wait_until(lambda: guest.began, "it begins")
         assert guest.began == [True]
 
+    def test_a_room_without_a_slot_that_could_not_enter_its_line_enters_it_once_the_server_answers(
+        self, private_locks, make_room
+    ):
+        room = make_room()
+        guest = Guest(10)
+        guest.has_slot = False
+        private_locks.kill()
+        room.enter(guest)
+        wait_until(lambda: guest.error, "it is told")
+        private_locks.restart()
+        in_line(private_locks.client, room)
+
     def test_a_server_that_is_away_is_told_to_who_waits(self, private_locks, room, running):
         guest = Guest(10)
         room.enter(guest)
