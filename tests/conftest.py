@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -18,12 +19,14 @@ from celery import Celery
 from kombu import pools
 
 from tests.lab.app import QUORUM, Config, make_app
+from tests.lab.distributions import read_once
 from tests.lab.gate import Gate
 from tests.lab.ledger import Ledger
 from tests.lab.lock_servers import behind_proxy, lock_server_in
 from tests.lab.proxy import Proxy
 from tests.lab.results import look_once_more
 from tests.lab.servers import Valkey, rabbitmq, wait_until
+from tests.lab.tasks import themes_named_in
 from tests.lab.workers import Worker, beat, worker
 
 #: Whether `make matrix` runs: only there does a test hold a time against a bound.
@@ -32,6 +35,7 @@ IS_MATRIX = os.environ.get("LAB_EVERY_BROKER") == "1"
 LAST_LINES = 60
 
 look_once_more()
+read_once()
 
 
 def pytest_collection_finish() -> None:
@@ -140,7 +144,14 @@ def config(request: pytest.FixtureRequest, broker: str, broker_server: Valkey, l
         str(ledger.path),
         queue=f"lab-{uuid4().hex[:8]}",
         settings=dict(QUORUM) if is_quorum else {},
+        themes=themes_named_in(request.path, *helpers_of(request.path.parent)),
     )
+
+
+@functools.cache
+def helpers_of(folder: Path) -> list[Path]:
+    """The modules that the tests in a folder share."""
+    return sorted(set(folder.glob("*.py")) - set(folder.glob("test_*.py")))
 
 
 @pytest.fixture
