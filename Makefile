@@ -9,8 +9,9 @@ STAMP := $(VENV)/.ready
 # These run in every pool too, and are part of make compat.
 IN_POOLS := $(patsubst %,tests/acceptance/test_%.py,line_pools line_rate_limit line_quorum)
 
-# Of these, make matrix runs every pool on every broker; make test has a case of each.
-PRODUCTS := $(addprefix tests/acceptance/test_,handover.py line_backlog.py one_job.py deaths.py)
+# Of these, make matrix runs every pool on every broker, or what else is only like another case; make test has a case of each.
+PRODUCTS := $(patsubst %,tests/acceptance/test_%.py,handover line_backlog one_job deaths jobs_that_never_start limits_ways_out \
+	worker_start complaints lost_locks migrating)
 
 # What make coverage runs: the model is no part of the package, and takes minutes where each line is noted.
 MEASURED := $(addprefix tests/,unit integration acceptance packaging compatibility frameworks topologies)

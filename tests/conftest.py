@@ -207,6 +207,14 @@ def every(names: str, *values: Sequence[object]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(names.split(", "), rows, indirect=["broker"])
 
 
+def in_pools(*names: str, others: Sequence[str]) -> pytest.MarkDecorator:
+    """Parametrize with these pools, and where `make matrix` runs with the others too: each is like one of these.
+
+    Threads and a solo pool run bodies in the process itself, and so do both pools of greenlets.
+    """
+    return pytest.mark.parametrize("pool", [*names, *(others if IS_MATRIX else ())])
+
+
 @pytest.fixture
 def running(ledger: Ledger) -> Callable[..., int]:
     """Waits until a run of this item has begun; returns the child's pid."""

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tests.conftest import in_pools
 from tests.lab.kinds import needs_one_server
 from tests.lab.servers import free_port, need_pool, wait_until
 
@@ -18,7 +19,7 @@ def lines_of(worker, level: str) -> list[str]:
 
 
 @needs_one_server("its URL is another")
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent", "eventlet"])
+@in_pools("prefork", "threads", "gevent", others=["solo", "eventlet"])
 def test_a_wrong_password_is_an_error_before_the_worker_is_ready(config, private_locks, start_worker, pool):
     need_pool(pool)
     private_locks.client.config_set("requirepass", "right")
