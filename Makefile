@@ -32,7 +32,7 @@ demo: $(STAMP)  ## Run the example app on a server of its own
 	@$(BIN)/python -m example_worker
 
 test: $(STAMP)  ## The tests on real servers and workers, but for those of make compat, topologies and twins
-	@$(BIN)/python -m pytest -n 4 --dist loadfile $(IN_POOLS:%=--ignore=%)  # they mostly wait for servers and workers
+	@$(BIN)/python -m pytest -n 5 --dist loadfile $(IN_POOLS:%=--ignore=%)  # they mostly wait for servers and workers
 
 proof: $(STAMP)  ## The properties of tests/properties with ten times as many steps, other ones each time; SEED=7 repeats them
 	@PROPERTIES=proof SEED=$(or $(SEED),$(shell date +%s)) $(BIN)/python -m pytest -n 3 --dist worksteal tests/properties

@@ -38,6 +38,14 @@ look_once_more()
 read_once()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Spread the tests as `tests.lab.spread` says."""
+    from tests.lab.spread import Spread  # xdist may not be there
+
+    return Spread(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 def pytest_collection_finish() -> None:
     """What has been imported by now stays to the end: the collection after each test need not look at it."""
     gc.freeze()
