@@ -10,8 +10,9 @@ TEXTLINT := $(VENV)/node_modules/.package-lock.json
 # These also run in every pool, so they are part of make compat.
 IN_POOLS := $(patsubst %,tests/acceptance/test_%.py,line_pools line_rate_limit line_quorum)
 
-# make matrix runs these with every pool on every broker; make test has one case of each.
-PRODUCTS := $(addprefix tests/acceptance/test_,handover.py line_backlog.py one_job.py deaths.py)
+# make matrix runs these with every pool on every broker, and their cases that differ little from others; make test has one case of each.
+PRODUCTS := $(patsubst %,tests/acceptance/test_%.py,handover line_backlog one_job deaths jobs_that_never_start limits_ways_out \
+	worker_start complaints lost_locks migrating)
 
 # What make coverage runs. Not the model: it is not part of the package, and takes minutes under coverage.
 MEASURED := $(addprefix tests/,unit integration acceptance packaging compatibility frameworks topologies)
@@ -35,7 +36,7 @@ demo: $(STAMP)  ## Run the example app on its own server
 	@$(BIN)/python -m example_worker
 
 test: $(STAMP)  ## The tests on real servers and workers, except those of make compat, topologies and twins
-	@$(BIN)/python -m pytest -n 4 --dist loadfile $(IN_POOLS:%=--ignore=%)  # they mostly wait for servers and workers
+	@$(BIN)/python -m pytest -n 5 --dist loadfile $(IN_POOLS:%=--ignore=%)  # they mostly wait for servers and workers
 
 proof: $(STAMP)  ## The property tests with ten times as many steps, new ones each time; SEED=7 repeats them
 	@PROPERTIES=proof SEED=$(or $(SEED),$(shell date +%s)) $(BIN)/python -m pytest -n 3 --dist worksteal tests/properties

@@ -13,6 +13,7 @@ from chaos.load import LATE
 from chaos.story import Line, Story
 from chaos.tasks import LIMIT
 from chaos.turns import check_turns
+from promises import Excuse, Promise
 from tests.lab.ledger import Ledger, Run
 
 FINISHED, SKIPPED, LIMITED = "finished", "skipped as duplicates", "ended by their hard time limit"
@@ -30,6 +31,7 @@ OUTCOMES = {("", "SUCCESS"): FINISHED, ("once", "REVOKED"): SKIPPED, ("limited",
 class Offence:
     """A promise that was broken, and the lines of the ledger that show it."""
 
+    promise: Promise
     what: str
     lines: list[Line]
 
@@ -67,14 +69,14 @@ def _messages(story: Story, verdict: Verdict) -> Iterable[Offence]:
         if outcome:
             verdict.outcomes[outcome] += 1
             if state == "SUCCESS" and not any(story.is_done(run) for run in story.runs_of(task_id)):
-                yield Offence("a message succeeded without a run", story.about(task_id))
+                yield Offence(Promise.NOT_DROPPED, "a message succeeded without a run", story.about(task_id))
             continue
         excuse = missing.of_missing(story, task_id) if late else missing.of_lost_early(story, task_id)
         if excuse:
             verdict.missing[excuse] += 1
         else:
             what = f"a message that is acked {'late' if late else 'early'} was lost: {sent['kind']}, {state}"
-            yield Offence(what, story.about(task_id))
+            yield Offence(Promise.NOT_DROPPED, what, story.about(task_id))
 
 
 def _runs(story: Story, verdict: Verdict) -> Iterable[Offence]:
@@ -85,17 +87,19 @@ def _runs(story: Story, verdict: Verdict) -> Iterable[Offence]:
             if excuse:
                 verdict.again[excuse] += 1
             else:
-                yield Offence("an attempt ran again after it had finished", story.about(run.task_id))
+                yield Offence(Promise.NOT_AGAIN, "an attempt ran again after it had finished", story.about(run.task_id))
 
 
 def _overlaps(story: Story, verdict: Verdict) -> Iterable[Offence]:
-    verdict.overlaps[excuses.TOLD] = len(story.told_overlaps)
+    verdict.overlaps[Excuse.KNEW_OF_THE_LOSS] = len(story.told_overlaps)
     for first, second in story.overlaps:
         excuse = excuses.of_overlap(story, first, second)
         if excuse:
             verdict.overlaps[excuse] += 1
         else:
-            yield Offence(f"two runs of {first.key} at the same time", _lines_of(story, first, second))
+            yield Offence(
+                Promise.AT_MOST_N, f"two runs of {first.key} at the same time", _lines_of(story, first, second)
+            )
 
 
 def _crowds(story: Story, verdict: Verdict) -> Iterable[Offence]:
@@ -103,7 +107,7 @@ def _crowds(story: Story, verdict: Verdict) -> Iterable[Offence]:
         found = [excuses.of_overlap(story, other, run) for other in others]
         if found.count(None) >= LIMIT:
             lines = [line for other in others for line in _lines_of(story, other, run)]
-            yield Offence(f"more than {LIMIT} runs of {run.key} at the same time", lines)
+            yield Offence(Promise.AT_MOST_N, f"more than {LIMIT} runs of {run.key} at the same time", lines)
         elif len(found) >= LIMIT:
             verdict.overlaps[next(filter(None, found))] += 1
 
@@ -120,7 +124,7 @@ def _jobs(story: Story, verdict: Verdict) -> Iterable[Offence]:
     for key, found in unexcused.items():
         about = [line for job in found[0] for line in story.about(job.task_id) if line["event"] != "answered"]
         times = f" ({len(found)} times for {key})" if len(found) > 1 else ""
-        yield Offence(f"a job was sent while an equal one was outstanding{times}", about)
+        yield Offence(Promise.ONE_JOB, f"a job was sent while an equal one was outstanding{times}", about)
 
 
 def _lines_of(story: Story, first: Run, second: Run) -> list[Line]:
@@ -138,14 +142,14 @@ def _losses(story: Story, verdict: Verdict) -> Iterable[Offence]:
         if excuse:
             verdict.losses[f"{loss['reason']}: {excuse}"] += 1
         else:
-            yield Offence("a lock was lost without a cause", [loss, *story.about(loss["task_id"])])
+            yield Offence(Promise.OWNER, "a lock was lost without a cause", [loss, *story.about(loss["task_id"])])
 
 
 def _turns(story: Story, verdict: Verdict) -> Iterable[Offence]:
     turns = check_turns(story)
     verdict.turns = turns.counts
-    for what, lines in turns.broken:
-        yield Offence(what, lines)
+    for promise, what, lines in turns.broken:
+        yield Offence(promise, what, lines)
 
 
 def _leftovers(story: Story, verdict: Verdict) -> Iterable[Offence]:
@@ -157,10 +161,10 @@ def _leftovers(story: Story, verdict: Verdict) -> Iterable[Offence]:
         if holder.state == "queued" and task_id in story.sent and missing.of_missing(story, task_id):
             continue  # kept for a message that has been counted as lost
         verdict.outcomes["keys left"] += 1
-        yield Offence("a key was left one lease after the end", [key, *story.about(task_id)])
+        yield Offence(Promise.FREED, "a key was left one lease after the end", [key, *story.about(task_id)])
     verdict.outcomes[ANSWERED] = len(story.events("answered"))
     for answer in story.events("answered"):
         if answer["task_id"] not in story.sent:
-            yield Offence("a publish was answered with a job that nobody has sent", [answer])
+            yield Offence(Promise.ANSWERED, "a publish was answered with a job that nobody has sent", [answer])
     for complaint in story.events("complaint"):
-        yield Offence(complaint["text"], [complaint])
+        yield Offence(Promise.NO_ERRORS, complaint["text"], [complaint])

@@ -1,4 +1,4 @@
-"""The excuses: what the promise does not cover, each with its name and the evidence that it needs."""
+"""The evidence that each excuse of `promises` needs."""
 
 from __future__ import annotations
 
@@ -21,24 +21,21 @@ from chaos.faults import (
 from chaos.story import Line, Story
 from chaos.tasks import LEASE
 from chaos.windows import ACK, AT_ONCE, CUT_TOLD, LAPSE, MADE_UP_FOR, NEVER, RENEWAL, RESTORED
+from promises import Excuse
 from tests.lab.ledger import Run
 
 STOPS, OUTAGES, DEATHS = (STOP_CHILD, STOP_WORKER), (REFUSE, BLACKHOLE), (KILL_CHILD, KILL_WORKER, COLD, WARM)
 
-TOLD = "its holder had been told of the loss"
-STOPPED = "its holder's process stood still"
-DATA_LOST = "the lock server had lost its data"
 
-
-def of_overlap(story: Story, first: Run, second: Run) -> str | None:
+def of_overlap(story: Story, first: Run, second: Run) -> Excuse | None:
     """Why the second run could begin while the first went on, which nobody had told that its lock had lapsed."""
     for run in (first, second):  # the second may have stood still between its grant and its first line
         for stop in _standstills(story, run.start - LEASE, second.start, run.pid):
             if _lapses_in(story, stop) <= second.start <= stop["until"] + AT_ONCE:
-                return STOPPED
+                return Excuse.STOOD_STILL
     for restart in story.strikes((RESTART,), first.start - AT_ONCE, second.start):
         if second.start <= _until_noticed(story, restart, first):
-            return DATA_LOST
+            return Excuse.DATA_LOST
     return None
 
 
@@ -68,58 +65,58 @@ def _until_noticed(story: Story, restart: Line, holder: Run) -> float:
     return told
 
 
-def of_loss(story: Story, loss: Line) -> str | None:
+def of_loss(story: Story, loss: Line) -> Excuse | None:
     """Why a holder lost its lock."""
     runs = [run for run in story.runs if (run.pid, run.task_id) == (loss["pid"], loss["task_id"])]
     start = max((run.start for run in runs if run.start <= loss["at"]), default=loss["at"] - LEASE) - AT_ONCE
     if story.strikes(STOPS, start, loss["at"], loss["pid"]):
-        return "its process stood still"
+        return Excuse.STOOD_STILL
     if story.strikes((RESTART,), start, loss["at"]):
-        return "the lock server lost its data"
+        return Excuse.DATA_LOST
     if "deadline" in loss["reason"] and story.strikes((*OUTAGES, CUT_LOCKS, DROP), start, loss["at"]):
-        return "the lock server could not be asked for a lease"
+        return Excuse.UNREACHABLE
     return None
 
 
-def of_another_run(story: Story, earlier: list[Run], run: Run) -> str | None:
+def of_another_run(story: Story, earlier: list[Run], run: Run) -> Excuse | None:
     """Why an attempt that had begun before ran again."""
     first = earlier[-1]
     if not any(story.is_done(other) for other in earlier):
         ended = first.end + AT_ONCE
         cold = story.strikes((COLD,), first.start, ended, first.pid)
-        return "its process died" if cold or story.deaths.get(first.pid, NEVER) <= ended else None
+        return Excuse.UNFINISHED if cold or story.deaths.get(first.pid, NEVER) <= ended else None
     first = [other for other in earlier if story.is_done(other)][-1]
     if run.start < first.end:
-        return "its first run went on without its lock" if _lost_its_lock(story, first, run) else None
+        return Excuse.WENT_ON if _lost_its_lock(story, first, run) else None
     if any(
         stop["until"] + AT_ONCE >= run.start for stop in story.strikes(STOPS, run.start - AT_ONCE, run.start, run.pid)
     ):
-        return "its process stood still between its grant and its body"
+        return Excuse.STOOD_STILL_BEFORE_ITS_BODY
     if _stood_still_as_it_received(story, run):
-        return "its worker stood still with it until the visibility timeout had passed"
+        return Excuse.STOOD_STILL_WITH_THE_MESSAGE
     received, died = _first_receipt(story, run.task_id, first.start), story.deaths.get(first.pid, NEVER)
     if died <= first.end + ACK:
-        return "its process died between its end and its ack"
+        return Excuse.DIED_BEFORE_ACK
     if story.strikes((WARM, COLD), first.start, first.end + ACK, first.pid):
-        return "its worker was shutting down as it ended, and gave its message back unacked"
+        return Excuse.GIVEN_BACK
     if _cut(story, received, first.start + AT_ONCE) or _cut(story, first.end - CUT_TOLD, first.end + ACK):
-        return "its connection was lost before it began or as it ended, and with it the ack"
+        return Excuse.DISCONNECTED
     if story.strikes((RESTART,), first.start, run.start):
-        return "the lock server lost the note that it had finished"
+        return Excuse.DATA_LOST
     if any(line["worker"] in story.hung for line in story.received[run.task_id]):
-        return "its worker hung in Celery's own code before the ack"
+        return Excuse.HUNG
     if _was_sent_back_unacked(story, run):
-        return "it had been sent back, and its worker ended, stood still or lost its connection before the ack"
+        return Excuse.SENT_BACK_UNACKED
     if _was_published_twice(story, run):
-        return "its message was published twice"
+        return Excuse.PUBLISHED_TWICE
     leaves_no_note = first.noticed < NEVER or story.strikes(STOPS, first.start, first.end + ACK, first.pid)
     if leaves_no_note and run.start - received >= RESTORED:
-        return "the visibility timeout passed before its ack"
+        return Excuse.ACK_TOO_LATE
     if _cut(story, received, first.end + ACK) and story.strikes(OUTAGES, first.start, first.end + ACK):
-        return "its connection was lost while the lock server could not be told"
+        return Excuse.RELEASE_IN_DOUBT
     outages = story.strikes(OUTAGES, first.end - ACK, first.end + ACK)
     if any(died <= outage["until"] + MADE_UP_FOR + AT_ONCE for outage in outages):
-        return "its process died before the lock server could be told that it had finished"
+        return Excuse.RELEASE_IN_DOUBT
     return None
 
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from chaos.excuses import DATA_LOST, OUTAGES, STOPPED, STOPS, TOLD
+from chaos.excuses import OUTAGES, STOPS
 from chaos.faults import COLD, KILL_CHILD, KILL_WORKER, RESTART, STOP_WORKER
 from chaos.story import Line, Story
 from chaos.windows import ACK, AT_ONCE, LAPSE, NEVER
+from promises import Excuse
 from tests.lab.ledger import Run
-
-KILLED = "its process was killed, so that its key was free until it was delivered again"
-UNASKED = "its publisher, or that of the other, could not ask the lock server"
-NOT_LEFT = "its key could not be left to its retry while the lock server was away"
 
 
 @dataclass(frozen=True)
@@ -56,24 +53,24 @@ def pairs(story: Story) -> Iterator[tuple[Job, Job]]:
         outstanding.append(job)
 
 
-def of_pair(story: Story, first: Job, second: Job) -> str | None:
+def of_pair(story: Story, first: Job, second: Job) -> Excuse | None:
     """Why a second job could be sent while the first was outstanding."""
     start, end = first.asked_at, second.returned_at
     if story.strikes((RESTART,), start, end):
-        return DATA_LOST
+        return Excuse.DATA_LOST
     if first.is_unasked or second.is_unasked:
-        return UNASKED
+        return Excuse.UNREACHABLE
     if any(run.noticed <= end for run in first.runs):
-        return TOLD
+        return Excuse.KNEW_OF_THE_LOSS
     workers, pids = {line["worker"] for line in story.received[first.task_id]}, {run.pid for run in first.runs}
     for stop in story.strikes(STOPS, start, end):
         is_of_first = stop["worker"] in workers if stop["name"] == STOP_WORKER else pids.intersection(stop["pids"])
         if is_of_first and stop["from"] + LAPSE <= end:
-            return STOPPED
+            return Excuse.STOOD_STILL
     # Its key is free from the death of its process, and until its message is delivered again.
     if any(death["worker"] in workers for death in story.strikes((KILL_CHILD, KILL_WORKER, COLD), start, end)):
-        return KILLED
+        return Excuse.KILLED_BEFORE_REDELIVERY
     for run in first.runs:  # what was to be left to its retry has lapsed with the lease of this run
         if run.end + LAPSE <= end and story.strikes(OUTAGES, run.end - AT_ONCE, run.end + ACK):
-            return NOT_LEFT
+            return Excuse.NOT_HANDED_OVER
     return None

@@ -6,9 +6,10 @@ from chaos.excuses import DEATHS
 from chaos.faults import COLD, KILL_WORKER, STOP_WORKER
 from chaos.story import Line, Story
 from chaos.windows import AT_ONCE, IN_QUEUE, IN_WORKER
+from promises import Excuse
 
 
-def of_missing(story: Story, task_id: str) -> str | None:
+def of_missing(story: Story, task_id: str) -> Excuse | None:
     """Why a message that is acked late has not come to its end. On RabbitMQ nothing excuses that."""
     if any(line["kind"] == "rabbitmq" for line in story.events("broker")):
         return None
@@ -20,14 +21,14 @@ def of_missing(story: Story, task_id: str) -> str | None:
     seen = {line["publish"] for line in received}
     unseen = [line for line in published if line["publish"] not in seen]
     if any(_may_have_been_taken(story, line) for line in unseen):
-        return "kombu had taken it from the queue when its worker was killed: no worker has ever received it"
+        return Excuse.TAKEN_BY_KOMBU
     if unseen or not received:
         return None
     last = max(received, key=lambda line: line["at"])
     if any(story.is_done(run) for run in story.runs_of(task_id)):
         return None
     if _ended_in(story, last):
-        return "its worker was ended with it, and kombu has given it to no other"
+        return Excuse.KEPT_BY_KOMBU
     return None
 
 
@@ -40,13 +41,13 @@ def _may_have_been_taken(story: Story, published: Line) -> bool:
     return any(kill["from"] <= end or kill["worker"] in stopped for kill in kills)
 
 
-def of_lost_early(story: Story, task_id: str) -> str | None:
+def of_lost_early(story: Story, task_id: str) -> Excuse | None:
     """Why a message that is acked early has not come to its end."""
     runs = [run for run in story.runs_of(task_id) if not story.is_done(run)]  # it may have waited in line before
     if any(story.strikes(DEATHS, run.start, run.end + AT_ONCE, run.pid) for run in runs):
-        return "acked early, and its process died"
+        return Excuse.ACKED_EARLY
     if any(_ended_in(story, receipt) for receipt in story.received[task_id]):
-        return "acked early, and its process died"
+        return Excuse.ACKED_EARLY
     return of_missing(story, task_id)
 
 

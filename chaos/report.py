@@ -7,7 +7,7 @@ from collections import Counter
 
 from chaos.check import ANSWERED, CONTENDED, CRASHED, FINISHED, HUNG, LIMITED, SKIPPED, Verdict
 from chaos.faults import FAULTS
-from chaos.stalls import SERVED_OTHERS
+from chaos.stalls import LEFT_FREE
 from chaos.turns import CHECKED, PASSES, WAITED
 
 WIDTH = 88
@@ -31,7 +31,7 @@ def table(title: str, verdict: Verdict) -> str:
     lines += [_line(CONTENDED, outcomes[CONTENDED])]
     lines += _block("jobs beside an equal one, excused", sum(verdict.pairs.values()), verdict.pairs)
     lines += _block("losses told to their holders", losses, verdict.losses)
-    lines += [_line(name, verdict.turns[name]) for name in (WAITED, CHECKED, PASSES, SERVED_OTHERS)]
+    lines += [_line(name, verdict.turns[name]) for name in (WAITED, CHECKED, PASSES, LEFT_FREE)]
     lines += [_line(name, outcomes[name]) for name in (HUNG, CRASHED)]
     lines += [_line("keys left one lease after the end", outcomes["keys left"])]
     lines += [_line("broken promises", len(verdict.offences)), "=" * WIDTH]
@@ -42,7 +42,7 @@ def offences(verdict: Verdict) -> str:
     """Every broken promise with the lines of the ledger that show it."""
     text = []
     for number, offence in enumerate(verdict.offences, start=1):
-        text.append(f"\n{number}. {offence.what}")
+        text.append(f"\n{number}. {offence.promise.name}: {offence.what}")
         text += [f"   {json.dumps(line)}" for line in offence.lines[:MOST_LINES]]
         if len(offence.lines) > MOST_LINES:
             text.append(f"   ... and {len(offence.lines) - MOST_LINES} more lines")

@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from chaos.story import Line, Story
 from chaos.waits import Wait, gaps
 from chaos.windows import HANDED_ON, MOST_BYTES, MOST_COMMANDS, STALLED
+from promises import Excuse, Promise
 
 Spans = dict[str, list[tuple[float, float]]]
-Broken = tuple[str, list[Line]]
-SERVED_OTHERS = "times that a key stayed free while slots went to messages that waited for other keys"
+Broken = tuple[Promise, str, list[Line]]
+LEFT_FREE = f"keys left free, excused: {Excuse.SERVED_OTHERS}"
 
 
 class Stalls:
@@ -41,7 +42,7 @@ class Stalls:
             ended = [at for at in times if begin <= at <= stop - STALLED]
             others = [one for one in self._called[wait.worker] if one.key != wait.key and begin <= one.end <= stop]
             if ended and len(ended) <= len(others):
-                self._counts[SERVED_OTHERS] += 1
+                self._counts[LEFT_FREE] += 1
             elif ended:
                 runs_before = sum(run <= begin for run, _ in self._spans.get(wait.key, []))
                 seen = self._seen[wait.key, wait.worker, runs_before]
@@ -53,7 +54,7 @@ class Stalls:
         for (key, _, _), seen in self._seen.items():
             seconds, ended, task_id = max(seen)
             what = f"{key} was free, a message waited in a worker, and nobody ran for {seconds:.1f} s"
-            yield f"{what} while that worker ended {ended} runs", self._story.about(task_id)
+            yield Promise.SERVED, f"{what} while that worker ended {ended} runs", self._story.about(task_id)
 
 
 def check_drains(story: Story, waited: list[Wait]) -> Iterator[Broken]:
@@ -66,6 +67,7 @@ def check_drains(story: Story, waited: list[Wait]) -> Iterator[Broken]:
         if late:
             what = f"a worker that was told to end kept {len(late)} messages that waited"
             yield (
+                Promise.ENDS,
                 f"{what}, for {max(late.values()):.1f} s",
                 [drain, *(line for task_id in late for line in story.about(task_id))],
             )
@@ -83,6 +85,7 @@ def check_crowds(story: Story) -> Iterator[Broken]:
     for crowd in story.events("crowd"):
         rate, each = crowd["commands"] / crowd["seconds"], crowd["bytes"] / crowd["size"]
         if rate > MOST_COMMANDS:
-            yield f"{rate:.0f} commands a second while {crowd['size']} messages waited for one key", [crowd]
+            what = f"{rate:.0f} commands a second while {crowd['size']} messages waited for one key"
+            yield Promise.CHEAP, what, [crowd]
         if each > MOST_BYTES:
-            yield f"a worker needed {each / 1000:.0f} kB for each of {crowd['size']} messages", [crowd]
+            yield Promise.CHEAP, f"a worker needed {each / 1000:.0f} kB for each of {crowd['size']} messages", [crowd]

@@ -16,13 +16,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from chaos.hall import DRILL
-from chaos.stalls import Stalls, check_crowds, check_drains
-from chaos.story import LIMITED, Line, Story
+from chaos.stalls import Broken, Stalls, check_crowds, check_drains
+from chaos.story import LIMITED, Story
 from chaos.waits import Turn, Wait, busy, gaps, is_later, turns, waits, was_full
 from chaos.windows import AT_ONCE, IDLE, MOST_PASSES, NEVER, RECOVERED
+from promises import Excuse, Promise
 
 WAITED, CHECKED = "messages that waited in line", "of them, undisturbed by a fault"
-PASSES = "times that one passed another whose worker had no free slot"
+PASSES = f"passed by a later one, excused: {Excuse.NO_FREE_SLOT}"
 #: Keys of these begin so: such a key may be reserved for a message that lies in the broker's queue.
 RESERVED = "job"
 #: What begins at the same moment in several slots may do so in any order.
@@ -34,7 +35,7 @@ class Turns:
     """What came of those who waited: counts by name, and each broken promise with the lines that show it."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    broken: list[tuple[str, list[Line]]] = field(default_factory=list)
+    broken: list[Broken] = field(default_factory=list)
 
 
 def check_turns(story: Story) -> Turns:
@@ -55,7 +56,7 @@ def check_turns(story: Story) -> Turns:
         _passed(story, found, wait, start, had_turns.get(wait.key, []))
         for seconds in _idle(story, wait, start, in_use.get(wait.key, [])):
             what = f"{wait.key} idled for {seconds:.1f} s while a message waited for it"
-            found.broken.append((what, story.about(wait.task_id)))
+            found.broken.append((Promise.NOT_IDLE, what, story.about(wait.task_id)))
     found.broken += stalls.broken
     return found
 
@@ -79,11 +80,15 @@ def _passed(story: Story, found: Turns, wait: Wait, start: float, had_turns: lis
         passes += 1
         if turn.worker == wait.worker or was_full(story, wait, turn.earliest - AT_ONCE, turn.latest + AT_ONCE) is None:
             lines = [*story.about(wait.task_id), *story.about(turn.task_id)]
-            found.broken.append((f"one who waited for {wait.key} was passed by one published later", lines))
+            found.broken.append(
+                (Promise.ORDER, f"one who waited for {wait.key} was passed by one published later", lines)
+            )
         else:
             found.counts[PASSES] += 1
     if passes > MOST_PASSES:
-        found.broken.append((f"one who waited for {wait.key} was passed by {passes}", story.about(wait.task_id)))
+        found.broken.append(
+            (Promise.ORDER, f"one who waited for {wait.key} was passed by {passes}", story.about(wait.task_id))
+        )
 
 
 def _idle(story: Story, wait: Wait, start: float, spans: list[tuple[float, float]]) -> Iterator[float]:

@@ -38,7 +38,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m mutants", description=__doc__)
     parser.add_argument("names", nargs="*", help="the mutants to try out; else all")
-    parser.add_argument("--table", action="store_true", help="only write the table in docs/how-it-is-tested.md")
+    parser.add_argument("--table", action="store_true", help="only write the tables in docs/how-it-is-tested.md")
     return parser.parse_args()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from .promises import Promise
+from promises import Promise
 
 ROOT = Path(__file__).resolve().parents[1]
 PATCHES = Path(__file__).with_name("patches")

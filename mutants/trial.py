@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 from .mutant import ROOT, Mutant
 
 #: What a copy of the tree has.
-COPIED = ("celery_redislock", "tests", "docs", "README.md", "pyproject.toml")
+COPIED = ("celery_redislock", "tests", "docs", "promises.py", "README.md", "pyproject.toml")
 #: Seconds that one killer may take; pytest ends a test that hangs before that.
 LONGEST = 200.0
 #: How the message of a failed test begins that has looked at what the package does, and has found it wrong. Any other

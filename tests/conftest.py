@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -18,12 +19,14 @@ from celery import Celery
 from kombu import pools
 
 from tests.lab.app import QUORUM, Config, make_app
+from tests.lab.distributions import read_once
 from tests.lab.gate import Gate
 from tests.lab.ledger import Ledger
 from tests.lab.lock_servers import behind_proxy, lock_server_in
 from tests.lab.proxy import Proxy
 from tests.lab.results import look_once_more
 from tests.lab.servers import Valkey, rabbitmq, wait_until
+from tests.lab.tasks import themes_named_in
 from tests.lab.workers import Worker, beat, worker
 
 #: Whether `make matrix` runs: only there does a test hold a time against a bound.
@@ -32,6 +35,15 @@ IS_MATRIX = os.environ.get("LAB_EVERY_BROKER") == "1"
 LAST_LINES = 60
 
 look_once_more()
+read_once()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Spread the tests as `tests.lab.spread` says."""
+    from tests.lab.spread import Spread  # xdist may not be there
+
+    return Spread(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_collection_finish() -> None:
@@ -140,7 +152,14 @@ def config(request: pytest.FixtureRequest, broker: str, broker_server: Valkey, l
         str(ledger.path),
         queue=f"lab-{uuid4().hex[:8]}",
         settings=dict(QUORUM) if is_quorum else {},
+        themes=themes_named_in(request.path, *helpers_of(request.path.parent)),
     )
+
+
+@functools.cache
+def helpers_of(folder: Path) -> list[Path]:
+    """The modules that the tests in a folder share."""
+    return sorted(set(folder.glob("*.py")) - set(folder.glob("test_*.py")))
 
 
 @pytest.fixture
@@ -194,6 +213,14 @@ def every(names: str, *values: Sequence[object]) -> pytest.MarkDecorator:
     """Parametrize with every combination of the values where `make matrix` runs, else with the first of each."""
     rows = list(itertools.product(*values)) if IS_MATRIX else [tuple(one[0] for one in values)]
     return pytest.mark.parametrize(names.split(", "), rows, indirect=["broker"])
+
+
+def in_pools(*names: str, others: Sequence[str]) -> pytest.MarkDecorator:
+    """Parametrize with these pools, and where `make matrix` runs with the others too: each is like one of these.
+
+    Threads and a solo pool run bodies in the process itself, and so do both pools of greenlets.
+    """
+    return pytest.mark.parametrize("pool", [*names, *(others if IS_MATRIX else ())])
 
 
 @pytest.fixture

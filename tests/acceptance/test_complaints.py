@@ -19,6 +19,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import LockError
 
 from celery_redislock import LockConflict, LockUnavailable
+from tests.conftest import in_pools
 from tests.lab.app import make_app
 from tests.lab.kinds import OPTIONS, TIME_OUTS, left_out, needs_one_server
 from tests.lab.servers import free_port, need_pool, wait_until
@@ -370,7 +371,7 @@ def test_complaint_16_a_fast_task_never_meets_its_own_lock_nor_waits_for_it(conf
     assert calls == {"set": 20, "get": 20, "del": 20, "exists": 40}
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet"])
+@in_pools("prefork", "threads", "gevent", others=["eventlet"])
 def test_complaint_17_renewal_survives_lost_connections(lock_proxy, config, tasks, start_worker, ledger, gate, pool):
     """Its first two renewals lose their connections, later every connection is cut; the run outlasts its lease."""
     need_pool(pool)

@@ -10,7 +10,7 @@ from kombu.exceptions import OperationalError
 from celery_redislock import LockKeyError, LockUnavailable
 from celery_redislock.protocol.names import GONE
 from celery_redislock.protocol.scripts import ACQUIRE, RELEASE, RENEW, RESERVE
-from tests.conftest import on_every_broker
+from tests.conftest import in_pools, on_every_broker
 from tests.lab.servers import need_pool, wait_until
 
 #: Seconds of a countdown, after which a message is thrown away: until then it must have been revoked.
@@ -163,7 +163,7 @@ class TestFaults:
         lock_proxy.mend()
         wait_until(lambda: locks.client.keys("*}") == [], "no lock is left, but notes", 10)
 
-    @pytest.mark.parametrize("pool", ["threads", "solo", "gevent", "eventlet"])
+    @in_pools("threads", "gevent", others=["solo", "eventlet"])
     def test_in_every_pool_a_job_is_unique_and_what_does_not_start_is_given_up(
         self, tasks, app, start_worker, ledger, nothing_is_left, pool
     ):

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.acceptance.test_limits import IMPATIENT, taken
-from tests.conftest import on_every_broker, on_every_queue
+from tests.conftest import in_pools, on_every_broker, on_every_queue
 from tests.lab.gate import Gate
 from tests.lab.servers import need_pool, wait_until
 from tests.lab.wake_ups import counts_on_wake_ups
@@ -49,7 +49,7 @@ def test_who_joins_ends_with_the_one_that_it_has_joined_though_the_others_run_on
 
 
 @counts_on_wake_ups("the second and the third have their turn five seconds later each")
-@pytest.mark.parametrize("pool", ["threads", "solo", "gevent", "eventlet"])
+@in_pools("threads", "gevent", others=["solo", "eventlet"])
 def test_in_every_pool_three_run_at_once(pool, tasks, start_worker, ledger, gate, nothing_is_left):
     need_pool(pool)
     workers = 4 if pool == "solo" else 2  # each of which runs one at a time

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_redislock import LockLost
+from tests.conftest import in_pools
 from tests.lab.kinds import TWICE
 from tests.lab.servers import need_pool, wait_until
 
@@ -144,7 +145,7 @@ def test_a_server_that_restarts_empty_is_noticed_at_the_next_renewal(
     assert locks.client.keys("*}") == []
 
 
-@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
+@in_pools("gevent", others=["eventlet"])
 def test_in_a_pool_of_greenlets_nothing_is_raised_in_the_body_and_check_tells(
     config, tasks, start_worker, ledger, locks, pool
 ):

@@ -5,6 +5,7 @@ The tasks ``shop.*`` are those that the page defines.
 
 from __future__ import annotations
 
+import itertools
 import re
 from contextlib import ExitStack
 from dataclasses import replace
@@ -24,6 +25,7 @@ from celery_redislock import LockUnavailable
 from celery_redislock.connection.connect import connect
 from celery_redislock.options import KEY_OPTIONS, OPTIONS, SETTINGS
 from celery_redislock.protocol.names import NOTE
+from tests.conftest import IS_MATRIX
 from tests.lab.kinds import needs_one_server
 from tests.lab.moving import PAGE, Alarm, make_moving_app, make_step_app
 from tests.lab.servers import free_port, wait_until
@@ -435,7 +437,13 @@ STEPS = ["Before", "Both", "Moving", "LockedTask"]
 KEYS = ["a", "b", "c"]
 
 
-@pytest.fixture(params=["once", "singleton"])
+PLUGINS = ["once", "singleton"]
+#: To a lock of ours and back; `make matrix` does both with each plugin.
+WAYS = {"there": STEPS, "back": STEPS[::-1]}
+MOVES = [*itertools.product(PLUGINS, WAYS)] if IS_MATRIX else [*zip(PLUGINS, WAYS, strict=True)]
+
+
+@pytest.fixture(params=PLUGINS)
 def site(request, config, start, ledger, broker_server):
     site = Site(config, request.param, start, ledger, broker_server)
     yield site
@@ -443,9 +451,10 @@ def site(request, config, start, ledger, broker_server):
 
 
 @counts_on_wake_ups(A_MINUTE)
-@pytest.mark.parametrize("way", [STEPS, STEPS[::-1]], ids=["there", "back"])
+@pytest.mark.parametrize(("site", "way"), MOVES, indirect=["site"])
 def test_in_three_deployments_no_two_runs_overlap_and_none_is_lost(site, way):
     """In each, publishers of both kinds publish, while the workers are replaced one by one, each when it is idle."""
+    way = WAYS[way]
     workers = [site.start(way[0]), site.start(way[0])]
     for step, following in pairwise(way):
         for number in range(2):

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tests.conftest import in_pools
 from tests.lab.kinds import needs_one_server
 from tests.lab.servers import free_port, need_pool, wait_until
 
@@ -18,7 +19,7 @@ def lines_of(worker, level: str) -> list[str]:
 
 
 @needs_one_server("its URL is another")
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent", "eventlet"])
+@in_pools("prefork", "threads", "gevent", others=["solo", "eventlet"])
 def test_a_wrong_password_is_an_error_before_the_worker_is_ready(config, private_locks, start_worker, pool):
     need_pool(pool)
     private_locks.client.config_set("requirepass", "right")
@@ -47,6 +48,7 @@ def test_nobody_listens_there_is_a_warning_and_what_is_sent_runs_later(config, s
 @pytest.mark.parametrize("settings", [{}, {"redislock_enabled": False}], ids=["right", "switched off"])
 def test_a_worker_that_needs_no_warning_gives_none(config, private_locks, locks, start_worker, settings):
     config.settings = settings
+    config.themes = None  # all tasks, which have several leases
     if settings:
         config.locks = f"redis://127.0.0.1:{free_port()}/0"
     worker = start_worker(1)

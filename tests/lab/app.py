@@ -37,6 +37,8 @@ class Config:
     ledger: str
     queue: str = "lab"
     settings: dict[str, Any] = field(default_factory=dict)
+    themes: list[str] | None = None
+    """The modules of `tests.lab.tasks` whose tasks the app has; None for all."""
 
     def dump(self) -> str:
         return json.dumps(asdict(self))
@@ -63,5 +65,5 @@ def make_app(config: Config) -> Celery:
     )
     app.conf.update(SETTINGS)
     app.conf.update(config.settings, lab_ledger=config.ledger)
-    define_tasks(app, Ledger(Path(config.ledger)))
+    define_tasks(app, Ledger(Path(config.ledger)), config.themes)
     return app

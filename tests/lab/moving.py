@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
-from celery.signals import worker_ready
 
 from celery_redislock import LockedTask
 from tests.lab.app import Config
@@ -21,6 +20,7 @@ from tests.lab.before import define_more, define_once, define_singleton
 from tests.lab.gate import spend
 from tests.lab.ledger import Ledger
 from tests.lab.pages import python_of
+from tests.lab.readiness import announce
 from tests.lab.wake_ups import SETTINGS
 from tests.lab.workers import ROOT
 
@@ -135,8 +135,4 @@ if "LAB_CONFIG" in os.environ:  # a worker
     config = Config.from_env()
     step = config.settings.get("lab_step")
     app = make_step_app(config, *step) if step else make_moving_app(config)
-
-
-@worker_ready.connect
-def _announce(**_: object) -> None:
-    Path(os.environ["LAB_READY"]).touch()
+    announce()

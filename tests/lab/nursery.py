@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import json
 import os
 import runpy
@@ -25,6 +26,8 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from tests.lab.distributions import read_once
 
 #: What a worker of the lab imports in any case. None of it reads the environment or opens a connection.
 IMPORTS = (
@@ -106,8 +109,11 @@ def _nursery() -> str:
 
 
 def _main() -> None:
+    read_once()
     for module in IMPORTS:
         import_module(module)
+    gc.collect()
+    gc.freeze()  # else a worker looks at all that was imported for each child that it forks, and copies its pages
     order = _serve(sys.argv[1])
     if order is not None:  # this process is the worker
         _become(order)

@@ -21,9 +21,11 @@ from tests.lab.app import Config, make_app
 from tests.lab.gate import wait_for_file
 from tests.lab.ledger import Ledger
 from tests.lab.paces import note_tokens
+from tests.lab.readiness import announce
 from tests.lab.receivers import break_receivers
 
 faulthandler.register(signal.SIGUSR2)
+announce()
 config = Config.from_env()
 app = make_app(config)
 remote_control.REMIND_EVERY = config.settings.get("lab_reminder", remote_control.REMIND_EVERY)
@@ -57,15 +59,6 @@ def _write_down(holder: LockInfo, policy: str, **_: object) -> None:
 def _write_down_the_loss(lock: HeldLock, reason: str, **_: object) -> None:
     attempt = lock.token.attempt
     Ledger(Path(config.ledger)).lost(lock.key, attempt.task_id if attempt else "", reason)
-
-
-@worker_ready.connect
-def _announce(sender: Any, **_: object) -> None:
-    ready, hub = Path(os.environ["LAB_READY"]).touch, sender.hub
-    if hub is None:
-        ready()
-    else:  # on Redis a worker hears what is broadcast, such as a revoke, once its event loop has gone round
-        hub.call_soon(lambda: hub.call_later(0.001, ready))
 
 
 if config.settings.get("lab_begins_late"):  # who is called begins when the file is there; the worker may do much before

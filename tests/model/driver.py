@@ -8,6 +8,7 @@ from collections.abc import Iterator, Set
 from celery_redislock.policy import leaves_note
 from celery_redislock.protocol.scripts import Tag
 from celery_redislock.protocol.tokens import Attempt
+from promises import Excuse, Promise
 
 from . import known
 from .commands import Acquire, Command, Effect, GiveUp, Release, Renew
@@ -16,7 +17,7 @@ from .executions import IN_BODY, Execution, Phase
 from .fate import token_of
 from .holds import LEASE, Hold, token
 from .messages import Message
-from .rules import Excuse, Mistake, Promise
+from .rules import Mistake
 from .server import Server
 from .world import Step, World
 
@@ -72,7 +73,7 @@ class Driver:
         yield Step(f"the undo of {undo.nonce} is lost", gone)
         arrived = gone._replace(server=effect.server)
         body = [one for one in world.executions if one.nonce == undo.nonce and one.phase in IN_BODY]
-        broken = Promise.OWN_KEY if body and effect.reply is Tag.RELEASED else None
+        broken = Promise.OWNER if body and effect.reply is Tag.RELEASED else None
         yield Step(f"the undo of {undo.nonce} arrives", arrived, (world.server, undo), broken)
 
     def _answer(self, world: World, one: Execution) -> Step:
@@ -103,7 +104,7 @@ class Driver:
         number = 0 if self._makes(Mistake.EQUALS_SHARE_A_CALL) else self._number(world, one)
         hold = self._new_hold(one, one.limit)
         waiting = one._replace(phase=Phase.WAITING, hold=hold, begun=one.begun or begun, number=number)
-        broken = Promise.NOTHING_LEFT if world.server.number_of(one.nonce) else None
+        broken = Promise.FREED if world.server.number_of(one.nonce) else None
         return Step(f"{one.nonce} {why} and waits", world.put(waiting), asked, broken)
 
     @staticmethod
@@ -189,7 +190,7 @@ class Driver:
     ) -> Step:
         """The execution has done its work. It stays only while its ack is to come, or its release is in doubt."""
         is_in_doubt = phase is Phase.IN_DOUBT
-        broken = Promise.NOTHING_LEFT if world.server.number_of(one.nonce) and not is_in_doubt else None
+        broken = Promise.FREED if world.server.number_of(one.nonce) and not is_in_doubt else None
         requeues = one.ending is not None and one.ending.requeues
         if requeues and not one.unacked and not one.message.acks_late:
             world = world.excuse(one.attempt, Excuse.ACKED_EARLY)
@@ -222,10 +223,10 @@ class Driver:
 
     @staticmethod
     def _stolen(before: Server, effect: Effect, nonce: str) -> Promise | None:
-        """The promise `OWN_KEY`, if a command freed or extended a key that was not its sender's."""
+        """The promise `OWNER`, if a command freed or extended a key that was not its sender's."""
         for permit, (old, new) in enumerate(zip(before.permits, effect.server.permits, strict=True), 1):
             if old is not None and old.nonce != nonce and (old != new or permit == effect.permit):
-                return Promise.OWN_KEY
+                return Promise.OWNER
         return None
 
     def _give_up(self, message: Message, world: World) -> GiveUp:

@@ -20,12 +20,14 @@ from .commands import (
     Reserve,
     Stand,
 )
+from .memory import remembered
 from .rules import Mistake
 from .server import NOBODY, Key, Server, limit_of, member_of
 
 Mistakes = Set[Mistake]
 
 
+@remembered
 def apply(server: Server, command: Command, mistakes: Mistakes = frozenset()) -> Effect:
     """What `command` does where Redis is in the state `server`."""
     run: Callable[[Server, Command, Mistakes], Effect] = _COMMANDS[type(command)]

@@ -9,6 +9,7 @@ from celery_redislock.protocol.hold import Phase as HoldPhase
 from celery_redislock.protocol.tokens import Attempt
 
 from .holds import Call, Hold, token
+from .memory import quick, remembered
 from .messages import Ending, Message
 
 
@@ -46,6 +47,7 @@ IN_SLOT = (IN_CHILD - {Phase.IN_DOUBT}) | {Phase.CHILD_DEAD, Phase.KEPT}
 OVER = Hold.of(token("", Attempt("", 0, 0))).over()
 
 
+@quick
 class Execution(NamedTuple):
     """One process running one delivered message."""
 
@@ -89,6 +91,7 @@ class Execution(NamedTuple):
         """What a permit holds for the execution if it is called."""
         return Call(self.home, self.message.rank, self.number)
 
+    @remembered
     def named(self, nonce: str) -> Execution:
         """The execution under another name."""
         if nonce == self.nonce:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from celery_redislock.protocol.tokens import Attempt
+from promises import Excuse, Promise
 
 from .commands import Command
 from .executions import IN_BODY, Execution
+from .memory import forget
 from .messages import Ending, Message
 from .publishing import Publisher
 from .rooms import Rooms
-from .rules import Excuse, Mistake, Promise
+from .rules import EXCUSES, Mistake
 from .server import Key, Server
 from .steps import Steps
-from .world import Faults, Step, World
+from .world import Faults, World
 
 
 class Scenario(NamedTuple):
@@ -42,6 +43,25 @@ class Scenario(NamedTuple):
     """Whether each worker has fetched tasks with other keys, which take its slots."""
 
 
+class State:
+    """A state that was found, and the way to it.
+
+    Attributes:
+        world: The state.
+        parent: What it was found from; None for the beginning.
+        label: What happened in between, in words.
+    """
+
+    __slots__ = ("label", "parent", "world")
+
+    def __init__(self, world: World, parent: State | None, label: str) -> None:
+        self.world, self.parent, self.label = world, parent, label
+
+
+#: For each state, those from which one step leads to it.
+Before = dict[State, list[State]]
+
+
 @dataclass
 class Exploration:
     """What was found: every state, and the first broken promise with the way to it.
@@ -49,9 +69,7 @@ class Exploration:
     Attributes:
         scenario: Where the exploration began.
         excuses: The excuses that were accepted.
-        came_from: Each state that was found, with the state before it and the step that led from there to here.
-        known_as: For each canonical form of a state, the first state found that has it.
-        before: For each state, those from which one step leads to it.
+        states: Every state that was found, the nearest first. Of states that differ only in names, the first one.
         asked: Every command that Redis was asked, with the state that Redis was in.
         broken: The first promise that was broken; None where all were kept.
         trace: The steps that led to the broken promise.
@@ -59,31 +77,32 @@ class Exploration:
 
     scenario: Scenario
     excuses: Set[Excuse]
-    came_from: dict[World, tuple[World, str] | None] = field(default_factory=dict)
-    known_as: dict[World, World] = field(default_factory=dict)
-    before: dict[World, list[World]] = field(default_factory=dict)
+    states: list[State] = field(default_factory=list)
     asked: set[tuple[Server, Command]] = field(default_factory=set)
     broken: Promise | None = None
     trace: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         if self.broken is None:
-            return f"{self.scenario.name}: {len(self.came_from)} states, nothing broken"
+            return f"{self.scenario.name}: {len(self.states)} states, nothing broken"
         return "\n  ".join([f"{self.scenario.name}: broken: {self.broken.value}", *self.trace])
 
-    def break_promise(self, promise: Promise, world: World, last: str) -> None:
-        """Note that `promise` is broken in `world`, by the step `last`; empty where the state itself breaks it."""
-        labels = [last] if last else []
-        step = self.came_from[world]
-        while step is not None:
-            world, label = step
-            labels.append(label)
-            step = self.came_from[world]
+    @property
+    def worlds(self) -> Iterator[World]:
+        """The states that were found."""
+        return (one.world for one in self.states)
+
+    def break_promise(self, promise: Promise, at: State | None, *last: str) -> None:
+        """Note that `promise` is broken in the state `at`, or by the step `last` from there."""
+        labels = list(last)
+        while at is not None and at.parent is not None:
+            labels.append(at.label)
+            at = at.parent
         self.broken, self.trace = promise, labels[::-1]
 
 
 def explore(
-    scenario: Scenario, mistakes: Set[Mistake] = frozenset(), excuses: Set[Excuse] = frozenset(Excuse)
+    scenario: Scenario, mistakes: Set[Mistake] = frozenset(), excuses: Set[Excuse] = frozenset(EXCUSES)
 ) -> Exploration:
     """Find all that can happen in `scenario`, until a promise is broken.
 
@@ -92,7 +111,9 @@ def explore(
         mistakes: The mistakes that the implementation makes.
         excuses: The excuses that are accepted.
     """
-    found = Exploration(scenario, excuses)
+    forget()
+    mistakes = frozenset(mistakes)
+    exploration = Exploration(scenario, excuses)
     rooms = Rooms(scenario.slots, scenario.limits, scenario.has_others, mistakes)
     steps = Steps(
         scenario.plays,
@@ -103,34 +124,33 @@ def explore(
         bool(scenario.publishers) and scenario.faults.spares_jobs,
     )
     start = World.of(scenario.messages, scenario.faults, scenario.publishers, max(scenario.limits))
-    found.came_from[start] = None
-    found.known_as[start.canonical] = start
-    waiting = deque([start])
-    while waiting:
-        world = waiting.popleft()
-        for step in steps.of(world):
+    states = exploration.states
+    states.append(State(start, None, ""))
+    before: Before = {}
+    known = {start: states[0], start.canonical: states[0]}
+    for at in states:  # what is found meanwhile is appended
+        for step in steps.of(at.world):
             if step.asked:
-                found.asked.add(step.asked)
-            broken = step.broken or _broken_in(step.world, scenario.limits, found.excuses)
-            if broken:
-                found.break_promise(broken, world, step.label)
-                return found
-            _enter(found, waiting, world, step)
-    stuck = _first_that_never_ends(found)
+                exploration.asked.add(step.asked)
+            if step.broken:
+                exploration.break_promise(step.broken, at, step.label)
+                return exploration
+            to = known.get(step.world)  # most steps lead to a state that is known just so
+            if to is None:
+                to = known.setdefault(step.world.canonical, new := State(step.world, at, step.label))
+                known[step.world] = to
+                if to is new:
+                    broken = _broken_in(step.world, scenario.limits, excuses)
+                    if broken:
+                        exploration.break_promise(broken, new)
+                        return exploration
+                    states.append(new)
+            if not step.is_too_late:
+                before.setdefault(to, []).append(at)
+    stuck = _first_that_never_ends(states, before)
     if stuck:
-        found.break_promise(Promise.ENDS, stuck, "")
-    return found
-
-
-def _enter(found: Exploration, waiting: deque[World], world: World, step: Step) -> None:
-    known = step.world
-    if known not in found.came_from:  # most steps lead to a state that is known just so
-        known = found.known_as.setdefault(known.canonical, known)
-        if known not in found.came_from:
-            found.came_from[known] = (world, step.label)
-            waiting.append(known)
-    if not step.is_too_late:
-        found.before.setdefault(known, []).append(world)
+        exploration.break_promise(Promise.ENDS, stuck)
+    return exploration
 
 
 def _broken_in(world: World, limits: Sequence[int], excuses: Set[Excuse]) -> Promise | None:
@@ -143,7 +163,7 @@ def _broken_in(world: World, limits: Sequence[int], excuses: Set[Excuse]) -> Pro
     history = world.history
     given_up = {attempt for attempt, excuse in history.excused if excuse is Excuse.ACKED_EARLY and excuse in excuses}
     if any(key.attempt not in given_up for key in world.stuck):
-        return Promise.NOT_STUCK
+        return Promise.RESERVED
     if not world.is_over:
         return None
     if history.answered - history.finished - history.settled - history.failed - given_up:
@@ -166,13 +186,13 @@ def _are_too_many(running: list[Execution], limits: Sequence[int]) -> bool:
     return len(running) > max(limits) or any(lower)
 
 
-def _first_that_never_ends(found: Exploration) -> World | None:
+def _first_that_never_ends(states: Sequence[State], before: Before) -> State | None:
     """A state from which no state that is over can be reached; None where there is none."""
-    ends = {world for world in found.came_from if world.is_over}
+    ends = {one for one in states if one.world.is_over}
     waiting = list(ends)
     while waiting:
-        for world in found.before.get(waiting.pop(), ()):
-            if world not in ends:
-                ends.add(world)
-                waiting.append(world)
-    return next((world for world in found.came_from if world not in ends), None)
+        for one in before.get(waiting.pop(), ()):
+            if one not in ends:
+                ends.add(one)
+                waiting.append(one)
+    return next((one for one in states if one not in ends), None)

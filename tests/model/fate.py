@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Set
 
 from celery_redislock.protocol.tokens import Attempt
+from promises import Excuse
 
 from .commands import GiveUp, Leave
 from .effects import apply
 from .executions import CLOSED, IN_BODY, IN_CHILD, Execution, Phase
 from .holds import Hold, token
 from .messages import LOST, Ending
-from .rules import Excuse, Mistake
+from .rules import Mistake
 from .server import Key, Server, limit_of, member_of, room_of
 from .world import Step, World
 

@@ -6,10 +6,13 @@ from typing import NamedTuple
 
 from celery_redislock.protocol.tokens import Attempt
 
+from .memory import quick, remembered
+
 #: The state of an ending that is none of the body's: its process dies, and the main process publishes its retry.
 LOST = "LOST"
 
 
+@quick
 class Message(NamedTuple):
     """A message in the broker's queue, or with an execution: its task's options, and what its header says."""
 
@@ -43,6 +46,7 @@ class Message(NamedTuple):
         """The message as the broker delivers it once more."""
         return self._replace(redelivered=True)
 
+    @remembered
     def __str__(self) -> str:
         marks = [name for name in ("redelivered", "returned", "begun", "claim") if getattr(self, name)]
         return f"{self.attempt}" + (f" ({', '.join(marks)})" if marks else "")

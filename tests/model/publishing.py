@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from celery_redislock.policy.conflict import Answer, on_first, on_second
 from celery_redislock.protocol.scripts import Passed, Tag
+from promises import Promise
 
 from . import known
 from .commands import Renew
@@ -17,7 +18,7 @@ from .effects import apply
 from .executions import CLOSED, OVER, Phase
 from .holds import LEASE, PLACE, Hold, token
 from .messages import Message
-from .rules import Mistake, Promise
+from .rules import Mistake
 from .server import Key
 from .world import Step, World
 
@@ -98,7 +99,7 @@ class Publishing:
         is_queued = effect.reply is Tag.QUEUED
         took = one._replace(message=one.message._replace(queued=is_queued), passed=Passed())
         label = f"a publisher takes the {'place' if is_queued else 'key'} for {one.message}"
-        return Step(label, after.put_publisher(took, Stage.TOOK), asked, Promise.OWN_KEY if is_stolen else None)
+        return Step(label, after.put_publisher(took, Stage.TOOK), asked, Promise.OWNER if is_stolen else None)
 
     def _outstanding(self, world: World, one: Publisher, holders: tuple[Key, ...], asked: tuple[object, ...]) -> Step:
         causes = frozenset({one.message.parent} - {""})
@@ -154,6 +155,6 @@ class Publishing:
             server, asked = apply(world.server, command, self.mistakes).server, (world.server, command)
         failed = world._replace(server=server).remember("failed", one.message.attempt)
         is_left = any(key.nonce == one.claim for key in server.reserved)
-        yield Step(f"{one.message} cannot be sent", failed, asked, Promise.NOTHING_LEFT if is_left else None)
+        yield Step(f"{one.message} cannot be sent", failed, asked, Promise.FREED if is_left else None)
         out = failed.remember("published", one.message.attempt).enqueue(one.message)
         yield Step(f"{one.message} is out, but seems not to be", out, asked)

@@ -6,14 +6,16 @@ be nothing but a look that comes early. Only the mistake of never looking makes 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence, Set
 
 from celery_redislock.protocol.scripts import Tag
+from promises import Promise
 
-from .commands import Acquire, Enter, Leave, Stand
+from .commands import Acquire, Command, Enter, Leave, Stand
 from .effects import apply
 from .executions import IN_SLOT, Execution, Phase
-from .rules import Mistake, Promise
+from .rules import Mistake
 from .server import Key, Server, limit_of, member_of
 from .world import Step, World
 
@@ -176,30 +178,19 @@ class Rooms:
     def broken_by(self, world: World, step: Step) -> Promise | None:
         """The promise of the line that `step` breaks, which leads on from `world`; None where it breaks none."""
         old, new = world.server, step.world.server
-        if not step.asked:
-            return Promise.NOT_IDLE if self._idles(step.world) else None
-        keys = enumerate(zip(old.permits, new.permits, strict=True), 1)
-        changed = [(permit, before, after) for permit, (before, after) in keys if before != after]
-        if any(after is None and new.first_for(permit) for permit, _, after in changed):
+        if self._idles(step.world) or (step.asked and _leaves_one(old, new, step.asked[1])):
             return Promise.NOT_IDLE
-        if self._leaves_one(step) or self._idles(step.world):
-            return Promise.NOT_IDLE
-        for permit, before, after in changed:
+        if not step.asked or old.permits == new.permits:
+            return None
+        for permit, (before, after) in enumerate(zip(old.permits, new.permits, strict=True), 1):
+            if before == after:
+                continue
             if before and before.nonce[0] == "!" and (after is None or after.is_offered):
                 if self._were_called(step.world, before):
                     return Promise.ORDER
             elif self._is_open(before) and after and after.nonce[0] in "!n" and self._passes_by(world, step, permit):
                 return Promise.ORDER
         return None
-
-    @staticmethod
-    def _leaves_one(step: Step) -> bool:
-        """Whether a room that asked for a permit, or has left, leaves one free beside somebody who may have it; or a
-        permit is offered to somebody who may not have it."""
-        server, command = step.world.server, step.asked[1] if step.asked else None
-        if any(key and key.member and limit_of(key.member) < permit for permit, key in enumerate(server.permits, 1)):
-            return True
-        return isinstance(command, Stand | Leave) and any(map(server.first_for, server.free(command.limit)))
 
     @staticmethod
     def _were_called(world: World, key: Key) -> bool:
@@ -239,6 +230,26 @@ class Rooms:
         has_slot = self.free_slots(world, key.room, IN_SLOT - {Phase.CALLED}) > 0
         others = [room for room in self.slots if room != key.room and world.waiting_in(room)]
         return bool(mine) and not has_slot and any(self.has_slot(world, room) for room in others)
+
+
+def _leaves_one(old: Server, new: Server, command: Command) -> bool:
+    """Whether a command leaves a permit free that somebody in line may have, or offers one to somebody who may not.
+
+    Only a room that asks for a permit, or leaves, looks at those that were free before.
+    """
+    if len(new.permits) > 1 and any(map(_is_above_its_limit, new.permits, itertools.count(1))):
+        return True
+    if not new.line:
+        return False
+    looks_at_all = isinstance(command, Stand | Leave)
+    freed = [
+        one for one in new.free(len(new.permits)) if old.permits[one - 1] or (looks_at_all and one <= command.limit)
+    ]
+    return any(map(new.first_for, freed))
+
+
+def _is_above_its_limit(key: Key | None, permit: int) -> bool:
+    return key is not None and bool(key.member) and limit_of(key.member) < permit
 
 
 def wake(world: World, step: Step) -> Iterator[Step]:

@@ -1,50 +1,39 @@
-"""Rules: what is promised, what is excused by name, and the mistakes that the model can be told to make."""
+"""Rules: the promises and excuses of the model, and the mistakes that it can be told to make."""
 
 from __future__ import annotations
 
 from enum import Enum
 
+from promises import Excuse, Promise
 
-class Promise(Enum):
-    """What must hold in every step, in every state, or at the end."""
-
-    AT_MOST_N = (
-        "at most as many bodies run as the lock's limit says, not counting those that know that their lock is lost"
-    )
-    NO_TWINS = "no attempt runs beside a copy of itself, nor has it two permits"
-    OWN_KEY = "nobody releases or extends another's key"
-    NOTHING_LEFT = "an execution or a publisher that ends alive leaves no key behind"
-    NOT_DROPPED = "no attempt is dropped unfinished"
-    NOT_AGAIN = "no attempt is started again after it finished"
-    NOT_STUCK = "no key is reserved for a message that is not on its way"
-    ANSWERED = "a publisher is answered only with a job that runs, that was revoked, or whose own publisher failed"
-    POLICY = "a duplicate that nobody can have begun meets its policy"
-    SERVED_ANEW = "a caller who has seen a run end is not answered with that run, nor skipped because of it"
-    ENDS = "whatever has happened, everything can still come to its end, and nobody waits for a reservation to lapse"
-    NOT_IDLE = (
-        "a key that is given back is offered to who waits and may have it, no room takes one for which it cannot run"
-        " anybody, and none leaves one free beside who waits"
-    )
-    ORDER = "who waits in line is called in the order of the ranks, and nobody takes the key of who was called"
-    ONE_CALL = "one offer calls one who waits, and the next one is called when that one has the key or has given up"
-    ONE_JOB = "while nobody dies and no reservation lapses, no second job is sent while one is queued, waits or runs"
-    SERVED = "a slot that becomes free goes to a message that waits for it, before anything else that was fetched"
-
-
-class Excuse(Enum):
-    """What breaks a promise and cannot be prevented, each with the reason. A test shows that each one is needed."""
-
-    ACKED_EARLY = (
-        "the process died, or was to requeue the message, at or after an early ack: Celery itself loses the message"
-    )
-    DIED_BEFORE_ACK = "the process died between its last command to Redis or the broker and its ack"
-    PUBLISHED_TWICE = "an attempt ran twice because its first run did not finish, and published its next one twice"
-    ACK_TOO_LATE = "the visibility timeout passed between the release and the ack"
-    DISCONNECTED = "the connection to the broker was lost before the body began or after it ended, and with it the ack"
-    RELEASE_IN_DOUBT = (
-        "the connection to Redis was lost before the release was answered, and the process died, or its lock was lost,"
-        " before it had sent the release again"
-    )
+#: The promises that the model checks. The others have to do with what it leaves out.
+PROMISES = (
+    Promise.AT_MOST_N,
+    Promise.OWNER,
+    Promise.FREED,
+    Promise.NO_TWINS,
+    Promise.NOT_AGAIN,
+    Promise.NOT_DROPPED,
+    Promise.POLICY,
+    Promise.SERVED_ANEW,
+    Promise.ANSWERED,
+    Promise.ONE_JOB,
+    Promise.RESERVED,
+    Promise.ENDS,
+    Promise.ORDER,
+    Promise.ONE_CALL,
+    Promise.NOT_IDLE,
+    Promise.SERVED,
+)
+#: The excuses that the model needs. A test shows that it needs each of them.
+EXCUSES = (
+    Excuse.ACKED_EARLY,
+    Excuse.DIED_BEFORE_ACK,
+    Excuse.PUBLISHED_TWICE,
+    Excuse.ACK_TOO_LATE,
+    Excuse.DISCONNECTED,
+    Excuse.RELEASE_IN_DOUBT,
+)
 
 
 class Mistake(Enum):

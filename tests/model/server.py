@@ -6,7 +6,10 @@ from typing import NamedTuple
 
 from celery_redislock.protocol.tokens import Attempt
 
+from .memory import quick
 
+
+@quick
 class Key(NamedTuple):
     """What one permit of the lock holds: a token's nonce and attempt, and whether an acquire of a copy has marked it.
 
@@ -63,6 +66,7 @@ def limit_of(member: str) -> int:
     return int(member.partition(" ")[2] or 1)
 
 
+@quick
 class Server(NamedTuple):
     """All that Redis knows."""
 
@@ -100,7 +104,10 @@ class Server(NamedTuple):
 
     def number_of(self, nonce: str) -> int:
         """The number of the permit that holds `nonce`, from 1 on; 0 where none does."""
-        return next((number for number, key in enumerate(self.permits, 1) if key is not None and key.nonce == nonce), 0)
+        for number, key in enumerate(self.permits, 1):
+            if key is not None and key.nonce == nonce:
+                return number
+        return 0
 
     def free(self, limit: int) -> list[int]:
         """The numbers of the free permits that somebody with `limit` may have."""

@@ -14,6 +14,7 @@ from celery_redislock.policy.skip import Skip
 from celery_redislock.policy.wait import ComeBack
 from celery_redislock.protocol.scripts import Tag
 from celery_redislock.protocol.tokens import Attempt
+from promises import Excuse, Promise
 
 from . import known
 from .commands import Command, Effect, Release
@@ -24,7 +25,7 @@ from .fate import Fate, token_of
 from .messages import LOST, Ending
 from .publishing import Publisher, Publishing
 from .rooms import Rooms, wake
-from .rules import Excuse, Mistake, Promise
+from .rules import Mistake
 from .server import Key, Server
 from .world import Step, World
 
@@ -63,7 +64,9 @@ class Steps(Driver):
         """The steps from `world`."""
         for step in self._steps(world):
             broken = step.broken or self.rooms.broken_by(world, step)
-            step = step._replace(world=step.world.settle() if step.world.is_calm else step.world, broken=broken)
+            after = step.world.settle() if step.world.is_calm else step.world
+            if broken is not step.broken or after is not step.world:
+                step = step._replace(world=after, broken=broken)
             yield from wake(world, step) if self._makes(Mistake.NO_LOOKS) else (step,)
 
     def _steps(self, world: World) -> Iterator[Step]:

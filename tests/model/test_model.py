@@ -12,6 +12,7 @@ import pytest
 
 from celery_redislock.connection.connect import connect
 from celery_redislock.protocol.scripts import Tag
+from promises import Excuse, Promise
 from tests.lab.servers import Valkey
 
 from .commands import Acquire, Command, Enter, GiveUp, HandOver, Leave, Release, Renew, Reserve, Stand
@@ -20,7 +21,7 @@ from .executions import IN_BODY, Phase
 from .explore import explore
 from .publishing import Stage
 from .real import Keys, follow, plain, small_lines, small_permits, small_places
-from .rules import Excuse, Mistake, Promise
+from .rules import EXCUSES, Mistake
 from .scenarios import (
     ACKED_EARLY,
     BACKLOG,
@@ -73,13 +74,13 @@ from .server import Server, limit_of
 pytestmark = pytest.mark.timeout(900)
 
 FOUND_IN = {
-    Mistake.DOUBT_IS_FORGOTTEN: (ONE_MESSAGE, Promise.NOTHING_LEFT),
+    Mistake.DOUBT_IS_FORGOTTEN: (ONE_MESSAGE, Promise.FREED),
     Mistake.DOUBT_LEAVES_NO_NOTE: (ONE_MESSAGE, Promise.NOT_AGAIN),
     Mistake.DOUBT_NOTES_UNFINISHED_WORK: (GIVEN_BACK, Promise.NOT_DROPPED),
-    Mistake.DOUBT_NAMES_THE_NEXT_RUN: (BROKEN_LINE, Promise.OWN_KEY),
-    Mistake.DOUBT_ASKS_AGAIN_AS_BEFORE: (UNDONE_LATE, Promise.OWN_KEY),
-    Mistake.SECOND_GRANT_STORES_NOTHING: (UNDONE_LATE, Promise.OWN_KEY),
-    Mistake.UNDO_BY_OWNER: (UNDONE_LATE, Promise.OWN_KEY),
+    Mistake.DOUBT_NAMES_THE_NEXT_RUN: (BROKEN_LINE, Promise.OWNER),
+    Mistake.DOUBT_ASKS_AGAIN_AS_BEFORE: (UNDONE_LATE, Promise.OWNER),
+    Mistake.SECOND_GRANT_STORES_NOTHING: (UNDONE_LATE, Promise.OWNER),
+    Mistake.UNDO_BY_OWNER: (UNDONE_LATE, Promise.OWNER),
     Mistake.SAME_ID_IS_A_COPY: (RETRIED, Promise.NOT_DROPPED),
     Mistake.NOTE_ON_SYSTEM_EXIT: (GIVEN_BACK, Promise.NOT_DROPPED),
     Mistake.NOTE_ON_REQUEUE: (GIVEN_BACK, Promise.NOT_DROPPED),
@@ -89,25 +90,25 @@ FOUND_IN = {
     Mistake.REDELIVERED_LEAVES_NO_NOTE: (ONE_MESSAGE, Promise.NOT_AGAIN),
     Mistake.CLAIM_OPENS_THE_HELD_KEY: (HANDED_OVER, Promise.AT_MOST_N),
     Mistake.CLAIM_IS_KEPT: (HANDED_OVER, Promise.AT_MOST_N),
-    Mistake.RELEASE_WITHOUT_OWNER_CHECK: (ONE_MESSAGE, Promise.OWN_KEY),
-    Mistake.RENEW_WITHOUT_OWNER_CHECK: (ONE_MESSAGE, Promise.OWN_KEY),
-    Mistake.OWN_GRANT_IS_A_CONFLICT: (ONE_MESSAGE, Promise.NOTHING_LEFT),
-    Mistake.LOST_KEY_IS_KEPT_FOR_NOBODY: (RETRIED_WHEN_LOST, Promise.NOT_STUCK),
+    Mistake.RELEASE_WITHOUT_OWNER_CHECK: (ONE_MESSAGE, Promise.OWNER),
+    Mistake.RENEW_WITHOUT_OWNER_CHECK: (ONE_MESSAGE, Promise.OWNER),
+    Mistake.OWN_GRANT_IS_A_CONFLICT: (ONE_MESSAGE, Promise.FREED),
+    Mistake.LOST_KEY_IS_KEPT_FOR_NOBODY: (RETRIED_WHEN_LOST, Promise.RESERVED),
     Mistake.RELEASE_WHILE_THE_CHILD_RUNS: (GIVEN_BACK, Promise.AT_MOST_N),
     Mistake.SUCCESSOR_MEETS_THE_POLICY: (SUCCESSOR, Promise.NOT_DROPPED),
     Mistake.BEGUN_WORK_MEETS_THE_POLICY: (STRANGERS, Promise.NOT_DROPPED),
     Mistake.FIRST_DELIVERY_IGNORES_ITS_COPY: (ONE_MESSAGE, Promise.NOT_AGAIN),
     Mistake.OUTAGE_FORGETS_BEGUN_WORK: (BEGUN, Promise.NOT_DROPPED),
-    Mistake.FINISHED_LEAVES_ITS_KEY: (ONE_MESSAGE, Promise.NOTHING_LEFT),
-    Mistake.GIVEN_UP_IS_FORGOTTEN: (REVOKED, Promise.NOT_STUCK),
-    Mistake.FAILED_PUBLISH_LEAVES_ITS_KEY: (PUBLISHED, Promise.NOTHING_LEFT),
-    Mistake.DROPPED_KEEPS_ITS_CLAIM: (HANDED_OVER_ONCE_MORE, Promise.NOT_STUCK),
+    Mistake.FINISHED_LEAVES_ITS_KEY: (ONE_MESSAGE, Promise.FREED),
+    Mistake.GIVEN_UP_IS_FORGOTTEN: (REVOKED, Promise.RESERVED),
+    Mistake.FAILED_PUBLISH_LEAVES_ITS_KEY: (PUBLISHED, Promise.FREED),
+    Mistake.DROPPED_KEEPS_ITS_CLAIM: (HANDED_OVER_ONCE_MORE, Promise.RESERVED),
     Mistake.CLAIMED_MESSAGE_MEETS_THE_POLICY: (PUBLISHED, Promise.NOT_DROPPED),
     Mistake.FREE_KEY_IS_ENOUGH: (ONE_JOB, Promise.ONE_JOB),
     Mistake.OTHERS_LEAVE_NO_PLACE: (JOB_AMONG_OTHERS, Promise.ONE_JOB),
-    Mistake.ENDED_RUN_IS_OVERWRITTEN: (ONE_JOB, Promise.OWN_KEY),
+    Mistake.ENDED_RUN_IS_OVERWRITTEN: (ONE_JOB, Promise.OWNER),
     Mistake.NEWER_JOB_IS_OVERWRITTEN: (ONE_JOB, Promise.ONE_JOB),
-    Mistake.PLACE_IS_KEPT: (ONE_JOB, Promise.NOT_STUCK),
+    Mistake.PLACE_IS_KEPT: (ONE_JOB, Promise.RESERVED),
     Mistake.OLD_IS_BEGUN: (OLD, Promise.POLICY),
     Mistake.COMEBACK_LEAVES_NO_NOTE: (SENT_BACK_TWICE, Promise.NOT_AGAIN),
     Mistake.NOTE_NAMES_NO_PUBLISH: (REUSED, Promise.NOT_DROPPED),
@@ -131,12 +132,12 @@ FOUND_IN = {
     Mistake.OFFER_IS_A_HOLDER: (SKIPPED_IN_LINE, Promise.NOT_DROPPED),
     Mistake.SECOND_PERMIT_FOR_A_COPY: (COPIES_IN_PERMITS, Promise.NO_TWINS),
     Mistake.CALLED_COPY_HAS_ITS_PERMIT: (PERMITS, Promise.NO_TWINS),
-    Mistake.EARLY_RETRY_IS_FORGOTTEN: (PERMIT_HANDED_OVER_AMONG_STRANGERS, Promise.NOT_STUCK),
-    Mistake.SECOND_KEPT_PERMIT_IS_FORGOTTEN: (PERMIT_HANDED_OVER_AMONG_STRANGERS, Promise.NOT_STUCK),
+    Mistake.EARLY_RETRY_IS_FORGOTTEN: (PERMIT_HANDED_OVER_AMONG_STRANGERS, Promise.RESERVED),
+    Mistake.SECOND_KEPT_PERMIT_IS_FORGOTTEN: (PERMIT_HANDED_OVER_AMONG_STRANGERS, Promise.RESERVED),
     Mistake.BLIND_TO_HIGH_PERMITS: (DEPLOY, Promise.NO_TWINS),
     Mistake.CALL_NAMES_NO_RANK: (PERMITS_OF_ONE_ROOM, Promise.ORDER),
     Mistake.EQUALS_SHARE_A_CALL: (EQUALS_IN_LINE, Promise.ONE_CALL),
-    Mistake.MAIN_PROCESS_KNOWS_ONE_PERMIT: (PERMIT_HANDED_OVER_AMONG_STRANGERS, Promise.NOT_STUCK),
+    Mistake.MAIN_PROCESS_KNOWS_ONE_PERMIT: (PERMIT_HANDED_OVER_AMONG_STRANGERS, Promise.RESERVED),
     Mistake.PERMIT_ABOVE_THE_LIMIT: (LINE_IN_A_DEPLOY, Promise.NOT_IDLE),
     Mistake.STAND_OFFERS_ONE_PERMIT: (PERMITS_OF_ONE_ROOM, Promise.NOT_IDLE),
     Mistake.NEWCOMER_PASSES_AN_OFFER: (PERMITS_OF_ONE_ROOM, Promise.ORDER),
@@ -207,18 +208,15 @@ def test_the_promise_holds_in_every_interleaving_of(name, explorations):
 )
 def test_the_exploration_is_not_empty_of(scenario, floor, explorations):
     found = explorations[scenario.name]
-    assert len(found.came_from) > floor
-    assert scenario.publishers or any(len(world.executions) >= 3 for world in found.came_from)
-    assert any(world.is_over for world in found.came_from)
+    assert len(found.states) > floor
+    assert scenario.publishers or any(len(world.executions) >= 3 for world in found.worlds)
+    assert any(world.is_over for world in found.worlds)
 
 
 def test_what_fate_can_do_has_really_happened(explorations):
     """If some fault had never happened, it would prove little that the promises hold."""
-    worlds = Counter[str]()
-    for found in explorations.values():
-        for world in found.came_from:
-            worlds.update(_sights(world))
-    assert {sight for sight in SIGHTS if worlds[sight] == 0} == set()
+    worlds = [world for found in explorations.values() for world in found.worlds]
+    assert [sight for sight, is_seen in SIGHTS.items() if not any(map(is_seen, worlds))] == []
 
 
 def test_copies_wait_unseen_and_are_seen(explorations):
@@ -240,24 +238,24 @@ def test_the_model_finds_the_mistake_that(mistake):
     assert found.trace
 
 
-@pytest.mark.parametrize("excuse", Excuse, ids=lambda excuse: excuse.value)
+@pytest.mark.parametrize("excuse", EXCUSES, ids=lambda excuse: excuse.value)
 def test_the_promise_needs_the_exception_that(excuse):
     """An excuse that no scenario needs would hide mistakes."""
     scenario, promise = NEEDED_IN[excuse]
-    found = explore(scenario, excuses=frozenset(Excuse) - {excuse})
+    found = explore(scenario, excuses=frozenset(EXCUSES) - {excuse})
     assert found.broken is promise, str(found)
 
 
 def test_a_lock_that_is_lost_unknown_to_its_holder_would_break_the_promise(explorations):
     """The exception in the promise `AT_MOST_N` is needed: two bodies do run, of which one knows of its loss."""
-    worlds = explorations[ONE_MESSAGE.name].came_from
+    worlds = explorations[ONE_MESSAGE.name].worlds
     bodies = [[one for one in world.executions if one.phase in IN_BODY] for world in worlds]
     assert any(len(running) > 1 for running in bodies)
 
 
 def test_an_answered_publisher_may_have_the_id_of_a_job_whose_publish_failed(explorations):
     """The exception in the promise `ANSWERED` is needed as well."""
-    ends = [world.history for world in explorations[PUBLISHED.name].came_from if world.is_over]
+    ends = [world.history for world in explorations[PUBLISHED.name].worlds if world.is_over]
     assert any(end.answered - end.finished - end.settled for end in ends)
 
 
@@ -269,82 +267,65 @@ def test_a_broken_promise_is_told_step_by_step():
     assert "finds the note and is dropped" in story
 
 
+def _phases(world):
+    return {one.phase for one in world.executions}
+
+
+def _holders(world):
+    return {key.nonce for key in world.server.keys}
+
+
+def _nonces(world):
+    return {one.nonce for one in world.executions}
+
+
+def _rooms(world):
+    return {one.home for one in world.executions}
+
+
+def _doubtful(world):
+    return [one for one in world.executions if one.phase is Phase.IN_DOUBT]
+
+
+#: What must have been seen in some state.
 SIGHTS = {
-    "a copy in the queue",
-    "a message that came back",
-    "a marked key",
-    "a note",
-    "a dead child",
-    "a dead child's key that is kept for its retry",
-    "a key whose holder is gone",
-    "a lost lock",
-    "an unanswered acquire",
-    "an undo on its way",
-    "a release in doubt, before the ack",
-    "a release in doubt, after the ack",
-    "a release in doubt that has not run",
-    "a run beside a release in doubt",
-    "a hand-over in doubt",
-    "a claim",
-    "a reserved place",
-    "a publisher that asks again",
-    "a key handed over",
-    "a claim that was given up",
-    "an offered key",
-    "a called room",
-    "a line of two rooms",
-    "an offer that nobody can answer",
-    "a worker in which two wait",
-    "a worker full of other tasks in which one waits",
-    "two bodies at once",
-    "two calls from one room",
-    "two limits in line",
-    "a publisher",
-    "an answered publisher",
-    "a failed publisher",
+    "a copy in the queue": lambda world: any(message.redelivered for message in world.queue),
+    "a message that came back": lambda world: any(message.returned for message in world.queue),
+    "a marked key": lambda world: any(key.marked for key in world.server.keys),
+    "a note": lambda world: bool(world.server.notes),
+    "a dead child": lambda world: Phase.CHILD_DEAD in _phases(world),
+    "a dead child's key that is kept for its retry": lambda world: Phase.KEPT in _phases(world),
+    "a key whose holder is gone": lambda world: any(nonce[0] == "n" for nonce in _holders(world) - _nonces(world)),
+    "a lost lock": lambda world: any(one.lost for one in world.executions),
+    "an unanswered acquire": lambda world: Phase.ASKED in _phases(world),
+    "an undo on its way": lambda world: bool(world.late),
+    "a release in doubt, before the ack": lambda world: any(one.unacked for one in _doubtful(world)),
+    "a release in doubt, after the ack": lambda world: any(not one.unacked for one in _doubtful(world)),
+    "a release in doubt that has not run": lambda world: any(one.nonce in _holders(world) for one in _doubtful(world)),
+    "a run beside a release in doubt": lambda world: bool(_doubtful(world)) and bool(_phases(world) & IN_BODY),
+    "a hand-over in doubt": lambda world: any(one.hold.gives for one in _doubtful(world)),
+    "a claim": lambda world: any(message.claim for message in world.queue),
+    "a reserved place": lambda world: world.server.queued is not None,
+    "a publisher that asks again": lambda world: any(one.stage is Stage.PASSES for one in world.publishers),
+    "a key handed over": lambda world: any(key.is_reserved for key in world.server.keys),
+    "a claim that was given up": lambda world: bool(world.server.gone),
+    "an offered key": lambda world: any(key.is_offered for key in world.server.keys),
+    "a called room": lambda world: any(nonce[0] == "!" for nonce in _holders(world)),
+    "a line of two rooms": lambda world: len(world.server.line) > 1,
+    "an offer that nobody can answer": lambda world: any(
+        key.room and key.room not in _rooms(world) for key in world.server.keys
+    ),
+    "a worker in which two wait": lambda world: len(world.waiting_in("w1")) > 1,
+    "a worker full of other tasks in which one waits": lambda world: (
+        world.busy.count("w1") > 1 and world.waiting_in("w1")
+    ),
+    "two bodies at once": lambda world: sum(one.phase in IN_BODY and not one.lost for one in world.executions) > 1,
+    "two calls from one room": lambda world: len({key.rank for key in world.server.keys if key.nonce == "!w1 2"}) > 1,
+    "two limits in line": lambda world: len({limit_of(member) for _, member in world.server.line}) > 1,
+    "a publisher": lambda world: bool(world.publishers),
+    "an answered publisher": lambda world: bool(world.history.answered),
+    "a failed publisher": lambda world: bool(world.history.failed),
 }
-
-
-def _sights(world) -> set[str]:
-    keys, phases = world.server.keys, {one.phase for one in world.executions}
-    holders = {key.nonce for key in keys}
-    doubtful = [one for one in world.executions if one.phase is Phase.IN_DOUBT]
-    rooms, nonces = {one.home for one in world.executions}, {one.nonce for one in world.executions}
-    seen = {
-        "a copy in the queue": any(message.redelivered for message in world.queue),
-        "a message that came back": any(message.returned for message in world.queue),
-        "a marked key": any(key.marked for key in keys),
-        "a note": bool(world.server.notes),
-        "a dead child": Phase.CHILD_DEAD in phases,
-        "a dead child's key that is kept for its retry": Phase.KEPT in phases,
-        "a key whose holder is gone": any(nonce[0] == "n" for nonce in holders - nonces),
-        "a lost lock": any(one.lost for one in world.executions),
-        "an unanswered acquire": Phase.ASKED in phases,
-        "an undo on its way": bool(world.late),
-        "a release in doubt, before the ack": any(one.unacked for one in doubtful),
-        "a release in doubt, after the ack": any(not one.unacked for one in doubtful),
-        "a release in doubt that has not run": any(one.nonce in holders for one in doubtful),
-        "a run beside a release in doubt": bool(doubtful) and bool(phases & IN_BODY),
-        "a hand-over in doubt": any(one.hold.gives for one in doubtful),
-        "a claim": any(message.claim for message in world.queue),
-        "a reserved place": world.server.queued is not None,
-        "a publisher that asks again": any(one.stage is Stage.PASSES for one in world.publishers),
-        "a key handed over": any(key.is_reserved for key in keys),
-        "a claim that was given up": bool(world.server.gone),
-        "an offered key": any(key.is_offered for key in keys),
-        "a called room": any(nonce[0] == "!" for nonce in holders),
-        "a line of two rooms": len(world.server.line) > 1,
-        "an offer that nobody can answer": any(key.room and key.room not in rooms for key in keys),
-        "a worker in which two wait": len(world.waiting_in("w1")) > 1,
-        "a worker full of other tasks in which one waits": world.busy.count("w1") > 1 and world.waiting_in("w1"),
-        "two bodies at once": sum(one.phase in IN_BODY and not one.lost for one in world.executions) > 1,
-        "two calls from one room": len({key.rank for key in keys if key.nonce == "!w1 2"}) > 1,
-        "two limits in line": len({limit_of(member) for _, member in world.server.line}) > 1,
-        "a publisher": bool(world.publishers),
-        "an answered publisher": bool(world.history.answered),
-        "a failed publisher": bool(world.history.failed),
-    }
-    return {name for name, is_seen in seen.items() if is_seen}
 
 
 # The Lua scripts do what the model says, for every command on every state of a key that an exploration has met.

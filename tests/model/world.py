@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from celery_redislock.protocol.tokens import Attempt
+from promises import Excuse, Promise
 
 from .commands import Command, Release
 from .executions import CLOSED, IN_BODY, Execution, Phase
+from .memory import quick
 from .messages import Message
-from .rules import Excuse, Promise
 from .server import Key, Server, limit_of, member_of, room_of
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Faults(NamedTuple):
         return self._replace(together=self.together - 1, **{fault: getattr(self, fault) - 1})
 
 
+@quick
 class History(NamedTuple):
     """What has become of the attempts. The promises are checked by it; no execution can see it."""
 
@@ -78,6 +80,7 @@ class History(NamedTuple):
     """Attempts whose publisher has died or was too slow, or whose publish has failed."""
 
 
+@quick
 class World(NamedTuple):
     """One state."""
 
@@ -240,6 +243,7 @@ class World(NamedTuple):
         return next(nonce for number in range(1, 100) if (nonce := f"{kind}{number}") not in used)
 
 
+@quick
 class Step(NamedTuple):
     """What leads from one state to the next."""
 

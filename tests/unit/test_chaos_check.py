@@ -9,7 +9,7 @@ from itertools import islice
 import pytest
 
 from celery_redislock.protocol import tokens
-from chaos import excuses, jobs, stalls, turns, windows
+from chaos import stalls, turns, windows
 from chaos.check import check
 from chaos.complaints import complaints_in
 from chaos.faults import (
@@ -26,6 +26,7 @@ from chaos.faults import (
     plan,
 )
 from chaos.report import offences, table
+from promises import Excuse
 from tests.lab.ledger import Ledger
 
 MAIN, CHILD, OTHER = 10, 11, 21
@@ -128,7 +129,7 @@ class TestOverlaps:
             book.run(f"m{number}", 1 + number, 9, pid=CHILD + number, key="three0")
         book.fault(STOP_CHILD, 1.5, 4.2, [CHILD])
         assert broken() == []
-        assert check(book.ledger).overlaps[excuses.STOPPED] == 1
+        assert check(book.ledger).overlaps[Excuse.STOOD_STILL] == 1
 
     def test_of_such_a_key_two_deliveries_of_one_message_may_not_run_at_once(self, book, broken):
         book.sent("a", "three")
@@ -145,13 +146,13 @@ class TestOverlaps:
         book.fault(RESTART, 4)
         book.lost("a", 4.9, "its key was deleted, expired or taken")
         assert broken() == []
-        assert check(book.ledger).overlaps == {excuses.TOLD: 1}
+        assert check(book.ledger).overlaps == {Excuse.KNEW_OF_THE_LOSS: 1}
 
     @pytest.mark.parametrize("name", [STOP_WORKER, STOP_CHILD])
     def test_a_holder_that_stood_still_is_excused(self, overlap, book, broken, name):
         book.fault(name, 1.5, 5.2, [CHILD])
         assert broken() == []
-        assert check(book.ledger).overlaps[excuses.STOPPED] == 1
+        assert check(book.ledger).overlaps[Excuse.STOOD_STILL] == 1
 
     def test_one_that_stood_still_twice_in_a_row_is_excused(self, overlap, book, broken):
         book.fault(STOP_WORKER, 1.5, 4.3, [CHILD])
@@ -182,7 +183,7 @@ class TestOverlaps:
     def test_lost_data_excuse_what_began_before_the_next_renewal(self, overlap, book, broken, lost_at, excused):
         book.fault(RESTART, lost_at)
         assert (broken() == []) == excused
-        assert check(book.ledger).overlaps[excuses.DATA_LOST] == int(excused)
+        assert check(book.ledger).overlaps[Excuse.DATA_LOST] == int(excused)
 
     def test_an_outage_that_hinders_the_renewal_extends_that_to_the_deadline(self, overlap, book, broken):
         book.fault(RESTART, 2.5)
@@ -254,7 +255,7 @@ class TestMessages:
         assert broken() == ["a message that is acked early was lost: early, PENDING"]
         book.fault(KILL_CHILD, 5, pids=[CHILD])
         assert broken() == []
-        assert check(book.ledger).missing == {"acked early, and its process died": 1}
+        assert check(book.ledger).missing == {Excuse.ACKED_EARLY: 1}
 
     def test_one_acked_early_that_waited_for_long_may_be_lost_as_its_process_is_ended(self, book, broken):
         book.sent("a", "early", "RETRY")
@@ -393,7 +394,7 @@ class TestRunsAgain:
         book.died(2)
         book.run("a", 5, 6, pid=OTHER)
         assert broken() == []
-        assert check(book.ledger).again == {"its process died": 1}
+        assert check(book.ledger).again == {Excuse.UNFINISHED: 1}
 
     def test_the_next_attempt_is_another(self, book, broken):
         book.sent("a", "again")
@@ -409,7 +410,7 @@ class TestRunsAgain:
         book.run("a", 7, 8, pid=OTHER, item="a/1")
         book.run("a", 9, 10, pid=OTHER, item="a/1")
         assert broken() == []
-        assert check(book.ledger).again["its message was published twice"] == 1
+        assert check(book.ledger).again[Excuse.PUBLISHED_TWICE] == 1
 
 
 class TestLosses:
@@ -648,7 +649,7 @@ class TestStalls:
             book.waits(f"o{number}", at - 1, at, key=f"other{number}")
             book.run(f"o{number}", at, at + 1, key=f"other{number}")
         assert broken() == []
-        assert check(book.ledger).turns[stalls.SERVED_OTHERS] == 1
+        assert check(book.ledger).turns[stalls.LEFT_FREE] == 1
 
     def test_a_fault_excuses_it_but_for_a_drill_which_no_fault_reaches(self, stalled, book, broken):
         book.ended(3, 4.5)
@@ -840,11 +841,11 @@ class TestContendedJobs:
     @pytest.mark.parametrize(
         ("fault", "excuse"),
         [
-            ((RESTART, 4.0), jobs.DATA_LOST),
-            ((KILL_CHILD, 4.0), jobs.KILLED),
-            ((KILL_WORKER, 4.0), jobs.KILLED),
-            ((COLD, 4.0), jobs.KILLED),
-            ((STOP_WORKER, 2.0, 5.5), jobs.STOPPED),
+            ((RESTART, 4.0), Excuse.DATA_LOST),
+            ((KILL_CHILD, 4.0), Excuse.KILLED_BEFORE_REDELIVERY),
+            ((KILL_WORKER, 4.0), Excuse.KILLED_BEFORE_REDELIVERY),
+            ((COLD, 4.0), Excuse.KILLED_BEFORE_REDELIVERY),
+            ((STOP_WORKER, 2.0, 5.5), Excuse.STOOD_STILL),
         ],
         ids=lambda value: value[0] if isinstance(value, tuple) else "",
     )
@@ -876,7 +877,7 @@ class TestContendedJobs:
         for name, times in {"a": (1.0, 6.0, 7.0), "b": (5.0, 8.0, 9.0)}.items():
             job(name, *times, unasked=name == unasked)
         assert broken() == []
-        assert check(book.ledger).pairs == {jobs.UNASKED: 1}
+        assert check(book.ledger).pairs == {Excuse.UNREACHABLE: 1}
 
     def test_one_whose_holder_was_told_of_the_loss_is_excused(self, job, book, broken):
         job("a", 1.0, 2.0, 7.0)
@@ -884,7 +885,7 @@ class TestContendedJobs:
         book.lost("a", 4.9, "it was not renewed until its deadline")
         job("b", 5.0, 8.0, 9.0)
         assert broken() == []
-        assert check(book.ledger).pairs == {jobs.TOLD: 1}
+        assert check(book.ledger).pairs == {Excuse.KNEW_OF_THE_LOSS: 1}
 
     @pytest.mark.parametrize(("outage", "excused"), [((2.9, 3.5), True), ((4.5, 5.0), False)], ids=["then", "later"])
     def test_one_whose_key_could_not_be_left_to_its_retry_is_excused(self, job, book, broken, outage, excused):

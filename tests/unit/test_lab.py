@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from tests.lab.app import Config, make_app
+from tests.lab.tasks import is_named, themes_named_in
 
 ROOT = Path(__file__).parents[2]
 TESTS = "".join(path.read_text() for path in ROOT.glob("tests/*/test_*.py"))
@@ -17,13 +18,16 @@ def test_every_task_of_the_lab_has_a_test_that_uses_it(tmp_path: Path) -> None:
         tasks = {name.removeprefix("lab."): type(task) for name, task in app.tasks.items() if name.startswith("lab.")}
     bases = {base for task in tasks.values() for base in task.__mro__[1:]}
     assert len(tasks) > 50
-    assert [name for name, task in tasks.items() if task not in bases and not is_used(name)] == []
+    assert [name for name, task in tasks.items() if task not in bases and not is_named(name, TESTS)] == []
 
 
-def is_used(name: str) -> bool:
-    """By its name, or by that of its family, as in ``f"on_{policy}"``."""
-    family = name.rpartition("_")[0] or name
-    return bool(re.search(rf'(tasks\.|lab\.|"){name}\b|"{family}_{{', TESTS))
+def test_an_app_has_the_tasks_that_its_module_of_tests_names_and_those_of_their_themes(tmp_path: Path) -> None:
+    module = tmp_path / "test_it.py"
+    module.write_text('f"on_{policy}"; tasks.job.delay()')
+    assert themes_named_in(module) == ["jobs", "policies", "unlocked"]
+    with make_app(Config(NOWHERE, NOWHERE, NOWHERE, str(tmp_path / "ledger"), themes=themes_named_in(module))) as app:
+        assert {"lab.job", "lab.queued", "lab.on_skip", "lab.plain"} <= set(app.tasks)
+        assert "lab.work" not in app.tasks
 
 
 def test_no_test_reaches_into_what_is_private_to_a_module_or_an_object() -> None:
