@@ -92,7 +92,7 @@ class Connection:
             late.on_reply(reply != Tag.LOST)
         except Exception:
             key = shown(late.command.keys[0])
-            logger.exception("the lock server's answer %r about the lock %s could not be told to its run", reply, key)
+            logger.exception("could not handle the lock server's reply %r about lock %s", reply, key)
 
     def is_answered(self) -> bool:
         """Whether a reply can be read without waiting for it."""

@@ -23,10 +23,10 @@ logger = logging.getLogger(__name__)
 State = Literal["held", "at_risk", "lost"]
 LostHandler = Callable[["HeldLock", str], Any]
 
-PAST_DEADLINE = "it was not renewed until its deadline"
-HELD_TOO_LONG = "it was held for longer than lock_max_hold"
+PAST_DEADLINE = "not renewed by its deadline"
+HELD_TOO_LONG = "held for longer than lock_max_hold"
 KEY_GONE = "its key was deleted, expired or taken"
-NOT_OURS = "its key was not ours at the release"
+NOT_OURS = "its key was gone or taken at the release"
 
 #: A renewal is due after this share of the lease.
 INTERVAL = 1 / 3

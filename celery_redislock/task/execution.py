@@ -206,8 +206,8 @@ class Execution:
             options = {"expires": self.request.expires}
             return Claim(claim, reservation_ttl(plan.app, plan.options, options, self.task.expires))
         logger.warning(
-            "%s: its publisher took lock %s, but its arguments make lock %s here: the publisher's is given up; do the "
-            "publisher and this worker run the same code?",
+            "%s: the publisher reserved lock %s but this worker computes lock %s; the reservation is released. Do both "
+            "run the same version?",
             *(self.message.name, shown(str(header.key)), demand.key),
             extra=self.message.fields("other_key", key=demand.key),
         )

@@ -472,7 +472,7 @@ class TestOutage:
 
     @pytest.mark.parametrize("policy", ["raise", "retry"])
     def test_an_outage_in_eager_mode_is_lock_unavailable(self, task, policy):
-        with pytest.raises(LockUnavailable, match="cannot be asked for"):
+        with pytest.raises(LockUnavailable, match="the lock server is unavailable for lock"):
             task(policy).apply().get()
 
     @pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")

@@ -413,7 +413,7 @@ class TestRunsAgain:
 
 
 class TestLosses:
-    NOT_OURS = "its key was not ours at the release"
+    NOT_OURS = "its key was gone or taken at the release"
 
     @pytest.mark.parametrize("reason", [NOT_OURS, "its key was deleted, expired or taken"])
     def test_a_key_may_be_gone_only_with_the_servers_data_or_while_its_process_stood_still(self, book, broken, reason):
@@ -756,7 +756,7 @@ def test_a_log_may_not_hold_a_failed_keeper_nor_a_traceback_from_the_package(tmp
         text.write(
             f'{head}  File "/site/celery_redislock/store.py", line 1, in x\n    y()\nTypeError: z\n[2026 INFO] on\n'
         )
-        text.write("the keeper failed; it goes on in a second\n")
+        text.write("the keeper failed; it renews the locks again in a second\n")
         text.write(
             f'{head}  File "/site/celery_redislock/task/publish.py", line 1, in send\n    y()\n'
             "kombu.exceptions.OperationalError: the broker is away\n[2026 INFO] on\n"
