@@ -93,7 +93,7 @@ class Term:
 
     def start_lease(self, sent_at: float) -> None:
         """Record that the server granted the key for one lease, at `sent_at` or later."""
-        # No guard: until the keeper and others are told of the lock, only its owner's thread knows it.
+        # No guard: until the keeper and others know the lock, only its owner's thread knows it.
         self.deadline, self.renew_at = sent_at + self.lease * TRUSTED, sent_at + self.lease * INTERVAL
 
     def extending(self, ttl: float | None = None) -> Renewal:
@@ -108,7 +108,7 @@ class Term:
             return renewal
 
     def renewing(self) -> Renewal:
-        """Like `extending`, but for the keeper: for one lease, or longer if the last `extending` asked for more."""
+        """Like `extending`, called by the keeper: for one lease, or longer if the last `extending` asked for more."""
         with self._guard:
             return self._send(max(self.lease, self._asked_until - time.monotonic()))
 

@@ -143,7 +143,7 @@ class Message:
         Args:
             delay: Seconds, from `pause`.
             key: The key in Redis, for the error message.
-            is_begun: Whether its work may have begun, so that no policy may drop the message when it comes back.
+            is_begun: Whether its work may have begun, so that no policy may drop the message when it arrives again.
             joins: The id of the task whose outcome the message waits for.
             rank: The message's rank in the line for its key; 0 if it has none.
 

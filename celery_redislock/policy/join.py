@@ -165,7 +165,9 @@ def check_backend(app: Celery, task: str, option: str, ignores_result: bool) -> 
     """
     scheme = backend_scheme(app)
     if ignores_result or scheme in PRIVATE_BACKENDS:
-        why = "its results are ignored" if ignores_result else f"result_backend = {scheme!r} cannot be read by others"
+        why = (
+            "its results are ignored" if ignores_result else f"other processes cannot read result_backend = {scheme!r}"
+        )
         raise LockConfigError(
             f"{task}: {option} = 'join' needs the holder's result, but {why}; use another policy, or a result "
             "backend such as Redis or a database"

@@ -26,7 +26,7 @@ from .skip import Skip, Skipped
 logger = logging.getLogger(__name__)
 
 #: The shortest and the longest pause of a message that is sent back, in seconds. While the worker's room is full, the
-#: longest is higher: thousands of messages may then come back, and each costs a run and a few commands.
+#: longest is higher: thousands of messages may then be sent back, and each costs a run and a few commands.
 SHORTEST_PAUSE, LONGEST_PAUSE, LONGEST_PAUSE_WHILE_FULL = 1.0, 30.0, 300.0
 
 

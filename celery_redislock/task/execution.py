@@ -46,11 +46,11 @@ EXECUTION = "redislock_execution"
 _any_run = False
 
 #: For the log: what happened to a release whose reply is an error, or was never read.
-UNREAD = "Redis has refused to release its lock, or has not answered"
+UNREAD = "Redis refused to release its lock, or did not answer"
 
 
 class Execution:
-    """Takes, holds and releases the key of one request. A subclass says what happens if the key is another's.
+    """Takes, holds and releases the key of one request. A subclass says what happens if another owner has the key.
 
     The class is not an ABC: every run makes three `isinstance` checks, which take eight times as long with an ABC.
 

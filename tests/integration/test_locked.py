@@ -291,7 +291,7 @@ class TestDecorator:
     @pytest.mark.parametrize(
         ("function", "said"),
         [
-            (int, "no function"),
+            (int, "neither a function"),
             (classmethod(lambda cls: None), "below @classmethod"),
             (7, r"int is neither a function nor a template such as \"stock:7\""),
             (functools.partial(print), "has no name to make a key from: pass a template"),

@@ -151,7 +151,7 @@ def test_where_there_are_too_many_those_of_no_use_soonest_are_dropped_and_one_li
 
 
 def lines(log):
-    return [record.getMessage() for record in log.records if "are dropped" in record.getMessage()]
+    return [record.getMessage() for record in log.records if " dropped; " in record.getMessage()]
 
 
 @pytest.mark.parametrize("leaves_note", [True, False])

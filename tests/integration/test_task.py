@@ -323,9 +323,9 @@ class TestBinding:
     @pytest.mark.parametrize(
         ("backend", "ignore_result", "why"),
         [
-            ("rpc://", False, "result_backend = 'rpc' cannot be read by others"),
-            ("cache+memory://", False, "result_backend = 'cache\\+memory' cannot be read by others"),
-            (None, False, "result_backend = 'disabled' cannot be read by others"),
+            ("rpc://", False, "other processes cannot read result_backend = 'rpc'"),
+            ("cache+memory://", False, "other processes cannot read result_backend = 'cache\\+memory'"),
+            (None, False, "other processes cannot read result_backend = 'disabled'"),
             ("redis://", True, "its results are ignored"),
         ],
     )

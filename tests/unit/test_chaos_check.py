@@ -352,7 +352,7 @@ class TestRunsAgain:
         book.run("a", 5, 6, pid=OTHER)
         assert set(broken()) == {*self.AGAIN, "two runs of key at the same time"}
         book.fault(STOP_CHILD, 1.5, 4.95, [CHILD])
-        book.lost("a", 4.9, "it was not renewed until its deadline")
+        book.lost("a", 4.9, "not renewed by its deadline")
         assert broken() == []
 
     @pytest.mark.parametrize(("again_at", "excused"), [(9, True), (7, False)])
@@ -362,7 +362,7 @@ class TestRunsAgain:
         book.sent("a", at=3)
         book.run("a", 3.1, 6.5)
         book.fault(BLACKHOLE, 2, 5)
-        book.lost("a", 6, "it was not renewed until its deadline")
+        book.lost("a", 6, "not renewed by its deadline")
         book.run("a", again_at, again_at + 1, pid=OTHER)
         assert broken() == ([] if excused else self.AGAIN)
 
@@ -428,7 +428,7 @@ class TestLosses:
     def test_a_missed_deadline_needs_an_outage(self, book, broken):
         book.sent("a")
         book.run("a", 1, 9)
-        book.lost("a", 5, "it was not renewed until its deadline")
+        book.lost("a", 5, "not renewed by its deadline")
         assert broken() == ["a lock was lost without a cause"]
         book.fault(BLACKHOLE, 2, 4)
         assert broken() == []
@@ -881,7 +881,7 @@ class TestContendedJobs:
     def test_one_whose_holder_was_told_of_the_loss_is_excused(self, job, book, broken):
         job("a", 1.0, 2.0, 7.0)
         book.fault(BLACKHOLE, 2.5, 7.0)
-        book.lost("a", 4.9, "it was not renewed until its deadline")
+        book.lost("a", 4.9, "not renewed by its deadline")
         job("b", 5.0, 8.0, 9.0)
         assert broken() == []
         assert check(book.ledger).pairs == {jobs.TOLD: 1}
