@@ -89,7 +89,7 @@ class Joining(Enum):
     ASK = auto()
     """Ask for the key. If it is held, wait: the joined task may still get an outcome."""
     COME_BACK = auto()
-    """Release the key and come back: the joined task is between two attempts and holds no key."""
+    """Release the key and try again later: the joined task is between two attempts and holds no key."""
     RUN = auto()
     """Run the body: the joined task died without an outcome."""
 

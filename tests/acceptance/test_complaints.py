@@ -213,7 +213,7 @@ def test_complaint_8_beat_sends_one_message_while_a_job_waits_and_a_conflict_doe
 ):
     config.settings["beat_schedule"] = {"often": {"task": "lab.job", "schedule": 1.0, "args": ["k", "tick"]}}
     beat = start_beat()
-    wait_until(lambda: beat().count("is not sent: lock") >= 3, "beat has come by four times")
+    wait_until(lambda: beat().count("; not sent: the caller gets") >= 3, "beat has come by four times")
     assert broker_server.client.llen(config.queue) == 1
     assert "Traceback" not in beat()
     start_worker(1)
