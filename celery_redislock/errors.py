@@ -48,8 +48,8 @@ class LockConflict(RedisLockError, LockError):
         return self.holder.holders if self.holder else ()
 
     def __str__(self) -> str:
-        who = self.holder.who if self.holder else "somebody else"
-        return f"the lock {shown(self.key, LONGEST)} is held by {who}"
+        held = f"held by {self.holder.who}" if self.holder else "already held"
+        return f"the lock {shown(self.key, LONGEST)} is {held}"
 
 
 class LockLost(RedisLockError, LockNotOwnedError):
@@ -87,7 +87,7 @@ class LockUnavailable(RedisLockError, RedisConnectionError):
         self.args = (self.key, reason)
 
     def __str__(self) -> str:
-        return f"the lock {shown(self.key, LONGEST)} cannot be asked for: {shown(self.reason, LONGEST)}"
+        return f"the lock server is unavailable for lock {shown(self.key, LONGEST)}: {shown(self.reason, LONGEST)}"
 
 
 class LockKeyError(RedisLockError, ValueError):

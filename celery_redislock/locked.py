@@ -110,10 +110,10 @@ class Locked:
             LockConfigError: The function is async or a generator, or lacks a parameter that the template names.
         """
         if self._values is not None:
-            raise LockConfigError(f"{self._what}: values are for a block; a function has its arguments")
+            raise LockConfigError(f"{self._what}: values are only for a block; a function uses its arguments")
         _refuse_what_has_no_call(function)
         if self._template is None and not hasattr(function, "__qualname__"):
-            raise LockConfigError(f"locked: this {_name_of(function)} has no name to make a key of: give it a template")
+            raise LockConfigError(f"locked: {_name_of(function)} has no name to make a key from: pass a template")
         name = f"{function.__module__}.{_name_of(function)}"
         keys = KeyMaker(name, inspect.signature(function), None, self._template, remedy="give locked() a template")
 
@@ -159,7 +159,7 @@ class Locked:
         if self._template is None:
             raise LockConfigError('a block needs a template, as in locked("stock:7")')
         if missing := sorted(self._fields - values.keys()):
-            raise LockConfigError(f"{self._what}: values has no {', '.join(missing)}")
+            raise LockConfigError(f"{self._what}: values lacks {', '.join(missing)}")
         parameters = [inspect.Parameter(field, inspect.Parameter.KEYWORD_ONLY) for field in self._fields]
         keys = KeyMaker(self._what, inspect.Signature(parameters), None, self._template)
         return keys.name((), {field: values[field] for field in self._fields})
@@ -200,7 +200,7 @@ def _refuse_what_has_no_call(function: Any) -> None:
     refuse_what_outlives_its_call(f"locked: {_name_of(function)}", function, "use a block inside it")
     if inspect.isclass(function) or not callable(function):
         raise LockConfigError(
-            f'locked: {_name_of(function)} is no function, and no template, as in locked("stock:7"): put @locked below '
+            f'locked: {_name_of(function)} is neither a function nor a template such as "stock:7": put @locked below '
             "@classmethod and the like"
         )
 
@@ -220,5 +220,5 @@ def _the_app() -> Celery:
         return app
     apps = current_apps()
     if len(apps) > 1:
-        raise LockConfigError("locked: which of the apps of this process? Give it app=, or call app.set_default()")
+        raise LockConfigError("locked: this process has several Celery apps: pass app=, or call app.set_default()")
     return apps[0] if apps else app_of_last_resort()

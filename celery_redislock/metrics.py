@@ -61,7 +61,7 @@ if _IS_MULTI_PROCESS:
 ACQUIRED = Counter("celery_redislock_acquired", "Locks that runs have taken.", ["task"])
 CONFLICTS = Counter(
     "celery_redislock_conflicts",
-    "Runs and publishes that found their lock held, by what becomes of them.",
+    "Runs and publishes that found their lock held, by policy.",
     ["task", "policy"],
 )
 LOST = Counter("celery_redislock_lost", "Locks that runs have lost before they released them.", ["task", "reason"])

@@ -82,7 +82,7 @@ class Callers:
         return str(result.id)
 
     def _is_unasked(self, **_: object) -> None:
-        """The lock server cannot be asked, so the message is sent without its key."""
+        """The lock server is unavailable, so the message is sent without its key."""
         self._call_here.is_unasked = True
 
     def _see_the_end(self, task_id: str) -> None:

@@ -90,7 +90,7 @@ class Hall:
 
     def wait_for_waiters(self, where: Worker, count: int) -> None:
         """Wait until so many messages wait in a worker."""
-        self.wait_until(lambda: where.output().count("it waits in line") >= count, f"{count} messages wait")
+        self.wait_until(lambda: where.output().count("; waiting in line (") >= count, f"{count} messages wait")
 
     def wait_until(self, condition: Callable[[], object], what: str, seconds: float = BEGUN) -> None:
         """Wait until the drill has come about; a complaint, if it does not."""

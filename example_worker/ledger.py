@@ -45,7 +45,7 @@ class Refusal:
     child: Child
     at: float
     policy: str
-    """What happened to it: skip, retry, or come back."""
+    """What happened to it: skip, retry, or not a duplicate."""
 
 
 @dataclass(frozen=True)

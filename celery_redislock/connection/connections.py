@@ -58,7 +58,7 @@ class Connection:
         """
         if asking:
             self._ask_to_follow()
-        # A health check would take the outstanding reply for its own.
+        # A health check would mistake the outstanding reply for its own.
         redis_port.send(self._raw, _words("EVALSHA", command.script.sha, command), checks_health=self.late is None)
         self.read_late()
         try:
@@ -92,14 +92,14 @@ class Connection:
             late.on_reply(reply != Tag.LOST)
         except Exception:
             key = shown(late.command.keys[0])
-            logger.exception("the lock server's answer %r about the lock %s could not be told to its run", reply, key)
+            logger.exception("could not handle the lock server's reply %r about lock %s", reply, key)
 
     def is_answered(self) -> bool:
         """Whether a reply can be read without waiting for it."""
         return redis_port.is_answered(self._raw)
 
     def drop(self) -> None:
-        """Close the connection: a reply still on its way would be taken for the next command's."""
+        """Close the connection: a reply still on its way would be mistaken for the next command's."""
         late, self.late = self.late, None
         try:
             self._raw.disconnect()

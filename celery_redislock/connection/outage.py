@@ -50,8 +50,8 @@ class Outage:
             if self.since is None:
                 self.since, self._failing = time.monotonic(), script
                 logger.warning(
-                    "the lock server%s cannot be asked: %s; until it can, lock_on_outage decides about runs, and "
-                    "held locks last until their deadline",
+                    "the lock server%s is unavailable: %s; until it is available again, lock_on_outage applies to "
+                    "runs, and held locks last until their deadlines",
                     *(self._where, describe(error)),
                 )
             self.look_at = time.monotonic() + SHORTEST_PAUSE
@@ -110,9 +110,9 @@ class Outage:
                 seconds = time.monotonic() - self.since
                 self.since = None
                 if has_gone:
-                    logger.warning("the lock server%s has been replaced, after %.1f s", self._where, seconds)
+                    logger.warning("the lock server%s was replaced by other nodes after %.1f s", self._where, seconds)
                 else:
-                    logger.warning("the lock server%s answers again, after %.1f s", self._where, seconds)
+                    logger.warning("the lock server%s is available again after %.1f s", self._where, seconds)
 
 
 def _why_unreachable(error: RedisError) -> str | None:

@@ -119,7 +119,7 @@ class Sender:
         try:
             self.ask_once(command)
         except RedisError:
-            logger.debug("could not undo what failed; %s ends with its lease, if it was granted", command.keys[0])
+            logger.debug("could not undo a failed command: if %s was granted, it ends with its lease", command.keys[0])
 
     def is_done(self, command: Command) -> bool:
         """Send a command that only the owner of its key may give, and return whether the caller was the owner.

@@ -230,7 +230,7 @@ class LockStore:
             number: Distinguishes waiters of the room with the same rank, as in `tokens.call`.
 
         Returns:
-            None if the first waiter is called, which must acquire the key now; else who has the key.
+            None if the first waiter is called: it must acquire the key now. Otherwise, who has the key.
 
         Raises:
             LockUnavailable: Redis did not answer, or refused the command.

@@ -23,10 +23,10 @@ logger = logging.getLogger(__name__)
 State = Literal["held", "at_risk", "lost"]
 LostHandler = Callable[["HeldLock", str], Any]
 
-PAST_DEADLINE = "it was not renewed until its deadline"
-HELD_TOO_LONG = "it was held for longer than lock_max_hold"
+PAST_DEADLINE = "not renewed by its deadline"
+HELD_TOO_LONG = "held for longer than lock_max_hold"
 KEY_GONE = "its key was deleted, expired or taken"
-NOT_OURS = "its key was not ours at the release"
+NOT_OURS = "its key was gone or taken at the release"
 
 #: A renewal is due after this share of the lease.
 INTERVAL = 1 / 3
@@ -93,7 +93,7 @@ class Term:
 
     def start_lease(self, sent_at: float) -> None:
         """Record that the server granted the key for one lease, at `sent_at` or later."""
-        # No guard: until the keeper and others are told of the lock, only its owner's thread knows it.
+        # No guard: until the keeper and others know the lock, only its owner's thread knows it.
         self.deadline, self.renew_at = sent_at + self.lease * TRUSTED, sent_at + self.lease * INTERVAL
 
     def extending(self, ttl: float | None = None) -> Renewal:
@@ -108,7 +108,7 @@ class Term:
             return renewal
 
     def renewing(self) -> Renewal:
-        """Like `extending`, but for the keeper: for one lease, or longer if the last `extending` asked for more."""
+        """Like `extending`, called by the keeper: for one lease, or longer if the last `extending` asked for more."""
         with self._guard:
             return self._send(max(self.lease, self._asked_until - time.monotonic()))
 

@@ -119,7 +119,7 @@ class Keeper:
             try:
                 pause = self._round()
             except BaseException:  # even sys.exit(), as in a log handler: the locks must still be renewed
-                logger.exception("the keeper failed; it goes on in a second")
+                logger.exception("the keeper failed; it renews the locks again in a second")
                 pause = 1.0
             self._wake.wait(None if pause == math.inf else max(0.0, pause))
         self._store.close()
@@ -162,8 +162,8 @@ class Keeper:
         if lock.stop_at <= now and lock.renew_at != math.inf:
             lock.renew_at = math.inf
             logger.warning(
-                "%s still runs after lock_max_hold (%g s): its lock %s is not renewed any more; in %.1f s another run "
-                "may take it",
+                "%s is still running after lock_max_hold (%g s): its lock %s is no longer renewed; another run may "
+                "take it in %.1f s",
                 *(lock.token.name, lock.max_hold, lock.key, lock.remaining),
                 extra=lock.fields("held_too_long"),
             )

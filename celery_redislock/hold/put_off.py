@@ -135,8 +135,8 @@ class PutOff:
             return
         dropped, self._dropped, self._logged_at = self._dropped, 0, now
         logger.warning(
-            "more than %d commands, such as releases, wait for the lock server: those are dropped that are of no use "
-            "soonest, %d so far; what they were to release ends by itself",
+            "more than %d commands, such as releases, wait for the lock server: %d dropped; their locks and "
+            "reservations expire by themselves",
             *(MOST, dropped),
             extra=fields("release_dropped", key=soonest.key),
         )

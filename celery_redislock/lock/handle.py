@@ -104,7 +104,7 @@ def check_fence(held: HeldLock, fence: bool) -> None:
     """
     if fence and held.fence is None:
         raise LockConfigError(
-            f"the lock {held.key} is held already, without a fence: ask for one in the outermost block"
+            f"the lock {held.key} is already held without a fence: ask for the fence in the outermost block"
         )
 
 
@@ -190,7 +190,7 @@ class Handle:
         """
         entry = self._entry()
         if entry is None:
-            raise LockLost(self.key, "it is not held by this object")
+            raise LockLost(self.key, "this object does not hold it")
         entry.held.check()
 
     def _set(self, entry: Entry) -> None:

@@ -85,7 +85,7 @@ class Lock(Handle):
         if renew and not timeout:
             raise LockConfigError(f"lock {key}: renew=True needs a timeout: how long the key outlives a dead holder")
         if inspect.iscoroutinefunction(getattr(client, "execute_command", None)):
-            raise LockConfigError(f"lock {key}: an asyncio client; a Lock needs a synchronous one")
+            raise LockConfigError(f"lock {key}: a Lock needs a synchronous client, not an asyncio one")
         self.name = name
         self.sleep = sleep
         self.blocking = blocking
@@ -117,7 +117,7 @@ class Lock(Handle):
         """
         capacity = self.demand.capacity
         if token is not None and capacity > 1:
-            raise LockConfigError(f"lock {self.key}: limit = {capacity} allows no token of the caller's own")
+            raise LockConfigError(f"lock {self.key}: a lock with limit = {capacity} takes no token from the caller")
         given = None if token is None else Token.of(token)
         return self._acquire(sleep, blocking, blocking_timeout, given) is None
 
@@ -206,7 +206,7 @@ class Lock(Handle):
         except LockError as lost:
             if self.raise_on_release_error:
                 raise
-            logger.warning("at the end of its block: %s", lost)
+            logger.warning("at the end of a block: %s", lost)
 
     def _acquire(
         self,
@@ -307,7 +307,7 @@ def _has_stored(store: LockStore, held: HeldLock, token: Token) -> bool:
     if found is None or found.holder != token:
         return False
     if held.remaining <= 0:
-        raise LockUnavailable(held.key, "Redis answered too late to tell whose the token is")
+        raise LockUnavailable(held.key, "Redis answered too late to tell whether the token is this lock's")
     return True
 
 

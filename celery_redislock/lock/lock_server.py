@@ -204,8 +204,8 @@ class BlockedCaller(Waiter):
 
 def _would_stop_the_loop(holder: LockInfo) -> LockConfigError:
     return LockConfigError(
-        f"the lock {holder.key} is held by {holder.who}, and to wait for it here would stop the asyncio event loop of "
-        "this code: take and release it in a thread, as with asyncio.to_thread(), or do not wait, with block_for=0 or "
+        f"the lock {holder.key} is held by {holder.who}, and waiting for it here would block the asyncio event loop: "
+        "acquire and release it in a thread, as with asyncio.to_thread(), or do not wait, with block_for=0 or "
         "blocking=False"
     )
 

@@ -1,4 +1,4 @@
-"""Delivery: what the worker's main process tells the run's process. Facts: what a policy is told about a message.
+"""Delivery: what the worker's main process tells the run's process. Facts: what a policy knows about a message.
 
 AskedKeys: the keys that runs report back.
 """

@@ -13,7 +13,7 @@ from celery_redislock.protocol.tokens import is_nonce, is_publish
 _random = random.SystemRandom()
 #: The name of the message header.
 HEADER = "redislock"
-#: How many times the delay may double. Without a limit, a message that keeps coming back would overflow the float.
+#: How many times the delay may double. Without a limit, a message that is often sent back would overflow the float.
 _MAX_DOUBLINGS = 16
 #: The longest key that a header may carry, in characters. The plugin's own keys are shorter.
 MAX_KEY = 1000
@@ -34,7 +34,7 @@ class Header(NamedTuple):
     """What a message carries, such as its publish's name, its reservation, its rank and how often it has waited."""
 
     publish: str = ""
-    """The name of the message's publish, from `mint_publish`. It stays the same when the message comes back."""
+    """The name of the message's publish, from `mint_publish`. It stays the same when the message is sent back."""
     claim: str | None = None
     """The nonce of the token that reserves a key, or the place in the queue, for the message."""
     key: str | None = None
@@ -105,7 +105,7 @@ class Header(NamedTuple):
     def delay(self, shortest: float, longest: float) -> float:
         """Seconds until the message is tried again, from `shortest` to `longest`: doubling each time, with jitter."""
         doubled = shortest * 2 ** min(self.times + 1, _MAX_DOUBLINGS)
-        # The longest delay has jitter too: otherwise messages that have waited long would come back together.
+        # The longest delay has jitter too: otherwise messages that have waited long would arrive together.
         return _random.uniform(shortest, max(shortest, min(doubled, longest)))
 
 

@@ -81,10 +81,10 @@ class Message:
 
         Args:
             holder: The key's holder.
-            what: The policy and what happens to the run, such as ``wait: it waits in line``.
+            what: What happens to the run, and the policy, such as ``waiting in line (wait)``.
         """
         about = self.fields("conflict", key=holder.key, holder=holder.who, holder_id=holder.task_id)
-        logger.info("%s: lock %s is held by %s: %s", self.name, holder.key, holder.who, what, extra=about)
+        logger.info("%s: lock %s is held by %s; %s", self.name, holder.key, holder.who, what, extra=about)
 
     @property
     def facts(self) -> Facts:
@@ -143,7 +143,7 @@ class Message:
         Args:
             delay: Seconds, from `pause`.
             key: The key in Redis, for the error message.
-            is_begun: Whether its work may have begun, so that no policy may drop the message when it comes back.
+            is_begun: Whether its work may have begun, so that no policy may drop the message when it arrives again.
             joins: The id of the task whose outcome the message waits for.
             rank: The message's rank in the line for its key; 0 if it has none.
 
@@ -179,7 +179,7 @@ class Message:
         """Have Celery put the unacked message back into the queue."""
         self.was_sent_back = True
         logger.warning(
-            "%s cannot be sent again (%s): it goes back to the broker, which delivers it again",
+            "%s: could not publish its message again (%s); the broker delivers it again",
             *(self.name, describe(error)),
             extra=self.fields("not_sent_back"),
         )
@@ -192,11 +192,11 @@ class Message:
         if keep_for is not None and self.waited >= keep_for:
             raise LockUnavailable(
                 key,
-                f"it could not be taken, and the run's message, already acked, could not be sent again for "
-                f"{keep_for} s ({describe(error)}): this run is lost",
+                f"this run is lost: its message was acked and could not be published again for {keep_for:g} s "
+                f"({describe(error)})",
             ) from error
         logger.warning(
-            "%s cannot be sent again (%s): this process keeps its message and tries it",
+            "%s: could not publish its message again (%s); only this process has it, and keeps trying",
             *(self.name, describe(error)),
             extra=self.fields("not_sent_back"),
         )

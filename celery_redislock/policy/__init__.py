@@ -1,4 +1,4 @@
-"""Policies: what happens to a run that finds its key held. One file for each; here is what they share.
+"""Policies: what happens to a run that finds its key held. One file each; this one has what they share.
 
 A policy is a pure function. The decision that it returns ends the run: it raises LockConflict, or `Ended`, whose
 verdict tells the worker's main process how the run has ended.

@@ -39,8 +39,8 @@ def on_conflict(
 ) -> Decision:
     """Decide what happens to a run whose key is held.
 
-    Copies, successors, messages that have begun and messages with a reservation are not duplicates, so they come back.
-    A message also comes back if its sender may have seen the holder's run end, or if the key is offered to a waiter,
+    Copies, successors, messages that have begun and messages with a reservation are not duplicates, so they wait.
+    A message also waits if its sender may have seen the holder's run end, or if the key is offered to a waiter,
     which has not started and may never start. For all others the task's policy decides.
 
     `is_own_copy` means that a holder runs the same attempt, from another delivery of this message. `has_ended` may ask

@@ -89,7 +89,7 @@ class Joining(Enum):
     ASK = auto()
     """Ask for the key. If it is held, wait: the joined task may still get an outcome."""
     COME_BACK = auto()
-    """Release the key and come back: the joined task is between two attempts and holds no key."""
+    """Release the key and try again later: the joined task is between two attempts and holds no key."""
     RUN = auto()
     """Run the body: the joined task died without an outcome."""
 
@@ -123,7 +123,7 @@ def come_back(message: Message, joins: str) -> None:
     error = LockConflict(holder.key, holder)
     show_as_retry(message, error)
     pause = message.pause(SHORTEST_LOOK, LONGEST_PAUSE)
-    message.tell(holder, f"join: it comes back in {pause:.2f} s")
+    message.tell(holder, f"trying again in {pause:.2f} s (join)")
     if message.send_back(pause, holder.key, joins=joins):
         raise Ended(Verdict("join", Joined.BETWEEN_ATTEMPTS, str(error)))
 
@@ -135,7 +135,7 @@ def revoke_like(message: Message, joins: str) -> NoReturn:
         Ended: Always.
     """
     whom, about = shown(joins), message.fields("joined", key=message.demand.key, holder_id=joins)
-    logger.info("%s: joined task %s, which was revoked: its result is REVOKED", message.name, whom, extra=about)
+    logger.info("%s: joined task %s, which was revoked; its result is REVOKED (join)", message.name, whom, extra=about)
     revoke(message, Verdict("join", Joined.REVOKED, Joined.REVOKED.text.format(whom)))
 
 
@@ -147,7 +147,7 @@ def show_as_ignored(message: Message) -> None:
     task, request = message.task, message.request
     if ignores_result(task, request) or backend_scheme(task.app) in PRIVATE_BACKENDS:
         return  # no run can have joined it
-    with only_warns(message, "%s cannot be shown as IGNORED, so runs that joined it wait in vain: %s"):
+    with only_warns(message, "%s: could not store IGNORED, so runs that joined it keep waiting: %s"):
         if task.backend.get_task_meta(str(request.id), cache=False)["status"] == states.RETRY:
             task.backend.store_result(str(request.id), None, states.IGNORED, request=request)
 
@@ -165,7 +165,9 @@ def check_backend(app: Celery, task: str, option: str, ignores_result: bool) -> 
     """
     scheme = backend_scheme(app)
     if ignores_result or scheme in PRIVATE_BACKENDS:
-        why = "its results are ignored" if ignores_result else f"result_backend = {scheme!r} cannot be read by others"
+        why = (
+            "its results are ignored" if ignores_result else f"other processes cannot read result_backend = {scheme!r}"
+        )
         raise LockConfigError(
             f"{task}: {option} = 'join' needs the holder's result, but {why}; use another policy, or a result "
             "backend such as Redis or a database"
@@ -184,7 +186,7 @@ def outcome_of(task: Task[..., Any], task_id: str, message: Message) -> Outcome:
         if not task.backend.exception_safe_to_retry(error):
             raise
         logger.warning(
-            "%s cannot ask how task %s ended: %s; it comes back",
+            "%s: could not read the result of task %s, which it joined: %s; trying again later",
             *(message.name, shown(task_id), describe(error)),
             extra=message.fields("not_read", holder_id=task_id),
         )
@@ -210,7 +212,7 @@ def has_ended(task: Task[..., Any], holder: LockInfo, *, cools_down: bool) -> bo
         raise
     except Exception as error:  # noqa: BLE001 - each backend has its own errors
         about = fields("not_read", task=task.name, key=holder.key, holder_id=holder.task_id)
-        text = "task %s cannot ask whether %s has ended: %s"
+        text = "task %s: could not read whether task %s has ended: %s"
         logger.debug(text, task.name, shown(holder.task_id), describe(error), extra=about)
         return False
     if meta["status"] not in states.READY_STATES:

@@ -24,10 +24,10 @@ class Fail(NamedTuple):
         Raises:
             LockConflict: Always.
         """
-        what = "raise: it fails with LockConflict"
+        what = "failed with LockConflict (raise)"
         if self.is_late:
             policy, waited = waiting_policy(message.options), message.options.wait_for
-            what = f"{policy}: after lock_wait_for ({waited:g} s) it fails with LockConflict"
+            what = f"failed with LockConflict: waited longer than lock_wait_for = {waited:g} s ({policy})"
         message.tell(holder, what)
         raise LockConflict(holder.key, holder)
 

@@ -41,10 +41,10 @@ class Skip(NamedTuple):
         Raises:
             Ended: Always.
         """
-        policy, what = "skip", "skip: its result is REVOKED"
+        policy, what = "skip", "skipped: its result is REVOKED (skip)"
         if self.reason is Skipped.EXPIRED:
             policy = waiting_policy(message.options)
-            what = f"{policy}: it has expired: its result is REVOKED"
+            what = f"expired: its result is REVOKED ({policy})"
         message.tell(holder, what)
         revoke(message, Verdict(policy, self.reason, self.text))
 

@@ -26,16 +26,16 @@ from .skip import Skip, Skipped
 logger = logging.getLogger(__name__)
 
 #: The shortest and the longest pause of a message that is sent back, in seconds. While the worker's room is full, the
-#: longest is higher: thousands of messages may then come back, and each costs a run and a few commands.
+#: longest is higher: thousands of messages may then be sent back, and each costs a run and a few commands.
 SHORTEST_PAUSE, LONGEST_PAUSE, LONGEST_PAUSE_WHILE_FULL = 1.0, 30.0, 300.0
 
 
 class Waiting(Reason):
-    """Why a message waits in line or comes back."""
+    """Why a message waits in line or is sent back."""
 
     HELD = (states.RETRY,)
     NO_DUPLICATE = (None,)
-    OUTAGE = None, "Redis could not be asked for the lock; the message comes back", False
+    OUTAGE = None, "the lock server is unavailable; the task is tried again later", False
 
 
 class Wait(NamedTuple):
@@ -66,7 +66,7 @@ class ComeBack(NamedTuple):
 
     def end(self, message: Message, holder: LockInfo, conflict: Conflict) -> None:
         """End the run as `Wait` does, but do not show it as RETRY."""
-        _end(message, holder, conflict, "come back", Waiting.NO_DUPLICATE, is_begun=self.is_begun)
+        _end(message, holder, conflict, "not a duplicate", Waiting.NO_DUPLICATE, is_begun=self.is_begun)
 
 
 def wait(message: Facts, holder: LockInfo, options: LockOptions) -> Skip | Fail | Wait:
@@ -87,18 +87,18 @@ def _end(message: Message, holder: LockInfo, conflict: Conflict, policy: str, re
     rank = message.header.rank_at(conflict.now or time.time_ns() // 1000)
     header = None if conflict.cannot_wait else message.wait(rank, **changes)
     if header is not None:
-        message.tell(holder, f"{policy}: it waits in line")
-        raise Ended(Verdict(policy, reason, f"{error}; it waits in line", Place(message.demand, rank, header)))
+        message.tell(holder, f"waiting in line ({policy})")
+        raise Ended(Verdict(policy, reason, f"{error}; waiting in line", Place(message.demand, rank, header)))
     pause = message.pause(SHORTEST_PAUSE, LONGEST_PAUSE if message.delivery.may_wait else LONGEST_PAUSE_WHILE_FULL)
-    message.tell(holder, f"{policy}: it comes back in {pause:.2f} s")
+    message.tell(holder, f"trying again in {pause:.2f} s ({policy})")
     if message.send_back(pause, message.demand.key, rank=rank, **changes):
-        raise Ended(Verdict(policy, reason, f"{error}; it comes back"))
+        raise Ended(Verdict(policy, reason, f"{error}; trying again later"))
 
 
 def show_as_retry(message: Message, error: LockConflict) -> None:
     """Store the state RETRY. If the result backend cannot be reached, only log a warning."""
     if not ignores_result(message.task, message.request):
-        with only_warns(message, "%s comes back, but cannot be shown as RETRY: %s", key=error.key):
+        with only_warns(message, "%s: could not store RETRY while it waits: %s", key=error.key):
             message.task.backend.mark_as_retry(str(message.request.id), error, request=message.request)
 
 

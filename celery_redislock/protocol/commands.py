@@ -40,7 +40,7 @@ def acquire(
         values = (*values, known_by(claim.nonce, RESERVED).owner)
         if demand.capacity == 1:
             options, keys, values = f"{options}CpP", (*keys, names.queued), (*values, _ms(claim.ttl))
-        else:  # nobody has a place in the queue, but a message may run before its permit is handed over to it
+        else:  # no place in the queue is used, but a message may run before its permit is handed over to it
             options, keys, values = f"{options}CgG", (*keys, names.gone(claim.nonce)), (*values, _ms(NOTE_TTL))
     if demand.capacity > 1:
         options, values = f"{options}S", (*values, str(demand.capacity))
@@ -99,7 +99,7 @@ def release(
 def hand_over(demand: Demand, token: Token, to: Token, ttl: float, note: Note | None = None) -> Command:
     """Hand the key, which `token` owns, over to a message, unless the message's reservation has already been given up.
 
-    Until the message arrives, but for at most `ttl` seconds, the key holds `to`, whose nonce the message carries.
+    Until the message arrives, and at most for `ttl` seconds, the key holds `to`, whose nonce the message carries.
     """
     return release(demand, token.owner, note, (to, ttl), (keys_of(demand.key).gone(to.nonce), None))
 
@@ -170,7 +170,7 @@ def check_rank(rank: int) -> None:
         ValueError: `rank` is not a rank.
     """
     if type(rank) is not int or not 0 <= rank < 2**53:
-        raise ValueError(f"{rank!r} is no rank: a rank is a number of microseconds since the epoch")
+        raise ValueError(f"{rank!r} is not a rank: a rank is a number of microseconds since the epoch")
 
 
 def _rank(rank: int) -> str:

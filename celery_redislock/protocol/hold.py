@@ -1,15 +1,15 @@
-"""Hold: one owner's life with the key that it demands. It does no I/O: it is told what happened, and says what to send.
+"""Hold: one owner's life with the key that it demands. It does no I/O: its driver reports what happened, and sends.
 
-A run, a `Lock`, a publish, and the main process of a worker whose child has died all live by it. The model in
-tests/model drives it too.
+The drivers are a run, a `Lock`, a publish, and the main process of a worker whose child has died. The model in
+tests/model is another.
 
-A hold is a value, and each transition returns another one. An exception from outside, such as a time limit, therefore
-strikes before or after a transition, never within. A driver does the I/O in three steps: it stores what `asked` or
-`ended` returns, sends the command, and stores what the reply makes of it. If it is interrupted between them, the stored
-hold tells what may have reached the server. A driver that awaits its replies, for asyncio, takes the same steps.
+A hold is a value, and each transition returns a new one. So an exception from outside, such as a time limit, arrives
+before or after a transition, never halfway. A driver does the I/O in three steps: it stores what `asked` or `ended`
+returns, sends the command, and stores what `answered` returns for the reply. If it is interrupted between two steps,
+the stored hold shows what may have reached the server. An asyncio driver takes the same steps.
 
-What other threads see is not here: how long the holder may rely on the key (`celery_redislock.hold.held_lock.Term`). A
-lock that is lost is ended like any other, because copies of its message need the note.
+How long the holder may rely on the key is in `celery_redislock.hold.held_lock.Term`, which other threads read too. A
+lost lock is ended like any other, because copies of its message need the note.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _Hold(NamedTuple):
 
 
 class Hold(_Hold):
-    """One owner's life with its key: see the module. All fields have defaults but `demand` and `token`."""
+    """One owner's life with its key: see the module. All fields except `demand` and `token` have defaults."""
 
     __slots__ = ()
 
@@ -93,24 +93,24 @@ class Hold(_Hold):
         return _made(type(self), (demand, token, claim, call, place, Phase.ASKED, asks + 1, None, 0.0, None))
 
     def answered(self, asks: int, tag: Tag | bytes) -> Self:
-        """The command number `asks` was answered. A reply to any other than the last changes nothing."""
+        """Command number `asks` was answered. Only a reply to the last command changes anything."""
         if asks != self.asks or self.phase is not Phase.ASKED:
             return self
         if tag in _GRANTS:
             demand, token, _, _, place, _, _, _, _, _ = self
             return _made(type(self), (demand, token, None, None, place, Phase.HELD, asks, None, 0.0, None))
-        return self._replace(phase=Phase.WAITING, call=None)  # the call is used up: the key is another's
+        return self._replace(phase=Phase.WAITING, call=None)  # the call is used up: another owner has the key
 
     def doubted(self, asks: int) -> Self:
-        """Nothing answered the command number `asks`, and `undo` was sent."""
+        """Command number `asks` got no reply, and `undo` was sent."""
         return self._replace(phase=Phase.IN_DOUBT) if asks == self.asks and self.phase is Phase.ASKED else self
 
     def minted(self, token: Token) -> Self:
-        """The owner asks with another token from now on, after a doubt."""
+        """After a doubt, the owner asks with another token from now on."""
         return self._replace(token=token, phase=Phase.WANTED) if self.phase is Phase.IN_DOUBT else self
 
     def renamed(self, token: Token) -> Self:
-        """The key, which is held, holds `token` now, which the caller of a `Lock` has chosen."""
+        """The held key now holds `token`, which the caller of a `Lock` has chosen."""
         return self._replace(token=token)
 
     def called(self, call: bytes) -> Self:
@@ -137,7 +137,7 @@ class Hold(_Hold):
         return self._replace(claim=None)
 
     def over(self) -> Self:
-        """Nothing is left to do: the owner has gone, or the process that forked this one has the key."""
+        """Nothing is left to do: the owner is gone, or the key belongs to the process that forked this one."""
         return type(self)(self.demand, self.token, phase=Phase.OVER)
 
     # What is sent.
@@ -175,6 +175,6 @@ class Hold(_Hold):
 
 
 class Owner(Protocol):
-    """Whoever drives a hold. Only one thread does."""
+    """The driver of a hold. Only one thread drives it."""
 
     hold: Hold

@@ -32,7 +32,7 @@ class Demand(NamedTuple):
 
     @classmethod
     def of_line(cls, line: str) -> Self:
-        """Return the demand of those who stand in a line.
+        """Return what the rooms in a line ask for.
 
         Raises:
             ValueError: `line` does not name a line.

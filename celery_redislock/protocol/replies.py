@@ -1,4 +1,4 @@
-"""What the replies of the scripts mean to those who have asked."""
+"""What the replies of the scripts mean to their callers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Granted(NamedTuple):
 
 
 class Conflict(NamedTuple):
-    """The reply to an acquire, or to a room that stands in line: another holds the key, or it is kept for another."""
+    """The reply to an acquire, or to a room that stands in line: another owner has the key, or it is kept for one."""
 
     holder: Token
     ttl: float | None

@@ -270,7 +270,7 @@ def _parse(token: Token) -> _Fields:
 def _parse_attempt(text: str) -> Attempt:
     task_id, retries, replaced, *publish = text.split("/")
     if not all(map(is_publish, publish)):
-        raise ValueError("no attempt of ours")
+        raise ValueError("not the text of an attempt")
     return Attempt(_unescape(task_id), int(retries), int(replaced), *publish)
 
 

@@ -120,7 +120,7 @@ def warn_of_leftovers(cls: type[Task[..., Any]], task: str, key: str) -> None:
         if (task, name) not in _said:
             _said.add((task, name))
             logger.warning(
-                "task %s: %s is %s's and does nothing here; instead of it write %s.%s",
+                "task %s: %s is an option of %s and has no effect here; instead, write %s.%s",
                 *(task, name, _PLUGINS[name], _instead_of(name, value), key),
             )
 
@@ -182,7 +182,7 @@ def refused_in(app: Celery, error: LockConfigError) -> LockConfigError:
     """The LockConfigError for using a task in an app that only shares it; `error` is the reason."""
     return LockConfigError(
         f"{error} (in the app {app.main!r}, which has this task because Celery shares tasks among all apps of a "
-        "process: set that app up for it, or call the task by the app that defines it)"
+        "process: set up that app for it, or call the task through the app that defines it)"
     )
 
 
@@ -234,5 +234,5 @@ def refuse_what_outlives_its_call(what: str, function: Any, remedy: str) -> None
     kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
     if any(kind(function) or kind(call) for kind in kinds):
         raise LockConfigError(
-            f"{what} is async or a generator: it runs after its call has returned and its lock is gone; {remedy}"
+            f"{what} is async or a generator: it would run after its call has returned and released the lock; {remedy}"
         )

@@ -46,11 +46,11 @@ EXECUTION = "redislock_execution"
 _any_run = False
 
 #: For the log: what happened to a release whose reply is an error, or was never read.
-UNREAD = "Redis has refused to release its lock, or has not answered"
+UNREAD = "Redis refused to release its lock, or did not answer"
 
 
 class Execution:
-    """Takes, holds and releases the key of one request. A subclass says what happens if the key is another's.
+    """Takes, holds and releases the key of one request. A subclass says what happens if another owner has the key.
 
     The class is not an ABC: every run makes three `isinstance` checks, which take eight times as long with an ABC.
 
@@ -206,8 +206,8 @@ class Execution:
             options = {"expires": self.request.expires}
             return Claim(claim, reservation_ttl(plan.app, plan.options, options, self.task.expires))
         logger.warning(
-            "%s: its publisher took lock %s, but its arguments make lock %s here: the publisher's is given up; do the "
-            "publisher and this worker run the same code?",
+            "%s: the publisher reserved lock %s but this worker computes lock %s; the reservation is released. Do both "
+            "run the same version?",
             *(self.message.name, shown(str(header.key)), demand.key),
             extra=self.message.fields("other_key", key=demand.key),
         )

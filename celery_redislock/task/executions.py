@@ -86,7 +86,8 @@ class WorkerExecution(Execution):
         """End the run. Return only if it must ask for the key again, as its message can neither wait nor be sent."""
         holder = conflict.info(self.key)
         decision = _decide(self, conflict, holder)
-        self._announce(holder, "come back" if isinstance(decision, ComeBack) else policy_for(holder, self.plan.options))
+        policy = "not a duplicate" if isinstance(decision, ComeBack) else policy_for(holder, self.plan.options)
+        self._announce(holder, policy)
         decision.end(self.message, holder, conflict)
 
     # Outages: Redis does not answer, or refuses the command.
@@ -103,10 +104,10 @@ class WorkerExecution(Execution):
         if isinstance(decision, Refuse):
             raise error
         if isinstance(decision, RunWithout):
-            logger.warning("%s runs without its lock, by lock_on_outage: %s", self.message.name, error, extra=about)
+            logger.warning('%s runs without its lock (lock_on_outage="run"): %s', self.message.name, error, extra=about)
             return True
         pause = self.message.pause(SHORTEST_PAUSE, LONGEST_PAUSE)
-        logger.info("%s: %s; it comes back in %.2f s", self.message.name, error, pause, extra=about)
+        logger.info("%s: %s; trying again in %.2f s", self.message.name, error, pause, extra=about)
         if self.message.send_back(pause, self.key, is_begun=decision.is_begun):
             raise Ended(Verdict("lock_on_outage", Waiting.OUTAGE, Waiting.OUTAGE.text))
         return False
@@ -224,9 +225,9 @@ class EagerExecution(Execution):
             decision = POLICIES[policy](message, holder, options)
         self._announce(holder, policy)
         if isinstance(decision, Skip):
-            self.message.tell(holder, "skip: it raises TaskRevokedError")
+            self.message.tell(holder, "raised TaskRevokedError (skip)")
             raise TaskRevokedError(decision.text)
-        self.message.tell(holder, f"{policy}: it raises LockConflict")
+        self.message.tell(holder, f"raised LockConflict ({policy})")
         raise LockConflict(lock.key, holder)
 
     def _share_lock(self, lock: HeldLock) -> bool:
@@ -256,5 +257,5 @@ def drop(message: Message) -> NoReturn:
         Ignore: Always.
     """
     about = message.fields("dropped")
-    logger.info("%s: dropped, it has finished in another delivery of its message", message.name, extra=about)
-    raise Ignore("finished in another delivery of its message")
+    logger.info("%s: dropped: it already finished in another delivery of its message", message.name, extra=about)
+    raise Ignore("already finished in another delivery of its message")

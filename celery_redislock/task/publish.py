@@ -74,9 +74,7 @@ def refuse_lock_options(task: Task[..., Any], options: dict[str, Any]) -> None:
         del options[name]
         task_id = options.get("task_id")
         about = fields("call_option", task=task.name, task_id=task_id, reason=refusal)
-        logger.error(
-            "%s: it is sent without %s: %s", run_named(str(task.name), task_id), shown(name), refusal, extra=about
-        )
+        logger.error("%s is sent without %s: %s", run_named(str(task.name), task_id), shown(name), refusal, extra=about)
 
 
 def _refusal(task: str, option: str) -> LockConfigError:
@@ -256,7 +254,7 @@ class Publication:
         except LockUnavailable as error:
             task, task_id, lease = self._task.name, self._options["task_id"], self._plan.options.lease
             logger.warning(
-                "%s is sent, but its lock %s is kept for %g s only: %s",
+                "%s was sent, but lock %s is reserved for it for only %g s: %s",
                 *(run_named(task, task_id), key, lease, error.reason),
                 extra=fields("unavailable", task=task, task_id=task_id, key=key, reason=error.reason),
             )
@@ -266,9 +264,8 @@ class Publication:
         """Send nothing, and return the result of the job that holds the key."""
         task, policy = self._task, "return existing"
         about = fields("not_sent", task=task.name, key=holder.key, holder=holder.who, holder_id=holder.task_id)
-        logger.info(
-            "task %s is not sent: lock %s is held by %s: %s", task.name, holder.key, holder.who, policy, extra=about
-        )
+        text = "task %s: lock %s is held by %s; not sent: the caller gets that task's result (%s)"
+        logger.info(text, task.name, holder.key, holder.who, policy, extra=about)
         signals.lock_conflict.send(sender=task, key=holder.key, holder=holder, policy=policy)
         result = cast("LockedResult", task.AsyncResult(str(holder.task_id)))
         result.duplicate = True

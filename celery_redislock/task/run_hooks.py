@@ -104,7 +104,7 @@ def report(task: Task[..., Any], request: Context, error: Exception) -> None:
         return  # an eager run's caller gets the error; a joined task's error came from its own body
     about = fields("failed", task=task.name, task_id=request.id, key=(execution and execution.key) or None)
     name = run_named(task.name, request.id)
-    logger.error("%s: its body is not run: %s", name, describe(error), exc_info=error, extra=about)
+    logger.error("%s: its body did not run: %s", name, describe(error), exc_info=error, extra=about)
 
 
 def connect() -> None:

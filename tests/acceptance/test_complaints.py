@@ -95,14 +95,14 @@ def test_complaint_2_a_retry_neither_loses_its_task_nor_is_stopped_by_its_own_lo
     assert ledger.items() == ["0", "1", "2", "3"]
     met = ledger.conflicts()
     assert len(met) >= 3
-    assert {(one["holder"], one["policy"]) for one in met} == {(own.id, "come back")}
+    assert {(one["holder"], one["policy"]) for one in met} == {(own.id, "not a duplicate")}
     with tasks.again.lock_for("l", 0):
         begun = tasks.again.apply_async(("l", 2), retries=1)
         wait_until(lambda: len(ledger.conflicts()) > len(met), "the retry has met a stranger's lock")
         assert len(ledger.runs()) == 4
     assert begun.get(timeout=20) == 2
     assert ledger.items()[4:] == ["1", "2"]
-    assert {one["policy"] for one in ledger.conflicts()} == {"come back"}
+    assert {one["policy"] for one in ledger.conflicts()} == {"not a duplicate"}
     assert ledger.overlaps() == []
 
 
@@ -170,11 +170,12 @@ def test_complaint_5_copies_neither_run_beside_the_first_run_nor_are_lost_when_i
     pid_of(ledger, "item")
     dying.process.send_signal(signal.SIGKILL)
     app.control.add_consumer(config.queue, destination=["w1@lab"])
-    wait_until(lambda: f"{result.id} on w0@lab: come back" in survivor.output(), "a copy has met the dead run's lock")
-    wait_until(lambda: f"{result.id} on w1@lab: come back" in survivor.output(), "another has met the second run's")
+    for worker, copy in {"w0": "a copy has met the dead run's lock", "w1": "another has met the second run's"}.items():
+        met = f"{result.id} on {worker}@lab; waiting in line (not a duplicate)"
+        wait_until(lambda met=met: met in survivor.output(), copy)
     gate.open()
     assert result.get(timeout=20) == "item"
-    dropped = f"[{result.id}]: dropped, it has finished in another delivery"
+    dropped = f"[{result.id}]: dropped: it already finished in another delivery"
     wait_until(lambda: dropped in survivor.output(), "a copy of the second run is dropped")
     assert ledger.items() == ["item", "item"]
     first, second = ledger.runs()
@@ -213,7 +214,7 @@ def test_complaint_8_beat_sends_one_message_while_a_job_waits_and_a_conflict_doe
 ):
     config.settings["beat_schedule"] = {"often": {"task": "lab.job", "schedule": 1.0, "args": ["k", "tick"]}}
     beat = start_beat()
-    wait_until(lambda: beat().count("is not sent: lock") >= 3, "beat has come by four times")
+    wait_until(lambda: beat().count("; not sent: the caller gets") >= 3, "beat has come by four times")
     assert broker_server.client.llen(config.queue) == 1
     assert "Traceback" not in beat()
     start_worker(1)

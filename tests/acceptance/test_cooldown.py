@@ -97,7 +97,7 @@ class TestCooldown:
         start_worker(1)
         first = tasks.cools_raise.delay("k", "first")
         assert first.get(timeout=10) == "first"
-        with pytest.raises(LockConflict, match=f"{first.id}, which has succeeded on .* and cools down"):
+        with pytest.raises(LockConflict, match=f"{first.id}, which succeeded on .* and is cooling down"):
             tasks.cools_raise.delay("k", "second").get(timeout=10)
         assert tasks.cools_join.delay("k", "third").get(timeout=10) == "third"
         assert tasks.cools_join.delay("k", "fourth").get(timeout=10) == "third"
@@ -150,7 +150,9 @@ class TestCooldown:
         send = tasks.cools_wait.app.send_task  # which does not name the publish: both are one message
         assert send("lab.cools_wait", ("k", "item"), task_id="same").get(timeout=10) == "item"
         send("lab.cools_wait", ("k", "item"), task_id="same")
-        wait_until(lambda: "[same]: dropped, it has finished in another delivery" in worker.output(), "it is dropped")
+        wait_until(
+            lambda: "[same]: dropped: it already finished in another delivery" in worker.output(), "it is dropped"
+        )
         assert ledger.items() == ["item"]
 
     @pytest.mark.usefixtures("for_a_minute")

@@ -39,7 +39,7 @@ def test_a_copy_waits_for_its_first_delivery_and_is_dropped_then(tasks, ledger, 
     wait_until(ledger.conflicts, "the copy has met its first delivery")
     gate.open()
     first.get(timeout=10, propagate=False)
-    wait_until(lambda: "dropped, it has finished in another delivery" in app.worker.output(), "the copy is dropped")
+    wait_until(lambda: "dropped: it already finished in another delivery" in app.worker.output(), "the copy is dropped")
     assert ledger.items() == ["body"]
     assert app.AsyncResult("one-id").state == ("FAILURE" if fails else "SUCCESS")
     (note,) = locks.client.keys()  # left because a copy was seen, for a day

@@ -191,7 +191,9 @@ class TestFaults:
         wait_until(ledger.conflicts, "a copy has met it")
         gate.open()
         assert first.get(timeout=20) == "a"
-        wait_until(lambda: f"{first.id}]: dropped, it has finished" in worker.output(), "a copy came and was dropped")
+        wait_until(
+            lambda: f"{first.id}]: dropped: it already finished" in worker.output(), "a copy came and was dropped"
+        )
         assert ledger.items() == ["a"]
         wait_until(lambda: locks.client.keys("*}") == [], "no lock is left, but notes", 10)
 

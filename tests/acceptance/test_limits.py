@@ -124,7 +124,7 @@ def test_a_run_whose_limit_is_nonsense_fails_and_locks_nothing(tasks, start_work
     assert "secret" not in str(error.value)
     assert ledger.runs() == []
     assert locks.client.keys() == []
-    assert "its body is not run" in worker.output()
+    assert "its body did not run" in worker.output()
 
 
 # The policies.
@@ -153,7 +153,7 @@ def test_raise_names_all_who_run_and_so_do_the_log_and_lock_info(tasks, start_wo
     with pytest.raises(LockConflict) as refused:
         tasks.three_raise.delay("k", "too many").get(timeout=10)
     assert {one.task_id for one in refused.value.holders} == ids
-    (line,) = [line for line in worker.output().splitlines() if "raise: it fails with LockConflict" in line]
+    (line,) = [line for line in worker.output().splitlines() if "; failed with LockConflict (raise)" in line]
     assert all(f"task {one} on w0@lab" in line for one in ids)
 
 

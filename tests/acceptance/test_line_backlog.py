@@ -108,6 +108,6 @@ def test_messages_come_back_ever_more_rarely_while_their_worker_is_full(config, 
     with tasks.work.lock_for("k"):
         for number in range(10):
             app.send_task("lab.work", ("k", number), headers={"redislock": {"times": 10}})
-        wait_until(lambda: worker.output().count("it comes back in") == 10, "all are sent back")
-    pauses = [float(pause) for pause in re.findall(r"it comes back in ([\d.]+) s", worker.output())]
+        wait_until(lambda: worker.output().count("; trying again in") == 10, "all are sent back")
+    pauses = [float(pause) for pause in re.findall(r"; trying again in ([\d.]+) s", worker.output())]
     assert 30 < max(pauses) <= 300

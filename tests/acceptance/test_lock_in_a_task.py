@@ -58,8 +58,8 @@ def test_a_task_that_hangs_past_lock_max_hold_loses_its_key_and_the_log_names_it
     wait_until(lambda: states() == ["held", "lost"], "the body sees it")
     name, key = f"task lab.hangs[{hung.id}]", tasks.hangs.lock_for("k", "any").name
     for said in (
-        f"{name} still runs after lock_max_hold (1 s): its lock {key} is not renewed any more",
-        f"{name}: the lock {key} is lost: it was held for longer than lock_max_hold",
+        f"{name} is still running after lock_max_hold (1 s): its lock {key} is no longer renewed",
+        f"{name}: the lock {key} is lost: held for longer than lock_max_hold",
     ):
         wait_until(lambda said=said: said in worker.output(), said)
 

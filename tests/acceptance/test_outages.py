@@ -16,11 +16,11 @@ from tests.lab.servers import wait_until
 from tests.lab.workers import acked, known
 
 OUTAGE = 6.0
-CANNOT, ANSWERS = " cannot be asked: ", " answers again, after "
+CANNOT, ANSWERS = " is unavailable: ", " is available again after "
 
 
 def said_in_turn(worker):
-    """Whether each process of `worker` says by turns of a server that it cannot be asked and that it answers again."""
+    """Whether each process of `worker` says in turn that a server is unavailable and that it is available again."""
     said = {}
     for process, server, text in re.findall(rf"/([\w-]+)\].*lock server(.*?)({CANNOT}|{ANSWERS})", worker.output()):
         said.setdefault((process, server), []).append(text)
@@ -107,7 +107,7 @@ def test_an_outage_shorter_than_the_lease_costs_a_run_nothing(lock_proxy, tasks,
     lock_proxy.refuse()
     wait_until(lambda: CANNOT in worker.output(), "a renewal failed")
     lock_proxy.mend()
-    wait_until(lambda: "answers again" in worker.output(), "the renewals go on")
+    wait_until(lambda: "is available again" in worker.output(), "the renewals go on")
     gate.open()
     assert result.get(timeout=20) == "item"
     assert ledger.losses() == []
@@ -142,6 +142,6 @@ def test_the_other_outage_policies_do_what_they_say(lock_proxy, config, start_wo
         assert caught.value.key == app.tasks["lab.work"].lock_for("k").name
     else:
         assert result.get(timeout=20) == "item"
-        assert f"task lab.work[{result.id}] runs without its lock, by lock_on_outage" in worker.output()
+        assert f"task lab.work[{result.id}] runs without its lock (lock_on_outage=" in worker.output()
     assert len(ledger.runs()) == ran
     app.close()

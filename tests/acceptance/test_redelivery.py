@@ -47,11 +47,11 @@ def received(worker, result):
 
 
 def dropped(worker, result):
-    return worker.output().count(f"[{result.id}]: dropped, it has finished in another delivery")
+    return worker.output().count(f"[{result.id}]: dropped: it already finished in another delivery")
 
 
 def came_back(worker, result):
-    return sum(f"[{result.id}]: lock" in line and "come back" in line for line in worker.output().splitlines())
+    return sum(f"[{result.id}]: lock" in line and "(not a duplicate)" in line for line in worker.output().splitlines())
 
 
 def test_copies_from_the_visibility_timeout_meet_a_running_body_and_change_nothing(

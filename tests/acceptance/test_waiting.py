@@ -46,7 +46,7 @@ def wait_in_line(worker, result):
     line = f"[{result.id}]: lock"
     wait_until(
         lambda: (
-            any(line in said and said.endswith(": it waits in line") for said in worker.output().splitlines())
+            any(line in said and "; waiting in line (" in said for said in worker.output().splitlines())
             or received(worker, result) > 1
         ),
         "it waits in line, or has come back",

@@ -151,7 +151,7 @@ async def main():
         try:
             with locked("stock:7"): ...
         except LockConfigError as error:
-            print("LockConfigError", "to wait for it here would stop the asyncio event loop" in str(error))
+            print("LockConfigError", "waiting for it here would block the asyncio event loop" in str(error))
         try:
             with locked("stock:7", block_for=0): ...
         except LockConflict:

@@ -229,4 +229,4 @@ except LockConfigError as error:
     assert (own, rate) == ("own of monday", "rate of euro")
     assert "shop.report: lock_lease = 5.0 is too short" in report
     assert "in the app 'library'" in report
-    assert "its body is not run: LockConfigError: shop.report: lock_lease = 5.0 is too short" in log()
+    assert "its body did not run: LockConfigError: shop.report: lock_lease = 5.0 is too short" in log()

@@ -249,7 +249,7 @@ def test_a_key_that_the_publisher_made_of_other_parameters_is_given_up(deliver, 
     locks.client.rename(header["key"], key)
     assert deliver("lab.job", "k", "item", redislock={**header, "key": key}) == (None, "item")
     wait_until(lambda: locks.client.keys() == [], "nothing is left")
-    assert f"its publisher took lock {key}, but its arguments make" in log.text
+    assert f"the publisher reserved lock {key} but this worker computes" in log.text
     assert ledger.items() == ["item"]
 
 
@@ -260,7 +260,7 @@ def test_max_hold_counts_from_the_grant_and_not_from_the_wait(deliver, config, l
     released, ends = [], []
 
     def release_once_it_waits():
-        wait_until(lambda: "cannot be sent again" in log.text, "it waits")
+        wait_until(lambda: "could not publish its message again" in log.text, "it waits")
         released.append(time.monotonic())
         lock.release()
 
@@ -357,7 +357,7 @@ def test_in_an_outage_of_the_broker_too_a_run_asks_again_until_it_has_its_lock(
     """Its message is acked, so nobody else has it."""
 
     def mend_once_it_waits():
-        wait_until(lambda: "cannot be sent again" in log.text, "it waits")
+        wait_until(lambda: "could not publish its message again" in log.text, "it waits")
         lock_proxy.mend()
 
     lock_proxy.refuse()

@@ -50,7 +50,7 @@ ALL = " Its key is made of all its arguments."
 def test_a_leftover_is_named_with_what_to_write(define, options, plugin, instead):
     (name, *_) = options
     (said,) = define(**options)
-    assert said == f"task shop.f: {name} is {plugin}'s and does nothing here; instead of it write {instead}"
+    assert said == f"task shop.f: {name} is an option of {plugin} and has no effect here; instead, write {instead}"
 
 
 def test_it_is_said_once_in_a_process(define):

@@ -300,7 +300,7 @@ class TestARoomThatStands:
 
     @pytest.mark.parametrize("rank", [None, "10", 1.5, -1, True, 2**53, float("nan")])
     def test_with_a_rank_that_is_none_asks_nobody(self, store, room, client, rank):
-        with pytest.raises(ValueError, match="is no rank"):
+        with pytest.raises(ValueError, match="is not a rank"):
             store.stand(ONE, room(), rank, None)
         assert client.keys() == []
 

@@ -184,7 +184,7 @@ def test_shortening_a_renewed_lock_does_not_lose_it_if_the_answer_is_lost(make_b
 
 
 def test_checking_what_is_not_held_says_so(make):
-    with pytest.raises(LockLost, match="not held by this object"):
+    with pytest.raises(LockLost, match="this object does not hold it"):
         make().check()
 
 

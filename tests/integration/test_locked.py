@@ -136,8 +136,8 @@ class TestBlock:
         ("make", "said"),
         [
             (lambda: locked().__enter__(), 'a block needs a template, as in locked("stock:7")'),
-            (lambda: locked("stock:{sku}").__enter__(), "values has no sku"),
-            (lambda: locked("stock:{a}:{b}", values={"b": 1}).__enter__(), "values has no a"),
+            (lambda: locked("stock:{sku}").__enter__(), "values lacks sku"),
+            (lambda: locked("stock:{a}:{b}", values={"b": 1}).__enter__(), "values lacks a"),
             (lambda: locked("stock:{sku.x}"), "only plain parameter names"),
             (lambda: locked(""), "it is empty"),
             (lambda: locked("x", block_for=-1).__enter__(), "): block_for = -1 is not allowed"),
@@ -174,7 +174,7 @@ class TestBlock:
         with ThreadPoolExecutor() as pool:
             assert pool.submit(enter).result() == "one:{x}"
             two = Celery("two")
-            with pytest.raises(LockConfigError, match="which of the apps"):
+            with pytest.raises(LockConfigError, match="this process has several Celery apps"):
                 pool.submit(enter).result()
         one.close()
         two.close()
@@ -291,10 +291,10 @@ class TestDecorator:
     @pytest.mark.parametrize(
         ("function", "said"),
         [
-            (int, "no function"),
+            (int, "neither a function"),
             (classmethod(lambda cls: None), "below @classmethod"),
-            (7, r"int is no function, and no template, as in locked\(\"stock:7\"\)"),
-            (functools.partial(print), "has no name to make a key of: give it a template"),
+            (7, r"int is neither a function nor a template such as \"stock:7\""),
+            (functools.partial(print), "has no name to make a key from: pass a template"),
         ],
     )
     def test_what_is_no_function_is_refused(self, function, said):
@@ -304,7 +304,7 @@ class TestDecorator:
     def test_a_template_that_does_not_fit_the_function_is_refused_at_once(self):
         with pytest.raises(LockConfigError, match="names 'nope', which is no parameter"):
             locked("stock:{nope}")(lambda sku: None)
-        with pytest.raises(LockConfigError, match="values are for a block"):
+        with pytest.raises(LockConfigError, match="values are only for a block"):
             locked("stock:{sku}", values={"sku": 7})(lambda sku: None)
 
     def test_it_asks_for_no_app_before_it_is_called(self):

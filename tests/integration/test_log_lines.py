@@ -83,7 +83,7 @@ def ours(log):
 
 #: What a worker's main process tells of a message that it will keep while it waits.
 IN_LINE = {"redislock_delivery": Delivery("n" * 22, may_wait=True)}
-HELD = r"task lab\.lines\[id\]: lock redislock:\{lab\.lines:\w+\} is held by a lock outside tasks on \S+: "
+HELD = r"task lab\.lines\[id\]: lock redislock:\{lab\.lines:\w+\} is held by a lock outside tasks on \S+; "
 
 
 class TestWhatIsNext:
@@ -92,15 +92,15 @@ class TestWhatIsNext:
     @pytest.mark.parametrize(
         ("policy", "request_", "line"),
         [
-            ("skip", {}, "skip: its result is REVOKED"),
-            ("raise", {}, "raise: it fails with LockConflict"),
-            ("wait", {}, r"wait: it comes back in \d\.\d\d s"),
-            ("join", {}, r"join: it comes back in \d\.\d\d s"),
-            ("wait", IN_LINE, "wait: it waits in line"),
-            ("join", IN_LINE, "join: it waits in line"),
-            ("wait", {"expires": "2020-01-01T00:00:00"}, "wait: it has expired: its result is REVOKED"),
-            ("skip", {"retries": 1}, r"come back: it comes back in \d\.\d\d s"),
-            ("skip", {"retries": 1, **IN_LINE}, "come back: it waits in line"),
+            ("skip", {}, r"skipped: its result is REVOKED \(skip\)"),
+            ("raise", {}, r"failed with LockConflict \(raise\)"),
+            ("wait", {}, r"trying again in \d\.\d\d s \(wait\)"),
+            ("join", {}, r"trying again in \d\.\d\d s \(join\)"),
+            ("wait", IN_LINE, r"waiting in line \(wait\)"),
+            ("join", IN_LINE, r"waiting in line \(join\)"),
+            ("wait", {"expires": "2020-01-01T00:00:00"}, r"expired: its result is REVOKED \(wait\)"),
+            ("skip", {"retries": 1}, r"trying again in \d\.\d\d s \(not a duplicate\)"),
+            ("skip", {"retries": 1, **IN_LINE}, r"waiting in line \(not a duplicate\)"),
         ],
     )
     def test_one_line_says_it(self, app, task, deliver, ours, policy, request_, line):
@@ -116,23 +116,25 @@ class TestWhatIsNext:
             deliver(app, task.name, "k", redislock={"times": 1, "since": 1.0, "begun": False})
         said, failed = ours()
         assert failed.startswith(
-            "task lab.lines[id]: its body is not run: LockConflict: the lock redislock:{lab.lines:"
+            "task lab.lines[id]: its body did not run: LockConflict: the lock redislock:{lab.lines:"
         )
-        assert re.fullmatch(HELD + r"wait: after lock_wait_for \(0\.1 s\) it fails with LockConflict", said)
+        assert re.fullmatch(
+            HELD + r"failed with LockConflict: waited longer than lock_wait_for = 0\.1 s \(wait\)", said
+        )
 
     def test_it_says_when_it_comes_back_the_least_that_the_broker_takes(self, app, task, deliver, ours, monkeypatch):
         monkeypatch.setattr("celery_redislock.message.republish.Broker.delays_natively", True)
         task = task(lock_on_conflict="join")
         app.backend.mark_as_retry("holder", RuntimeError("later"))
         deliver(app, task.name, "k", redislock={"times": 1, "since": time.time(), "begun": False, "joins": "holder"})
-        assert "join: it comes back in 1.00 s" in ours()[-1]
+        assert "; trying again in 1.00 s (join)" in ours()[-1]
 
     def test_who_joins_what_was_revoked_says_so(self, app, task, deliver, ours):
         task = task(lock_on_conflict="join")
         app.backend.mark_as_revoked("holder", "by hand")
         header = {"times": 1, "since": 1.0, "begun": False, "joins": "holder"}
         assert deliver(app, task.name, "k", redislock=header)[0] == states.IGNORED
-        assert ours() == ["task lab.lines[id]: joined task holder, which was revoked: its result is REVOKED"]
+        assert ours() == ["task lab.lines[id]: joined task holder, which was revoked; its result is REVOKED (join)"]
 
     @pytest.mark.parametrize(("policy", "error"), [("skip", "TaskRevokedError"), ("raise", "LockConflict")])
     def test_an_eager_run_says_what_it_raises(self, task, ours, policy, error):
@@ -140,7 +142,7 @@ class TestWhatIsNext:
         with busy(task.lock_for("k")):
             task.apply(("k",), task_id="id")
         (said,) = ours()
-        assert re.fullmatch(HELD + f"{policy}: it raises {error}", said)
+        assert re.fullmatch(HELD + rf"raised {error} \({policy}\)", said)
 
 
 class TestOutage:
@@ -155,8 +157,8 @@ class TestOutage:
         deliver(app, task().name, "k")
         *_, said = ours()
         assert re.fullmatch(
-            r"task lab\.lines\[id\]: the lock \S+ cannot be asked for: ConnectionError: Error 111 connecting to \S+\. "
-            r"Connection refused; it comes back in \d\.\d\d s",
+            r"task lab\.lines\[id\]: the lock server is unavailable for lock \S+: ConnectionError: Error 111 "
+            r"connecting to \S+\. Connection refused; trying again in \d\.\d\d s",
             said,
         )
         assert not [line for line in ours() if re.search(r"\.[.;:,)]", line)]
@@ -166,8 +168,8 @@ class TestOutage:
         app.conf.broker_transport_options = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
         deliver(app, task(acks_late=True).name, "k")
         *_, said = ours()
-        assert "task lab.lines[id] cannot be sent again (OperationalError: Error 111 " in said
-        assert said.endswith("): it goes back to the broker, which delivers it again")
+        assert "task lab.lines[id]: could not publish its message again (OperationalError: Error 111 " in said
+        assert said.endswith("); the broker delivers it again")
         assert not [line for line in ours() if re.search(r"\.[.;:,)]", line)]
 
 
@@ -189,7 +191,7 @@ class TestErrorsBeforeTheBody:
         assert deliver(app, task(**options).name, *args)[0] == states.FAILURE
         (record,) = reported()
         assert (record.levelno, record.exc_info[0]) == (logging.ERROR, error)
-        assert record.getMessage().startswith(f"task lab.lines[id]: its body is not run: {error.__name__}: lab.lines")
+        assert record.getMessage().startswith(f"task lab.lines[id]: its body did not run: {error.__name__}: lab.lines")
         assert says in record.getMessage()
         assert "Traceback" not in logging.Formatter().format(record)
         assert "Traceback" in logging.Formatter().format(celerys()[-1])
@@ -243,7 +245,7 @@ class TestNamesOfOthers:
         token = mint(mint_nonce(), Attempt(self.ID, 0, 0), origin("host\nERROR", "lab.lines"))
         locks.client.set(task.lock_for("k").name, token)
         deliver(app, task.name, "k")
-        assert f" is held by task {self.SHOWN} on host\\nERROR: skip" in ours()[0]
+        assert f" is held by task {self.SHOWN} on host\\nERROR; skipped: " in ours()[0]
         with pytest.raises(TaskRevokedError) as caught:
             app.AsyncResult("id").get(timeout=5)
         assert str(caught.value) == f"duplicate of {self.SHOWN}"
@@ -257,7 +259,7 @@ class TestNamesOfOthers:
     def test_a_key_that_a_message_names_forges_no_line(self, app, task, deliver, ours):
         header = {"claim": mint_nonce(), "key": f"redislock:{{{self.ID}}}"}
         assert deliver(app, task().name, "k", redislock=header)[0] == states.SUCCESS
-        assert f"its publisher took lock redislock:{{{self.SHOWN}}}, but" in ours()[0]
+        assert f"the publisher reserved lock redislock:{{{self.SHOWN}}} but" in ours()[0]
 
     @pytest.mark.parametrize("id_", ["i" * 1_000_000, "é" * 1_000_000])
     def test_of_a_task_id_of_a_megabyte_neither_key_nor_line_has_more_than_a_part(
@@ -274,8 +276,8 @@ class TestNamesOfOthers:
         task = task(body, lock_on_conflict="skip")
         deliver(app, task.name, "k", id=id_, redelivered=True)  # it leaves a note, which names the attempt
         copy, other = (line for line in ours() if "is held by" in line)
-        assert ": come back: " in copy  # its own attempt
-        assert ": skip: " in other
+        assert " (not a duplicate)" in copy  # its own attempt
+        assert " (skip)" in other
         lengths += [len(name) for name in locks.client.scan_iter()]
         assert max(map(len, ours())) < 1000
         assert max(lengths) < 4000

@@ -121,7 +121,7 @@ def test_what_celery_publishes_after_a_run_is_sent_without_it_and_an_error_is_lo
     assert [message["id"] for message in queued()] == ["next"]
     ((event, task, line),) = errors()
     assert (event, task) == ("call_option", f"lab.{name}")
-    assert line.startswith(f"task lab.{name}[next]: it is sent without lock_scope: lab.{name}: lock_scope is an option")
+    assert line.startswith(f"task lab.{name}[next] is sent without lock_scope: lab.{name}: lock_scope is an option")
 
 
 def test_an_errback_that_the_main_process_publishes_is_sent_without_it(app, tasks, queued, errors):

@@ -568,7 +568,7 @@ def test_its_threads_end_with_the_users_client(locks):
 
 
 def test_a_rank_that_is_none_is_refused_at_the_door(room):
-    with pytest.raises(ValueError, match="is no rank"):
+    with pytest.raises(ValueError, match="is not a rank"):
         room.enter(Guest("10"))
     assert len(room) == 0
 

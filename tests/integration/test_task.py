@@ -323,9 +323,9 @@ class TestBinding:
     @pytest.mark.parametrize(
         ("backend", "ignore_result", "why"),
         [
-            ("rpc://", False, "result_backend = 'rpc' cannot be read by others"),
-            ("cache+memory://", False, "result_backend = 'cache\\+memory' cannot be read by others"),
-            (None, False, "result_backend = 'disabled' cannot be read by others"),
+            ("rpc://", False, "other processes cannot read result_backend = 'rpc'"),
+            ("cache+memory://", False, "other processes cannot read result_backend = 'cache\\+memory'"),
+            (None, False, "other processes cannot read result_backend = 'disabled'"),
             ("redis://", True, "its results are ignored"),
         ],
     )
@@ -472,7 +472,7 @@ class TestOutage:
 
     @pytest.mark.parametrize("policy", ["raise", "retry"])
     def test_an_outage_in_eager_mode_is_lock_unavailable(self, task, policy):
-        with pytest.raises(LockUnavailable, match="cannot be asked for"):
+        with pytest.raises(LockUnavailable, match="the lock server is unavailable for lock"):
             task(policy).apply().get()
 
     @pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")

@@ -143,7 +143,7 @@ class Worker:
 
 def waiting_in(*workers: Worker) -> int:
     """How often a message has begun to wait in line in the workers."""
-    return sum(worker.output().count("it waits in line") for worker in workers)
+    return sum(worker.output().count("; waiting in line (") for worker in workers)
 
 
 def kept(app: Celery, workers: int = 1) -> int:

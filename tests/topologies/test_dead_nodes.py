@@ -61,7 +61,7 @@ def _can_take(client, key):
 
 @pytest.mark.parametrize("how", ["dead", "silent"])
 def test_give_ups_for_living_nodes_are_sent_although_others_wait_for_one_that_does_not_answer(nodes, client, how):
-    """That one has a lock, too, which is not renewed any more."""
+    """That one has a lock, too, which is no longer renewed."""
     away, others = nodes.primaries[0], nodes.primaries[1:]
     server, claim = LockServer.behind(client), tokens.mint_nonce()
     reservation = tokens.mint(claim, None, tokens.origin("host", None), tokens.RESERVED)

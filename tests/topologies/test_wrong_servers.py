@@ -152,7 +152,7 @@ class TestWhatIsSentMeanwhile:
             worker = start_worker(1)
             assert worker.output().count("no Sentinel named a primary: check master_name") == 1
             result = tasks.work.delay("k", "item")
-            wait_until(lambda: "cannot be asked: MasterNotFoundError" in worker.output(), "it has tried to run")
+            wait_until(lambda: "is unavailable: MasterNotFoundError" in worker.output(), "it has tried to run")
             watcher.sentinel_monitor(WATCHED, "127.0.0.1", primary, 1)
             assert result.get(timeout=30) == "item"
 
@@ -166,6 +166,6 @@ class TestWhatIsSentMeanwhile:
             worker = start_worker(1)
             assert worker.output().count("cannot be used: ConnectionError: no node of the Cluster") == 1
             result = tasks.work.delay("k", "item")
-            wait_until(lambda: "the lock server cannot be asked" in worker.output(), "it has tried to run")
+            wait_until(lambda: "the lock server is unavailable:" in worker.output(), "it has tried to run")
             proxy.mend()
             assert result.get(timeout=30) == "item"

@@ -353,7 +353,7 @@ class TestRunsAgain:
         book.run("a", 5, 6, pid=OTHER)
         assert set(broken()) == {*self.AGAIN, "two runs of key at the same time"}
         book.fault(STOP_CHILD, 1.5, 4.95, [CHILD])
-        book.lost("a", 4.9, "it was not renewed until its deadline")
+        book.lost("a", 4.9, "not renewed by its deadline")
         assert broken() == []
 
     @pytest.mark.parametrize(("again_at", "excused"), [(9, True), (7, False)])
@@ -363,7 +363,7 @@ class TestRunsAgain:
         book.sent("a", at=3)
         book.run("a", 3.1, 6.5)
         book.fault(BLACKHOLE, 2, 5)
-        book.lost("a", 6, "it was not renewed until its deadline")
+        book.lost("a", 6, "not renewed by its deadline")
         book.run("a", again_at, again_at + 1, pid=OTHER)
         assert broken() == ([] if excused else self.AGAIN)
 
@@ -414,7 +414,7 @@ class TestRunsAgain:
 
 
 class TestLosses:
-    NOT_OURS = "its key was not ours at the release"
+    NOT_OURS = "its key was gone or taken at the release"
 
     @pytest.mark.parametrize("reason", [NOT_OURS, "its key was deleted, expired or taken"])
     def test_a_key_may_be_gone_only_with_the_servers_data_or_while_its_process_stood_still(self, book, broken, reason):
@@ -429,7 +429,7 @@ class TestLosses:
     def test_a_missed_deadline_needs_an_outage(self, book, broken):
         book.sent("a")
         book.run("a", 1, 9)
-        book.lost("a", 5, "it was not renewed until its deadline")
+        book.lost("a", 5, "not renewed by its deadline")
         assert broken() == ["a lock was lost without a cause"]
         book.fault(BLACKHOLE, 2, 4)
         assert broken() == []
@@ -757,7 +757,7 @@ def test_a_log_may_not_hold_a_failed_keeper_nor_a_traceback_from_the_package(tmp
         text.write(
             f'{head}  File "/site/celery_redislock/store.py", line 1, in x\n    y()\nTypeError: z\n[2026 INFO] on\n'
         )
-        text.write("the keeper failed; it goes on in a second\n")
+        text.write("the keeper failed; it renews the locks again in a second\n")
         text.write(
             f'{head}  File "/site/celery_redislock/task/publish.py", line 1, in send\n    y()\n'
             "kombu.exceptions.OperationalError: the broker is away\n[2026 INFO] on\n"
@@ -882,7 +882,7 @@ class TestContendedJobs:
     def test_one_whose_holder_was_told_of_the_loss_is_excused(self, job, book, broken):
         job("a", 1.0, 2.0, 7.0)
         book.fault(BLACKHOLE, 2.5, 7.0)
-        book.lost("a", 4.9, "it was not renewed until its deadline")
+        book.lost("a", 4.9, "not renewed by its deadline")
         job("b", 5.0, 8.0, 9.0)
         assert broken() == []
         assert check(book.ledger).pairs == {Excuse.KNEW_OF_THE_LOSS: 1}

@@ -134,7 +134,7 @@ def test_each_error_is_one_kind_alone() -> None:
 
 def test_a_conflict_names_the_key_and_the_holder() -> None:
     assert str(LockConflict(KEY, HOLDER)) == f"the lock {KEY} is held by task an id on celery@host"
-    assert str(LockConflict(KEY)) == f"the lock {KEY} is held by somebody else"
+    assert str(LockConflict(KEY)) == f"the lock {KEY} is already held"
 
 
 def test_a_loss_and_an_outage_name_the_key_and_the_reason() -> None:

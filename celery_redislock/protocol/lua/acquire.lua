@@ -18,7 +18,7 @@
 -- S value  the capacity: the caller gets no free permit with a higher number; given only if it is above 1
 --
 -- Returns granted: permit 1 holds the token for the lease
---         {granted, number, fence if asked for}: so does the permit with this number
+--         {granted, number, fence if asked for}: the permit with this number does
 --         finished: the caller's attempt has already ended in another execution
 --         {conflict, ...}, as `refused` in the prelude: no permit is free, or the free ones are kept for waiters
 --         {copy, ...}: the same, with one holder: the caller's attempt runs with that permit, and must not get another
@@ -61,7 +61,7 @@ local names, values = permits(lock, line, 1, (note or claim and capacity > 1) an
 local mine, kept, is_reserved, is_awaited = nil, {}, false, false
 for number, value in ipairs(values) do
   if number > capacity and capacity == 1 then
-    values[number] = is_running(value) and value  -- whatever else is there has no part in a lock with one holder
+    values[number] = is_running(value) and value  -- a lock with one holder ignores anything else
   elseif is_owned_by(owner, value) then
     mine = number
   elseif call and is_owned_by(call, value) then

@@ -58,7 +58,7 @@ local function mark(name, value)
   return SEEN .. string.sub(value, 2)
 end
 
--- Have the key `name` hold `token` for `ttl` milliseconds; for ever if `ttl` is empty. `mode` is NX or XX, as for SET.
+-- Have the key `name` hold `token` for `ttl` milliseconds; forever if `ttl` is empty. `mode` is NX or XX, as for SET.
 local function store(name, token, ttl, mode)
   if ttl == '' then
     return redis.call('SET', name, token, mode)

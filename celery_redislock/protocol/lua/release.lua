@@ -13,7 +13,7 @@
 -- G value  how long that note lives, in milliseconds; given only if the key may still be handed over to the caller
 -- p key    the place of the one message that may wait in the queue; given only if it may be reserved for the caller
 -- K value  the token that the permit holds next; given only to hand the permit over or let it cool down
--- T value  how long the permit holds that token, in milliseconds; empty: for ever
+-- T value  how long the permit holds that token, in milliseconds; empty: forever
 -- S value  the capacity; given only if it is above 1: the caller may own any permit
 --
 -- Returns released: the caller owned the permit; now it is free, or offered to the first room in line
