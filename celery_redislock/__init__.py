@@ -3,8 +3,7 @@
 from celery.signals import worker_init
 
 from .celery_port import hide_setting
-from .errors import LockConfigError, LockConflict, LockKeyError, LockLost, LockUnavailable, RedisLockError
-from .info import LockInfo
+from .errors import LockConfigError, LockConflict, LockInfo, LockKeyError, LockLost, LockUnavailable, RedisLockError
 from .lock.lock import Lock
 from .locked import Locked, locked
 from .task import run_hooks

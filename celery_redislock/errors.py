@@ -1,18 +1,133 @@
-"""The errors of celery-redislock. All share one base class, and keep their details in attributes.
+"""The errors, `LockInfo`, which they carry, and how names, runs and events are written for the log.
 
-The ``args`` of an error are its constructor's arguments, so that pickle and Celery's result backends can rebuild it.
+All errors share one base class, and keep their details in attributes. The ``args`` of an error are its constructor's
+arguments, so that pickle and Celery's result backends can rebuild it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple, Self
 
 from celery.exceptions import ImproperlyConfigured
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import LockError, LockNotOwnedError
 
-from .info import LONGEST, LockInfo, shown
+#: Longer names are cut to this many characters.
+MAX_SHOWN = 200
+#: The limit for errors, and for the names of locks, which people must be able to find in Redis.
+LONGEST = 1000
+
+
+class LockInfo(NamedTuple):
+    """Who holds a key, read from its token."""
+
+    key: str
+    """The key in Redis."""
+    task_id: str | None
+    """The id of the task that holds the key; None if the holder is not a task."""
+    task: str | None
+    """The name of that task; None if the holder is not a task."""
+    hostname: str | None
+    """The worker or host that holds the key; None if another library's lock holds it."""
+    since: datetime | None
+    """When the holder acquired the key, by its host's clock: an aware datetime in UTC."""
+    ttl: float | None
+    """Seconds until the key expires unless it is renewed; None for a key without expiry."""
+    state: str = "held"
+    """``"held"``: the holder is running. ``"queued"``: the key is reserved for a task that has not started yet.
+    ``"cooling"``: the task succeeded, and the key is blocked until its `lock_cooldown` is over. ``"offered"``: the key
+    is free, and kept for a moment for the first in line."""
+    waiting_processes: int = 0
+    """How many processes wait in line for the key. A worker counts as one, however many messages wait in it. Only
+    `lock_info` fills this in; elsewhere it is 0."""
+    others: tuple[LockInfo, ...] = ()
+    """The other holders of a lock with a limit."""
+
+    @classmethod
+    def of(cls, values: Sequence[Any]) -> Self:
+        """Make a `LockInfo` from another one, or from its `plain` values, whatever serializer they went through."""
+        info = cls(*values)
+        since: Any = info.since
+        if isinstance(since, str):
+            info = info._replace(since=datetime.fromisoformat(since))
+        return info._replace(others=tuple(cls.of(other) for other in info.others))
+
+    @property
+    def plain(self) -> tuple[Any, ...]:
+        """The values, in types that every serializer supports: `since` is ISO 8601 text."""
+        since = self.since and self.since.isoformat()
+        others = tuple(other.plain for other in self.others)
+        return (*self[:4], since, self.ttl, self.state, self.waiting_processes, others)
+
+    def to_json(self, scope: str | None, waiting: int = 0) -> dict[str, Any]:
+        """What the command line and ``celery inspect locks`` show, in JSON types.
+
+        Args:
+            scope: The task's `lock_scope`; None if it is unknown or the holder is not a task.
+            waiting: How many messages wait for the key.
+        """
+        return {
+            "key": self.key,
+            "task": self.task,
+            "task_id": self.task_id,
+            "hostname": self.hostname,
+            "since": self.since and self.since.isoformat(),
+            "ttl": self.ttl,
+            "state": self.state,
+            "scope": scope,
+            "waiting": waiting,
+        }
+
+    @property
+    def holders(self) -> tuple[LockInfo, ...]:
+        """All holders of the lock: one, unless it has a limit."""
+        return (self._replace(others=()), *self.others)
+
+    @property
+    def who(self) -> str:
+        """The holders in words, for messages: their task ids and hosts."""
+        named = [holder._name for holder in self.holders[:3]]
+        more = len(self.holders) - 3
+        return ", ".join(named if more <= 0 else [*named, f"and {more} more"])
+
+    @property
+    def _name(self) -> str:
+        host, task = shown(self.hostname or "an unknown host"), f"task {shown(str(self.task_id))}"
+        if self.state == "offered":
+            return f"the first in line, on {host}"
+        if self.state == "queued":
+            return f"{task}, queued by {host}"
+        if self.state == "cooling":
+            return f"{task}, which succeeded on {host} and is cooling down"
+        return f"{task} on {host}" if self.task_id else f"a lock outside tasks on {host}"
+
+
+def shown(name: str, longest: int = MAX_SHOWN) -> str:
+    """`name`, cut and with unprintable characters escaped, so that it cannot break, forge or flood a log line.
+
+    It is cut first, to `longest` characters, so that escaping a megabyte-long name takes no time.
+    """
+    start = name if len(name) <= longest else f"{name[: longest - 1]}…"
+    return start if start.isprintable() else start.encode("unicode_escape").decode()
+
+
+def run_named(task: str, task_id: object) -> str:
+    """How log lines name a run, a message or a job: ``task shop.bill[<id>]``."""
+    return f"task {task}[{shown(str(task_id))}]"
+
+
+def fields(event: str, **about: object) -> dict[str, str]:
+    """The fields of a log record: ``extra=fields("lost", key=key)`` sets `redislock_event` and `redislock_key`.
+
+    Args:
+        event: What happened, as a fixed word.
+        about: The details: ``task``, ``task_id``, ``key``, ``holder`` (in words), ``holder_id``, ``reason``. A detail
+            that is None is left out.
+    """
+    about = {"event": event, **about}
+    return {f"redislock_{name}": shown(str(value), LONGEST) for name, value in about.items() if value is not None}
 
 
 def describe(error: BaseException) -> str:

@@ -12,8 +12,7 @@ from celery import Celery
 
 from .app import check_lease, is_enabled, keyprefix_of, server_of, settings_of
 from .celery_port import app_of_last_resort, app_of_this_thread, current_apps
-from .errors import LockConfigError
-from .info import LONGEST, shown
+from .errors import LONGEST, LockConfigError, shown
 from .keys.arguments import parse_template
 from .keys.key_maker import KeyMaker
 from .lock.lock import Lock

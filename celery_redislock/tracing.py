@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from .errors import LockUnavailable
+from .errors import LockInfo, LockUnavailable
 from .hold.held_lock import HeldLock
-from .info import LockInfo
 from .signals import lock_acquired, lock_conflict, lock_lost, lock_released, lock_unavailable
 
 try:

@@ -15,8 +15,7 @@ import click
 from celery import Celery
 from celery.bin.base import CeleryCommand, handle_preload_options
 
-from celery_redislock.errors import LockKeyError
-from celery_redislock.info import shown
+from celery_redislock.errors import LockKeyError, shown
 from celery_redislock.worker import remote_control
 
 from .console import JSON, MATCH, TASK, Nothing, asks

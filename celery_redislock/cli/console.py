@@ -13,8 +13,7 @@ from redis.exceptions import RedisError
 
 from celery_redislock.app import server_of
 from celery_redislock.connection.connect import address
-from celery_redislock.errors import LockConfigError, LockUnavailable, describe
-from celery_redislock.info import LONGEST, shown
+from celery_redislock.errors import LONGEST, LockConfigError, LockUnavailable, describe, shown
 
 from .locks import Locks
 from .workers import Workers

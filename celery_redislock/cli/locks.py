@@ -18,8 +18,8 @@ from redis.exceptions import AskError, ResponseError
 from celery_redislock.app import keyprefix_of, server_of, settings_of
 from celery_redislock.connection.cluster_client import ClusterClient
 from celery_redislock.connection.connect import address
+from celery_redislock.errors import shown
 from celery_redislock.hold.held_lock import INTERVAL
-from celery_redislock.info import shown
 from celery_redislock.options import resolve_settings
 from celery_redislock.protocol.names import MAX_CAPACITY, Demand, LockPart, keys_of
 from celery_redislock.protocol.tokens import Token, known_as

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import click
 from celery.bin.base import CeleryCommand
 
-from celery_redislock.info import LONGEST, shown
+from celery_redislock.errors import LONGEST, shown
 
 from .console import Nothing, Refused, asks
 from .locks import Locks, silent

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from celery_redislock.info import LockInfo, shown
+from celery_redislock.errors import LockInfo, shown
 from celery_redislock.protocol.names import LockPart
+from celery_redislock.protocol.replies import info_of
 from celery_redislock.protocol.tokens import Token
 
 from .sentences import NOTHING, age, duration
@@ -53,7 +54,7 @@ class Row(NamedTuple):
     @property
     def info(self) -> LockInfo:
         """The row as a `LockInfo`."""
-        return self.token.info(self.part.key, self.ttl)._replace(state=self.state)
+        return info_of(self.token, self.part.key, self.ttl)._replace(state=self.state)
 
     @property
     def state(self) -> str:

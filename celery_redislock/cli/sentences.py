@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from enum import Enum
 
-from celery_redislock.info import LONGEST, shown
+from celery_redislock.errors import LONGEST, shown
 
 NOTHING = "-"
 _BUSY = "`celery inspect active` shows what keeps the processes busy."

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from celery import Celery
 
-from celery_redislock.errors import describe
-from celery_redislock.info import shown
+from celery_redislock.errors import describe, shown
 from celery_redislock.protocol.tokens import known_as
 
 from .sentences import Say, duration

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from celery_redislock.info import shown
+from celery_redislock.errors import shown
 from celery_redislock.protocol.scripts import Command, Reply, Tag, Text
 
 from . import redis_port

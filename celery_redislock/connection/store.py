@@ -12,8 +12,7 @@ from typing import Self
 import redis
 from redis.exceptions import RedisError
 
-from celery_redislock.errors import LockUnavailable
-from celery_redislock.info import LockInfo
+from celery_redislock.errors import LockInfo, LockUnavailable
 from celery_redislock.protocol import commands
 from celery_redislock.protocol.hold import Owner
 from celery_redislock.protocol.names import Demand, keys_of

@@ -11,8 +11,7 @@ from typing import Any, Literal, Protocol
 
 from redis.exceptions import RedisError
 
-from celery_redislock.errors import LockLost, LockUnavailable, describe
-from celery_redislock.info import fields
+from celery_redislock.errors import LockLost, LockUnavailable, describe, fields, run_named, shown
 from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.replies import Granted
@@ -190,6 +189,12 @@ class HeldLock(Term):
         return self.hold.demand.key
 
     @property
+    def name(self) -> str:
+        """The holder, for log lines: ``task shop.bill[<id>]``."""
+        attempt = self.token.attempt
+        return run_named(shown(str(self.token.task)), attempt.task_id) if attempt else "a lock outside tasks"
+
+    @property
     def token(self) -> Token:
         """What the key holds while the lock is held."""
         return self.hold.token
@@ -250,7 +255,7 @@ class HeldLock(Term):
             self.stop_at = grant.sent_at + self.max_hold
 
     def fields(self, event: str, **about: object) -> dict[str, str]:
-        """The fields of a log line about this lock; see `celery_redislock.info.fields`."""
+        """The fields of a log line about this lock; see `celery_redislock.errors.fields`."""
         attempt = self.token.attempt
         return fields(event, task=self.token.task, task_id=attempt and attempt.task_id, key=self.key, **about)
 
@@ -266,6 +271,6 @@ class HeldLock(Term):
                 return
             self._lost = reason
         about = self.fields("lost", reason=reason)
-        logger.warning("%s: %s", self.token.name, LockLost(self.key, reason), extra=about)
+        logger.warning("%s: %s", self.name, LockLost(self.key, reason), extra=about)
         if self.on_lost:
             self.on_lost(self, reason)

@@ -164,7 +164,7 @@ class Keeper:
             logger.warning(
                 "%s is still running after lock_max_hold (%g s): its lock %s is no longer renewed; another run may "
                 "take it in %.1f s",
-                *(lock.token.name, lock.max_hold, lock.key, lock.remaining),
+                *(lock.name, lock.max_hold, lock.key, lock.remaining),
                 extra=lock.fields("held_too_long"),
             )
         return lock.renew_at <= now + lock.lease * INTERVAL * TICK
@@ -262,7 +262,7 @@ class LastWord(NamedTuple):
         """
         soon = f"the lock is released once Redis answers, or ends in {self.lock.lease:g} s"
         about = self.lock.fields("release_delayed")
-        logger.warning("%s has ended, but %s; %s", self.lock.token.name, why, soon, extra=about)
+        logger.warning("%s has ended, but %s; %s", self.lock.name, why, soon, extra=about)
         # The broker may be down too, with the ack unsent: write the note even if no copy was seen.
         command, until = self.hold.release(in_any_case=True), self.lock.ends_at
         if self.hold.note is not None:  # copies need it even after the lease has ended

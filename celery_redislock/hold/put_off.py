@@ -12,8 +12,7 @@ from typing import NamedTuple
 from redis.exceptions import ResponseError
 
 from celery_redislock.connection.outage import Outage
-from celery_redislock.errors import LockUnavailable
-from celery_redislock.info import fields
+from celery_redislock.errors import LockUnavailable, fields
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,7 @@ from typing import Any, Protocol
 
 from celery_redislock.connection.outage import Outage
 from celery_redislock.connection.store import LockStore
-from celery_redislock.errors import LockUnavailable
-from celery_redislock.info import shown
+from celery_redislock.errors import LockUnavailable, shown
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.names import channel_of
 from celery_redislock.protocol.replies import Conflict

@@ -7,8 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from celery_redislock.errors import LockUnavailable
-from celery_redislock.info import shown
+from celery_redislock.errors import LockUnavailable, shown
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.tokens import Token
 

@@ -17,10 +17,9 @@ from typing import Any
 from redis.exceptions import LockError
 
 from celery_redislock.connection.store import LockStore
-from celery_redislock.errors import LockConfigError, LockLost
+from celery_redislock.errors import LONGEST, LockConfigError, LockLost, shown
 from celery_redislock.hold.held_lock import HeldLock, State
 from celery_redislock.hold.keeper import Keeper
-from celery_redislock.info import LONGEST, shown
 from celery_redislock.protocol.hold import Hold, Phase
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.tokens import Token

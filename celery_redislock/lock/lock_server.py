@@ -21,10 +21,9 @@ from celery_redislock.connection.cluster_client import ClusterClient
 from celery_redislock.connection.connect import command_time
 from celery_redislock.connection.outage import Outage
 from celery_redislock.connection.store import LockStore
-from celery_redislock.errors import LockConfigError, LockUnavailable
+from celery_redislock.errors import LockConfigError, LockInfo, LockUnavailable
 from celery_redislock.hold.held_lock import TRUSTED, HeldLock
 from celery_redislock.hold.keeper import Keeper
-from celery_redislock.info import LockInfo
 from celery_redislock.line import lines
 from celery_redislock.line.room import Room
 from celery_redislock.line.waiters import Waiter

@@ -12,8 +12,7 @@ from celery.app.task import Context
 from celery.exceptions import Reject, SoftTimeLimitExceeded
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
-from celery_redislock.errors import LockUnavailable, describe
-from celery_redislock.info import LockInfo, fields, run_named
+from celery_redislock.errors import LockInfo, LockUnavailable, describe, fields, run_named
 from celery_redislock.options import LockOptions
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import Demand
@@ -73,7 +72,7 @@ class Message:
         return run_named(self.task.name, self.request.id)
 
     def fields(self, event: str, **about: object) -> dict[str, str]:
-        """The fields of a log line about the message; see `celery_redislock.info.fields`."""
+        """The fields of a log line about the message; see `celery_redislock.errors.fields`."""
         return fields(event, task=self.task.name, task_id=self.request.id, **about)
 
     def tell(self, holder: LockInfo, what: str) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from celery_redislock.info import LockInfo
+from celery_redislock.errors import LockInfo
 from celery_redislock.message.delivery import Delivery, Facts
 from celery_redislock.options import LockOptions
 from celery_redislock.protocol.scripts import Passed

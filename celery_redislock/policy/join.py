@@ -14,8 +14,7 @@ from celery import Celery, Task, states
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.result import AsyncResult, GroupResult
 
-from celery_redislock.errors import LockConfigError, LockConflict, describe
-from celery_redislock.info import LockInfo, fields, shown
+from celery_redislock.errors import LockConfigError, LockConflict, LockInfo, describe, fields, shown
 from celery_redislock.message.delivery import Facts
 from celery_redislock.message.message import Message
 from celery_redislock.message.republish import ignores_result

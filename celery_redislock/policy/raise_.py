@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, NoReturn
 
-from celery_redislock.errors import LockConflict
-from celery_redislock.info import LockInfo
+from celery_redislock.errors import LockConflict, LockInfo
 from celery_redislock.message.delivery import Facts
 from celery_redislock.message.message import Message
 from celery_redislock.options import LockOptions

@@ -7,7 +7,7 @@ from typing import NamedTuple, NoReturn
 from celery import states
 from celery.exceptions import TaskRevokedError
 
-from celery_redislock.info import LockInfo, shown
+from celery_redislock.errors import LockInfo, shown
 from celery_redislock.message.delivery import Facts
 from celery_redislock.message.message import Message
 from celery_redislock.message.republish import ignores_result

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from celery import states
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_redislock.errors import LockConflict, describe
-from celery_redislock.info import LockInfo
+from celery_redislock.errors import LockConflict, LockInfo, describe
 from celery_redislock.message.delivery import Facts
 from celery_redislock.message.message import Message
 from celery_redislock.message.republish import ignores_result

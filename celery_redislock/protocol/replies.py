@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple, Self
 
-from celery_redislock.info import LockInfo
+from celery_redislock.errors import LockInfo
 
 from .scripts import Reply, Tag
 from .tokens import Token
+
+
+def info_of(token: Token, key: str, ttl: float | None) -> LockInfo:
+    """Return the holder of `key`, which holds `token` and expires in `ttl` seconds unless renewed."""
+    task_id = token.attempt.task_id if token.attempt else None
+    return LockInfo(str(key), task_id, token.task, token.hostname, token.since, ttl, token.state)
 
 
 class Granted(NamedTuple):
@@ -58,8 +64,8 @@ class Conflict(NamedTuple):
 
     def info(self, key: str) -> LockInfo:
         """Return the holders of `key` as a `LockInfo`: the first one, with the others in `LockInfo.others`."""
-        return self.holder.info(key, self.ttl)._replace(
-            waiting_processes=self.waiting, others=tuple(other.info(key, None) for other in self.others)
+        return info_of(self.holder, key, self.ttl)._replace(
+            waiting_processes=self.waiting, others=tuple(info_of(other, key, None) for other in self.others)
         )
 
 
@@ -90,7 +96,7 @@ class Outstanding(NamedTuple):
 
     def info(self, key: str) -> list[LockInfo]:
         """Return the holders of `key` and of the place in its queue as `LockInfo`."""
-        return [token.info(key, ttl) for token, ttl in self.taken]
+        return [info_of(token, key, ttl) for token, ttl in self.taken]
 
 
 class Finished(NamedTuple):

@@ -16,8 +16,6 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple, Self
 from urllib.parse import quote, unquote
 
-from celery_redislock.info import LockInfo, run_named, shown
-
 #: The states of a key: the first character of its token. No other library's value begins with one of these: theirs are
 #: hexadecimal (redis-py), a UUID, a number or base64, and begin with a letter, a digit, "+" or "/".
 RUNS, SEEN, RESERVED, COOLING, OFFERED, CALLED = ">", "&", "~", "=", "?", "!"
@@ -85,7 +83,7 @@ class Token(str):
         return token
 
     def __repr__(self) -> str:
-        return f"<Token {self.state} {self.name}>"  # not the text, which contains the nonce
+        return f"<Token {self.state} {self.attempt}>"  # not the text, which contains the nonce
 
     @classmethod
     def of(cls, value: str | bytes) -> Self:
@@ -129,18 +127,6 @@ class Token(str):
     def task_field(self) -> str:
         """The task's name as spelled in the token, which must have been minted here."""
         return self.rpartition(" ")[2]
-
-    @property
-    def name(self) -> str:
-        """The owner, for log lines: ``task shop.bill[<id>]``."""
-        if self.attempt is None:
-            return "a lock outside tasks"
-        return run_named(shown(str(self.task)), self.attempt.task_id)
-
-    def info(self, key: str, ttl: float | None) -> LockInfo:
-        """Return the holder of `key`, which holds this token and expires in `ttl` seconds unless renewed."""
-        task_id = self.attempt.task_id if self.attempt else None
-        return LockInfo(str(key), task_id, self.task, self.hostname, self.since, ttl, self.state)
 
     @property
     def _parsed(self) -> _Fields:

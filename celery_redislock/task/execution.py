@@ -18,10 +18,9 @@ from celery_redislock import signals
 from celery_redislock.app import server_of
 from celery_redislock.celery_port import tasks_of_this_thread
 from celery_redislock.connection.store import LockStore
-from celery_redislock.errors import LockUnavailable
+from celery_redislock.errors import LockInfo, LockUnavailable, shown
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.hold.keeper import LastWord
-from celery_redislock.info import LockInfo, shown
 from celery_redislock.lock.lock import Lock
 from celery_redislock.message.message import Message
 from celery_redislock.options import LockOptions

@@ -14,9 +14,8 @@ from celery.exceptions import Ignore, TaskRevokedError
 
 from celery_redislock import signals
 from celery_redislock.app import WITHOUT_REDIS
-from celery_redislock.errors import LockConflict, LockUnavailable
+from celery_redislock.errors import LockConflict, LockInfo, LockUnavailable
 from celery_redislock.hold.held_lock import HeldLock
-from celery_redislock.info import LockInfo
 from celery_redislock.lock.handle import check_fence, entry_of_context
 from celery_redislock.message.delivery import ASKED_KEYS
 from celery_redislock.message.message import Message

@@ -14,9 +14,8 @@ from celery.utils.imports import symbol_by_name
 
 from celery_redislock.app import server_of
 from celery_redislock.celery_port import as_sent, bind, bound_tasks
-from celery_redislock.errors import LockConfigError, LockKeyError
+from celery_redislock.errors import LockConfigError, LockInfo, LockKeyError
 from celery_redislock.hold.held_lock import HeldLock
-from celery_redislock.info import LockInfo
 from celery_redislock.lock.lock import Lock
 from celery_redislock.lock.no_lock import NoLock
 from celery_redislock.message.delivery import hide_headers

@@ -18,8 +18,7 @@ from celery.result import AsyncResult
 
 from celery_redislock import signals
 from celery_redislock.app import server_of
-from celery_redislock.errors import LockConfigError, LockUnavailable
-from celery_redislock.info import LockInfo, fields, run_named, shown
+from celery_redislock.errors import LockConfigError, LockInfo, LockUnavailable, fields, run_named, shown
 from celery_redislock.message.delivery import publish_time
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.options import KEY_OPTIONS, OPTIONS, meant_by

@@ -15,8 +15,7 @@ from celery.app.task import Context
 from celery.exceptions import Ignore, Reject
 from celery.signals import task_postrun
 
-from celery_redislock.errors import describe
-from celery_redislock.info import fields, run_named
+from celery_redislock.errors import describe, fields, run_named
 from celery_redislock.message.delivery import ON_BEGIN, Delivery, is_requeued
 from celery_redislock.message.header import HEADER, reservation_in
 

@@ -16,8 +16,7 @@ from celery.worker import state
 
 from celery_redislock.app import server_of
 from celery_redislock.connection.store import LockStore
-from celery_redislock.errors import LockUnavailable
-from celery_redislock.info import fields, run_named
+from celery_redislock.errors import LockUnavailable, fields, run_named
 from celery_redislock.message.delivery import ASKED_KEYS
 from celery_redislock.message.header import Reservation
 from celery_redislock.policy import may_be_handed_a_key
@@ -74,7 +73,7 @@ class Run(NamedTuple):
         return run_named(self.plan.task, self.task_id)
 
     def fields(self, event: str, key: str | None) -> dict[str, str]:
-        """The `celery_redislock.info.fields` of a log line about the run."""
+        """The `celery_redislock.errors.fields` of a log line about the run."""
         return fields(event, task=self.plan.task, task_id=self.task_id, key=key)
 
 

@@ -20,10 +20,10 @@ from celery.worker.request import Request
 
 from celery_redislock.app import server_of
 from celery_redislock.connection.connect import address
-from celery_redislock.errors import LockConflict, RedisLockError
-from celery_redislock.info import LockInfo
+from celery_redislock.errors import LockConflict, LockInfo, RedisLockError
 from celery_redislock.policy import Ended
 from celery_redislock.protocol.names import Demand
+from celery_redislock.protocol.replies import info_of
 
 from .children import Run, is_dead, run_of
 from .waiting import waiting_room_of
@@ -191,7 +191,7 @@ def _ask(runs: Sequence[tuple[Run, Demand]], answers: dict[str, LockInfo | None]
         except RedisLockError:
             return
         mine = [one for one in (found.holders if found else ()) if one.nonce == run.nonce and one.state == "held"]
-        answers[run.nonce] = mine[0].info(demand.key, found.ttl) if found and mine else None
+        answers[run.nonce] = info_of(mine[0], demand.key, found.ttl) if found and mine else None
 
 
 class RunCounts:

@@ -20,8 +20,7 @@ from celery.worker.request import Request
 from kombu.serialization import registry  # type: ignore[attr-defined]
 
 from celery_redislock.app import server_of
-from celery_redislock.errors import LockConfigError
-from celery_redislock.info import fields, run_named
+from celery_redislock.errors import LockConfigError, fields, run_named
 from celery_redislock.message.delivery import DELIVERY, Delivery, hide_headers, is_requeued
 from celery_redislock.message.header import HEADER, Header, reservation_in
 from celery_redislock.message.republish import custom_headers

@@ -14,8 +14,7 @@ from typing import Any
 from celery.worker.request import Request
 from kombu.exceptions import OperationalError
 
-from celery_redislock.errors import describe
-from celery_redislock.info import fields, run_named
+from celery_redislock.errors import describe, fields, run_named
 from celery_redislock.message.delivery import hide_headers
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.message.republish import publish_again

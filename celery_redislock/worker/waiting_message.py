@@ -16,12 +16,12 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from celery_redislock.app import server_of
-from celery_redislock.errors import LockUnavailable
-from celery_redislock.info import fields, run_named
+from celery_redislock.errors import LockUnavailable, fields, run_named
 from celery_redislock.line.waiters import Waiter
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.policy import Place
 from celery_redislock.protocol.names import Demand
+from celery_redislock.protocol.replies import info_of
 from celery_redislock.protocol.tokens import RESERVED, Token, known_by
 from celery_redislock.task.plan import LockPlan
 
@@ -153,7 +153,7 @@ class WaitingMessage(Waiter):
 
     def _may_be_joined(self, holder: Token) -> bool:
         """Whether `holder` is the task that the message has joined, or a reservation that may belong to that task."""
-        return holder.state == "queued" or (holder.state == "held" and holder.info("", None).task_id == self.joins)
+        return holder.state == "queued" or (holder.state == "held" and info_of(holder, "", None).task_id == self.joins)
 
     def take_turn(self, *, called: bool) -> None:
         """Run the message again in the pool, because it was called to its key or has stopped waiting."""

@@ -16,7 +16,7 @@ MODULES = {
 
 
 def imported(source: str) -> set[str]:
-    """All that a module imports, wherever it stands and whoever sees it: ``.store``, ``celery_redislock.info``."""
+    """All that a module imports, wherever it stands and whoever sees it: ``.store``, ``celery_redislock.errors``."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         match node:

@@ -9,7 +9,7 @@ import pytest
 from celery_redislock import LockUnavailable
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.names import channel_of, keys_of
-from celery_redislock.protocol.replies import Conflict, Finished, Granted
+from celery_redislock.protocol.replies import Conflict, Finished, Granted, info_of
 from celery_redislock.protocol.scripts import Claim, Note
 from celery_redislock.protocol.tokens import CALLED, COOLING, OFFERED, RESERVED, Token, mint_nonce
 from tests.integration.conftest import KEY, ONE
@@ -161,7 +161,7 @@ class TestAnAcquire:
         client.zadd(LINE, {mine: 10})
         refused = holder("other").acquire()
         assert isinstance(refused, Conflict)
-        assert refused.holder.info(KEY, refused.ttl)[1:] == (
+        assert info_of(refused.holder, KEY, refused.ttl)[1:] == (
             None,
             None,
             "host",
@@ -171,7 +171,7 @@ class TestAnAcquire:
             0,
             (),
         )
-        assert refused.holder.info(KEY, refused.ttl).who == "the first in line, on host"
+        assert info_of(refused.holder, KEY, refused.ttl).who == "the first in line, on host"
         assert kept() == (OFFERED, mine.owner)
         assert line() == []
 

@@ -15,7 +15,7 @@ from celery_redislock.connection.connect import connect
 from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import keys_of
-from celery_redislock.protocol.replies import Conflict, Finished, Granted, Outstanding, Reserved
+from celery_redislock.protocol.replies import Conflict, Finished, Granted, Outstanding, Reserved, info_of
 from celery_redislock.protocol.scripts import Claim, Passed
 from celery_redislock.protocol.tokens import RESERVED, RUNS, SEEN, Attempt, Token, known_by, mint_nonce
 from tests.integration.conftest import KEY, ONE, look_all_at_once
@@ -46,7 +46,7 @@ def test_a_lock_of_redis_pys_own_is_respected_and_shown_as_nobodys_task(holder, 
     with client.lock(KEY, timeout=10):
         conflict = holder("id").acquire()
     assert conflict.holder.attempt is None
-    assert conflict.holder.info(KEY, conflict.ttl).who == "a lock outside tasks on an unknown host"
+    assert info_of(conflict.holder, KEY, conflict.ttl).who == "a lock outside tasks on an unknown host"
 
 
 def test_the_nonce_alone_releases_so_that_the_main_process_can(holder, store):

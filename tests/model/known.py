@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence, Set
 from functools import cache
 
 from celery_redislock import policy
-from celery_redislock.info import LockInfo
+from celery_redislock.errors import LockInfo
 from celery_redislock.message.delivery import Delivery, Facts
 from celery_redislock.options import LockOptions, resolve_options
 from celery_redislock.policy import conflict

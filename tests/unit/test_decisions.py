@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
-from celery_redislock.info import LockInfo
+from celery_redislock.errors import LockInfo
 from celery_redislock.message.delivery import Delivery, Facts
 from celery_redislock.message.header import NO_HEADER
 from celery_redislock.options import ConflictPolicy, LockOptions, resolve_options

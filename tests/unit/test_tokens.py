@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from celery_redislock.info import LockInfo
+from celery_redislock.errors import LockInfo
+from celery_redislock.protocol.replies import info_of
 from celery_redislock.protocol.tokens import (
     COOLING,
     RESERVED,
@@ -98,11 +99,6 @@ def test_attempts_with_long_ids_are_still_told_apart() -> None:
 def test_a_token_outside_tasks_has_no_attempt_and_no_task() -> None:
     token = read(mint(NONCE, None, origin("host", None)))
     assert (token.attempt, token.hostname, token.task) == (None, "host", None)
-
-
-def test_a_token_names_its_owner_as_log_lines_do() -> None:
-    assert read(mint(NONCE, Attempt("an id", 1, 0), origin("host", "shop.bill"))).name == "task shop.bill[an id]"
-    assert read(mint(NONCE, None, origin("host", None))).name == "a lock outside tasks"
 
 
 def test_a_task_named_like_the_mark_of_a_missing_field_is_not_missing() -> None:
@@ -220,7 +216,7 @@ def test_nonces_are_unique_words() -> None:
 
 def test_the_holder_is_described_by_its_token() -> None:
     token = read(mint(NONCE, Attempt("an id", 1, 0), origin("celery@host", "shop.bill")))
-    assert token.info("redislock:{x}", 1.5) == LockInfo(
+    assert info_of(token, "redislock:{x}", 1.5) == LockInfo(
         "redislock:{x}", "an id", "shop.bill", "celery@host", token.since, 1.5
     )
 
