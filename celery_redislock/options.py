@@ -150,7 +150,8 @@ class LockSettings:
     first."""
 
     enabled: bool
-    """``False`` switches all locks off, for tests. A change applies to each run, call and block that starts after it."""
+    """``False`` switches all locks off, for tests. A change applies to each run, call and block that starts after
+    it."""
 
     waiting_limit: int
     """How many messages one worker keeps waiting. Further ones go back to the broker, and return after 1 to 300 s with
