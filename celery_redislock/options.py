@@ -150,7 +150,7 @@ class LockSettings:
     first."""
 
     enabled: bool
-    """``False`` switches all locks off, for tests. A change applies to each run, publish and block that starts after
+    """``False`` switches all locks off, for tests. A change applies to each run, call and block that starts after
     it."""
 
     waiting_limit: int

@@ -57,8 +57,19 @@ def as_code(text: str) -> str:
 
 def markdown(text: str) -> str:
     """A docstring as one line of Markdown, with links to the pages that it names."""
-    line = as_code(text.replace("``", "`").replace("\n", " "))
-    return re.sub(r"docs/([\w-]+)[.]md", lambda page: f"[{page[1].replace('-', ' ')}]({page[1]}.md)", line)
+    line = as_code(without_default(text.replace("``", "`").replace("\n", " ")))
+    return re.sub(r"docs/([\w-]+[.]md)", lambda page: f"[{title(page[1])}]({page[1]})", line)
+
+
+def without_default(text: str) -> str:
+    """The text without the default, which has a column of its own."""
+    text = re.sub(r", the default(?=:)| (?:\w|[.])+ by default[.](?= |$)", "", text)
+    return re.sub(r"\w+ by default; (\w)", lambda rest: rest[1].upper(), text)
+
+
+def title(page: str) -> str:
+    """The title of a page, without its subtitle."""
+    return PAGE.with_name(page).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ").partition(":")[0]
 
 
 def written(page: str) -> str:

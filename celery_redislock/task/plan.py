@@ -165,7 +165,7 @@ class LockAttributes:
     bound arguments and returns a string. Not together with `lock_args`."""
 
     lock_scope: Scope
-    """When the key is held. ``"run"``, the default: while the body runs. ``"job"``: from the publish to the end of the
+    """How long the key is held. ``"run"``, the default: while the body runs. ``"job"``: from the call to the end of the
     task. ``"queue"``: while the body runs, and one more message may be queued. See docs/unique-jobs.md."""
 
     lock_on_conflict: ConflictPolicy | None
@@ -177,8 +177,8 @@ class LockAttributes:
     """How long the lock outlives a dead holder. A live holder renews it every third of the lease. 30 by default."""
 
     lock_max_hold: float | None
-    """Stop renewing the lock after this long, so that a hung task cannot hold its key forever. None, the default:
-    never."""
+    """Stop renewing the lock after this long, so that a hung task cannot hold its key forever. Its body goes on without
+    the lock. None, the default: never."""
 
     lock_wait_for: float | None
     """Fail with `LockConflict` after this long in line (``"wait"``, ``"join"``), or with `LockUnavailable` after this

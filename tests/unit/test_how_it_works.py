@@ -151,7 +151,7 @@ def test_the_policies_are_the_same_in_their_table_their_type_and_the_documents(p
     ("page", "heading"),
     [
         ("unique-jobs.md", "# Unique jobs"),
-        ("choosing.md", "## 2. From when to when is the key held?"),
+        ("choosing.md", "## 2. How long is the key held?"),
     ],
 )
 def test_the_scopes_are_the_same_in_their_type_and_the_documents(page: str, heading: str) -> None:
