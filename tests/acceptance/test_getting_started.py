@@ -25,7 +25,7 @@ def test_each_step_shows_what_comes_as_pasted(shell):
     worker = "celery -A shop worker"
     with shell.worker(f"{worker} {PAGE.console(worker)[0]}"):
         assert shell.type("python calls.py") == PAGE.console("python calls.py")[1]
-        (skipped, *_) = re.findall(r"task shop\.sync_account\[(\S+)\]: lock .*: skip", shell.log)
+        (skipped, *_) = re.findall(r"task shop\.sync_account\[(\S+)\]: lock .*; skipped", shell.log)
         why = "celery -A shop locks why"
         assert alike(shell.type(f"{why} {skipped}")) == alike(PAGE.console(why)[1])
         assert shell.type("python report.py") == PAGE.console("python report.py")[1]
