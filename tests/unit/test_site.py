@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 
@@ -63,6 +64,28 @@ def test_a_link_whose_text_says_nothing_is_found(tmp_path: Path) -> None:
 
 def test_a_page_that_is_still_to_come_is_left_out_of_the_contents() -> None:
     assert CONF["only_written"]("jobs\nlock*\nnever-written*\napi\n", DOCS) == "jobs\nlock*\napi\n"
+
+
+def test_the_sidebar_shows_the_group_of_its_page_and_folds_the_others() -> None:
+    def group(name: str, page: str, here: str = "") -> str:
+        return f'<p class="caption" role="heading"><span>{name}</span></p>\n<ul><li class="l1{here}">{page}</li></ul>\n'
+
+    def opened(tree: str) -> list[str]:
+        return re.findall(r"<details( open|)><summary class='caption'><span>", CONF["folded"](tree))
+
+    on_page = group("Start", "a") + group("How to", "b") + group("Reference", "c", " current current-page")
+    assert opened(on_page) == ["", "", " open"]
+    assert opened(on_page.replace(" current current-page", "")) == [" open", " open", ""]
+
+
+def test_a_drawing_keeps_its_lines_and_a_log_does_not() -> None:
+    assert CONF["is_drawing"]("a  |==|  b\nc     |==|")
+    assert not CONF["is_drawing"]("task shop.bill[1]: it waits\n    ->  one gap, and a line that is indented")
+
+
+def test_every_page_has_a_description_of_one_line() -> None:
+    assert CONF["description"](None) == CONF["METADATA"]["description"]
+    assert len(CONF["METADATA"]["description"]) <= CONF["LONGEST"]
 
 
 def test_every_page_is_in_the_contents() -> None:
