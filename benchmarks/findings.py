@@ -30,6 +30,7 @@ LOCK, JOB, DUPLICATE, WAITING, HANDOVER, CYCLE = TOPICS = (
     "The next waiter gets a `Lock`",
     "A `Lock` is acquired and released",
 )
+LEAD = "What a lock, a unique job, a duplicate and waiting cost, measured next to Celery's own tasks and to other packages."
 YES, NO, TOO_NOISY = "[green]yes[/]", "[red]NO[/]", "[yellow]too noisy[/]"
 
 
@@ -141,7 +142,15 @@ class Findings:
         _print(table)
         Console(width=WIDTH).print(taken_on(), markup=False)
         if self.full:
-            page = ["# Benchmarks", *self._opening(), *self._method(left), *self._page, "## Bounds", as_markdown(table)]
+            page = [
+                "# Benchmarks",
+                LEAD,
+                *self._opening(),
+                *self._method(left),
+                *self._page,
+                "## Bounds",
+                as_markdown(table),
+            ]
             PAGE.write_text("\n\n".join(page) + "\n", encoding="utf-8")
 
     def _opening(self) -> list[str]:

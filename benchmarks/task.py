@@ -70,8 +70,8 @@ def main(findings: Findings) -> None:
     findings.bars("task", title, times, "µs, client and server with a CPU each")
     findings.sum_up(
         DUPLICATE,
-        "1 command to Redis and its message; of a job, 1 command and no message "
-        "([counted](../tests/acceptance/test_command_budget.py), not timed)",
+        "1 command and its message; of a job, 1 command and no message "
+        "([counted](../tests/acceptance/test_command_budget.py))",
     )
 
 

@@ -16,10 +16,10 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 METADATA = PYPROJECT["project"]
 #: A group of the sidebar: its caption, and its pages.
 GROUP = re.compile(r'<p class="caption"[^>]*>(.*?)</p>\s*(<ul.*?</ul>)(?=\s*(?:<p class="caption"|\Z))', re.DOTALL)
-#: Of a page's description, in characters: search engines cut a longer one.
-LONGEST = 160
-#: The groups that are open on a page that is in none, as the landing page is.
-FIRST_GROUPS = ("Start", "How to")
+#: Of a page's description, in characters: a shorter one says little, and search engines cut a longer one.
+SHORTEST, LONGEST = 50, 160
+#: The group that is always open, and the one that is on a page in no group, as the landing page is.
+FIRST, SECOND = "Start", "How to"
 #: A link that leaves docs/: its text, the file or folder, and what stands after the `#`.
 OUTWARD = re.compile(r"\[([^\]]+)\]\((\.\./[^)#\s]+)#?([^)\s]*)\)")
 
@@ -102,21 +102,22 @@ def only_written(text: str, pages: Path) -> str:
 
 
 def folded(tree: str) -> str:
-    """The sidebar with its groups folded but the one of this page, so that all captions fit on a small screen."""
-    here = " current-page" in tree
+    """The sidebar with its groups folded but the first and the page's own: all captions fit on a small screen."""
+    opened = FIRST if " current-page" in tree else SECOND
 
     def group(found: re.Match[str]) -> str:
         caption, pages = found.groups()
-        is_open = " current-page" in pages if here else any(f">{name}<" in caption for name in FIRST_GROUPS)
+        is_open = " current-page" in pages or any(f">{name}<" in caption for name in (FIRST, opened))
         return f"<details{' open' if is_open else ''}><summary class='caption'>{caption}</summary>{pages}</details>"
 
     return GROUP.sub(group, tree)
 
 
 def description(page: Any) -> str:
-    """A page in about two sentences, for search engines: its first paragraph, or what the package is."""
-    paragraph = next(page.findall(lambda node: node.tagname == "paragraph"), None) if page else None
-    text = " ".join(paragraph.astext().split()) if paragraph else METADATA["description"]
+    """A page in about two sentences, for search engines: its first full paragraph, or what the package is."""
+    paragraphs = page.findall(lambda node: node.tagname == "paragraph" and node.parent.tagname == "section")
+    texts = (" ".join(paragraph.astext().split()) for paragraph in paragraphs)
+    text = next((text for text in texts if len(text) >= SHORTEST), METADATA["description"])
     return text if len(text) <= LONGEST else f"{text[:LONGEST].rsplit(' ', 1)[0]} …"
 
 
@@ -132,8 +133,9 @@ def _mark_drawings(app: Any, page: Any, name: str) -> None:
 
 
 def _complete(app: Any, name: str, template: str, context: dict[str, Any], page: Any) -> None:
-    about = escape(description(None if name == app.config.root_doc else page), quote=True)
-    context["metatags"] = f'{context.get("metatags", "")}<meta name="description" content="{about}">\n'
+    about = description(page) if page and name != app.config.root_doc else METADATA["description"]
+    metatags = context.get("metatags", "")
+    context["metatags"] = f'{metatags}<meta name="description" content="{escape(about, quote=True)}">\n'
     context["furo_navigation_tree"] = folded(context["furo_navigation_tree"])
 
 

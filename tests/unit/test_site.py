@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 from pathlib import Path
+from unittest.mock import Mock
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -66,7 +67,7 @@ def test_a_page_that_is_still_to_come_is_left_out_of_the_contents() -> None:
     assert CONF["only_written"]("jobs\nlock*\nnever-written*\napi\n", DOCS) == "jobs\nlock*\napi\n"
 
 
-def test_the_sidebar_shows_the_group_of_its_page_and_folds_the_others() -> None:
+def test_the_sidebar_shows_its_first_group_and_that_of_the_page_and_folds_the_others() -> None:
     def group(name: str, page: str, here: str = "") -> str:
         return f'<p class="caption" role="heading"><span>{name}</span></p>\n<ul><li class="l1{here}">{page}</li></ul>\n'
 
@@ -74,7 +75,7 @@ def test_the_sidebar_shows_the_group_of_its_page_and_folds_the_others() -> None:
         return re.findall(r"<details( open|)><summary class='caption'><span>", CONF["folded"](tree))
 
     on_page = group("Start", "a") + group("How to", "b") + group("Reference", "c", " current current-page")
-    assert opened(on_page) == ["", "", " open"]
+    assert opened(on_page) == [" open", "", " open"]
     assert opened(on_page.replace(" current current-page", "")) == [" open", " open", ""]
 
 
@@ -83,9 +84,18 @@ def test_a_drawing_keeps_its_lines_and_a_log_does_not() -> None:
     assert not CONF["is_drawing"]("task shop.bill[1]: it waits\n    ->  one gap, and a line that is indented")
 
 
-def test_every_page_has_a_description_of_one_line() -> None:
-    assert CONF["description"](None) == CONF["METADATA"]["description"]
-    assert len(CONF["METADATA"]["description"]) <= CONF["LONGEST"]
+def test_a_page_is_described_by_its_first_full_paragraph() -> None:
+    def page(*paragraphs: str) -> Mock:
+        section = Mock(tagname="section")
+        made = [Mock(tagname="paragraph", parent=section, **{"astext.return_value": text}) for text in paragraphs]
+        return Mock(**{"findall.side_effect": lambda condition: filter(condition, made)})
+
+    long = "A lock tells its holders whose turn it is. " * 5
+    assert CONF["description"](page("Set it:", "What a lock costs, and a job, a duplicate\nand waiting.")) == (
+        "What a lock costs, and a job, a duplicate and waiting."
+    )
+    assert CONF["description"](page("Set it:")) == CONF["METADATA"]["description"]
+    assert 150 < len(CONF["description"](page(long))) <= CONF["LONGEST"] + 2
 
 
 def test_every_page_is_in_the_contents() -> None:
