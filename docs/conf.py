@@ -116,9 +116,13 @@ def folded(tree: str) -> str:
 def description(page: Any) -> str:
     """A page in about two sentences, for search engines: its first full paragraph, or what the package is."""
     paragraphs = page.findall(lambda node: node.tagname == "paragraph" and node.parent.tagname == "section")
-    texts = (" ".join(paragraph.astext().split()) for paragraph in paragraphs)
+    texts = (" ".join(_without_footnotes(paragraph).split()) for paragraph in paragraphs)
     text = next((text for text in texts if len(text) >= SHORTEST), METADATA["description"])
     return text if len(text) <= LONGEST else f"{text[:LONGEST].rsplit(' ', 1)[0]} …"
+
+
+def _without_footnotes(paragraph: Any) -> str:
+    return "".join(part.astext() for part in paragraph.children if part.tagname != "footnote_reference")
 
 
 def is_drawing(text: str) -> bool:
