@@ -30,7 +30,7 @@ LOCK, JOB, DUPLICATE, WAITING, HANDOVER, CYCLE = TOPICS = (
     "The next waiter gets a `Lock`",
     "A `Lock` is acquired and released",
 )
-LEAD = "What a lock, a unique job, a duplicate and waiting cost, measured next to Celery's own tasks and to other packages."
+LEAD = "What a lock, a unique job, a duplicate and waiting cost, next to Celery's own tasks and to other packages."
 YES, NO, TOO_NOISY = "[green]yes[/]", "[red]NO[/]", "[yellow]too noisy[/]"
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import runpy
 from pathlib import Path
-from unittest.mock import Mock
+from types import SimpleNamespace
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -85,14 +86,13 @@ def test_a_drawing_keeps_its_lines_and_a_log_does_not() -> None:
 
 
 def test_a_page_is_described_by_its_first_full_paragraph() -> None:
-    def said(text: str) -> Mock:
-        return Mock(tagname="#text", **{"astext.return_value": text})
+    def node(tagname: str, text: str = "", **more: Any) -> SimpleNamespace:
+        return SimpleNamespace(tagname=tagname, astext=lambda: text, **more)
 
-    def page(*paragraphs: str) -> Mock:
-        section = Mock(tagname="section")
-        mark = Mock(tagname="footnote_reference")
-        made = [Mock(tagname="paragraph", parent=section, children=[said(text), mark]) for text in paragraphs]
-        return Mock(**{"findall.side_effect": lambda condition: filter(condition, made)})
+    def page(*texts: str) -> SimpleNamespace:
+        parts = [[node("#text", text), node("footnote_reference", "1")] for text in texts]
+        made = [node("paragraph", parent=node("section"), children=children) for children in parts]
+        return node("document", findall=lambda condition: filter(condition, made))
 
     long = "A lock tells its holders whose turn it is. " * 5
     assert CONF["description"](page("Set it:", "What a lock costs, and a job, a duplicate\nand waiting.")) == (
