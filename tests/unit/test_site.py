@@ -78,6 +78,8 @@ def test_the_sidebar_shows_its_first_group_and_that_of_the_page_and_folds_the_ot
     on_page = group("Start", "a") + group("How to", "b") + group("Reference", "c", " current current-page")
     assert opened(on_page) == [" open", "", " open"]
     assert opened(on_page.replace(" current current-page", "")) == [" open", " open", ""]
+    captions = re.findall(r"^:caption: (.+)$", (DOCS / "index.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert captions[:2] == [CONF["FIRST"], CONF["SECOND"]]
 
 
 def test_a_drawing_keeps_its_lines_and_a_log_does_not() -> None:
