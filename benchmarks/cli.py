@@ -64,7 +64,7 @@ def main(findings: Findings) -> None:
             taken = Taken(*(statistics.median(values) for values in zip(*runs, strict=True)))
             shown = command.replace("00000000-0000-0000-0000-000000000000", "TASK_ID (unknown)")
             times = (f"{taken.seconds:.1f}", f"{taken.server:.2f}", f"{taken.memory:.0f}")
-            table.add_row(shown, *times, f"{taken.median * 1e6:.0f}", f"{taken.worst * 1e3:.1f}")
+            table.add_row(f"`{shown}`", *times, f"{taken.median * 1e6:.0f}", f"{taken.worst * 1e3:.1f}")
         calls = client.info("commandstats")
     findings.show(table)
     each = ", ".join(

@@ -19,7 +19,7 @@ from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.tokens import Token
 
 from .bare import two_calls
-from .findings import OTHERS, Findings
+from .findings import CYCLE, Findings
 from .report import Report
 from .server import ONE_CPU, placements, valkey
 from .timing import Case, Rounds, interleave
@@ -121,10 +121,10 @@ def _plot(findings: Findings, results: dict[str, Rounds]) -> None:
     label = "µs to acquire and release a free key"
     findings.bars("cycle", title, times, label, first=True)
     if findings.full:
-        findings.open_with(
-            OTHERS,
-            f"To acquire and release a free key, a `Lock` with renewal takes {ratios[LOCK]:.2f} times as long as two "
-            f"bare calls to Redis, redis-py's lock {ratios[REDIS_PY]:.2f}, python-redis-lock "
-            f"{ratios['python-redis-lock']:.2f} ({ratios['python-redis-lock, renewal on']:.2f} with renewal), and "
-            f"pottery's Redlock, with one server, {ratios[REDLOCK]:.2f}.",
+        findings.sum_up(
+            CYCLE,
+            f"{ratios[LOCK]:.2f} times as long as two bare calls to Redis",
+            f"redis-py's lock {ratios[REDIS_PY]:.2f} times, python-redis-lock "
+            f"{ratios['python-redis-lock']:.2f} ({ratios['python-redis-lock, renewal on']:.2f} with renewal), "
+            f"pottery's Redlock {ratios[REDLOCK]:.2f}",
         )

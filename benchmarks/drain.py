@@ -13,8 +13,8 @@ import redis
 from rich.table import Table
 
 from .delay import delayed
+from .findings import JOB as A_JOB
 from .findings import LOCK, Findings
-from .findings import OTHERS as OTHER_PACKAGES
 from .queue_app import CLOCK, KINDS, make_app
 from .report import Report, is_noisy
 from .server import valkey
@@ -101,9 +101,7 @@ def _plot(findings: Findings, setting: Setting, in_all: Mapping[str, Rounds]) ->
 
 
 def _conclude(findings: Findings, measured: Mapping[str, Mapping[str, Rounds]]) -> None:
-    near, far, solo_near, solo_far = (
-        measured[name] for name in ("prefork, 0 ms", "prefork, 1 ms", "solo, 0 ms", "solo, 1 ms")
-    )
+    near, far = measured["prefork, 0 ms"], measured["prefork, 1 ms"]
 
     def more(of: Mapping[str, Rounds], kind: str = RUN) -> str:
         return f"{of[kind].ratio(of[BASELINE]).median - 1:.0%}"
@@ -114,35 +112,34 @@ def _conclude(findings: Findings, measured: Mapping[str, Mapping[str, Rounds]]) 
     def times(of: Mapping[str, Rounds], kind: str) -> str:
         return f"{of[kind].ratio(of['celery-once']).median:.2f}"
 
-    findings.open_with(
+    findings.sum_up(
         LOCK,
-        f"About {(microseconds(near) + microseconds(far)) / 2000:.1f} ms a task. From publish to end, an empty task "
-        f"with a lock takes {more(near)} longer than one without if Redis is on the same host "
-        f"({microseconds(near):.0f} µs), and {more(far)} longer if Redis is 1 ms away ({microseconds(far):.0f} µs). "
-        "That is in a prefork worker. In the pool `solo`, which does nothing else during the round trip for the "
-        f"lock, it is {more(solo_near)} and {more(solo_far)}. With scope `job`, whose publish reserves the key, it is "
-        f"{more(near, JOB)} and {more(far, JOB)}.",
+        f"+{more(near)} ({microseconds(near):.0f} µs); +{more(far)} ({microseconds(far):.0f} µs) with Redis 1 ms away",
+        f"{times(near, RUN)} times as long as with celery-once; {times(far, RUN)} times",
     )
-    findings.open_with(
-        OTHER_PACKAGES,
-        f"From publish to end, a locked task takes {times(near, RUN)} times as long as one of celery-once if Redis is "
-        f"on the same host, and {times(far, RUN)} times if Redis is 1 ms away. A unique job (scope `job`) takes "
-        f"{times(near, JOB)} and {times(far, JOB)} times as long: unlike celery-once and celery-singleton, it also "
-        "asks for its key when it runs, so that a second delivery of its message cannot run at the same time.",
+    findings.sum_up(
+        A_JOB,
+        f"+{more(near, JOB)}; +{more(far, JOB)} with Redis 1 ms away",
+        f"{times(near, JOB)} times as long as with celery-once; {times(far, JOB)} times",
     )
 
 
 def _tell(findings: Findings, measured: Mapping[str, Mapping[str, Rounds]]) -> None:
     table = Table(
-        title="drain: publish and drain together, relative to Celery's own base", title_justify="left", caption=None
+        title="drain: publish and drain together, relative to Celery's own base",
+        title_justify="left",
+        caption="The head names the worker's pool, and what is added to a round trip.",
+        caption_justify="left",
     )
-    table.add_column("pool, added to a round trip")
+    table.add_column("task")
+    for setting in measured:
+        table.add_column(setting, justify="right")
     for kind in KINDS:
-        table.add_column(kind, justify="right")
-    for setting, in_all in measured.items():
-        table.add_row(setting, *(f"{in_all[kind].ratio(in_all[BASELINE]).median:.2f}" for kind in KINDS))
+        table.add_row(kind, *(f"{of[kind].ratio(of[BASELINE]).median:.2f}" for of in measured.values()))
     findings.show(table)
     findings.say(
+        "**The pool.** A `solo` worker does nothing else during the round trip for the lock, so a lock costs it a "
+        "larger share of its time than it costs a prefork worker.\n\n"
         "**How it grows.** With a far server, only the number of times that a process waits for it counts. In scope "
         "`run`, a publish does not ask the lock server, and a run waits for it once, to acquire its key; in scopes "
         "`job` and `queue`, a publish waits once more. Celery's own fetches, acks and publishes slow down in the "

@@ -13,20 +13,24 @@ from typing import Any, NamedTuple
 from redis.utils import HIREDIS_AVAILABLE
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
+
+from .markdown import as_markdown, summary
 
 #: Where `make bench-full` writes: the page, and a folder with its plots.
 PLOTS = Path(__file__).parents[1] / "docs" / "benchmarks"
 PAGE = PLOTS.with_suffix(".md")
 #: Wide enough for every table when piped, where there is no terminal to ask.
 WIDTH = 110
-#: What the page opens with, in this order.
-LOCK, DUPLICATE, WAITING, OTHERS = TOPICS = (
-    "What a lock costs",
-    "What a duplicate costs",
-    "What waiting costs",
-    "Next to other packages",
+#: The rows of the summary with which the page opens, in this order.
+LOCK, JOB, DUPLICATE, WAITING, HANDOVER, CYCLE = TOPICS = (
+    "A lock around an empty task, from publish to end",
+    "A unique job (scope `job`), from publish to end",
+    "A duplicate",
+    "A message that waits for its lock",
+    "The next waiter gets a `Lock`",
+    "A `Lock` is acquired and released",
 )
+LEAD = "What a lock, a unique job, a duplicate and waiting cost, next to Celery's own tasks and to other packages."
 YES, NO, TOO_NOISY = "[green]yes[/]", "[red]NO[/]", "[yellow]too noisy[/]"
 
 
@@ -50,15 +54,21 @@ class Findings:
         self.full = full
         self.figures: list[Figure] = []
         self._began = time.monotonic()
-        self._conclusions: dict[str, list[str]] = {topic: [] for topic in TOPICS}
+        self._summary: dict[str, tuple[str, str]] = {}
         self._first_plots: list[str] = []
         self._page: list[str] = []
 
-    def open_with(self, topic: str, text: str) -> None:
-        """Add `text` to the conclusions on one of the `TOPICS`, with which the page opens."""
-        self._conclusions[topic].append(text)
+    def sum_up(self, topic: str, cost: str, others: str = "") -> None:
+        """Add a row to the summary with which the page opens.
+
+        Args:
+            topic: One of the `TOPICS`.
+            cost: What it costs.
+            others: What it costs next to other packages.
+        """
+        self._summary[topic] = cost, others
         if self.full:
-            Console(width=WIDTH).print(f"{topic}: {text}\n", markup=False)
+            Console(width=WIDTH).print(f"{topic}: {cost}. {others}\n", markup=False)
 
     def chapter(self, title: str) -> None:
         """Start the chapter on another question."""
@@ -87,7 +97,7 @@ class Findings:
     def show(self, table: Table) -> None:
         """Print `table`, and put it on the page."""
         _print(table)
-        self._page.append(_markdown(table))
+        self._page.append(as_markdown(table))
 
     def bars(
         self, name: str, title: str, values: Mapping[str, Sequence[float]], label: str, *, first: bool = False
@@ -132,12 +142,20 @@ class Findings:
         _print(table)
         Console(width=WIDTH).print(taken_on(), markup=False)
         if self.full:
-            page = ["# Benchmarks", *self._opening(), *self._method(left), *self._page, "## Bounds", _markdown(table)]
+            page = [
+                "# Benchmarks",
+                LEAD,
+                *self._opening(),
+                *self._method(left),
+                *self._page,
+                "## Bounds",
+                as_markdown(table),
+            ]
             PAGE.write_text("\n\n".join(page) + "\n", encoding="utf-8")
 
     def _opening(self) -> list[str]:
-        said = [f"- **{topic}.** {' '.join(texts)}" for topic, texts in self._conclusions.items() if texts]
-        return ["\n".join(said), *self._first_plots] if said else self._first_plots
+        rows = [(topic, *self._summary[topic]) for topic in TOPICS if topic in self._summary]
+        return [summary(rows), *self._first_plots] if rows else self._first_plots
 
     def _method(self, left: Sequence[str]) -> list[str]:
         minutes = (time.monotonic() - self._began) / 60
@@ -185,13 +203,3 @@ def _print(table: Table) -> None:
     if not console.is_terminal:
         console = Console(width=WIDTH)
     console.print(table)
-
-
-def _markdown(table: Table) -> str:
-    columns = [[Text.from_markup(str(cell)).plain for cell in column.cells] for column in table.columns]
-    headers = [str(column.header) for column in table.columns]
-    rules = ["---:" if column.justify == "right" else "---" for column in table.columns]
-    rows = [headers, rules, *zip(*columns, strict=True)]
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    title, caption = (f"{text}".replace("\n", " ") for text in (table.title or "", table.caption or ""))
-    return "\n\n".join(part for part in (f"**{title[:1].upper()}{title[1:]}**", "\n".join(lines), caption) if part)

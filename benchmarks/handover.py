@@ -15,7 +15,7 @@ from rich.table import Table
 
 from celery_redislock import Lock
 
-from .findings import WAITING, Findings
+from .findings import HANDOVER, Findings
 from .server import valkey
 
 #: What a hand-over may take: its median in seconds, and a client's commands for each.
@@ -132,12 +132,8 @@ def _show(findings: Findings, results: Mapping[str, list[float]], commands: Mapp
     title = f"The next of {WAITERS} waiters has a Lock {ours:.1f} ms after its release"
     findings.bars("handover", title, times, "ms from a release to the next grant", first=True)
     if findings.full:
-        others = " and ".join(f"{middle:.1f} ms with {name}" for name, (middle, *_) in times.items() if name != OURS)
-        findings.open_with(
-            WAITING,
-            f"If {WAITERS} threads wait for one `Lock`, the next one has it {ours:.1f} ms after a release. It takes "
-            f"{others}, of which the last needs a connection for each waiter.",
-        )
+        others = ", ".join(f"{name} {middle:.1f} ms" for name, (middle, *_) in times.items() if name != OURS)
+        findings.sum_up(HANDOVER, f"{ours:.1f} ms after the release, if {WAITERS} wait", others)
     findings.say(
         "**How it grows.** With redis-py's own lock, every waiter asks again every 0.1 s, so the commands grow with "
         "the waiters, and none of them knows whose turn it is. With python-redis-lock, every waiter blocks a "

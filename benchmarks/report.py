@@ -69,4 +69,4 @@ def is_noisy(ratio: Summary, rounds: int) -> bool:
 
 
 def _spread(summary: Summary, digits: int) -> str:
-    return f"{summary.lower:.{digits}f}-{summary.upper:.{digits}f}"
+    return f"{summary.lower:.{digits}f}\N{EN DASH}{summary.upper:.{digits}f}"

@@ -68,11 +68,10 @@ def main(findings: Findings) -> None:
     times = {case: rounds.microseconds() for case, rounds in added.items()}
     title = f"An empty task takes {times['added by LockedTask'].median:.0f} µs longer with LockedTask"
     findings.bars("task", title, times, "µs, client and server with a CPU each")
-    findings.open_with(
+    findings.sum_up(
         DUPLICATE,
-        'One command to Redis in addition to its message, if it is skipped or refused. With `lock_scope="job"`, a '
-        "duplicate call costs one command and sends no message. These are counted and not timed: "
-        "[the command budget](../tests/acceptance/test_command_budget.py) has the commands of every case.",
+        "1 command and its message; of a job, 1 command and no message "
+        "([counted](../tests/acceptance/test_command_budget.py))",
     )
 
 

@@ -70,12 +70,11 @@ def main(findings: Findings) -> None:
 
 def _conclude(findings: Findings, number: int, rounds: list[tuple[float, float, int]], out_of_order: int) -> None:
     seconds, commands = max(one[0] for one in rounds), max(one[1] for one in rounds)
-    order = f"with {out_of_order} pairs out of order" if out_of_order else "in the order of publishing"
-    findings.open_with(
+    order = f"with {out_of_order} pairs out of order" if out_of_order else "in order"
+    findings.sum_up(
         TOPIC,
-        f"Next to nothing while a message waits, and a few commands when its turn comes. {number} tasks of 0.2 s with "
-        f"one key took {seconds / (number * 0.2):.2f} times as long as they would back to back, on two idle workers, "
-        f"{order}, with {commands:.1f} commands each.",
+        f"{commands:.1f} commands; {number} tasks with one key took {seconds / (number * 0.2):.2f} times as long as "
+        f"back to back, {order}",
     )
 
 

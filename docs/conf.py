@@ -5,13 +5,21 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from pygments.lexers import get_lexer_for_filename
 
 ROOT = Path(__file__).resolve().parents[1]
-METADATA = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+METADATA = PYPROJECT["project"]
+#: A group of the sidebar: its caption, and its pages.
+GROUP = re.compile(r'<p class="caption"[^>]*>(.*?)</p>\s*(<ul.*?</ul>)(?=\s*(?:<p class="caption"|\Z))', re.DOTALL)
+#: Of a page's description, in characters: a shorter one says little, and search engines cut a longer one.
+SHORTEST, LONGEST = 50, 160
+#: The group that is always open, and the one that is on a page in no group, as the landing page is.
+FIRST, SECOND = "Start", "How to"
 #: A link that leaves docs/: its text, the file or folder, and what stands after the `#`.
 OUTWARD = re.compile(r"\[([^\]]+)\]\((\.\./[^)#\s]+)#?([^)\s]*)\)")
 
@@ -25,6 +33,10 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_static_path = ["static"]
 html_css_files = ["screens.css"]
+html_favicon = "static/favicon.svg"
+templates_path = ["templates"]
+#: For the footer, which links to the source and to the issues as soon as there is an address.
+html_context = {"repository": PYPROJECT["tool"]["hatch"]["metadata"]["hooks"]["custom"]["repository"].rstrip("/")}
 # What stands in single backticks in a docstring is a name.
 default_role = "py:obj"
 autodoc_member_order = "bysource"
@@ -89,6 +101,48 @@ def only_written(text: str, pages: Path) -> str:
     return re.sub(r"^([\w-]+)\*\n", entry, text, flags=re.MULTILINE)
 
 
+def folded(tree: str) -> str:
+    """The sidebar with its groups folded but the first and the page's own: all captions fit on a small screen."""
+    opened = FIRST if " current-page" in tree else SECOND
+
+    def group(found: re.Match[str]) -> str:
+        caption, pages = found.groups()
+        is_open = " current-page" in pages or any(f">{name}<" in caption for name in (FIRST, opened))
+        return f"<details{' open' if is_open else ''}><summary class='caption'>{caption}</summary>{pages}</details>"
+
+    return GROUP.sub(group, tree)
+
+
+def description(page: Any) -> str:
+    """A page in about two sentences, for search engines: its first full paragraph, or what the package is."""
+    paragraphs = page.findall(lambda node: node.tagname == "paragraph" and node.parent.tagname == "section")
+    texts = (" ".join(_without_footnotes(paragraph).split()) for paragraph in paragraphs)
+    text = next((text for text in texts if len(text) >= SHORTEST), METADATA["description"])
+    return text if len(text) <= LONGEST else f"{text[:LONGEST].rsplit(' ', 1)[0]} …"
+
+
+def _without_footnotes(paragraph: Any) -> str:
+    return "".join(part.astext() for part in paragraph.children if part.tagname != "footnote_reference")
+
+
+def is_drawing(text: str) -> bool:
+    """Whether a block of text is a drawing or a table, whose columns must stay in place: two lines have inner gaps."""
+    return sum(bool(re.search(r"\S {2,}\S", line)) for line in text.splitlines()) > 1
+
+
+def _mark_drawings(app: Any, page: Any, name: str) -> None:
+    for block in page.findall(lambda node: node.tagname == "literal_block"):
+        if block.get("language") == "text":
+            block["classes"].append("drawing" if is_drawing(block.astext()) else "prose")
+
+
+def _complete(app: Any, name: str, template: str, context: dict[str, Any], page: Any) -> None:
+    about = description(page) if page and name != app.config.root_doc else METADATA["description"]
+    metatags = context.get("metatags", "")
+    context["metatags"] = f'{metatags}<meta name="description" content="{escape(about, quote=True)}">\n'
+    context["furo_navigation_tree"] = folded(context["furo_navigation_tree"])
+
+
 def _read_docstring(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Understand Args, Returns and Raises. Used as an extension, napoleon takes "A name: its use" for a type too."""
     from sphinx.ext.napoleon.docstring import GoogleDocstring
@@ -104,5 +158,7 @@ def setup(app: Any) -> None:
         source[0] = to_source(only_written(source[0], Path(app.srcdir)), Path(app.srcdir, f"{name}.md"))
 
     app.connect("source-read", read)
+    app.connect("doctree-resolved", _mark_drawings)
+    app.connect("html-page-context", _complete, priority=900)  # after the theme
     app.connect("html-collect-pages", source_pages)
     app.connect("autodoc-process-docstring", _read_docstring)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -63,6 +66,42 @@ def test_a_link_whose_text_says_nothing_is_found(tmp_path: Path) -> None:
 
 def test_a_page_that_is_still_to_come_is_left_out_of_the_contents() -> None:
     assert CONF["only_written"]("jobs\nlock*\nnever-written*\napi\n", DOCS) == "jobs\nlock*\napi\n"
+
+
+def test_the_sidebar_shows_its_first_group_and_that_of_the_page_and_folds_the_others() -> None:
+    def group(name: str, page: str, here: str = "") -> str:
+        return f'<p class="caption" role="heading"><span>{name}</span></p>\n<ul><li class="l1{here}">{page}</li></ul>\n'
+
+    def opened(tree: str) -> list[str]:
+        return re.findall(r"<details( open|)><summary class='caption'><span>", CONF["folded"](tree))
+
+    on_page = group("Start", "a") + group("How to", "b") + group("Reference", "c", " current current-page")
+    assert opened(on_page) == [" open", "", " open"]
+    assert opened(on_page.replace(" current current-page", "")) == [" open", " open", ""]
+    captions = re.findall(r"^:caption: (.+)$", (DOCS / "index.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert captions[:2] == [CONF["FIRST"], CONF["SECOND"]]
+
+
+def test_a_drawing_keeps_its_lines_and_a_log_does_not() -> None:
+    assert CONF["is_drawing"]("a  |==|  b\nc     |==|")
+    assert not CONF["is_drawing"]("task shop.bill[1]: it waits\n    ->  one gap, and a line that is indented")
+
+
+def test_a_page_is_described_by_its_first_full_paragraph() -> None:
+    def node(tagname: str, text: str = "", **more: Any) -> SimpleNamespace:
+        return SimpleNamespace(tagname=tagname, astext=lambda: text, **more)
+
+    def page(*texts: str) -> SimpleNamespace:
+        parts = [[node("#text", text), node("footnote_reference", "1")] for text in texts]
+        made = [node("paragraph", parent=node("section"), children=children) for children in parts]
+        return node("document", findall=lambda condition: filter(condition, made))
+
+    long = "A lock tells its holders whose turn it is. " * 5
+    assert CONF["description"](page("Set it:", "What a lock costs, and a job, a duplicate\nand waiting.")) == (
+        "What a lock costs, and a job, a duplicate and waiting."
+    )
+    assert CONF["description"](page("Set it:")) == CONF["METADATA"]["description"]
+    assert 140 < len(CONF["description"](page(long))) <= CONF["LONGEST"] + 2
 
 
 def test_every_page_is_in_the_contents() -> None:
