@@ -158,6 +158,20 @@ def test_a_terminated_child_frees_its_key(tasks, app, start_worker, running, fre
     assert tasks.work.delay("k", "next").get(timeout=PATIENCE) == "next"
 
 
+def test_a_terminated_run_does_not_come_again_even_if_its_task_is_given_back(
+    tasks, app, start_worker, ledger, running, freed_by_death
+):
+    start_worker(2)
+    result = tasks.given_back.delay("k", "terminated", 60)
+    pid = running("terminated")
+    app.control.revoke(result.id, terminate=True)
+    freed_by_death(pid)
+    with pytest.raises(TaskRevokedError):
+        result.get(timeout=PATIENCE)
+    assert tasks.given_back.delay("k", "next").get(timeout=PATIENCE) == "next"
+    assert [run.item for run in ledger.runs()] == ["terminated", "next"]
+
+
 def test_a_revoked_task_that_goes_on_all_the_same_keeps_its_key(tasks, app, start_worker, ledger, running, gate):
     """Its main process has announced it as revoked; the body swallowed the SIGTERM."""
     start_worker(2)

@@ -24,6 +24,7 @@ from celery_redislock.app import server_of
 from celery_redislock.cli import workers
 from celery_redislock.cli.commands import locks as group
 from celery_redislock.cli.sentences import Say
+from celery_redislock.info import LockInfo
 from tests.lab.app import make_app
 from tests.lab.kinds import left_out
 from tests.lab.servers import wait_until
@@ -37,13 +38,13 @@ ERRORS = (
     str(LockUnavailable("k")),
     "the lock server",
     "cannot be asked",
-    "Nobody who was asked knows the task",
     "duplicate of",
     "cooling down after",
     "expired revoked terminated",
 )
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 ALSO = (ROOT / "docs" / "changing-a-key.md").read_text(encoding="utf-8")
+AGO = "3.1s"
 FIELDS = ["key", "task", "task_id", "hostname", "since", "ttl", "state", "scope", "waiting", "reason"]
 
 Run = Callable[..., Result]
@@ -92,11 +93,40 @@ def states(run: Run, task_id: str, code: int = 0) -> list[str]:
 
 def test_what_the_page_says_that_why_says_is_what_it_says():
     """Each quotation of the first column is part of a sentence, or of an error."""
-    table = PAGE.split("| `why` says |")[1].split("\n\n")[0]
-    quotations = {one for row in table.splitlines()[2:] for one in re.findall(r"`([^`]+)`", row.split("|")[1])}
+    quotations = {one for row in rows_below("`why` says") for one in re.findall(r"`([^`]+)`", row)}
     known = "\n".join([*(say.value for say in Say), *ERRORS])
     assert {"WAITS in line", "HAS DIED"} <= quotations
     assert [one for one in quotations if not is_said(one, re.sub(r"\{\w+\}", "", known))] == []
+
+
+def rows_below(head: str) -> list[str]:
+    """The first column of the tables whose first column has this head."""
+    tables = [text.split("\n\n")[0] for text in PAGE.split(f"| {head} |")[1:]]
+    return [row.split("|")[1] for table in tables for row in table.splitlines()[2:]]
+
+
+def test_what_the_page_says_that_show_says_is_what_it_says():
+    """Each row quotes a line for one state of a key, with ids, hosts and times of its own."""
+    who = [held_by(state, "w1@shop-a").who for state in ("held", "queued", "cooling", "offered")]
+    ends = [one(ago=AGO, ttl=AGO, every=AGO) for one in (Say.RENEWED, Say.NOT_RENEWED, Say.HELD_TOO_LONG, Say.ENDS)]
+    lines = [Say.HELD(key="k", who=who[0], since=AGO, ends=one) for one in ends[:-1]]
+    lines += [Say.KEPT(key="k", who=one, since=AGO, ttl=AGO) for one in who[1:]]
+    outside = held_by("held", "web-1", task_id=None).who
+    lines += [Say.HELD(key="k", who=outside, since=AGO, ends=one) for one in (ends[-1], Say.NEVER_ENDS())]
+    quoted = [re.findall(r"`([^`]+)`", row)[0] for row in rows_below("`show` says")]
+    assert quoted.pop() == "is free."
+    for line, quotation in zip(lines, quoted, strict=True):
+        assert re.search(".*".join(map(re.escape, shape(quotation).split("…"))), shape(line))
+
+
+def held_by(state: str, host: str, task_id: str | None = "939542a4-304f-4acd-a93e-5f38df969fdd") -> LockInfo:
+    return LockInfo("k", task_id, "shop.sync_account", host, None, None, state)
+
+
+def shape(line: str) -> str:
+    """A line without its own id, host and times."""
+    line = re.sub(rf"{ID}|\b[0-9a-f]{{8}}(?=…)…", "ID", line)
+    return re.sub(r"\b(?:w\d@shop-\w|web-1)", "HOST", re.sub(r"\b(?:\d+m)?[\d.]+s\b", "TIME", line))
 
 
 def is_said(quotation: str, known: str) -> bool:
@@ -119,6 +149,7 @@ def test_every_command_of_the_pages_runs(tasks, app, config, start_worker, runni
     waiting = [tasks.work.delay("A1", number, 60) for number in range(3)]
     wait_until(lambda: kept(app) == len(waiting), "the others wait")
     here = {
+        "shop.sync_account --args '[7]'": """lab.work --args '["A1"]'""",
         "shop.refresh": "lab.work",
         "redislock:{stock:A1}": tasks.work.lock_for("A1").name,
         "w1@shop-a": "w0@lab",

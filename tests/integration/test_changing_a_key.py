@@ -11,6 +11,7 @@ from celery.exceptions import TaskRevokedError
 from celery_redislock import LockedTask, locked
 from celery_redislock.testing import busy
 from tests.lab.pages import python_of
+from tests.lab.servers import wait_until
 from tests.lab.workers import ROOT
 
 PAGE = ROOT / "docs" / "changing-a-key.md"
@@ -58,6 +59,20 @@ def test_naming_the_old_parameters_keeps_the_key_that_all_arguments_made(page, o
         assert after.lock_for(*call, note="new").name == before.lock_for(*call).name
     with busy(before.lock_for("A1")):
         assert isinstance(after.apply(("A1",)).result, TaskRevokedError)
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")  # of redis-py, to Celery
+@pytest.mark.parametrize(("old", "new"), [("job", "run"), ("queue", "run"), ("job", "queue"), ("queue", "job")])
+def test_a_key_reserved_in_another_scope_is_free_after_its_run(app, other_version, deliver, queued, old, new):
+    """A publisher of the old version and a worker of the new one: the next call is sent, and no key stays."""
+    before, after = other_version(bill, lock_scope=old), other_version(bill, lock_scope=new)
+    assert not before.delay(7, 1).duplicate
+    assert before.delay(7, 1).duplicate
+    (message,) = queued()
+    sent = {name: value for name, value in message.items() if name not in {"task", "argsrepr", "kwargsrepr"}}
+    assert deliver(after.app, "shop.bill", 7, 1, **sent)[0] == states.SUCCESS
+    wait_until(lambda: after.lock_info(7, 1) is None, "its key is free")
+    assert not before.delay(7, 1).duplicate
 
 
 def bill(customer: int, amount: int) -> None: ...

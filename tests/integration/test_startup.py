@@ -176,7 +176,7 @@ UNTESTED = (
 def test_a_server_that_says_it_is_an_old_one_is_named_with_the_setting_and_the_remedy(
     config, lock_proxy, said, version, expected
 ):
-    """It is a new one that passes for an old one; what real old ones can do is in docs/redis-setup.md."""
+    """It is a new one that passes for an old one; what real old ones can do is in docs/compatibility.md."""
     lock_proxy.instead = b"redis_version:7.2.4", f"redis_version:{version}".encode()
     where = f"the lock server {config.locks}"
     assert said(config) == ([(expected[0], expected[1].format(where, version))] if expected else [])
