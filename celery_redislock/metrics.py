@@ -61,12 +61,12 @@ if _IS_MULTI_PROCESS:
 ACQUIRED = Counter("celery_redislock_acquired", "Locks that runs have taken.", ["task"])
 CONFLICTS = Counter(
     "celery_redislock_conflicts",
-    "Runs and publishes that found their lock held, by what becomes of them.",
+    "Runs and publishes that found their lock held, by policy.",
     ["task", "policy"],
 )
 LOST = Counter("celery_redislock_lost", "Locks that runs have lost before they released them.", ["task", "reason"])
 UNAVAILABLE = Counter(
-    "celery_redislock_unavailable", "Runs and publishes that could not ask the lock server.", ["task"]
+    "celery_redislock_unavailable", "Runs and publishes that could not reach the lock server.", ["task"]
 )
 HOLD = Histogram("celery_redislock_hold_seconds", "How long a run held its lock.", ["task"], buckets=_SECONDS)
 WAIT = Histogram(

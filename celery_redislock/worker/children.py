@@ -158,7 +158,7 @@ class Children:
                 try:
                     release_of_dead(run)
                 except Exception:  # pragma: no cover - a bug must not leave the other dead children's locks
-                    logger.exception("the lock of a dead child could not be released; it ends with its lease")
+                    logger.exception("could not release the lock of a dead child process; it expires with its lease")
 
 
 def wait_for_end(pid: int) -> None:
@@ -210,8 +210,8 @@ def release_of_dead(run: Run) -> None:
         release(server.store)
     except LockUnavailable as error:
         logger.warning(
-            "%s: its process died; %s; its lock and what was reserved for its message are free once Redis answers, or "
-            "when they expire",
+            "%s: its process died, and its lock or reservation could not be released: %s; the worker keeps trying "
+            "until it expires",
             *(run.name, error),
             extra=run.fields("died", error.key),
         )

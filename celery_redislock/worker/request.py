@@ -132,7 +132,7 @@ class LockedRequest(Request):
             name = self.task.name
             about = fields("not_acked", task=name, task_id=self.id)
             logger.warning(
-                "%s: the connection to the broker is lost: its message cannot be acked, and is delivered again",
+                "%s: its message cannot be acked and is delivered again: the connection to the broker is lost",
                 run_named(name, self.id),
                 extra=about,
             )
@@ -243,10 +243,10 @@ class LockedRequest(Request):
         about = fields("died", task=task.name, task_id=self.id)
         which = run_named(task.name, self.id)
         if header.died >= MOST_DEATHS:
-            text = "%s: its process died before it began, as did %d before: it fails with WorkerLostError"
+            text = "%s: its process died before the task began, as %d others had; it fails with WorkerLostError"
             logger.error(text, which, header.died - 1, extra=about)
             return False
-        logger.warning("%s: its process died before it began: its message is delivered again", which, extra=about)
+        logger.warning("%s: its process died before the task began; its message is delivered again", which, extra=about)
         forget_run(self)
         self.request_dict[HEADER] = header.wire
         room.send_on(self, header)

@@ -84,7 +84,7 @@ def test_a_tasks_only_lock_needs_no_argument(locked_task: Callable[..., Any]) ->
 @pytest.mark.parametrize(
     ("args", "kwargs", "says"),
     [
-        ((), {"amount": 1}, r"^bill\(\) misses what its lock's key is made of: account$"),
+        ((), {"amount": 1}, r"^bill\(\) lacks arguments that its lock's key needs: account$"),
         ((7,), {"acount": 7}, r"^bill\(\) got an unexpected keyword argument 'acount'$"),
         ((7,), {"account": 7}, r"^bill\(\) multiple values for argument 'account'$"),
         ((7, 1, "x", True), {}, r"^bill\(\) too many positional arguments$"),
