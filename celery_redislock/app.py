@@ -200,7 +200,7 @@ def source_of(conf: Any) -> Source:
     remedy = f"; {WITHOUT_REDIS}" if conf.get("task_always_eager") else ""
     raise LockConfigError(
         "neither the broker nor the result backend is Redis, so there is no server for the locks: set "
-        f'redislock_url, for example "redis://localhost:6379/0"{remedy}'
+        f'redislock_url, for instance "redis://localhost:6379/0"{remedy}'
     )
 
 

@@ -163,7 +163,7 @@ class Why:
             raise Nothing(f"The task {shown(self._id)} is unknown.")
 
     def _about(self, state: str, **known: Any) -> dict[str, Any]:
-        """What programs are told about the task, in the form used for the holder of a lock."""
+        """What programs get about the task, in the form used for the holder of a lock."""
         scope = scope_of(self._locks.app, known.get("task"))
         nothing = dict.fromkeys(("key", "task", "hostname", "since", "ttl"))
         return LockInfo(**{**nothing, **known}, task_id=self._id, state=state).to_json(scope)

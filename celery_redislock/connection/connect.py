@@ -208,7 +208,7 @@ def _behind_sentinels(where: Address, options: dict[str, Any]) -> redis.Redis:
     name = options.pop("master_name", None)
     if not name:
         raise LockConfigError(
-            f'{where.setting} names Sentinels, but not their primary: set master_name, for example "mymaster", in '
+            f'{where.setting} names Sentinels, but not their primary: set master_name, for instance "mymaster", in '
             + OPTIONS_SETTINGS[where.setting]
         )
     is_tls = issubclass(options.pop("connection_class"), redis.SSLConnection)

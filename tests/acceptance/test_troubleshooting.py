@@ -36,9 +36,9 @@ ERRORS = (
     str(LockLost("k")),
     str(LockUnavailable("k")),
     "the lock server",
-    "could not reach",
+    "could not reach the lock server",
     "cannot be asked",
-        "duplicate of",
+    "duplicate of",
     "cooling down after",
     "expired revoked terminated",
 )

@@ -108,7 +108,9 @@ def test_a_key_of_another_program_is_released_only_by_those_who_say_that_they_kn
     assert own.acquire(blocking=False)
     refused = cli("release", "counter", "--yes")
     assert refused.exit_code == 3
-    assert "counter is not a lock of this app. Its value (4 characters) is not a token of this package" in refused.stderr
+    assert (
+        "counter is not a lock of this app. Its value (4 characters) is not a token of this package" in refused.stderr
+    )
     assert "does not begin with redislock:{" in refused.stderr
     assert "add --foreign" in refused.stderr
     assert "4711" not in refused.output

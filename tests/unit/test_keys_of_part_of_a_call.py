@@ -100,7 +100,7 @@ def test_what_the_key_misses_and_what_no_call_has_is_a_type_error(
 
 
 def test_all_that_the_key_misses_is_named(locked_task: Callable[..., Any]) -> None:
-    with pytest.raises(TypeError, match=r"made of: account, amount$"):
+    with pytest.raises(TypeError, match=r"needs: account, amount$"):
         locked_task(bill, lock_args=["amount", "account"]).lock_for()
 
 
