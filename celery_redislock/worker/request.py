@@ -191,7 +191,7 @@ class LockedRequest(Request):
             self.run.next.call_off()
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
-        """Handle a run that ended with an exception: put its message in line, return it to the broker, or let Celery handle it.
+        """Handle a run that ended with an exception: put its message in line, send it back, or let Celery handle it.
 
         Celery calls this for any exception, including `Ignore` and `Reject`. It sends no event for `Ignore`, so this
         method sends one if a policy ended the run.
