@@ -55,7 +55,7 @@ class LockedRequest(Request):
     _is_held_back = False
     #: Whether the message may still be published again when it can no longer wait in this worker.
     may_leave = True
-    #: What the child is told about this delivery of the message.
+    #: What the child needs to know about this delivery of the message.
     delivery: Delivery
     #: What a child is given to run; None if locks are switched off.
     run: Run | None = None
@@ -153,7 +153,7 @@ class LockedRequest(Request):
         return not was_revoked(self) and (is_given_back or is_requeued or bool(is_retried))
 
     def revoked(self) -> bool:
-        """Whether the message was revoked or has expired. If so, its reservation is given up."""
+        """Whether the message was revoked or has expired. If so, its reservation is released."""
         if was_revoked(self):
             return True
         other = state.requests.get(self.id)
