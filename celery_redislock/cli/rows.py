@@ -1,4 +1,4 @@
-"""Rows: a lock, who holds it and what waits for it; rows as a table, and their totals."""
+"""Rows: a lock, its holder and how many messages wait for it; rows as a table, and their totals."""
 
 from __future__ import annotations
 
