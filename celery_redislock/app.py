@@ -152,8 +152,8 @@ def check_lease(task: str, name: str, lease: float, command_time: float) -> None
     shortest = round(command_time * 1.5, 3)  # rounded as in the message, so that the suggested value is accepted
     if lease < shortest:
         raise LockConfigError(
-            f"{task}: {name} = {lease} is too short: one Redis command may take {command_time:g} s until it "
-            f"times out; allowed: at least {shortest}, or shorter socket_timeout and socket_connect_timeout in "
+            f"{task}: {name} = {lease} is too short: one Redis command may take {command_time:g} s to time "
+            f"out; allowed: at least {shortest}, or shorter socket_timeout and socket_connect_timeout in "
             "redislock_client_options"
         )
 
@@ -199,7 +199,7 @@ def source_of(conf: Any) -> Source:
             return Source(setting, url, options_of(conf, url), str(transport_options.get("global_keyprefix") or ""))
     remedy = f"; {WITHOUT_REDIS}" if conf.get("task_always_eager") else ""
     raise LockConfigError(
-        "neither the broker nor the result backend is a Redis, so there is no server for the locks: set "
+        "neither the broker nor the result backend is Redis, so there is no server for the locks: set "
         f'redislock_url, for instance "redis://localhost:6379/0"{remedy}'
     )
 

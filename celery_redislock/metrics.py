@@ -66,7 +66,7 @@ CONFLICTS = Counter(
 )
 LOST = Counter("celery_redislock_lost", "Locks that runs have lost before they released them.", ["task", "reason"])
 UNAVAILABLE = Counter(
-    "celery_redislock_unavailable", "Runs and publishes that could not ask the lock server.", ["task"]
+    "celery_redislock_unavailable", "Runs and publishes that could not reach the lock server.", ["task"]
 )
 HOLD = Histogram("celery_redislock_hold_seconds", "How long a run held its lock.", ["task"], buckets=_SECONDS)
 WAIT = Histogram(

@@ -184,8 +184,8 @@ def resolve_options(
     if values["scope"] == "queue" and values["on_conflict"] != "wait":
         scope, policy = name_of("scope", own, app_wide), name_of("on_conflict", own, app_wide)
         raise LockConfigError(
-            f"{task}: {scope} = 'queue' with {policy} = {values['on_conflict']!r} is not allowed: the one "
-            "that waits must run; allowed: 'wait'"
+            f"{task}: {scope} = 'queue' with {policy} = {values['on_conflict']!r} is not allowed: the queued "
+            "message must run; allowed: 'wait'"
         )
     if values["limit"] != 1:
         _refuse_with_limit(task, values, lambda option: name_of(option, own, app_wide, prefix))
@@ -199,7 +199,7 @@ def _refuse_with_limit(task: str, values: Mapping[str, Any], name: Callable[[str
     with_limit = f"{task}: {name('limit')} = {limit if isinstance(limit, int) else 'a callable'} is not allowed with"
     if values["scope"] != "run":
         raise LockConfigError(
-            f"{with_limit} {name('scope')} = {values['scope']!r}, where one message at a time may wait; allowed: 'run'"
+            f"{with_limit} {name('scope')} = {values['scope']!r}, where only one message may wait; allowed: 'run'"
         )
     if values["fence"]:
         raise LockConfigError(f"{with_limit} {name('fence')}: a fence orders successive holders, not simultaneous ones")
@@ -215,7 +215,7 @@ def check_limit(what: str, limit: Any, *, fence: bool) -> int:
     """
     _check(f"{what}: limit", limit, LIMIT)
     if limit > 1 and fence:
-        raise LockConfigError(f"{what}: limit = {limit} is not allowed with fence=True: several hold the key at once")
+        raise LockConfigError(f"{what}: limit = {limit} is not allowed with fence=True: several holders share the key")
     return int(limit)
 
 

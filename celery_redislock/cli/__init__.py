@@ -1,1 +1,1 @@
-"""The command line: who holds what, since when, who waits, and why a task has not run. Nothing else imports it."""
+"""The command line: who holds what and since when, what waits, and why a task has not run. Nothing else imports it."""

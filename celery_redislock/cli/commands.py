@@ -26,11 +26,11 @@ from .sentences import counted, duration
 from .why import Why
 from .workers import Counts, Workers
 
-#: The maximum number of rows that `watch` draws, which is more than a terminal shows.
+#: The most rows that `watch` draws: more than a terminal shows.
 SHOWN = 200
 
 
-# Celery loads this module, and with it refuses no command of the workers: ``celery inspect locks``.
+# Celery loads this module. Connecting here makes ``celery inspect`` accept the commands of the workers.
 remote_control.connect()
 
 
@@ -38,13 +38,13 @@ remote_control.connect()
 @click.pass_context
 @handle_preload_options
 def locks(context: click.Context, **_: Any) -> None:
-    """Who holds which lock, who waits, and why a task has not run."""
+    """Show who holds which lock, what waits for it, and why a task has not run."""
 
 
 @locks.command(name="list", cls=CeleryCommand)
 @TASK
 @MATCH
-@click.option("--waiting", is_flag=True, help="Only locks for which messages wait.")
+@click.option("--waiting", is_flag=True, help="Only locks that messages wait for.")
 @JSON
 @asks
 def list_(known: Locks, workers: Workers, task: str | None, match: str | None, waiting: bool, as_json: bool) -> None:
@@ -58,12 +58,12 @@ def list_(known: Locks, workers: Workers, task: str | None, match: str | None, w
     if missing := _missing(known.counts, rows):
         click.echo(missing, err=True)
     if not rows:
-        raise Nothing(f"No lock is {'waited for' if waiting else 'held'} on {known.where}.")
+        raise Nothing(f"No {'message waits for a lock' if waiting else 'lock is held'} on {known.where}.")
 
 
 @locks.command(cls=CeleryCommand)
 @click.argument("key", required=False)
-@click.option("--task", metavar="NAME", help="The task whose lock is shown, instead of a KEY.")
+@click.option("--task", metavar="NAME", help="Show the lock of a call of this task, instead of a KEY.")
 @click.option("--args", metavar="JSON", default="[]", help="The positional arguments of a call of the task.")
 @click.option("--kwargs", metavar="JSON", default="{}", help="The keyword arguments of that call.")
 @JSON
@@ -71,9 +71,9 @@ def list_(known: Locks, workers: Workers, task: str | None, match: str | None, w
 def show(
     known: Locks, workers: Workers, key: str | None, task: str | None, args: str, kwargs: str, as_json: bool
 ) -> None:
-    """Show who holds a lock, and who waits for it."""
+    """Show who holds a lock, and which messages wait for it."""
     if (key is None) is (task is None):
-        raise click.UsageError("name either a KEY or a --task")
+        raise click.UsageError("give either a KEY or a --task")
     name = key or _key_of(known.app, str(task), _read(args, list, "--args"), _read(kwargs, dict, "--kwargs"))
     known.counts = Counts(workers)
     rows = known.of(name)
@@ -92,14 +92,14 @@ def _key_of(app: Celery, name: str, args: Sequence[Any], kwargs: dict[str, Any])
     """The key that a call of a task locks. Errors do not show the arguments."""
     task: Any = app.tasks.get(name)
     if getattr(task, "lock_plan", None) is None:
-        known = "is no LockedTask" if task is not None else "is no task of this app"
+        known = "is not a LockedTask" if task is not None else "is not a task of this app"
         raise click.BadParameter(f"{name} {known}", param_hint="--task")
     try:
         key: str = task.lock_for(*args, **kwargs).name
     except (TypeError, LockKeyError) as error:
         raise click.UsageError(str(error)) from None
     if not key:
-        raise click.UsageError("redislock_enabled is False: this app's tasks have no locks")
+        raise click.UsageError("redislock_enabled is False: this app's tasks take no locks")
     return key
 
 
@@ -110,7 +110,7 @@ def _read(text: str, kind: type, option: str) -> Any:
     except ValueError:
         value = None
     if not isinstance(value, kind):
-        raise click.BadParameter(f"is no JSON {'array' if kind is list else 'object'}", param_hint=option)
+        raise click.BadParameter(f"is not a JSON {'array' if kind is list else 'object'}", param_hint=option)
     return value
 
 
@@ -125,7 +125,7 @@ def _line(workers: Workers, counts: Counts, rows: list[Row]) -> Iterator[str]:
     row, inside = rows[0], counts.inside[rows[0].part.lock]
     messages = f"{counted(row.waiting - len(row.outside), 'message')} in {counted(len(inside), 'worker')}"
     found = ([messages] if inside else []) + ([_outside(len(row.outside))] if row.outside else [])
-    yield f"Waiting: {', and '.join(found)}." if found else "Nobody waits for it."
+    yield f"Waiting: {', and '.join(found)}." if found else "Nothing waits for it."
     answers = workers.ask("redislock_waiting", {"key": row.part.lock}, to=sorted(inside)) if inside else {}
     waiting = sorted((one["rank"], worker, one) for worker, all_of_it in answers.items() for one in all_of_it)
     for number, (_, worker, one) in enumerate(waiting[:10], 1):
@@ -139,7 +139,7 @@ def _line(workers: Workers, counts: Counts, rows: list[Row]) -> Iterator[str]:
 @JSON
 @asks
 def why(known: Locks, workers: Workers, task_id: str, as_json: bool) -> None:
-    """Say why the task TASK_ID has not run."""
+    """Explain why the task TASK_ID has not run."""
     for one in Why(known, workers, task_id).said():
         if not as_json:
             click.echo(one.text)
@@ -162,10 +162,10 @@ def export(known: Locks, workers: Workers, task: str | None, match: str | None) 
 @locks.command(cls=CeleryCommand)
 @TASK
 @MATCH
-@click.option("--interval", type=float, default=2.0, show_default=True, help="Seconds between two looks.")
+@click.option("--interval", type=float, default=2.0, show_default=True, help="Seconds between updates.")
 @asks
 def watch(known: Locks, workers: Workers, task: str | None, match: str | None, interval: float) -> None:
-    """Keep showing the list until Ctrl-C."""
+    """Show the list, and update it until Ctrl-C."""
     try:
         while True:
             began = time.monotonic()
@@ -189,7 +189,7 @@ def screen(rows: Sequence[Row], counts: Counts, took: float, width: int | None =
     conflicts = counted(sum(counts.conflicts.values()), "conflict")
     head = (
         f"{now:%H:%M:%S} UTC  {total.held} held, {total.kept} kept, {total.waiting} waiting{oldest}, {conflicts}"
-        f" in {counted(len(counts.conflicts), 'worker')}  (looked for {duration(took)})"
+        f" in {counted(len(counts.conflicts), 'worker')}  (took {duration(took)})"
     )
     for line in filter(None, (head, _missing(counts, rows))):
         yield from [line] if width is None else textwrap.wrap(line, width)
@@ -202,7 +202,7 @@ def _missing(counts: Counts, rows: Sequence[Row]) -> str | None:
     rooms = {room for row in rows for room in row.outside}
     if not rooms or counts.unasked:
         return counts.unasked
-    return f"Each counts as one, whatever waits in it: {_outside(len(rooms))}."
+    return f"Each counts as one message: {_outside(len(rooms))}."
 
 
 def _outside(rooms: int) -> str:

@@ -18,15 +18,15 @@ from celery_redislock.errors import LONGEST, LockConfigError, LockUnavailable, d
 from .locks import Locks
 from .workers import Workers
 
-TASK = click.option("--task", metavar="NAME", help="Only locks that are held by this task.")
-MATCH = click.option("--match", metavar="GLOB", help="Only keys that match this pattern, as Redis' SCAN takes it.")
-JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
-_TIMEOUT = "Seconds to wait for the workers; 0 asks none of them."
+TASK = click.option("--task", metavar="NAME", help="Only locks that this task holds.")
+MATCH = click.option("--match", metavar="GLOB", help="Only keys that match this pattern, as in Redis' SCAN.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+_TIMEOUT = "Seconds to wait for the workers' answers; 0 asks no worker."
 TIMEOUT = click.option("--timeout", type=click.FloatRange(0), default=1.0, show_default=True, help=_TIMEOUT)
 
 
 class Nothing(click.ClickException):
-    """Nothing was found: no lock, no holder, no trace of the task. That is an answer, not an error."""
+    """Nothing was found: no lock, no holder or no trace of the task. This is an answer, not an error."""
 
     exit_code = 1
 
@@ -36,7 +36,7 @@ class Nothing(click.ClickException):
 
 
 class Refused(Nothing):
-    """Not released: the user said no or could not be asked, the key is not this app's, or its holder has changed."""
+    """Not released: not confirmed, no terminal to confirm at, not this app's key, or its holder has changed."""
 
     exit_code = 3
 
@@ -48,7 +48,7 @@ class Unavailable(click.ClickException):
 
 
 def asks(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the app's locks and workers, and ``--timeout``; have it say in one line what cannot be reached."""
+    """Give a command the app's locks and workers, and ``--timeout``; report in one line what is unreachable."""
 
     @TIMEOUT
     @click.pass_context
@@ -65,6 +65,6 @@ def asks(command: Callable[..., None]) -> Callable[..., None]:
         except RedisError as error:
             why = shown(error.reason, LONGEST) if isinstance(error, LockUnavailable) else describe(error)
             where = address(server_of(app).client)
-            raise Unavailable(f"the lock server {where} cannot be asked: {why}") from None
+            raise Unavailable(f"could not reach the lock server {where}: {why}") from None
 
     return run

@@ -46,7 +46,7 @@ class Locks:
     Attributes:
         app: The app.
         prefix: The start of its tasks' keys, up to the opening brace.
-        counts: The messages that wait in its workers. Until they are counted, each process in line counts as one.
+        counts: The messages that wait in its workers. Until it is set, each process in line counts as one.
 
     Raises:
         LockConfigError: The app has no lock server.
@@ -195,7 +195,7 @@ class Locks:
         yield from ((node, True) for node in nodes)
 
     def _row(self, part: LockPart, value: Any, left: Any, line: Any) -> Row | None:
-        """The row of one key, by its replies; None if it holds nothing, or what is no lock."""
+        """The row of one key, by its replies; None if it holds nothing, or something that is not a lock."""
         if isinstance(line, AskError):  # the line does not exist, or is briefly on another node
             line = ()
         for one in (value, left, line):

@@ -18,9 +18,9 @@ from .sentences import Say, counted
 from .workers import Counts, Workers
 
 _HARM = {
-    "held": "Its run is not stopped. It goes on without its lock, is told so at its next renewal, and another may run.",
-    "queued": "Its message is not lost: it runs when it comes; but an equal one may be sent before.",
-    "cooling": "The next run may begin before the cooldown is over.",
+    "held": "Its run is not stopped: it learns of the loss at its next renewal. Another run may start now.",
+    "queued": "Its message is not removed: if it is still in the queue, it runs. A duplicate may be sent before it starts.",
+    "cooling": "The next run may start before the cooldown is over.",
     "offered": "The key goes to the next in line.",
 }
 
@@ -29,15 +29,15 @@ _HARM = {
 @click.argument("key", required=False)
 @click.option("--match", metavar="GLOB", help="All keys that match this pattern, instead of a KEY.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be released.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--foreign", is_flag=True, help="Also keys that are no locks of this app: other programs' keys.")
+@click.option("--yes", is_flag=True, help="Release without asking.")
+@click.option("--foreign", is_flag=True, help="Include keys of other programs.")
 @asks
 def release(
     known: Locks, workers: Workers, key: str | None, match: str | None, dry_run: bool, yes: bool, foreign: bool
 ) -> None:
     """Take a lock from its holder, after asking."""
     if (key is None) is (match is None):
-        raise click.UsageError("name either a KEY or a --match")
+        raise click.UsageError("give either a KEY or a --match")
     if key is None:
         known.counts = Counts(workers)
         found = sorted((row for row in known.all(match, foreign=True) if row.state != "free"), key=oldest_first)
@@ -46,12 +46,12 @@ def release(
     rows = [row for row in found if foreign or known.ours(row)]
     if key is not None and not rows:
         raise Refused(
-            f"Nothing was released: {shown(key, LONGEST)} is no lock of this app. It holds {len(found[0].token)}"
-            f" characters that are no token of this package, and does not begin with {shown(known.prefix)}. If it is a"
-            " `Lock` with a token of its own, or you know the program that wrote it, add --foreign."
+            f"Nothing was released: {shown(key, LONGEST)} is not a lock of this app. Its value ({len(found[0].token)}"
+            f" characters) is not a token of this package, and the key does not begin with {shown(known.prefix)}. If it"
+            " is a `Lock` with a custom token, or you know the program that wrote it, add --foreign."
         )
     if left_out := len(found) - len(rows):
-        click.echo(f"{counted(left_out, 'key')} left out, not being locks of this app; --foreign includes them.")
+        click.echo(f"Left out {counted(left_out, 'key')} of other programs; add --foreign to include such keys.")
     if not rows:
         raise Nothing("No key of this app matches.")
     _show(known, rows, workers)
@@ -73,7 +73,9 @@ def _held_at(known: Locks, key: str) -> list[Row]:
     if found := [row for row in rows if row.part.key == key]:
         return found
     others = ", ".join(shown(row.part.key) for row in rows)
-    raise Nothing(f"Nobody holds {shown(key)}{f'; held are {others}: name one of them' if others else ''}.")
+    raise Nothing(
+        f"{shown(key)} is free{f'; other keys of this lock are held: {others}. Name one of them' if others else ''}."
+    )
 
 
 def _show(known: Locks, rows: Sequence[Row], workers: Workers) -> None:
@@ -86,7 +88,7 @@ def _show(known: Locks, rows: Sequence[Row], workers: Workers) -> None:
         return
     click.echo(known.held(rows[0], now))
     if strange:
-        click.echo("It holds no token of this package: make sure that it is a lock.")
+        click.echo("Its value is not a token of this package: make sure that it is a lock.")
     for line in _answers(rows[0], workers):
         click.echo(line)
     click.echo(_HARM[rows[0].state])
@@ -95,8 +97,8 @@ def _show(known: Locks, rows: Sequence[Row], workers: Workers) -> None:
 def _answers(row: Row, workers: Workers) -> Iterator[str]:
     """Whether the holder's worker answers, and what it says about the run."""
     host, attempt = row.token.hostname or "", row.token.attempt
-    if attempt is None or "@" not in host:  # a publisher's host is no worker
-        yield "Its holder is no run of a worker, so no worker can be asked about it."
+    if attempt is None or "@" not in host:  # a publisher's host is not a worker
+        yield "Its holder is not a run in a worker, so no worker knows about it."
         return
     answers = workers.ask("redislock_task", {"task_id": attempt.task_id}, to=[host])
     yield from silent([row], answers)
@@ -114,7 +116,7 @@ def _ask(count: int) -> None:
         Refused: The user declines, or there is no terminal.
     """
     if not sys.stdin.isatty():
-        raise Refused("Nothing was released: there is no terminal to ask at. With --yes nobody is asked.")
+        raise Refused("Nothing was released: there is no terminal to confirm at. Add --yes to skip that.")
     if not click.confirm(f"Release {'it' if count == 1 else f'all {count}'}?"):
         raise Refused("Nothing was released.")
 
@@ -122,7 +124,7 @@ def _ask(count: int) -> None:
 def _release(known: Locks, rows: Sequence[Row]) -> None:
     refused = [row for row in rows if not known.release(row)]
     for row in refused:
-        click.echo(f"{shown(row.part.key)} was not released: it is not held by this holder any more.", err=True)
+        click.echo(f"{shown(row.part.key)} was not released: its holder has changed.", err=True)
     click.echo(f"released: {len(rows) - len(refused)}")
     if refused:
-        raise Refused(f"Not released, because their holders had changed: {len(refused)}.")
+        raise Refused(f"not released, because the holder had changed: {len(refused)}")

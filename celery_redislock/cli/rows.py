@@ -1,4 +1,4 @@
-"""Rows: a lock, who holds it and who waits for it; rows as a table, and their totals."""
+"""Rows: a lock, its holder and how many messages wait for it; rows as a table, and their totals."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ COLUMNS = {
 }
 #: The gauges of ``export``, without their prefix.
 METRICS = {
-    "held": "Locks and permits that are held now.",
+    "held": "Locks and permits that are held.",
     "kept": "Keys that are kept and have no holder: queued, cooling or offered.",
-    "waiting": "Messages that wait for a lock; where none are known, each process in line.",
+    "waiting": "Messages that wait for a lock; a process in line whose messages are unknown counts as one.",
     "oldest_wait_seconds": "How long ago the first message in line was published.",
 }
 
@@ -49,7 +49,7 @@ class Row(NamedTuple):
     waits: Mapping[str, Waits] = {}
     """The messages that wait for the lock, by task. Each process in `outside` counts as one of the holder's task."""
     outside: Set[str] = frozenset()
-    """The rooms in line for the lock, one for each process, whose messages no worker has told."""
+    """The rooms in line for the lock, one for each process, whose messages no worker has reported."""
 
     @property
     def info(self) -> LockInfo:

@@ -18,85 +18,83 @@ class Say(Enum):
     """The sentences, with named placeholders: ``Say.RESERVED(task="shop.mail", worker="w1@shop-a")``."""
 
     # The message waits in a worker.
-    WAITS = "Task {task} WAITS in line for {lock}, in worker {worker}, for {waited} now."
+    WAITS = "Task {task} WAITS in line for {lock} in worker {worker}, for {waited} so far."
     AHEAD = "{before} ahead of it; {messages} in line in the {workers} that answered."
     NEXT = (
-        "{free} is free, and the worker has a process for it: its turn comes within seconds, unless an earlier one"
-        " waits in a worker that does not answer; or within a minute where the key was deleted by hand or lost."
+        "{free} is free, and the worker has a process for it: it starts within seconds, unless an earlier message waits"
+        " in a worker that did not answer. If the key was deleted by hand or lost, it starts within a minute."
     )
-    FREE = "{free} is free: those before it are called first."
+    FREE = "{free} is free: the messages ahead of it go first."
     NO_PROCESS = f"{{free}} is free, but the worker has no free process for it yet. {_BUSY}"
-    NO_RATE = "{free} is free, but the worker keeps the message back, by the task's rate_limit."
-    NO_SERVER = "{free} is free, but the worker cannot reach the lock server: look into its log."
-    ELSEWHERE = "{free} is free on {here}, but the worker looks at {there}. Are these the same locks?"
+    NO_RATE = "{free} is free, but the task's rate_limit holds the message back."
+    NO_SERVER = "{free} is free, but the worker cannot reach the lock server: check its log."
+    ELSEWHERE = "{free} is free on {here}, but the worker uses {there}. Are they the same server?"
     # The message is in a worker, but does not wait for a lock.
     RUNS = "Task {task} RUNS in worker {worker}, since {since}."
-    HOLDS = "It holds {lock} since {since}."
+    HOLDS = "It has held {lock} since {since}."
     NEEDS_NONE = "It needs no lock."
     NOT_ASKED = "It has not asked for its lock yet."
-    HOLDS_NOTHING = "It does not hold {lock}: it lost it, runs without it (lock_on_outage), or ends right now."
-    DIED = (
-        "Task {task} was in a process of worker {worker} that HAS DIED. The worker releases its lock, if it held one."
-    )
-    COMES_AGAIN = "Its message is delivered again shortly, or its next attempt is sent."
-    COMES_NOT = "Its message is not delivered again: its result becomes WorkerLostError. Send it again."
-    CALLED = "Task {task} has its TURN for {lock}: worker {worker} gives it to a process as soon as that takes it."
+    HOLDS_NOTHING = "It does not hold {lock}: it lost it, runs without it (lock_on_outage), or is just ending."
+    DIED = "Task {task} was in a process of worker {worker} that HAS DIED. The worker releases its lock if it held one."
+    COMES_AGAIN = "Its message will soon be delivered again, or its next attempt sent."
+    COMES_NOT = "Its message is not delivered again: its result becomes WorkerLostError. Send the task again."
+    CALLED = "Task {task} has its TURN for {lock}: worker {worker} starts it as soon as a process accepts it."
     RESERVED = f"Task {{task}} has NOT STARTED: worker {{worker}} has no free process for it yet. {_BUSY}"
     SCHEDULED = "Task {task} is NOT DUE: worker {worker} keeps its message until its eta, {eta}."
-    LIMITED = "Task {task} has NOT STARTED: worker {worker} keeps its message back, by the task's rate_limit."
+    LIMITED = "Task {task} has NOT STARTED: the task's rate_limit holds its message back in worker {worker}."
     # The result backend knows the task.
     DONE = "Task {id} HAS RUN: its result is SUCCESS{at}."
-    JOINED = "Task {id} HAS NOT RUN: it joined task {other}, and has that task's result, {status}{at}."
+    JOINED = "Task {id} HAS NOT RUN: it joined task {other} and has that task's result, {status}{at}."
     SKIPPED = "Task {id} WAS SKIPPED{at}: {reason} (lock_on_conflict is skip)."
     REVOKED = "Task {id} WAS REVOKED{at}: {reason}."
     REFUSED = "Task {id} FAILED{at}: {reason}."
-    CUT_SHORT = "Task {id} WAS CUT SHORT{at}: its process died, or was killed ({error}). Its work may be done in part."
-    NOT_STORED = "Task {id} HAS RUN, but its result could not be stored or sent on{at}: {error}. Its work is done."
-    FAILED = "Task {id} FAILED{at}, by {error}."
-    CHAIN = "In a chain, the tasks after one that failed or was revoked have its result, and never start."
+    CUT_SHORT = "Task {id} WAS CUT SHORT{at}: its process died or was killed ({error}). Its work may be partly done."
+    NOT_STORED = "Task {id} HAS RUN, but its result could not be stored or passed on{at}: {error}. Its work is done."
+    FAILED = "Task {id} FAILED{at} with {error}."
+    CHAIN = "In a chain, the tasks after a failed or revoked one get its result and never start."
     HAD_TO_WAIT = """\
-Task {id} HAD TO WAIT: {conflict}. Since then no more is known, and no worker that answers has its message. Either
-- it is in the broker's queue: a worker that shut down has put it back, or one that was full, for up to {pause}; or
-- its worker keeps it, or runs it, and does not answer: it is shutting down, too busy or cut off; or
+Task {id} HAD TO WAIT: {conflict}. Nothing newer is known, and no worker that answered has its message. Either
+- it is in the broker's queue, put back by a worker that shut down, or for up to {pause} by a full one; or
+- its worker keeps it or runs it, but does not answer: it is shutting down, too busy or cut off; or
 - its worker is dead: {again}; or
-- it has run, and its result could not be stored: the log of its worker says so."""
-    RETRIES = "Task {id} HAS STARTED and is to RUN AGAIN{after}. No worker that answers has its message yet."
+- it has run, but its result could not be stored: its worker's log says so."""
+    RETRIES = "Task {id} HAS STARTED and will RUN AGAIN{after}. No worker that answered has its message yet."
     STARTED = (
-        "Task {id} HAS STARTED, and no worker that answers runs it: its worker is shutting down, too busy, cut off or"
-        " dead, or its message is in the broker's queue again. If its worker is dead and the task has acks_late,"
-        " {again}; else send it again."
+        "Task {id} HAS STARTED, but no worker that answered runs it: its worker is shutting down, too busy, cut off or"
+        " dead, or its message is back in the broker's queue. If its worker is dead and the task has acks_late,"
+        " {again}; otherwise send it again."
     )
     STATUS = "Task {id} has the state {status}{at}."
     # The lock server knows the task.
-    HOLDS_SOMEWHERE = "The task HOLDS a lock, and no worker that answers runs it."
+    HOLDS_SOMEWHERE = "The task HOLDS a lock, but no worker that answered runs it."
     QUEUED = (
-        "The task has NOT STARTED: its message is in the broker's queue, in a worker that does not answer, or lost. If"
+        "The task has NOT STARTED: its message is in the broker's queue, in a worker that did not answer, or lost. If"
         " that worker is dead, {again}."
     )
-    NEXT_ATTEMPT = "Its key is kept for its next attempt, which no worker that answers has."
-    COOLS = "The task HAS RUN with success."
+    NEXT_ATTEMPT = "Its key is kept for its next attempt, which no worker that answered has."
+    COOLS = "The task HAS RUN successfully."
     # Who holds a key.
     HELD = "{key} is held by {who}, since {since}; {ends}."
-    FOREIGN = "{key} is held by a lock of another library, or of a `Lock` with a token of its own; {ends}."
+    FOREIGN = "{key} is held by another library's lock, or by a `Lock` with a custom token; {ends}."
     KEPT = "{key} is kept for {who}, since {since}, for another {ttl}."
     RENEWED = "acquired or renewed {ago} ago, so its process was alive then"
     NOT_RENEWED = (
-        "last renewed {ago} ago, though that is due every {every} with the lock_lease that is set here: its process is"
+        "last renewed {ago} ago, though a renewal is due every {every} with the lock_lease set here: its process is"
         " dead, hanging or cut off from the lock server, and the key is free in {ttl}"
     )
-    HELD_TOO_LONG = "its lock_max_hold is over, so it is not renewed any more, and the key is free in {ttl}"
-    ENDS = "it ends in {ttl} unless it is renewed"
-    NEVER_ENDS = "it never ends by itself"
-    SILENT = "Its worker {worker} does NOT ANSWER: it is shutting down, busy, cut off, dead, or uses another broker."
-    # Nothing knows the task, or not everything could be asked.
+    HELD_TOO_LONG = "its lock_max_hold is over, so it is no longer renewed, and the key is free in {ttl}"
+    ENDS = "it expires in {ttl} unless renewed"
+    NEVER_ENDS = "it never expires"
+    SILENT = "Its worker {worker} does NOT ANSWER: it is shutting down, busy, cut off or dead, or uses another broker."
+    # Nothing knows the task, or not everything answered.
     UNKNOWN = """\
-No lock, no worker and no result that could be asked tells of it.
+No worker, result or lock knows this task.
 Asked: {asked}.{unasked}
 It may be in the broker's queue, have ended without a stored result, have died with its worker, or never have been sent.
-Look for its id in the log of the workers, and at the length of its queue."""
-    NO_BACKEND = " The app has no result backend that could be asked ({scheme})."
-    BACKEND_AWAY = " The result backend could not be asked: {error}."
-    WORKERS_AWAY = "The workers could not be asked: {error}."
+Search the workers' logs for its id, and check the length of its queue."""
+    NO_BACKEND = " The app's result backend cannot be queried ({scheme})."
+    BACKEND_AWAY = " Could not query the result backend: {error}."
+    WORKERS_AWAY = "Could not ask the workers: {error}."
 
     def __call__(self, **about: object) -> str:
         """Fill in the sentence. The values may come from anywhere, so they are escaped."""

@@ -159,10 +159,10 @@ class Why:
         if self._workers.problem is not None:
             yield Said(Say.WORKERS_AWAY(error=self._workers.problem))
         if not is_known:
-            raise Nothing(f"Nobody who was asked knows the task {shown(self._id)}.")
+            raise Nothing(f"The task {shown(self._id)} is unknown.")
 
     def _about(self, state: str, **known: Any) -> dict[str, Any]:
-        """What programs are told about the task, in the form used for the holder of a lock."""
+        """What programs get about the task, in the form used for the holder of a lock."""
         scope = scope_of(self._locks.app, known.get("task"))
         nothing = dict.fromkeys(("key", "task", "hostname", "since", "ttl"))
         return LockInfo(**{**nothing, **known}, task_id=self._id, state=state).to_json(scope)

@@ -96,10 +96,10 @@ def redelivery(app: Celery) -> str:
     """When the broker redelivers a dead worker's message, in words."""
     transport: Any = app.connection_for_read().transport
     if transport.driver_type == "amqp":
-        return "RabbitMQ gives the message to another worker as soon as it sees that the connection is lost"
+        return "RabbitMQ gives the message to another worker as soon as it sees the lost connection"
     options = app.conf.broker_transport_options or {}
     seconds = options.get("visibility_timeout") or getattr(transport.Channel, "visibility_timeout", None)
-    when = f"{duration(seconds)} after the dead one has received it (visibility_timeout)" if seconds else "later"
+    when = f"{duration(seconds)} after the dead one received it (visibility_timeout)" if seconds else "later"
     return f"the broker gives the message to another worker {when}"
 
 
@@ -137,7 +137,7 @@ class Counts:
         answers = workers.ask("redislock_counts") if workers else {}
         self.unasked: str | None = None
         if workers and workers.problem is not None:
-            self.unasked = f"{Say.WORKERS_AWAY(error=workers.problem)} Each process in line counts as one."
+            self.unasked = f"{Say.WORKERS_AWAY(error=workers.problem)} Each process in line counts as one message."
         self.conflicts = {worker: int(answer["conflicts"]) for worker, answer in answers.items()}
         self.rooms = {str(room) for answer in answers.values() for room in answer["rooms"]}
         self.locks: defaultdict[str, defaultdict[str, Waits]] = defaultdict(lambda: defaultdict(Waits))

@@ -127,8 +127,8 @@ def time_outs(options: Mapping[str, Any]) -> float:
         value = options[name]
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
             raise LockConfigError(
-                f"redislock_client_options: {name} = {value!r} is not allowed; allowed: seconds greater than 0: "
-                "without a time-out a silent server would hang every task"
+                f"redislock_client_options: {name} = {value!r} is not allowed; allowed: seconds greater than 0; "
+                "without a time-out, a silent server would hang every task"
             )
         total += value
     return total

@@ -70,8 +70,8 @@ class NodeConnections:
     def ask(self, command: Command) -> Reply:
         """Return the reply to `command` from the node that has its hash slot. All its keys are in one hash slot.
 
-        While the hash slot is split between two nodes, the command is retried; but a renewal is not, for the keeper
-        sends it again.
+        While the hash slot is split between two nodes, the command is retried. A renewal is not, because the
+        keeper sends it again.
         """
         patience = 0.0 if command.script is RENEW else OPEN_HASH_SLOT
         hash_slot, until = _hash_slot(command.keys[0]), time.monotonic() + patience

@@ -150,7 +150,7 @@ class ClusterClient:
                 waits for at most one other silent node.
 
         Raises:
-            RedisError: No node answers, or the first one to answer is no node of a Cluster.
+            RedisError: No node answers, or the first one to answer is not a node of a Cluster.
         """
         self._looked_at = time.monotonic()
         error: Exception | None = None

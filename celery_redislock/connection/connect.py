@@ -105,7 +105,7 @@ def parse_address(url: str, setting: str = "redislock_url") -> Address:
     parsed = [_parsed(one) for one in _one_host_each(url, form)]
     nodes = tuple((one.pop("host", "localhost"), one.pop("port", form.port)) for one in parsed)
     if form.kind == "cluster" and parsed[0].pop("db", 0):
-        raise LockConfigError(f"{setting} names a database, and a Cluster has only database 0: leave it out")
+        raise LockConfigError(f"{setting} names a database, but a Cluster has only database 0: leave it out")
     return Address(setting, form.kind, nodes, parsed[0])
 
 
@@ -160,7 +160,7 @@ def connect(url: str, options: Mapping[str, Any], setting: str = "redislock_url"
         ) from None
     except (TypeError, redis.RedisError) as error:
         raise LockConfigError(
-            f"no Redis client can be made of {setting} and redislock_client_options: {describe(error)}"
+            f"could not make a Redis client from {setting} and redislock_client_options: {describe(error)}"
         ) from None
 
 
@@ -188,7 +188,7 @@ def _provider(given: Any) -> Any:
     try:
         return symbol_by_name(given)()
     except (ImportError, AttributeError, ValueError) as error:
-        raise LockConfigError(f"the credential provider of the lock server: {describe(error)}") from None
+        raise LockConfigError(f"could not load the credential provider of the lock server: {describe(error)}") from None
 
 
 def _client(where: Address, options: dict[str, Any]) -> redis.Redis | ClusterClient:

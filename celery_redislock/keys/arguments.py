@@ -115,7 +115,7 @@ def template_namer(task: str, parameters: Sequence[str], template: str) -> Namer
             if field:
                 made.append(printable(_template_value(task, field, arguments[field]), unsafe))
         if not any(made):
-            raise LockKeyError(f"{task}: lock_key makes an empty name of these arguments")
+            raise LockKeyError(f"{task}: lock_key makes an empty name from these arguments")
         return "".join(made)
 
     return name
@@ -158,7 +158,7 @@ def _template_value(task: str, parameter: str, value: Any) -> str:
         return str(value)
     raise LockKeyError(
         f"{task}: parameter {parameter!r} is a {type(value).__name__}; a lock_key template takes str, int, UUID and "
-        "date; for others use a callable lock_key"
+        "date; for other types, use a callable lock_key"
     )
 
 
@@ -171,7 +171,7 @@ def check_parameters(task: str, option: str, wanted: Iterable[str], parameters: 
     for name in wanted:
         if name not in parameters:
             raise LockConfigError(
-                f"{task}: {option} names {name!r}, which is no parameter of the task; it has: "
+                f"{task}: {option} names {name!r}, which is not a parameter of the task; it has: "
                 f"{', '.join(parameters) or 'none'}"
             )
 

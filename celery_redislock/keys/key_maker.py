@@ -93,7 +93,7 @@ class KeyMaker:
         ]
         lacking = [name for name in required if name not in bound.arguments]
         if needed := [name for name in lacking if name in self._needed]:
-            raise TypeError(f"{self._task}() misses what its lock's key is made of: {', '.join(needed)}")
+            raise TypeError(f"{self._task}() lacks arguments that its lock's key needs: {', '.join(needed)}")
         bound.arguments.update(dict.fromkeys(lacking))
         return bound.args, bound.kwargs
 
@@ -120,8 +120,8 @@ def binder(task: str, signature: inspect.Signature) -> Binder:
     """Return a function that maps the arguments of a call to parameter names, with defaults applied.
 
     It is ten times as fast as `Signature.bind`. It falls back to `Signature.bind` for signatures with ``*args``,
-    ``**kwargs`` or positional-only parameters, and for calls that do not fit, whose TypeError gets the task's
-    name in front.
+    ``**kwargs`` or positional-only parameters, and for calls that do not fit, whose TypeError then starts with
+    the task's name.
     """
     parameters = signature.parameters.values()
     simple = all(p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters)
@@ -161,8 +161,8 @@ def _digest_namer(task: str, parameters: Sequence[str], chosen: Sequence[str], r
             except Exception:  # noqa: BLE001 - a type's own __json__ may raise anything; the message may show the value
                 kind = type(arguments[parameter]).__name__
                 raise LockKeyError(
-                    f"{task}: parameter {parameter!r} cannot make a lock key: its {kind} cannot be encoded as JSON; "
-                    f"{remedy}"
+                    f"{task}: parameter {parameter!r} cannot be part of a lock key: its {kind} cannot be encoded as "
+                    f"JSON; {remedy}"
                 ) from None
         return f"{task}:{digest(encode(shaped))}"
 

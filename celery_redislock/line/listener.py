@@ -69,7 +69,7 @@ class Listener:
             except (RedisError, UnicodeDecodeError) as error:
                 logger.debug("no subscription to %s: %s", self._channel, describe(error))
             except BaseException:  # pragma: no cover - a bug in this class: waiters must still get their hints
-                logger.exception("the subscription to %s failed; it is tried again", self._channel)
+                logger.exception("the subscription to %s failed; trying again", self._channel)
             if self.hears:
                 self.hears, pause = False, SHORTEST_PAUSE
                 self._on_message(None)
@@ -107,7 +107,7 @@ class Listener:
         if not self._said:
             self._said = True
             logger.warning(
-                "the lock server does not let this process subscribe to %s: %s; whoever waits for a lock here looks "
-                "every second: give the user of the server the right to the channels %s:*",
+                "the lock server does not let this process subscribe to %s: %s; waiting messages check their locks "
+                "every second instead; allow the server's user the channels %s:*",
                 *(self._channel, describe(error), self._channel.rpartition(":")[0]),
             )

@@ -167,7 +167,7 @@ class Room:
             try:
                 pause = self._round()
             except BaseException:  # pragma: no cover - a bug in this class: `waiters` catches the errors of waiters
-                logger.exception("a room of waiters failed; it goes on in a second")
+                logger.exception("handling the waiting messages of this process failed; trying again in a second")
                 pause = SHORT_LOOK
                 self._lines.hear(None)
             self._wake.wait(None if pause == math.inf else max(0.0, pause))
@@ -298,7 +298,7 @@ class Room:
             for one in {line, *(one for one in others if self._outage_of(one) is outage)}:
                 self._refused(one, error)
         except BaseException:  # the other waiters must still get their turn
-            logger.exception("a look at the lock %s failed; it is tried again", shown(line.demand.key))
+            logger.exception("checking the lock %s failed; trying again", shown(line.demand.key))
             self._lines.later(line, SHORT_LOOK)
 
     def _refused(self, line: Line, error: LockUnavailable) -> None:

@@ -85,7 +85,7 @@ def is_ready(waiter: Waiter) -> bool:
     try:
         return waiter.is_ready()
     except BaseException:
-        logger.exception("who waits for the lock %s cannot tell whether it can begin; it begins", shown(waiter.key))
+        logger.exception("could not check whether a waiter for the lock %s can start; it starts", shown(waiter.key))
         return True
 
 
@@ -95,8 +95,8 @@ def give_turn(waiter: Waiter, *, called: bool) -> bool:
         waiter.take_turn(called=called)
     except BaseException:  # even sys.exit()
         logger.exception(
-            "who waited for the lock %s could not begin, and the next in line has its turn; a message is delivered "
-            "again when its worker ends",
+            "a waiter for the lock %s could not start; the next in line goes ahead; if it was a message, it is "
+            "delivered again when its worker stops",
             shown(waiter.key),
         )
         return False

@@ -41,7 +41,7 @@ class Run(NamedTuple):
     nonce: str
     """The nonce of the token that the child stores in its key."""
     reservation: Reservation | None
-    """What to give up if the child dies before it takes the key reserved for the message. None if no key is reserved,
+    """What to release if the child dies before it takes the key reserved for the message. None if no key is reserved,
     or if the message was sent back and therefore still needs it."""
     retries: int
     call: bytes | None = None
@@ -125,7 +125,7 @@ class Children:
     def keep_reservation(self, pid: Any, nonce: str) -> None:
         """Record that the message of the run `nonce` was sent back, and still needs its reservation.
 
-        Otherwise the reservation would be given up when the child is recycled or the worker shuts down. The child `pid`
+        Otherwise the reservation would be released when the child is recycled or the worker shuts down. The child `pid`
         may have begun another run since.
         """
         run = self._runs.get(pid)
@@ -137,7 +137,7 @@ class Children:
 
         In a cold shutdown, the pool kills the children just before this process exits.
         """
-        with self._releasing:  # wait for a release that a thread has begun, even if it is the last one
+        with self._releasing:  # waits for a release that a thread has begun
             for pid in tuple(self._runs):
                 self._release(pid)
 
@@ -157,7 +157,7 @@ class Children:
                 try:
                     release_of_dead(run)
                 except Exception:  # pragma: no cover - a bug must not leave the other dead children's locks
-                    logger.exception("the lock of a dead child could not be released; it ends with its lease")
+                    logger.exception("could not release the lock of a dead child process; it expires with its lease")
 
 
 def wait_for_end(pid: int) -> None:
@@ -199,7 +199,7 @@ def expect_copies(runs: Iterable[Run]) -> None:
 
 
 def release_of_dead(run: Run) -> None:
-    """Release the key that a dead child held for `run`, and give up a reservation that the child did not use.
+    """Release the key that a dead child held for `run`, and a reservation that the child did not use.
 
     If Redis does not answer, the keeper does so later.
     """
@@ -209,8 +209,8 @@ def release_of_dead(run: Run) -> None:
         release(server.store)
     except LockUnavailable as error:
         logger.warning(
-            "%s: its process died; %s; its lock and what was reserved for its message are free once Redis answers, or "
-            "when they expire",
+            "%s: its process died, and its lock or reservation could not be released: %s; the worker keeps trying "
+            "until it expires",
             *(run.name, error),
             extra=run.fields("died", error.key),
         )
@@ -254,7 +254,7 @@ def _hand_over(store: LockStore, run: Run, *holds: Hold | None) -> bool:
 def _is_still_to_come(store: LockStore, run: Run, reserved: Hold) -> bool:
     """Whether the attempt before `run` still holds the key, and hands it over to the message when it ends.
 
-    If so, giving up the reservation must leave the note `<key>:gone:<claim>`, which keeps that attempt from handing its
+    If so, releasing the reservation must leave the note `<key>:gone:<claim>`, which keeps that attempt from handing its
     key over. Otherwise it must not, because nothing would ever read the note: for example, when a child recycled by
     `worker_max_tasks_per_child` exits normally after its last run.
     """

@@ -49,8 +49,8 @@ class EarlyAcks:
         self._main = 0
         #: The messages whose runs are not known to have begun, by the nonces of their deliveries. Many will never run.
         self._expected: WeakValueDictionary[str, Any] = WeakValueDictionary()
-        #: Those that a child has accepted: a run's result may be read before its begin, and then this is the only
-        #: reference to the message.
+        #: Those that a child has accepted: a run's result may be read before the report that it began, and then this is
+        #: the only reference to the message.
         self._accepted: dict[str, Any] = {}
         #: Called when a child has accepted a message: the pipe should be read soon.
         self.on_accepted: Callable[[], None] | None = None

@@ -87,7 +87,7 @@ class Shutdown:
             steps = self._steps
             thread.join(LONGEST)
         if thread.is_alive():
-            logger.warning("what waits in this worker is delivered again later: the broker does not answer")
+            logger.warning("the broker does not answer: it delivers the messages that wait in this worker again later")
 
     def _heard(self, sender: Any = None, **_: Any) -> None:
         """Handle `worker_shutting_down`, which Celery sends in an OS signal handler that interrupts the main thread."""
@@ -270,4 +270,4 @@ def channel_of(consumer: Any) -> Any:
 
 
 def _tell_of_survival() -> None:
-    logger.warning("kombu could not close the lost connection to the broker; the worker connects again")
+    logger.warning("kombu could not close the lost connection to the broker; the worker reconnects")

@@ -228,7 +228,8 @@ class RunCounts:
                 return
             self._since = -math.inf
         logger.warning(
-            "runs were sent back %d times in the last %.0f s: the lock server cannot be asked; they run once it can",
+            "could not reach the lock server: messages were sent back to the broker %d times in the last %.0f s; "
+            "they run once it answers",
             *(self._sent_back, seconds),
         )
 

@@ -54,7 +54,7 @@ class LockedRequest(Request):
     _is_held_back = False
     #: Whether the message may still be published again when it can no longer wait in this worker.
     may_leave = True
-    #: What the child is told about this delivery of the message.
+    #: What the child needs to know about this delivery of the message.
     delivery: Delivery
     #: What a child is given to run; None if locks are switched off.
     run: Run | None = None
@@ -131,7 +131,7 @@ class LockedRequest(Request):
             name = self.task.name
             about = fields("not_acked", task=name, task_id=self.id)
             logger.warning(
-                "%s: the connection to the broker is lost: its message cannot be acked, and is delivered again",
+                "%s: its message cannot be acked and is delivered again: the connection to the broker is lost",
                 run_named(name, self.id),
                 extra=about,
             )
@@ -152,7 +152,7 @@ class LockedRequest(Request):
         return not was_revoked(self) and (is_given_back or is_requeued or bool(is_retried))
 
     def revoked(self) -> bool:
-        """Whether the message was revoked or has expired. If so, its reservation is given up."""
+        """Whether the message was revoked or has expired. If so, its reservation is released."""
         if was_revoked(self):
             return True
         other = state.requests.get(self.id)
@@ -190,7 +190,7 @@ class LockedRequest(Request):
             self.run.next.call_off()
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
-        """Handle a run that ended with an exception: put its message in line, give it back, or let Celery handle it.
+        """Handle a run that ended with an exception: put its message in line, send it back, or let Celery handle it.
 
         Celery calls this for any exception, including `Ignore` and `Reject`. It sends no event for `Ignore`, so this
         method sends one if a policy ended the run.
@@ -242,10 +242,10 @@ class LockedRequest(Request):
         about = fields("died", task=task.name, task_id=self.id)
         which = run_named(task.name, self.id)
         if header.died >= MOST_DEATHS:
-            text = "%s: its process died before it began, as did %d before: it fails with WorkerLostError"
+            text = "%s: its process died before the task began, as %d others had; it fails with WorkerLostError"
             logger.error(text, which, header.died - 1, extra=about)
             return False
-        logger.warning("%s: its process died before it began: its message is delivered again", which, extra=about)
+        logger.warning("%s: its process died before the task began; its message is delivered again", which, extra=about)
         forget_run(self)
         self.request_dict[HEADER] = header.wire
         room.send_on(self, header)

@@ -83,9 +83,9 @@ def publish(requests: Sequence[Request]) -> list[Request]:
             published += [request for request in requests if _publish(request, producer)]
             producer.channel.basic_qos(0, 0, False)  # RabbitMQ answers once it has received everything before this
     except Exception as error:  # noqa: BLE001 - each broker raises its own errors
-        logger.warning("what waits in this worker could not be published again: %s", describe(error))
+        logger.warning("could not publish the messages that wait in this worker again: %s", describe(error))
         return []
-    logger.info("messages that waited in this worker and were published again: %d", len(published))
+    logger.info("published %d messages again that waited in this worker", len(published))
     return published
 
 
@@ -113,7 +113,12 @@ def _publish(request: Request, producer: Any) -> bool:
         raise
     except Exception as error:  # noqa: BLE001 - each serializer raises its own errors
         about = fields("not_sent_back", task=task.name, task_id=request.id)
-        logger.warning("%s cannot be sent again: %s", run_named(task.name, request.id), describe(error), extra=about)
+        logger.warning(
+            "%s: could not publish its message again: %s",
+            run_named(task.name, request.id),
+            describe(error),
+            extra=about,
+        )
         return False
     return True
 
@@ -134,4 +139,4 @@ def put_back(channel: Any, seconds: float) -> None:
             with channel.conn_or_acquire() as client:
                 client.rpush(*popped)
     except Exception as error:  # noqa: BLE001 - the connection is lost
-        logger.warning("the broker's last answer to this worker was not received: %s", describe(error))
+        logger.warning("could not receive the broker's last answer to this worker: %s", describe(error))

@@ -73,7 +73,7 @@ def try_lock_server(app: Celery) -> None:
         level, remedy = remedy_for(error)
         logger.log(
             level,
-            "the lock server %s cannot be used: %s; %s; until then lock_on_outage decides about runs",
+            "the lock server %s cannot be used: %s; %s; until then, runs follow lock_on_outage",
             *(where, describe(error), remedy.format(url=setting, options=OPTIONS_SETTINGS[setting])),
         )
 
@@ -106,7 +106,7 @@ def introduce(app: Celery, prefix: str, where: str) -> None:
     locked = locked_tasks(app)
     leases = sorted({lease for _, lease in locked})
     spread = f"a lease of {leases[0]:g} s" if len(leases) == 1 else f"leases of {leases[0]:g} to {leases[-1]:g} s"
-    logger.info("%d tasks lock on %s, with the prefix %r and %s", *(len(locked), where, prefix, spread))
+    logger.info("%d tasks take locks on %s, with the prefix %r and %s", *(len(locked), where, prefix, spread))
 
 
 def warn_of_server(client: redis.Redis, where: str) -> None:
@@ -119,15 +119,15 @@ def warn_of_server(client: redis.Redis, where: str) -> None:
     ahead = _seconds_ahead(client)
     if abs(ahead) > FAR_OFF:
         logger.warning(
-            "the clock of the lock server %s is %.0f s %s this host's: those who wait may get their locks in the wrong "
-            "order; have both hosts keep the time (NTP)",
+            "the clock of the lock server %s is %.0f s %s this host's: waiting messages may get their locks in the "
+            "wrong order; synchronize both clocks (NTP)",
             *(where, abs(ahead), "ahead of" if ahead > 0 else "behind"),
         )
     seconds = _idle_timeout(client)
     if seconds:
         logger.warning(
-            "the lock server %s closes connections that are idle for %d s (timeout): what is sent after that has to "
-            "connect anew, and takes longer; set timeout 0",
+            "the lock server %s closes connections that are idle for %d s (timeout): the next command must "
+            "reconnect, which takes longer; set timeout 0",
             *(where, seconds),
         )
 
@@ -140,18 +140,18 @@ def warn_of_age(infos: Sequence[Mapping[str, Any]], where: str, setting: str) ->
         where: The address of the server, without a password.
         setting: The setting that names the server.
     """
-    remedy = "upgrade it, to Redis 7.0 or Valkey 8 at least, or name another server by %s"
+    remedy = "upgrade it to at least Redis 7.0 or Valkey 8, or name another server in %s"
     for version in sorted({str(one.get("redis_version", "")) for one in infos}):
         found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
         if found and found < WRITES_AFTER_TIME:
             logger.error(
                 "the lock server %s cannot be used by every task: it is Redis %s, too old for locks with a fence; "
-                f"{remedy}; until then lock_on_outage decides about runs",
+                f"{remedy}; until then, runs with a fence follow lock_on_outage",
                 *(where, version, setting),
             )
         elif found and found < OLDEST:
             logger.warning(
-                f"the lock server %s is Redis %s, which is older than what the locks are tested with; {remedy}",
+                f"the lock server %s is Redis %s, older than the versions that the locks are tested with; {remedy}",
                 *(where, version, setting),
             )
 
@@ -161,8 +161,8 @@ def warn_of_eviction(infos: Sequence[Mapping[str, Any]], where: str) -> None:
     policies = {one.get("maxmemory_policy", "noeviction") for one in infos if one.get("maxmemory")}
     for policy in policies - {"noeviction"}:
         logger.warning(
-            "the lock server %s evicts keys (maxmemory-policy %s) when it is full: a lock may vanish under its run; "
-            "set noeviction, or give the locks a server of their own by redislock_url",
+            "the lock server %s evicts keys (maxmemory-policy %s) when it is full: a run may lose its lock; set "
+            "noeviction, or give the locks their own server with redislock_url",
             *(where, policy),
         )
 
@@ -193,33 +193,34 @@ def _idle_timeout(client: redis.Redis) -> int:
     return int(reply.get("timeout") or 0)
 
 
-#: What a person can do about errors that only a person can fix. ``{url}`` is the setting that names the server,
+#: The remedies for errors that only a person can fix. ``{url}`` is the setting that names the server,
 #: ``{options}`` the setting with its options.
 _PERMANENT: Mapping[tuple[type[BaseException], ...], str] = {
-    (MasterNotFoundError,): "no Sentinel named a primary: check master_name and the Sentinels' own sentinel_kwargs in "
+    (MasterNotFoundError,): "no Sentinel names a primary: check master_name and the Sentinels' own sentinel_kwargs in "
     "{options}, the hosts in {url}, and whether the primary is up",
     (exceptions.AuthenticationError, exceptions.AuthenticationWrongNumberOfArgsError): "check the user and the "
     "password in {url} or redislock_client_options",
-    (exceptions.NoPermissionError,): "its user lacks rights: docs/security.md lists those that it needs, to keys that "
-    "begin with redislock_prefix",
+    (exceptions.NoPermissionError,): "its user lacks permissions: docs/security.md lists those that it needs, for keys "
+    "that begin with redislock_prefix",
     (exceptions.ReadOnlyError, exceptions.MasterDownError): "it is a replica: name its primary in {url}",
-    (exceptions.MovedError,): "it is a node of a Cluster: name it by redis+cluster:// in redislock_url",
-    (exceptions.InvalidResponse,): "what answers there is no Redis: check the host and the port in {url}",
+    (exceptions.MovedError,): "it is a node of a Cluster: use redis+cluster:// in redislock_url",
+    (exceptions.InvalidResponse,): "the server there is not Redis: check the host and the port in {url}",
     (ssl.SSLError,): "check whether it speaks TLS (rediss://), and the ssl_ options of {url}",
 }
-#: The same for errors that may go away by themselves. Many of the others are ConnectionErrors too.
+#: The remedies for errors that may pass by themselves. It is searched last: many of the errors above are
+#: ConnectionErrors too.
 _PASSING: Mapping[tuple[type[BaseException], ...], str] = {
-    (exceptions.ClusterDownError,): "the Cluster is down: CLUSTER INFO tells which hash slots nobody serves",
-    (socket.gaierror,): "this host name is not known (yet): check {url}, and the network",
-    (ConnectionRefusedError, FileNotFoundError): "nothing listens there (yet): check {url}, and whether the server "
-    "runs",
+    (exceptions.ClusterDownError,): "the Cluster is down: CLUSTER INFO shows how many hash slots have no node",
+    (socket.gaierror,): "the host name cannot be resolved: check {url} and the network",
+    (ConnectionRefusedError, FileNotFoundError): "nothing listens there: check {url}, and whether the server is "
+    "running",
     (exceptions.TimeoutError, TimeoutError): "it did not answer in time: check {url} (rediss:// only if it speaks "
     "TLS), the server and the firewall",
     (exceptions.OutOfMemoryError,): "it is full: give it more memory",
     (exceptions.ConnectionError,): "check {url} (rediss:// if it speaks TLS), and the server",
 }
 _OTHER = (
-    "check {url}: its scheme says what answers there (one server, Sentinels or a Cluster), and its database must exist"
+    "check {url}: its scheme must match the server (one server, Sentinels or a Cluster), and its database must exist"
 )
 
 
@@ -257,9 +258,9 @@ def _warn_of_early_copies(app: Celery) -> None:
     if late:
         more = f" and {len(late) - 3} more" if len(late) > 3 else ""
         logger.warning(
-            "the broker delivers a message again that is not acked after %g s (visibility_timeout), which is less than "
-            "the lease of tasks that ack late: %s; copies come while their runs go on: set visibility_timeout in "
-            "broker_transport_options to more than the longest run takes",
+            "the broker delivers unacked messages again after %g s (visibility_timeout), less than the lease of tasks "
+            "with acks_late: %s; copies arrive while they run: set visibility_timeout in broker_transport_options to "
+            "more than the longest run takes",
             *(timeout, ", ".join(f"{name} ({lease:g} s)" for name, lease in late[:3]) + more),
         )
 
@@ -269,13 +270,13 @@ def broker_warnings(transport: str, options: Mapping[str, Any]) -> list[str]:
     said = []
     if transport in FORGETFUL:
         said.append(
-            f"the broker {transport} forgets a message when it delivers it: what runs or waits in line in a worker is "
-            "lost if that worker is killed, also with acks_late; use Redis or RabbitMQ where that must not happen"
+            f"the broker {transport} deletes a message when it delivers it: running and waiting messages are lost if "
+            "their worker is killed, even with acks_late; if that must not happen, use Redis or RabbitMQ"
         )
     if transport.lower() == "sqs" and not options.get("visibility_timeout"):
         said.append(
-            "the visibility timeout of the SQS queues is not known: a message that waits in line is delivered twice if "
-            f"it is shorter than {DEFAULT_VISIBILITY_TIMEOUT:g} s; set visibility_timeout in broker_transport_options "
-            "to the shortest that a queue has"
+            "the visibility timeout of the SQS queues is not known: if it is shorter than "
+            f"{DEFAULT_VISIBILITY_TIMEOUT:g} s, a message that waits in line is delivered twice; set "
+            "visibility_timeout in broker_transport_options to the shortest of any queue"
         )
     return said

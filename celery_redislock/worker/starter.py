@@ -109,7 +109,7 @@ class Starter:
             try:
                 pause = self._run()
             except Exception:
-                logger.exception("a waiting message could not be started; it is delivered again when its worker ends")
+                logger.exception("a waiting message could not be started; it is delivered again when its worker stops")
 
 
 class GatedSlots(Slots):

@@ -160,7 +160,7 @@ class WaitingMessage(Waiter):
         if called:
             waited, name = time.monotonic() - self._since, self.request.task.name
             logger.info(
-                "%s: its turn has come after %.3f s; %d messages wait in this worker",
+                "%s: its turn came after %.3f s; %d messages wait in this worker",
                 *(run_named(name, self.request.id), waited, len(self._room)),
                 extra=fields("turn", task=name, task_id=self.request.id, key=self.key),
             )
@@ -251,7 +251,7 @@ def has_ended(request: Request) -> bool:
     except Exception:  # from the result backend: the event loop could mistake it for a lost connection
         name = request.task.name
         logger.exception(
-            "%s: could not be ended as revoked; its message is delivered again when this worker ends",
+            "%s: could not be marked as revoked; its message is delivered again when this worker stops",
             run_named(name, request.id),
             extra=fields("not_stored", task=name, task_id=request.id),
         )

@@ -146,7 +146,7 @@ def test_both_ways_in_list_the_same_and_end_with_the_same_codes(program, tasks, 
         assert one["key"] == lock.name
         refused = program(*way_in, "release", lock.name)
         assert refused.returncode == 3
-        assert "no terminal to ask at" in refused.stderr
+        assert "no terminal to confirm at" in refused.stderr
         assert lock.owned()
     assert program(*way_in, "list").returncode == 1
     assert program(*way_in, "show").returncode == 2
@@ -158,7 +158,7 @@ def test_a_lock_server_that_is_away_is_named_in_one_line(app, cli, program, conf
     for arguments in (["list"], ["show", "k"], ["why", "x", "--timeout", "0.1"], ["export"], ["release", "k", "--yes"]):
         result = cli(*arguments)
         assert (result.exit_code, len(result.stderr.splitlines())) == (69, 1), result.stderr
-        assert "the lock server redis://127.0.0.1:1/0 cannot be asked: " in result.stderr
+        assert "could not reach the lock server redis://127.0.0.1:1/0: " in result.stderr
         assert "onnection" in result.stderr
     assert program("celery_redislock", "-A", "tests.lab.worker", "list").returncode == 69
 
@@ -281,7 +281,7 @@ def test_a_lock_of_any_name_and_one_of_another_library_are_found_by_a_pattern_an
     locks.client.set("redislock:{theirs}", "0c1d2e", px=30_000)
     (one,) = told(cli("list", "--json"))
     assert (one["key"], one["hostname"], one["since"]) == ("redislock:{theirs}", None, None)
-    assert "held by a lock of another library" in cli("show", "redislock:{theirs}").stdout
+    assert "held by another library's lock" in cli("show", "redislock:{theirs}").stdout
 
 
 def test_a_call_of_a_task_is_shown_by_its_arguments(tasks, cli):
@@ -295,12 +295,12 @@ def test_a_call_of_a_task_is_shown_by_its_arguments(tasks, cli):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--task", "lab.nothing"], "is no task of this app"),
-        (["--task", "lab.plain"], "is no LockedTask"),
-        (["--task", "lab.keyed", "--args", "secret"], "is no JSON array"),
-        (["--task", "lab.keyed", "--args", '{"secret": 1}'], "is no JSON array"),
+        (["--task", "lab.nothing"], "is not a task of this app"),
+        (["--task", "lab.plain"], "is not a LockedTask"),
+        (["--task", "lab.keyed", "--args", "secret"], "is not a JSON array"),
+        (["--task", "lab.keyed", "--args", '{"secret": 1}'], "is not a JSON array"),
         (["--task", "lab.keyed", "--args", '["secret", "", 0, 0]'], "too many positional arguments"),
-        ([], "name either a KEY or a --task"),
+        ([], "give either a KEY or a --task"),
     ],
 )
 def test_what_cannot_be_shown_is_an_error_of_use_that_shows_no_argument(cli, arguments, message):
@@ -359,7 +359,7 @@ def test_a_holder_whose_worker_is_dead_is_shown_as_one_that_does_not_answer_and_
     worker.kill()
     silent = cli("list", "--json")
     assert [one["waiting"] for one in told(silent)] == [1]
-    assert silent.stderr == "Each counts as one, whatever waits in it: 1 process outside the workers that answered.\n"
+    assert silent.stderr == "Each counts as one message: 1 process outside the workers that answered.\n"
     assert "Its worker w0@lab does NOT ANSWER" in cli("show", held["key"]).stdout
     assert "Its worker w0@lab does NOT ANSWER" in cli("release", held["key"]).stdout
     start_worker(1, "-n", "w0@lab")
@@ -377,12 +377,12 @@ def test_where_the_broker_is_away_the_lock_server_is_asked_all_the_same(config, 
     with tasks.keyed.lock_for("A1") as lock:
         shown = cli("show", lock.name)
     assert f"{lock.name} is held by a lock outside tasks" in shown
-    assert "The workers could not be asked: " in shown
+    assert "Could not ask the workers: " in shown
     held = tokens.mint(tokens.mint_nonce(), Attempt("an-id", 0, 0), tokens.origin("w@host", "lab.work"))
     locks.client.set("redislock:{k}", held.value)
     shown = cli("release", "redislock:{k}", "--dry-run")
     assert "Its worker w@host does NOT ANSWER: " in shown
-    assert "The workers could not be asked: " in shown
+    assert "Could not ask the workers: " in shown
 
 
 def test_a_key_that_is_released_is_the_next_ones_and_its_holder_is_told_of_the_loss(
@@ -455,7 +455,7 @@ def test_each_kind_of_holder_can_be_released_alone(app, tasks, cli, locks):
         assert cli("release", key, "--yes").exit_code == 1
         assert key.encode() not in locks.held()
     assert [permit.owned() for permit in permits] == [False, True]
-    assert f"held are {keys[3]}: name one of them" in cli("release", "redislock:{seats}", "--yes").stderr
+    assert f"are held: {keys[3]}. Name one of them" in cli("release", "redislock:{seats}", "--yes").stderr
     assert cli("release", keys[3], "--yes").exit_code == 0
     assert locks.held() == []
 

@@ -73,7 +73,7 @@ def test_a_child_that_dies_between_the_call_and_the_run_costs_no_permit(tasks, s
         wait_until(lambda: waiting_in(worker) == 5 and kept(tasks.three.app) == 5, "all wait")
         (child,) = worker.children()
         worker.pause_child(child.pid)
-    wait_until(lambda: "its turn has come" in worker.output(), "the first is called")
+    wait_until(lambda: "its turn came" in worker.output(), "the first is called")
     worker.kill_child(child.pid)
     assert [result.get(timeout=20) for result in results] == list(range(5))
     assert sorted(ledger.items()) == [str(number) for number in range(5)]

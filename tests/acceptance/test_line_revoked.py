@@ -55,7 +55,7 @@ def test_a_terminated_message_that_has_waited_kills_no_run_in_the_child_of_its_f
         wait_until(lambda: len(worker.children()) == 2, "there is another child")
         (idle,) = {child.pid for child in worker.children()} - {busy}
         worker.pause_child(idle)
-    wait_until(lambda: "its turn has come" in worker.output(), "it is called")
+    wait_until(lambda: "its turn came" in worker.output(), "it is called")
     wait_until(lambda: len(ask(app, "reserved")) == 1, "the pool has it")
     app.control.revoke(waits.id, terminate=True, signal="SIGKILL", reply=True)
     gate.open()

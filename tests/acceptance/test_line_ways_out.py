@@ -69,7 +69,7 @@ def test_a_child_that_dies_between_the_call_and_the_run_costs_nothing(tasks, sta
     with in_line(tasks.work, worker) as results:
         (child,) = worker.children()
         worker.pause_child(child.pid)
-    wait_until(lambda: "its turn has come" in worker.output(), "the first is called")
+    wait_until(lambda: "its turn came" in worker.output(), "the first is called")
     worker.kill_child(child.pid)
     each_runs_once(results)
 

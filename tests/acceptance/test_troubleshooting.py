@@ -24,7 +24,7 @@ from celery_redislock.app import server_of
 from celery_redislock.cli import workers
 from celery_redislock.cli.commands import locks as group
 from celery_redislock.cli.sentences import Say
-from celery_redislock.info import LockInfo
+from celery_redislock.errors import LockInfo
 from tests.lab.app import make_app
 from tests.lab.kinds import left_out
 from tests.lab.servers import wait_until
@@ -37,6 +37,7 @@ ERRORS = (
     str(LockLost("k")),
     str(LockUnavailable("k")),
     "the lock server",
+    "could not reach the lock server",
     "cannot be asked",
     "duplicate of",
     "cooling down after",
@@ -211,8 +212,8 @@ def test_a_key_whose_process_has_left_ends_by_itself_or_says_that_it_never_does_
         gone.kill()
     shown = locks_("show", "redislock:{nightly}").stdout
     assert "is held by a lock outside tasks on" in shown
-    assert ("it never ends by itself" in shown) is (timeout == "0")
-    assert "Nobody waits for it." in shown
+    assert ("it never expires" in shown) is (timeout == "0")
+    assert "Nothing waits for it." in shown
     assert locks_("release", "redislock:{nightly}", "--yes").exit_code == 0
     free = locks_("show", "redislock:{nightly}")
     assert (free.exit_code, free.stdout, free.stderr) == (1, "", "redislock:{nightly} is free.\n")
@@ -232,7 +233,7 @@ def test_where_lock_server_broker_and_results_are_silent_every_command_ends_and_
         for arguments in (["list"], ["why", "x", "--timeout", "0.1"]):
             result = locks_(*arguments, of=app)
             assert (result.exit_code, len(result.stderr.splitlines())) == (69, 1), result.output
-            assert re.search(r"^Error: the lock server \S+ cannot be asked: TimeoutError: Timeout", result.stderr)
+            assert re.search(r"^Error: could not reach the lock server \S+: TimeoutError: Timeout", result.stderr)
     finally:
         private_locks.resume()
         server_of(app).stop()

@@ -115,7 +115,7 @@ def test_one_that_waits_is_told_who_holds_its_key_that_the_holder_lives_and_how_
     assert states(app, alone) == ["waiting", "held"]
     assert "1 message is ahead of it; 2 messages in line in the 1 worker that answered." in why(behind, Say.AHEAD)
     said = why(first, Say.RUNS, Say.HOLDS)
-    assert "It holds redislock:{lab.work:" in said
+    assert "It has held redislock:{lab.work:" in said
 
 
 @needs_one_server("a key is deleted by hand")
@@ -132,7 +132,7 @@ def test_one_that_waits_for_a_free_key_is_told_what_its_worker_lacks_or_that_its
     assert "within" not in why(second, Say.FREE, Say.AHEAD)
     elsewhere = make_app(config)
     elsewhere.conf.redislock_url = locks.url(7)
-    assert "7, but the worker looks at " in why(first, Say.ELSEWHERE, of=elsewhere)
+    assert "7, but the worker uses " in why(first, Say.ELSEWHERE, of=elsewhere)
     for item in ("one", "another"):
         tasks.work.delay(item, item, gate)
         running(item)
@@ -301,7 +301,7 @@ def test_what_a_killed_worker_has_left_is_told_with_what_is_known_and_when_it_co
     waits = tasks.work.delay("k", "second")
     wait_until(lambda: waits.state == "RETRY", "it waits")
     worker.kill()
-    when = "RabbitMQ gives" if broker.startswith("amqp") else "1h00m after the dead one has received it"
+    when = "RabbitMQ gives" if broker.startswith("amqp") else "1h00m after the dead one received it"
     said = why(waits, Say.HAD_TO_WAIT, Say.HELD, Say.SILENT)
     assert when in said
     assert "within" not in said
@@ -365,7 +365,7 @@ def test_what_has_ended_is_told_how_and_the_text_of_its_own_error_is_not_shown(
     broken = chain(tasks.once.si("k", "secret", fails=True), tasks.plain.si()).apply_async()
     assert "RUN" not in why(broken, Say.FAILED, Say.CHAIN)
     said = why(broken.parent, Say.FAILED)
-    assert "by ValueError." in said
+    assert "with ValueError." in said
     assert "secret" not in said
     unstored = tasks.unstorable.delay("k")
     assert "EncodeError. Its work is done." in why(unstored, Say.NOT_STORED)
@@ -383,7 +383,7 @@ def test_one_that_has_joined_another_is_not_said_to_have_run(tasks, app, why, st
     first = tasks.on_join.delay("k", "first", holds="fails" if fails else "waits")
     running("first")
     second = tasks.on_join.apply_async(("k", "second"), link=tasks.plain.si())
-    assert f"it joined task {first.id}, and has that task's result, {'FAILURE' if fails else 'SUCCESS'}" in why(
+    assert f"it joined task {first.id} and has that task's result, {'FAILURE' if fails else 'SUCCESS'}" in why(
         second, Say.JOINED
     )
     why(first, Say.FAILED if fails else Say.DONE)

@@ -29,7 +29,7 @@ def test_a_wrong_password_is_an_error_before_the_worker_is_ready(config, private
     assert line == (
         f"the lock server unix://{private_locks.socket}?db=0 cannot be used: AuthenticationError: invalid "
         "username-password pair or user is disabled; check the user and the password in redislock_url or "
-        "redislock_client_options; until then lock_on_outage decides about runs"
+        "redislock_client_options; until then, runs follow lock_on_outage"
     )
     wait_until(lambda: READY in worker.output(), "it is ready all the same")
     assert worker.output().index(line) < worker.output().index(READY)
@@ -54,7 +54,7 @@ def test_a_worker_that_needs_no_warning_gives_none(config, private_locks, locks,
     worker = start_worker(1)
     assert "lock server" not in worker.output()
     introduction = re.compile(
-        r": INFO/MainProcess\] \d+ tasks lock on (\S+), with the prefix 'redislock' and leases of "
+        r": INFO/MainProcess\] \d+ tasks take locks on (\S+), with the prefix 'redislock' and leases of "
     )
     assert introduction.findall(worker.output()) == ([] if settings else [config.locks])
     assert locks.client.keys() == []
@@ -68,7 +68,9 @@ def test_while_runs_are_sent_back_the_main_process_says_how_many(config, lock_pr
     results = [tasks.work.delay(number, number) for number in range(3)]
     wait_until(lambda: len(lines_of(worker, "WARNING")) >= 2, "it is said twice")
     for line in lines_of(worker, "WARNING"):
-        count, seconds = re.findall(r"^runs were sent back (\d+) times in the last (\d+) s: the lock server", line)[0]
+        count, seconds = re.findall(r": messages were sent back to the broker (\d+) times in the last (\d+) s;", line)[
+            0
+        ]
         assert int(count) >= 1
         assert 1 <= int(seconds) < 20
     lock_proxy.mend()

@@ -153,7 +153,7 @@ def test_a_warm_shutdown_gives_back_what_waits_and_another_worker_runs_it(tasks,
 @on_the_file_system
 def test_what_waits_in_a_killed_worker_is_lost_as_the_worker_has_said(tasks, start, ledger):
     killed = start()
-    said = "the broker filesystem forgets a message when it delivers it"
+    said = "the broker filesystem deletes a message when it delivers it"
     assert killed.output().count(said) == 1
     with tasks.counted_late.lock_for("k"):
         lost = tasks.counted_late.delay("k", "lost")

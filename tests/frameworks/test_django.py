@@ -105,7 +105,7 @@ for error, refused in [
         print(raised)
 print(other_key.lock_for(product, 1).name == other_key.lock_for(quantity=1).name)
 """
-    key = "cannot make a lock key: its Product cannot be encoded as JSON; leave the parameter out with lock_args"
+    key = "cannot be part of a lock key: its Product cannot be encoded as JSON; leave the parameter out with lock_args"
     lines = project.run("-c", SETUP + program).splitlines()
     assert lines[0] == "Object of type Product is not JSON serializable"
     assert [key in line for line in lines[1:3]] == [True, True]

@@ -101,8 +101,8 @@ def test_where_the_lock_server_is_away_the_reservation_is_given_up_once_it_is_ba
     acquire(server.store, Demand(key), tokens.mint(claim, Attempt("id", 1, 0), ORIGIN, tokens.RESERVED), LEASE)
     lock_proxy.refuse()
     release_of_dead(run if has_asked else run._replace(waited_for=None))
-    (record,) = [record for record in log.records if "its process died; the lock" in record.getMessage()]
-    assert "; its lock and what was reserved for its message are free once Redis answers" in record.getMessage()
+    (record,) = [record for record in log.records if "its process died, and its lock" in record.getMessage()]
+    assert "; the worker keeps trying until it expires" in record.getMessage()
     assert (record.redislock_event, record.redislock_key) == ("died", key)
     lock_proxy.mend()
     wait_until(lambda: not locks.client.exists(key), "the reservation is given up", 20)

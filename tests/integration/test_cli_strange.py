@@ -108,7 +108,9 @@ def test_a_key_of_another_program_is_released_only_by_those_who_say_that_they_kn
     assert own.acquire(blocking=False)
     refused = cli("release", "counter", "--yes")
     assert refused.exit_code == 3
-    assert "counter is no lock of this app. It holds 4 characters that are no token of this package" in refused.stderr
+    assert (
+        "counter is not a lock of this app. Its value (4 characters) is not a token of this package" in refused.stderr
+    )
     assert "does not begin with redislock:{" in refused.stderr
     assert "add --foreign" in refused.stderr
     assert "4711" not in refused.output
@@ -116,13 +118,13 @@ def test_a_key_of_another_program_is_released_only_by_those_who_say_that_they_kn
 
     some = cli("release", "--match", "*", "--dry-run")
     assert some.exit_code == 0
-    assert "1 key left out, not being locks of this app; --foreign includes them." in some.stdout
+    assert "Left out 1 key of other programs; add --foreign to include such keys." in some.stdout
     assert "1 key without a token of this package: make sure that each is a lock." in some.stdout
     assert "2 would be released" in some.stdout
     assert "3 would be released" in cli("release", "--match", "*", "--dry-run", "--foreign").stdout
     assert cli("release", "--match", "count*", "--yes").exit_code == 1
 
-    assert "holds no token of this package: make sure" in cli("release", "redislock:{theirs}", "--dry-run").stdout
+    assert "value is not a token of this package: make sure" in cli("release", "redislock:{theirs}", "--dry-run").stdout
     assert cli("release", "redislock:{theirs}", "--yes").exit_code == 0
     assert cli("release", "report", "--yes").exit_code == 0
     assert not own.owned()
@@ -148,16 +150,16 @@ def test_where_no_worker_can_be_asked_processes_are_counted_and_that_is_said(con
         room = tokens.of_room(tokens.mint_nonce(), "host")
         locks.client.zadd(keys_of("redislock:{a}").line, {room.value: 1})
     outside = "2 processes outside the workers that answered."
-    assert cli("list").stderr == f"Each counts as one, whatever waits in it: {outside}\n"
+    assert cli("list").stderr == f"Each counts as one message: {outside}\n"
     config.broker = "redis://127.0.0.1:1/0"
     away = make_app(config)
     listed = cli("list", "--json", of=away)
     assert (json.loads(listed.stdout)["waiting"], len(listed.stderr.splitlines())) == (2, 1)
     for command in (["list"], ["export"]):
         result = cli(*command, of=away)
-        assert (result.exit_code, "The workers could not be asked: " in result.stderr) == (0, True)
+        assert (result.exit_code, "Could not ask the workers: " in result.stderr) == (0, True)
     assert 'celery_redislock_waiting{task=""} 2' in result.stdout
     assert f"Waiting: {outside}" in cli("show", "redislock:{a}", of=away).stdout
     away.close()
     unasked = cli("list", "--timeout", "0").stderr
-    assert unasked == "The workers could not be asked: --timeout is 0. Each process in line counts as one.\n"
+    assert unasked == "Could not ask the workers: --timeout is 0. Each process in line counts as one message.\n"

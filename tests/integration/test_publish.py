@@ -226,7 +226,7 @@ class TestTheKeyOfAMessage:
     def test_is_never_taken_for_arguments_that_are_refused(self, tasks, locks, waiting):
         with pytest.raises(TypeError):
             tasks.job.delay("k", nonsense=1)
-        with pytest.raises(LockKeyError, match="parameter 'key' cannot make a lock key"):
+        with pytest.raises(LockKeyError, match="parameter 'key' cannot be part of a lock key"):
             tasks.job.delay(object())
         assert (locks.client.keys(), waiting()) == ([], 0)
 

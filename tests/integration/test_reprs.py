@@ -37,7 +37,7 @@ OBJECTS = {
     "LockConfigError": lambda *_: LockConfigError("shop.reserve: lock_lease = 0 is not allowed"),
     "LockConflict": lambda *_: LockConflict(KEY, LockInfo(KEY, "id", "shop.reserve", "host", None, 9.5)),
     "LockInfo": lambda task, *_: task.lock_info(7),
-    "LockKeyError": lambda *_: LockKeyError("shop.reserve: parameter 'sku' cannot make a lock key"),
+    "LockKeyError": lambda *_: LockKeyError("shop.reserve: parameter 'sku' cannot be part of a lock key"),
     "LockLost": lambda *_: LockLost(KEY),
     "LockUnavailable": lambda *_: LockUnavailable(KEY),
     "Locked": lambda *_: locked("stock:7"),

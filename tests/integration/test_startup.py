@@ -64,8 +64,8 @@ def with_keys(server):
         (read_only, writable, logging.ERROR, "it is a replica: name its primary"),
         (out_of_memory, with_memory, logging.WARNING, "it is full"),
         (locked_out, let_in, logging.ERROR, "check the user and the password"),
-        (without_rights, with_rights, logging.ERROR, "its user lacks rights"),
-        (without_keys, with_keys, logging.ERROR, "its user lacks rights"),
+        (without_rights, with_rights, logging.ERROR, "its user lacks permissions"),
+        (without_keys, with_keys, logging.ERROR, "its user lacks permissions"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -93,7 +93,7 @@ def test_a_server_that_will_do_is_asked_in_seven_round_trips_and_left_as_it_was(
 @pytest.mark.parametrize(
     ("url", "level", "words"),
     [
-        ("redis://user:hunter2@no-such-host.invalid:6379/0", logging.WARNING, "this host name is not known"),
+        ("redis://user:hunter2@no-such-host.invalid:6379/0", logging.WARNING, "the host name cannot be resolved"),
         ("redis://:hunter2@127.0.0.1:1/0", logging.WARNING, "nothing listens there"),
         ("unix:///no/such.sock?password=hunter2", logging.WARNING, "nothing listens there"),
     ],
@@ -134,7 +134,7 @@ def test_what_answers_is_no_redis(config, said):
         ((level, line),) = said(config)
         web.shutdown()
     assert level == logging.ERROR
-    assert "; what answers there is no Redis" in line
+    assert "; the server there is not Redis" in line
 
 
 def test_a_server_without_tls_where_the_url_asks_for_it(config, locks, lock_proxy, said):
@@ -156,8 +156,8 @@ def test_a_server_that_evicts_keys_is_warned_of(server, config, said):
 
 
 OLD = (
-    "; upgrade it, to Redis 7.0 or Valkey 8 at least, or name another server by redislock_url; until then "
-    "lock_on_outage decides about runs"
+    "; upgrade it to at least Redis 7.0 or Valkey 8, or name another server in redislock_url; until then, runs with a "
+    "fence follow lock_on_outage"
 )
 TOO_OLD = (
     logging.ERROR,
@@ -165,7 +165,7 @@ TOO_OLD = (
 )
 UNTESTED = (
     logging.WARNING,
-    "{} is Redis {}, which is older than what the locks are tested with" + OLD.partition("; until")[0],
+    "{} is Redis {}, older than the versions that the locks are tested with" + OLD.partition("; until")[0],
 )
 
 
@@ -213,7 +213,8 @@ def test_one_line_tells_where_the_tasks_lock_and_shows_no_password(config, log):
     (line,) = (record.getMessage() for record in log.records if record.levelno == logging.INFO)
     where = config.locks.replace("user:hunter2@", "user@")
     assert re.fullmatch(
-        re.escape(f"{len(locked)} tasks lock on {where}, with the prefix 'shop' and ") + r"leases of \d\S* to \d+ s",
+        re.escape(f"{len(locked)} tasks take locks on {where}, with the prefix 'shop' and ")
+        + r"leases of \d\S* to \d+ s",
         line,
     )
 
@@ -231,7 +232,7 @@ def test_a_visibility_timeout_shorter_than_a_lease_is_warned_of(config, log, tim
     lines = [record.getMessage() for record in log.records]
     assert len(lines) == warned
     if warned:
-        assert "again that is not acked after 20 s (visibility_timeout), which is less than the lease of" in lines[0]
+        assert "unacked messages again after 20 s (visibility_timeout), less than the lease of" in lines[0]
         assert "lab.a_late (30 s)" in lines[0]
         assert "lab.an_early" not in lines[0]
 

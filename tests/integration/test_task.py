@@ -218,13 +218,13 @@ class TestBinding:
         ("options", "said"),
         [
             ({"lock_leas": 5}, "shop.task: lock_leas is not known; did you mean lock_lease"),
-            ({"lock_args": ["nope"]}, "names 'nope', which is no parameter of the task; it has: key, item"),
+            ({"lock_args": ["nope"]}, "names 'nope', which is not a parameter of the task; it has: key, item"),
             ({"lock_args": "key"}, "lock_args = 'key' is not allowed"),
             ({"lock_args": ["key"], "lock_key": "{key}"}, "lock_key and lock_args are both set"),
             ({"lock_key": "{}"}, "only plain parameter names"),
             (
                 {"lock_scope": "queue", "lock_on_conflict": "skip"},
-                "the one that waits must run; allowed: 'wait'",
+                "the queued message must run; allowed: 'wait'",
             ),
             ({"lock_on_conflict": "queue"}, "allowed: 'skip', 'wait', 'raise' or 'join'"),
             ({"lock_fence": "yes"}, "allowed: True or False"),

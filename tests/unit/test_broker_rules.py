@@ -94,7 +94,7 @@ def test_a_message_that_tells_no_such_number_is_no_copy() -> None:
 def test_a_worker_says_that_its_broker_forgets_and_that_a_visibility_timeout_is_not_known() -> None:
     for transport in sorted(FORGETFUL):
         (line,) = broker_warnings(transport, {"visibility_timeout": 5})
-        assert line.startswith(f"the broker {transport} forgets a message when it delivers it: ")
+        assert line.startswith(f"the broker {transport} deletes a message when it delivers it: ")
     (line,) = broker_warnings("sqs", {})
     assert "set visibility_timeout in broker_transport_options" in line
     assert broker_warnings("SQS", {"visibility_timeout": 30}) == []

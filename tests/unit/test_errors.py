@@ -38,7 +38,7 @@ ERRORS: dict[str, RedisLockError] = {
     "lost for a reason": LockLost(KEY, "its key was deleted"),
     "unavailable": LockUnavailable(KEY),
     "unavailable for a reason": LockUnavailable(KEY, "TimeoutError: too slow"),
-    "key": LockKeyError("shop.bill: parameter 'a' cannot make a lock key"),
+    "key": LockKeyError("shop.bill: parameter 'a' cannot be part of a lock key"),
     "config": LockConfigError("shop.bill: lock_lease = 0 is not allowed"),
 }
 every_error = pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)

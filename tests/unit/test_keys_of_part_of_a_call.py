@@ -84,7 +84,7 @@ def test_a_tasks_only_lock_needs_no_argument(locked_task: Callable[..., Any]) ->
 @pytest.mark.parametrize(
     ("args", "kwargs", "says"),
     [
-        ((), {"amount": 1}, r"^bill\(\) misses what its lock's key is made of: account$"),
+        ((), {"amount": 1}, r"^bill\(\) lacks arguments that its lock's key needs: account$"),
         ((7,), {"acount": 7}, r"^bill\(\) got an unexpected keyword argument 'acount'$"),
         ((7,), {"account": 7}, r"^bill\(\) multiple values for argument 'account'$"),
         ((7, 1, "x", True), {}, r"^bill\(\) too many positional arguments$"),
@@ -100,7 +100,7 @@ def test_what_the_key_misses_and_what_no_call_has_is_a_type_error(
 
 
 def test_all_that_the_key_misses_is_named(locked_task: Callable[..., Any]) -> None:
-    with pytest.raises(TypeError, match=r"made of: account, amount$"):
+    with pytest.raises(TypeError, match=r"needs: account, amount$"):
         locked_task(bill, lock_args=["amount", "account"]).lock_for()
 
 

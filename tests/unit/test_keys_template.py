@@ -199,7 +199,7 @@ def test_a_name_is_left_readable_up_to_199_characters() -> None:
 
 def test_an_empty_name_is_refused() -> None:
     """It would be an empty hash tag, which counts as none."""
-    with pytest.raises(LockKeyError, match=r"^t: lock_key makes an empty name"):
+    with pytest.raises(LockKeyError, match=r"^t: lock_key makes an empty name from"):
         name_of("{a}", "")
 
 

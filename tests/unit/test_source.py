@@ -183,7 +183,7 @@ class TestCluster:
         assert issubclass(client(redislock_url="rediss+cluster://h").options["connection_class"], redis.SSLConnection)
 
     def test_a_database_is_refused(self, client: Callable[..., Any]) -> None:
-        with pytest.raises(LockConfigError, match="broker_url names a database, and a Cluster has only database 0"):
+        with pytest.raises(LockConfigError, match="broker_url names a database, but a Cluster has only database 0"):
             client(broker_url="redis+cluster://one:7000/3")
 
 
