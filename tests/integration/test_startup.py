@@ -35,6 +35,7 @@ def said(log):
 
     def ask_and_look(config):
         log.clear()
+        config.themes = None  # all tasks, which have several leases
         try_lock_server(make_app(config))
         return [(record.levelno, record.getMessage()) for record in log.records if record.levelno > logging.INFO]
 
